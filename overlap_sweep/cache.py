@@ -15,14 +15,14 @@ from pathlib import Path
 
 
 def cache_root() -> Path:
-    """Whether it is there or not."""
+    """Returns the cache's directory, whether it exists or not."""
     if own := os.environ.get("OVERLAP_SWEEP_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "overlap_sweep"
 
 
 def cache_directory(kind: str) -> Path | None:
-    """Returns the directory of that kind of thing, made if need be; None where nothing can be kept."""
+    """Returns the directory for this kind of entry, made if need be; None where nothing can be kept."""
     try:
         directory = cache_root() / kind
         directory.parent.parent.mkdir(parents=True, exist_ok=True)
@@ -41,8 +41,8 @@ def _only_we_write(directory: Path) -> bool:
 
 
 def cached_bytes(kind: str, key: bytes | str, make: Callable[[], bytes]) -> bytes:
-    """Returns what `make` returns for `key`, which must hold all that it depends on. A cache that cannot be read or
-    written is not used."""
+    """Returns what `make` returns for `key`, which must hold all that it depends on; from the cache if that can be read
+    and written."""
     content = find(kind, key)
     if content is None:
         content = make()
@@ -51,7 +51,7 @@ def cached_bytes(kind: str, key: bytes | str, make: Callable[[], bytes]) -> byte
 
 
 def find(kind: str, key: bytes | str) -> bytes | None:
-    """Returns what was kept under the key; None where nothing was."""
+    """Returns the content kept under the key, or None."""
     directory = cache_directory(kind)
     try:
         return (directory / _name(key)).read_bytes() if directory else None
@@ -60,7 +60,7 @@ def find(kind: str, key: bytes | str) -> bytes | None:
 
 
 def keep(kind: str, key: bytes | str, content: bytes) -> None:
-    """Keeps the content, whole or not at all, whoever else writes the same."""
+    """Writes the content, whole or not at all, whoever else writes the same."""
     directory = cache_directory(kind)
     if directory is None:
         return

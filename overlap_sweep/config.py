@@ -175,7 +175,7 @@ class PointConfig:
 
 @dataclass
 class ModelConfig(PointConfig):
-    """Of a workload that runs a model or a part of one."""
+    """Options of a workload that runs a model or a part of one."""
 
     model: Model = field(default_factory=Model)
     model_preset: Any = None

@@ -21,13 +21,13 @@ def one_of(default: Any, *choices: str | None) -> Any:
 
 @cache
 def types_of(schema: type) -> dict[str, Any]:
-    """Returns by field its type, in order."""
+    """Returns each field's type, in order."""
     hints = get_type_hints(schema)
     return {declared.name: hints[declared.name] for declared in fields(schema)}
 
 
 def check(config: Mapping[str, Any], schema: type, where: str = "") -> None:
-    """Raise UserError for the first value outside the range or the choices that `schema` declares, or a field that is
+    """Raises UserError for the first value outside the range or the choices that `schema` declares, or a field that is
     not there. Nested dataclasses are checked too. null passes."""
     for declared in fields(schema):
         name = f"{where}{declared.name}"
@@ -70,14 +70,14 @@ def _first_leaf(value: Any) -> str:
 
 
 def has_key(schema: type, key: str) -> bool:
-    """Whether the schema has the key, with dots; what is below a field that is no dataclass is its own affair."""
+    """Returns whether the schema has the key, with dots; what is below a field that is no dataclass is not checked."""
     name, _, below = key.partition(".")
     kind = types_of(schema).get(name)
     return kind is not None and (not below or not is_dataclass(kind) or has_key(kind, below))  # type: ignore[arg-type]
 
 
 def no_such_key(key: str, schema: type, where: str = "") -> str:
-    """Returns the error about a key, with dots, that the schema does not have, with the nearest that it has."""
+    """Returns the error about a key, with dots, that the schema does not have, with its nearest one."""
     types = types_of(schema)
     name, _, below = key.partition(".")
     if below and name in types and is_dataclass(types[name]):
@@ -113,5 +113,5 @@ def _values_text(declared: Field[Any], kind: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Returns the value as one types it."""
+    """Returns the value as it would be typed."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

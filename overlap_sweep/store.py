@@ -29,7 +29,7 @@ LEFT_OUT = "it is left out"
 
 
 def keys_of(point: dict[str, Any], environment: dict[str, Any]) -> tuple[str, str]:
-    """Returns what is equal for measurements of the same point on equal machines."""
+    """Returns keys that are equal for measurements of the same point on equal machines."""
     return point_key(point), key_of(environment_identity(environment))
 
 
@@ -46,7 +46,7 @@ class Measurement(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def measured(self) -> str:
-        """When it was started, UTC, ISO 8601; of results that don't tell, when they were added."""
+        """Returns when it was started, UTC, ISO 8601; for results without that time, when they were added."""
         return self.result.started or self.added
 
     @cached_property
@@ -55,12 +55,12 @@ class Measurement(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What is equal for the same measurement, wherever its directory was moved and however often it was added."""
+        """Returns what is equal for the same measurement, wherever its directory was moved, however often added."""
         return (*self.keys, self.host, self.result.started, self.result.wall_s, self.result.objective_us)
 
     @property
     def reusable(self) -> bool:
-        """Whether its time may stand for a new measurement."""
+        """Returns whether its time may stand for a new measurement."""
         return self.result.status == "ok" and not self.result.launch_bound
 
 
@@ -87,7 +87,7 @@ class Store:
     """Measurements to add to and to find. Of one process, and of the thread that opened it."""
 
     def __init__(self, path: Path) -> None:
-        """Made where it is not there. UserError for what is no store, or cannot be written."""
+        """Opens the store, made where it is not there. UserError for what is no store, or cannot be written."""
         if not path.parent.is_dir():
             raise UserError(f"{path.parent} is no directory; make it, or give a store elsewhere.")
         self.problems: list[str] = []
@@ -136,7 +136,7 @@ class Store:
         return _decoded(line, str(self._directory), self.problems) if line else None
 
     def close(self) -> None:
-        """Closes the file that is written; adding opens another."""
+        """Closes the file that is being written; adding opens another."""
         if self._writing:
             _, descriptor = self._writing
             self._writing = None
@@ -149,7 +149,7 @@ class Store:
         self.close()
 
     def _descriptor(self) -> int:
-        """Of this process's own file: a forked one may not write to its parent's."""
+        """Returns the descriptor of this process's own file: a forked one may not write to its parent's."""
         if self._writing and self._writing[0] == os.getpid():
             return self._writing[1]
         host = re.sub(r"[^A-Za-z0-9-]+", "-", platform.node())
@@ -177,7 +177,7 @@ def read_store(path: Path) -> StoreReading:
 
 
 def _files_directory(path: Path) -> Path:
-    """UserError where something lies at the path itself, which only gives its name."""
+    """Returns the store's directory. UserError where something lies at the path itself, which only gives its name."""
     if path.is_dir():
         name = path.with_name(path.name.removesuffix(".d")) if path.suffix == ".d" else path / "measurements"
         raise UserError(f"{path} is a directory; give the store's name, such as {name}.")
@@ -216,7 +216,7 @@ def _decoded(line: bytes, where: str, problems: list[str]) -> Measurement | None
 
 @contextlib.contextmanager
 def _noting(problems: list[str], where: str) -> Iterator[None]:
-    """Has what cannot be read become a problem, once, however often it is come across."""
+    """Makes what cannot be read a problem, once, however often it is come across."""
     try:
         yield
         return

@@ -1,34 +1,35 @@
-"""Who overlaps. Each backend is a folder here, imported only when a point asks for it.
+"""The backends, which overlap. Each is a folder here, imported only when a point asks for it.
 
 A backend offers these functions. Only `build`, `build_layer`, `attention`, `prepare` and `close` may import torch: the
 others are called where there is no torch and no GPU.
 
 `refusal(point) -> str | None`
-    Why it cannot run the point, decided from the resolved configuration alone, before any process starts.
+    Returns why it cannot run the point, or None: decided from the resolved configuration alone, before any process
+    starts.
 
 `default_knobs(method) -> Mapping[str, Any]`
-    What a knob that the user left null stands for, so that a setting says all that it is.
+    Returns the values of knobs that the user left null, so that a setting is complete.
 
 `knobs(point) -> Collection[str]`
-    The knobs that it has where the point runs.
+    Returns the knobs that it has where the point runs.
 
 `has_default(point) -> bool`
-    Whether there is a default overlap of the library's own to compare with.
+    Returns whether the library has a default overlap of its own to compare with.
 
 `parameter_shapes(point, shape) -> Mapping[str, tuple[int, ...]]`
-    The operator's parameters on this rank.
+    Returns the shapes of the operator's parameters on this rank.
 
 `prepare(point, purpose) -> None`
-    Make ready what is built for `purpose` communicates with: before it is built, and before it is called again after
+    Prepares the communication of what is built for `purpose`: before it is built, and before it is called again after
     another purpose or point was prepared. Collective.
 
 `build(point, purpose, ranks, parameters) -> ParallelLinear`
-    The operator as `purpose` says. Collective: every rank builds alike.
+    Returns the operator as `purpose` says. Collective: every rank builds alike.
 
 `close() -> None`
-    Free what it holds, before the process group ends. Collective.
+    Frees what it holds, before the process group ends. Collective.
 
-It may have `MAX_CONNECTIONS`, CUDA_DEVICE_MAX_CONNECTIONS as those set it who train with it, where that is not 1.
+It may have `MAX_CONNECTIONS`, the CUDA_DEVICE_MAX_CONNECTIONS that training with it uses, where that is not 1.
 
 Backends in `LAYERS` have whole layers, too:
 
@@ -37,37 +38,36 @@ Backends in `LAYERS` have whole layers, too:
     `none` is compared with unasked.
 
 `layer_refusal(point, config, operators) -> str | None`
-    Why a layer that has these operators cannot overlap as this OverlapConfig says, beside what `refusal` says of each
-    of them.
+    Returns why a layer with these operators cannot overlap as this OverlapConfig says, beside each `refusal`.
 
 `build_layer(point, purpose, config, ranks, seed) -> ParallelLayer`
-    The layer of the point's kind: overlapped as `config` says where `purpose` is `point`, or `none` or `floor`. Weights
-    are drawn from torch's generators, seeded with `seed`. Collective. Refused where the library does not take `config`.
+    Returns the layer of the point's kind: overlapped as `config` says if `purpose` is `point`, else `none` or `floor`.
+    Weights are drawn from torch's generators, seeded with `seed`. Collective. Refused where the library does not take
+    `config`.
 
 `attention(point, ranks) -> tuple[str | None, list[str]]`
-    Who computes attention in a layer that ran, and one sentence for everything that makes it slower than it should be.
+    Returns which library computes attention in a layer that ran, and a sentence for whatever slows it down.
 
 A backend that has kernels, one GEMM with one collective, has them in a module of its own, which is in `KERNELS`, or
 which another package names in its entry points of the group `overlap_sweep.kernels`: `mine = "my_package.kernels"` is
 `backend=mine`. It offers what follows. Only `build` and `close` import torch.
 
 `refusal(point) -> str | None`
-    Why it cannot run the point's kernel: it is not installed (and how to install it), or has no such kernel.
+    Returns why it cannot run the point's kernel, or None: not installed (and how to install it), or no such kernel.
 
 `implementations(point) -> Mapping[str, Setting]`
-    By name, what it measures unasked for the point's kernel, simplest first. A setting has a `method` and knobs where
-    those of `space` fit, and may have any other.
+    Returns by name what it measures by default for the point's kernel, simplest first. A setting has a `method` and
+    knobs where those of `space` fit, and may have any other.
 
 `named(point, name) -> Setting | None`
-    What another name that the user gives stands for, such as `pipeline_sm12`; None: nothing here.
+    Returns the setting of another name that the user gives, such as `pipeline_sm12`; None if there is none.
 
 `build(point, setting, problem, ranks) -> Callable[[int], Outputs]`
-    The implementation on `problem`'s tensors: called with the number of an input, it enqueues the work on the current
-    stream and returns `Outputs`, which the next call may overwrite. Collective. Refused where the library does not take
-    it.
+    Returns the implementation on `problem`'s tensors: called with the number of an input, it enqueues the work on the
+    current stream and returns `Outputs`, which the next call may overwrite. Collective. May raise Refused.
 
 `close() -> None`
-    Free what it holds. Called on all ranks after every point, but for one in which a rank raised something else than
+    Frees what it holds. Called on all ranks after every point, but for one in which a rank raised something else than
     Refused: then the process ends. Collective.
 """
 
@@ -249,12 +249,12 @@ def load_kernels(name: str) -> Any:
 
 
 def max_connections(name: str) -> int:
-    """Returns CUDA_DEVICE_MAX_CONNECTIONS as those set it who train with the backend."""
+    """Returns the CUDA_DEVICE_MAX_CONNECTIONS that training with the backend uses."""
     return getattr(import_module(BACKENDS[name]), "MAX_CONNECTIONS", 1) if name in BACKENDS else 1
 
 
 def close_all() -> None:
-    """Close every backend that this process has loaded. Collective."""
+    """Closes every backend that this process has loaded. Collective."""
     for path in dict.fromkeys(BACKENDS.values()):
         if path in sys.modules:
             sys.modules[path].close()

@@ -8,7 +8,7 @@ others it is built from source.
 Its all-gather is by copy engines or by a small kernel, its reduce-scatter in the GEMM's epilogue.
 
 Nothing here uses NVLink multicast: Flux's intra-node kernels have no such variant, and NVSHMEM, which some builds of it
-share memory by, is told not to by the worker's NVSHMEM_DISABLE_NVLS.
+share memory by, is kept from it by the worker's NVSHMEM_DISABLE_NVLS.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _users: set[Ranks] = set()
 
 @cache
 def missing() -> str | None:
-    """Returns why there is no Flux here, without importing it."""
+    """Returns why Flux is not available here, or None, without importing it."""
     spec = find_spec("flux")
     if spec is None:
         return f"Flux is not installed; {INSTALL}"
@@ -143,7 +143,7 @@ def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: R
 
 @contextmanager
 def _refusing_failed_checks(mend: str = "") -> Iterator[None]:
-    """Make Refused of what Flux throws for what it does not take, on all ranks alike."""
+    """Turns what Flux throws for unsupported arguments into Refused, on all ranks alike."""
     try:
         yield
     except RuntimeError as error:
@@ -218,7 +218,7 @@ def _gemm_rs(flux: Any, setting: Setting, problem: Problem, weight: Tensor) -> C
 
 
 def _keep(key: tuple[Any, ...], construct: Callable[[], Any]) -> tuple[Any, ...]:
-    """Returns the key in `_operators` of what `construct` makes, unless it is there already. Collective."""
+    """Adds what `construct` makes to `_operators`, unless it is there already; returns its key. Collective."""
     if key not in _operators:
         with _refusing_failed_checks("; NVSHMEM_SYMMETRIC_SIZE may be too small"):
             _operators[key] = construct()
@@ -261,7 +261,7 @@ def _load(*needed: str) -> Any:
 
 @cache
 def _initialise_shared_memory(flux: Any) -> None:
-    """Once in a process. Collective."""
+    """Initialises Flux's shared memory, once in a process. Collective."""
     import torch.distributed as dist
 
     flux.init_flux_shm(dist.group.WORLD)

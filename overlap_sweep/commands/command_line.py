@@ -44,7 +44,7 @@ DIR without a command is short for `report DIR`. Results are read, never changed
 
 
 class _CommandOrDirectory(TyperGroup):
-    """A first argument that is no command is the directory of the default one."""
+    """Takes a first argument that is no command for the directory of the default one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = {option for parameter in self.get_params(ctx) for option in parameter.opts}

@@ -43,12 +43,12 @@ class Condition:
 
 
 def nearest_columns(name: str, frame: pd.DataFrame) -> str:
-    """Returns the names of columns that the name may have been meant for."""
+    """Returns the names of the columns that are nearest to the name."""
     return ", ".join(difflib.get_close_matches(name, list(map(str, frame.columns)), n=3, cutoff=0.0))
 
 
 def condition(frame: pd.DataFrame, expression: str) -> Condition:
-    """Returns the rows that the expression holds for. UserError in one line where it is no condition on the columns."""
+    """Returns which rows the expression holds for. UserError in one line where it is no condition on the columns."""
     text = " ".join(expression.split())
     try:
         return _condition(frame, text)
@@ -82,7 +82,7 @@ def _condition(frame: pd.DataFrame, text: str) -> Condition:
 
 
 def _values(columns: list[str], frame: pd.DataFrame) -> dict[str, Any]:
-    """Returns the columns in types that know what is missing."""
+    """Returns the columns in nullable types."""
     for column in columns:
         if column not in frame:
             nearest = nearest_columns(column, frame)
@@ -133,7 +133,7 @@ class _Evaluation:
         raise UserError(f"{ast.unparse(node)} is not allowed; only columns, constants and {METHODS} are.")
 
     def number(self, node: ast.expr) -> Any:
-        """Returns what can be computed with. UserError for text, of which a factor or a format makes any length."""
+        """Returns a number or numbers. UserError for text, of which a factor or a format makes any length."""
         if _is_text(value := self.value(node)):
             raise UserError(f"{ast.unparse(node)} is text; only numbers can be computed with.")
         return value

@@ -47,7 +47,7 @@ def print_warning(message: str) -> None:
 
 
 def print_aside(sentence: str) -> None:
-    """Prints it to stderr, in one line."""
+    """Prints the sentence to stderr, in one line."""
     print(visible(sentence).replace("\n", r"\n"), file=sys.stderr)
 
 
@@ -59,7 +59,7 @@ class TableFormat(StrEnum):
 
 
 def refuse_on_terminal(format: TableFormat) -> TableFormat:
-    """UserError where a binary format would go to a terminal."""
+    """Returns the format. UserError where a binary one would go to a terminal."""
     if format is TableFormat.parquet and sys.stdout.isatty():
         raise UserError("parquet is binary and stdout a terminal; redirect it to a file, as in > rows.parquet.")
     return format
@@ -72,7 +72,7 @@ FormatOption = Annotated[
 
 
 def fail_if_option(example: str) -> Any:
-    """With an example of the command's own columns."""
+    """Returns the option `--fail-if`, its help with an example of the command's own columns."""
     help = f"Exit status 3 if it holds for any row, such as '{example}'. May be given several times."
     return typer.Option("--fail-if", metavar="EXPRESSION", help=help)
 
@@ -103,7 +103,7 @@ def print_rows(
 
 
 def as_json(frame: pd.DataFrame) -> str:
-    """A list of objects; what is missing, or no number of JSON's, is null."""
+    """Returns a JSON list of objects; null for what is missing, or no number of JSON's."""
     import msgspec
 
     from overlap_sweep.report.numbers import finite, visible_json
@@ -114,7 +114,7 @@ def as_json(frame: pd.DataFrame) -> str:
 
 
 def columns_of(frame: pd.DataFrame) -> list[Column[Row]]:
-    """Returns a column for each of the frame, as people read it."""
+    """Returns a column for each of the frame's, as people read it."""
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
     from overlap_sweep.report.table import Column
@@ -128,7 +128,7 @@ def columns_of(frame: pd.DataFrame) -> list[Column[Row]]:
 
 
 def cell(column: str, value: Any) -> str:
-    """As people read it; the column's name tells the unit."""
+    """Returns the value as people read it; its unit is in the column's name."""
     value = plain(value)
     if value is None:
         return "-"
@@ -140,7 +140,7 @@ def cell(column: str, value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A Python value; None for what is missing."""
+    """Returns the value as a Python one; None for what is missing."""
     import pandas as pd
 
     if pd.api.types.is_scalar(value) and pd.isna(value):
@@ -151,13 +151,13 @@ def plain(value: Any) -> Any:
 
 
 def check_fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame) -> None:
-    """UserError where an expression is wrong: before anything is written or printed, instead of after it."""
+    """Raises UserError if an expression is wrong: before anything is written or printed, instead of after it."""
     for expression in expressions or []:
         condition(frame, expression)
 
 
 def fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame, what: str = "rows") -> None:
-    """Exit status 3 when any expression holds for any row, each named on stderr; `what`: the rows are, in plural.
+    """Exits with status 3 when any expression holds for any row, each named on stderr; `what`: the rows, in plural.
 
     UserError where an expression is wrong, or could never hold because what it looks at is missing in every row.
     """
@@ -198,14 +198,14 @@ def _described(row: pd.Series[Any], columns: Sequence[str]) -> str:
 
 
 def listed(heading: str, table: Table[Any]) -> str:
-    """Returns a paragraph: the names of the table's columns."""
+    """Returns a paragraph that lists the names of the table's columns."""
     names = textwrap.wrap(" ".join(table.types), HELP_WIDTH, break_on_hyphens=False)
     return "\b\n" + "\n  ".join([f"Columns {heading}, {table.rows}:", *names])
 
 
 def with_columns(tables: Callable[[], Mapping[str, Table[Any]]]) -> type[TyperCommand]:
-    """Returns the class of a command whose help lists the columns of tables, by what tells one from the other; they are
-    imported only then."""
+    """Returns the class of a command whose help lists the tables' columns, under headings that distinguish the tables;
+    they are imported only then."""
 
     class WithColumns(TyperCommand):
         def format_help_text(self, ctx: Any, formatter: Any) -> None:

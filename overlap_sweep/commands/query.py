@@ -42,7 +42,7 @@ def tables() -> dict[str, Table[Any]]:
 
 
 def headed() -> dict[str, Table[Any]]:
-    """Returns the same by heading."""
+    """Returns the same tables by heading."""
     return {f"with {flag}": table for flag, table in tables().items()}
 
 
@@ -141,8 +141,8 @@ def query(
 
 
 def _rows(directory: Path, flag: str | None) -> tuple[pd.DataFrame, Table[Any], list[str]]:
-    """Returns all rows, their table, and a sentence for each file that cannot be read. Where no table was asked for, it
-    is that of the first workload that has points."""
+    """Returns all rows, their table, and a sentence for each unreadable file. Unless a table was asked for, it is that
+    of the first workload that has points."""
     from overlap_sweep import workloads
     from overlap_sweep.config import AnalysisConfig
     from overlap_sweep.report.table import to_frame
@@ -169,7 +169,7 @@ def _rows(directory: Path, flag: str | None) -> tuple[pd.DataFrame, Table[Any], 
 
 
 def _written(path: Path, types: dict[str, str]) -> pd.DataFrame:
-    """Returns what an analysis wrote elsewhere, away from the run directories."""
+    """Returns the rows of a Parquet file that an analysis wrote away from the run directories."""
     import pandas as pd
     from pyarrow import ArrowException
 
@@ -194,8 +194,8 @@ def _columns(listed: str, frame: pd.DataFrame) -> list[str]:
 
 
 def _telling(rows: pd.DataFrame, table: Table[Any], mentioned: Sequence[str]) -> list[str]:
-    """Returns the columns that people look for: the case where there are several, what has a value in any row, and what
-    was asked about."""
+    """Returns the columns to show: the case where there are several, those with a value in any row, and those that were
+    asked about."""
     cases = [name for name in CASE if name in rows and rows[name].nunique() > 1]
     usual = [name for name in table.told if name in rows and name not in CASE and rows[name].notna().any()]
     return list(dict.fromkeys([*cases, *usual, *mentioned]))

@@ -65,7 +65,7 @@ def _iteration(written: str) -> int | None:
 
 
 def _traces_of(path: Path) -> list[Path]:
-    """UserError where there is not one point's traces."""
+    """Returns the traces at the path. UserError where there are none, or several points."""
     from overlap_sweep.results.run_directory import find_points
     from overlap_sweep.trace.disk import find_traces, refused_links
 

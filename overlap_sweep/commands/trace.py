@@ -168,7 +168,7 @@ def _print(what: str, table: Table[Row], rows: Sequence[Row], console: Console) 
 
 
 def _find(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Returns the traces, each once, and a sentence for each directory that has none."""
+    """Returns the traces, each once, and a sentence for each directory without any."""
     from overlap_sweep.trace.disk import find_traces, refused_links
 
     found: dict[Path, Path] = {}

@@ -30,7 +30,7 @@ def _count(name: str, header: str = "", about: str = "") -> Column[Row]:
 
 
 def _short(name: str) -> str:
-    """Returns the function of a kernel, for people."""
+    """Returns a kernel's function name, shortened for people."""
     from overlap_sweep.trace.kernel_classes import function_name
 
     return shortened(function_name(name) or name, LONGEST_NAME)
@@ -105,8 +105,8 @@ TABLES = {"of phases": PHASES, "with --by class, kernel or stream": PARTS, "with
 
 
 def of_medians(table: Table[Row]) -> Table[Row]:
-    """Returns the table of medians, which tell the number of iterations instead of one's own, and how many are left out
-    as start-up instead of whether one is."""
+    """Returns the table of medians: it has the number of iterations and of those left out as start-up instead of one
+    iteration's number and whether it is start-up."""
     return replace(table, columns=tuple(OF_MEDIANS.get(column.name, column) for column in table.columns))
 
 
@@ -132,7 +132,7 @@ def median_part_rows(file: TraceFile, by: str, phases: Sequence[str] = (), top: 
     """Returns a row per phase and part, of medians, the longest busy first.
 
     Medians are over all iterations but start-up that have the phase: one that lacks the part counts as 0, and
-    `iterations` tells how many have it.
+    `iterations` is the number of those that have it.
     """
     members: dict[tuple[str, ...], list[Row]] = {}
     for row in part_rows(file, by, phases):

@@ -37,16 +37,16 @@ class Dataset:
         return [time.key for time in self.found.times]
 
     def counts(self) -> dict[str, int]:
-        """Returns how many points there are of each status, without those that there are none of."""
+        """Returns the number of points of each status that occurs."""
         found = Counter(point.status for point in self.points)
         return {status: found[status] for status in get_args(PointStatus) if found[status]}
 
     def times(self, compared: Collection[str]) -> dict[Key, KeyedTime]:
-        """Returns all times by what is to be matched."""
+        """Returns all times by matchable key."""
         return {matchable(time.key, compared): time for time in self.found.times}
 
     def decisions(self, compared: Collection[str]) -> dict[Key, Decision]:
-        """Returns what is best for each pass by what is to be matched."""
+        """Returns the best of each pass by matchable key."""
         return {matchable(key, compared): decision for key, decision in self.found.decisions.items()}
 
 
@@ -65,14 +65,14 @@ def read_dataset(label: str, path: Path) -> Dataset:
 
 
 def matchable(key: Key, compared: Collection[str]) -> Key:
-    """Returns a key that is equal for what is to be matched. Baselines are matched by their names also where settings
-    are compared."""
+    """Returns a key that is equal for points that match. Baselines are matched by their names even where settings are
+    compared."""
     kept = {"setting"} if key.setting in BASELINES else set()
     return Key(**(key._asdict() | dict.fromkeys(set(compared) - kept)))
 
 
 def compared_fields(datasets: Sequence[Dataset]) -> list[str]:
-    """Returns the fields that are compared instead of matched. UserError where nothing matches however."""
+    """Returns the fields that are compared instead of matched. UserError where nothing matches either way."""
     keys = overlapped_keys(datasets)
     first = [name for name in COMPARED_FIRST if _one_each(name, keys)]
     more = [
@@ -92,19 +92,19 @@ def compared_fields(datasets: Sequence[Dataset]) -> list[str]:
 
 
 def telling_fields(datasets: Sequence[Dataset], compared: Collection[str]) -> list[str]:
-    """Returns the fields that tell cases apart, such as the model, where there are several of them."""
+    """Returns the fields that distinguish cases, such as the model, where there are several."""
     keys = [key for dataset in datasets for key in dataset.keys]
     return [name for name in Case._fields if name not in compared and len({getattr(key, name) for key in keys}) > 1]
 
 
 def overlapped_keys(datasets: Sequence[Dataset]) -> list[list[Key]]:
-    """Returns the keys of each dataset that overlap; all keys where some dataset overlaps nothing."""
+    """Returns the keys of each dataset that overlap; all keys if some dataset overlaps nothing."""
     overlapped = [[key for key in dataset.keys if key.setting not in BASELINES] for dataset in datasets]
     return overlapped if all(overlapped) else [dataset.keys for dataset in datasets]
 
 
 def _one_each(name: str, keys: Iterable[Sequence[Key]]) -> bool:
-    """Whether every dataset has a single value of it; of settings a single one for each pass."""
+    """Returns whether every dataset has a single value of the field; of settings, a single one for each pass."""
     if name == "setting":
         return all(len({key._replace(setting="") for key in of_dataset}) == len(of_dataset) for of_dataset in keys)
     return all(len({getattr(key, name) for key in of_dataset}) == 1 for of_dataset in keys)

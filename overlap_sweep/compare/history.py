@@ -79,22 +79,22 @@ class Times:
 
     @property
     def key(self) -> str:
-        """Short, and different for every point and setting."""
+        """Returns a short text, different for every point and setting."""
         return key_of({"point": _without_what_changes_nothing(self.point), "setting": self.setting})[:8]
 
     @property
     def ratio(self) -> float:
-        """Time over that of the environment before: below 1 is faster. NaN of the first."""
+        """Returns the time over the previous environment's: below 1 is faster. NaN for the first."""
         return ratio(self.time.time_us, self.previous.time.time_us if self.previous else None)
 
     @property
     def none_ratio(self) -> float:
-        """The same without overlap: how much the machine moved by itself."""
+        """Returns the same ratio without overlap: how much the machine moved by itself."""
         return ratio(self.none_us, self.previous.none_us if self.previous else None)
 
     @property
     def verdict(self) -> Verdict | None:
-        """None of the first."""
+        """Returns the verdict on the change; None for the first."""
         return verdict(self.time, self.previous.time) if self.previous else None
 
     @property
@@ -129,7 +129,7 @@ def _version(name: str, package: str = "") -> Column[Times]:
 
 
 def _versions(times: Times) -> str:
-    """Of an environment that is compared with none; the machine's own switches are in the JSON of its results."""
+    """Returns the versions of a first environment; the machine's own switches are in its results' JSON."""
     return ", ".join(f"{name} {version}" for name in _VERSIONS if (version := times.version(name)))
 
 
@@ -215,7 +215,7 @@ def history(measurements: Iterable[Kept]) -> History:
 
 
 def describe_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """`torch 2.10.0 -> 2.11.0, driver 570 -> 580`, of two environments; libraries first, which change most often."""
+    """Returns `torch 2.10.0 -> 2.11.0, driver 570 -> 580`: libraries first, which change most often."""
     one, other = (
         {**identity.pop("packages", {}), **identity.pop("variables", {}), **identity}
         for identity in map(environment_identity, (before, after))
@@ -228,7 +228,7 @@ def describe_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def _order(series: Series) -> tuple[Any, ...]:
-    """First what moved, by how much; then by model, TP size, operator and setting."""
+    """Returns a sort key: what moved first, by how much; then by model, TP size, operator and setting."""
     moves = [abs(math.log(times.ratio)) for times in series if times.verdict in ("faster", "slower")]
     last = series[-1]
     model, backend, precision = last.point["model"]["name"], last.point["backend"], str(last.point["precision"])
@@ -276,7 +276,7 @@ def _series(setting: str, of_environments: Iterable[Sequence[_Measurement]]) -> 
 
 
 def _estimate(samples: Sequence[Sample]) -> Estimate:
-    """What differs from one measurement to the next is noise too: it would differ in the next environment as well."""
+    """Returns the median. What differs from one measurement to the next is noise: it would in the next environment."""
     totals_us = [sum(timing.median_us for timing in sample.timings) for sample in samples]
     of_passes = [pooled_none(timings) for timings in zip(*(sample.timings for sample in samples), strict=True)]
     between_us = estimate(totals_us).noise_us if len(totals_us) > 1 else 0.0
@@ -285,7 +285,7 @@ def _estimate(samples: Sequence[Sample]) -> Estimate:
 
 
 def print_history(rows: Sequence[Times], left_out: Mapping[str, int], console: Console) -> None:
-    """`rows`: at least one; `left_out`: by why, how many measurements have no time."""
+    """Prints the history. `rows`: at least one; `left_out`: by reason, how many measurements have no time."""
     shown = rows[:MOST_ROWS]
     print_table(
         "Points by environment",

@@ -34,7 +34,7 @@ class Operand(NamedTuple):
 
 
 def find_operands(written: Sequence[str]) -> list[Operand]:
-    """UserError where something is not there, is neither results, telemetry nor traces, or has the label of another."""
+    """Returns the operands. UserError where one is missing, not results, telemetry or traces, or repeats a label."""
     parsed = [label_and_path(one) for one in written]
     paths = [path for _, path in parsed]
     short = short_names([path for label, path in parsed if not label])
@@ -49,7 +49,7 @@ def find_operands(written: Sequence[str]) -> list[Operand]:
 
 
 def label_and_path(written: str) -> tuple[str | None, Path]:
-    """Names of run directories hold `=` themselves."""
+    """Returns an operand's label, if any, and path: names of run directories hold `=` themselves."""
     label, equals, path = written.partition("=")
     # Of a label longer than any path, Path.exists raises.
     if os.path.exists(written) or not equals or "/" in label:  # noqa: PTH110
@@ -60,8 +60,8 @@ def label_and_path(written: str) -> tuple[str | None, Path]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Returns what tells each path from the others: its name, or the folder where they part, such as `r4` and `r6` for
-    `/a/r4/tp4` and `/a/r6/tp4`."""
+    """Returns the part of each path that distinguishes it: its name, or the folder where they part, such as `r4` and
+    `r6` for `/a/r4/tp4` and `/a/r6/tp4`."""
     whole = [path.resolve() for path in paths]
     names = [path.name.removesuffix(".gz").removesuffix(".json") for path in whole]
     levels = zip(*(path.parts for path in whole), strict=False)
@@ -69,8 +69,8 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _content(path: Path) -> tuple[Kind, list[Path]]:
-    """A file is a trace; a directory is the telemetry of training runs if there is any, else results if there are any,
-    else traces: which. UserError where there is nothing."""
+    """Returns the kind of a path's content, and its traces. A file is a trace; a directory is telemetry of training
+    runs if it has any, else results, else traces. UserError where there is nothing."""
     from overlap_sweep.results.run_directory import find_points, find_telemetry
     from overlap_sweep.trace.disk import find_traces, refused_links
 
@@ -94,7 +94,7 @@ def _content(path: Path) -> tuple[Kind, list[Path]]:
 
 
 def only_kind(operands: Sequence[Operand]) -> Kind:
-    """Returns what all of them are. UserError where they are of several kinds."""
+    """Returns the kind of all operands. UserError where they are of several kinds."""
     first = operands[0]
     for other in operands:
         if other.kind != first.kind:
@@ -107,8 +107,8 @@ def only_kind(operands: Sequence[Operand]) -> Kind:
 def reference_and_candidate(
     reference: str | None, candidate: str | None, operands: Sequence[Operand]
 ) -> tuple[str, str | None]:
-    """Their labels, each wanted by its label or path. Without a reference it is the first that is not the candidate;
-    without a candidate all others are. UserError for what is none of them, or both."""
+    """Returns the labels of both, each given by its label or path. The default reference is the first that is not the
+    candidate; without a candidate all others are. UserError for what is none of them, or both."""
     of_candidate = None if candidate is None else _label_of("--candidate", candidate, operands)
     if reference is None:
         return next(operand.label for operand in operands if operand.label != of_candidate), of_candidate

@@ -129,7 +129,7 @@ def compare(operands: Sequence[tuple[str, Path]], reference: str, by: str | None
 
 
 def _summary(compared: SweepComparison) -> dict[str, Any]:
-    """Where each dataset is from, means of the ratios, and what else changed."""
+    """Returns the content of summary.json: each dataset's origin, means of the ratios, and what else changed."""
     return {
         "kind": "sweeps",
         "reference": compared.reference,
@@ -152,8 +152,8 @@ def _summary(compared: SweepComparison) -> dict[str, Any]:
 
 
 def _print(compared: SweepComparison, console: Console, by: str | None) -> None:
-    """Prints what was compared, then a table of each kind for each dataset, then what was left out; `by` slot nothing
-    but the slots."""
+    """Prints what was compared, then a table of each kind for each dataset, then what was left out; `by` slot only the
+    slots."""
     if by != "slot":
         _print_datasets(compared, console)
     for label in compared.candidates:

@@ -33,7 +33,7 @@ class Match:
 
     @property
     def ratio(self) -> float:
-        """Time over the reference's: below 1 is faster."""
+        """Returns the time over the reference's: below 1 is faster."""
         return self.ours.time.time_us / self.theirs.time.time_us
 
     @property
@@ -42,7 +42,7 @@ class Match:
 
     @property
     def none_ratio(self) -> float:
-        """Returns by how much the machine changed, not the overlap; NaN where it is unknown."""
+        """Returns how much the machine changed, as the ratio of the times without overlap; NaN where it is unknown."""
         return ratio(self.ours.none_us, self.theirs.none_us)
 
     @property
@@ -78,7 +78,7 @@ class Aggregate:
 
     @property
     def best_ratio(self) -> float:
-        """NaN where no slots were decided."""
+        """Returns the ratio of the best times; NaN where no slots were decided."""
         return mean_ratio(match.ratio for match in self.best)
 
     @property
@@ -120,12 +120,12 @@ class SweepComparison:
 
     @property
     def candidates(self) -> list[str]:
-        """The labels of all but the reference."""
+        """Returns the labels of all but the reference."""
         return [dataset.label for dataset in self.datasets if dataset.label != self.reference]
 
 
 def compare_sweeps(datasets: Sequence[Dataset], reference: str) -> SweepComparison:
-    """`reference` is the label of one of them. UserError where nothing matches."""
+    """Returns the comparison; `reference` is the label of one dataset. UserError where nothing matches."""
     compared = compared_fields(datasets)
     telling = telling_fields(datasets, compared)
     base = next(dataset for dataset in datasets if dataset.label == reference)
@@ -159,7 +159,7 @@ def _matches(dataset: Dataset, base: Dataset, compared: Collection[str]) -> list
 def _unmatched(
     dataset: Dataset, base: Dataset, compared: Collection[str], telling: Sequence[str]
 ) -> Iterator[Unmatched]:
-    """Returns the keys that only one of the two has; `telling` are the fields to name."""
+    """Yields the keys that only one of the two has; `telling` are the fields to name."""
     for one, other in ((base, dataset), (dataset, base)):
         ours, theirs = one.times(compared), other.times(compared)
         keys = sorted((ours[key].key for key in ours if key not in theirs), key=lambda key: key.order)
@@ -168,7 +168,7 @@ def _unmatched(
 
 
 def _slot_changes(dataset: Dataset, base: Dataset, compared: Collection[str]) -> Iterator[SlotChange]:
-    """Returns how each slot changed that was overlapped in either."""
+    """Yields how each slot changed that was overlapped in either."""
     ours, theirs = dataset.decisions(compared), base.decisions(compared)
     for key, own in sorted(ours.items(), key=lambda pair: pair[1].best.key.order):
         if other := theirs.get(key):
@@ -179,7 +179,7 @@ def _slot_changes(dataset: Dataset, base: Dataset, compared: Collection[str]) ->
 
 
 def _aggregates(dataset: str, matches: Sequence[Match], slots: Sequence[SlotChange]) -> Iterator[Aggregate]:
-    """By pass, and last all together. Matches and slots are all of the dataset."""
+    """Yields the aggregates by pass, and last of all together. Matches and slots are all of the dataset."""
     # The slots of a pass have the same times.
     best = {_pass_of(slot): slot for slot in slots}
     for key in dict.fromkeys(map(_pass_of, matches)):
@@ -193,7 +193,7 @@ def _pass_of(match: Match) -> Key:
 
 
 def _own_options(point: Point) -> dict[str, Any]:
-    """Without what matching tells already."""
+    """Returns the point's options that matching does not cover, flattened."""
     comparing = workloads.comparing(point.workload)
     matched = (*_MATCHED, *(comparing.matched if comparing else ()))
     beneath = tuple(f"{option}." for option in matched)
@@ -205,7 +205,7 @@ def _own_options(point: Point) -> dict[str, Any]:
 
 
 def _differences(of_datasets: Mapping[str, Sequence[Mapping[str, Any]]]) -> Differences:
-    """By name, whatever some dataset has another set of values of."""
+    """Returns by name the options whose sets of values differ between datasets."""
     names = dict.fromkeys(name for of_dataset in of_datasets.values() for options in of_dataset for name in options)
     found = {name: [_values(name, of_dataset) for of_dataset in of_datasets.values()] for name in names}
     return {

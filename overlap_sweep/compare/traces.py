@@ -45,7 +45,7 @@ class TraceDataset:
 
     @property
     def ranks(self) -> dict[int, TraceFile]:
-        """The traces by rank; empty unless they tell which of them is whose."""
+        """Returns the traces by rank; empty unless every trace's rank is known."""
         found = {file.rank: file for file in self.files if file.rank is not None}
         return found if len(found) == len(self.files) else {}
 
@@ -75,14 +75,14 @@ class QuantityMatch:
 
     @property
     def difference(self) -> float:
-        """NaN where either is undefined."""
+        """Returns the difference; NaN where either is undefined."""
         if self.value is None or self.reference_value is None:
             return math.nan
         return self.value - self.reference_value
 
     @property
     def ratio(self) -> float:
-        """NaN where it is undefined."""
+        """Returns the ratio; NaN where it is undefined."""
         return ratio(self.value, self.reference_value)
 
 
@@ -112,7 +112,7 @@ class PartMatch:
 
     @property
     def ratio(self) -> float:
-        """NaN where it appeared."""
+        """Returns the ratio; NaN for a part that appeared."""
         return ratio(self.busy_us, self.reference_busy_us)
 
 
@@ -202,7 +202,7 @@ def read_trace_dataset(label: str, path: Path, files: Sequence[Path]) -> TraceDa
 
 
 def compare_traces(datasets: Sequence[TraceDataset], reference: str) -> TraceComparison:
-    """`reference` is the label of one of them. UserError where no rank is in both."""
+    """Returns the comparison; `reference` is the label of one dataset. UserError where no rank is in both."""
     base = next(dataset for dataset in datasets if dataset.label == reference)
     others = [dataset for dataset in datasets if dataset is not base]
     pairs = {other.label: _pairs(other, base) for other in others}
@@ -227,7 +227,7 @@ def compare_traces(datasets: Sequence[TraceDataset], reference: str) -> TraceCom
 
 
 def _pairs(dataset: TraceDataset, base: TraceDataset) -> list[Pair]:
-    """By rank; one trace of each is a pair whosever they are. UserError where no rank is in both."""
+    """Returns the pairs by rank; one trace each is a pair whatever its ranks. UserError where no rank is in both."""
     if len(dataset.files) == len(base.files) == 1:
         (one,), (other,) = dataset.files, base.files
         return [Pair(one.rank if one.rank == other.rank else None, one, other)]
@@ -266,7 +266,7 @@ _Part = tuple[Grouping, str, str, str]
 
 
 def _parts(dataset: str, reference: str, pairs: Sequence[Pair], phase: str) -> list[PartMatch]:
-    """Of one phase, by grouping, the largest difference first; none where only one of the two has the phase."""
+    """Returns a phase's parts by grouping, the largest difference first; none where only one of the two has it."""
     import numpy as np
 
     ours, theirs = _by_turn([pair.ours for pair in pairs], phase), _by_turn([pair.theirs for pair in pairs], phase)
@@ -310,7 +310,7 @@ def _change(ours: NDArray[Any], theirs: NDArray[Any]) -> Change:
 
 
 def _summary(compared: TraceComparison) -> dict[str, Any]:
-    """Whose traces were compared, the medians of every phase, and what the time went to."""
+    """Returns the traces compared, the medians of every phase, and what the time went to, for summary.json."""
     return {
         "kind": "traces",
         "reference": compared.reference,
@@ -359,7 +359,7 @@ def _print_parts(title: str, parts: Sequence[PartMatch], console: Console) -> No
 
 
 def _dots(compared: TraceComparison, label: str) -> Rows:
-    """Returns for each phase the times of both, and their ratios."""
+    """Returns a row for each phase: the times of both, and their ratios."""
     rows: list[Row] = []
     for match in compared.quantities:
         if match.dataset != label or match.rank is not None or match.quantity not in CHARTED:

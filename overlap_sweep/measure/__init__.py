@@ -13,14 +13,14 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Ranks:
-    """One rank of an initialised torch.distributed group whose every rank runs the same point."""
+    """One rank of an initialised torch.distributed group, all of whose ranks run the same point."""
 
     rank: int
     world_size: int
     device: torch.device
 
     def barrier(self) -> None:
-        """Wait on the host until every rank is here and has finished its device's work."""
+        """Waits on the host until every rank is here and has finished its device's work."""
         self.synchronize()
         self.slowest([0.0])
 
@@ -38,7 +38,7 @@ class Ranks:
 
 @cache
 def parallel_groups(tp_size: int, world_size: int) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """Returns this rank's tensor-parallel group, of neighbours, and its data-parallel group; None for that of one
+    """Returns this rank's tensor-parallel group, of neighbours, and its data-parallel group, None with a single
     replica."""
     if tp_size == world_size:
         return dist.group.WORLD, None
@@ -49,7 +49,7 @@ def parallel_groups(tp_size: int, world_size: int) -> tuple[dist.ProcessGroup | 
 
 
 def stream_seed(seed: int, what: str, rank: int | None = None) -> int:
-    """Returns a seed of its own for everything that is drawn; without a rank the same on all of them."""
+    """Returns a seed for each thing that is drawn; without a rank the same on all of them."""
     digest = hashlib.sha256(f"{seed} {what} {rank}".encode()).digest()
     return int.from_bytes(digest[:6])
 

@@ -53,7 +53,7 @@ ROCM_SMI_INTERVAL_S = 1.0
 
 @cache
 def nvml_handle(device: torch.device) -> Any | None:
-    """Returns the GPU as NVML knows it, whose order need not be CUDA's; None without NVML, and for a MIG part."""
+    """Returns the GPU's NVML handle (NVML's order need not be CUDA's); None without NVML, and for a MIG part."""
     try:
         pynvml.nvmlInit()
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
@@ -62,7 +62,7 @@ def nvml_handle(device: torch.device) -> Any | None:
 
 
 def read_nvml(handle: Any) -> dict[str, float]:
-    """Returns what the GPU tells: parts of one (MIG) and virtual ones know less. A lost GPU is a NVMLError."""
+    """Returns the GPU's readings: parts of one (MIG) and virtual ones have fewer. A lost GPU is a NVMLError."""
     queries: dict[str, Callable[[], float]] = {
         "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
         "memory_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
@@ -78,7 +78,7 @@ def read_nvml(handle: Any) -> dict[str, float]:
 
 
 def query_rocm_smi(card: str | None = None) -> tuple[Cards, str]:
-    """Returns what is told of the card (`card0`), or of all, and the text in which it was. Warns where it fails."""
+    """Returns what rocm-smi says of the card (`card0`), or of all, and its output. Warns where it fails."""
     command = ["rocm-smi", *(("-d", card.removeprefix("card")) if card else ()), *_QUERY]
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S).stdout.strip()
@@ -92,7 +92,7 @@ def query_rocm_smi(card: str | None = None) -> tuple[Cards, str]:
 
 
 def rocm_cards(text: str) -> Cards:
-    """Returns the cards that rocm-smi told of. Warnings may stand before its JSON, such as that a card sleeps."""
+    """Returns the cards in rocm-smi's output. Warnings may stand before its JSON, such as that a card sleeps."""
     start = text.find("{")
     try:
         told, _ = json.JSONDecoder().raw_decode(text[start:] if start >= 0 else "")
@@ -103,7 +103,7 @@ def rocm_cards(text: str) -> Cards:
 
 
 def rocm_values(card: Mapping[str, Any]) -> dict[str, float]:
-    """Returns what the card tells: the second die of a MI250 has no power of its own."""
+    """Returns the card's readings: the second die of a MI250 has no power of its own."""
     values = {}
     for name, patterns in _KEYS.items():
         number = _CLOCK if name.endswith("_mhz") else _NUMBER
@@ -137,7 +137,7 @@ def rocm_card(device: torch.device, cards: Cards) -> str | None:
 
 
 class Sample(NamedTuple):
-    """What a GPU told at a moment."""
+    """A GPU's readings at a moment."""
 
     values: dict[str, float]
     """`sm_clock_mhz`, `memory_clock_mhz`, `power_w`, `temperature_c`, and of NVML `throttle_reasons` (its bits), as far
@@ -179,7 +179,7 @@ class DeviceSampler:
             self._thread.join()
 
     def last_before(self, unix_s: float) -> Sample:
-        """Returns the last one that was taken by then (seconds since 1970); an empty one where there is none."""
+        """Returns the last sample that was taken by then (seconds since 1970); an empty one where there is none."""
         place = bisect_right(self._taken, unix_s, key=lambda taken: taken[0])
         return self._taken[place - 1][1] if place else NOTHING
 
@@ -198,7 +198,7 @@ class DeviceSampler:
 
 
 def _reader_for(device: torch.device) -> Callable[[], Sample] | None:
-    """Returns what takes a sample; None where nobody can be asked."""
+    """Returns a function that takes a sample; None where neither NVML nor rocm-smi answers."""
     if not torch.version.hip:
         handle = nvml_handle(device)
         return None if handle is None else lambda: Sample(read_nvml(handle))
@@ -213,7 +213,7 @@ def _rocm_sample(card: str) -> Sample:
 
 
 def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the launcher's account of the machine (`identity.machine`), and what only torch knows."""
+    """Returns the launcher's record of the machine (`identity.machine`), and what only torch knows."""
     if device.type != "cuda":
         return dict(machine)
     properties = torch.cuda.get_device_properties(device)
@@ -230,7 +230,7 @@ def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, A
 
 
 def conditions(ranks: Ranks) -> dict[str, Any]:
-    """Returns the machine's load, and of every rank's GPU what NVML or rocm-smi says now, if they can be asked."""
+    """Returns the machine's load, and every rank's GPU readings of now by NVML or rocm-smi, if they answer."""
     load: dict[str, Any] = {"load_1min": os.getloadavg()[0]}
     if ranks.device.type != "cuda":
         return load

@@ -33,7 +33,7 @@ SAME_EXPORT = "On ROCm the export of traces for TensorBoard is the one that is k
 
 
 def capture_each(variants: Mapping[str, Variant], ranks: Ranks, iterations: int, directory: Path) -> list[str]:
-    """Write a trace of every variant under its name. Returns the file names of all ranks' traces. Collective.
+    """Writes a trace of every variant under its name. Returns the file names of all ranks' traces. Collective.
 
     Every iteration is a `ProfilerStep#i` range, and starts when all ranks are there. What holds a GPU back until its
     iteration is enqueued stays outside of the range, so that the trace has no gaps but the operator's own.
@@ -65,7 +65,7 @@ def _activities(ranks: Ranks) -> list[ProfilerActivity]:
 
 
 def _exported(profiler: profile, trace: Path) -> Path:
-    """Returns the temporary file beside `trace` that the profiler's trace is in."""
+    """Exports the profiler's trace to a temporary file beside `trace`, and returns its path."""
     # The profiler compresses what ends in .gz.
     temporary = trace.with_name(f".tmp_{trace.name}")
     profiler.export_chrome_trace(str(temporary))
@@ -86,7 +86,7 @@ class ProfiledSteps:
 def profile_steps(
     run_step: Callable[[], object], ranks: Ranks, profiling: Mapping[str, Any], directory: Path
 ) -> ProfiledSteps:
-    """Call `run_step` (wait + warmup + active) * repeat times, and write what the profiler records of it.
+    """Calls `run_step` (wait + warmup + active) * repeat times, and writes what the profiler records of it.
 
     `profiling` is the options of that name. Each cycle leaves a trace of every rank: `run_directory.trace_file` for
     analyze.py, and the same file under torch_profiler/rank<r>/ for TensorBoard, as the user wants them. torch exports a

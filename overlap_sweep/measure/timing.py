@@ -41,7 +41,7 @@ STREAM_PRIORITY = {"normal": 0, "high": -1}
 
 
 class Mark:
-    """A moment on the current stream, or on a CPU now."""
+    """A moment on the current stream, or on a CPU the moment of its making."""
 
     def __init__(self, device: torch.device) -> None:
         self._event: torch.cuda.Event | None = None
@@ -57,7 +57,7 @@ class Mark:
         return round(origin._event.elapsed_time(self._event) * 1e6)
 
     def wait(self) -> None:
-        """On the host."""
+        """Waits for the mark on the host."""
         if self._event is not None:
             self._event.synchronize()
 
@@ -67,7 +67,7 @@ class Anchor(Mark):
     microseconds a second."""
 
     def host_after_ns(self, host_ns: int, origin: Mark) -> int:
-        """Returns a moment of the host's clock, on the device's since the origin."""
+        """Returns a moment of the host's clock as time of the device's since the origin."""
         return self.after_ns(origin) + host_ns - self.host_ns
 
     def lead_ns(self, mark: Mark) -> int:
@@ -132,7 +132,7 @@ def host_clock(ranks: Ranks) -> Clock:
 
 
 def gpu_clock(ranks: Ranks) -> Clock:
-    """Returns marks on the stream, behind a spin kernel; the ranks meet before each pass, so that they start
+    """Returns a clock by marks on the stream, behind a spin kernel; the ranks meet before each pass, to start
     together."""
     # Only the last of each variant: the first run may compile for a second, which no later spin has to outlast.
     last_enqueue_us: dict[Variant, float] = {}
@@ -159,12 +159,12 @@ def gpu_clock(ranks: Ranks) -> Clock:
 
 
 def spin(ranks: Ranks, us: float) -> None:
-    """Keep the GPU's current stream busy, so that the host can enqueue meanwhile."""
+    """Keeps the GPU's current stream busy, so that the host can enqueue meanwhile."""
     torch.cuda._sleep(int(us * _cycles_per_us(ranks.device)))
 
 
 def meet(ranks: Ranks) -> None:
-    """Make the GPUs' streams wait for each other; the host goes on."""
+    """Makes the GPUs' streams wait for each other; the host goes on."""
     if ranks.world_size > 1:
         dist.all_reduce(_token(ranks.device))
 
@@ -198,7 +198,7 @@ class Samples:
 def time_variants(
     variants: Mapping[str, Variant], ranks: Ranks, warmup: int, repeats: int, clock: Clock | None = None
 ) -> dict[str, Samples]:
-    """Time every variant `repeats` times, in turns that rotate, so that drift and order hit all alike.
+    """Times every variant `repeats` times, in turns that rotate, so that drift and order hit all alike.
 
     Turns are numbered through, so that none finds in a cache the input that another variant has just read.
     Collective over the ranks. With `ranks.world_size` 1 nobody else is waited for.

@@ -73,7 +73,7 @@ class KernelShape:
 
     @property
     def gemm_shape(self) -> tuple[int, int, int]:
-        """m, n, k of one rank's GEMM."""
+        """Returns m, n, k of one rank's GEMM."""
         return self.m, *self.weight_shape
 
     @property
@@ -82,8 +82,8 @@ class KernelShape:
         return 2 * self.m * self.n * self.k // self.tp_size
 
     def link_bytes(self, precision: str) -> float:
-        """Returns what a rank receives, which is also what it sends, when nothing is sent twice: (tp - 1) / tp of the
-        whole tensor, twice that for an all-reduce. It is what nccl-tests' bus bandwidth counts."""
+        """Returns the bytes that a rank receives, and sends, when nothing is sent twice: (tp - 1) / tp of the whole
+        tensor, twice that for an all-reduce. nccl-tests' bus bandwidth counts the same."""
         whole = self.m * (self.k * _INPUT_BYTES[precision] if self.gathers else self.n * _OUTPUT_BYTES[precision])
         return whole * (self.tp_size - 1) / self.tp_size * (2 if self.kernel == "gemm_ar" else 1)
 

@@ -56,7 +56,7 @@ class LinearShape:
         return rows, self.weight_shape[0]
 
     def local(self) -> LinearShape:
-        """Returns the same GEMMs as one rank's, as an operator that has nobody to communicate with."""
+        """Returns the same GEMMs as one rank's: an operator without communication."""
         out_features, in_features = self.weight_shape
         return replace(self, in_features=in_features, out_features=out_features, tp_size=1)
 
@@ -73,7 +73,7 @@ class LinearShape:
 
 
 def linear_shape(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) -> LinearShape:
-    """Returns the shape of one operator of a resolved model. UserError where the model has none such."""
+    """Returns the shape of one operator of a resolved model. UserError if the model has no such operator."""
     if lacking := lacks(model, [operator]):
         raise UserError(f"{lacking} .")
     hidden, heads = model["hidden_size"], model["num_attention_heads"]
@@ -89,12 +89,12 @@ def linear_shape(model: Mapping[str, Any], operator: str, tokens: int, tp_size: 
 
 
 def operator_shape(point: Mapping[str, Any], operator: str) -> LinearShape:
-    """Returns the shape of one operator of a resolved point. UserError where its model has none such."""
+    """Returns the shape of one operator of a resolved point. UserError if its model has no such operator."""
     return linear_shape(point["model"], operator, point["workload"]["tokens"], point["tp_size"])
 
 
 def lacks(model: Mapping[str, Any], operators: Collection[str] = tuple(OPERATORS)) -> str | None:
-    """Returns why the resolved model has not all of these operators, with the mend, or None."""
+    """Returns why the resolved model lacks some of these operators, and what to do, or None."""
     instead = model.get("instead") or {}
     for operator in operators:
         if operator in instead:
@@ -148,13 +148,13 @@ def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_hf(name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """`sizes_of` the config that is called so."""
+    """Returns `sizes_of` the config of this name."""
     return sizes_of(_read_hf_config(name), name)
 
 
 def read_hf_fields(name: str) -> dict[str, Any]:
-    """Returns what the config of a language model says that its class does not; without what concerns neither weights
-    nor computation, and without dropout."""
+    """Returns the fields in which a language model's config differs from its class; without what concerns neither
+    weights nor computation, and without dropout."""
     config = _read_hf_config(name)
     fields = {**config.to_diff_dict(), "model_type": config.model_type}
     always = ("num_hidden_layers", "vocab_size", "tie_word_embeddings", "rms_norm_eps", "rope_parameters")
@@ -276,8 +276,8 @@ FORMS = {name: form for form, names in _NAMES for name in names.split()}
 
 
 def sizes_of(config: Any, name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the sizes and the normalization of a language model by its config, without the sizes of operators that it
-    lacks; and by such an operator what it has instead. UserError for an architecture that is on no list."""
+    """Returns a language model's sizes and normalization by its config, without the sizes of operators that it lacks;
+    and by such an operator what it has instead. UserError for an architecture that is on no list."""
     form = FORMS.get(config.model_type)
     if form is None or getattr(config, "add_cross_attention", False):
         also = "" if form is None else " with cross-attention"

@@ -67,7 +67,7 @@ class OverlapConfig:
 
 
 def read(path: Path) -> OverlapConfig:
-    """Read one file. UserError when it is no such file, with the mend."""
+    """Reads one file. UserError, which says what to do, when it is no such file."""
     try:
         text = path.read_text()
         slots = yaml.safe_load(text)
@@ -95,7 +95,7 @@ def no_switches(comments: Iterable[str]) -> list[str]:
 
 
 def text(config: OverlapConfig) -> str:
-    """Returns the file that `read` reads."""
+    """Returns the text of the file, as `read` reads it."""
     switches = "".join(f"#   {name}: {str(on).lower()}\n" for name, on in config.switches.items())
     return (_HEAD_OF_LAYER + switches if switches else _HEAD_OF_OPERATOR) + yaml.safe_dump(
         config.slots, sort_keys=False
@@ -131,7 +131,7 @@ def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def methods_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Returns why nobody could overlap these slots by these methods, or None."""
+    """Returns why no library could overlap these slots by these methods, or None."""
     for slot, setting in slots.items():
         method = setting.get("method")
         if method is not None and method not in space.SLOTS[slot]:

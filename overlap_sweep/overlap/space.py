@@ -89,7 +89,7 @@ def knobs_of(operator: str, phase: str, method: str) -> tuple[str, ...]:
 
 
 def settings(point: Mapping[str, Any]) -> dict[str, Setting]:
-    """Returns the slots that the point overlaps and what each is given; empty for `none` and for senseless points.
+    """Returns the settings of the slots that the point overlaps; empty for `none` and for invalid points.
 
     With `phase=all` every phase of the operator that takes the method gets it. This is also the content of
     tp_comm_overlap_cfg.yaml.
@@ -111,7 +111,7 @@ def point_of_slot(point: Mapping[str, Any], slot: str, setting: Mapping[str, Any
 
 
 def _asked(point: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Returns by phase the method and knobs that are asked for, whether they make sense there or not."""
+    """Returns by phase the method and knobs that are asked for, whether they are valid there or not."""
     if point.get("phases"):
         return {phase: point["phases"][phase] for phase in PHASES if phase in point["phases"]}
     return dict.fromkeys(PHASES if point["phase"] == "all" else (point["phase"],), point)
@@ -136,7 +136,7 @@ def phases_mistake(phases: Any) -> str | None:
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
-    """Returns why the point makes no sense on any backend, or None."""
+    """Returns why the point is invalid on any backend, or None."""
     operator, given, asked = point["operator"], settings(point), _asked(point)
     methods = {phase: setting["method"] for phase, setting in asked.items() if setting["method"] != "none"}
     if not methods:
@@ -163,7 +163,7 @@ def scatters_dgrad(operator: str, slots: Mapping[str, Mapping[str, Any]]) -> boo
 
 
 def wgrad_refusal(operator: str, slots: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Returns why the operator's wgrad cannot be given what it is beside its dgrad, or None."""
+    """Returns why the operator's wgrad cannot have its setting beside its dgrad's, or None."""
     if scatters_dgrad(operator, slots) and slot(operator, "wgrad") in slots:
         method = slots[slot(operator, "dgrad")]["method"]
         return (
@@ -201,8 +201,8 @@ def tolerance(point: Mapping[str, Any]) -> float:
 
 
 def allowed_error(point: Mapping[str, Any], usual: float | None = None) -> float:
-    """Returns the relative error that a point allows: the user's, else `usual`, else what its precision makes of one
-    GEMM."""
+    """Returns the relative error that a point allows: the user's, else `usual`, else that of one GEMM in its
+    precision."""
     if usual is None:
         usual = FP32_TOLERANCE if point["precision"] == "fp32" else DEFAULT_TOLERANCE
     given: float | None = point["workload"].get("tolerance")
@@ -278,7 +278,7 @@ _ALWAYS_SHOWN = ("method", "aggregate", "num_splits")
 
 
 def brief_name(setting: Mapping[str, Any] | None) -> str:
-    """Returns a slot's setting in a word for tables, without the knobs that are as the method has them by default."""
+    """Returns a slot's setting in a word for tables, without the knobs that have the method's defaults."""
     if not setting:
         return "none"
     usual = USERBUFFERS_DEFAULTS[setting["method"]]
@@ -291,8 +291,8 @@ WITHOUT_KNOBS = ("symm_mem",)
 
 
 def absent_knobs(backend: str | None, asked: Mapping[str, Any]) -> set[str]:
-    """Of the knobs that are given to every point unasked, num_sm and that nothing is aggregated, those that the backend
-    does not have: a point is the same whatever they are, and has the same name."""
+    """Returns the knobs among those that every point has by default, num_sm and aggregate=0, that the backend lacks: a
+    point is the same whatever they are, and has the same name."""
     if backend not in WITHOUT_KNOBS:
         return set()
     return {"num_sm"} if asked.get("aggregate") else {"num_sm", "aggregate"}
@@ -305,7 +305,7 @@ def without_idle_knobs(setting: Setting) -> Setting:
 
 
 def settings_name(settings: Mapping[str, Setting]) -> str:
-    """Returns what the slots of one pass are given: `none`, `ring_agg0`, `dgrad bulk_sm4`, and of two slots `dgrad
+    """Returns the settings of one pass in words: `none`, `ring_agg0`, `dgrad bulk_sm4`, and of two slots `dgrad
     bulk_sm4 + wgrad bulk_sm2`.
 
     The phase is named wherever the pass has two slots that the setting could be of.

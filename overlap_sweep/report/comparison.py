@@ -52,7 +52,7 @@ class Chart:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """Vega-Lite's."""
+        """Returns the chart's Vega-Lite specification."""
         drawn = [figures.figure(f"{self.file_name}_{i}", form) for i, form in enumerate(self.drawn)]
         return figures.column_spec(drawn, {"text": self.title, "subtitle": list(self.subtitle)} if self.title else None)
 
@@ -102,7 +102,7 @@ class Comparing:
 
 
 def write_files(directory: Path, compared: Comparison, frame: pd.DataFrame, plots: bool) -> list[Path]:
-    """Writes all at once, after all could be made. UserError where the directory cannot be written to."""
+    """Writes all files at once, after all could be made. UserError where the directory cannot be written to."""
     parquet = io.BytesIO()
     frame.to_parquet(parquet, index=False)
     contents = {
@@ -122,7 +122,7 @@ def write_files(directory: Path, compared: Comparison, frame: pd.DataFrame, plot
 
 
 def _unused(name: str, taken: Iterable[str]) -> str:
-    """With a number where labels differ only in what no file's name should have."""
+    """Returns the name, numbered where labels differ only in what no file's name should have."""
     lower = {one.lower() for one in taken}
     label, _, end = name.rpartition("_")
     names = chain([name], (f"{label}-{i}_{end}" for i in count(2)))
@@ -143,12 +143,12 @@ def timeline_file(label: str) -> str:
 
 
 def _word(label: str) -> str:
-    """As part of a file's name."""
+    """Returns the label as part of a file's name."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", label[:LONGEST_WORD]).strip("-.") or "dataset"
 
 
 def ratio_column(name: str, value: Callable[[R], float], header: str, **more: Any) -> Column[R]:
-    """A column of ratios to the reference's."""
+    """Returns a column of ratios to the reference's."""
     return Column(name, value, header=header, words=lambda row: as_ratio(value(row)), **more)
 
 
@@ -162,7 +162,7 @@ def as_ratio(ratio: float) -> str:
 
 
 def by_label(values: Mapping[str, Any], several: bool = False) -> str:
-    """`old=2.10.0, new=2.11.0`; `several`: each has all values that its points have, as in `new=2.11.0 or 2.12.0`."""
+    """Returns `old=2.10.0, new=2.11.0`; `several`: with all values of its points, as in `new=2.11.0 or 2.12.0`."""
     told = []
     for label, value in values.items():
         every = value if several else [value]

@@ -42,7 +42,7 @@ class _Escaping(RenderHook):
 
 
 def console_for(stream: IO[str]) -> Console:
-    """A console that never cuts what goes into a pipe or a file, and takes texts for nothing but what they say."""
+    """Returns a console that never cuts what goes into a pipe or a file, and interprets no markup in texts."""
     width = None if stream.isatty() else UNBOUNDED
     console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=width is not None)
     console.push_render_hook(_Escaping())
@@ -50,7 +50,7 @@ def console_for(stream: IO[str]) -> Console:
 
 
 def print_lines(lines: Iterable[str], console: Console, indent: int = 2, hanging: int = 2) -> None:
-    """Each line indented by so many columns; on a terminal what it must wrap is indented further by `hanging`."""
+    """Prints each line indented by so many columns; what wraps on a terminal is indented further by `hanging`."""
     for line in lines:
         if console.soft_wrap:
             console.print(" " * indent + line)

@@ -75,7 +75,7 @@ def _report(analysis: Analysis) -> dict[str, Any]:
 
 
 def _plain(said: Any) -> Any:
-    """The same without the numbers that JSON has not, however deep they lie."""
+    """Returns the same content without the numbers that JSON lacks, however deep they lie."""
     if isinstance(said, dict):
         return {name: _plain(value) for name, value in said.items()}
     return [_plain(value) for value in said] if isinstance(said, list) else finite(said)

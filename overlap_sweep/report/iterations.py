@@ -68,7 +68,7 @@ class Timeline:
 
 
 def timeline(title: str, sides: Mapping[str, Path | None], pass_name: str | None = None) -> Timeline | None:
-    """Returns the iterations below each other, or of them one pass; None where no trace shows any. `sides`: the traces
+    """Returns the iterations below each other, or one pass of them; None where no trace shows any. `sides`: the traces
     by what they are of."""
     lanes: list[charts.Lane] = []
     notes = []
@@ -123,7 +123,7 @@ def _spans(activity: Activity, number: int) -> list[Span]:
 
 
 def _kept_iteration(path: Path) -> Iteration | None:
-    """Returns the typical iteration, read once; None where the trace cannot be read, as analysis has said already."""
+    """Returns the typical iteration, read once; None where the trace cannot be read, which analysis has reported."""
     content = key_of(path)
     if content is None:
         return None

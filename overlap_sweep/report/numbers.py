@@ -19,12 +19,12 @@ def as_ms(time_us: float) -> str:
 
 
 def as_percent(fraction: float) -> str:
-    """`-` where the fraction is undefined."""
+    """Returns the fraction in percent; `-` where it is undefined."""
     return "-" if math.isnan(fraction) else f"{fraction:.0%}"
 
 
 def as_duration(seconds: float) -> str:
-    """`45 s`, `12 min 30 s`, `2 h 5 min`."""
+    """Returns `45 s`, `12 min 30 s`, `2 h 5 min`."""
     minutes, rest_s = divmod(round(seconds), 60)
     hours, rest_min = divmod(minutes, 60)
     if hours:
@@ -33,7 +33,7 @@ def as_duration(seconds: float) -> str:
 
 
 def as_sentence(words: str) -> str:
-    """With a capital."""
+    """Returns the words with a capital."""
     return words[:1].upper() + words[1:]
 
 
@@ -41,7 +41,7 @@ NAMES_TOLD = 4
 
 
 def some_of(names: Iterable[Any], most: int = NAMES_TOLD, separator: str = ", ") -> str:
-    """`a, b`; of many the first ones, and how many more."""
+    """Returns `a, b`; of many the first ones, and how many more."""
     told = list(map(str, names))
     more = f" and {len(told) - most} more" if len(told) > most else ""
     return f"{separator.join(told[:most])}{more}"
@@ -56,45 +56,45 @@ def shortened(text: str, longest: int) -> str:
 
 
 def visible(text: str) -> str:
-    """With escapes for what is not to be seen, such as control characters: a terminal would obey them."""
+    """Returns the text with invisible characters escaped, such as control ones: a terminal would obey them."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def comments(entries: Iterable[str]) -> str:
-    """Lines that are comments to YAML and Python alike, whatever they hold: neither knows more ends of lines than
-    `splitlines`, and neither takes control characters even there."""
+    """Returns lines that are comments to YAML and Python alike, whatever they hold: neither knows more ends of lines
+    than `splitlines`, and neither takes control characters even there."""
     lines = (line for entry in entries for line in entry.splitlines() or [""])
     return "".join(f"# {visible(line)}".rstrip() + "\n" for line in lines)
 
 
 def visible_json(text: str) -> str:
-    """The same JSON, with JSON's escapes for what is not to be seen."""
+    """Returns the same JSON, with JSON's escapes for invisible characters."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def finite(value: Any) -> Any:
-    """None for the numbers that JSON has not."""
+    """Returns the value; None for the numbers that JSON lacks."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_rate(rate: float) -> str:
-    """Three digits; empty where there is none."""
+    """Returns the rate with three digits; empty where there is none."""
     if math.isnan(rate):
         return ""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def as_loss(loss: float) -> str:
-    """Of a run that has learnt its data by heart it is next to nothing."""
+    """Returns the loss as text: that of a run that has learnt its data by heart is next to nothing."""
     return f"{loss:.4g}"
 
 
 def as_count(number: int) -> str:
-    """`12.3 M`."""
+    """Returns the number as `12.3 M`."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= size:
             return f"{number / size:.3g} {unit}"

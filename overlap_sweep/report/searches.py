@@ -42,7 +42,7 @@ def _where(directory: Path, root: Path) -> str:
 
 
 def _pass_lines(record: SearchRecord, known: Mapping[str, str]) -> Iterator[str]:
-    """`known`: what is said elsewhere to be dropped."""
+    """Yields the lines on the passes. `known`: the values whose being dropped is reported elsewhere."""
     said = set()
     for search in record.searches:
         yield pass_line(search)

@@ -1,4 +1,4 @@
-"""What a workload says of what was measured. Terminal, summary.txt, report.html, tables and tuning_report.json are
+"""What a workload reports of its measurements. Terminal, summary.txt, report.html, tables and tuning_report.json are
 renderings of it."""
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Sources:
     """What was typed to analyse them."""
 
     def points(self, workload: str) -> list[Point]:
-        """The points of a workload, whatever became of them."""
+        """Returns the points of a workload, whatever became of them."""
         return [point for point in self.reading.points if point.workload == workload]
 
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A chart or a table with what is to be said of it. A terminal shows those with a table or notes."""
+    """A chart or a table with its notes. A terminal shows those with a table or notes."""
 
     chart: Callable[[], Form | None] | None = None
     """Returns what is to be drawn, or None where it would show nothing; only the page asks for it."""
@@ -81,7 +81,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is said of one case: points that may be compared with each other."""
+    """The answer for one case: points that may be compared with each other."""
 
     title: str
     """What was measured, and on what."""
@@ -119,7 +119,7 @@ class File:
 
 @dataclass(frozen=True)
 class Section:
-    """All that a workload says."""
+    """All that a workload reports."""
 
     name: str
     """Fit for an address of the page, and for the names of charts."""
@@ -155,22 +155,22 @@ class Section:
 
     @cached_property
     def records(self) -> list[Row]:
-        """The points as rows, with every column of files."""
+        """Returns the points as rows, with every column of files."""
         return self.points.table.records(self.points.rows)
 
     @property
     def answered(self) -> Listing[Any]:
-        """The answers as rows."""
+        """Returns the answers as rows."""
         return self.decided or self.points
 
     @property
     def summary(self) -> Listing[Any] | None:
-        """Several answers in a table, where the answers as rows have a caption."""
+        """Returns several answers in a table, where the answers as rows have a caption."""
         return self.decided if self.decided and self.decided.caption and len(self.answers) > 1 else None
 
     @property
     def file(self) -> str:
-        """The table of all points."""
+        """Returns the name of the file with the table of all points."""
         return f"{self.points.table.name}.csv"
 
 
@@ -183,19 +183,19 @@ class Analysis:
 
     @property
     def problems(self) -> list[str]:
-        """A sentence for each file that is there and cannot be read."""
+        """Returns a sentence for each file that is there and cannot be read."""
         reading, records = self.sources.reading, self.sources.records
         of_sections = [problem for section in self.sections for problem in section.problems]
         return [*reading.problems, *records.problems, *of_sections]
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence for each file that was read only in part."""
+        """Returns a sentence for each file that was read only in part."""
         return [warning for section in self.sections for warning in section.warnings]
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of points by status, and of those that cannot be read or believed."""
+        """Returns the number of points by status, and of those that cannot be read or believed."""
         points, unreadable = self.sources.reading.points, len(self.sources.reading.problems)
         found = Counter(point.status for point in points)
         return {

@@ -62,7 +62,7 @@ class Column(Generic[R]):
     """A class of the page's style sheet, such as `setting` or `reason`."""
 
     def text(self, row: R) -> str:
-        """The cell for people."""
+        """Returns the cell for people."""
         if self.words:
             return self.words(row)
         value = self.value(row)
@@ -89,17 +89,17 @@ class Table(Generic[R]):
 
     @property
     def written(self) -> list[Column[R]]:
-        """The columns of files."""
+        """Returns the columns of files."""
         return [column for column in self.columns if column.name]
 
     @property
     def shown(self) -> list[Column[R]]:
-        """The columns of tables for people."""
+        """Returns the columns of tables for people."""
         return [column for column in self.columns if column.header]
 
     @property
     def told(self) -> list[str]:
-        """The columns of files that a query shows unasked: those of every terminal, and those that are marked."""
+        """Returns the columns of files that a query shows by default: every terminal's, and those that are marked."""
         shown = [
             column.name
             for column in self.written
@@ -109,15 +109,15 @@ class Table(Generic[R]):
 
     @property
     def types(self) -> dict[str, str]:
-        """The pandas type of each column of files, in their order."""
+        """Returns the pandas type of each column of files, in their order."""
         return {column.name: PANDAS[column.kind] for column in self.written}
 
     def details(self, row: R) -> dict[str, str]:
-        """The cells that people see, by header: what the tooltip of a chart says of the row."""
+        """Returns the cells that people see, by header: the row's tooltip in charts."""
         return {column.header: column.text(row) for column in self.shown}
 
     def records(self, rows: Iterable[R]) -> list[Row]:
-        """The rows with every column of files."""
+        """Returns the rows with every column of files."""
         return [{column.name: column.value(row) for column in self.written} for row in rows]
 
 
@@ -146,12 +146,12 @@ class Listing(Generic[R]):
 
     @property
     def records(self) -> list[Row]:
-        """The rows as programs take them."""
+        """Returns the rows as programs take them."""
         return self.table.records(self.rows)
 
     @property
     def columns(self) -> list[Column[R]]:
-        """The shown columns that have a text in any row."""
+        """Returns the shown columns that have a text in any row."""
         return [column for column in self.table.shown if self._tells(column)]
 
     def _tells(self, column: Column[R]) -> bool:
@@ -161,7 +161,7 @@ class Listing(Generic[R]):
 
 
 def to_frame(rows: Sequence[Row], types: Mapping[str, str]) -> pd.DataFrame:
-    """`types`: the pandas type of each column."""
+    """Returns the rows as a DataFrame. `types`: the pandas type of each column."""
     import pandas as pd
 
     return pd.DataFrame(rows, columns=list(types)).astype(dict(types))
@@ -179,7 +179,7 @@ def csv_of(frame: pd.DataFrame) -> str:
 
 
 def csv_cell(value: Any) -> Any:
-    """Returns of a text what can be shown, with an apostrophe before what would be a formula."""
+    """Returns the value; of a text what can be shown, with an apostrophe before what would be a formula."""
     if not isinstance(value, str):
         return value
     return visible(f"'{value}" if value.startswith(_FORMULA) else value)
@@ -246,7 +246,7 @@ def attribute(name: str, about: str = "", kind: Kind = "number", read: str = "",
 
 
 def asked(name: str, *path: str, **more: Any) -> Column[PointRow[Any]]:
-    """A column of the point's configuration, at `path` (by default at its own name)."""
+    """Returns a column of the point's configuration, at `path` (by default at its own name)."""
 
     def value(row: PointRow[Any]) -> Any:
         found: Any = row.point.config
@@ -284,5 +284,5 @@ def of_measured(column: Column[R]) -> Column[PointRow[R]]:
 def points_table(
     name: str, rows: str, of_point: Iterable[Column[PointRow[R]]], measured: Iterable[Column[R]]
 ) -> Table[PointRow[R]]:
-    """The table of all points of a workload: what is known of each, then what was measured."""
+    """Returns the table of all points of a workload: what is known of each, then what was measured."""
     return Table(name, rows, (*of_point, *map(of_measured, measured)))

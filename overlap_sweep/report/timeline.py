@@ -74,7 +74,7 @@ class Timeline:
 
 
 class _Event(msgspec.Struct, omit_defaults=True):
-    """Of Chrome's trace format."""
+    """An event of Chrome's trace format."""
 
     ph: str
     pid: int
@@ -158,7 +158,7 @@ def _in_order(ranks: Sequence[RankTimeline]) -> list[RankTimeline]:
 
 
 def _missing_ranks(ranks: Sequence[RankTimeline]) -> list[str]:
-    """Returns a sentence, if any are."""
+    """Returns a sentence if any ranks are missing."""
     sizes = {rank.world_size for rank in ranks if rank.world_size}
     if len(sizes) > 1:
         return [f"The traces are of runs of {' and '.join(map(str, sorted(sizes)))} ranks; are they of one run?"]
@@ -171,7 +171,7 @@ def _missing_ranks(ranks: Sequence[RankTimeline]) -> list[str]:
 
 
 def _shifts_ns(ranks: Sequence[RankTimeline]) -> tuple[list[int], list[str]]:
-    """Returns what to add to each rank's own times so that they are of one clock, and a note if it is a guess."""
+    """Returns the shift of each rank's times onto one clock, and a note if it is a guess."""
     common = sorted(set.intersection(*(set(rank.phases) for rank in ranks)))
     spans_ns = [rank.span_ns(common[0] if common else min(rank.phases)) for rank in ranks]
     bases_ns = [rank.base_time_ns for rank in ranks]
@@ -191,7 +191,7 @@ def _shifts_ns(ranks: Sequence[RankTimeline]) -> tuple[list[int], list[str]]:
 def _events(
     rank: RankTimeline, pid: int, tids: Iterator[int], origin_ns: int, iterations: Sequence[int]
 ) -> Iterator[_Event]:
-    """`origin_ns`: where the timeline begins, as the rank's own trace counts."""
+    """Yields a rank's events. `origin_ns`: where the timeline begins, as the rank's own trace counts."""
     name = rank.path.name if rank.rank is None else f"rank {rank.rank}"
     yield _Event("M", pid, 0, "process_name", args={"name": f"{name} ({rank.device})"})
     yield _Event("M", pid, 0, "process_sort_index", args={"sort_index": pid - 1})
@@ -211,7 +211,7 @@ def _events(
 
 
 def _us(nanoseconds: int) -> msgspec.Raw:
-    """Returns microseconds with three decimals: exact, where a float would have as many digits as it likes."""
+    """Returns microseconds with three decimals: exact, where a float would have any number of digits."""
     sign = "-" if nanoseconds < 0 else ""
     return msgspec.Raw(f"{sign}{abs(nanoseconds) // 1000}.{abs(nanoseconds) % 1000:03d}".encode())
 

@@ -24,7 +24,7 @@ _LARGEST = 2**63
 
 
 def check_place(path: Path, root: Path, most_bytes: int | None = MOST_BYTES) -> None:
-    """UserError unless it is an ordinary file, or none, that lies below `root` and has no more than so many bytes."""
+    """Raises UserError unless it is absent, or an ordinary file below `root` of no more than so many bytes."""
     if not is_below(path, root):
         raise UserError(f"{path} is a link that leads out of {root}, so it is not read; copy the file there.")
     if is_special(path):
@@ -34,7 +34,7 @@ def check_place(path: Path, root: Path, most_bytes: int | None = MOST_BYTES) -> 
 
 
 def read_yaml(path: Path) -> Any:
-    """UserError where it is none, or holds more than a configuration could."""
+    """Returns the content. UserError where it is no YAML, or more than a configuration could hold."""
     try:
         content = yaml.safe_load(path.read_bytes())
     except (OSError, *NO_YAML) as error:
@@ -57,7 +57,7 @@ def excess(content: Iterable[Any]) -> str | None:
 
 
 def _walk(content: Iterable[Any], depth: int = 0) -> Iterator[tuple[Any, int]]:
-    """An endless one where it contains itself."""
+    """Yields each node with its depth: without end where the content contains itself."""
     for value in content:
         yield value, depth
         if depth <= _DEEPEST and isinstance(value, dict | list):

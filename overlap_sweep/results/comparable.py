@@ -38,14 +38,14 @@ class Key(NamedTuple):
     its setting."""
 
     def named(self, telling: Sequence[str]) -> str:
-        """Returns the pass in words, behind what tells it from other cases: the values of these fields."""
+        """Returns the pass in words, after the values of these fields, which distinguish it from other cases."""
         values = {name: str(getattr(self, name)) for name in telling if getattr(self, name) is not None}
         case = [f"{value} tokens" if name == "tokens" else value for name, value in values.items()]
         return " ".join([*case, f"TP={self.tp_size} {self.operator} {self.pass_name}"])
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """By case and TP size, operators in the order of the layer, the others last; settings stay as they are."""
+        """Returns a sort key: case, TP size, operators in the layer's order, the others last; settings keep theirs."""
         operators = list(space.OPERATORS)
         place = operators.index(self.operator) if self.operator in operators else len(operators)
         case = (str(self.model), self.tokens or 0, str(self.precision), str(self.backend), str(self.device))
@@ -70,14 +70,14 @@ class KeyedTime:
 
     @property
     def hidden_fraction(self) -> float:
-        """NaN where it is undefined."""
+        """Returns the share of the communication that is hidden; NaN where it is undefined."""
         if self.none_us is None or self.floor_us is None:
             return math.nan
         return hidden_fraction(self.time.time_us, self.none_us, self.floor_us)
 
 
 def pooled(key: Key, points: Sequence[tuple[str, Mapping[str, Timing]]], between: Scatter) -> list[KeyedTime]:
-    """Returns the times of several points by setting: through the none time beside them, where every point has one.
+    """Returns the times of several points by setting: relative to the none time beside them, where every point has one.
 
     `key` is that of no setting yet, `points` are their names and times by setting, `between` is their scatter.
     """

@@ -38,11 +38,11 @@ class Estimate:
 
     @property
     def error_us(self) -> float:
-        """Standard error of the time."""
+        """Returns the standard error of the time."""
         return self.noise_us / student(1 - CONFIDENCE, self.freedom)
 
     def differs_from(self, other: Estimate, pairs: int = 1) -> bool:
-        """Whether the two are apart by more than chance explains, with a probability of CONFIDENCE.
+        """Returns whether the two are apart by more than chance explains, with a probability of CONFIDENCE.
 
         `pairs` is how many such questions one decision asks: the best of many equal settings would seem faster by
         chance, so that each must be surer (Bonferroni). Errors add in quadrature; degrees of freedom by Welch and
@@ -51,12 +51,12 @@ class Estimate:
         return abs(self.time_us - other.time_us) > gap_noise_us(self, other, pairs)
 
     def plus(self, other: Estimate, sign: int = 1) -> Estimate:
-        """Returns their sum, or with a sign of -1 their difference: errors add in either."""
+        """Returns the sum of the two, or with a sign of -1 their difference: errors add in either."""
         noise_us, freedom = _sum_of_noises((self.noise_us, self.freedom), (other.noise_us, other.freedom))
         return Estimate(self.time_us + sign * other.time_us, noise_us, self.repeats + other.repeats, freedom)
 
     def relative_to(self, unit_us: float) -> Estimate:
-        """Returns it in multiples of the unit."""
+        """Returns the estimate in multiples of the unit."""
         return replace(self, time_us=self.time_us / unit_us, noise_us=self.noise_us / unit_us)
 
     def with_error(self, error_us: float, freedom: float = math.inf) -> Estimate:
@@ -109,7 +109,7 @@ def _half_width(error_us: float, freedom: float) -> float:
 
 
 def _sum_of_noises(*noises: tuple[float, float]) -> tuple[float, float]:
-    """Half-width and degrees of freedom of a sum of independent errors, each given so."""
+    """Returns half-width and degrees of freedom of a sum of independent errors, each given so."""
     errors = [(noise_us / student(1 - CONFIDENCE, freedom), freedom) for noise_us, freedom in noises]
     total = math.hypot(*(error for error, _ in errors))
     spread = sum(error**4 / freedom for error, freedom in errors)
@@ -118,7 +118,7 @@ def _sum_of_noises(*noises: tuple[float, float]) -> tuple[float, float]:
 
 
 def correlation(samples: Sequence[float]) -> float:
-    """Returns the correlation between one sample and the next, from 0 to 0.9; of few samples mostly what is typical.
+    """Returns the correlation between one sample and the next, from 0 to 0.9; of few samples mostly the typical one.
 
     The first sample autocorrelation, less its bias of -(1 + 4 r) / n (Marriott and Pope, Biometrika 41, 1954).
     """
@@ -136,7 +136,7 @@ def estimate(*series: Sequence[float]) -> Estimate:
     """Returns the median of all samples, which may come in several series. Each series is in the order of measuring.
 
     Its noise is that of a median of n (1 - r) / (1 + r) independent samples, where r is the correlation between
-    successive ones; NaN of a single sample, which tells nothing.
+    successive ones; NaN of a single sample.
     """
     samples = [sample for one in series for sample in one]
     median = statistics.median(samples)
@@ -180,7 +180,7 @@ def pooled_none(timings: Sequence[Timing]) -> Estimate:
 
 
 def hidden_fraction(time_us: float, none_us: float, floor_us: float) -> float:
-    """(none - t) / (none - floor): 1 hides all communication, 0 none of it, below 0 harms. NaN where none is free."""
+    """Returns (none - t) / (none - floor): 1 hides all communication, 0 none, below 0 harms. NaN where none is free."""
     return (none_us - time_us) / (none_us - floor_us) if none_us > floor_us else math.nan
 
 

@@ -28,14 +28,14 @@ _SWITCHES = re.compile(r"(NVTE|UB|NCCL|TORCH_SYMM_MEM|NVSHMEM|FLUX|CUDA_DEVICE_M
 
 def point_identity(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a resolved configuration that says what is measured. Without nulls: an option that a later
-    version adds makes no other point while it is not used."""
+    version adds makes no new point while it is not used."""
     runtime = {name: value for name, value in point["runtime"].items() if name not in HOW_TO_RUN}
     identity: dict[str, Any] = _without_nulls({**point, "runtime": runtime})
     return identity
 
 
 def point_key(point: Mapping[str, Any]) -> str:
-    """Returns a short text that is equal for configurations that say the same of what is measured."""
+    """Returns a short text that is equal for configurations that measure the same."""
     return key_of(point_identity(point))
 
 
@@ -106,7 +106,7 @@ def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[st
 
 @cache
 def _gpus() -> dict[str, Any]:
-    """Returns what NVIDIA's driver tells; None for what it does not, and on AMD's GPUs."""
+    """Returns what NVIDIA's driver says of the GPUs; None for what is unknown, and on AMD's GPUs."""
     listed = _nvidia_smi("--query-gpu=name,driver_version", "--format=csv,noheader,nounits")
     rows = [tuple(part.strip() for part in line.split(",")) for line in (listed or "").splitlines()]
     names = sorted({row[0] for row in rows})

@@ -42,9 +42,9 @@ def one_of(choices: Iterable[str]) -> msgspec.Meta:
 def options_type(
     schema: type, required: Iterable[str] = (), check: Callable[[Any], None] | None = None, **types: Any
 ) -> Any:
-    """Returns the type that options of a configuration are checked by: a struct with the fields of `schema`, their
-    ranges and choices, or what is said in `types` instead. Those that are not `required` may be null or lack, as in
-    results of versions that did not have them. `check` raises ValueError for what does not fit together."""
+    """Returns the type that checks options of a configuration: a struct with the fields of `schema`, their ranges and
+    choices, or what is said in `types` instead. Those that are not `required` may be null or lack, as in results of
+    versions that did not have them. `check` raises ValueError for what does not fit together."""
     needed = set(required)
     return msgspec.defstruct(
         schema.__name__,
@@ -59,7 +59,7 @@ def options_type(
 
 
 def _option_type(declared: Field[Any], kind: Any) -> Any:
-    """Texts are printable, since they are shown; a field of any type has scalars."""
+    """Returns the type of a field. Texts are printable, since they are shown; a field of any type has scalars."""
     metadata: Mapping[str, Any] = declared.metadata
     if "choices" in metadata:
         text: Any = Annotated[str, one_of(filter(None, metadata["choices"]))]
@@ -93,7 +93,7 @@ class Timing(msgspec.Struct):
 
 
 def check_pairs(timings: Iterable[Timing]) -> None:
-    """ValueError unless all have the same number of samples: the i-th were taken side by side."""
+    """Raises ValueError unless all have the same number of samples: the i-th were taken side by side."""
     if len({len(timing.samples_us) for timing in timings}) > 1:
         raise ValueError("unequal numbers of samples")
 
@@ -153,21 +153,21 @@ class ComposedConfig(msgspec.Struct, kw_only=True):
 
 
 class ShardedConfig(ComposedConfig, kw_only=True):
-    """Of a workload that runs a model, or a part of one, on tensor-parallel ranks."""
+    """The configuration of a workload that runs a model, or a part of one, on tensor-parallel ranks."""
 
     model: ModelConfig
     tp_size: Count
 
 
 class ResolvedConfig(ShardedConfig, kw_only=True):
-    """As it was run, with sizes and precision."""
+    """A configuration as it was run, with sizes and precision."""
 
     workload: SizedWorkload
     precision: str
 
 
 class Speedup(NamedTuple):
-    """How much faster a point is than what it is told against."""
+    """How much faster a point is than the one it is compared with."""
 
     speedup: float
     reference: str = "none"
@@ -186,7 +186,7 @@ class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
     resolved: ClassVar[type[ComposedConfig]] = ResolvedConfig
 
     def check(self, result: Result) -> None:
-        """ValueError where it cannot be what the result's point measured."""
+        """Raises ValueError where it cannot be what the result's point measured."""
 
     def compared(self, result: Result) -> Speedup | None:
         """Returns how much faster the result's point is than the same without overlap, if that was measured."""
@@ -194,7 +194,7 @@ class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
 
     @property
     def rate(self) -> str:
-        """What it comes to in a second, in words, where one asks for that."""
+        """Returns the work per second, in words; empty for workloads without one."""
         return ""
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Read run directories: every point that launching left, whatever became of it."""
+"""Reads run directories: every point that launching left, whatever became of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PointStatus = Literal["ok", "failed", "timeout", "skipped", "missing"]
 
 
 def fitting(name: str) -> str:
-    """Returns the name of a folder; a long one ends in a digest of itself."""
+    """Returns the name fit for a folder; a long one ends in a digest of itself."""
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 9]}_{digest}"
 
@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A name that is fit for a folder."""
+        """Returns a name that is fit for a folder."""
         model = self.model.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
         name = f"{model}_{self.backend}_{self.device}_{self.precision}_tokens{self.tokens}"
         return fitting(re.sub(r"[^A-Za-z0-9_.-]+", "-", name))
@@ -71,11 +71,11 @@ class Point:
 
     @property
     def workload(self) -> str:
-        """The name of what it runs."""
+        """Returns the name of the workload."""
         return str(self.config["workload"]["name"])
 
     def measured_as(self, kind: type[M]) -> M:
-        """Returns what it measured; of a point that is ok."""
+        """Returns what it measured; for points that are ok."""
         assert self.result
         return self.result.measured_as(kind)
 
@@ -106,7 +106,7 @@ class Reading:
 
 
 def read_points(root: Path) -> Reading:
-    """Read the run directories at or below `root`: a date's, a sweep's, or a single one.
+    """Reads the run directories at or below `root`: a date's, a sweep's, or a single one.
 
     UserError when there is nothing to analyse. A result.json that cannot be read is no reason to lose the others:
     it becomes one of the problems.
@@ -132,7 +132,7 @@ def read_points(root: Path) -> Reading:
 
 
 def group_cases(points: Iterable[Point], workload: str) -> dict[Case, list[Point]]:
-    """Returns the workload's `ok` points by what must be equal for a comparison."""
+    """Returns the workload's `ok` points by case."""
     cases = defaultdict(list)
     for point in points:
         if point.status == "ok" and point.workload == workload:

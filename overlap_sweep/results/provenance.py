@@ -67,8 +67,8 @@ def describe_machine(environment: dict[str, Any]) -> str:
 
 
 def multicast(points: Sequence[Point]) -> str | None:
-    """Returns how userbuffers ran, as the workers' environment tells: with NVLink multicast `on`, `off`, or `on and
-    off` in different points. None where no GPU was used, or nothing ran."""
+    """Returns how userbuffers ran, by the workers' environment: with NVLink multicast `on`, `off`, or `on and off` in
+    different points. None where no GPU was used, or nothing ran."""
     found = set()
     for point in points:
         if point.result and point.config["runtime"]["device"] != "cpu":
@@ -88,7 +88,7 @@ def measured_when(points: Sequence[Point]) -> str:
 
 
 def launch_commands(points: Sequence[Point]) -> list[str]:
-    """Returns what was typed, as Hydra or the tuner recorded it: one command for each sweep, or for a point run
+    """Returns the commands that were typed, as Hydra or the tuner recorded them: one for each sweep, or for a point run
     alone."""
     records = (TunerRecord.FILE, SWEEP_CONFIG)
     folders = dict.fromkeys(

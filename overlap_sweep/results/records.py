@@ -30,7 +30,7 @@ class Record(msgspec.Struct, kw_only=True):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """UserError where it is none of this or an earlier schema."""
+        """Reads the record. UserError for any other content, or a later schema."""
         try:
             record = msgspec.json.decode(path.read_bytes(), type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
@@ -42,7 +42,7 @@ class Record(msgspec.Struct, kw_only=True):
 
     @classmethod
     def read_all(cls, root: Path, problems: list[str]) -> dict[Path, Self]:
-        """Returns by directory those at or below `root`; each that cannot be read becomes a problem."""
+        """Returns the records at or below `root` by directory; each that cannot be read becomes a problem."""
         found = {}
         for path in sorted(root.rglob(cls.FILE)):
             try:
@@ -221,17 +221,17 @@ class KnobSearch(msgspec.Struct, kw_only=True):
 
     @property
     def answered(self) -> bool:
-        """Whether it came to anything, be it that nothing is faster than the baseline."""
+        """Returns whether the search has an answer, be it that nothing is faster than the baseline."""
         return self.time_us is not None and self.baseline_us is not None
 
     @property
     def settles(self) -> bool:
-        """Whether the answer stands against what the points say one by one."""
+        """Returns whether the answer holds against what the points say one by one."""
         return self.answered and (self.proven or not self.best)
 
     @property
     def never_tried(self) -> dict[str, list[str]]:
-        """By key the values that no setting had."""
+        """Returns by key the values that no setting had."""
         found = {}
         for key, values in self.knobs.items():
             had = {tried.changed.get(key, values[0]) for tried in self.tried} if values else set()
@@ -255,7 +255,7 @@ class KnobRecord(Record, kw_only=True):
 
 @dataclass(frozen=True)
 class Records:
-    """By the sweep's directory, in the order of their names."""
+    """The records by the sweep's directory, in the order of their names."""
 
     tuners: dict[Path, TunerRecord]
     searches: dict[Path, SearchRecord]
@@ -265,7 +265,7 @@ class Records:
 
     @property
     def layer_trials(self) -> dict[Path, LayerTrial]:
-        """The whole layers that tuners measured, by run directory."""
+        """Returns the whole layers that tuners measured, by run directory."""
         tuners = self.tuners.items()
         return {folder / trial.point: trial for folder, one in tuners for trial in (*one.together, *one.proofs)}
 

@@ -49,7 +49,7 @@ _Measured = TypeVar("_Measured", bound=Measured)
 
 
 class Attempt(msgspec.Struct, kw_only=True):
-    """A try at the point that came to nothing."""
+    """A failed try at the point."""
 
     status: Literal["lost", "failed", "timeout"]
     """`lost`: its node was, which need not be the point's fault."""
@@ -99,7 +99,7 @@ class Result(msgspec.Struct, kw_only=True):
 
     @property
     def reason(self) -> str:
-        """Why the point is not ok, in a line."""
+        """Returns in a line why the point is not ok."""
         return (self.error or self.status).splitlines()[0]
 
     def measured_as(self, kind: type[_Measured]) -> _Measured:
@@ -109,7 +109,7 @@ class Result(msgspec.Struct, kw_only=True):
 
 
 class _Environment(msgspec.Struct):
-    """What analysis reads of it."""
+    """The part of the environment that analysis reads."""
 
     host: str | None = None
     gpu: str | None = None
@@ -157,7 +157,7 @@ def trace_file(rank: int, variant: str = "") -> str:
 
 
 def is_trace_of(variant: str, name: str) -> bool:
-    """Whether a file of that name is a trace of the variant."""
+    """Returns whether a file of that name is a trace of the variant."""
     return name.startswith(_trace_start(variant))
 
 
@@ -171,33 +171,33 @@ def metrics_file(rank: int) -> str:
 
 
 def find_metrics(directory: Path) -> dict[int, Path]:
-    """Returns by rank the telemetry that lies in this directory."""
+    """Returns by rank the telemetry files in this directory."""
     found = ((_METRICS.fullmatch(path.name), path) for path in directory.iterdir() if path.is_file())
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def settings_file(variant: str = "") -> str:
-    """Returns the name of the file with what the backend was given; a layer has one per variant."""
+    """Returns the name of the file with the backend's settings; a layer has one per variant."""
     return SETTINGS_FILE.replace(".yaml", f"_{_word(variant)}.yaml") if variant else SETTINGS_FILE
 
 
 def _word(variant: str) -> str:
-    """`file:/a/b.yaml` as part of a file's name."""
+    """Returns the variant, such as `file:/a/b.yaml`, as part of a file's name."""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", variant)
 
 
 def write_result(directory: Path, result: Result) -> Path:
-    """Write result.json so that it is whole or absent, also after power loss."""
+    """Writes result.json so that it is whole or absent, also after power loss."""
     return write_json(directory / RESULT_FILE, result)
 
 
 def write_json(path: Path, content: msgspec.Struct) -> Path:
-    """Writes it as people can read it, whole or absent."""
+    """Writes the content as readable JSON, whole or absent."""
     return write_atomically(path, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
-    """Write to a temporary name beside `path`, flush to disk, rename."""
+    """Writes to a temporary name beside `path`, flushes to disk, and renames."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     # In a directory from somebody else the name may be a link to anywhere.
     temporary.unlink(missing_ok=True)
@@ -215,7 +215,7 @@ def keep(temporary: Path, path: Path) -> Path:
 
 
 def flush(path: Path) -> None:
-    """Have a file, or what a directory lists, on the disk before this returns."""
+    """Flushes a file, or a directory's entries, to the disk before this returns."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -224,7 +224,7 @@ def flush(path: Path) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Removes what an earlier attempt at the point left, but for its log."""
+    """Removes what an earlier attempt at the point left, except its log."""
     leftovers = [directory / RESULT_FILE, *directory.glob(".*.tmp")]
     leftovers += [*directory.glob("trace_*.json.gz"), *directory.glob(".tmp_trace_*")]
     # Of a training run, made of its result.
@@ -237,7 +237,7 @@ def clear(directory: Path) -> None:
 
 
 def read_result(path: Path) -> Result:
-    """Read one result.json. UserError where it is no whole result of a point, of this schema."""
+    """Reads one result.json. UserError where it is no whole result of a point, of this schema."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -277,7 +277,7 @@ def _check(result: Result) -> None:
 
 
 def _workload_type(point: _Named, where: str) -> type[Measured]:
-    """Returns what points of the workload measure. UserError, which begins with `where`, for an unknown one."""
+    """Returns the type of the workload's measurements. UserError, which begins with `where`, for an unknown one."""
     try:
         return measured_type(point.workload.name)
     except UserError as error:
@@ -288,7 +288,7 @@ def _workload_type(point: _Named, where: str) -> type[Measured]:
 
 
 def check_composed(config: Any, path: Path) -> type[Measured]:
-    """Returns what a point measures that was composed so; UserError when it is no point's configuration."""
+    """Returns the type of what a point measures that was composed so; UserError when it is no point's configuration."""
     try:
         kind = _workload_type(msgspec.convert(config, _Named), str(path))
         msgspec.convert(config, kind.composed)
@@ -298,13 +298,13 @@ def check_composed(config: Any, path: Path) -> type[Measured]:
 
 
 def one_line(said: Exception | str) -> str:
-    """Returns what an error or a file says, fit to be shown."""
+    """Returns the text of an error or a file, fit to be shown in a line."""
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(said))
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} ..."
 
 
 def find_points(directory: Path) -> list[Path]:
-    """Run directories at or below `directory`, sorted: those with a result, and those that died before one."""
+    """Returns the run directories at or below `directory`, sorted: with a result, or dead before one."""
     found = {path.parent for path in directory.rglob(RESULT_FILE)}
     found |= {path.parent.parent for path in directory.rglob(".hydra/config.yaml")}
     return sorted(found)

@@ -54,8 +54,8 @@ class TraceReading:
 
 
 def summarise(rows: Iterable[TraceRow]) -> dict[str, float]:
-    """The columns of METRICS, all of the same iteration and rank: of the iterations that have every pass that any has,
-    the one of (lower) median operator time, and in it the slowest rank."""
+    """Returns the columns of METRICS, all of the same iteration and rank: of the iterations with most passes, the one
+    of (lower) median operator time, and in it the slowest rank."""
     iterations: dict[int, dict[str, dict[str, TraceRow]]] = {}
     for row in rows:
         iterations.setdefault(row.iteration, {}).setdefault(row.file, {})[row.phase] = row
@@ -66,7 +66,7 @@ def summarise(rows: Iterable[TraceRow]) -> dict[str, float]:
 
 
 def _metrics(phases: _Phases) -> dict[str, float]:
-    """Columns without a value are left out."""
+    """Returns the columns that have a value."""
     of_passes = {
         f"{name}_{column}": getattr(phases[phase], quantity)
         for name, phase in PASSES.items()
@@ -90,7 +90,7 @@ def _operator_us(phases: _Phases) -> float:
 
 
 def _passes(phases: _Phases) -> list[TraceRow]:
-    """Where nothing tells the passes apart, such as in a CUDA graph, the whole."""
+    """Returns the passes; the whole where the trace does not separate them, such as in a CUDA graph."""
     return [phases[phase] for phase in PASSES.values() if phase in phases] or [phases["all"]]
 
 
@@ -106,12 +106,12 @@ def read_traces(points: Iterable[Point]) -> dict[Path, TraceReading]:
 
 
 def own_traces(point: Point) -> list[str]:
-    """The names of the point's traces, without those of the operator without overlap that some have beside them."""
+    """Returns the names of the point's traces, without those of `none` that some have beside them."""
     return [name for name in (point.result.traces if point.result else []) if not is_trace_of("none", name)]
 
 
 def _reading(files: Mapping[str, TraceFile | None]) -> TraceReading:
-    """`files` by the name that result.json lists; None for those that are not there."""
+    """Returns the reading. `files` by the name that result.json lists; None for those that are not there."""
     found = [file for file in files.values() if file]
     # The other ranks wait for one that starts up.
     startup = sorted({iteration for file in found for iteration in file.startup})

@@ -75,7 +75,7 @@ def _with_typical(squares: float, freedom: int, typical: float) -> Scatter:
 
 
 def _between(points: Sequence[Estimate]) -> tuple[float, int]:
-    """Sum of squares of relative times between points, beyond what the noise within explains, and its freedom."""
+    """Returns the sum of squares of relative times between points, beyond the noise within, and its freedom."""
     if len(points) < 2:
         return 0.0, 0
     mean_us, freedom = fmean(point.time_us for point in points), len(points) - 1
@@ -95,7 +95,7 @@ def scatters_of_steps(repeated: Iterable[tuple[Sequence[Estimate], bool]], devic
 
 
 def steadied(estimates: Sequence[Estimate]) -> list[Estimate]:
-    """Returns the estimates with noises that lean on each other.
+    """Returns the estimates with their noises moderated by each other.
 
     A noise that rests on some twenty samples is itself uncertain by a quarter; of many settings that were measured
     alike one is always far too small, and that one would seem to win. Each squared relative error is averaged with that
@@ -119,7 +119,7 @@ def _steadied(one: Estimate, common: float) -> Estimate:
 
 @dataclass(frozen=True)
 class Choice(Generic[T]):
-    """What was chosen among settings, and what it was chosen among."""
+    """The setting chosen among several, and those settings."""
 
     chosen: T
     fastest: T
@@ -133,13 +133,13 @@ class Choice(Generic[T]):
 
     @property
     def gap(self) -> str:
-        """`12.3 us faster, noise 4.5`: the fastest against what was chosen."""
+        """Returns `12.3 us faster, noise 4.5`: the fastest against the chosen."""
         word = "faster" if self.faster_by_us >= 0 else "slower"
         return f"{abs(self.faster_by_us):.1f} us {word}, noise {self.noise_us:.1f}"
 
     @property
     def all_slower(self) -> bool:
-        """Whether everything is slower than the reference beyond the noise."""
+        """Returns whether everything is slower than the reference beyond the noise."""
         return not self.won and self.faster_by_us < -self.noise_us
 
 
@@ -182,7 +182,7 @@ def verdict(time: Estimate, reference: Estimate) -> Verdict:
 
 
 def ratio(value: float | None, reference: float | None) -> float:
-    """Returns their quotient; NaN where it is unknown or undefined."""
+    """Returns the quotient; NaN where it is unknown or undefined."""
     return nan if value is None or not reference else value / reference
 
 

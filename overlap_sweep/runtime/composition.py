@@ -64,13 +64,13 @@ def _register_group(group: str, options: Any) -> None:
 
 
 def _output_dir(*, _root_: DictConfig) -> str | None:
-    """Returns where the user wants results instead of multirun/, by the workload's own option."""
+    """Returns the output directory by the workload's own option, instead of multirun/; None where it is not given."""
     option = workloads.of(_root_).output_option
     return OmegaConf.select(_root_, option) if option else None
 
 
 def _run_dir(date: str, time: str, name: str, *, _root_: DictConfig) -> str:
-    """Returns where a single point goes."""
+    """Returns the directory of a single point."""
     given = _output_dir(_root_=_root_)
     if given and not workloads.of(_root_).names_in_output:
         return given
@@ -78,7 +78,7 @@ def _run_dir(date: str, time: str, name: str, *, _root_: DictConfig) -> str:
 
 
 def _sweep_dir(resume: str | None, date: str, time: str, output_dir: str | None) -> str:
-    """Returns where a sweep's run directories go: into those of the sweep that it goes on with, else into new ones."""
+    """Returns the directory of a sweep: that of the sweep that it goes on with, else a new one."""
     if resume is None:
         return output_dir or f"multirun/{date}/{time}"
     return str(last_sweep()) if resume == "last" else resume
@@ -123,7 +123,7 @@ def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[s
 
 
 def _is_plain(override: Override) -> bool:
-    """Whether it sets a value that is there, and does nothing else."""
+    """Returns whether the override sets a value that exists, and does nothing else."""
     return override.type == OverrideType.CHANGE and not override.is_hydra_override() and override.package is None
 
 
@@ -146,7 +146,7 @@ def _set(config: DictConfig, override: Override) -> None:
 
 
 def unknown_option(key: str, schema: type | None = None) -> str:
-    """Returns the error about a key, with dots, that the workload does not have: whose it is, or the nearest."""
+    """Returns the error about a key, with dots, that the workload lacks: whose it is, or the nearest."""
     schemas = {name: workloads.schema(name) for name in workloads.names()}
     owners = [name for name, each in schemas.items() if has_key(each, key)]
     if owners:
@@ -190,7 +190,7 @@ def errors_in_one_line() -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
-    """Returns what Hydra or OmegaConf say of a wrong configuration, shorter."""
+    """Returns Hydra's or OmegaConf's message on a wrong configuration, shortened."""
     text = str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")

@@ -41,7 +41,7 @@ _shared: WorkerPool | None = None
 
 
 class GroupError(Exception):
-    """The group could not start, died, or stopped answering; it is dead now. `timed_out` tells the last case."""
+    """The group could not start, died, or stopped answering; it is dead now. `timed_out`: it stopped answering."""
 
     def __init__(self, message: str, timed_out: bool = False) -> None:
         super().__init__(message)
@@ -126,7 +126,7 @@ class WorkerGroup:
         timeout_s: float,
         earlier_attempts: Sequence[Attempt] = (),
     ) -> dict[str, Any]:
-        """Have every rank run the point; the reply of the first rank that is not `ok`, else rank 0's.
+        """Has every rank run the point; returns the reply of the first rank that is not `ok`, else rank 0's.
 
         GroupError when the group died or did not answer in `timeout_s`. Then, and after a failure that not
         every rank calls `sound`, the group is dead: who knows what was left of memory, streams and other ranks'
@@ -182,7 +182,7 @@ class WorkerGroup:
         return replies
 
     def _cause_of_death(self) -> str:
-        """Returns the agent's own account, once it has noticed: the last exception or exit status in its log."""
+        """Returns the agent's last exception or exit status in its log, once it has noticed."""
         try:
             self._agent.wait(SETTLE_S)
         except subprocess.TimeoutExpired:
@@ -194,7 +194,7 @@ class WorkerGroup:
         return tail(self._log_path, lines, self._log_start)
 
     def close(self) -> None:
-        """Lets the workers end by themselves, as those whose connection closes do; then see to it that they have."""
+        """Lets the workers end by themselves, as those whose connection closes do; then makes sure that they have."""
         if not self._killed:
             self._disconnect()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -202,7 +202,7 @@ class WorkerGroup:
             self.kill()
 
     def kill(self) -> None:
-        """End every process of the group now."""
+        """Ends every process of the group now."""
         # Once only: the number of a process group that is gone may become somebody else's.
         if self._killed:
             return
@@ -237,7 +237,7 @@ class WorkerPool:
         timeout_s: float,
         earlier_attempts: Sequence[Attempt] = (),
     ) -> dict[str, Any]:
-        """See `WorkerGroup.run`. Starts a group unless the one that is alive fits."""
+        """Runs the point as `WorkerGroup.run`, in the living group if it fits, else in a new one."""
         config = GroupConfig.of(point, directory)
         fits = self._group is not None and self._group.config == config and self._group.alive
         if self._group is None or not fits or point["runtime"]["isolate"]:

@@ -33,7 +33,7 @@ NO_MULTICAST = {
 
 
 def run_elsewhere() -> None:
-    """Says that what this process resolves is run on other machines, with as many GPUs as it needs."""
+    """Declares that what this process resolves is run on other machines, with as many GPUs as it needs."""
     global _elsewhere
     _elsewhere = True
 
@@ -96,14 +96,14 @@ class GroupConfig:
 
 
 def check_wrapper(point: Mapping[str, Any]) -> None:
-    """UserError where the point is to be run under a profiler that cannot be started."""
+    """Raises UserError where the point is to be run under a profiler that cannot be started."""
     workers = workloads.of(point).workers(point, Path())
     if workers.wrapper and not shutil.which(workers.wrapper[0]):
         raise UserError(workers.wrapper_missing)
 
 
 def check_multicast(runtime: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """UserError where the environment keeps multicast off that the point asks for."""
+    """Raises UserError where the environment disables multicast that the point asks for."""
     if runtime["device"] != "cpu" and runtime["multicast"] and environ.get("UB_SKIPMC", "0") not in ("", "0"):
         raise UserError(
             f"UB_SKIPMC={environ['UB_SKIPMC']} in the environment turns off the NVLink multicast that "
@@ -112,7 +112,7 @@ def check_multicast(runtime: Mapping[str, Any], environ: Mapping[str, str]) -> N
 
 
 def check_temporary_directory() -> None:
-    """UserError where no group could be started, since its sockets' addresses would be too long."""
+    """Raises UserError where no group could be started, since its sockets' addresses would be too long."""
     directory = tempfile.gettempdir()
     length = len(os.fsencode(directory))
     if length > LONGEST_TEMPORARY_BYTES:
@@ -144,6 +144,6 @@ def machine_of(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shared_by(point: Mapping[str, Any]) -> tuple[int, int, tuple[tuple[str, str], ...]]:
-    """Returns what is equal for points of a sweep that one group can run."""
+    """Returns a key that is equal for points of a sweep that one group can run."""
     config = GroupConfig.of(point)
     return config.world_size, config.max_connections, config.environment

@@ -46,7 +46,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Equal for equal points."""
+        """Returns a key that is equal for equal points."""
         return point_key(self.point)
 
 
@@ -60,7 +60,7 @@ class Sweep:
 
     @classmethod
     def of(cls, config: DictConfig, context: HydraContext, task: TaskFunction) -> Sweep:
-        """UserError when it is to go on with a sweep that is not there."""
+        """Returns the sweep. UserError when it is to go on with a sweep that is not there."""
         if config.resume:
             earlier = last_sweep() if config.resume == "last" else Path(config.resume)
             if Path(config.hydra.sweep.dir) != earlier:
@@ -83,7 +83,7 @@ class Sweep:
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
 
     def compose(self, overrides: list[str], number: int) -> Job:
-        """UserError when the configuration is wrong."""
+        """Returns the composed job. UserError when the configuration is wrong."""
         config = compose_point(self.context.config_loader, self.config, overrides)
         with open_dict(config):
             config.hydra.job.id = str(number)
@@ -98,7 +98,7 @@ class Sweep:
         return Job(number, overrides, config, point, directory)
 
     def run(self, job: Job) -> JobReturn:
-        """Have Hydra run the task in this process."""
+        """Has Hydra run the task in this process."""
         returned = run_job(
             hydra_context=self.context,
             task_function=self.task,
@@ -137,7 +137,7 @@ def keep_results(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
 
 
 def work_off(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, JobReturn]:
-    """Run the jobs in this process, one after the other; `Stopped` between two where that was asked for.
+    """Runs the jobs in this process, one after the other; raises `Stopped` between two where that was asked for.
 
     A point whose directory cannot be written, say, is given up, and the next one is run.
     """
@@ -187,7 +187,7 @@ def begin(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int
 
 
 def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[JobReturn]:
-    """Run every job that has no result yet, one that occurs twice once; returns in the order of `job_overrides`,
+    """Runs every job that has no result yet, one that occurs twice once; returns in the order of `job_overrides`,
     whatever that of running. UserError as `begin`."""
     jobs = begin(sweep, job_overrides, first_index)
     refuse_living_jobs(sweep.directory)

@@ -23,8 +23,8 @@ LASTING: tuple[Status, ...] = ("ok", "skipped")
 
 
 def whole_result(directory: Path) -> Result | None:
-    """Returns the directory's result; None where there is nothing, or something that was cut short, describes no point
-    or is of a later version, which is measured again and written over."""
+    """Returns the directory's result; None where there is none, or one that was cut short, describes no point or is of
+    a later version, which is measured again and written over."""
     path = directory / RESULT_FILE
     if not path.exists():
         return None
@@ -43,7 +43,7 @@ def kept_result(directory: Path, point: Mapping[str, Any]) -> Result | None:
 
 
 def differs(result: Result, point: Mapping[str, Any]) -> bool:
-    """Whether the result's environment is another than the point's.
+    """Returns whether the result's environment is another than the point's.
 
     Where points run elsewhere, only libraries can be compared: a login node has other GPUs, or none, and other
     variables.
@@ -53,7 +53,7 @@ def differs(result: Result, point: Mapping[str, Any]) -> bool:
 
 
 def check_store(config: DictConfig) -> None:
-    """UserError when the store cannot be used, before anything is measured."""
+    """Raises UserError when the store cannot be used, before anything is measured."""
     if config.reuse and not config.store:
         raise UserError("reuse=true needs a store; give store=<file>.")
     _store(config)
@@ -92,7 +92,7 @@ def _opened(path: Path) -> Store:
 
 
 def _find(store: Store, point: dict[str, Any], environment: dict[str, Any]) -> Measurement | None:
-    """Asks the store, and says on stderr what it could not read while looking."""
+    """Returns the store's measurement of the point; prints to stderr what it could not read while looking."""
     known = len(store.problems)
     found = store.find(point, environment)
     for problem in store.problems[known:]:

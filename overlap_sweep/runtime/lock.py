@@ -44,14 +44,14 @@ def hold(directory: Path) -> None:
 
 
 def refuse_if_read_only(directory: Path) -> None:
-    """UserError when neither it nor, where it is not there, what it would be made in can be written to."""
+    """Raises UserError when neither it nor, where it is not there, what it would be made in can be written to."""
     there = next(path for path in (directory, *directory.parents) if path.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         raise UserError(f"{there} cannot be written to; {ELSEWHERE}.")
 
 
 def refuse_if_held(directory: Path) -> None:
-    """UserError when another living process holds it. Touches nothing."""
+    """Raises UserError when another living process holds it. Touches nothing."""
     path = directory.resolve() / LOCK_FILE
     if path not in _held and path.exists():
         os.close(_locked_or_refused(path))
@@ -59,8 +59,8 @@ def refuse_if_held(directory: Path) -> None:
 
 @contextmanager
 def claimed(directory: Path, patience_s: float) -> Iterator[bool]:
-    """Whether the point of this run directory is ours while the block runs. Waits for another process that has it, such
-    as one on a node that Slurm takes for dead."""
+    """Yields whether the point of this run directory is ours while the block runs. Waits for another process that has
+    it, such as one on a node that Slurm takes for dead."""
     path = directory / CLAIM_FILE
     deadline = time.monotonic() + patience_s
     while (descriptor := _locked(path)) is None:

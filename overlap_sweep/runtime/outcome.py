@@ -48,7 +48,7 @@ class Outcome:
 
 @dataclass
 class Outcomes:
-    """All of them, in the order in which they came."""
+    """The outcomes of all points, in the order in which they came."""
 
     all: list[Outcome] = field(default_factory=list)
     listener: Callable[[Outcome], None] = print
@@ -79,8 +79,8 @@ class Outcomes:
         return self.expected - {outcome.directory for outcome in self.all}
 
     def best(self) -> Outcome | None:
-        """Returns the largest speedup, of workloads whose points say by themselves what is best: times of different
-        operators or TP sizes cannot be compared."""
+        """Returns the outcome with the largest speedup, of workloads whose points rank by themselves: times of
+        different operators or TP sizes cannot be compared."""
         ranked = [(told.speedup, one) for one in self.all if (told := one.compared) and told.ranks]
         return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
@@ -94,7 +94,7 @@ class Outcomes:
         return ", ".join(f"{counts[status]} {status}" for status in shown if counts[status] or status == "ok")
 
     def conclude(self) -> int:
-        """Print the last lines of a run; the exit status: 0 when all that makes sense was measured."""
+        """Prints the last lines of a run; returns the exit status: 0 when all that makes sense was measured."""
         counts = self.counts()
         for reason, points in Counter(self.given_up.values()).items():
             print(f"{points} missing: {reason}", file=sys.stderr)
@@ -119,7 +119,7 @@ class Outcomes:
         return shlex.join(["python", *given, *([] if named else [f"resume={self.directory()}"])])
 
     def directory(self) -> Path:
-        """Returns where the results lie, as the user would type it."""
+        """Returns the results' directory, as the user would type it."""
         if self.expected:
             return Path(os.path.relpath(next(iter(self.expected)).parent))
         directories = {outcome.directory for outcome in self.all}
@@ -133,7 +133,7 @@ outcomes = Outcomes()
 
 @contextmanager
 def progress(total: int, outcomes: Outcomes) -> Iterator[None]:
-    """Prints a line for every outcome that is added inside the block, and at its end which is the best."""
+    """Prints a line for every outcome that is added inside the block, and at its end the best."""
     start, before = time.monotonic(), len(outcomes.all)
 
     def tell(outcome: Outcome) -> None:

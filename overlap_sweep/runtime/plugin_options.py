@@ -35,8 +35,8 @@ class SlurmLauncherConf(SlurmQueueConf):
 
 @dataclass
 class OnePointLauncherConf(SlurmLauncherConf):
-    """As the stock launcher every point is a job of its own. The stock launcher itself would ask for the same GPUs at
-    every TP size, and a job that dies would end the sweep."""
+    """Every point is a job of its own, as with the stock launcher, which itself would ask for the same GPUs at every TP
+    size, and end the sweep with a job that dies."""
 
     points_per_job: int = 1
     max_jobs: int | None = None

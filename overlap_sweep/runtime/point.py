@@ -1,4 +1,4 @@
-"""Run one point, whatever launcher asks for it: resolve, refuse or measure, and leave a result.json behind."""
+"""Runs one point, whatever launcher asks for it: resolves, refuses or measures, and leaves a result.json behind."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _missing(node: DictConfig, where: str = "") -> Iterator[str]:
 
 
 def _refuse_idle(point: Mapping[str, Any], schema: type[ModelConfig]) -> None:
-    """UserError where a key of `model` was given that the workload does not read: the run would not be what it says."""
+    """Raises UserError for a given key of `model` that the workload ignores: the run would not be what it says."""
     if point["model_preset"] is None:
         # A configuration of the user's own that composes none.
         return
@@ -176,7 +176,7 @@ def objective_us(result: Result | None) -> float:
 
 
 class TimeLimits:
-    """How long a point may take, learnt from how long its like took."""
+    """How long a point may take, learnt from the durations of similar ones."""
 
     def __init__(self) -> None:
         self._longest_s: dict[tuple[Any, ...], float] = defaultdict(float)
@@ -194,7 +194,7 @@ class TimeLimits:
 
 
 def _kind(point: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns what decides, roughly, how long a point takes."""
+    """Returns a key of the properties that decide, roughly, how long a point takes."""
     workload, asked = workloads.of(point), point["workload"]
     of_point = (point["model"]["name"], workload.world_size(point), point["backend"], point["precision"])
     of_workload = (workload.name, workload.subject(point), asked["tokens"], asked["repeats"], *workload.cost(point))
@@ -206,7 +206,7 @@ limits = TimeLimits()
 
 
 def measure(point: dict[str, Any], directory: Path) -> Result:
-    """Have the point measured by a group of workers, tried again where that may help, and write its result."""
+    """Has the point measured by a group of workers, tried again where that may help, and writes its result."""
     clear(directory)
     workload = workloads.of(point)
     reason = workload.refusal(point)
@@ -260,7 +260,7 @@ def _size(log: Path) -> int:
 
 
 def _without_times(point: dict[str, Any], directory: Path, status: Status, error: str, **more: Any) -> Result:
-    """Write why the point was not measured."""
+    """Writes why the point was not measured."""
     given = workloads.of(point).overlap_configs(point)
     result = Result(
         name=directory.name,

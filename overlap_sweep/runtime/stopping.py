@@ -1,4 +1,4 @@
-"""When no further point is begun: a process is told to stop at once (SIGTERM), or after the point that is running
+"""When no further point is begun: a process is asked to stop at once (SIGTERM), or after the point that is running
 (SIGUSR2, which cluster managers send ahead of a time limit or a preemption)."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ STOP_NOW = signal.SIGTERM
 
 
 class Stopped(KeyboardInterrupt):
-    """By a signal, as by Ctrl-C: what is running is given up and leaves no result."""
+    """Stopped by a signal, as by Ctrl-C: what is running is given up and leaves no result."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)

@@ -1,4 +1,4 @@
-"""One rank: join the group, connect to the launcher, work off points until told to stop."""
+"""One rank: joins the group, connects to the launcher, runs points until asked to stop."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _join(device: str, timeout_s: float) -> Ranks:
 
 
 def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """Run one point; rank 0 writes its result.json if it is `ok`. The reply says how it went on this rank."""
+    """Runs one point; rank 0 writes its result.json if it is `ok`. Returns the reply: how it went on this rank."""
     directory, point = Path(request["directory"]), request["point"]
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
     workload = workloads.of(point)

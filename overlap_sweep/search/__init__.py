@@ -1,7 +1,7 @@
-"""Find the fastest settings without measuring all of them.
+"""Finds the fastest settings without measuring all of them.
 
-A search is a generator: it yields what to measure next, is sent what came of it, and returns why it ended. It knows
-nothing of points and launchers. There are two:
+A search is a generator: it yields what to measure next, is sent the results, and returns why it ended. It knows nothing
+of points and launchers. There are two:
 
 - `bisect` searches one pass of an operator (`cell`: what its slots may be given, and what was measured so far). In
   `tasks` forward and backward searches share points, and `sweeper` advances all of a sweep's round by round.
@@ -40,7 +40,7 @@ class Failure:
 
 
 def mean(estimates: Sequence[Estimate], spread_us: float) -> Estimate:
-    """Returns several estimates of one setting as one. Its noise is that of a mean of theirs, or what single ones are
+    """Returns the mean of several estimates of one setting. Its noise is that of the mean, or what single ones are
     found to differ by, whichever is larger."""
     count = len(estimates)
     noise_us = math.hypot(*(one.noise_us for one in estimates)) / count
@@ -49,7 +49,7 @@ def mean(estimates: Sequence[Estimate], spread_us: float) -> Estimate:
 
 
 def conduct(search: Generator[_Wanted, _Answers, _Why], measure: Callable[[_Wanted], _Answers]) -> _Why:
-    """Runs a search to its end; returns what it returns."""
+    """Runs a search to its end; returns its return value."""
     try:
         wanted = next(search)
         while True:
@@ -74,14 +74,14 @@ class Samples:
         self._estimates = {}
 
     def by_time(self) -> Samples:
-        """The same, compared by the times alone."""
+        """Returns the same samples, compared by the times alone."""
         other = Samples(False, self._deviations)
         other.of = self.of
         return other
 
     def estimate(self, setting: Setting) -> Estimate:
-        """The mean of the setting's measurements, in microseconds. Its noise is that of the repeats within them, or
-        what measurements of one setting are found to differ by, whichever is larger."""
+        """Returns the mean of the setting's measurements, in microseconds. Its noise is that of the repeats within
+        them, or what measurements of one setting are found to differ by, whichever is larger."""
         if not self._estimates:
             scales_us = {work: statistics.fmean(besides) for work, besides in self._besides().items()}
             levels = {s: [self._level(sample, scales_us) for sample in samples] for s, samples in self.of.items()}
@@ -95,7 +95,7 @@ class Samples:
         return self.estimate(setting).time_us
 
     def gain(self, slower: Setting, faster: Setting) -> Estimate:
-        """By how much the second is faster, in microseconds; negative where it is slower."""
+        """Returns by how much the second is faster, in microseconds; negative where it is slower."""
         one, other = self.estimate(slower), self.estimate(faster)
         noise_us = math.hypot(one.noise_us, other.noise_us)
         works = {sample.work for setting in (slower, faster) for sample in self.of[setting]}
@@ -105,13 +105,13 @@ class Samples:
         return Estimate(one.time_us - other.time_us, noise_us, one.repeats + other.repeats)
 
     def beats(self, faster: Setting, slower: Setting) -> bool:
-        """Whether it is faster beyond the noise."""
+        """Returns whether it is faster beyond the noise."""
         gain = self.gain(slower, faster)
         return gain.time_us > gain.noise_us
 
     def _level(self, sample: Sample, scales_us: Mapping[str, float]) -> Estimate:
-        """The sample's time, as it would have been at the average speed of the machine: by its ratio to what was
-        measured beside it, pair by pair, what slows both down cancels."""
+        """Returns the sample's time at the average speed of the machine: by its ratio to what was measured beside it,
+        pair by pair, what slows both down cancels."""
         if not self.beside or not sample.beside_us:
             return estimate(sample.times_us)
         scale_us = scales_us[sample.work]
@@ -119,20 +119,20 @@ class Samples:
         return Estimate(ratio.time_us * scale_us, ratio.noise_us * scale_us, ratio.repeats)
 
     def _besides(self) -> dict[str, list[float]]:
-        """By work the median of what was measured beside each sample."""
+        """Returns by work the median of what was measured beside each sample."""
         found: dict[str, list[float]] = {}
         for sample in (sample for samples in self.of.values() for sample in samples if sample.beside_us):
             found.setdefault(sample.work, []).append(statistics.median(sample.beside_us))
         return found
 
     def _drift(self, work: str) -> float:
-        """How uncertain the machine's average speed is in all that computes this, as a share."""
+        """Returns the uncertainty of the machine's average speed in all that computes this, as a share."""
         besides = self._besides()
         return self._spread(list(besides.values())) / math.sqrt(len(besides[work])) if work in besides else 0.0
 
     def _spread(self, groups: Iterable[Sequence[float]]) -> float:
-        """What a single value is off by at most, as a share, as far as values of one group differ: some of their pooled
-        standard deviations, and more where few tell it, much as in Student's distribution."""
+        """Returns the largest deviation of a single value, as a share, by the differences within groups: some pooled
+        standard deviations, and more where they rest on few values, much as in Student's distribution."""
         repeated = [[value / statistics.fmean(group) for value in group] for group in groups if len(group) > 1]
         freedom = sum(len(group) - 1 for group in repeated)
         if not freedom:

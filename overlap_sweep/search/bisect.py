@@ -1,4 +1,4 @@
-"""Search one cell: bracket num_sm, eliminate everything else one value at a time.
+"""Searches one cell: brackets num_sm, eliminates everything else one value at a time.
 
 Time over num_sm falls like 1 / num_sm while communication is exposed, and rises once the communication takes more SMs
 from the GEMM than it needs: it is convex in 1 / num_sm, so that two measurements bound what lies beyond them, and two
@@ -50,13 +50,13 @@ class _Progress:
         return self.trail.time_us(candidate) <= (1 + reach) * self.trail.time_us(self.trail.best)
 
     def has_more(self, candidate: Candidate) -> bool:
-        """Whether its arm is not searched yet."""
+        """Returns whether the candidate's arm is not searched yet."""
         arm = candidate.arm
         return arm not in self.searched and not self.trail.given_up(arm)
 
     def next(self) -> Candidate | None:
-        """Returns what to go on from, fastest first: a candidate whose arm has more to it, or else the fastest one,
-        whose knobs were not flipped yet."""
+        """Returns what to go on from, fastest first: a candidate whose arm is not searched yet, or else the fastest
+        one, if its knobs were not flipped yet."""
         within_reach = list(filter(self.within_reach, self.trail.overlaps))
         # One measurement bounds nothing: the fastest ladder gets a second one before everything is dropped.
         second_look = [] if within_reach or self.searched else self.trail.overlaps
@@ -65,7 +65,7 @@ class _Progress:
 
 
 def bisect(trail: Trail, effort: Effort) -> Search:
-    """Search the trail's cell."""
+    """Searches the trail's cell."""
     progress, groups = _Progress(trail, effort), trail.cell.groups
     yield from trail.measure(map(_entry, groups))
     # One failure must not cost a whole method: those that nothing was measured of are entered once more.
@@ -84,7 +84,7 @@ def bisect(trail: Trail, effort: Effort) -> Search:
 
 
 def _entry(candidates: Sequence[Candidate]) -> Candidate:
-    """Returns the one with most knobs as the library has them, closest to the usual num_sm."""
+    """Returns the candidate with most knobs at the library's defaults, closest to the usual num_sm."""
 
     def rank(candidate: Candidate) -> tuple[float, float]:
         usual = [
@@ -98,8 +98,8 @@ def _entry(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def _search_arm(trail: Trail, entered: Candidate, effort: Effort) -> Steps:
-    """Along the ladder of each slot in turn, once: dgrad and wgrad run one after the other, so that the best num_sm of
-    one does not depend on the other's."""
+    """Searches along the ladder of each slot in turn, once: dgrad and wgrad run one after the other, so that the best
+    num_sm of one does not depend on the other's."""
     for slot in entered.num_sms:
         ladders = [trail.cell.ladder(c, slot) for c in trail.overlaps if c.arm == entered.arm]
         # That of the fastest candidate; in a recording with holes it may have none.
@@ -111,7 +111,7 @@ def _search_arm(trail: Trail, entered: Candidate, effort: Effort) -> Steps:
 
 
 def _promising(trail: Trail, ladder: Sequence[Candidate], slot: str, effort: Effort) -> Iterator[Candidate]:
-    """What to measure next on a ladder that has one measurement at least, most useful first.
+    """Yields what to measure next on a ladder that has one measurement at least, most useful first.
 
     Half and twice the best num_sm, then what lies between the best and its neighbours: each only if the bound that
     convexity puts on its time is worth it.
@@ -140,7 +140,7 @@ def _nearest(choices: Sequence[int], wanted: float) -> int | None:
 
 
 def least_us(num_sm: int, times_us: Mapping[int, float]) -> float:
-    """The least that convexity in 1 / num_sm allows, given the times at other counts; 0 where it says nothing.
+    """Returns the least time that convexity in 1 / num_sm allows, given those at other counts; 0 where it says nothing.
 
     Outside of two points a convex function lies above the line through them.
     """
@@ -151,7 +151,7 @@ def least_us(num_sm: int, times_us: Mapping[int, float]) -> float:
 
 
 def _flip(progress: _Progress, candidate: Candidate) -> Steps:
-    """Enter the arms that differ from the candidate in one categorical knob: one knob after the other, since what was
+    """Enters the arms that differ from the candidate in one categorical knob: one knob after the other, since what was
     found faster is what the next search starts from."""
     trail = progress.trail
     on_ladder = any(len(trail.cell.ladder(candidate, slot)) > 1 for slot in candidate.num_sms)
@@ -172,7 +172,7 @@ def _flip(progress: _Progress, candidate: Candidate) -> Steps:
 
 
 def _tell_apart(trail: Trail, effort: Effort) -> Steps:
-    """Measure the contenders again while the noise hides which of them is fastest."""
+    """Measures the contenders again while the noise hides which of them is fastest."""
     for _ in range(effort.repeats - 1):
         best = trail.estimate(trail.best)
         close = [c for c in trail.overlaps if not trail.estimate(c).differs_from(best)][:CONTENDERS]

@@ -32,7 +32,7 @@ class Candidate:
 
     @classmethod
     def of(cls, settings: Mapping[str, Setting]) -> Candidate:
-        """`settings` by slot; a slot that is left out is not overlapped."""
+        """Returns the candidate of `settings` by slot; a slot that is left out is not overlapped."""
         return cls(tuple((slot, tuple(sorted(settings[slot].items()))) for slot in sorted(settings)))
 
     @cached_property
@@ -41,12 +41,12 @@ class Candidate:
 
     @cached_property
     def methods(self) -> dict[str, str]:
-        """By slot."""
+        """Returns the methods by slot."""
         return {slot: setting["method"] for slot, setting in self.settings.items()}
 
     @cached_property
     def num_sms(self) -> dict[str, int]:
-        """By slot, of those that have one."""
+        """Returns num_sm by slot, of those that have one."""
         return {slot: setting[ORDINAL] for slot, setting in self.settings.items() if ORDINAL in setting}
 
     @cached_property
@@ -54,7 +54,7 @@ class Candidate:
         return tuple((slot, tuple(item for item in setting if item[0] != ORDINAL)) for slot, setting in self.slots)
 
     def __str__(self) -> str:
-        """`none`, `ring_agg0`, or of several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
+        """Returns `none`, `ring_agg0`, or of several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
         return space.settings_name(self.settings)
 
 
@@ -62,7 +62,7 @@ NONE = Candidate()
 
 
 def changes(one: Candidate, other: Candidate) -> list[tuple[str, str]] | None:
-    """Returns the knobs but num_sm, by slot, that two candidates have otherwise; None where their methods differ."""
+    """Returns the knobs but num_sm, by slot, in which two candidates differ; None where their methods differ."""
     if one.methods != other.methods:
         return None
     settings = ((slot, setting, other.settings[slot]) for slot, setting in one.settings.items())
@@ -83,8 +83,8 @@ class Cell:
 
     @property
     def groups(self) -> list[list[Candidate]]:
-        """The candidates by what num_sm and single knobs lead to: in each group every one can be reached from every
-        other by changing one of them at a time."""
+        """Returns the candidates in groups connected by num_sm and single knobs: in each every one can be reached from
+        every other by changing one of them at a time."""
         arms: dict[Arm, list[Candidate]] = defaultdict(list)
         for candidate in self.candidates:
             arms[candidate.arm].append(candidate)
@@ -100,14 +100,14 @@ class Cell:
         return groups
 
     def ladder(self, candidate: Candidate, slot: str) -> list[Candidate]:
-        """The candidates that differ from this one in nothing but the slot's num_sm, itself among them, by num_sm."""
+        """Returns the candidates that differ from this one only in the slot's num_sm, and itself, by num_sm."""
         others = {**candidate.num_sms, slot: None}
         found = [c for c in self.candidates if c.arm == candidate.arm and {**c.num_sms, slot: None} == others]
         return sorted(found, key=lambda other: other.num_sms[slot])
 
     def flips(self, candidate: Candidate) -> dict[tuple[str, str], dict[Any, list[Candidate]]]:
-        """By slot and categorical knob, by another value of it: the candidates that have it and differ from this one
-        in nothing else but num_sm. Of two slots, one may also not be overlapped at all: that is its method `none`."""
+        """Returns by slot and categorical knob, by another value of it, the candidates that have it and differ from
+        this one in nothing else but num_sm. Of two slots, one may also not be overlapped at all: its method `none`."""
         found: dict[tuple[str, str], dict[Any, list[Candidate]]] = defaultdict(lambda: defaultdict(list))
         for slot in candidate.settings:
             rest = Candidate(tuple(item for item in candidate.slots if item[0] != slot))
@@ -122,7 +122,7 @@ class Cell:
 
 
 def distance(one: Candidate, other: Candidate) -> float:
-    """How far apart in num_sm, in octaves summed over the slots."""
+    """Returns the distance in num_sm, in octaves summed over the slots."""
     both = one.num_sms.keys() & other.num_sms.keys()
     return sum(abs(math.log2(one.num_sms[slot] / other.num_sms[slot])) for slot in both)
 
@@ -151,17 +151,17 @@ class Trail:
     """Why the search ended; empty while it has not."""
 
     def measure(self, candidates: Iterable[Candidate]) -> Steps:
-        """Have those measured that never were; each of them is in `samples` or `failed` then."""
+        """Has those measured that never were; each of them is in `samples` or `failed` then."""
         new = [c for c in dict.fromkeys(candidates) if c not in self.samples and c not in self.failed]
         if new:
             yield from self.measure_again(new)
 
     def measure_again(self, candidates: Sequence[Candidate]) -> Steps:
-        """One more sample of each."""
+        """Takes one more sample of each."""
         self.record((yield candidates))
 
     def record(self, measured: Mapping[Candidate, Measured]) -> None:
-        """Numbers that are wrong at one num_sm may be right by chance at another: then the whole arm is distrusted."""
+        """Adds measurements. If one num_sm computes wrong numbers, its whole arm is distrusted, even if right."""
         for candidate, found in measured.items():
             if isinstance(found, Estimate):
                 self.samples.setdefault(candidate, []).append(found)
@@ -174,12 +174,12 @@ class Trail:
         self.samples = {candidate: own for candidate, own in self.samples.items() if candidate not in self.failed}
 
     def given_up(self, arm: Arm) -> bool:
-        """Whether too much of the arm failed to go on with it."""
+        """Returns whether too much of the arm failed to go on with it."""
         own = [found for other, found in self.failed.items() if other.arm == arm]
         return len(own) >= MOST_FAILURES or any(found.wrong_numbers for found in own)
 
     def estimate(self, candidate: Candidate) -> Estimate:
-        """All samples of the candidate together."""
+        """Returns the estimate from all samples of the candidate."""
         return self.none if candidate == NONE else together(self.samples[candidate])
 
     def time_us(self, candidate: Candidate) -> float:
@@ -187,17 +187,17 @@ class Trail:
 
     @property
     def notes(self) -> list[str]:
-        """What failed, and why."""
+        """Returns a note on each failure, and its reason."""
         return [f"{candidate} failed: {failure.reason}" for candidate, failure in self.failed.items()]
 
     @property
     def overlaps(self) -> list[Candidate]:
-        """What was measured but `none`, fastest first."""
+        """Returns the measured candidates but `none`, fastest first."""
         return sorted(self.samples, key=self.time_us)
 
     @property
     def best(self) -> Candidate:
-        """The fastest so far; ties are for the analysis, which sees all measurements, to decide."""
+        """Returns the fastest so far; the analysis, which sees all measurements, decides ties."""
         return min([NONE, *self.samples], key=self.time_us)
 
     @property
@@ -206,11 +206,11 @@ class Trail:
 
     @property
     def evaluations(self) -> int:
-        """Measurements of candidates; `none` comes with every one of them."""
+        """Returns the number of measurements of candidates; `none` comes with every one of them."""
         return sum(map(len, self.samples.values())) + len(self.failed)
 
 
 def together(samples: Sequence[Estimate]) -> Estimate:
-    """Several medians of one setting as one."""
+    """Returns several medians of one setting as one."""
     times_us = [sample.time_us for sample in samples]
     return samples[0] if len(samples) == 1 else mean(samples, (max(times_us) - min(times_us)) / 2)

@@ -1,4 +1,4 @@
-"""`hydra/sweeper=knobs`: search the knobs of a workload through any Hydra launcher; `knobs` says how.
+"""`hydra/sweeper=knobs`: searches the knobs of a workload through any Hydra launcher; `knobs` says how.
 
 A swept key is a knob if the sweeper's `params` name it, or the workload's `searchable` does. Every combination of the
 other swept keys' values (`model=a,b`, `distributed.dp_size=4,8`) is a search of its own.
@@ -40,7 +40,7 @@ class KnobSpace:
     """The knobs of one case, and its points."""
 
     def __init__(self, config: DictConfig, context: HydraContext, overrides: Sequence[str]) -> None:
-        """`overrides`: of every point."""
+        """`overrides`: those of every point."""
         self.overrides = list(overrides)
         self.label = ""
         self.knobs: tuple[Knob, ...] = ()
@@ -52,7 +52,7 @@ class KnobSpace:
         self._points: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def point(self, *overrides: str) -> dict[str, Any]:
-        """Resolved. UserError for a wrong value."""
+        """Returns the resolved point. UserError for a wrong value."""
         if overrides not in self._points:
             composed = compose_point(self._loader, self._config, [*self.overrides, *overrides])
             self._points[overrides] = resolve(composed)
@@ -63,7 +63,7 @@ class KnobSpace:
         return searchable(point["workload"]["name"]).same_point(point)
 
     def overrides_of(self, setting: Setting) -> list[str]:
-        """Values that are not the baseline's; those are in `overrides` where the configuration has others."""
+        """Returns the values that are not the baseline's; those are in `overrides` if the configuration differs."""
         return [f"{k.key}={v}" for k, v in zip(self.knobs, setting, strict=True) if v != k.values[0]]
 
     def job(self, setting: Setting, repetition: int) -> Job:
@@ -74,7 +74,7 @@ class KnobSpace:
         return Job([*overrides, *again, *self.overrides], point)
 
     def refusal(self, setting: Setting) -> str | None:
-        """Returns why the setting makes no sense, or is another one in fact; None where it is worth a point."""
+        """Returns why the setting is invalid, or is another one in fact; None where it is worth a point."""
         if setting not in self.refusals:
             self.refusals[setting] = self._refusal(setting)
         return self.refusals[setting]
@@ -92,7 +92,7 @@ class KnobSpace:
 
     @property
     def typed(self) -> list[str]:
-        """Returns what a single run of the baseline is typed as."""
+        """Returns the overrides that a single run of the baseline is typed with."""
         no_part = tuple(name + end for name in NO_PART_OF_A_POINT for end in "=.")
         typed = [override for override in self.overrides if not override.startswith(no_part)]
         experiment = any(override.lstrip("+").startswith("experiment=") for override in typed)
@@ -113,7 +113,7 @@ def searchable(workload: str) -> Searchable:
 def find_spaces(
     config: DictConfig, context: HydraContext, values: Mapping[str, Sequence[str]], params: Collection[str]
 ) -> list[KnobSpace]:
-    """Returns one for each case. UserError when there is nothing to search in any, or a value is wrong."""
+    """Returns the space of each case. UserError when there is nothing to search in any, or a value is wrong."""
     # Hydra gives Python's spelling of params.
     spelled = {key: [t.lower() if t in ("True", "False") else t for t in texts] for key, texts in values.items()}
     known = searchable(config.workload.name)
@@ -173,7 +173,7 @@ class Searching:
     """The search of one case, under way."""
 
     def __init__(self, space: KnobSpace, measurements: Measurements, share: float) -> None:
-        """`share`: of the budget that is left, for this search."""
+        """`share`: this search's share of the budget that is left."""
         self.space, self._measurements = space, measurements
         self.trail = KnobTrail(space.knobs, space.refusal, self._room)
         self.ended = False
@@ -188,7 +188,7 @@ class Searching:
 
     @property
     def found(self) -> KnobSearch:
-        """As far as it is known."""
+        """Returns the answer as far as it is known."""
         why = self._measurements.budget.why_spent or "search.max_points or search.max_minutes is nearly used up"
         search = answer(self.trail)
         search.label, search.overrides = self.space.label, self.space.typed
@@ -200,7 +200,7 @@ class Searching:
 
     @property
     def progress(self) -> str:
-        """A line; empty until the baseline was measured."""
+        """Returns a line of progress; empty until the baseline was measured."""
         trail, budget = self.trail, self._measurements.budget
         if trail.baseline not in trail.found.of:
             return ""
@@ -210,7 +210,7 @@ class Searching:
         return f"{budget.points} points in {budget.elapsed_s:.0f} s; {stage}: {trail.name(trail.best)}{less}"
 
     def _room(self) -> float:
-        """By the points that are left, and by the time that those so far took."""
+        """Returns how many points fit, by those that are left and by the time that those so far took."""
         budget = self._measurements.budget
         points = self._most_points - budget.points
         new = budget.points - self._measurements.reused
@@ -234,7 +234,7 @@ class Searching:
 
 
 def answer(trail: KnobTrail) -> KnobSearch:
-    """Returns what a search, under way or ended, came to."""
+    """Returns the answer of a search, under way or ended."""
     knobs = {knob.key: list(knob.values) for knob in trail.knobs}
     search = KnobSearch(label="", overrides=[], knobs=knobs, notes=trail.notes, grid=trail.grid)
     base = trail.baseline
@@ -276,7 +276,7 @@ def _contribution(trail: KnobTrail, judged: Samples, best: Setting, index: int) 
 
 
 def _known_share(sources: list[Samples], slower: Setting | None, faster: Setting | None) -> Gain | None:
-    """From the first that has measured both."""
+    """Returns the gain from the first source that has measured both."""
     for samples in sources:
         if slower in samples.of and faster in samples.of:
             assert slower is not None
@@ -291,7 +291,7 @@ def _share(samples: Samples, slower: Setting, faster: Setting) -> Gain:
 
 
 def _over_none(samples: Samples, setting: Setting) -> Gain | None:
-    """Pair by pair, of all samples of the setting."""
+    """Returns the gain over no overlap, pair by pair, of all samples of the setting."""
     pairs = [pair for sample in samples.of[setting] for pair in zip(sample.times_us, sample.none_us, strict=False)]
     if not pairs:
         return None
@@ -302,7 +302,7 @@ def _over_none(samples: Samples, setting: Setting) -> Gain | None:
 def sweep(
     config: DictConfig, context: HydraContext, launcher: Launcher, params: Mapping[str, Any], arguments: Sequence[str]
 ) -> None:
-    """Search every case, print the answers, and leave `knobs.json` beside the points, whole after every batch.
+    """Searches every case, prints the answers, and leaves `knobs.json` beside the points, whole after every batch.
     UserError when there is nothing to search, or a value is wrong; nothing was started then."""
     spaces = find_spaces(config, context, swept_values(context, params, arguments), set(params))
     measurements = Measurements.begin(config, launcher)

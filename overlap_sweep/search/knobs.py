@@ -1,4 +1,4 @@
-"""Search any knobs: one change at a time from the best so far, and what seems to help together.
+"""Searches any knobs: one change at a time from the best so far, and what seems to help together.
 
 Every knob has a few values without order, most of which change little: what matters is to tell the few that help from
 the noise with few measurements, and not to miss those that help only together.
@@ -55,7 +55,7 @@ Steps = Generator[Sequence[Setting], Sequence[Answer]]
 
 @dataclass
 class KnobTrail:
-    """A search's space and all that came of it so far."""
+    """A search's space and all its measurements so far."""
 
     knobs: tuple[Knob, ...]
     refusal: Callable[[Setting], str | None]
@@ -82,30 +82,30 @@ class KnobTrail:
 
     @property
     def grid(self) -> int:
-        """Settings that there are, sensible or not."""
+        """Returns the number of settings that there are, valid or not."""
         return math.prod(len(knob.values) for knob in self.knobs)
 
     def changed(self, setting: Setting, origin: Setting | None = None) -> dict[int, str]:
-        """By knob's index the values that differ from the baseline's, or from another setting's."""
+        """Returns by knob's index the values that differ from the baseline's, or from another setting's."""
         pairs = zip(setting, origin or self.baseline, strict=True)
         return {index: value for index, (value, other) in enumerate(pairs) if value != other}
 
     def name(self, setting: Setting, origin: Setting | None = None) -> str:
-        """Its overrides, or those that differ from another setting; or `the baseline`."""
+        """Returns the setting's overrides, or those that differ from another setting; or `the baseline`."""
         return " ".join(f"{key}={value}" for key, value in self.overrides(setting, origin).items()) or "the baseline"
 
     def overrides(self, setting: Setting, origin: Setting | None = None) -> dict[str, str]:
-        """By key the values that differ from the baseline's, or from another setting's."""
+        """Returns by key the values that differ from the baseline's, or from another setting's."""
         return {self.knobs[index].key: value for index, value in self.changed(setting, origin).items()}
 
     def possible(self, setting: Setting) -> bool:
-        """Whether it makes sense and may work. What failed fails with more changed, too: each failure costs a new
+        """Returns whether it is valid and may work. What failed fails with more changed, too: each failure costs a new
         process group."""
         changed = self.changed(setting).items()
         return not any(self.changed(bad).items() <= changed for bad in self.failed) and not self.refusal(setting)
 
     def simplicity(self, setting: Setting) -> tuple[int, int]:
-        """Less is simpler: values that are not the baseline's, and how late in their lists they stand."""
+        """Returns a key, less is simpler: values that are not the baseline's, and their places in their lists."""
         changed = self.changed(setting)
         return len(changed), sum(self.knobs[index].values.index(value) for index, value in changed.items())
 
@@ -115,7 +115,7 @@ class KnobTrail:
 
     @property
     def best(self) -> Setting:
-        """What the proof came to, or else the simplest of those that the noise cannot tell from the fastest."""
+        """Returns the proof's answer, or else the simplest that the noise cannot tell from the fastest."""
         if self.chosen is not None:
             return self.chosen
         fastest = self.fastest
@@ -123,17 +123,17 @@ class KnobTrail:
         return min(ties, key=lambda setting: (*self.simplicity(setting), self.found.time_us(setting)))
 
     def measure(self, settings: Iterable[Setting]) -> Steps:
-        """Have those measured that never were and make sense."""
+        """Has those measured that never were and are possible."""
         known = self.found.of.keys()
         yield from self.measure_again([s for s in dict.fromkeys(settings) if s not in known and self.possible(s)])
 
     def measure_again(self, settings: Sequence[Setting]) -> Steps:
-        """One more sample of each, as long as enough points are left for the shortest proof."""
+        """Takes one more sample of each, as long as enough points are left for the shortest proof."""
         proof_points = 2 * len(team(self, self.best)) if self.found.of and self.chosen is None else 0
         yield from self._ask(settings, self.found, self.room() - proof_points)
 
     def prove(self, settings: Sequence[Setting]) -> Steps:
-        """One more sample of each for the proof."""
+        """Takes one more sample of each for the proof."""
         yield from self._ask(settings, self.proof, self.room())
 
     def _ask(self, settings: Sequence[Setting], into: Samples, room: float) -> Steps:
@@ -145,7 +145,7 @@ class KnobTrail:
                 self._record(setting, answer, into)
 
     def _cost(self, setting: Setting) -> int:
-        """In points: to start other processes takes about as long as one."""
+        """Returns the cost in points: to start other processes takes about as long as one."""
         changed = (self.knobs[index].restarts for index in self.changed(setting))
         return 2 if any(changed) else 1
 
@@ -162,7 +162,7 @@ class KnobTrail:
 
 
 def search(trail: KnobTrail, effort: Search) -> Steps:
-    """Search the trail's space; `trail.best` is the answer at any time, once the baseline was measured."""
+    """Searches the trail's space; `trail.best` is the answer at any time, once the baseline was measured."""
     yield from trail.measure([trail.baseline])
     if trail.baseline not in trail.found.of:
         return
@@ -175,7 +175,7 @@ def search(trail: KnobTrail, effort: Search) -> Steps:
 
 
 def _descend(trail: KnobTrail, effort: Search, knobs: Sequence[int]) -> Steps:
-    """Change these knobs until nothing is faster than the best."""
+    """Changes these knobs until nothing is faster than the best."""
     while not trail.cut:
         origin = trail.best
         yield from _around(trail, effort, origin, knobs)
@@ -189,7 +189,7 @@ def _descend(trail: KnobTrail, effort: Search, knobs: Sequence[int]) -> Steps:
 
 
 def _around(trail: KnobTrail, effort: Search, origin: Setting, knobs: Sequence[int]) -> Steps:
-    """Measure single changes of one setting, and what they say should be tried together."""
+    """Measures single changes of one setting, and what they suggest to try together."""
     changes = [change for change in _changes(trail, origin, knobs) if _telling(trail, origin, change)]
     possible = [change for change in changes if trail.possible(change)]
     if len(trail.found.of) == 1 and effort.repeats > 1 and possible:
@@ -209,7 +209,7 @@ def _around(trail: KnobTrail, effort: Search, origin: Setting, knobs: Sequence[i
 
 
 def _changes(trail: KnobTrail, origin: Setting, knobs: Sequence[int]) -> Iterator[Setting]:
-    """Its single changes, but for values that were dropped."""
+    """Yields the setting's single changes, except values that were dropped."""
     for index in knobs:
         for value in trail.knobs[index].values:
             if value != origin[index] and (index, value) not in trail.dropped:
@@ -217,7 +217,7 @@ def _changes(trail: KnobTrail, origin: Setting, knobs: Sequence[int]) -> Iterato
 
 
 def _telling(trail: KnobTrail, origin: Setting, change: Setting) -> bool:
-    """Whether the change is worth a measurement of its own here."""
+    """Returns whether the change is worth a measurement of its own here."""
     ((index, value),) = trail.changed(change, origin).items()
     if value == trail.baseline[index]:
         # What helped when it was made is put back in the proof only.
@@ -228,7 +228,7 @@ def _telling(trail: KnobTrail, origin: Setting, change: Setting) -> bool:
 
 
 def _learn(trail: KnobTrail, effort: Search, origin: Setting, changes: Sequence[Setting]) -> None:
-    """What the single changes do here; what is out of reach is dropped."""
+    """Records the effects of the single changes here; drops what is out of reach."""
     origin_us = trail.found.time_us(origin)
     for setting in (change for change in changes if change in trail.found.of):
         ((index, value),) = trail.changed(setting, origin).items()
@@ -243,7 +243,7 @@ def _learn(trail: KnobTrail, effort: Search, origin: Setting, changes: Sequence[
 
 
 def _unlocked(trail: KnobTrail, origin: Setting, changes: Sequence[Setting]) -> Iterator[Setting]:
-    """What is refused as a single change, with each other change that makes it possible."""
+    """Yields each refused single change together with each other change that makes it possible."""
     for refused in (change for change in changes if trail.refusal(change)):
         for key in (change for change in changes if change in trail.found.of):
             if trail.changed(refused, origin).keys() != trail.changed(key, origin).keys():
@@ -251,7 +251,7 @@ def _unlocked(trail: KnobTrail, origin: Setting, changes: Sequence[Setting]) -> 
 
 
 def _joint(trail: KnobTrail, origin: Setting, knobs: Sequence[int]) -> Iterator[Setting]:
-    """The best change of each knob together: of those that surely help, that seem to, and that do no sure harm."""
+    """Yields each knob's best change together: of those that surely help, that seem to, that do no sure harm."""
     effects = {
         (index, value): effect
         for (index, value), effect in trail.effects.items()
@@ -271,7 +271,7 @@ def _joint(trail: KnobTrail, origin: Setting, knobs: Sequence[int]) -> Iterator[
 def _joined(
     trail: KnobTrail, origin: Setting, changes: Sequence[tuple[int, str]]
 ) -> tuple[Setting, list[tuple[int, str]]]:
-    """The first change of each knob, one after the other; and those that are not possible with the ones before."""
+    """Returns `origin` with each knob's first change applied in turn; and changes impossible with those before."""
     together, misfits = origin, []
     for index, value in changes:
         more = _with(together, {index: value})
@@ -289,7 +289,7 @@ def _with(setting: Setting, values: dict[int, str]) -> Setting:
 
 
 def _tell_apart(trail: KnobTrail, effort: Search) -> Steps:
-    """Measure the fastest and the simpler ones again while the noise hides which of them is faster."""
+    """Measures the fastest and the simpler ones again while the noise hides which of them is faster."""
     while not trail.cut and trail.fastest != trail.best:
         fastest, found = trail.fastest, trail.found
         ties = [s for s in sorted(found.of, key=found.time_us) if s != fastest and not found.beats(fastest, s)]
@@ -303,21 +303,21 @@ def _tell_apart(trail: KnobTrail, effort: Search) -> Steps:
 
 
 def team(trail: KnobTrail, best: Setting) -> list[Setting]:
-    """What is measured again to prove it: the baseline, itself, and itself without each of its changes."""
+    """Returns what is measured again as proof: the baseline, the best, and the best without each of its changes."""
     without = [setting for setting in one_by_one(trail, best, trail.baseline).values() if setting]
     return list(dict.fromkeys([trail.baseline, best, *without])) if best != trail.baseline else []
 
 
 def one_by_one(trail: KnobTrail, setting: Setting, other: Setting) -> dict[int, Setting | None]:
-    """By the index of each knob that they have otherwise, the setting with the other's value there; None where that is
-    refused or fails."""
+    """Returns by the index of each knob in which they differ the setting with the other's value there; None where that
+    is refused or fails."""
     taken_over = {index: _with(setting, {index: value}) for index, value in trail.changed(other, setting).items()}
     return {index: changed if trail.possible(changed) else None for index, changed in taken_over.items()}
 
 
 def _prove(trail: KnobTrail, effort: Search) -> Steps:
-    """Measure the best against the baseline and against itself without each of its changes, and take back what does not
-    help. Without room for that the best stays what the search says, unproven."""
+    """Measures the best against the baseline and against itself without each of its changes, and takes back what does
+    not help. Without room for that the best stays what the search says, unproven."""
     best = fastest = trail.best
     instead: Setting | None = None
     while best != trail.baseline:
@@ -354,7 +354,7 @@ def _prove(trail: KnobTrail, effort: Search) -> Steps:
 
 
 def _alternate(trail: KnobTrail, effort: Search, best: Setting) -> Steps:
-    """Rounds of all that proves this one; where there is no room for two of them, of itself and the baseline alone."""
+    """Measures rounds of all that proves the best; without room for two, only of itself and the baseline."""
     new = [setting for setting in team(trail, best) if setting not in trail.proof.of]
     if not new:
         return
@@ -372,7 +372,7 @@ def _alternate(trail: KnobTrail, effort: Search, best: Setting) -> Steps:
 
 
 def agree(proof: Samples, one: Setting, other: Setting) -> bool:
-    """Whether the gain is the same with the machine's drift taken out as by times alone. Those are noisier, but don't
-    rest on what is measured beside a setting being the same for both."""
+    """Returns whether the gain is the same with the machine's drift taken out as by times alone. Those are noisier, but
+    don't rest on what is measured beside a setting being the same for both."""
     gain, by_time = proof.gain(one, other), proof.by_time().gain(one, other)
     return abs(gain.time_us - by_time.time_us) <= math.hypot(gain.noise_us, by_time.noise_us)

@@ -1,4 +1,4 @@
-"""Have points measured by the launcher, in batches, unless their results are there already or the budget is spent."""
+"""Has points measured by the launcher, in batches, unless their results are there already or the budget is spent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Budget:
 
     @property
     def why_spent(self) -> str:
-        """Empty while it is not."""
+        """Returns why the budget is spent; empty while it is not."""
         if self.points_left == 0:
             return f"search.max_points={self.max_points} is used up"
         if self.max_minutes is not None and self.elapsed_s >= 60 * self.max_minutes:
@@ -84,7 +84,7 @@ class Measurements:
         return cls(launcher, directory, Budget(config.search.max_points, config.search.max_minutes))
 
     def measure(self, jobs: Sequence[Job]) -> list[Result]:
-        """Returns the results of the first of them, as far as the budget goes."""
+        """Returns the results of the first jobs, as far as the budget goes."""
         jobs = jobs[: self.budget.points_left]
         size = CHUNK if self.budget.max_minutes is not None else max(1, len(jobs))
         results: list[Result] = []
@@ -113,7 +113,7 @@ class Measurements:
 
 
 def swept_values(context: HydraContext, params: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, list[str]]:
-    """Returns by key, as it is typed, its values as text. UserError for ranges that are not counted out."""
+    """Returns each key's values as text, by key as typed. UserError for ranges that are not counted out."""
     parser = OverridesParser.create(config_loader=context.config_loader)
     overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in params.items()), *arguments])
     values: dict[str, list[str]] = {}
@@ -149,7 +149,7 @@ def override_value(value: Any) -> str:
 
 
 def _result(returned: JobReturn, job: Job) -> Result:
-    """Returns what the job left in its directory."""
+    """Returns the result that the job left in its directory."""
     directory = Path(str(returned.hydra_cfg.hydra.runtime.output_dir)) if returned.hydra_cfg else None
     if returned.status == JobStatus.COMPLETED and directory and (directory / RESULT_FILE).exists():
         return read_result(directory / RESULT_FILE)

@@ -1,4 +1,4 @@
-"""`hydra/sweeper=bisect`: search the settings that a multirun's values span, through any Hydra launcher."""
+"""`hydra/sweeper=bisect`: searches the settings that a multirun's values span, through any Hydra launcher."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Gate = Callable[[Sequence[Task]], str | None]
 def sweep(
     config: DictConfig, context: HydraContext, launcher: Launcher, params: Mapping[str, Any], arguments: Sequence[str]
 ) -> None:
-    """Search all passes, print the answers, and leave `search.json` beside the points."""
+    """Searches all passes, prints the answers, and leaves `search.json` beside the points."""
     whole = Sweep(config, context, launcher, swept_values(context, params, arguments))
     for stage in whole.stages:
         whole.search(stage)
@@ -51,12 +51,12 @@ def sweep(
 
 
 class Sweep:
-    """What is searched, and what came of it so far: lines of progress, and search.json, whole after every round."""
+    """The searches of a sweep, and their progress: lines of it, and search.json, whole after every round."""
 
     def __init__(
         self, config: DictConfig, context: HydraContext, launcher: Launcher, values: Mapping[str, Sequence[str]]
     ) -> None:
-        """UserError when there is nothing to search, or a value is wrong; nothing was started then."""
+        """Raises UserError when there is nothing to search, or a value is wrong; nothing was started then."""
         self.config = config
         self._loader = context.config_loader
         found = self._find_tasks(values)
@@ -69,7 +69,7 @@ class Sweep:
             self.drop(task.label, "; ".join(task.refused) or "no swept method fits any of its slots")
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
-        """Returns what Hydra gives the job with these overrides."""
+        """Returns the configuration that Hydra gives the job with these overrides."""
         return compose_point(self._loader, self.config, overrides)
 
     def _find_tasks(self, values: Mapping[str, Sequence[str]]) -> list[Task]:
@@ -102,7 +102,7 @@ class Sweep:
 
     @property
     def stages(self) -> list[list[Task]]:
-        """What advances together: a TP size at a time, smallest first."""
+        """Returns the tasks that advance together: a TP size at a time, smallest first."""
         ordered = sorted(self.tasks, key=lambda task: workloads.world_size(task.point))
         return [list(group) for _, group in groupby(ordered, key=lambda task: workloads.world_size(task.point))]
 
@@ -111,7 +111,7 @@ class Sweep:
         print(f"search: {label} is not searched: {reason}", flush=True)
 
     def search(self, tasks: Sequence[Task], gate: Gate = lambda _: None) -> None:
-        """Advance all searches of these tasks together until they or the budget end."""
+        """Advances all searches of these tasks together until they or the budget end."""
         budget = self.measurements.budget
         begun: list[Task] = []
         for of_case in cases(self._measure_baselines(tasks)):
@@ -137,7 +137,7 @@ class Sweep:
         return [more for request, result in answered for more in request.task.answer(request, result, final=final)]
 
     def _measure_baselines(self, tasks: Sequence[Task]) -> list[Task]:
-        """Measure every task's operator without overlap; returns the tasks for which that worked."""
+        """Measures every task's operator without overlap; returns the tasks for which that worked."""
         results = self.measurements.measure([Request(task, {}).job for task in tasks])
         for task, result in zip(tasks, results, strict=False):
             if result.status != "ok":
@@ -151,11 +151,11 @@ class Sweep:
         return [task for task in tasks if task.baseline]
 
     def analysed(self, config: AnalysisConfig) -> OperatorAnalysis:
-        """Returns what is best of all that was measured so far."""
+        """Returns the best of all that was measured so far."""
         return analyse_operators(read_sources(self.measurements.directory, config))
 
     def profile_answers(self, tasks: Sequence[Task], config: AnalysisConfig) -> None:
-        """Measure once more, with `profile=all`, each chosen setting that has no trace, and each operator without
+        """Measures once more, with `profile=all`, each chosen setting that has no trace, and each operator without
         overlap. Nothing unless `profile=best`; the search's budget does not count these points."""
         wanted = [task for task in tasks if task.running and task.point["profile"] == "best"]
         if wanted:
@@ -164,7 +164,7 @@ class Sweep:
             self.measurements.run([_profiled(Request(task, of_pass).job) for task, of_pass in untraced])
 
     def conclude(self) -> None:
-        """Print every answer, and why it is one."""
+        """Prints every answer, and why it is one."""
         record = self._write()
         outcomes.answered = any(task.baseline for task in self.tasks)
         for search in record.searches:
@@ -227,7 +227,7 @@ def _profiled(job: Job) -> Job:
 
 
 def _untraced(task: Task, case: CaseAnalysis) -> Iterator[Mapping[str, Candidate]]:
-    """Yields what should have a trace and has none: no overlap, and the answers, a setting of each pass together."""
+    """Yields the settings that lack a trace: no overlap, and the answers, a setting of each pass together."""
     tp_size = task.point["tp_size"]
     plan = case.plans.get(tp_size)
     of_task = [point for point in case.points if _is_of(point, task)]

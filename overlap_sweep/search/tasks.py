@@ -67,8 +67,8 @@ def read_choices(
 
 
 def candidates(point: Mapping[str, Any], choices: Choices) -> tuple[dict[str, list[Candidate]], Counter[str]]:
-    """Returns by pass what the slots of the point's operator may be given, `none` left out; and why others may not,
-    with their number."""
+    """Returns by pass the possible settings of the slots of the point's operator, without `none`; and why others are
+    refused, with their number."""
     operator, refusal = point["operator"], workloads.load("operator").refusal
     (phase,) = choices["phase"]
     phases = space.PHASES if phase == "all" else (phase,)
@@ -105,7 +105,7 @@ def _settings(point: Mapping[str, Any], phase: str, choices: Choices) -> list[Se
 
 
 class Running:
-    """The search of one pass, under way: have what it wants measured, put it into `answers`, and advance."""
+    """The search of one pass, under way: has what it wants measured, puts it into `answers`, and advances."""
 
     def __init__(self, trail: Trail, effort: Search) -> None:
         self.trail = trail
@@ -114,7 +114,7 @@ class Running:
         self.wanted = self._next(None)
 
     def advance(self, why_spent: str) -> None:
-        """Goes on, or ends where not all that it wanted was measured; what was measured counts all the same."""
+        """Goes on, or ends where not all that it wanted was measured; what was measured is recorded all the same."""
         if self.wanted and len(self.answers) == len(self.wanted):
             self.wanted, self.answers = self._next(self.answers), {}
         if self.wanted and why_spent:
@@ -131,7 +131,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Request:
-    """One point to measure: what each phase of the task's operator is given."""
+    """One point to measure: the setting of each phase of the task's operator."""
 
     task: Task
     of_pass: Mapping[str, Candidate]
@@ -174,16 +174,16 @@ class Task:
 
     @property
     def case_label(self) -> str:
-        """Without the operator."""
+        """Returns the case's label without the operator."""
         return f"{self.point['model']['name']} TP={self.point['tp_size']}"
 
     @property
     def case(self) -> str:
-        """What it has in common with the other operators that are measured alike."""
+        """Returns what it has in common with the other operators that are measured alike."""
         return json.dumps({name: value for name, value in self.point.items() if name != "operator"}, sort_keys=True)
 
     def begin(self, effort: Search) -> None:
-        """Start the searches, once the operator was measured without overlap."""
+        """Starts the searches, once the operator was measured without overlap."""
         assert self.baseline
         for pass_name, cell in self.cells.items():
             times = self.baseline.measured_as(OperatorTimes).times[pass_name]
@@ -200,7 +200,7 @@ class Task:
         return Request(self, of_pass, self.asked[key] - 1)
 
     def answer(self, request: Request, result: Result, *, final: bool = False) -> list[Request]:
-        """Tell the searches what came of a point. Returns what is to be measured again unless this is `final`: each
+        """Gives a point's result to the searches. Returns what is to be measured again unless this is `final`: each
         pass alone where it is not clear whose fault a failure was, and what was launch-bound."""
         again, to_blame, late = [], wrong_passes(result), result.status == "ok" and result.launch_bound
         for pass_name, candidate in request.of_pass.items():
@@ -217,13 +217,13 @@ class Task:
 
 
 def side_by_side(wanted: Mapping[str, Iterable[Candidate]]) -> list[dict[str, Candidate]]:
-    """Returns points for the candidates of each pass, which have nothing to do with those of the other."""
+    """Returns points for the candidates of each pass, which are independent of those of the other."""
     rows = zip_longest(*([(name, candidate) for candidate in of_pass] for name, of_pass in wanted.items()))
     return [dict(pair for pair in row if pair) for row in rows]
 
 
 def cases(tasks: Iterable[Task]) -> list[list[Task]]:
-    """Returns the tasks by what they have in common but the operator."""
+    """Returns the tasks grouped by all that defines them but the operator."""
     by_case: dict[str, list[Task]] = {}
     for task in tasks:
         by_case.setdefault(task.case, []).append(task)

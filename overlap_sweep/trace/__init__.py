@@ -1,4 +1,4 @@
-"""Reading profiler traces. Here: what is known of one, as rows, their medians and parts, and which are start-up."""
+"""Reading profiler traces. Here: the rows of one, their medians and parts, and which are start-up."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Iteration and pass are decided by *moments*: when, and on which thread, the host asked for something. On a device that
 is a kernel's launch, in a CPU trace every operator. What is asked for inside `autograd::engine::evaluate_function`
-belongs to the backward pass; so does what checkpoints recompute there, which is told apart. All else is forward, unless
-the trace tells better: autograd numbers the operators of a forward computation, so what follows the last backward pass
+belongs to the backward pass; so does what checkpoints recompute there, which is separated. All else is forward, unless
+the trace says more: autograd numbers the operators of a forward computation, so what follows the last backward pass
 without such a number is something else, such as the reduction of gradients.
 """
 
@@ -86,7 +86,7 @@ def _iterations_by_graph(
     known: NDArray[np.bool_],
     moment: NDArray[np.intp],
 ) -> NDArray[np.int64]:
-    """Where there is no backward pass: each time that the launches of graphs begin to repeat, an iteration starts.
+    """Returns iterations where there is no backward pass: each time that the launches of graphs repeat, one starts.
 
     `moment` is that of each device event whose launch is `known`.
     """
@@ -114,7 +114,7 @@ def _start_between(ordered_ns: NDArray[np.int64], last_ns: int, first_ns: int) -
 
 
 def _period(sequence: list[tuple[int, ...]]) -> int:
-    """Returns after how many the sequence repeats itself; its length where it does not.
+    """Returns the period of the sequence; its length where it does not repeat.
 
     That is its length less that of its longest beginning that is also its end, found as Knuth, Morris and Pratt do.
     """
@@ -151,7 +151,7 @@ def assign_host(trace: Trace, chosen: NDArray[np.intp], is_span: NDArray[np.bool
 
 
 def _assign_moments(trace: Trace, moments: Events, is_gemm: NDArray[np.bool_]) -> Assignment:
-    """`is_gemm`: which moments are known to have asked for a GEMM."""
+    """Returns iteration and pass of each moment. `is_gemm`: which are known to have asked for a GEMM."""
     pass_ = np.full(len(moments), FWD, np.int8)
     backward = trace.host[_named(trace, _BACKWARD)]
     pass_[_inside(backward, moments)] = BWD
@@ -183,7 +183,7 @@ def _assign_moments(trace: Trace, moments: Events, is_gemm: NDArray[np.bool_]) -
 def _last_backward_ns(
     moments_ns: NDArray[np.int64], pass_: NDArray[np.int8], iteration: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Returns for each moment when the last backward one of its iteration is; beyond all times where there is none."""
+    """Returns for each moment the time of its iteration's last backward one; beyond all times where there is none."""
     numbers, place = np.unique(iteration, return_inverse=True)
     last_ns = np.full(len(numbers), np.iinfo(np.int64).min)
     is_backward = np.isin(pass_, (BWD, RECOMPUTE))
@@ -203,7 +203,7 @@ def _iterations_by_step(trace: Trace, steps: Events, moments_ns: NDArray[np.int6
 def _iterations_by_turn(
     moments_ns: NDArray[np.int64], pass_: NDArray[np.int8], surely: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Every turn from backward to what is surely forward starts an iteration."""
+    """Returns the iteration of each moment: every turn from backward to what is surely forward starts one."""
     order = np.argsort(moments_ns, kind="stable")
     telling = order[surely[order] | np.isin(pass_[order], (BWD, RECOMPUTE))]
     turns = np.flatnonzero((pass_[telling][:-1] != FWD) & (pass_[telling][1:] == FWD))
@@ -247,17 +247,17 @@ def _last_known(known: NDArray[np.bool_], order: NDArray[np.intp]) -> NDArray[np
 
 
 def _matches(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    """Returns which labels' names begin with the pattern."""
+    """Returns a mask of the labels whose names begin with the pattern."""
     return np.array([pattern.match(name) is not None for _, name in trace.labels], bool)
 
 
 def _named(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    """Returns which host events' names begin with the pattern."""
+    """Returns a mask of the host events whose names begin with the pattern."""
     return _matches(trace, pattern)[trace.host.label]
 
 
 def _inside(outer: Events, moments: Events) -> NDArray[np.bool_]:
-    """Returns which moments lie inside one of the events on their own thread."""
+    """Returns a mask of the moments that lie inside one of the events on their own thread."""
     inside = np.zeros(len(moments), bool)
     of_lane = dict(places_by_value(moments.lane))
     for lane, there in places_by_value(outer.lane):
@@ -323,8 +323,8 @@ def _outermost(trace: Trace, kind: NDArray[np.int8]) -> NDArray[np.intp]:
 
 
 def _within(events: Events, outer: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Returns which events lie inside another one of `outer` on their thread. Events are sorted by thread, start,
-    -end."""
+    """Returns a mask of the events that lie inside another one of `outer` on their thread. Events are sorted by thread,
+    start, -end."""
     within = np.zeros(len(events), bool)
     for _, here in places_by_value(events.lane):
         reach = np.maximum.accumulate(np.where(outer[here], events.end_ns[here], np.iinfo(np.int64).min))
@@ -333,7 +333,7 @@ def _within(events: Events, outer: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _calls_next(events: Events) -> NDArray[np.bool_]:
-    """Returns which events contain the start of the next one on their thread. Sorted as for `_within`."""
+    """Returns a mask of the events that contain the start of the next one on their thread. Sorted as for `_within`."""
     calls = np.zeros(len(events), bool)
     calls[:-1] = (events.lane[1:] == events.lane[:-1]) & (events.start_ns[1:] < events.end_ns[:-1])
     return calls

@@ -1,4 +1,4 @@
-"""Trace files on disk: found in directories, told from the other files there by what they hold, and read in blocks,
+"""Trace files on disk: found in directories, recognised among other files there by content, and read in blocks,
 decompressed. And text that is almost JSON, mended.
 
 A directory that somebody sent may hold links and names that lead elsewhere: nothing outside of it is read."""
@@ -60,7 +60,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def is_special(path: Path) -> bool:
-    """Returns whether reading it would wait for somebody to write, or never end."""
+    """Returns whether reading it would block or never end."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -108,8 +108,8 @@ def _leads_out(path: Path, directory: Path) -> bool:
 
 
 def _is_trace(path: Path) -> bool:
-    """Results and reports are .json files, too; only traces are compressed, so reading one that is damaged as a trace
-    will say what is wrong."""
+    """Returns whether it is a trace: results and reports are .json files, too; only traces are compressed, so reading
+    one that is damaged as a trace will say what is wrong."""
     text, whole = beginning(path)
     if _marked(text):
         return False
@@ -154,7 +154,7 @@ def is_gzip(path: Path) -> bool:
 
 
 def _inflated(file: BinaryIO, path: Path, report_damage: Report) -> Iterator[bytes]:
-    """A gzip file may have several members; what follows the last one is no part of it."""
+    """Yields decompressed blocks. A gzip file may have several members; what follows the last is no part of it."""
     pending, members, text_bytes = memoryview(b""), 0, 0
     while pending or (pending := memoryview(file.read(BLOCK_BYTES))):
         if bytes(pending[: len(GZIP_MAGIC)]) != GZIP_MAGIC[: len(pending)]:
@@ -187,7 +187,7 @@ def _inflated(file: BinaryIO, path: Path, report_damage: Report) -> Iterator[byt
 
 
 def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yields small ones together: each that is yielded costs its reader as much as its parsing."""
+    """Yields blocks, small ones joined: each costs its reader as much as its parsing."""
     held = bytearray()
     for block in blocks:
         if not held and len(block) > BLOCK_BYTES // 2:
@@ -223,7 +223,7 @@ def _right_escape(found: re.Match[bytes]) -> bytes:
 
 
 def damage_of(text: bytes) -> str:
-    """Returns what is wrong with a text that does not parse, whatever could be mended apart."""
+    """Returns what is wrong with a text that does not parse, apart from what could be mended."""
     for number, candidate in enumerate(as_written_and_mended(text)):
         error = error_of(candidate)
         if error is None:
@@ -236,7 +236,7 @@ def damage_of(text: bytes) -> str:
 
 
 def error_of(text: bytes) -> Exception | None:
-    """Returns why it does not parse."""
+    """Returns the parser's error, or None."""
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except NO_JSON as error:

@@ -66,7 +66,7 @@ class TraceFile(msgspec.Struct, dict=True):
 
     @cached_property
     def startup(self) -> list[int]:
-        """Returns iterations that are in `rows` and `parts` and in no median: see `startup_iterations`."""
+        """Returns the iterations that are in `rows` and `parts` and in no median: see `startup_iterations`."""
         return startup_iterations(self.rows)
 
     @property
@@ -108,7 +108,7 @@ def read_trace_files(paths: Sequence[Path], with_parts: bool = True) -> list[Tra
 
 
 def read_trace_file(path: Path, with_parts: bool) -> TraceFile:
-    """Reads and analyses a trace, whatever is kept of it."""
+    """Returns the analysis of a trace, reading it whatever is kept of it."""
     # Whoever reads no trace has no need of numpy.
     from overlap_sweep.trace.activity import activity_of
     from overlap_sweep.trace.kineto import read_trace
@@ -125,7 +125,7 @@ def read_trace_file(path: Path, with_parts: bool) -> TraceFile:
 
 
 def of_startup(files: Sequence[TraceFile]) -> list[str]:
-    """Returns at most one sentence, of what medians leave out as start-up: a sweep may have hundreds of such traces."""
+    """Returns at most one sentence on what medians leave out as start-up: a sweep may have hundreds of such traces."""
     found = [file for file in files if file.startup]
     if not found:
         return []
@@ -150,7 +150,7 @@ def _read_all(paths: Sequence[Path], with_parts: bool) -> list[TraceFile]:
 
 
 def _ask(paths: Sequence[Path], with_parts: bool) -> subprocess.Popen[bytes] | None:
-    """Starts a process that reads these traces; None where that cannot be."""
+    """Starts a process that reads these traces; None where that fails."""
     command = [sys.executable, "-m", "overlap_sweep.trace.files"]
     try:
         with tempfile.TemporaryFile() as request:
@@ -163,7 +163,7 @@ def _ask(paths: Sequence[Path], with_parts: bool) -> subprocess.Popen[bytes] | N
 
 
 def _answers(process: subprocess.Popen[bytes] | None, count: int) -> list[TraceFile] | None:
-    """Returns what the process found; None where that is not as many as asked for."""
+    """Returns the process's findings; None where their number is not as asked for."""
     try:
         answers = _decoded(process.communicate()[0], list[TraceFile]) if process else []
     except msgspec.MsgspecError:
@@ -211,7 +211,7 @@ def key_of(path: Path) -> str | None:
 
 
 def _kept(key: str | None, path: Path, with_parts: bool) -> TraceFile | None:
-    """Returns what was found before; None where nothing is kept, or what is kept is damaged."""
+    """Returns earlier findings; None where none are kept, or they are damaged."""
     content = find(_KIND, f"{key} {path!r} {with_parts}") if key else None
     try:
         return _decoded(zlib.decompress(content), TraceFile) if content else None
@@ -220,7 +220,7 @@ def _kept(key: str | None, path: Path, with_parts: bool) -> TraceFile | None:
 
 
 def _keep(key: str | None, file: TraceFile, with_parts: bool) -> None:
-    """Keeps what was found; what is wrong with the trace, too: that may have taken as long as anything else to find."""
+    """Keeps the findings; those on what is wrong with the trace, too: they may have taken as long as any."""
     if key is None or (file.problem or "").startswith(f"{file.path}{_NOT_OF_ITS_CONTENT}"):
         return
     if (file.warnings or file.problem) and key_of(file.path) != key:
@@ -240,7 +240,7 @@ def reader_digest() -> str:
 
 
 def ranks_of(files: Sequence[TraceFile]) -> list[RunRanks]:
-    """Returns runs in the order of their first file. Traces that tell no rank, in themselves or in their names, are in
+    """Returns runs in the order of their first file. Traces without a rank, in themselves or in their names, are in
     none."""
     runs: dict[str, dict[int, TraceFile]] = {}
     for file in {file.path: file for file in files}.values():
@@ -256,7 +256,7 @@ def ranks_of(files: Sequence[TraceFile]) -> list[RunRanks]:
 
 
 def rank_of(file: TraceFile) -> int | None:
-    """Returns the trace's rank; where it doesn't say, or cannot be read, that of its name or its directory's."""
+    """Returns the trace's rank; where it has none, or cannot be read, that of its name or its directory's."""
     if file.rank is not None:
         return file.rank
     in_name = _RANK_IN_NAME.search(file.path.name) or _RANK_IN_NAME.search(file.path.parent.name)
@@ -265,7 +265,7 @@ def rank_of(file: TraceFile) -> int | None:
 
 
 def run_name(path: Path) -> str:
-    """Returns what the traces of one run have in common: everything but the rank, or what may stand for it.
+    """Returns the common part of the names of one run's traces: all but the rank, or what may stand for it.
 
     Where the file's name doesn't say its rank, its directory's may; else the rank may be hidden in any of the name's
     numbers. torch.profiler's own `<host>_<process>.<time>.pt.trace.json` may come from several hosts.

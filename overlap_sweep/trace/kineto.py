@@ -102,7 +102,7 @@ _NEITHER, _DEVICE, _LAUNCH, _HOST = range(4)
 
 
 def _group(written: str | None) -> int:
-    """Returns which columns an event goes into, by its category."""
+    """Returns the group of columns that an event belongs to, by its category."""
     category = _category(written)
     if category in HOST_CATEGORIES:
         return _HOST
@@ -121,7 +121,7 @@ def _category(written: str | None) -> str:
 
 
 class _NeedExactTimes(Exception):
-    """A float would round the times of this trace."""
+    """Raised where a float would round the times of this trace."""
 
 
 def read_trace(path: Path | str) -> Trace:
@@ -180,7 +180,7 @@ def _read(path: Path, document: Document) -> Trace:
 
 
 def _check_number(path: Path, different: Collection[Any], what: str, instead: str) -> None:
-    """UserError where there are more of these than any program has."""
+    """Raises UserError where there are more of these than any program has."""
     if len(different) > MOST_DIFFERENT:
         raise UserError(f"{path} holds more than {MOST_DIFFERENT:,} different {what}; record {instead}.")
 
@@ -222,7 +222,7 @@ def _numbers(events: Sequence[Event], document: Document) -> tuple[NDArray[Any],
 
 
 def _has_numbers(event: Event, document: Document) -> bool:
-    """Makes the event's numbers of strings, if that is how they are written. Events that cannot be used are noted."""
+    """Returns whether the event has numbers, converted from strings if need be. Unusable events are noted."""
     try:
         event.dur = event.dur or 0
         if document.kind is Event:
@@ -237,7 +237,7 @@ def _has_numbers(event: Event, document: Document) -> bool:
 
 
 def _nanoseconds(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Returns integers; exact for three decimals up to EXACT_UNTIL_US and for whole numbers at any time."""
+    """Returns integer nanoseconds; exact for three decimals up to EXACT_UNTIL_US and for whole numbers at any time."""
     if not np.all(np.abs(microseconds) < _MOST_US):
         raise ValueError("a time beyond 71 years")
     whole = np.floor(microseconds)

@@ -44,7 +44,7 @@ def overlap_rows(activity: Activity, file: str, rank: int | None) -> list[TraceR
 
 
 def phases_of(activity: Activity) -> Iterator[tuple[int, str, NDArray[np.intp]]]:
-    """Yields iteration, phase, and which events are in it; without those phases that have no work."""
+    """Yields iteration, phase, and the indices of its events; without those phases that have no work."""
     kind, assigned = activity.kind, activity.assignment
     for iteration, inside in places_by_value(assigned.iteration):
         # A copy after the last backward pass (loss.item()) would count as one more iteration.
@@ -63,7 +63,7 @@ def phases_of(activity: Activity) -> Iterator[tuple[int, str, NDArray[np.intp]]]
 
 
 def measure(intervals: Intervals, kind: NDArray[np.int8]) -> Overlap:
-    """Returns overlap of at least one event, given as intervals [n, 2] in nanoseconds and kinds [n], indices into
+    """Returns the overlap of at least one event, given as intervals [n, 2] in nanoseconds and kinds [n], indices into
     KINDS."""
     gemm, comm, wait = (merge(intervals[kind == k]) for k in (GEMM, COMM, WAIT))
     computation = merge(intervals[(kind == GEMM) | (kind == COMPUTE)])
@@ -154,7 +154,7 @@ def _alone(unions: Intervals, group: NDArray[np.int64], num_groups: int) -> NDAr
 
 
 def _groups(activity: Activity, by: Grouping, chosen: NDArray[np.intp]) -> tuple[list[_Group], NDArray[np.intp]]:
-    """Returns the groups of the chosen events, and which of them each event is in."""
+    """Returns the groups of the chosen events, and the group of each event."""
     if by == "stream":
         lanes, lane = np.unique(activity.events.lane[chosen], return_inverse=True)
         groups = []

@@ -84,7 +84,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class ExactEvent(Event, gc=False):
-    """With times as they are written, for those that a float would round. Several times slower to read."""
+    """An event with times as they are written, for those that a float would round. Several times slower to read."""
 
     ts: Decimal | None = None  # type: ignore[assignment]
     dur: Decimal | None = Decimal(0)  # type: ignore[assignment]
@@ -97,7 +97,7 @@ class DistributedInfo(msgspec.Struct):
 
 @dataclass
 class Document:
-    """What is learnt of a trace beside its events; complete when all of them have been read."""
+    """What was read of a trace beside its events; complete when all of them have been read."""
 
     kind: type[Event] = Event
     """What to read events as."""
@@ -129,7 +129,7 @@ class _Document(msgspec.Struct, rename="camel"):
 
 
 def pieces(path: Path, document: Document) -> Iterator[list[Event]]:
-    """Yields all events of a trace, and into `document` what else it says. UserError when it is no trace at all."""
+    """Yields all events of a trace; what else it says goes into `document`. UserError when it is no trace."""
     source = blocks(path, partial(setattr, document, "damage"))
     head, rest = _head(source, path, document)
     text, wanted = bytearray(b"[" + rest), 0
@@ -157,7 +157,7 @@ def pieces(path: Path, document: Document) -> Iterator[list[Event]]:
 
 
 def _head(source: Iterator[bytes], path: Path, document: Document) -> tuple[bytes, bytes]:
-    """Returns what comes before the first event, with the list's bracket, and the text that was read beyond."""
+    """Returns the text before the first event, with the list's bracket, and the text that was read beyond."""
     text, wanted = b"", 0
     for block in source:
         text += block
@@ -188,7 +188,7 @@ def _find_list(text: bytes, document: Document) -> tuple[bytes, bytes] | None:
 
 
 def _refusal(text: bytes, path: Path, document: Document) -> UserError:
-    """Returns why the text is no trace: nothing in it is a list of events."""
+    """Returns the error on a text that is no trace: nothing in it is a list of events."""
     if not text.strip():
         return UserError(f"{path} {document.damage or 'is empty'}; {RECORD_AGAIN}.")
     try:
@@ -201,8 +201,8 @@ def _refusal(text: bytes, path: Path, document: Document) -> UserError:
 
 
 def _front(text: bytearray, document: Document) -> list[Event] | None:
-    """Takes the events up to the last place that lies between two out of `text`, a list that has begun. None: no place
-    does. _Broken: nor will one when there is more text."""
+    """Returns the events up to the last place between two in `text`, a list that has begun, and takes them out of it.
+    None: there is no such place. _Broken: nor will there be with more text."""
     for places in (_guessed_places, _counted_places):
         between = places(text)
         if between and (found := _before(text, [end for end, _ in between], document)):
@@ -215,7 +215,7 @@ def _front(text: bytearray, document: Document) -> list[Event] | None:
 
 
 def _guessed_places(text: bytearray) -> list[tuple[int, int]]:
-    """Returns where the last few events may end, and where the next ones begin."""
+    """Returns where each of the last few events may end, and where the next one begins."""
     found = deque(_BETWEEN_EVENTS.finditer(text, max(0, len(text) - _TAIL_BYTES)), _TRIES)
     return [(match.start() + 1, match.end()) for match in found]
 
@@ -245,7 +245,7 @@ def _ends_of_entries(text: bytes | bytearray) -> list[int]:
 
 
 def _before(text: bytearray, ends: list[int], document: Document) -> tuple[int, list[Event]] | None:
-    """Returns the last one of the ends at which the list can end, and the events before it."""
+    """Returns the last of the ends at which the list can end, and the events before it."""
     for number in reversed(range(len(ends))):
         # A bracket in the comma's place saves copying the text.
         written, text[ends[number]] = text[ends[number]], ord("]")
@@ -290,7 +290,7 @@ def _is_hopeless(text: bytearray) -> bool:
 
 
 def _end(head: bytes, rest: bytes, document: Document) -> Iterator[list[Event]]:
-    """Yields the last events, and what the document says after them."""
+    """Yields the last events, and puts what follows them into `document`."""
     for number, text in enumerate(as_written_and_mended(head + rest)):
         if head == b"[":
             listed = text

@@ -36,8 +36,8 @@ class Report:
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        """The content of tuning_report.json, which says nothing of operators where none was measured. UserError when
-        the directory has none."""
+        """Returns the content of tuning_report.json, without operators where none was measured. UserError when the
+        directory has none."""
         path = self.directory / "tuning_report.json"
         if not path.exists():
             raise UserError(f"{self.directory} holds no tuning_report.json; give the directory of a tuner's sweep.")
@@ -46,35 +46,35 @@ class Report:
 
     @property
     def best(self) -> list[dict[str, Any]]:
-        """One entry per TP size and slot: its setting, times in microseconds, speedup, hidden fraction, reason."""
+        """Returns an entry per TP size and slot: setting, times in microseconds, speedup, hidden fraction, reason."""
         return list(self.whole.get("best", []))
 
     @property
     def recommendations(self) -> list[str]:
-        """Sentences: the proofs' verdicts, then one per TP size and pass of an operator; last what was not proven."""
+        """Returns sentences: the proofs' verdicts, one per TP size and pass of an operator; last the unproven."""
         verdicts = [(proof["proven"], f"TP={tp_size}: {proof['verdict']}") for tp_size, proof in self.proof.items()]
         proven, unproven = ([said for known, said in verdicts if known is which] for which in (True, False))
         return [*proven, *(entry["recommendation"] for entry in self.whole.get("recommendations", [])), *unproven]
 
     @property
     def proof(self) -> dict[int, dict[str, Any]]:
-        """By TP size, the whole layer under none, default, tuned and presets; empty where none was run."""
+        """Returns by TP size the whole layer under none, default, tuned and presets; empty where none was run."""
         return {proof["tp_size"]: proof for proof in self.whole.get("proof", []) if proof["point"]}
 
     @property
     def tp_scaling(self) -> dict[str, Any] | None:
-        """`optimal_tp_size`, and for each operator times, ratios and what is efficient."""
+        """Returns `optimal_tp_size`, and for each operator times, ratios and the efficient TP sizes."""
         return self.whole.get("tp_scaling")
 
     @property
     def unmeasured_slots(self) -> list[dict[str, Any]]:
-        """One entry per TP size and slot that no point overlapped: whether it `runs` `off` or at the library's
+        """Returns an entry per TP size and slot that no point overlapped: whether it `runs` `off` or at the library's
         `default` in the exported files, and why."""
         return list(self.whole.get("unmeasured_slots", []))
 
     def ub_cfgs(self, tp_size: int) -> dict[str, dict[str, Any]] | None:
-        """The slots of the file for Megatron-LM; None where the answer is not to overlap at all, since an empty map
-        gives every slot the library's default. UserError when there is no file for this TP size."""
+        """Returns the slots of the file for Megatron-LM; None where the answer is not to overlap at all, since an empty
+        map gives every slot the library's default. UserError when there is no file for this TP size."""
         path = self.directory / f"optimal_tp_comm_overlap_cfg_tp{tp_size}.yaml"
         if not path.exists():
             raise UserError(f"{path} does not exist: TP={tp_size} was not searched.")
@@ -82,13 +82,13 @@ class Report:
         return config.slots if config.switches["tp_comm_overlap"] else None
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per measured point and phase; times in microseconds."""
+        """Returns a row per measured point and phase; times in microseconds."""
         import pandas as pd
 
         return pd.read_parquet(self.directory / "points.parquet")
 
     def save(self, directory: Path | str) -> list[Path]:
-        """Copy the reports, tables and exported files there; not the run directories. The copies."""
+        """Copies the reports, tables and exported files there, not the run directories; returns the copies."""
         target = Path(directory)
         target.mkdir(parents=True, exist_ok=True)
         listed = sorted(path for pattern in REPORT_FILES for path in self.directory.glob(pattern))
@@ -124,7 +124,7 @@ def tune(
     overrides: Sequence[str] = (),
     quiet: bool = False,
 ) -> Report:
-    """Find the fastest overlap settings of a model on this machine, and prove them on the whole layer.
+    """Finds the fastest overlap settings of a model on this machine, and proves them on the whole layer.
 
     `model` is one of conf/model (`llama3_70b`), a Hugging Face name, a local folder or a config.json. What is left
     None is as `python launch.py -m +experiment=tp_overlap_tuner` has it; `overrides` are further arguments of it. It

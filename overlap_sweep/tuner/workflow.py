@@ -60,7 +60,7 @@ _OF_LAYERS = {declared.name for declared in fields(WorkloadOptions)}
 def tune(
     config: DictConfig, context: HydraContext, launcher: Launcher, params: Mapping[str, Any], arguments: Sequence[str]
 ) -> None:
-    """Run everything, print the answer, and write all files into the sweep's directory.
+    """Runs everything, prints the answer, and writes all files into the sweep's directory.
 
     UserError when there is nothing to tune; nothing was started then.
     """
@@ -93,7 +93,7 @@ def tune(
 
 
 def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> None:
-    """Search the operators of one TP size (of every model and precision), then take their best to the whole layer."""
+    """Searches the operators of a TP size (of every model and precision), then tries their best on the layer."""
     began_s = time.monotonic()
     smallest = min(task.point["tp_size"] for task in whole.tasks)
     tuner = whole.config.tuner
@@ -121,7 +121,7 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
 
 
 def _layer_refusal(task: Task) -> str | None:
-    """Why no whole layer of the model can run at the task's TP size, whatever single operators can; or None."""
+    """Returns why no whole layer of the model can run at the task's TP size, whatever single operators can; or None."""
     point = task.point
     if lacking := models.lacks(point["model"]):
         return f"{lacking}, or search without a whole layer: tuner.prove=false"
@@ -131,7 +131,7 @@ def _layer_refusal(task: Task) -> str | None:
 
 
 def _prove(whole: Sweep, task: Task, record: TunerRecord) -> None:
-    """Try the best combinations of the task's case together, and the best of them against everything else."""
+    """Tries the best combinations of the task's case together, and the best of them against everything else."""
     tuner, tp_size = whole.config.tuner, task.point["tp_size"]
     chosen = case_of(task, whole.analysed(_analysis_config(whole))).plans.get(tp_size)
     if chosen is None:
@@ -165,8 +165,8 @@ def _write_config(whole: Sweep, task: Task, name: object, config: OverlapConfig)
 
 
 def _run_trial(whole: Sweep, task: Task, name: str, variants: Mapping[str, str], trials: list[LayerTrial]) -> Result:
-    """Measure one layer under these variants, given by what they are called in reports, and add it to the trials, in
-    place of the same one of an earlier run."""
+    """Measures one layer under these variants, given by their names in reports, and adds it to the trials, in place of
+    the same one of an earlier run."""
     point = f"{name}_{case_word(task)}"
     job = _layer_job(whole, task, point, list(dict.fromkeys(variants.values())))
     if variants.get(TUNED) == NONE and not workloads.load("layer").overlap_configs(job.point):
@@ -190,7 +190,7 @@ def _layer_job(whole: Sweep, task: Task, subdirectory: str, variants: list[str])
 
 
 def case_word(task: Task) -> str:
-    """Fit for a file: what tells the cases of a sweep apart."""
+    """Returns a name, fit for a file, that distinguishes the cases of a sweep."""
     point = task.point
     model = str(point["model"]["name"]).rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
     parts = model, f"tp{point['tp_size']}", point["backend"], point["precision"], f"tokens{point['workload']['tokens']}"
@@ -207,8 +207,8 @@ def _holds_for_layers(override: str) -> bool:
 def combinations(
     choices: Sequence[PassChoice], limit: int, within: float, unmeasured: str = "off"
 ) -> dict[str, OverlapConfig]:
-    """At most `limit` different configurations by what they are: first the plan of these choices, then with one pass's
-    setting replaced by another way to overlap it, those that should cost least first.
+    """Returns at most `limit` different configurations by description: first the plan of these choices, then with one
+    pass's setting replaced by another way to overlap it, those that should cost least first.
 
     A setting that is slower than the chosen one by more than `within` of its time is not tried. Each configuration is
     what Megatron-Core's switches allow, with slots that nothing was measured of as `unmeasured` says.
@@ -224,7 +224,7 @@ def combinations(
 
 
 def _alternatives(choices: Sequence[PassChoice], within: float) -> Iterator[tuple[PassChoice, Measured]]:
-    """For each choice its best candidate that overlaps by other methods, and its best one by the same."""
+    """Yields for each choice its best candidate that overlaps by other methods, and its best one by the same."""
     near = []
     for choice in choices:
         kinds_seen = set()
@@ -245,7 +245,7 @@ def _methods(candidate: Measured) -> dict[str, str]:
 
 
 def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
-    """Which combination is fastest on the layer: the first unless another is faster beyond the noise. None where the
+    """Returns the fastest combination on the layer: the first unless another is faster beyond the noise. None where the
     layer ran and all of them were left out, since they compute wrong numbers there."""
     first = next(iter(names))
     if result.status != "ok":
@@ -264,13 +264,13 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
 
 
 def presets(paths: Sequence[str] | None, tp_size: int) -> dict[str, str]:
-    """Returns the variants of the files that the user named, by what they are called in reports."""
+    """Returns the variants of the files that the user named, by their names in reports."""
     files = _preset_files(paths, tp_size)
     return {f"preset {path.stem}": f"file:{path}" for path in files}
 
 
 def check_presets(paths: Sequence[str] | None, tp_sizes: Sequence[str]) -> None:
-    """UserError where a file that the user named is no tp_comm_overlap_cfg."""
+    """Raises UserError where a file that the user named is no tp_comm_overlap_cfg."""
     for tp_size in tp_sizes:
         by_name: dict[str, Path] = {}
         for path in _preset_files(paths, tp_size):
@@ -319,7 +319,7 @@ def _with_tp_sizes(values: dict[str, list[str]], config: DictConfig) -> tuple[di
 
 
 def cannot_scale(baselines: Sequence[Result], tolerance: float) -> str | None:
-    """Why a TP size cannot be efficient whatever its overlap, given its operators without overlap; or None.
+    """Returns why a TP size cannot be efficient whatever its overlap, given its operators without overlap; or None.
 
     Its times can at best be the floor's. It scales while they are at most (1 + tolerance) x TP=1's / TP size.
     """

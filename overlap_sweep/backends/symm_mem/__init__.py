@@ -70,14 +70,14 @@ def has_default(point: Mapping[str, Any]) -> bool:
 
 
 def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
-    """Returns a bias only where the model has one: the fused operators take none, so adding it costs a pass of its
-    own."""
+    """Returns the parameters' shapes, a bias only where the model has one: adding it costs a pass, as the fused
+    operators take none."""
     shapes: dict[str, tuple[int, ...]] = {"weight": shape.weight_shape}
     return {**shapes, "bias": shape.weight_shape[:1]} if point["model"]["bias"] else shapes
 
 
 def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
-    """The operators make the memory that they share when they are first called, long before anything is timed."""
+    """Does nothing: the operators allocate the memory that they share at their first call, long before any timing."""
 
 
 def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:

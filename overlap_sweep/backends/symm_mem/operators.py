@@ -41,13 +41,13 @@ def missing() -> str | None:
 
 
 def group_name(group: dist.ProcessGroup | None = None) -> str:
-    """Returns what the operators know a process group by: the whole worker group's by default."""
+    """Returns the name by which the operators know a process group, by default the whole worker group."""
     name: str = (group or dist.group.WORLD).group_name  # type: ignore[union-attr]
     return name
 
 
 def close() -> None:
-    """Free the memory that the ranks share, which otherwise outlives the process groups. Collective."""
+    """Frees the memory that the ranks share, which otherwise outlives the process groups. Collective."""
     if _symmetric_memory._group_name_to_workspace_tensor:
         torch.cuda.synchronize()
         _symmetric_memory._group_name_to_workspace_tensor.clear()
@@ -78,7 +78,7 @@ class SymmetricMemory:
 
 
 def _pending(result: Tensor, source: Tensor) -> Pending:
-    """Returns the result, which the current stream waits for by the work that torch has registered for it."""
+    """Returns the result as Pending: the current stream waits for it by the work that torch has registered for it."""
     return Pending(result, [partial(torch.ops._c10d_functional.wait_tensor, result)], [source])
 
 

@@ -61,7 +61,7 @@ def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[st
 
 
 def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
-    """Communicators are made once per worker and kept."""
+    """Does nothing: communicators are made once per worker and kept."""
 
 
 def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
@@ -72,7 +72,7 @@ def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: 
 
 
 def close() -> None:
-    """Its communicators end with the process group."""
+    """Does nothing: its communicators end with the process group."""
 
 
 def overlapped_slots(config: OverlapConfig, operators: Collection[str]) -> dict[str, Setting]:
@@ -94,8 +94,8 @@ def slots_refusal(
     settings: Mapping[str, Setting],
     operator_refusal: Callable[[Mapping[str, Any]], str | None],
 ) -> str | None:
-    """Returns why a slot of a layer cannot overlap as set under the config's switches; a backend's `operator_refusal`
-    says what a single operator is refused for."""
+    """Returns why a slot of a layer cannot overlap as set under the config's switches, or None; a backend's
+    `operator_refusal` says it of a single operator."""
     allowed, backend = overlap_cfg.methods_allowed(config.switches), f"backend={point['backend']}"
     for slot, setting in settings.items():
         if "method" not in setting:

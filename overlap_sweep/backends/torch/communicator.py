@@ -2,7 +2,7 @@
 
 `num_sm` is a communicator's share: the CTAs of an NCCL communicator; on gloo the number of chunks that move at once,
 each on a worker thread of its own. None is the library's own choice on the group that the worker began with, which is
-what does-not-overlap is measured with. `SilentCommunicator` moves nothing at all, for the floor.
+what `none` is measured with. `SilentCommunicator` moves nothing at all, for the floor.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Communicator:
     """Collectives of one group, each by one call of torch.distributed, as NCCL has them."""
 
     def __init__(self, group: Any, world_size: int, first: int = 0) -> None:
-        """`group`: None is all ranks; `first`: which of all ranks is the group's first."""
+        """`group`: None is all ranks; `first`: the group's first rank among all ranks."""
         self._group, self._world_size, self._first = group, world_size, first
 
     def all_gather(self, shard: Tensor) -> Pending:
@@ -77,7 +77,7 @@ class Communicator:
         return Pending(partial, [_all_reduce(partial, group=self._group, async_op=True).wait])
 
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
-        """Send `outgoing` to one rank while `incoming` is filled by another; both contiguous."""
+        """Sends `outgoing` to one rank while `incoming` is filled by another; both contiguous."""
         send = dist.P2POp(dist.isend, outgoing, self._first + to, self._group)
         receive = dist.P2POp(dist.irecv, incoming, self._first + source, self._group)
         return Pending(incoming, [work.wait for work in dist.batch_isend_irecv([send, receive])], [outgoing])
@@ -223,7 +223,7 @@ class SilentCommunicator(Communicator):
 
 
 def _rebind(output: Tensor, source: Tensor) -> None:
-    """Make `output` a view of `source`'s memory: nothing is copied."""
+    """Makes `output` a view of `source`'s memory: nothing is copied."""
     output.set_(source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
 
 

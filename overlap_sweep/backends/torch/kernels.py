@@ -70,7 +70,7 @@ def gather(shard: Tensor, ranks: Ranks) -> Tensor:
 
 
 def baselines_of(problem: Problem, ranks: Ranks) -> dict[str, Callable[[int], Outputs]]:
-    """Returns `kernel_shape.BASELINES`: by the library's own collectives, as they are called where nothing overlaps."""
+    """Returns `kernel_shape.BASELINES`, by the library's own collectives as they are called without overlap."""
     import torch.distributed as dist
 
     from overlap_sweep.backends.torch.communicator import reduce_scatter
@@ -127,4 +127,4 @@ def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: R
 
 
 def close() -> None:
-    """Its communicators end with the process group."""
+    """Does nothing: its communicators end with the process group."""

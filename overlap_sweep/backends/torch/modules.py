@@ -168,8 +168,8 @@ def build_layer(
     seed: int,
     overlapped: MakeOverlap | None = None,
 ) -> ParallelLayer:
-    """Returns the layer of `point["layer"]["kind"]`, its slots overlapped as `settings` say: by `overlapped`, which
-    by default is collectives, as everything else. Collective.
+    """Returns the layer of `point["layer"]["kind"]`, its slots overlapped as `settings` say: by `overlapped`, by
+    default collectives, as everything else. Collective.
 
     The floor is the same layer with collectives that move nothing, so that every tensor has the shape it would have.
     """
@@ -191,7 +191,7 @@ def build_layer(
 
 
 def attention_kernel(point: Mapping[str, Any], ranks: Ranks) -> str:
-    """Returns which of its kernels torch chooses for the layer's attention."""
+    """Returns the attention kernel that torch chooses for the layer."""
     batch, heads, head_dim = point["layer"]["micro_batch_size"], *_local_heads(point)
     sequence = point["workload"]["tokens"] // batch
     form: dict[str, Any] = {"device": ranks.device, "dtype": DTYPES[point["precision"]], "requires_grad": True}
@@ -258,7 +258,7 @@ class Residual(torch.nn.Module):
 def _layer(
     kind: str, point: Mapping[str, Any], operator: Callable[[str], Operator], norm: Callable[[], torch.nn.Module]
 ) -> torch.nn.Module:
-    """Returns the layer of this kind, of what `operator` and `norm` make."""
+    """Returns the layer of this kind, made of `operator`'s and `norm`'s modules."""
     match kind:
         case "linear":
             return operator("proj")

@@ -26,19 +26,19 @@ class Overlap(Protocol):
     """How one slot communicates and multiplies. Rows come in contiguous, a matrix in any layout."""
 
     def gather_multiply(self, shard: Tensor, matrix: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Gather `shard` [rows, k] and multiply by `matrix` [k, n].
+        """Gathers `shard` [rows, k] and multiplies by `matrix` [k, n].
 
         Returns ([world * rows, k], [world * rows, n]).
         """
 
     def multiply_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
-        """Multiply `rows` [world * m, k] by `matrix` [k, n]. Returns this rank's [m, n] of the sum over the ranks."""
+        """Multiplies `rows` [world * m, k] by `matrix` [k, n]. Returns this rank's [m, n] of the sum over the ranks."""
 
     def all_gather(self, shard: Tensor) -> Pending:
-        """Returns [world * rows, columns] from [rows, columns] of every rank, beside what runs until that is needed."""
+        """Returns [world * rows, columns] from [rows, columns] of every rank, asynchronously."""
 
     def reduce_scatter(self, full: Tensor) -> Pending:
-        """Returns this rank's [rows, columns] of the sum of every rank's [world * rows, columns], beside likewise."""
+        """Returns this rank's [rows, columns] of the sum of every rank's [world * rows, columns], asynchronously."""
 
 
 MakeOverlap = Callable[[Setting], Overlap]
@@ -46,7 +46,7 @@ MakeOverlap = Callable[[Setting], Overlap]
 
 
 def by_collectives(ranks: Ranks, replicas: int = 1, *, silent: bool = False) -> Callable[[Setting], Collectives]:
-    """Returns what makes `Collectives` among `ranks`, one of `replicas` such groups; `silent`: nothing is moved."""
+    """Returns the factory of `Collectives` among `ranks`, one of `replicas` such groups; `silent`: nothing is moved."""
     if silent:
         nothing = SilentCommunicator(ranks)
         return lambda setting: Collectives(nothing, ranks, setting)
@@ -77,7 +77,7 @@ class Collectives:
         return self.comm.reduce_scatter(full)
 
     def gather_into(self, shard: Tensor, product: Tensor, multiply: Multiply) -> Tensor:
-        """Gather `shard` [rows, k] over the ranks and multiply all of it into `product` [world * rows, n].
+        """Gathers `shard` [rows, k] over the ranks and multiplies all of it into `product` [world * rows, n].
 
         Returns the gathered [world * rows, k].
         """
@@ -88,8 +88,8 @@ class Collectives:
         return full
 
     def _ring_gather(self, shard: Tensor, product: Tensor, multiply: Multiply) -> Tensor:
-        """Chunks move around the ring of ranks; with `aggregate` neighbours swap theirs first, and pairs of chunks move
-        around the ring of pairs."""
+        """Gathers and multiplies chunks that move around the ring of ranks; with `aggregate` neighbours swap theirs
+        first, and pairs of chunks move around the ring of pairs."""
         rank, world = self.ranks.rank, self.ranks.world_size
         width = 2 if self.setting.get("aggregate") else 1
         full = shard.new_empty(world * shard.shape[0], *shard.shape[1:])
@@ -110,8 +110,8 @@ class Collectives:
         return full
 
     def pipelined_gather_into(self, shard: Tensor, product: Tensor, multiply: Multiply) -> None:
-        """Multiply the gathered shards into `product`, in splits; what was gathered is not kept. Each split holds some
-        rows of every rank's shard, and moves while the one before it is multiplied."""
+        """Multiplies the gathered shards into `product`, in splits; what was gathered is not kept. Each split holds
+        some rows of every rank's shard, and moves while the one before it is multiplied."""
         splits = shard.tensor_split(min(self.setting["num_splits"], shard.shape[0]))
         moving = [self.comm.all_gather(split) for split in splits]
         by_rank = product.view(self.ranks.world_size, shard.shape[0], -1).tensor_split(len(splits), dim=1)
@@ -119,7 +119,7 @@ class Collectives:
             multiply(pending.wait().view(*into.shape[:2], -1), into)
 
     def reduce_into(self, rows: Tensor, product: Tensor, multiply: Multiply) -> Tensor:
-        """Multiply `rows` [m, k] into `product` [m, n], and sum it over the ranks, in splits. Returns the sum."""
+        """Multiplies `rows` [m, k] into `product` [m, n], and sums it over the ranks, in splits. Returns the sum."""
         moving, splits = [], min(self.setting["num_splits"], rows.shape[0])
         for part, into in zip(rows.tensor_split(splits), product.tensor_split(splits), strict=True):
             multiply(part, into)
@@ -129,8 +129,8 @@ class Collectives:
         return product
 
     def scatter(self, rows: Tensor, columns: int, multiply: Multiply, dtype: torch.dtype | None = None) -> Tensor:
-        """Multiply `rows` [world * m, k] into [world * m, columns] and sum over the ranks, in `dtype`, by default that
-        of `rows`.
+        """Multiplies `rows` [world * m, k] into [world * m, columns] and sums over the ranks, in `dtype`, by default
+        that of `rows`.
 
         Returns this rank's [m, columns] of the sum.
         """
@@ -144,7 +144,7 @@ class Collectives:
         return self.comm.reduce_scatter(product).wait()
 
     def _ring_scatter(self, rows: Tensor, columns: int, multiply: Multiply, form: Tensor) -> Tensor:
-        """A partial sum for each rank travels the ring towards it; every rank adds its part while it holds it."""
+        """Sums along the ring: the sum for each rank travels towards it; every rank adds its part on the way."""
         rank, world = self.ranks.rank, self.ranks.world_size
         chunks = rows.chunk(world)
         moving: Pending | None = None
@@ -159,7 +159,7 @@ class Collectives:
         return partial
 
     def _pipelined_scatter(self, rows: Tensor, columns: int, multiply: Multiply, form: Tensor) -> Tensor:
-        """Each split holds some rows of every rank's chunk, so that its reduce-scatter fills some of each shard."""
+        """Multiplies and scatters in splits of some rows of every rank's chunk: each fills some of each shard."""
         by_rank = rows.view(self.ranks.world_size, -1, rows.shape[1])
         shard = form.new_empty(by_rank.shape[1], columns)
         splits = min(self.setting.get("num_splits", 4), by_rank.shape[1])
@@ -211,7 +211,7 @@ def multiply_by(weight: Operand, scale: Tensor | None) -> Multiply:
 
 
 def multiplied(problem: Problem, at: int, rows: Tensor, product: Tensor | None = None) -> Tensor:
-    """Returns this rank's whole GEMM on `rows`, which belong to that input: in `product`, or newly made."""
+    """Returns this rank's whole GEMM on `rows`, which belong to input `at`: in `product`, or newly allocated."""
     if product is None:
         product = rows.new_empty(rows.shape[0], problem.shape.gemm_shape[1], dtype=problem.out_dtype)
     multiply_by(problem.weight, problem.inputs[at].scale)(rows, product)
@@ -219,8 +219,8 @@ def multiplied(problem: Problem, at: int, rows: Tensor, product: Tensor | None =
 
 
 def multiply_beside(problem: Problem, at: int, overlap: Overlap) -> Outputs:
-    """Returns the GEMM, while something is communicated that it does not need: the same input gathered, or the same
-    product reduced, that an earlier one made."""
+    """Returns the GEMM while a collective runs that it does not depend on: the gather of the same input, or the
+    reduction of the same product, made earlier."""
     whole = problem.whole[at].data
     if problem.shape.gathers:
         gathering = overlap.all_gather(as_bytes(problem.inputs[at].data))
@@ -232,5 +232,5 @@ def multiply_beside(problem: Problem, at: int, overlap: Overlap) -> Outputs:
 
 
 def as_bytes(data: Tensor) -> Tensor:
-    """Returns FP8 as what every library communicates; other types as they are."""
+    """Returns FP8 as the bytes that every library communicates; other types as they are."""
     return data.view(torch.uint8) if data.element_size() == 1 else data

@@ -50,7 +50,7 @@ _CUDNN = re.compile(r"(/\S*)/libcudnn[^/\s]*\.so\S*$", re.MULTILINE)
 
 @cache
 def missing(package: str = "transformer_engine") -> str | None:
-    """Returns why nothing can be run with the package here, or None."""
+    """Returns why the package cannot be used here, or None."""
     parent = package.partition(".")[0]
     if find_spec(parent) is None or find_spec(package) is None:
         return f"{package} is not installed; pip install -c constraints-gpu.txt -e '.[gpu]'"
@@ -77,7 +77,7 @@ def _userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
 
 
 def _fp8_refusal(shape: LinearShape) -> str | None:
-    """Returns why cuBLAS cannot multiply it in FP8: dimensions have to divide by 16, rows of inputs by 8."""
+    """Returns why cuBLAS cannot multiply it in FP8, or None: dimensions must divide by 16, rows of inputs by 8."""
     for what, size in zip(("outputs", "inputs"), shape.weight_shape, strict=True):
         if size % 16:
             return f"FP8 GEMMs need dimensions that divide by 16, and a rank has {size} {what}"
@@ -116,7 +116,7 @@ def _setting_refusal(slot: str, setting: Mapping[str, Any], point: Mapping[str, 
 
 @cache
 def cuda_major() -> int | None:
-    """Returns the CUDA that Transformer Engine was built for, by the name of its package of compiled code."""
+    """Returns the CUDA that Transformer Engine was built for, by the name of its compiled code's package."""
     for major in (12, 13):
         try:
             version(f"transformer-engine-cu{major}")
@@ -215,7 +215,7 @@ def attention(point: Mapping[str, Any], ranks: Ranks) -> tuple[str | None, list[
 
 
 def attention_backend() -> str | None:
-    """Returns what Transformer Engine chose for the last attention that ran in this process; None where none ran."""
+    """Returns the attention backend that Transformer Engine last chose in this process; None if no attention ran."""
     import torch
     from transformer_engine.pytorch.attention.dot_product_attention import dot_product_attention
 

@@ -61,8 +61,7 @@ def named(point: Mapping[str, Any], name: str) -> Setting | None:
 
 
 def _whole(point: Mapping[str, Any], told: Setting) -> Setting | None:
-    """Returns the setting with all knobs, as Transformer Engine has them by default; None where it takes no such
-    setting."""
+    """Returns the setting with all knobs, Transformer Engine's defaults filled in; None if it takes no such setting."""
     method, ranks = told["method"], point["tp_size"]
     if set(told) - {"method", *_KNOBS[method]} or (method != "ring_exchange" and ranks not in space.USERBUFFERS_RANKS):
         return None

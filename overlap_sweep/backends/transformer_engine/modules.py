@@ -1,6 +1,6 @@
 """A parallel linear operator and whole layers made of Transformer Engine's modules, in its precisions.
 
-FP8 scales stay what they are once they fit, but in layers that train.
+FP8 scales stay what they are once they fit, except in layers that train.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ training step."""
 
 
 def autocast(precision: str, group: dist.ProcessGroup | None) -> AbstractContextManager[Any]:
-    """Returns the precision's context. `group` is the one over which delayed scaling agrees on its scales."""
+    """Returns the precision's autocast context. Delayed scaling agrees on its scales over `group`."""
     recipe: Recipe
     if precision == "fp8_delayed":
         # Without a group the library would take the default one, in which nobody else may be reducing.
@@ -55,7 +55,7 @@ def autocast(precision: str, group: dist.ProcessGroup | None) -> AbstractContext
 
 
 def calibrate(precision: str, step: Callable[[], object]) -> None:
-    """Run `step`, a forward and backward that quantises the weights, until they and the scales are what they should be.
+    """Runs `step`, a forward and backward that quantises the weights, until they and the scales have settled.
 
     Two layers calibrated on the same inputs compute with the same scales.
     """
@@ -66,7 +66,7 @@ def calibrate(precision: str, step: Callable[[], object]) -> None:
 
 
 def freeze() -> None:
-    """Leave all scales as they are.
+    """Keeps all scales as they are.
 
     No step updates them any more or reduces them over the ranks: Megatron-LM does that once for a whole model, so it is
     no part of one operator's time. Layers enter themselves for updates in their first forward only, and the library
@@ -107,7 +107,7 @@ def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: 
 
 
 def _step(linear: ParallelLinear, forward: Callable[[Tensor], Tensor], seed: int) -> None:
-    """A forward and backward on random input."""
+    """Runs a forward and backward on random input."""
     weight = linear.parameters["weight"]
     generator = torch.Generator(weight.device).manual_seed(seed)
     draw: dict[str, Any] = {"generator": generator, "device": weight.device, "dtype": weight.dtype}
@@ -235,7 +235,7 @@ def build_layer(
 
 
 def _te_switches(switches: Mapping[str, bool]) -> Switches:
-    """Returns Transformer Engine's arguments for Megatron-Core's switches, of which none at all is no overlap."""
+    """Returns Transformer Engine's arguments for Megatron-Core's switches; no switches at all is no overlap."""
     on = switches.get("tp_comm_overlap", False)
     return {ours: on and switches[theirs] for ours, theirs in MEGATRON_NAMES.items()}
 
@@ -292,7 +292,7 @@ def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: 
 
 
 def _initializer(hidden_size: int) -> Callable[[Tensor], Tensor]:
-    """Returns what keeps activations at about 1 whatever the model's width.
+    """Returns an initialiser that keeps activations at about 1 whatever the model's width.
 
     The library's fixed deviation makes the attention of wide models all but one-hot, where the last bit of a sum
     decides, and nothing could be compared.
@@ -301,8 +301,8 @@ def _initializer(hidden_size: int) -> Callable[[Tensor], Tensor]:
 
 
 def _disable_qkv(module: torch.nn.Module, switches: Switches) -> None:
-    """tp_comm_overlap_disable_qkv, which Megatron-Core gives to that one linear and te's layers have no argument for:
-    what is pipelined with its own GEMMs is off, the bulk overlaps are as their own switches say."""
+    """Applies Megatron-Core's tp_comm_overlap_disable_qkv, for which te's layers have no argument: pipelined overlap of
+    this linear is off, the bulk overlaps are as their own switches say."""
     for part in module.modules():
         if isinstance(part, te.LayerNormLinear):
             part.ub_overlap_ag_fprop = False

@@ -39,7 +39,7 @@ _current: dict[str, Any] | None = None
 
 
 def initialize_for(point: Mapping[str, Any], ub_cfgs: Mapping[str, Setting]) -> None:
-    """Have the userbuffers of an operator's or layer's point initialised: see `initialize`."""
+    """Initialises the userbuffers for the point of an operator or a layer: see `initialize`."""
     initialize(
         tokens=point["workload"]["tokens"],
         hidden_size=point["model"]["hidden_size"],
@@ -53,7 +53,7 @@ def initialize_for(point: Mapping[str, Any], ub_cfgs: Mapping[str, Setting]) -> 
 def initialize(
     tokens: int, hidden_size: int, tp_size: int, fp8: bool, bootstrap_backend: str, ub_cfgs: Mapping[str, Setting]
 ) -> None:
-    """Have exactly this configuration initialised; nothing to do where it is. Collective.
+    """Initialises exactly this configuration; does nothing if it is initialised already. Collective.
 
     A slot that is not in `ub_cfgs` is set up as the library does by default, and used only by layers whose switches
     (`operator_switches`) are on. Refused, with the library's reason, when it does not take the configuration.
@@ -89,7 +89,7 @@ def initialize(
 
 
 def destroy() -> None:
-    """Free the buffers. Collective, since other ranks may still be reading them."""
+    """Frees the buffers. Collective, since other ranks may still be reading them."""
     global _current
     if _current is not None:
         torch.cuda.synchronize()
@@ -106,7 +106,7 @@ _groups: dict[Any, Any] = {}
 
 @contextmanager
 def _kept_bootstrap_groups() -> Iterator[None]:
-    """Have initialize_ub use the same process groups every time.
+    """Makes initialize_ub use the same process groups every time.
 
     It makes new ones at each call and never destroys them: sockets and threads, or with NCCL half a gigabyte of GPU
     memory, for every point of a sweep.
@@ -158,7 +158,7 @@ def build_kernel(
 def _communicator(
     setting: Setting, size: list[int], dtype: torch.dtype, gathers: bool, point: Mapping[str, Any], ranks: Ranks
 ) -> Any:
-    """Returns a communicator as initialize_ub makes those of one slot."""
+    """Returns a communicator like those that initialize_ub makes for a slot."""
     fp8 = dtype == torch.float8_e4m3fn
     lowest, highest = tex.get_stream_priority_range()
     what = size, torch.uint8 if fp8 else dtype, _bootstrap(point["runtime"]["bootstrap_backend"]), ranks.world_size
@@ -179,13 +179,13 @@ def _communicator(
 
 @cache
 def _bootstrap(backend: str) -> Any:
-    """Returns what exchanges the buffers' handles, made once: a process group is never wholly freed."""
+    """Returns the helper that exchanges the buffers' handles, made once: a process group is never wholly freed."""
     group = dist.new_group(backend=backend)
     return tex.CommOverlapHelper(group, group)
 
 
 def _for_gemm(operand: Operand, data: Tensor | None = None) -> Any:
-    """Returns the operand, or other data of its kind, as Transformer Engine multiplies it."""
+    """Returns the operand, or other data of its kind, in the form that Transformer Engine multiplies."""
     data = operand.data if data is None else data
     if operand.scale is None:
         return data
@@ -230,7 +230,7 @@ def _bulk_gather(held: Held, weight: Any, problem: Problem, at: int) -> Outputs:
 
 
 def _bulk_scatter(held: Held, weight: Any, problem: Problem, at: int) -> Outputs:
-    """The product is copied into the buffer first. In a layer the GEMM before has written it there."""
+    """Runs the GEMM beside a reduce-scatter of the product, copied in first: in a layer the last GEMM wrote it."""
     (comm,) = held
     comm.copy_into_buffer(problem.whole[at].data, local_chunk=False)
     product = _gemm(comm, weight, _for_gemm(problem.inputs[at]), problem, bulk_overlap=True)
@@ -238,7 +238,7 @@ def _bulk_scatter(held: Held, weight: Any, problem: Problem, at: int) -> Outputs
 
 
 def close_kernels() -> None:
-    """Free all of the kernels' communicators. Collective: no rank may while another still reads its buffers."""
+    """Frees all of the kernels' communicators. Collective: no rank may while another still reads its buffers."""
     torch.cuda.synchronize()
     dist.barrier()
     for held in _open:

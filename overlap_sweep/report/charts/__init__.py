@@ -95,7 +95,7 @@ class Rows:
 
 
 def cut(base: float, time: float, whole: float) -> list[float]:
-    """Returns the ends of three parts: the base, what stands above it in the time, what is hidden of the whole."""
+    """Returns the ends of three parts: the base, the time above it, and the hidden part of the whole."""
     return [min(base, time), time, max(time, whole)]
 
 

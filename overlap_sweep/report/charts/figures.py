@@ -33,12 +33,12 @@ class Figure:
 
     @property
     def untitled(self) -> Figure:
-        """For where a heading says the same."""
+        """Returns the chart without its title, for where a heading says the same."""
         return replace(self, spec={key: value for key, value in self.spec.items() if key != "title"})
 
     @property
     def spec_json(self) -> str:
-        """Safe within a script element."""
+        """Returns the specification as JSON that is safe within a script element."""
         return script_safe(json.dumps({**self.spec, "description": self.description}, separators=(",", ":")))
 
 
@@ -49,7 +49,7 @@ def figure(name: str, form: Form) -> Figure:
 
 
 def _without_control(spec: Any) -> Any:
-    """Vega-Lite makes expressions of names, and Vega refuses those with some characters."""
+    """Returns the same, control characters escaped: Vega-Lite makes expressions of names, and Vega refuses some."""
     if isinstance(spec, dict):
         return {key: _without_control(value) for key, value in spec.items()}
     if isinstance(spec, list):
@@ -58,7 +58,7 @@ def _without_control(spec: Any) -> Any:
 
 
 def script_safe(text: str) -> str:
-    """JSON that ends no script element and begins no comment, whatever it holds."""
+    """Returns JSON that ends no script element and begins no comment, whatever it holds."""
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -84,7 +84,7 @@ def column_spec(figures: Sequence[Figure], title: Json | None = None) -> Json:
 
 
 def rendered(spec: dict[str, Any]) -> bytes:
-    """Returns the PNG of a specification, not rendered again if it was before."""
+    """Returns the PNG of a specification, cached once rendered."""
     text = in_light(json.dumps({**spec, "padding": 12}))
     config = in_light(json.dumps({**chart_config(), "background": "white"}))
 

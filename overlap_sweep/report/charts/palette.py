@@ -40,33 +40,33 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, '
 
 
 def colour(name: str) -> str:
-    """As charts and style sheets refer to it."""
+    """Returns the colour as charts and style sheets refer to it."""
     if name not in COLOURS:
         raise KeyError(name)
     return f"var(--{name})"
 
 
 def looks_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Returns colour and shape by name; only of more than 36 names two look the same."""
+    """Returns colour and shape by name; two look the same only if there are more than 36 names."""
     count = len(SERIES)
     return {name: (SERIES[i % count], SHAPES[(i + i // count) % count]) for i, name in enumerate(names)}
 
 
 def in_light(text: str) -> str:
-    """With the light colours themselves, for what is no web page."""
+    """Returns the text with the light colours themselves, for what is no web page."""
     for name, (light, _) in COLOURS.items():
         text = text.replace(colour(name), light)
     return text
 
 
 def style_sheet() -> str:
-    """Defines the colours."""
+    """Returns the style sheet that defines the colours."""
     defined = (f"  --{name}: light-dark({light}, {dark});\n" for name, (light, dark) in COLOURS.items())
     return f":root {{\n{''.join(defined)}}}\n"
 
 
 def chart_config() -> dict[str, Any]:
-    """Vega-Lite's, the same for all charts."""
+    """Returns Vega-Lite's configuration, the same for all charts."""
     axis = {
         "domainColor": colour("line"),
         "tickColor": colour("line"),

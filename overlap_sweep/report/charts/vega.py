@@ -30,7 +30,7 @@ OWN_SHAPE: Json = {"field": "shape", "scale": None, "type": "nominal"}
 
 def layer(mark: str, rows: Iterable[Json], style: Mapping[str, Any], **channels: Any) -> Json:
     """Returns a layer that draws a mark for each row. A channel is a definition of Vega-Lite's, or the name of a field:
-    one with a text, or of `x2` and `y2` with a number."""
+    a text's, or with `x2` and `y2` a number's."""
 
     def defined(channel: str, value: Any) -> Any:
         if not isinstance(value, str):
@@ -45,7 +45,7 @@ def layer(mark: str, rows: Iterable[Json], style: Mapping[str, Any], **channels:
 
 
 def constant(value: float | str) -> Json:
-    """Returns a channel that is the same for all rows; of places in pixels, or `width` and `height` of the plot."""
+    """Returns a channel that is the same for all rows; for places in pixels, or `width` and `height` of the plot."""
     return {"value": value}
 
 
@@ -64,7 +64,7 @@ def place(field: str, axis: Axis, **drawn: Any) -> Json:
 
 
 def row_keys(rows: Iterable[tuple[str, bool]]) -> list[str]:
-    """Returns what rows are by `row_axis`, each different, from their names and whether these are bold."""
+    """Returns a key for each row of `row_axis`, all different, from the rows' names and whether these are bold."""
     return [f"{'*' if bold else ''}{i}|{name}" for i, (name, bold) in enumerate(rows)]
 
 
@@ -109,14 +109,14 @@ def detail_fields(details: Mapping[str, str]) -> Json:
 
 
 def tooltip(details: Iterable[Mapping[str, str]]) -> list[Json]:
-    """Returns what is shown of rows with the `detail_fields` of such details, which have the same titles or none."""
+    """Returns the tooltip of rows with the `detail_fields` of such details, which have the same titles or none."""
     titles = max(details, key=len, default={})
     return [{"field": f"detail{i}", "title": title, "type": "nominal"} for i, title in enumerate(titles)]
 
 
 def legend(keys: Sequence[Key], filled: bool = True) -> list[Json]:
-    """Returns what colours mean, above the plot, as the legend of a layer without marks; nothing where there is but
-    one."""
+    """Returns the legend of the colours, above the plot, as that of a layer without marks; nothing for a single
+    colour."""
     if len(keys) < 2:
         return []
     names = [key.name for key in keys]

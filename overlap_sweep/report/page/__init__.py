@@ -69,7 +69,7 @@ class ShownExhibit:
 
     @property
     def charts(self) -> Iterator[Figure]:
-        """Its own, and those of its parts."""
+        """Yields its own charts, and those of its parts."""
         yield from [self.chart] if self.chart else []
         for part in self.parts:
             yield from part.charts
@@ -86,13 +86,13 @@ class ShownSection:
 
     @property
     def summary(self) -> PageTable | None:
-        """The rows that sum up the answers, each with a link to its answer."""
+        """Returns the rows that sum up the answers, each with a link to its answer."""
         listing = self.section.summary
         return summary_table(listing, [address for address, *_ in self.answers]) if listing else None
 
     @property
     def points(self) -> PageTable | None:
-        """None where there are too many."""
+        """Returns the table of all points; None where there are too many."""
         listing = self.section.points
         return points_table(listing) if len(listing.rows) <= MOST_ROWS else None
 
@@ -118,7 +118,7 @@ def _shown(section: Section) -> ShownSection:
 
 
 def _exhibits(address: str, exhibits: Sequence[Exhibit]) -> list[ShownExhibit]:
-    """Returns those that show anything. Charts, which are files, too, are called after where they stand."""
+    """Returns the exhibits that show anything. Charts, which are files, too, are named after their place."""
     found = []
     for number, one in enumerate(exhibits, start=1):
         form = one.chart() if one.chart else None
@@ -164,7 +164,7 @@ def _page(analysis: Analysis, sections: Sequence[ShownSection], beside: Sequence
 
 
 def _subjects(analysis: Analysis) -> list[str]:
-    """Returns what was measured: models, and what sections say of the rest."""
+    """Returns the subjects: models, and what sections name of the rest."""
     models = (point.case.model for point in analysis.sources.reading.points if point.case.model != CUSTOM)
     return list(dict.fromkeys([*models, *(subject for section in analysis.sections for subject in section.subjects)]))
 
@@ -183,7 +183,7 @@ def _machines(points: Sequence[Point]) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _vega_script() -> str:
-    """Defines `window.vegaEmbed`."""
+    """Returns the script that defines `window.vegaEmbed`."""
 
     def make() -> bytes:
         import vl_convert
@@ -204,7 +204,7 @@ def _of_itables(name: str) -> str:
 
 
 def _in_script(code: str) -> str:
-    """In strings and comments of JavaScript, which is where it may stand, `<\\/` is `</`."""
+    """Returns the code with `<\/` for `</`: equal in JavaScript's strings and comments, where alone it may be."""
     return code.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
 
@@ -237,7 +237,7 @@ def _in_order(listing: Listing[Any]) -> Sequence[Any]:
 
 
 def points_table(listing: Listing[PointRow[Any]]) -> PageTable:
-    """Returns all points, with a note on each, which of one that is not ok is the reason, and where it lies."""
+    """Returns all points, with a note on each, such as the reason of one that is not ok, and its directory."""
     notes = [column for column in listing.table.shown if column.header == "note"]
 
     def note(row: PointRow[Any]) -> str:

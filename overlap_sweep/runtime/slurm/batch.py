@@ -34,8 +34,8 @@ END_PATIENCE_S = 600.0
 
 
 def refuse_another_point(job: Job) -> None:
-    """UserError where the job is another point on this node than where it was submitted, in whose name it would be
-    measured."""
+    """Raises UserError where the job is another point on this node than where it was submitted, in whose name it would
+    be measured."""
     HydraConfig.instance().set_config(job.config)
     here, there = point_identity(resolve(job.config)), point_identity(job.point)
     if different := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
@@ -47,8 +47,8 @@ def refuse_another_point(job: Job) -> None:
 
 @dataclass(frozen=True)
 class Batch:
-    """Called by submitit on the node, again from the start when Slurm queues the job again. Only this goes to the job
-    by pickle, and nothing comes back so: results lie in the run directories."""
+    """What submitit calls on the node, again from the start when Slurm queues the job again. Only this is pickled to
+    the job, and nothing comes back so: results lie in the run directories."""
 
     sweep: Sweep
     points: list[Job]
@@ -102,14 +102,14 @@ def _restarts() -> int:
 
 
 def _queue_again() -> None:
-    """Where that is not allowed, whoever waits for the results submits a new job."""
+    """Queues the job again; where that is not allowed, whoever waits for the results submits a new one."""
     answer = subprocess.run(["scontrol", "requeue", _job_id()], capture_output=True, text=True, check=False)
     print(answer.stderr.strip() or f"job {_job_id()} is queued again", flush=True)
 
 
 def _await_the_end(pool: WorkerPool) -> None:
-    """Slurm announces with SIGTERM that it will kill the job. One that ends by itself before counts as complete, and is
-    not queued again after a preemption."""
+    """Waits until Slurm kills the job, as its SIGTERM announced. A job that ends by itself before counts as complete,
+    and is not queued again after a preemption."""
     pool.close()
     time.sleep(END_PATIENCE_S)
     sys.exit(1)

@@ -1,4 +1,4 @@
-"""`hydra/launcher=slurm`: have a sweep's points worked off by few Slurm jobs, and wait for their results.
+"""`hydra/launcher=slurm`: runs a sweep's points in a few Slurm jobs, and waits for their results.
 
 What a dead job leaves undone is handed on to another.
 """
@@ -42,7 +42,7 @@ MOST_LOST = 3
 
 
 def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[JobReturn]:
-    """Run every job that has no result yet and that no living Slurm job is to run, one that occurs twice once; returns
+    """Runs every job that has no result yet and that no living Slurm job is to run, one that occurs twice once; returns
     in the order of `job_overrides`.
 
     UserError before anything is submitted when any job's configuration is wrong, or the directory is in use; or when
@@ -162,7 +162,7 @@ class Watch:
                 self._inherit(job_id, submitted, state)
 
     def _tell(self, news: str) -> None:
-        """Says it unless it was said already, or something else just now."""
+        """Prints the news unless they are the last ones printed, or others were just printed."""
         if news != self._told and time.monotonic() - self._told_at_s > TELL_EVERY_S:
             self._told, self._told_at_s = news, time.monotonic()
             print(news, flush=True)
@@ -203,8 +203,8 @@ class Watch:
 
 
 def _blamed(left: Sequence[Job], state: JobState, finished: bool) -> Sequence[Job]:
-    """Returns those of the points that a job left for which its end counts: the one that it was at, or where it did
-    nothing at all every one; none where it did something until its time was up, or ended by itself."""
+    """Returns the points that a job's end is counted against: the one it was at, or all where it did nothing at all;
+    none where it did something until its time was up, or ended by itself."""
     if left and (left[0].directory / CLAIM_FILE).exists():
         return [] if finished and state.state in ("TIMEOUT", "COMPLETED") else left[:1]
     return [] if finished else left

@@ -1,4 +1,4 @@
-"""Slurm's jobs of a sweep: what is on record of them for a later launch, and how Slurm says that they are.
+"""Slurm's jobs of a sweep: their records for a later launch, and their states as Slurm reports them.
 
 Works without accounting.
 """
@@ -77,7 +77,7 @@ def _state(job_id: str, found: Mapping[str, JobState], log: Path) -> JobState:
 
 
 def _accounted(job_id: str) -> JobState:
-    """Returns the state of a job that the controller has forgotten: accounts, if kept, tell whether it was
+    """Returns the state of a job that the controller has forgotten: accounting, if kept, has whether it was
     cancelled."""
     command = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job_id}", "--format=State"]
     try:
@@ -121,7 +121,7 @@ def write_record(directory: Path, record: JobRecord) -> None:
 
 
 def forget(directory: Path, job_id: str) -> None:
-    """Removes the record of a job that has ended and whose results were looked at."""
+    """Removes the record of a job that has ended and whose results were read."""
     record_path(directory, job_id).unlink(missing_ok=True)
 
 
@@ -146,14 +146,14 @@ def living_jobs(directory: Path) -> list[JobRecord]:
 
 
 def refuse_living_jobs(directory: Path) -> None:
-    """UserError when Slurm jobs work in the directory: another launcher would measure the same points."""
+    """Raises UserError when Slurm jobs work in the directory: another launcher would measure the same points."""
     if living := living_jobs(directory):
         ids = " ".join(record.job_id for record in living)
         raise UserError(f"Slurm jobs work in {directory}; go on with hydra/launcher=slurm, or end them: scancel {ids}.")
 
 
 def _read(path: Path) -> JobRecord:
-    """UserError for what is none."""
+    """Returns the record in the file. UserError where it is none."""
     try:
         record = msgspec.json.decode(path.read_bytes(), type=JobRecord)
     except (msgspec.DecodeError, OSError) as error:

@@ -51,7 +51,7 @@ class Pack:
 
 @dataclass
 class Submitted:
-    """A job."""
+    """A submitted job."""
 
     pack: Pack
     log: Path
@@ -61,8 +61,8 @@ class Submitted:
 
 
 def pack(jobs: Sequence[Job]) -> list[Pack]:
-    """Points of the same Slurm options that one group of workers can run together, in their order and as evenly as can
-    be: `points_per_job` in each, and more where that would make more than `max_jobs`."""
+    """Returns packs of points of the same Slurm options that one group of workers can run together, in their order and
+    as evenly as can be: `points_per_job` in each, and more where that would make more than `max_jobs`."""
     alike: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
         options = launcher_options(job)
@@ -78,8 +78,7 @@ def pack(jobs: Sequence[Job]) -> list[Pack]:
 
 
 def launcher_options(job: Job) -> dict[str, Any]:
-    """The launcher's, resolved for this point: those that name `tp_size` differ from point to point.
-    UserError when one is out of range."""
+    """Returns the launcher's options, resolved for this point: those that name `tp_size` differ from point to point."""
     options: dict[str, Any] = OmegaConf.to_container(job.config.hydra.launcher, resolve=True)  # type: ignore[assignment]
     for name, least in LEAST.items():
         if options[name] is not None and options[name] < least:
@@ -110,7 +109,7 @@ def _evenly(items: Sequence[Job], count: int) -> list[Sequence[Job]]:
 
 
 def check_slurm() -> None:
-    """UserError when there is none here."""
+    """Raises UserError when Slurm is not installed."""
     if not shutil.which("sbatch"):
         raise UserError(
             "there is no sbatch here; run this where Slurm jobs are submitted, or leave out hydra/launcher."
@@ -134,7 +133,7 @@ def submit(sweep: Sweep, packs: Sequence[Pack]) -> dict[str, Submitted]:
 
 
 def _take_back(sweep: Sweep, job_ids: Sequence[str]) -> None:
-    """Where scancel fails, too, the records tell the next launch of the jobs."""
+    """Cancels the jobs; where scancel fails, too, the next launch finds them by their records."""
     if job_ids and not subprocess.run(["scancel", *job_ids], capture_output=True, check=False).returncode:
         for job_id in job_ids:
             forget(sweep.directory, job_id)
@@ -169,7 +168,7 @@ def _submit_array(sweep: Sweep, packs: Sequence[Pack]) -> dict[str, Submitted]:
 
 
 def _patiently(executor: Any, batches: Sequence[Batch]) -> list[Any]:
-    """Submits, as an array; tries until the controller is there."""
+    """Submits the batches as an array; tries until the controller is there."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     deadline = time.monotonic() + PATIENCE_S
