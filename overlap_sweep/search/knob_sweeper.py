@@ -92,11 +92,16 @@ class KnobSpace:
 
     @property
     def typed(self) -> list[str]:
-        """Returns the overrides that a single run of the baseline is typed with."""
+        """Returns what a single run of the baseline is typed as: without an experiment that only searches."""
+        workload = self.point()["workload"]["name"]
+        searches = f"experiment={searchable(workload).experiment}"
         no_part = tuple(name + end for name in NO_PART_OF_A_POINT for end in "=.")
         typed = [override for override in self.overrides if not override.startswith(no_part)]
-        experiment = any(override.lstrip("+").startswith("experiment=") for override in typed)
-        return [*typed, "hydra.mode=RUN"] if experiment else typed
+        kept = [override for override in typed if override.lstrip("+") != searches]
+        if any(override.lstrip("+").startswith("experiment=") for override in kept):
+            return [*kept, "hydra.mode=RUN"]
+        named = any(override.startswith("workload=") for override in kept)
+        return kept if kept == typed or named else [f"workload={workload}", *kept]
 
 
 def searchable(workload: str) -> Searchable:

@@ -100,6 +100,8 @@ class Searchable:
     """Those of them whose values are searched apart."""
     of_gpus: tuple[str, ...] = ()
     """How the options begin that say nothing on a CPU."""
+    experiment: str | None = None
+    """One that does nothing but search: a run of what it found does without."""
     example: str = "runtime.max_connections=1,8"
     """How a knob is given several values."""
 

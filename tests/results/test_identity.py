@@ -34,7 +34,7 @@ GPU = {
 POINT = resolved("operator", method="bulk", num_sm=4)
 
 
-@pytest.mark.parametrize("name", ["timeout_s", "start_timeout_s", "retries", "isolate"])
+@pytest.mark.parametrize("name", ["timeout_s", "timeout_factor", "start_timeout_s", "retries", "isolate"])
 def test_how_a_point_is_run_is_no_part_of_it_and_it_is_not_changed(name: str) -> None:
     other = {**POINT, "runtime": {**POINT["runtime"], name: 7}}
     assert point_identity(other) == point_identity(POINT)

@@ -66,7 +66,7 @@ def test_what_failed_is_tried_again(tmp_path: Path, result: Result, status: Stat
 @pytest.mark.parametrize(
     ("changes", "kept"),
     [
-        ({"runtime": {"timeout_s": 5.0, "retries": 7, "isolate": True}}, True),
+        ({"runtime": {"timeout_s": 5.0, "retries": 7, "timeout_factor": 2.0, "isolate": True}}, True),
         ({"runtime": {"start_timeout_s": 5.0}}, True),
         ({"runtime": {"threads_per_rank": 2}}, False),
         ({"num_sm": 5}, False),

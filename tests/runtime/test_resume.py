@@ -69,7 +69,7 @@ def test_a_point_that_fails_and_a_directory_that_cannot_be_written_cost_their_po
 
 def test_only_what_failed_is_measured(begun: Begun) -> None:
     before = begun.contents()
-    done = begun.resume("runtime.timeout_s=200", "runtime.retries=3")
+    done = begun.resume("runtime.timeout_s=200", "runtime.retries=3", "runtime.timeout_factor=7")
     assert done.returncode == 0
     assert "measured before: 4 of 5 points" in done.stdout
     assert "[1/1] ok      tp2_sm2" in done.stdout

@@ -22,7 +22,7 @@ from tests.sweeps import ROOT, Launch, launch_here, wait_for
 
 pytestmark = pytest.mark.faults
 
-SWEEP = ("-m", "num_sm=1,2,3,4", "runtime.retries=0", *TINY)
+SWEEP = ("-m", "num_sm=1,2,3,4", "runtime.retries=0", "runtime.timeout_factor=0", *TINY)
 # Its workers would come to an end a moment after being told to stop.
 DAWDLES = {"num_sm": 2, "fault": "dawdles", "times": 1, "rank": None}
 REAL = ("sigusr2 to all", "sigterm to all")

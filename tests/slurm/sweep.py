@@ -26,6 +26,8 @@ from tests.faults.sitecustomize import HOLD, read_journal
 from tests.slurm.cluster import ENDED, Slurm
 from tests.sweeps import Launch, wait_for
 
+# A point that a test holds is not to be given up.
+POINTS = (*TINY, "runtime.timeout_factor=0")
 # The points run on the CPU and ask for GPUs nevertheless.
 THROUGH_SLURM = ("hydra/launcher=slurm", "hydra.launcher.poll_s=0.5", "hydra.launcher.gpus_per_node=${tp_size}")
 SUBMITTED = re.compile(r"\S*python\S* .*submitit\.core\._submit")
@@ -55,7 +57,7 @@ class SlurmSweep:
     def start(self, *arguments: str, torchrun: bool = False) -> subprocess.Popen[str]:
         # By its name the jobs of this sweep are told from those of other tests, which squeue shows for a while.
         through_slurm = (*THROUGH_SLURM, f"hydra.launcher.name={self.launch.tag}")
-        process = self.launch.start("-m", *TINY, *(() if torchrun else through_slurm), *arguments)
+        process = self.launch.start("-m", *POINTS, *(() if torchrun else through_slurm), *arguments)
         self._started.append(process)
         return process
 

@@ -214,6 +214,7 @@ WORKLOAD = Workload(
         options=("fsdp.", "streams.", "distributed."),
         cases=("distributed.strategy", "distributed.dp_size"),
         of_gpus=("streams.", "distributed.env."),
+        experiment="fsdp_overlap",
         example="fsdp.forward_prefetch=false,1",
     ),
 )
