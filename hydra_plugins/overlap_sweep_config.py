@@ -1,5 +1,5 @@
-"""What Hydra knows of us, in every process in which it looks for plugins: also in the jobs of other launchers, which
-never run launch.py's main block.
+"""Registers our search path, launchers and sweepers with Hydra, in every process in which it looks for plugins: also in
+the jobs of other launchers, which never run launch.py's main block.
 
 `hydra/launcher=torchrun`, which is the default, `slurm` and `submitit_slurm` are in `overlap_sweep.runtime`;
 `hydra/sweeper=...` is the grid, or a search of `overlap_sweep.search` or `overlap_sweep.tuner`.

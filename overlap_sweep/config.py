@@ -170,7 +170,7 @@ class PointConfig:
     precision_option: ClassVar[str | None] = None
     """What stands for `precision`, where that is not read."""
     precision_from: ClassVar[str | None] = None
-    """What says the precision where it is given."""
+    """The option that decides the precision where it is given."""
 
 
 @dataclass

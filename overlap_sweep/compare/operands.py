@@ -20,7 +20,7 @@ class Kind(StrEnum):
 
 
 WITH_RUNS = {Kind.telemetry, Kind.results}
-"""What a directory of training runs may be taken for."""
+"""The two kinds that a directory of training runs may be."""
 
 
 class Operand(NamedTuple):

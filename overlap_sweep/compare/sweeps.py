@@ -96,8 +96,7 @@ class Unmatched(NamedTuple):
 
 
 Differences = dict[str, dict[str, list[Any]]]
-"""What is not the same everywhere, by name and dataset: all values that its points have; empty where it is not
-recorded."""
+"""Values that differ, by name and dataset: all that its points have; empty where the name is not recorded."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +106,13 @@ class SweepComparison:
     datasets: list[Dataset]
     reference: str
     compared: Differences
-    """What differs though points match, such as the backend."""
+    """Fields that differ though points match, such as the backend."""
     telling: list[str]
     """The fields of keys that tell cases apart, such as the model, where there are several of them."""
     matches: list[Match]
     slots: list[SlotChange]
     aggregates: list[Aggregate]
-    """Of each dataset but the reference: by pass, and last all together."""
+    """For each dataset but the reference: by pass, and last all together."""
     unmatched: list[Unmatched]
     environment: Differences
     configuration: Differences

@@ -54,7 +54,7 @@ class Pair(NamedTuple):
     """One trace beside the reference's of the same rank."""
 
     rank: int | None
-    """Of both; None of single traces that don't tell the same."""
+    """The rank of both traces; None where a single pair does not agree on one."""
     ours: TraceFile
     theirs: TraceFile
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from overlap_sweep.report.section import Analysis, Section
 from overlap_sweep.report.table import csv_of, to_frame
 from overlap_sweep.report.terminal import SUMMARY_FILE, summary_text
 from overlap_sweep.results.provenance import launch_commands
-from overlap_sweep.results.run_directory import write_atomically
+from overlap_sweep.results.run_directory import now, write_atomically
 from overlap_sweep.trace.disk import is_below
 
 REPORT_FILE = "tuning_report.json"
@@ -63,7 +62,7 @@ def _report(analysis: Analysis) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "directory": str(reading.root),
-        "analysed": datetime.now(UTC).isoformat(timespec="seconds"),
+        "analysed": now(),
         "objective": config.objective,
         "overlap_threshold": config.overlap_threshold,
         "unmeasured": config.unmeasured,

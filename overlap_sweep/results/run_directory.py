@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -295,6 +296,11 @@ def check_composed(config: Any, path: Path) -> type[Measured]:
     except msgspec.ValidationError as error:
         raise UserError(f"{path} describes no point ({one_line(error)}); {MEASURE_AGAIN}.") from None
     return kind
+
+
+def now() -> str:
+    """Returns the time as results have it: ISO 8601, UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def one_line(said: Exception | str) -> str:

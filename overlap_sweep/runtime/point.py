@@ -8,7 +8,6 @@ import platform
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from overlap_sweep.results.run_directory import (
     Result,
     Status,
     clear,
+    now,
     read_result,
     settings_file,
     write_atomically,
@@ -217,7 +217,7 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     earlier: list[Attempt] = []
     pool = shared_pool(directory / GROUP_LOG)
     for left in reversed(range(point["runtime"]["retries"] + 1)):
-        started, log_start = _now(), _size(directory / LOG_FILE)
+        started, log_start = now(), _size(directory / LOG_FILE)
         reply = _attempt(pool, point, directory, earlier)
         if reply["status"] in LASTING or reply.get("final"):
             break
@@ -251,10 +251,6 @@ def _attempt(pool: WorkerPool, point: dict[str, Any], directory: Path, earlier: 
     return {**reply, "final": reply.get("sound", False)}
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 def _size(log: Path) -> int:
     return log.stat().st_size if log.exists() else 0
 
@@ -269,7 +265,7 @@ def _without_times(point: dict[str, Any], directory: Path, status: Status, error
         error=error,
         settings=given.get("", OverlapConfig()).slots,
         environment=machine_of(point),
-        started=_now(),
+        started=now(),
         **more,
     )
     write_result(directory, result)

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.environment import conditions, environment
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results import run_directory
-from overlap_sweep.results.run_directory import LOG_FILE, Result
+from overlap_sweep.results.run_directory import LOG_FILE, Result, now
 
 
 def main(address: str, device: str, timeout_s: float) -> None:
@@ -56,7 +56,7 @@ def _join(device: str, timeout_s: float) -> Ranks:
 def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Runs one point; rank 0 writes its result.json if it is `ok`. Returns the reply: how it went on this rank."""
     directory, point = Path(request["directory"]), request["point"]
-    started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
+    started, clock = now(), time.perf_counter()
     workload = workloads.of(point)
     with _output_to(directory / LOG_FILE):
         try:

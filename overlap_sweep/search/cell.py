@@ -201,10 +201,6 @@ class Trail:
         return min([NONE, *self.samples], key=self.time_us)
 
     @property
-    def settings_tried(self) -> int:
-        return len(self.samples) + len(self.failed)
-
-    @property
     def evaluations(self) -> int:
         """Returns the number of measurements of candidates; `none` comes with every one of them."""
         return sum(map(len, self.samples.values())) + len(self.failed)

@@ -54,11 +54,6 @@ def is_below(path: Path, root: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
 
 
-def is_plain_name(name: str) -> bool:
-    """Returns whether it is the name of something in a directory, and can be shown."""
-    return name not in ("", ".", "..") and "/" not in name and name.isprintable()
-
-
 def is_special(path: Path) -> bool:
     """Returns whether reading it would block or never end."""
     try:

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from overlap_sweep.report.console import console_for
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.terminal import print_answers, print_written
 from overlap_sweep.results.records import LayerTrial, TunerRecord
-from overlap_sweep.results.run_directory import Result, write_atomically
+from overlap_sweep.results.run_directory import Result, now, write_atomically
 from overlap_sweep.runtime.group_config import elsewhere, visible_gpus
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.measured import Job, override_value, swept_values
@@ -75,7 +74,7 @@ def tune(
         together=earlier.together if earlier else [],
         proofs=earlier.proofs if earlier else [],
         command=shlex.join(["python", *sys.argv]),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        started=now(),
         wall_s=0.0,
     )
     if notice:

@@ -128,3 +128,8 @@ def exposed(gemm_us: float, best: float, sms: int = 132) -> Callable[[int], floa
     """max(gemm / (1 - n / sms), b / n): the communication takes SMs from the GEMM, and is as fast as it at `best`."""
     comm_us = gemm_us / (1 - best / sms) * best
     return lambda n: max(gemm_us / (1 - n / sms), comm_us / n)
+
+
+def settings_tried(trail: Trail) -> int:
+    """Returns how many settings were measured, well or in vain."""
+    return len(trail.samples) + len(trail.failed)

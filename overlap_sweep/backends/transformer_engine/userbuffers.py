@@ -35,7 +35,7 @@ _BROKEN = re.compile(r"CUDA error|out of memory|NCCL", re.IGNORECASE)
 """In the library's own RuntimeErrors: something went wrong, where the others say that something is not supported."""
 
 _current: dict[str, Any] | None = None
-"""What initialize_ub was given."""
+"""The arguments of the last initialize_ub; None while there are no userbuffers."""
 
 
 def initialize_for(point: Mapping[str, Any], ub_cfgs: Mapping[str, Setting]) -> None:

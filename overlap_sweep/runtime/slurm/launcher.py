@@ -10,7 +10,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -18,7 +17,7 @@ from typing import Literal
 from hydra.core.utils import JobReturn
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.run_directory import Attempt, Result, clear, write_result
+from overlap_sweep.results.run_directory import Attempt, Result, clear, now, write_result
 from overlap_sweep.runtime.jobs import Job, Sweep, begin, distinct, job_return, keep_results
 from overlap_sweep.runtime.kept import whole_result
 from overlap_sweep.runtime.lock import CLAIM_FILE
@@ -179,7 +178,7 @@ class Watch:
             status = "lost"
         for job in _blamed(left, state, finished=len(left) < len(submitted.pack.jobs)):
             earlier = self.deaths[job.directory]
-            death = Attempt(status=status, error=story, started=_now(), where=f"Slurm job {job_id}")
+            death = Attempt(status=status, error=story, started=now(), where=f"Slurm job {job_id}")
             lost = sum(one.status == "lost" for one in (*earlier, death))
             if lost > MOST_LOST or len(earlier) + 1 - lost > job.point["runtime"]["retries"]:
                 self._has_result(job.directory, _failed(job, death, earlier))
@@ -208,10 +207,6 @@ def _blamed(left: Sequence[Job], state: JobState, finished: bool) -> Sequence[Jo
     if left and (left[0].directory / CLAIM_FILE).exists():
         return [] if finished and state.state in ("TIMEOUT", "COMPLETED") else left[:1]
     return [] if finished else left
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _failed(job: Job, death: Attempt, earlier: list[Attempt]) -> Result:

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from overlap_sweep.measure.timing import (
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.run_directory import now
 from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes
 
 BEST_MARGIN = 0.01
@@ -100,7 +100,7 @@ def _default_overlap(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
 
 def _measure_default(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
     backend, ranks, workload = backends.load(point["backend"]), bench.ranks, point["workload"]
-    measured = datetime.now(UTC).isoformat(timespec="seconds")
+    measured = now()
     try:
         backend.prepare(point, "default")
     except Refused as reason:
