@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from overlap_sweep.tuner import Report, tune
 
 __all__ = ["Report", "tune"]
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

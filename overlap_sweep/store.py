@@ -21,6 +21,7 @@ from typing import Any, Self
 import msgspec
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.program import analyze_program
 from overlap_sweep.results.identity import environment_identity, key_of, point_key
 from overlap_sweep.results.run_directory import Result, decoded_result, flush, one_line
 
@@ -182,7 +183,7 @@ def _files_directory(path: Path) -> Path:
         name = path.with_name(path.name.removesuffix(".d")) if path.suffix == ".d" else path / "measurements"
         raise UserError(f"{path} is a directory; give the store's name, such as {name}.")
     if path.exists():
-        export = f"`analyze.py history {path} --format csv`"
+        export = f"`{analyze_program()} history {path} --format csv`"
         raise UserError(f"{path} is a file, maybe of an earlier version, whose {export} exports it; give another path.")
     return path.with_name(f"{path.name}.d")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 
-BASE = {"errors", "declared", "cache", "config"}
+BASE = {"errors", "declared", "cache", "config", "program"}
 BELOW_RESULTS = BASE | {"trace", "overlap"}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "search": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "runtime"},
     "compare": BELOW_RESULTS | {"results", "report", "workloads"},
     "tuner": BELOW_RESULTS | {"results", "report", "workloads", "runtime", "search"},
-    "commands": BELOW_RESULTS | {"results", "report", "workloads", "store", "search", "compare", "tuner"},
+    "commands": BELOW_RESULTS | {"results", "report", "workloads", "store", "runtime", "search", "compare", "tuner"},
+    "__main__": {"commands"},
 }
 """By part the parts that it may import, besides itself; workloads count as one, see MAY_IMPORT_SLICE."""
 

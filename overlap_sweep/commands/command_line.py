@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import typer
@@ -18,6 +19,7 @@ from overlap_sweep.commands.report import ReportCommand, report
 from overlap_sweep.commands.timeline import timeline
 from overlap_sweep.commands.trace import TraceCommand, trace
 from overlap_sweep.errors import UserError
+from overlap_sweep.program import analyze_program, print_version
 
 DEFAULT_COMMAND = "report"
 
@@ -80,4 +82,13 @@ app.command(cls=HistoryCommand)(history)
 
 
 def main() -> None:
-    app()
+    """Runs the command on the arguments of the process, which it ends."""
+    if sys.argv[1:] == ["--version"]:
+        print_version()
+        return
+    program = analyze_program()
+    app.info.help = EXAMPLES.replace("python analyze.py", program)
+    for command in app.registered_commands:
+        assert command.callback
+        command.help = (command.callback.__doc__ or "").replace("python analyze.py", program)
+    app(prog_name=program.removeprefix("python "))

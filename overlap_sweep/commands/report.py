@@ -20,6 +20,7 @@ from overlap_sweep.commands.output import (
     with_columns,
 )
 from overlap_sweep.errors import UserError
+from overlap_sweep.program import analyze_program
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,7 +82,7 @@ def report(
         config = analysis_config(overrides or [])
     except UserError as error:
         raise typer.BadParameter(str(error)) from None
-    analysis = analyse(directory, config, shlex.join(["python", "analyze.py", *sys.argv[1:]]))
+    analysis = analyse(directory, config, shlex.join([*analyze_program().split(), *sys.argv[1:]]))
     answers = _answers(analysis, format)
     check_fail_if(fail_expressions, answers)
     problems = list(analysis.problems)

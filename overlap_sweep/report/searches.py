@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from overlap_sweep.overlap import space
+from overlap_sweep.program import launch_program
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_us
 from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, PassSearch, Records, SearchRecord
@@ -90,7 +91,7 @@ def pasted(search: KnobSearch) -> str:
     """Returns the command that runs the best setting."""
     overrides = dict(override.partition("=")[::2] for override in search.overrides)
     changed = {**overrides, **search.best}
-    return shlex.join(["python", "launch.py", *(f"{key}={value}" for key, value in changed.items())])
+    return shlex.join([*launch_program().split(), *(f"{key}={value}" for key, value in changed.items())])
 
 
 def _knob_search_lines(search: KnobSearch) -> Iterator[str]:

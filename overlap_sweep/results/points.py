@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.program import analyze_program
 from overlap_sweep.results.checks import (
     MOST_YAML_BYTES,
     check_place,
@@ -114,7 +115,7 @@ def read_points(root: Path) -> Reading:
     if not root.exists():
         raise UserError(f"{root} does not exist; give a directory that launch.py wrote, such as multirun/<date>.")
     if root.is_file():
-        raise UserError(f"{root} is a file; give its directory, or see `python analyze.py trace --help` for traces.")
+        raise UserError(f"{root} is a file; give its directory, or see `{analyze_program()} trace --help` for traces.")
     points, problems = [], []
     for directory in find_points(root):
         try:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.program import launch_program
 from overlap_sweep.results.checks import MOST_YAML_BYTES, check_place, read_yaml
 from overlap_sweep.results.identity import environment_identity, key_of
 from overlap_sweep.results.points import Point
@@ -116,7 +117,7 @@ def _command(directory: Path) -> str | None:
             arguments = ["-m", *given["task"], *(one for one in given["hydra"] if one.startswith("hydra/"))]
     except (UserError, msgspec.ValidationError, KeyError, TypeError, RecursionError):
         return None
-    return shlex.join(["python", "launch.py", *arguments])
+    return shlex.join([*launch_program().split(), *arguments])
 
 
 SLOWDOWNS = {

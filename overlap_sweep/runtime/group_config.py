@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import overlap_sweep
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
+from overlap_sweep.program import environment_with_package
 from overlap_sweep.results.identity import machine
 
 _elsewhere = False
@@ -124,7 +124,7 @@ def check_temporary_directory() -> None:
 
 def worker_environment(config: GroupConfig) -> dict[str, str]:
     """Returns the environment that every process of the group inherits."""
-    environment = {**os.environ, **dict(config.environment)}
+    environment = environment_with_package() | dict(config.environment)
     if not config.multicast:
         environment |= NO_MULTICAST
     environment["CUDA_DEVICE_MAX_CONNECTIONS"] = str(config.max_connections)
@@ -132,8 +132,6 @@ def worker_environment(config: GroupConfig) -> dict[str, str]:
     environment.pop("TORCH_SYMM_MEM_ENABLE_NATIVE_ASYNC_TP", None)
     environment["OMP_NUM_THREADS"] = str(config.threads_per_rank)
     environment["PYTHONUNBUFFERED"] = "1"
-    package = str(Path(overlap_sweep.__file__).parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
     return environment
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from overlap_sweep.program import analyze_program, launch_program
 from overlap_sweep.results.measured import Speedup
 from overlap_sweep.results.run_directory import Result
 
@@ -109,14 +110,14 @@ class Outcomes:
             reasons = dict.fromkeys(outcome.result.error for outcome in self.all)
             print(f"error: no point makes sense: {'; '.join(map(str, reasons))}", file=sys.stderr)
             return 1
-        print(f"{self.counts_line()}; analyse with: python analyze.py {self.directory()}")
+        print(f"{self.counts_line()}; analyse with: {analyze_program()} {self.directory()}")
         return int(not self.searching and counts["failed"] + counts["timeout"] > 0)
 
     def resume_command(self) -> str:
         """Returns the command that measures only what is missing or failed."""
-        given = [argument for argument in sys.argv if not argument.startswith("resume=")]
+        given = [argument for argument in sys.argv[1:] if not argument.startswith("resume=")]
         named = any(argument.startswith("hydra.sweep.dir=") for argument in given)
-        return shlex.join(["python", *given, *([] if named else [f"resume={self.directory()}"])])
+        return shlex.join([*launch_program().split(), *given, *([] if named else [f"resume={self.directory()}"])])
 
     def directory(self) -> Path:
         """Returns the results' directory, as the user would type it."""

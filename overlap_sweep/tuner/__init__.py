@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import shutil
 import subprocess
@@ -13,16 +14,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import overlap_sweep
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
+from overlap_sweep.program import conf_folder, environment_with_package
 from overlap_sweep.search.measured import override_value
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CHECKOUT = Path(overlap_sweep.__file__).parent.parent
-"""Where launch.py and conf/ are."""
+EXPERIMENT = "+experiment=tp_overlap_tuner"
+"""What launch.py is told to run the tuner."""
 
 REPORT_FILES = ("*.txt", "*.json", "*.yaml", "*.py", "*.csv", "*.parquet")
 """What lies beside the run directories and does not belong to a single point."""
@@ -133,7 +134,7 @@ def tune(
 
     UserError when it could not be run; then its own message says why.
     """
-    arguments = [*_model_overrides(model), f"max_tp_size={max_tp_size}", f"tuner.prove={override_value(prove)}"]
+    arguments = [*model_overrides(model), f"max_tp_size={max_tp_size}", f"tuner.prove={override_value(prove)}"]
     tp_sizes = [tp_size] if isinstance(tp_size, int) else tp_size
     lists = {"tp_size": tp_sizes, "operator": operators, "method": methods}
     arguments += [f"{key}={','.join(map(str, values))}" for key, values in lists.items() if values]
@@ -155,16 +156,21 @@ def tune(
         arguments.append(f"tuner.presets={override_value(list(map(str, presets)))}")
     directory = Path(output_dir) if output_dir else Path(f"multirun/{datetime.now():%Y-%m-%d/%H-%M-%S}")
     arguments += [f"hydra.sweep.dir={override_value(str(directory))}", *overrides]
-    command = [sys.executable, str(CHECKOUT / "launch.py"), "-m", "+experiment=tp_overlap_tuner", *arguments]
-    if not (CHECKOUT / "launch.py").exists():
-        raise UserError(f"{CHECKOUT} has no launch.py; install overlap_sweep from a checkout: pip install -e .")
-    done = subprocess.run(command, stdout=subprocess.DEVNULL if quiet else None, check=False)
+    command = [sys.executable, "-m", "overlap_sweep", "launch", "-m", EXPERIMENT, *arguments]
+    output = subprocess.DEVNULL if quiet else None
+    done = subprocess.run(command, env=environment_with_package(), stdout=output, check=False)
     if done.returncode:
         raise UserError(f"the tuner ended with {done.returncode}; its message is above. It was run as: {command}")
     return Report(directory)
 
 
-def _model_overrides(model: str) -> list[str]:
-    if (CHECKOUT / "conf" / "model" / f"{model}.yaml").exists():
+def model_overrides(model: str) -> list[str]:
+    """Returns what chooses a preset, or a Hugging Face name, a folder or a config.json. UserError where a name that is
+    none of these is almost a preset's."""
+    presets = sorted(path.stem for path in (conf_folder() / "model").glob("*.yaml"))
+    if model in presets:
         return [f"model={model}"]
+    nearest = difflib.get_close_matches(model, presets, n=1)
+    if nearest and not Path(model).exists():
+        raise UserError(f"Unknown model {model}. Did you mean {nearest[0]}?")
     return ["model=hf", f"model.name={override_value(model)}"]

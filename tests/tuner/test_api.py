@@ -15,7 +15,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.results.records import TunerRecord
 from overlap_sweep.results.run_directory import read_result
-from overlap_sweep.tuner import CHECKOUT
+from overlap_sweep.tuner import EXPERIMENT
 from tests.analyze import analyze
 from tests.search.tiny import SIZES
 
@@ -54,8 +54,8 @@ def arguments(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        assert command[1:4] == [str(CHECKOUT / "launch.py"), "-m", "+experiment=tp_overlap_tuner"]
-        found.extend(command[4:])
+        assert command[1:6] == ["-m", "overlap_sweep", "launch", "-m", EXPERIMENT]
+        found.extend(command[6:])
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr("overlap_sweep.tuner.subprocess.run", run)

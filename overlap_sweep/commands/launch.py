@@ -1,0 +1,83 @@
+"""What `python launch.py` and `overlap-sweep launch` do: measure one point, or with -m a sweep of points."""
+
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from overlap_sweep import workloads
+from overlap_sweep.errors import UserError
+from overlap_sweep.program import conf_folder, print_version
+from overlap_sweep.runtime.composition import errors_in_one_line
+from overlap_sweep.runtime.outcome import outcomes
+from overlap_sweep.runtime.point import run_point
+
+
+@hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
+def measure(config: DictConfig) -> float:
+    """Returns the point's objective: the median time in microseconds, which Hydra's sweepers minimise."""
+    try:
+        hydra_config = HydraConfig.get()
+        swept = hydra_config.mode == RunMode.MULTIRUN
+        if config.resume and not swept:
+            raise UserError("resume= goes on with a sweep; add -m.")
+        return run_point(config, Path(hydra_config.runtime.output_dir), may_keep=swept)
+    except UserError as error:
+        # Not an exception that Hydra would wrap in its own lines.
+        sys.exit(f"error: {error}")
+    except OSError as error:
+        # Of a sweep the launcher gives up the point.
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise
+        sys.exit(f"error: {error}")
+
+
+def print_measured() -> None:
+    """Prints what the points say that were measured, where that is little enough to be read at once. Those that are
+    alike are compared with each other."""
+    ok = [outcome for outcome in outcomes.all if outcome.result.status == "ok"]
+    measured = [one.directory for one in ok if workloads.of(one.result.point).is_told_when_measured]
+    if measured:
+        from overlap_sweep.report.console import console_for
+        from overlap_sweep.report.terminal import print_section
+        from overlap_sweep.results.points import read_points
+        from overlap_sweep.results.run_directory import write_atomically
+        from overlap_sweep.workloads.sections import sections_of_points
+
+        readings = [read_points(directory) for directory in measured]
+        for problem in (problem for reading in readings for problem in reading.problems):
+            print(f"warning: {problem}", file=sys.stderr)
+        points = [point for reading in readings for point in reading.points]
+        console = console_for(sys.stdout)
+        for section in sections_of_points(points):
+            for problem in (*section.problems, *section.warnings):
+                print(f"warning: {problem}", file=sys.stderr)
+            for file in section.files:
+                write_atomically(file.directory / file.name, file.content())
+            print_section(section, console)
+
+
+def main() -> None:
+    """Runs Hydra on the arguments of the process, and exits: 0 when all that makes sense was measured."""
+    if "--version" in sys.argv[1:]:
+        print_version()
+        return
+    try:
+        with errors_in_one_line():
+            measure()
+        if not outcomes.searching:
+            print_measured()
+    except KeyboardInterrupt as interrupt:
+        print(f"interrupted: {outcomes.counts_line()}; finished results are kept", file=sys.stderr)
+        if outcomes.expected:
+            print(f"go on with: {outcomes.resume_command()}", file=sys.stderr)
+        sys.exit(getattr(interrupt, "exit_status", 130))
+    except SystemExit:
+        # An error in mid-sweep.
+        if outcomes.all:
+            print(f"{outcomes.counts_line()}; go on with: {outcomes.resume_command()}", file=sys.stderr)
+        raise
+    sys.exit(outcomes.conclude())

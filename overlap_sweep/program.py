@@ -1,0 +1,52 @@
+"""How the product was started and installed: the commands to name in messages, the configuration's folder, versions."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import overlap_sweep
+
+_PACKAGE = Path(overlap_sweep.__file__).parent
+
+LIBRARIES = ("torch", "transformer-engine", "megatron-core", "hydra-core")
+"""Whose versions decide what can be measured."""
+
+
+def launch_program() -> str:
+    """Returns the command that measures, as this process was started: `python launch.py` or `overlap-sweep launch`."""
+    return "overlap-sweep launch" if _is_installed_command() else "python launch.py"
+
+
+def analyze_program() -> str:
+    """Returns the command that analyses, as `launch_program`: `python analyze.py` or `overlap-sweep analyze`."""
+    return "overlap-sweep analyze" if _is_installed_command() else "python analyze.py"
+
+
+def _is_installed_command() -> bool:
+    started = Path(sys.argv[0])
+    return started.name == "overlap-sweep" or started == _PACKAGE / "__main__.py"
+
+
+def conf_folder() -> Path:
+    """Returns the folder of Hydra's configuration: inside an installed package, at the top of a checkout."""
+    installed = _PACKAGE / "conf"
+    return installed if installed.exists() else _PACKAGE.parent / "conf"
+
+
+def environment_with_package() -> dict[str, str]:
+    """Returns this process's environment, so that a Python started with it imports this very package."""
+    search_path = (str(_PACKAGE.parent), os.environ.get("PYTHONPATH"))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, search_path))}
+
+
+def print_version() -> None:
+    """Prints our version, and on a line each those of the libraries that are installed."""
+    print(f"overlap-sweep {overlap_sweep.__version__}")
+    for library in LIBRARIES:
+        try:
+            print(f"{library} {version(library)}")
+        except PackageNotFoundError:
+            print(f"{library} is not installed")
