@@ -23,8 +23,12 @@ from omegaconf import DictConfig
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
-from overlap_sweep.runtime.composition import register
+from overlap_sweep.runtime.composition import compose_point, register
 from overlap_sweep.runtime.plugin_options import LAUNCHERS, SWEEPERS
+
+
+RUN_HERE = ("basic", "submitit_local", "joblib")
+"""Other launchers than ours that run points on this machine, whose GPUs are theirs."""
 
 
 class OverlapSweepPlugin(SearchPathPlugin):
@@ -89,8 +93,20 @@ class GridSweeper(BasicSweeper):
     """Hydra's basic sweeper. It composes every point before any is run, which our launchers do themselves."""
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        if not getattr(self.launcher, "checks_all_first", False):
-            super().validate_batch_is_legal(batch)
+        """Exits with one line where another launcher would begin the sweep, and fail at some point of it."""
+        if getattr(self.launcher, "checks_all_first", False):
+            return
+        super().validate_batch_is_legal(batch)
+        assert self.config
+        assert self.hydra_context
+        if self.config.hydra.runtime.choices["hydra/launcher"] in RUN_HERE:
+            from overlap_sweep.runtime.point import resolve
+
+            try:
+                for overrides in batch:
+                    resolve(compose_point(self.hydra_context.config_loader, self.config, overrides))
+            except UserError as error:
+                sys.exit(f"error: {error}")
 
 
 class SearchSweeper(Sweeper):

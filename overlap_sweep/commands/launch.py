@@ -14,6 +14,7 @@ from overlap_sweep.program import conf_folder, print_version
 from overlap_sweep.runtime.composition import errors_in_one_line
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import run_point
+from overlap_sweep.runtime.start import remove_leftovers
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
@@ -68,6 +69,7 @@ def main() -> None:
     try:
         with errors_in_one_line():
             measure()
+        outcomes.hear_of_other_processes()
         if not outcomes.searching:
             print_measured()
     except KeyboardInterrupt as interrupt:
@@ -79,5 +81,7 @@ def main() -> None:
         # An error in mid-sweep.
         if outcomes.all:
             print(f"{outcomes.counts_line()}; go on with: {outcomes.resume_command()}", file=sys.stderr)
+        else:
+            remove_leftovers()
         raise
     sys.exit(outcomes.conclude())

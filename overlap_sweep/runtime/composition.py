@@ -181,6 +181,8 @@ def errors_in_one_line() -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException) as error:
         sys.exit(f"error: {one_line(error)}")
+    except OSError as error:
+        sys.exit(f"error: {error.filename} cannot be used ({error.strerror}); give another directory or file.")
     except ValueError as error:
         if not str(error).startswith(_NO_NAME):
             raise

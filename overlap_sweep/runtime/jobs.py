@@ -20,7 +20,7 @@ from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.group import GROUP_LOG, shared_pool
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.kept import check_store, kept_result
-from overlap_sweep.runtime.lock import hold, refuse_if_held, refuse_if_read_only
+from overlap_sweep.runtime.lock import hold, refuse_if_held
 from overlap_sweep.runtime.outcome import Outcome, outcomes, progress
 from overlap_sweep.runtime.point import limits, objective_us, resolve
 from overlap_sweep.runtime.slurm.queue import refuse_living_jobs
@@ -69,7 +69,6 @@ class Sweep:
                 raise UserError(f"{earlier} does not exist; give the directory of an earlier sweep, or resume=last.")
         sweep = cls(config, context, task)
         # Before a sweeper writes anything there.
-        refuse_if_read_only(sweep.directory)
         refuse_if_held(sweep.directory)
         return sweep
 

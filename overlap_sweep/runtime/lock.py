@@ -47,7 +47,7 @@ def refuse_if_read_only(directory: Path) -> None:
     """Raises UserError when neither it nor, where it is not there, what it would be made in can be written to."""
     there = next(path for path in (directory, *directory.parents) if path.exists())
     if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"{there} cannot be written to; {ELSEWHERE}.")
+        raise UserError(f"{there if there.name else there.absolute()} cannot be written to; {ELSEWHERE}.")
 
 
 def refuse_if_held(directory: Path) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from overlap_sweep.program import analyze_program, launch_program
 from overlap_sweep.results.measured import Speedup
-from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.run_directory import Result, find_points
+from overlap_sweep.runtime.kept import whole_result
 
 LONGEST_REASON = 200
 """In a line of progress; result.json has it whole."""
@@ -42,7 +43,7 @@ class Outcome:
         start = f"{result.status:<8}{self.name}  "
         if result.objective_us is not None:
             rate = result.measured.rate if result.measured else ""
-            told = [f"{result.objective_us / 1e3:.3f} ms", str(self.compared or ""), rate]
+            told = [f"{result.objective_us:,.0f} us", str(self.compared or ""), rate]
             return start + "  ".join(filter(None, told))
         return start + textwrap.shorten(result.reason, LONGEST_REASON, placeholder=" ...")
 
@@ -62,6 +63,8 @@ class Outcomes:
     """A search tries what may fail: that some points did is no failure of the run."""
     answered: bool = False
     """The search came to an answer, of points of this run or of an earlier one."""
+    root: Path | None = None
+    """The directory of the run or the sweep, as it was given."""
 
     def add(self, outcome: Outcome) -> None:
         self.all.append(outcome)
@@ -71,6 +74,16 @@ class Outcomes:
         """Adds the outcome of a point that was measured before, once: a search may ask for it again and again."""
         if outcome.directory not in {other.directory for other in self.all}:
             self.all.append(outcome)
+
+    def hear_of_other_processes(self) -> None:
+        """Adds the points in the sweep's directory if this process measured none: other launchers than ours run them in
+        processes that it does not hear of."""
+        if self.all or self.expected or not self.root:
+            return
+        self.expect(find_points(self.root))
+        for directory in sorted(self.expected):
+            if result := whole_result(directory):
+                self.add(Outcome(directory, result))
 
     def expect(self, directories: Iterable[Path]) -> None:
         self.expected.update(directories)
@@ -120,12 +133,10 @@ class Outcomes:
         return shlex.join([*launch_program().split(), *given, *([] if named else [f"resume={self.directory()}"])])
 
     def directory(self) -> Path:
-        """Returns the results' directory, as the user would type it."""
-        if self.expected:
-            return Path(os.path.relpath(next(iter(self.expected)).parent))
-        directories = {outcome.directory for outcome in self.all}
-        where = directories.pop() if len(directories) == 1 else Path(os.path.commonpath(directories))
-        return Path(os.path.relpath(where))
+        """Returns the results' directory, as the user typed it."""
+        if self.root:
+            return self.root
+        return Path(os.path.commonpath({outcome.directory for outcome in self.all}))
 
 
 outcomes = Outcomes()

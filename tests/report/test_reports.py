@@ -145,9 +145,9 @@ def test_progress_tells_what_each_workload_is_about_and_leaves_the_best_to_the_a
             outcomes.add(Outcome(directory, read_result(directory / "result.json")))
     lines = [line.partition("  (elapsed")[0] for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        "[1/4] ok      slow  1.500 ms  2.000x none  170,667 samples/s",
-        "[2/4] ok      to_host  1.000 ms  1.400x sequential",
-        "[3/4] ok      stack  10.000 ms  102,400 tokens/s",
+        "[1/4] ok      slow  1,500 us  2.000x none  170,667 samples/s",
+        "[2/4] ok      to_host  1,000 us  1.400x sequential",
+        "[3/4] ok      stack  10,000 us  102,400 tokens/s",
         "[4/4] failed  failed  CUDA out of memory",
     ]
     assert outcomes.best() is None

@@ -145,7 +145,8 @@ def _submit_array(sweep: Sweep, packs: Sequence[Pack]) -> dict[str, Submitted]:
 
     options = dict(packs[0].options)
     # A new one every time: jobs load what they find there by the name of their number.
-    folder = Path(options.pop("submitit_folder").replace("%j", f"{uuid.uuid4().hex[:12]}/%j")).absolute()
+    new = uuid.uuid4().hex[:12]
+    folder = Path(options.pop("submitit_folder").replace("%j", f"{new}/%j")).absolute()
     executor = submitit.AutoExecutor(
         folder=folder, cluster="slurm", slurm_max_num_timeout=options.pop("max_num_timeout")
     )
@@ -160,7 +161,12 @@ def _submit_array(sweep: Sweep, packs: Sequence[Pack]) -> dict[str, Submitted]:
     singletons = Singleton.get_state()
     batches = [Batch(sweep, pack.jobs, singletons) for pack in packs]
     submitted = {}
-    for job, pack in zip(_patiently(executor, batches), packs, strict=True):
+    try:
+        jobs = _patiently(executor, batches)
+    except UserError:
+        shutil.rmtree(next((path for path in folder.parents if path.name == new), folder), ignore_errors=True)
+        raise
+    for job, pack in zip(jobs, packs, strict=True):
         log = job.paths.stdout if options["stderr_to_stdout"] else job.paths.stderr
         write_record(sweep.directory, JobRecord(job.job_id, {one.name: one.key for one in pack.jobs}, str(log)))
         submitted[job.job_id] = Submitted(pack, log)
