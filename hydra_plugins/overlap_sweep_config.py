@@ -26,7 +26,6 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.composition import compose_point, register
 from overlap_sweep.runtime.plugin_options import LAUNCHERS, SWEEPERS
 
-
 RUN_HERE = ("basic", "submitit_local", "joblib")
 """Other launchers than ours that run points on this machine, whose GPUs are theirs."""
 

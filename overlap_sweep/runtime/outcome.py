@@ -123,7 +123,7 @@ class Outcomes:
             reasons = dict.fromkeys(outcome.result.error for outcome in self.all)
             print(f"error: no point makes sense: {'; '.join(map(str, reasons))}", file=sys.stderr)
             return 1
-        print(f"{self.counts_line()}; analyse with: {analyze_program()} {self.directory()}")
+        print(f"{self.counts_line()}; analyse with: {analyze_program()} {shlex.quote(str(self.directory()))}")
         return int(not self.searching and counts["failed"] + counts["timeout"] > 0)
 
     def resume_command(self) -> str:

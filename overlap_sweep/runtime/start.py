@@ -57,7 +57,8 @@ def _is_of_a_start(path: Path) -> bool:
     if path.name in _WRITTEN_FIRST:
         return True
     # Points of a sweep may lie deeper, by their hydra.sweep.subdir.
-    return path.is_dir() and all(HYDRA_FOLDER in file.relative_to(path).parts for file in path.rglob("*") if not file.is_dir())
+    files = (file.relative_to(path) for file in path.rglob("*") if not file.is_dir())
+    return path.is_dir() and all(HYDRA_FOLDER in file.parts for file in files)
 
 
 _beginning: list[Beginning] = []

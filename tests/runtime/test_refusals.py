@@ -148,8 +148,42 @@ def test_wrong_input_is_one_clear_error_and_nothing_is_started(
     assert done.returncode == 1
     assert says in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
-    assert not list(tmp_path.rglob("workers.log"))
-    assert Launch(tmp_path / "sweep").results() == {}
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        ("num_sm=0",),
+        ("numsm=3",),
+        ("model=hf", "model.name=nowhere/config.json"),
+        ("runtime.device=cuda", "tp_size=8"),
+        ("reuse=true",),
+        ("resume=multirun/nowhere",),
+        ("-m", "num_sm=2,0"),
+        ("-m", "num_sm=2,0", "hydra/launcher=basic"),
+        ("-m", "num_sm=2,0", "hydra/launcher=submitit_local"),
+        ("-m", "num_sm=2,0", "hydra/sweeper=bisect"),
+        ("-m", "num_sm=2,4", "hydra.sweep.subdir=here"),
+        ("-m", "resume=last"),
+        ("-m", "+experiment=tp_overlap_tuner", "tuner.presets=[nowhere.yaml]"),
+        ("hydra.run.dir=/proc/nowhere",),
+        ("-m", "num_sm=2,4", "hydra.sweep.dir=/proc/nowhere"),
+    ],
+)
+def test_a_refused_start_leaves_nothing(tmp_path: Path, refused: tuple[str, ...]) -> None:
+    done = launch_here(*refused, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    (error,) = [line for line in done.stderr.splitlines() if not line.startswith("[")]
+    assert error.startswith("error: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refused_start_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "earlier" / ".hydra").mkdir(parents=True)
+    done = launch_here("-m", "num_sm=2,0", "hydra/launcher=basic", f"hydra.sweep.dir={tmp_path}")
+    assert done.returncode == 1
+    assert [path.name for path in tmp_path.rglob("*")] == ["earlier", ".hydra"]
 
 
 def test_layers_that_cannot_run_on_a_cpu_are_skipped_with_the_reason(tmp_path: Path) -> None:
