@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: sweep tune kernels fsdp tp_training test test-long golden lint clean
+.PHONY: sweep tune kernels fsdp tp_training test test-long golden docs lint clean
 
 ## The main job on this machine: the 15-point sweep, then its tables and YAML.
 sweep: .venv/.installed
@@ -44,6 +44,10 @@ test-long: .venv/.installed
 ## Writes tests/golden/expected and docs/columns.md anew: all that analysis prints and writes. The diff is what a change does to users.
 golden: .venv/.installed
 	$(BIN)/python -m tests.golden.outputs
+
+## The documentation's site, in site/: a link or an anchor that leads nowhere fails it.
+docs: .venv/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
