@@ -23,17 +23,22 @@ MOST_SMS = 512
 
 @dataclass
 class Model:
-    """The sizes of a transformer layer that decide its four linear operators."""
+    """The model's sizes; `model=<preset>` sets them all."""
 
     name: str = MISSING
     """How the model is called in tables; with `source=hf` a Hugging Face name, a folder or a config.json."""
     source: str = one_of("sizes", "sizes", "hf")
     """`sizes`: the numbers below; `hf`: read those that are not given through transformers' AutoConfig."""
     hidden_size: int | None = ranged(None, 1, 2**20)
+    """Width of the residual stream."""
     ffn_hidden_size: int | None = ranged(None, 1, 2**22)
+    """Width of the MLP."""
     num_attention_heads: int | None = ranged(None, 1, 2**14)
+    """Query heads of the attention."""
     num_kv_heads: int | None = ranged(None, 1, 2**14)
+    """Key and value heads (grouped-query attention). null: as many as query heads."""
     head_dim: int | None = ranged(None, 1, 2**14)
+    """Width of one attention head. null: hidden_size / num_attention_heads."""
     gated_mlp: bool | None = None
     """SwiGLU and its kin: `fc1` computes two matrices of `ffn_hidden_size` columns."""
     normalization: str | None = one_of(None, "LayerNorm", "RMSNorm")
@@ -45,11 +50,13 @@ class Model:
     """Hugging Face's model_type. This and what follows makes a language model of the layer, for workload=tp_training;
     others refuse it, unless a preset says it."""
     num_layers: int | None = ranged(None, 1, 4096)
+    """Transformer layers of the language model."""
     vocab_size: int | None = ranged(None, 2, 2**31 - 1)
+    """Rows of the embedding and of the output projection."""
     rope_theta: float | None = ranged(None, 1.0, 1e12)
-    """null: 10000."""
+    """Base of the rotary position embedding. null: 10000."""
     norm_epsilon: float | None = ranged(None, 0.0, 1.0)
-    """null: 1e-6."""
+    """Added to the variance by the normalisation. null: 1e-6."""
     tie_word_embeddings: bool | None = None
     """The output projection has the embedding's weights; null: weights of its own."""
 
@@ -98,15 +105,16 @@ class Runtime:
 
 @dataclass
 class Search:
-    """How `hydra/sweeper=bisect` looks for the fastest settings. No part of a point."""
+    """How the searching sweepers look for the fastest settings. No part of a point."""
 
     max_points: int | None = ranged(None, 1, 10**6)
     """Stop after so many points, baselines included. The best so far is the answer."""
     max_minutes: float | None = ranged(None, 0.0, 10**5)
     """Stop after so long; looked at after every few points."""
     min_num_sm: int = ranged(1, 1, MOST_SMS)
+    """Leave out smaller values of num_sm."""
     max_num_sm: int = ranged(MOST_SMS, 1, MOST_SMS)
-    """Leave out of num_sm's values what is less, or more."""
+    """Leave out larger values of num_sm."""
     reach: float = ranged(0.25, 0.0, 10.0)
     """A value of a knob that is slower by more than this share when it is first measured is dropped."""
     worth: float = ranged(0.01, 0.0, 1.0)
@@ -130,9 +138,12 @@ class Tuner:
     drop_tp_sizes: bool = True
     """Leave out a TP size that could not scale even if all its communication were hidden."""
     tp_scaling_tolerance: float = ranged(0.2, 0.0, 10.0)
+    """A TP size scales while its time is at most (1 + this) x TP=1's time / TP size."""
     overlap_threshold: float = ranged(0.5, 0.0, 1.0)
+    """The overlap ratio from which a recommendation calls an overlap effective."""
     unmeasured: str = one_of("off", "off", "default")
-    """All three as in AnalysisConfig."""
+    """What exported files do about slots that no point overlapped: turn them off, or leave them at the library's
+    default overlap."""
 
 
 NO_PART_OF_A_POINT = ("search", "tuner", "max_tp_size", "resume", "store", "reuse", "model_preset")
@@ -147,7 +158,8 @@ class PointConfig:
     backend: str = "auto"
     """Who overlaps. `auto`: transformer_engine where it is installed and there is a GPU, else torch."""
     precision: str | None = one_of(None, *PRECISIONS)
-    """null: bf16 on a GPU, fp32 on a CPU. fp8_delayed and fp8_current are Transformer Engine's recipes."""
+    """What is computed and communicated in. null: bf16 on a GPU, fp32 on a CPU. fp8_delayed and fp8_current are
+    Transformer Engine's recipes."""
     profile: str = one_of("all", "all", "best", "none")
     """Which points run under the profiler after they were timed. `best`: those that are the fastest of their
     operator so far, or within 1 % of it, and what a search chose in the end."""
@@ -161,7 +173,7 @@ class PointConfig:
     resume: str | None = None
     """The directory of an earlier sweep to go on with, or `last`: what it has measured is not measured again."""
     store: str | None = None
-    """Remembers every measurement, in <store>.d; see docs/store.md."""
+    """Remembers every measurement, in `<store>.d`; see docs/store.md."""
     reuse: bool = False
     """Ask the store before measuring."""
 
@@ -192,7 +204,7 @@ class ModelConfig(PointConfig):
 @dataclass
 class TensorParallelConfig(ModelConfig):
     tp_size: int = ranged(2, 1, 8)
-    """Tensor-parallel ranks: the world size of the torchrun group."""
+    """Tensor-parallel ranks, one GPU or CPU process each."""
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import Field, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from functools import cache
 from typing import Any, get_type_hints
 
@@ -17,6 +17,11 @@ def ranged(default: Any, low: float, high: float) -> Any:
 
 def one_of(default: Any, *choices: str | None) -> Any:
     return field(default=default, metadata={"choices": choices})
+
+
+def any_of(default: Any, values: str) -> Any:
+    """Of a field that takes values of several types, which `complete` of its workload checks."""
+    return field(default=default, metadata={"values": values})
 
 
 @cache
@@ -87,31 +92,10 @@ def no_such_key(key: str, schema: type, where: str = "") -> str:
     return f"{where.rstrip('.') or 'the configuration'} has no {name}; {mend}"
 
 
-def options_text(schema: type, leaving_out: type, where: str = "") -> list[str]:
-    """Returns a line for every field that `leaving_out` does not have: name, default, and the values that it takes."""
-    known = {declared.name for declared in fields(leaving_out)} if not where else set()
-    instance, lines = schema(), []
-    for declared in fields(schema):
-        name, default = f"{where}{declared.name}", getattr(instance, declared.name)
-        if declared.name in known:
-            continue
-        if is_dataclass(default):
-            lines += options_text(type(default), leaving_out, f"{name}.")
-            continue
-        takes = _values_text(declared, types_of(schema)[declared.name])
-        lines.append(f"{name}={_shown(default)}" + (f"  ({takes})" if takes else ""))
-    return lines
-
-
-def _values_text(declared: Field[Any], kind: Any) -> str:
-    if "choices" in declared.metadata:
-        return ", ".join(dict.fromkeys(map(_shown, declared.metadata["choices"])))
-    if "range" in declared.metadata:
-        low, high = declared.metadata["range"]
-        return f"{low} to {high}"
-    return "true, false" if kind in (bool, bool | None) else ""
-
-
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Returns the value as it would be typed."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{shown(below)}" for key, below in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(shown, value)) + "]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 
-BASE = {"errors", "declared", "cache", "config", "program"}
+BASE = {"errors", "declared", "options", "cache", "config", "program"}
 BELOW_RESULTS = BASE | {"trace", "overlap"}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),

@@ -1,5 +1,6 @@
 """What `python launch.py` and `overlap-sweep launch` do: measure one point, or with -m a sweep of points."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -66,6 +67,9 @@ def main() -> None:
     if "--version" in sys.argv[1:]:
         print_version()
         return
+    if {"--help", "-h", "--cfg", "-c"} & {*sys.argv[1:]}:
+        # A pager that was quit is no error.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         with errors_in_one_line():
             measure()

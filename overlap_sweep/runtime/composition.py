@@ -23,9 +23,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from overlap_sweep import backends, workloads
-from overlap_sweep.config import ModelConfig
-from overlap_sweep.declared import has_key, no_such_key, options_text
+from overlap_sweep.declared import has_key, no_such_key
 from overlap_sweep.errors import UserError
+from overlap_sweep.options import listed
 from overlap_sweep.results.identity import HOW_TO_RUN
 from overlap_sweep.results.points import fitting
 from overlap_sweep.results.run_directory import last_sweep
@@ -51,7 +51,7 @@ def register() -> None:
         "cpus_of_point": lambda *, _root_: 2 * workloads.world_size(_root_) * int(_root_.runtime.threads_per_rank),
         "output_dir": _output_dir,
         "run_dir": _run_dir,
-        "options_of_workloads": options_of_workloads,
+        "help_text": _help_text,
     }
     for name, resolver in resolvers.items():
         OmegaConf.register_new_resolver(name, resolver, replace=True)
@@ -84,13 +84,11 @@ def _sweep_dir(resume: str | None, date: str, time: str, output_dir: str | None)
     return str(last_sweep()) if resume == "last" else resume
 
 
-def options_of_workloads() -> str:
-    """Returns every workload's own options with their defaults and values, a line each, for `--help`."""
-    parts = []
-    for name in workloads.names():
-        lines = options_text(workloads.schema(name), leaving_out=ModelConfig)
-        parts.append("\n".join([f"== Options of workload={name} ==", *lines]))
-    return "\n".join(parts)
+def _help_text(*, _root_: DictConfig) -> str:
+    # Nobody else needs it.
+    from overlap_sweep.runtime.help import help_text
+
+    return help_text(_root_)
 
 
 def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[str]) -> DictConfig:
@@ -150,9 +148,7 @@ def unknown_option(key: str, schema: type | None = None) -> str:
     schemas = {name: workloads.schema(name) for name in workloads.names()}
     owners = [name for name, each in schemas.items() if has_key(each, key)]
     if owners:
-        *most, last = owners
-        listed = f"{', '.join(most)} or {last}" if most else last
-        return f"{key} is for workload={listed}; add that, or leave it out."
+        return f"{key} is for workload={listed(owners)}; add that, or leave it out."
     if key.startswith("hydra."):
         return f"Hydra has no {key}; --hydra-help says how to see what it has."
     prefixes = [parent.as_posix().replace("/", ".") for parent in PurePosixPath(key.replace(".", "/")).parents][:-1]

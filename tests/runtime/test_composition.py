@@ -12,10 +12,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from overlap_sweep import workloads
-from overlap_sweep.declared import types_of
 from overlap_sweep.errors import UserError
-from overlap_sweep.runtime.composition import compose_point, options_of_workloads
+from overlap_sweep.runtime.composition import compose_point
 from tests.sweeps import ROOT, launch_here
 
 Sweep = tuple[ConfigLoader, DictConfig]
@@ -103,19 +101,6 @@ def test_a_wrong_key_is_one_line_with_and_without_m(sweep: Sweep, overrides: tup
 def test_what_plus_adds_in_vain_is_told_alike() -> None:
     done = launch_here("+fsdp.forward_prefetch=true", "runtime.device=cpu")
     assert done.stderr == "error: fsdp.forward_prefetch is for workload=fsdp; add that, or leave it out.\n"
-
-
-def test_every_option_of_every_workload_is_in_help() -> None:
-    text = options_of_workloads()
-    for name in workloads.names():
-        schema = workloads.schema(name)
-        assert types_of(schema)["workload"] is not None
-        assert schema().workload.name == name
-        assert f"== Options of workload={name} ==" in text
-    assert "\nnum_sm=4  (1 to 512)\n" in text
-    assert "\noperator=fc1  (qkv, proj, fc1, fc2)\n" in text
-    assert "\nfsdp.limit_all_gathers=false  (true, false)\n" in text
-    assert "\nimpl=null  (autotp, fsdp_dtensor, async_tp, megatron)\n" in text
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ class WorkloadOptions:
 
     name: str = "copy_engine"
     tokens: int | None = ranged(None, 1, 2**24)
-    """`copy_engine.matrix_size`: rows of the GEMM."""
+    """Rows of the GEMM: what `copy_engine.matrix_size` says."""
     warmup: int = ranged(2, 0, 1000)
+    """Untimed iterations."""
     repeats: int | None = ranged(None, 3, 10**5)
-    """`copy_engine.iterations`; null: 21, on a CPU 7."""
+    """Timed iterations: what `copy_engine.iterations` says."""
     seed: int = ranged(0, 0, 2**31 - 1)
+    """Of the matrices."""
 
 
 @dataclass
@@ -30,13 +32,15 @@ class CopyEngine:
     copy_mb: float = ranged(64.0, 0.001, 2**17)
     """MiB that are copied beside it."""
     direction: str = one_of("device_to_device", "device_to_device", "peer", "host_to_device", "device_to_host")
-    """`peer`: into the next GPU's memory."""
+    """From where to where is copied. `peer`: into the next GPU's memory."""
     dtype: str = one_of("bfloat16", "bfloat16", "float16", "float32")
+    """What the GEMM multiplies in."""
     gemms: int = ranged(4, 1, 1000)
-    """One after the other, in each iteration."""
+    """GEMMs of each iteration, one after the other."""
     copies: int = ranged(4, 1, 1000)
+    """Copies of each iteration, one after the other."""
     iterations: int | None = ranged(None, 3, 10**5)
-    """Timed; null: 21, on a CPU 7."""
+    """Timed iterations. null: 21, on a CPU 7."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from overlap_sweep.config import ModelConfig
-from overlap_sweep.declared import one_of, ranged
+from overlap_sweep.declared import any_of, one_of, ranged
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Ranking:
     num_sparse_features: int = ranged(16, 1, 4096)
     """Categorical features, each with an embedding table of its own."""
     num_dense_features: int = ranged(32, 1, 2**16)
+    """Numerical features, which a linear layer embeds together."""
     vocab_size: int = ranged(1000, 2, 2**31 - 1)
     """Rows of each embedding table."""
 
@@ -30,7 +31,7 @@ class Ranking:
 class Fsdp:
     """Scheduling of `fully_shard`. Nothing here concerns DDP but `sync_module_states`."""
 
-    forward_prefetch: Any = False
+    forward_prefetch: Any = any_of(False, "false, true, or a number of layers")
     """Gather the next layer's parameters before this one's forward: false leaves it to torch, which gathers a layer
     when the host comes to it; true is one layer ahead, a number so many."""
     backward_prefetch: str | None = one_of("BACKWARD_PRE", "BACKWARD_PRE", "BACKWARD_POST")
@@ -39,7 +40,7 @@ class Fsdp:
     limit_all_gathers: bool = False
     """The host waits before it has more than two layers gathered that are not yet computed. FSDP2 needs no such limit;
     FSDP1 had it."""
-    reshard_after_forward: Any = True
+    reshard_after_forward: Any = any_of(True, "true, false, or a number of ranks")
     """Free the gathered parameters after the forward, and gather them again for the backward; false keeps them; a
     number keeps them in groups of so many ranks."""
     sync_module_states: bool = True
@@ -66,15 +67,18 @@ class Training:
     gradient_accumulation: int = ranged(1, 1, 4096)
     """Micro batches of a step; only the last one's backward reduces gradients."""
     mixed_precision: str | None = one_of(None, "bf16", "fp16", "none")
-    """null: bf16, on a CPU none. FSDP2 gathers and computes in it; DDP computes by autocast. fp16 scales the loss."""
+    """What is computed in. null: bf16, on a CPU none. FSDP2 gathers and computes in it; DDP computes by autocast. fp16
+    scales the loss."""
     learning_rate: float = ranged(1e-4, 0.0, 100.0)
+    """Of AdamW, after its warm-up."""
     warmup_steps: int = ranged(5, 0, 10**6)
-    """Over which the learning rate rises linearly."""
+    """Steps over which the learning rate rises linearly."""
     weight_decay: float = ranged(0.01, 0.0, 100.0)
+    """Of AdamW."""
     grad_clip_norm: float = ranged(1.0, 0.0, 10**6)
-    """0: gradients are not clipped, only their norm is recorded."""
+    """Largest norm of the gradients. 0: they are not clipped, only their norm is recorded."""
     output_dir: str | None = None
-    """Where the run directory is made instead of multirun/<date>/<time>: that of a single run, or the sweep's."""
+    """Where the run directory is made instead of `multirun/<date>/<time>`: that of a single run, or the sweep's."""
 
 
 @dataclass
@@ -91,9 +95,9 @@ class Distributed:
     overlap_reduce_scatter: bool = False
     """DDP with enable_overlap: also reduce and scatter every bucket, for nothing but the load."""
     overlap_clone_for_reduce_scatter: bool = True
-    """Of a copy, so that the two collectives don't share memory."""
+    """DDP with overlap_reduce_scatter: of a copy, so that the two collectives don't share memory."""
     bucket_cap_mb: float = ranged(25.0, 0.001, 10**5)
-    """DDP's buckets, MiB."""
+    """Size of DDP's gradient buckets, MiB."""
     gradient_as_bucket_view: bool = True
     """DDP: gradients are views of the buckets."""
     env: dict[str, Any] = field(default_factory=dict)
@@ -103,13 +107,16 @@ class Distributed:
 
 @dataclass
 class Streams:
-    """Priorities of the streams that `distributed.enable_overlap` makes, on a GPU. The auxiliary one carries the
-    all-gathers of parameters."""
+    """Priorities of the streams that `distributed.enable_overlap` makes, on a GPU."""
 
     compute: str = one_of("normal", "normal", "high")
+    """Stream of the computation."""
     all_reduce: str = one_of("high", "normal", "high")
+    """Stream of DDP's all-reduces."""
     reduce_scatter: str = one_of("high", "normal", "high")
+    """Stream of reduce-scatters of gradients."""
     auxiliary: str = one_of("high", "normal", "high")
+    """Stream of all-gathers of parameters."""
 
 
 @dataclass
@@ -117,11 +124,15 @@ class Compile:
     """torch.compile of every layer. Where it fails, the layers run as they are, and the reason is recorded."""
 
     enabled: bool = False
+    """Compile the layers."""
     backend: str = "inductor"
-    """On ROCm inductor becomes aot_eager."""
+    """torch.compile's backend. On ROCm inductor becomes aot_eager."""
     mode: str | None = None
+    """torch.compile's mode, such as max-autotune."""
     fullgraph: bool = False
+    """Fail where the layer has a graph break."""
     dynamic: bool | None = None
+    """Compile for dynamic shapes. null: torch decides."""
     options: dict[str, Any] = field(default_factory=dict)
     """Handed to torch.compile; not together with `mode`."""
 
@@ -131,7 +142,7 @@ class Profiling:
     """torch.profiler over further steps of the run; their telemetry is marked."""
 
     enabled: bool | None = None
-    """null: unless `profile=none`."""
+    """Run the profiler. null: unless `profile=none`."""
     wait: int = ranged(1, 0, 10**4)
     """Steps without the profiler, in each cycle."""
     warmup: int = ranged(1, 0, 10**4)
@@ -141,15 +152,19 @@ class Profiling:
     repeat: int = ranged(1, 1, 1000)
     """Cycles, each with a trace of its own."""
     tensorboard: bool = False
-    """Also write torch_profiler/rank<r>/ for TensorBoard."""
+    """Also write `torch_profiler/rank<r>/` for TensorBoard."""
     chrome_trace: bool = True
     """Write the traces that analyze.py reads. ROCm's are not written: exporting them is known to crash."""
     record_shapes: bool = False
+    """Record the operators' input shapes in the trace."""
     profile_memory: bool = False
+    """Record allocations in the trace."""
     with_stack: bool = False
+    """Record Python stacks in the trace."""
     rocprofv3: bool = False
     """Run the workers under AMD's rocprofv3, whose output goes to rocprofv3/ in the run directory."""
     rocprofv3_args: str = "--kernel-trace --memory-copy-trace --rccl-trace"
+    """What rocprofv3 is to record: its command-line options."""
 
 
 @dataclass
@@ -167,7 +182,7 @@ class WorkloadOptions:
 
     name: str = "fsdp"
     tokens: int | None = ranged(None, 1, 2**31 - 1)
-    """Tokens of all ranks' micro batches of a step; what `training` and `ranking` say."""
+    """Tokens of all ranks' micro batches of a step: what `training` and `ranking` say."""
     warmup: int = ranged(1, 0, 1000)
     """Untimed turns of every variant before the first timed one, after the run that the telemetry records."""
     repeats: int = ranged(7, 3, 1000)

@@ -18,14 +18,15 @@ class WorkloadOptions:
 
     name: str = "kernel"
     tokens: int | None = ranged(None, 1, 2**24)
-    """`m`."""
+    """Rows of the whole input: what `m` says."""
     warmup: int | None = ranged(None, 0, 1000)
-    """`warmup_iters`; null: 3, on a CPU 1."""
+    """Untimed iterations: what `warmup_iters` says."""
     repeats: int | None = ranged(None, 3, 1000)
-    """`iters`; null: 21, on a CPU 7. The implementations and baselines take turns."""
+    """Timed iterations: what `iters` says. The implementations and baselines take turns."""
     profiled: int = ranged(2, 1, 100)
     """Iterations under the profiler, of all implementations, or with `profile=best` of the fastest and the baseline."""
     seed: int = ranged(0, 0, 2**31 - 1)
+    """Of the matrices."""
     tolerance: float | None = ranged(None, 0.0, 1.0)
     """Largest difference from the result in float32, over its largest magnitude. null: 1e-4 for float32, else 2e-2."""
 
@@ -46,13 +47,13 @@ class Config(TensorParallelConfig):
     k: int | None = ranged(None, 1, 2**22)
     """Columns of the whole input, which the GEMM sums over; null: `model` and `operator` say it."""
     dtype: str | None = one_of(None, *PRECISION_OF_DTYPE)
-    """Of the kernel, by torch's names; null: `precision`. float8_e4m3fn: FP8 with one scale a tensor, into bfloat16."""
+    """What the kernel multiplies in; null: `precision`. float8_e4m3fn: FP8 with one scale a tensor, into bfloat16."""
     iters: int | None = ranged(None, 3, 1000)
-    """Of the kernel: timed iterations; null: 21, on a CPU 7."""
+    """Timed iterations of each implementation; null: 21, on a CPU 7."""
     warmup_iters: int | None = ranged(None, 0, 1000)
-    """Of the kernel: untimed iterations; null: 3, on a CPU 1."""
+    """Untimed iterations of each implementation; null: 3, on a CPU 1."""
     implementations: list[str] | None = None
-    """Of the kernel: which of the backend's implementations. Names as in the table that is printed, such as
+    """Which of the backend's implementations. Names as in the table that is printed, such as
     `ring_agg1`, and with other knobs, such as `pipeline_sm12_split8`. null: all that it lists."""
 
     groups: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {

@@ -19,11 +19,13 @@ class WorkloadOptions:
     tokens: int | None = ranged(None, 1, 2**24)
     """Tokens in the whole batch: sequence length x `layer.micro_batch_size`. null: 8192, on a CPU 128."""
     warmup: int = ranged(2, 0, 1000)
+    """Untimed iterations of every variant before the first timed one."""
     repeats: int | None = ranged(None, 3, 1000)
     """Timed iterations of every variant; null: 21, on a CPU 7."""
     profiled: int = ranged(2, 1, 100)
     """Iterations under the profiler, of the variants that `profile` asks for."""
     seed: int = ranged(0, 0, 2**31 - 1)
+    """Of weights and inputs."""
     tolerance: float | None = ranged(None, 0.0, 1.0)
     """Largest relative error of output and gradients against `none`. null: 1e-4 for fp32, 5e-2 for fp16 and bf16, 0.2
     for FP8."""
@@ -31,10 +33,11 @@ class WorkloadOptions:
 
 @dataclass
 class Layer:
-    """What `workload=layer` runs: a transformer layer or a part of one, with `layer=<kind>`. It is Transformer Engine's
+    """The whole layer, a transformer layer or a part of one with `layer=<kind>`. It is Transformer Engine's
     own, or with backend=torch one of the same form on plain torch.distributed."""
 
     kind: str = one_of("transformer_layer", *LAYER_KINDS)
+    """Which part: `layer=<kind>` sets it."""
     variants: list[str] | None = None
     """Overlap configurations, interleaved: `none`; `default` (Transformer Engine's; torch has none); `file:<path>` (a
     tp_comm_overlap_cfg); a method (each slot that takes it gets it with `num_sm` and the other knobs, the rest is not

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from overlap_sweep.declared import one_of, ranged
+from overlap_sweep.declared import any_of, one_of, ranged
 from overlap_sweep.overlap.space import METHODS, OPERATORS, PHASES
 from overlap_sweep.workloads.layer.config import KnobsConfig
 
@@ -30,6 +30,7 @@ class WorkloadOptions:
     """How old the time of the library's default overlap may be before a point of the operator measures it again;
     `none` and `floor` are measured beside every point."""
     seed: int = ranged(0, 0, 2**31 - 1)
+    """Of weights and inputs."""
     tolerance: float | None = ranged(None, 0.0, 1.0)
     """Largest relative error of output and gradients against the operator without overlap.
     null: 1e-4 for fp32, 2e-2 for fp16, bf16 and FP8, 0.2 where `fp8_buf` reduces in FP8."""
@@ -41,10 +42,12 @@ class Config(KnobsConfig):
 
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
     operator: str = one_of("fc1", *OPERATORS)
+    """Which linear operator of the layer."""
     phase: str = one_of("all", "all", *PHASES)
     """Which phase of the operator gets the method; the others are not overlapped. `all`: each that takes it."""
     method: str = one_of("bulk", *METHODS)
-    phases: Any = None
+    """How the operator's communication is overlapped with its GEMMs."""
+    phases: Any = any_of(None, "null, or a map by phase")
     """Instead of `phase`, `method` and the knobs: what each phase of the operator is given, all at once, such as
     `{fprop: {method: ring_exchange}, dgrad: {method: bulk, num_sm: 8}, wgrad: {method: bulk, num_sm: 16}}`.
     A phase that is left out is not overlapped."""

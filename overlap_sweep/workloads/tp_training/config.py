@@ -50,17 +50,19 @@ class TpTraining:
     batch_size: int = ranged(1, 1, 2**20)
     """Sequences of a data-parallel rank's micro batch."""
     seq_length: int | None = ranged(None, 2, 2**24)
-    """null: 2048, on a CPU 64."""
+    """Tokens of a sequence. null: 2048, on a CPU 64."""
     num_training_steps: int | None = ranged(None, 2, 10**6)
-    """null: 100, on a CPU 8."""
+    """Steps that are run. null: 100, on a CPU 8."""
     warmup_steps: int | None = ranged(None, 0, 10**6)
     """The first steps, which no time or memory is taken from. null: 5, on a CPU 2."""
     gradient_accumulation_steps: int = ranged(1, 1, 4096)
+    """Micro batches of a step."""
     learning_rate: float = ranged(1e-5, 0.0, 100.0)
+    """Of AdamW, constant."""
     weight_decay: float = ranged(0.01, 0.0, 100.0)
     """Of AdamW, for all parameters alike."""
     max_grad_norm: float = ranged(1.0, 0.0, 10**6)
-    """Over all ranks; 0: gradients are not clipped, only their norm is recorded."""
+    """Largest norm of the gradients over all ranks. 0: gradients are not clipped, only their norm is recorded."""
     dtype: str | None = one_of(None, *PRECISION_OF)
     """What is computed and communicated in. null: bfloat16, on a CPU float32. Weights and the optimizer's state are
     kept in float32 by all implementations; float16 scales the loss."""
@@ -72,7 +74,7 @@ class TpTraining:
     log_interval: int = ranged(10, 1, 10**6)
     """Steps between lines in worker.log. For each the host waits for the device."""
     output_dir: str | None = None
-    """Where the run directories are made instead of in multirun/<date>/<time>. Single runs may share it, too."""
+    """Where the run directories are made instead of in `multirun/<date>/<time>`. Single runs may share it, too."""
     seed: int = ranged(42, 0, 2**31 - 1)
     """Of initial weights and data, which are the same for all implementations."""
     peak_tflops: float | None = ranged(None, 0.001, 10**6)
@@ -86,7 +88,7 @@ class WorkloadOptions:
 
     name: str = "tp_training"
     tokens: int | None = ranged(None, 1, 2**40)
-    """Tokens of a step: of all data-parallel ranks' micro batches; what `tp_training` says."""
+    """Tokens of a step, of all data-parallel ranks' micro batches: what `tp_training` says."""
     repeats: int | None = ranged(None, 1, 10**6)
     """Timed steps: what `tp_training` says."""
     profiled: int = ranged(2, 1, 100)

@@ -1,0 +1,118 @@
+"""What options a configuration's dataclasses declare: for --help, docs/options.md and shell completion."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import Field, dataclass, fields, is_dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, get_args, get_origin
+
+from omegaconf import MISSING
+
+from overlap_sweep.declared import shown, types_of
+
+NOT_GIVEN = {"workload.name", "model_preset"}
+"""Set by the choice of a config group."""
+
+
+@dataclass(frozen=True)
+class Option:
+    name: str
+    """With dots, as it is typed."""
+    default: str
+    """As it is typed; empty where it must be given."""
+    choices: tuple[str, ...]
+    """Every value that it takes; empty where that is a range or anything else."""
+    values: str
+    """What it takes, in words."""
+    about: str
+    """Its docstring, in one line."""
+    section: type
+    """The dataclass that explains it together with others: its own, or the outermost below the schema."""
+
+
+@cache
+def options_of(schema: type) -> tuple[Option, ...]:
+    """Returns all options of the schema, in order, those of nested dataclasses with dots."""
+    return tuple(_options(schema, "", None))
+
+
+def _options(schema: type, where: str, section: type | None) -> Iterator[Option]:
+    for declared in fields(schema):
+        name, kind = f"{where}{declared.name}", types_of(schema)[declared.name]
+        if name in NOT_GIVEN:
+            continue
+        if is_dataclass(kind):
+            yield from _options(kind, f"{name}.", section or kind)  # type: ignore[arg-type]
+            continue
+        owner = _declares(schema, declared.name)
+        about = _docstrings(owner.__module__).get((owner.__name__, declared.name), "")
+        choices = _choices(declared, kind)
+        values = _values(declared, choices, kind)
+        yield Option(name, _default(declared), choices, values, about, section or owner)
+
+
+def _declares(schema: type, name: str) -> type:
+    """Returns the class whose body has the field that the schema takes."""
+    return next(each for each in schema.__mro__ if name in vars(each).get("__annotations__", ()))
+
+
+def sections_of(schema: type) -> dict[type, list[Option]]:
+    """Returns the schema's options by what explains them."""
+    found: dict[type, list[Option]] = {}
+    for option in options_of(schema):
+        found.setdefault(option.section, []).append(option)
+    return found
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns `a, b or c`."""
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def about(documented: type) -> str:
+    """Returns the dataclass's own docstring in one line; empty where it has none."""
+    text = vars(documented).get("__doc__") or ""
+    # What `dataclass` writes itself is the signature.
+    return "" if text.startswith(f"{documented.__name__}(") else " ".join(text.split())
+
+
+@cache
+def _docstrings(module: str) -> dict[tuple[str, str], str]:
+    """Returns the string below each field by class and field. Python keeps none of them, so they are read again."""
+    found = {}
+    for node in ast.parse(inspect.getsource(import_module(module))).body:
+        if isinstance(node, ast.ClassDef):
+            for field, below in zip(node.body, node.body[1:], strict=False):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        found[node.name, name] = " ".join(text.split())
+    return found
+
+
+def _default(declared: Field[Any]) -> str:
+    if callable(declared.default_factory):
+        return shown(declared.default_factory())
+    return "" if declared.default == MISSING else shown(declared.default)
+
+
+def _choices(declared: Field[Any], kind: Any) -> tuple[str, ...]:
+    given = declared.metadata.get("choices", ("true", "false") if bool in (kind, *get_args(kind)) else ())
+    if not given:
+        return ()
+    nothing = ("null",) if type(None) in get_args(kind) else ()
+    return tuple(dict.fromkeys((*map(shown, given), *nothing)))
+
+
+def _values(declared: Field[Any], choices: tuple[str, ...], kind: Any) -> str:
+    if choices:
+        return ", ".join(choices)
+    if "range" in declared.metadata:
+        low, high = (f"{bound:g}" if isinstance(bound, float) else str(bound) for bound in declared.metadata["range"])
+        return f"{low} to {high}"
+    container = {get_origin(each) for each in (kind, *get_args(kind))}
+    return str(declared.metadata.get("values", "list" if list in container else "map" if dict in container else ""))

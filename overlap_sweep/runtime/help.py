@@ -1,0 +1,165 @@
+"""What `launch.py --help` says: a front page, or the options of what the command line chooses."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from omegaconf import DictConfig, OmegaConf
+
+from overlap_sweep import workloads
+from overlap_sweep.declared import shown
+from overlap_sweep.options import Option, about, listed, options_of, sections_of
+from overlap_sweep.program import analyze_program, launch_program
+from overlap_sweep.runtime.plugin_options import (
+    ABOUT_SUBMITIT,
+    ABOUT_SWEEPERS,
+    LAUNCHERS,
+    OPTIONS_OF_SWEEPERS,
+)
+
+WIDTH = 120
+"""Columns of the terminal; less where it has fewer."""
+GROUPS = (
+    *("workload", "model", "experiment", "operator", "method", "layer", "backend"),
+    *("hydra/launcher", "hydra/sweeper"),
+)
+
+TITLE = "overlap_sweep measures how a model's communication overlaps with its GEMMs: tensor- and data-parallel."
+EXAMPLES = {
+    "Tune a model": "-m +experiment=tp_overlap_tuner model=llama3_70b max_tp_size=8",
+    "A sweep": "-m tp_size=2,4,8 method=bulk num_sm=1,2,4,8,16",
+    "One point": "operator=proj method=pipeline num_sm=8",
+    "A search": "-m hydra/sweeper=bisect operator=fc1,fc2 method=bulk,pipeline num_sm=1,2,4,8,16",
+    "Kernels": "-m workload=kernel kernel=ag_gemm,gemm_rs m=1024,8192 backend=torch,symm_mem",
+    "FSDP2, DDP": "-m +experiment=fsdp_overlap model=llama3_8b distributed.dp_size=4",
+    "TP stacks": "-m +experiment=tp_training model=llama3_8b tp_size=2,4 dp_size=1",
+}
+MORE = {
+    "workload=fsdp --help": "options of a workload: values, and what each does",
+    "model=llama3_8b --help": "and of any choice: hydra/launcher=slurm, hydra/sweeper=bisect",
+    "--cfg job workload=fsdp": "the configuration that a command line gives",
+    "--hydra-help": "Hydra's own flags, shell completion among them",
+}
+
+
+@dataclass(frozen=True)
+class Page:
+    """Options that are explained together."""
+
+    title: str
+    about: str
+    options: Sequence[Option]
+
+
+def choices(loader: ConfigLoader, group: str) -> list[str]:
+    """Returns the names that a config group has."""
+    return [str(name) for name in loader.get_group_options(group, ObjectType.CONFIG) if not str(name).startswith("_")]
+
+
+@cache
+def users_of(section: type) -> tuple[str, ...]:
+    """Returns the workloads that have the options which the dataclass explains."""
+    return tuple(name for name in workloads.names() if section in sections_of(workloads.schema(name)))
+
+
+def workload_pages(name: str) -> list[Page]:
+    """Returns a workload's options: its own first, at last those that all have."""
+    sections = sections_of(workloads.schema(name)).items()
+    return [section_page(each, options) for each, options in sorted(sections, key=lambda item: len(users_of(item[0])))]
+
+
+def section_page(section: type, options: Sequence[Option]) -> Page:
+    """Returns the page of the options that one dataclass explains: below a common name, or top-level ones."""
+    parent = options[0].name.rpartition(".")[0].partition(".")[0]
+    if parent:
+        return Page(parent, about(section), options)
+    users = users_of(section)
+    return Page("Of every workload" if users == workloads.names() else f"Of workload={listed(users)}", "", options)
+
+
+def launcher_page(name: str, schema: type) -> Page:
+    """Returns a launcher's options, which Hydra has under hydra.launcher."""
+    options = [
+        replace(option, name=f"hydra.launcher.{option.name}", about=option.about or ABOUT_SUBMITIT.get(option.name, ""))
+        for option in options_of(schema)
+        if option.name != "_target_"
+    ]
+    return Page(f"hydra/launcher={name}", about(schema), options)
+
+
+def sweeper_page(name: str, schema: type) -> Page:
+    """Returns the options of the points' schema that a sweeper reads."""
+    read = OPTIONS_OF_SWEEPERS.get(name, ())
+    options = [option for option in options_of(schema) if option.name.startswith(read)] if read else []
+    return Page(f"hydra/sweeper={name}", ABOUT_SWEEPERS.get(name, ""), options)
+
+
+def help_text(config: DictConfig) -> str:
+    """Returns the help for the command line that gave the configuration, as Hydra's template."""
+    given = [str(override) for override in (*config.hydra.overrides.task, *config.hydra.overrides.hydra)]
+    chosen = {override.lstrip("+~").partition("=")[0] for override in given}
+    return "\n".join(_chosen(config, chosen) if chosen else _front()).replace("$", "$$")
+
+
+def _front() -> Iterator[str]:
+    hydra, program = GlobalHydra.instance().hydra, launch_program()
+    assert hydra is not None
+    yield TITLE
+    yield ""
+    yield from (f"{what:<16}  {program} {arguments}" for what, arguments in EXAMPLES.items())
+    yield f"{'Then':<16}  {analyze_program()} multirun/<date>"
+    yield ""
+    yield "Choose with group=name, an experiment with +experiment=name:"
+    for group in GROUPS:
+        names = ", ".join(choices(hydra.config_loader, group))
+        yield from _wrapped(names, f"  {group:<14}  ", " " * 18)
+    yield ""
+    yield "Set with option=value. With -m every combination of several values is measured: option=1,2,4. More:"
+    yield from (f"  {f'{program} {arguments}':<50}  {what}" for arguments, what in MORE.items())
+    yield f"  {'docs/options.md':<50}  all options of everything"
+
+
+def _chosen(config: DictConfig, chosen: set[str]) -> Iterator[str]:
+    """Yields the lines about what the command line chooses, first about what it names."""
+    name, selected = config.workload.name, config.hydra.runtime.choices
+    launcher, sweeper = selected["hydra/launcher"], selected["hydra/sweeper"]
+    pages = []
+    if "hydra/launcher" in chosen and launcher in LAUNCHERS:
+        pages.append(launcher_page(launcher, type(LAUNCHERS[launcher])))
+    if "hydra/sweeper" in chosen or sweeper != "basic":
+        pages.append(sweeper_page(sweeper, workloads.schema(name)))
+    if chosen - {"hydra/launcher", "hydra/sweeper"}:
+        yield f"Options of workload={name}, with the values of this command line, and what else they take"
+        pages += sorted(workload_pages(name), key=lambda page: page.title not in chosen)
+    for page in pages:
+        yield ""
+        yield from _wrapped(": ".join(filter(None, (page.title, page.about))))
+        for option in page.options:
+            typed = f"{option.name}={_value(config, option)}"
+            yield from _wrapped(f"{typed:<44}  {option.values}", "  ", " " * 48)
+            yield from _wrapped(option.about, " " * 6, " " * 6)
+        if page.title == f"hydra/sweeper={sweeper}" and (swept := config.hydra.sweeper.get("params")):
+            yield "  Swept, unless the command line says otherwise:"
+            yield from (f"  {key}={value}" for key, value in swept.items())
+
+
+def _value(config: DictConfig, option: Option) -> str:
+    """Returns the option's value in the configuration, as it is typed; empty where it has none."""
+    if option.name.startswith("hydra."):
+        # Resolved for every point.
+        return shown(OmegaConf.to_container(config.hydra.launcher)[option.name.rpartition(".")[2]])  # type: ignore[index,call-overload]
+    value: Any = OmegaConf.select(config, option.name, default="")
+    return shown(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value)
+
+
+def _wrapped(text: str, first: str = "", then: str = "") -> list[str]:
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 50)).columns)
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=then, break_on_hyphens=False)

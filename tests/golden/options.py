@@ -1,0 +1,72 @@
+"""docs/options.md, written from where options and config groups are declared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+from overlap_sweep import workloads
+from overlap_sweep.options import sections_of
+from overlap_sweep.runtime.help import GROUPS, Page, choices, launcher_page, section_page, users_of
+from overlap_sweep.runtime.plugin_options import ABOUT_SWEEPERS, LAUNCHERS, OPTIONS_OF_SWEEPERS
+from tests.sweeps import ROOT
+
+OPTIONS_MD = ROOT / "docs" / "options.md"
+HEAD = """\
+# Options
+
+What `launch.py` takes, as `option=value`. Written by `make golden`; `python launch.py workload=<name> --help` prints
+the same with the values of a command line. `null` leaves the choice to the tool, as the option's sentence says.
+"""
+
+
+def reference() -> str:
+    """Returns docs/options.md."""
+    parts = [HEAD, "## Config groups\n", _groups(), "## Experiments\n", _experiments()]
+    schemas = map(workloads.schema, workloads.names())
+    users = {section: users_of(section) for schema in schemas for section in sections_of(schema)}
+    for using in sorted(dict.fromkeys(users.values()), key=len):
+        named = "every workload" if using == workloads.names() else " and ".join(f"`workload={one}`" for one in using)
+        parts.append(f"## Options of {named}\n")
+        sections = sections_of(workloads.schema(using[0])).items()
+        for page in (section_page(section, options) for section, options in sections if users[section] == using):
+            parts += [page.about + "\n" if page.about else "", _table(page)]
+    launchers = [(f"`{name}`", launcher_page(name, type(node)).about) for name, node in LAUNCHERS.items()]
+    parts += ["## Launchers\n", "| `hydra/launcher=` | |\n|---|---|\n" + _rows(launchers)]
+    parts += ["`slurm` and `submitit_slurm` take:\n", _table(launcher_page("slurm", type(LAUNCHERS["slurm"])))]
+    read = {
+        name: ", ".join(f"`{each}*`" if each.endswith(".") else f"`{each}`" for each in options)
+        for name, options in OPTIONS_OF_SWEEPERS.items()
+    }
+    sweepers = [(f"`{name}`", text, read.get(name, "")) for name, text in ABOUT_SWEEPERS.items()]
+    parts += ["## Sweepers\n", "| `hydra/sweeper=` | | options |\n|---|---|---|\n" + _rows(sweepers)]
+    return "\n".join(filter(None, parts))
+
+
+def _groups() -> str:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra
+        names = {group: choices(hydra.config_loader, group) for group in GROUPS if not group.startswith("hydra/")}
+    return "| group | choices |\n|---|---|\n" + _rows(
+        (f"`{'+' * (group == 'experiment')}{group}=`", ", ".join(f"`{name}`" for name in found))
+        for group, found in names.items()
+    )
+
+
+def _experiments() -> str:
+    files = sorted((ROOT / "conf" / "experiment").glob("*.yaml"))
+    return "| `+experiment=` | |\n|---|---|\n" + _rows(
+        (f"`{path.stem}`", path.read_text().splitlines()[1].removeprefix("# ")) for path in files
+    )
+
+
+def _table(page: Page) -> str:
+    rows = ((f"`{o.name}`", f"`{o.default}`" if o.default else "", o.values, o.about) for o in page.options)
+    return "| option | default | values | |\n|---|---|---|---|\n" + _rows(rows)
+
+
+def _rows(rows: Iterable[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows)
