@@ -7,15 +7,15 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+MANY_US = 10_000
+"""Of so long a time a tenth of a microsecond is noise."""
+
 PASS_WORDS = {"fwd": "forward", "bwd": "backward"}
 
 
 def as_us(time_us: float) -> str:
-    return f"{time_us:,.1f}"
-
-
-def as_ms(time_us: float) -> str:
-    return f"{time_us / 1e3:,.3f}"
+    """Returns the time as `1,234.5`, from 10 ms on as `12,345`: all tables are in microseconds."""
+    return f"{time_us:,.{1 if abs(time_us) < MANY_US else 0}f}"
 
 
 def as_percent(fraction: float) -> str:

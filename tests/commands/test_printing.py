@@ -145,10 +145,10 @@ FILE = "optimal_tp_comm_overlap_cfg_tp4.yaml"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "report operators": ("fc1_dgrad", "bulk_sm4", "320.0", "pipeline_sm8_split4", "1.25x", "80%"),
     "report rare_proof": ("0.903", "0.6% slower", FILE),
-    "report long_layer": ("60.000", "20.000", "1.234", "0.898", "launch-bound"),
+    "report long_layer": ("60,000", "20,000", "1,234.0", "0.898", "launch-bound"),
     "report kernels": ("symm_mem fused", "use this", "120.0", "1.67x", "+20% against the bound"),
     "report two_kernels": ("torch ring", "1.33x", "150.0"),
-    "report training": ("gradient_accumulation=2", "best", "2.100", "88%", "-4.2%"),
+    "report training": ("gradient_accumulation=2", "best", "2,100.0", "88%", "-4.2%"),
     "report copies": ("902.0", "90%"),
     "report stacks": ("autotp zero_stage=2", "51,200"),
     "query operators num_splits==4": (*("tp2_fc2_fprop_pipeline_sm8_split4", "150.0", "1.333", "num_splits", "1 row"),),

@@ -61,7 +61,7 @@ CASES = (
     ),
     recorded(
         "layer",
-        "query sweep --layers --columns variant,ratio,hidden_fraction,all_us",
+        "query sweep --layers --columns variant,ratio,hidden_fraction,time_us",
         "query sweep --layers --limit 2 --format json",
     ),
     recorded("kernel", 'query sweep "chosen" --sort kernel,m', QUERY),

@@ -212,7 +212,7 @@ def test_rates_of_a_stack_are_of_all_data_parallel_ranks_and_leave_out_the_warm_
     assert {name: content["steps"][0][name] for name in per_s} == pytest.approx(per_s)
     means = {"avg_step_time_ms": 10.0, "std_step_time_ms": math.sqrt(0.1 / 4), "avg_loss": 6.6}
     assert {name: content["summary"][name] for name in means} == pytest.approx(means)
-    rates = {"tokens_per_s_per_gpu": 2048 / 0.01 / 4, "mfu_pct": 100 * 100 / 989.4}
+    rates = {"tokens_per_s_per_gpu": 2048 / 0.01 / 4, "mfu": 100 / 989.4}
     assert {name: content["measured"][name] for name in rates} == pytest.approx(rates)
 
 

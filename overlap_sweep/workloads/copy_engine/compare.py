@@ -25,7 +25,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
             key = Key(
                 model=None,
                 tokens=None,
-                precision=asked["dtype"],
+                precision=point.case.precision,
                 backend=point.config["backend"],
                 device=point.case.device,
                 tp_size=1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -18,6 +18,7 @@ from overlap_sweep.report.table import (
     DIRECTORY,
     ERROR,
     POINT,
+    PRECISION,
     STATUS,
     Column,
     Listing,
@@ -47,20 +48,21 @@ class CopyRow:
     launch_bound: bool
     gemm: Estimate
     copy: Estimate
-    sequential: Estimate
+    none: Estimate
+    """One after the other."""
     overlapped: Estimate
-    saving: Estimate
+    saved: Estimate
     """Of one after the other against at once, round by round; may be negative."""
 
     @property
     def hidden_fraction(self) -> float:
         """Returns the time saved as a share of the shorter of the two."""
-        return self.saving.time_us / min(self.gemm.time_us, self.copy.time_us)
+        return self.saved.time_us / min(self.gemm.time_us, self.copy.time_us)
 
     @property
     def saves(self) -> bool:
         """Returns whether overlap saves time, beyond the noise and enough to matter, with times not launch-bound."""
-        clear = self.saving.time_us > self.saving.noise_us and self.hidden_fraction >= WORTH
+        clear = self.saved.time_us > self.saved.noise_us and self.hidden_fraction >= WORTH
         return clear and not self.launch_bound
 
 
@@ -83,7 +85,7 @@ class CopyAnalysis:
         best = max(saving or rows, key=lambda row: row.hidden_fraction)
         return (
             f"overlap saves time at {len(saving)} of {len(rows)} sizes, at best {best.hidden_fraction:.0%} of the "
-            f"shorter of the two ({best.saving.time_us:,.1f} us, noise {best.saving.noise_us:.1f}; {best.size})"
+            f"shorter of the two ({best.saved.time_us:,.1f} us, noise {best.saved.noise_us:.1f}; {best.size})"
         )
 
     @property
@@ -110,16 +112,19 @@ def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
 def copy_row(point: Point) -> CopyRow:
     """Returns the row of an `ok` point."""
     asked, measured = point.config["copy_engine"], point.measured_as(CopyTimes)
-    estimates = {name: estimate(measured.times[name].samples_us) for name in VARIANTS}
+    gemm, copy, none, overlapped = (estimate(measured.times[name].samples_us) for name in VARIANTS)
     rounds = zip(measured.times["sequential"].samples_us, measured.times["overlapped"].samples_us, strict=True)
-    saving = estimate([sequential_us - overlapped_us for sequential_us, overlapped_us in rounds])
+    saved = estimate([none_us - time_us for none_us, time_us in rounds])
     between = TYPICAL_SCATTER[point.config["runtime"]["device"]]
     return CopyRow(
         point,
         size="{gemms} GEMMs of {matrix_size}, {copies} x {copy_mb:g} MiB".format(**asked),
         launch_bound=any(measured.launch_bound.values()),
-        saving=saving.with_error(between * estimates["sequential"].time_us),
-        **estimates,
+        gemm=gemm,
+        copy=copy,
+        none=none,
+        overlapped=overlapped,
+        saved=saved.with_error(between * none.time_us),
     )
 
 
@@ -130,8 +135,8 @@ def _asked(name: str, **more: Any) -> Column[PointRow[CopyRow]]:
     return asked(name, "copy_engine", name, **more)
 
 
-def _time(name: str, about: str, header: str, **more: Any) -> C:
-    return C(f"{name}_us", attrgetter(f"{name}.time_us"), about, header=f"{header} us", show=as_us, **more)
+def _time(name: str, about: str, read: str, header: str = "", **more: Any) -> C:
+    return attribute(f"{name}_us", about, read=read, header=f"{header or name} us", show=as_us, **more)
 
 
 def _rate(name: str, amount: str, beside: str, header: str = "") -> C:
@@ -147,22 +152,24 @@ def _rate(name: str, amount: str, beside: str, header: str = "") -> C:
 
 ASKED = (
     _asked("direction", kind="text", header="direction"),
-    _asked("dtype", kind="text", about="Of the GEMM."),
+    replace(PRECISION, header=""),
     _asked("matrix_size", kind="count", header="matrix", about="Rows and columns of the GEMM's matrices."),
     _asked("copy_mb", header="copy MiB", show="{:g}".format, about="MiB of each copy."),
     _asked("gemms", kind="count", about="In each iteration."),
     _asked("copies", kind="count", about="In each iteration."),
 )
 MEASURED = (
-    _time("gemm", "All GEMMs of an iteration, alone.", "GEMM"),
-    _time("copy", "All copies of an iteration, alone.", "copy"),
-    _time("sequential", "One after the other.", "sequential"),
-    _time("overlapped", "At once.", "overlapped"),
-    _time("saving", "sequential less overlapped, round by round.", "saved", high_first=True),
-    C("saving_noise_us", attrgetter("saving.noise_us"), "95 % of its noise.", header="noise us", show=as_us, dropped=2),
+    _time("gemm", "All GEMMs of an iteration, alone.", "gemm.time_us", "GEMM"),
+    _time("copy", "All copies of an iteration, alone.", "copy.time_us"),
+    _time("none", "One after the other.", "none.time_us"),
+    _time("time", "At once.", "overlapped.time_us"),
+    _time("noise", "", "overlapped.noise_us", dropped=2),
+    C("speedup", lambda row: row.none.time_us / row.overlapped.time_us),
+    _time("saved", "none_us less time_us, round by round.", "saved.time_us", high_first=True),
+    _time("saved_noise", "95 % of its noise.", "saved.noise_us", "saved noise", dropped=2),
     attribute(
         *("hidden_fraction", "The saving over the shorter of gemm_us and copy_us."),
-        header="of the ideal",
+        header="hidden",
         show=as_percent,
         high_first=True,
     ),
@@ -177,8 +184,8 @@ TABLE = points_table("copies", "one row per point", (POINT, DIRECTORY, DEVICE, *
 COMPARED = Table("copies", "one row per size", (C("", attrgetter("size"), kind="text", header="size"), *MEASURED))
 
 LEGEND = (
-    "An iteration is all its GEMMs and copies. saved: sequential less overlapped, round by round; of the ideal: of the "
-    "shorter of the two alone. Rates are alone, then over the overlapped time."
+    "An iteration is all its GEMMs and copies. none: one after the other; time: at once; saved: none less time, round "
+    "by round; hidden: saved over the shorter of the two alone. Rates are alone, then at once."
 )
 
 
@@ -245,18 +252,18 @@ def copies_bars(analysis: CopyAnalysis) -> charts.Rows:
             charts.Key("added by the other", "comm"),
             charts.Key("saved", "saved"),
         ],
-        columns=["at once us", "of the ideal"],
+        columns=["time us", "hidden"],
         rows=[_bar(row) for row in analysis.rows[:MOST_BARS]],
     )
 
 
 def _bar(row: CopyRow) -> charts.Row:
-    scale = 100 / row.sequential.time_us
+    scale = 100 / row.none.time_us
     longer_us = max(row.gemm.time_us, row.copy.time_us)
     time_us, noise_us = row.overlapped.time_us, row.overlapped.noise_us
     return charts.Row(
         name=row.size,
-        ends=[end * scale for end in charts.cut(longer_us, time_us, row.sequential.time_us)],
+        ends=[end * scale for end in charts.cut(longer_us, time_us, row.none.time_us)],
         low=max(0.0, time_us - noise_us) * scale,
         high=(time_us + noise_us) * scale,
         cells=[as_us(time_us), as_percent(row.hidden_fraction)],

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from overlap_sweep.report.charts import Axis, Key, Row, Rows, cut
-from overlap_sweep.report.numbers import as_count, as_loss, as_ms
+from overlap_sweep.report.numbers import as_count, as_loss, as_us
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     DEVICE,
@@ -85,19 +85,20 @@ KNOBS = (
 """The knobs that have columns of their own; the others are in `setting`."""
 
 
-def _ms(name: str, explained: str, read: str = "", **more: Any) -> C:
-    return attribute(name, explained, read=read, header=f"{name.removesuffix('_us')} ms", show=as_ms, **more)
+def _us(name: str, explained: str, read: str = "", **more: Any) -> C:
+    header = "exposed us" if name == "exposed_comm_us" else f"{name.removesuffix('_us')} us"
+    return attribute(name, explained, read=read, header=header, show=as_us, **more)
 
 
 MEASURED = (
-    _ms("step_us", "Median of a whole step.", "time_us"),
-    _ms("noise_us", "95 % of step_us's noise.", "step.noise_us", dropped=5, queried=True),
+    _us("time_us", "Median of a whole step."),
+    _us("noise_us", "95 % of time_us's noise.", "step.noise_us", dropped=5, queried=True),
     attribute("q1_us", read="timing.q1_us"),
     attribute("q3_us", read="timing.q3_us"),
     C("repeats", lambda row: len(row.timing.samples_us), kind="count"),
-    _ms("none_us", "The same step with every collective alone on the device."),
-    _ms("floor_us", "Without communication."),
-    _ms("host_us", "What the host takes to enqueue the step.", dropped=3),
+    _us("none_us", "The same step with every collective alone on the device."),
+    _us("floor_us", "Without communication."),
+    _us("host_us", "What the host takes to enqueue the step.", dropped=3),
     attribute("speedup", "Over none_us.", header="speedup", show="{:.2f}x".format, high_first=True),
     C(
         "hidden_fraction",
@@ -108,12 +109,12 @@ MEASURED = (
         high_first=True,
     ),
     C("hidden_noise", lambda row: row.hidden.noise if row.hidden.known else None),
-    _ms("exposed_us", "step_us less floor_us.", dropped=6),
+    _us("exposed_comm_us", "time_us less floor_us.", "exposed_us", dropped=6),
     attribute("us_per_sample", read="of_sample.time_us"),
     attribute("samples_per_step", kind="count"),
     attribute("samples_per_s", header="samples/s", show="{:,.0f}".format, high_first=True),
     attribute("tokens_per_s", header="tokens/s", show="{:,.0f}".format, dropped=2, high_first=True),
-    attribute("peak_memory_gb", header="memory GB", show="{:.1f}".format, dropped=4, queried=True),
+    attribute("peak_memory_gb", header="peak GB", show="{:.1f}".format, dropped=4, queried=True),
     attribute("parameters", kind="count"),
     attribute(
         *("loss", "After the last step of the recorded run."), header="loss", show=as_loss, dropped=1, queried=True
@@ -180,7 +181,7 @@ ANSWERS = Table(
 )
 LEGEND = (
     "none: the same step with every collective alone on the device; floor: without communication; exposed: what "
-    "communication adds to the step; hidden is (none - step) / (none - floor) by rounds, - where it is all noise."
+    "communication adds to the step; hidden is (none - time) / (none - floor) by rounds, - where it is all noise."
 )
 
 
@@ -248,7 +249,7 @@ def settings_bars(analysis: TrainingAnalysis) -> Rows:
         subtitle="median of the steps, slowest rank, with its noise",
         axis=Axis(f"us a sample{more}"),
         parts=PARTS,
-        columns=["step ms", "hidden", "vs none", "samples/s"],
+        columns=["time us", "hidden", "vs none", "samples/s"],
         rows=[_setting_bar(row, row is analysis.best) for row in rows],
     )
 
@@ -260,7 +261,7 @@ def _setting_bar(row: TrainingRow, best: bool) -> Row:
         ends=[end_us / samples for end_us in cut(row.floor_us, row.time_us, row.none_us)],
         low=max(0.0, row.time_us - noise_us) / samples,
         high=(row.time_us + noise_us) / samples,
-        cells=[as_ms(row.time_us), row.hidden.in_words, f"{row.speedup:.2f}x", f"{row.samples_per_s:,.0f}"],
+        cells=[as_us(row.time_us), row.hidden.in_words, f"{row.speedup:.2f}x", f"{row.samples_per_s:,.0f}"],
         bold=best,
         details=COMPARED.details(row),
     )
@@ -275,7 +276,7 @@ def _sentences(analysis: TrainingAnalysis) -> list[str]:
         gains = f"{analysis.gain:+.1%} samples/s ({instead})"
     only = len(analysis.rows) == 1
     lines = [
-        f"{'measured' if only else 'best'}: {best.setting}, {gains}; {as_ms(best.time_us)} ms a step, "
+        f"{'measured' if only else 'best'}: {best.setting}, {gains}; {as_us(best.time_us)} us a step, "
         f"{best.speedup:.2f}x none, hidden {best.hidden.in_words}{'' if only else f'; {analysis.reason}'}"
     ]
     if analysis.overrides:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, named, without_folders
 from overlap_sweep.report import charts
 from overlap_sweep.report.iterations import Timeline, timeline
-from overlap_sweep.report.numbers import as_ms, as_percent
+from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     BACKEND,
@@ -31,7 +31,15 @@ from overlap_sweep.report.table import (
     attribute,
     points_table,
 )
-from overlap_sweep.results.estimate import CONFIDENCE, EXACTLY_ONE, Interval, estimate, gap_noise_us, hidden_fraction
+from overlap_sweep.results.estimate import (
+    CONFIDENCE,
+    EXACTLY_ONE,
+    Estimate,
+    Interval,
+    estimate,
+    gap_noise_us,
+    hidden_fraction,
+)
 from overlap_sweep.results.points import Point, group_cases
 from overlap_sweep.results.provenance import measured_on, recorded
 from overlap_sweep.results.records import LayerTrial
@@ -81,8 +89,9 @@ class VariantRow:
     """The variant that its ratio is to: `none`, or where that was not measured the first."""
     measured: VariantTimes
     to_reference: Comparison
-    hidden_fraction: float
-    """Of the medians of the whole time; NaN where `none` or `floor` was not measured."""
+    none_us: float
+    """The median whole time without overlap, and below without communication; NaN where it was not measured."""
+    floor_us: float
 
     @property
     def launch_bound(self) -> bool:
@@ -95,6 +104,19 @@ class VariantRow:
     @property
     def interval(self) -> Interval:
         return self.to_reference.interval
+
+    @cached_property
+    def whole(self) -> Estimate:
+        """Returns the time of all passes together."""
+        return estimate(self.measured.times["all"].samples_us)
+
+    @property
+    def speedup(self) -> float:
+        return self.none_us / self.whole.time_us
+
+    @property
+    def hidden_fraction(self) -> float:
+        return hidden_fraction(self.whole.time_us, self.none_us, self.floor_us)
 
     def median_us(self, pass_name: str) -> float | None:
         """Returns the median time of a pass; None for the optimizer if there is none."""
@@ -162,7 +184,6 @@ def analyse_layer(point: Point) -> LayerAnalysis:
     pairs = [(variant, variants[reference]) for variant in variants.values()]
     compared = compare(pairs, point.config["runtime"]["device"], max(len(others), 1))
     whole_us = {name: variant.times["all"].median_us for name, variant in variants.items()}
-    none_us, floor_us = whole_us.get(NONE, math.nan), whole_us.get(FLOOR, math.nan)
     short = without_folders(variants)
     rows = [
         VariantRow(
@@ -171,7 +192,8 @@ def analyse_layer(point: Point) -> LayerAnalysis:
             reference=reference,
             measured=variant,
             to_reference=to_reference,
-            hidden_fraction=hidden_fraction(whole_us[name], none_us, floor_us),
+            none_us=whole_us.get(NONE, math.nan),
+            floor_us=whole_us.get(FLOOR, math.nan),
         )
         for (name, variant), to_reference in zip(variants.items(), compared, strict=True)
     ]
@@ -208,19 +230,28 @@ OF_POINT = (
 )
 TIMES = (
     *(
-        C(f"{part}_us", lambda row, part=part: row.median_us(part), about, header=f"{part} ms", show=as_ms)  # type: ignore[misc]
-        for part, about in {"fwd": "", "bwd": "", "step": "The optimizer's.", "all": ""}.items()
+        C(f"{name}_us", lambda row, part=part: row.median_us(part), header=f"{name} us", show=as_us)  # type: ignore[misc]
+        for name, part in {"fwd": "fwd", "bwd": "bwd", "optimizer": "step"}.items()
     ),
+    attribute("time_us", read="whole.time_us", header="time us", show=as_us),
+    attribute("noise_us", read="whole.noise_us", header="noise us", show=as_us, page_only=True, queried=True),
+    attribute("none_us"),
+    attribute("floor_us"),
+    attribute("speedup"),
     attribute("reference", "The variant that ratio is to.", "text"),
     attribute(
-        *("ratio", "Of all_us to that of reference in the same round, median of the rounds."),
+        *("ratio", "Of time_us to that of reference in the same round, median of the rounds."),
         header="ratio",
         show="{:.3f}".format,
     ),
     attribute("ratio_low", "Of its 95 % interval.", read="interval.low", header="low", show="{:.3f}".format),
     attribute("ratio_high", "The upper end.", read="interval.high", header="high", show="{:.3f}".format),
     attribute(
-        "hidden_fraction", "(none - all_us) / (none - floor).", header="hidden", show=as_percent, high_first=True
+        "hidden_fraction",
+        "(none_us - time_us) / (none_us - floor_us).",
+        header="hidden",
+        show=as_percent,
+        high_first=True,
     ),
     attribute("launch_bound", "The times say nothing about the device.", "flag"),
     C(
@@ -255,7 +286,7 @@ def section(sources: Sources) -> Section | None:
         name="layers",
         what="layers",
         title="Whole layers",
-        explained="Times in milliseconds: medians of the rounds, in each of which all variants ran side by side.",
+        explained="Times are medians of the rounds, in each of which all variants ran side by side.",
         answers=[
             _answer(layer)
             for directory, layer in layers.items()
@@ -325,12 +356,12 @@ def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Row
         subtitle=legend(layer),
         axis=charts.Axis(format="+.1~%"),
         parts=[charts.Key("change", "accent")],
-        columns=["all ms", "change"],
+        columns=["time us", "change"],
         rows=[
             charts.Row(
                 name=row.label,
                 ends=[row.ratio - 1],
-                cells=[as_ms(row.measured.times["all"].median_us), f"{row.ratio - 1:+.1%}"],
+                cells=[as_us(row.whole.time_us), f"{row.ratio - 1:+.1%}"],
                 low=row.interval.low - 1,
                 high=row.interval.high - 1,
                 colour="wait" if row.name == FLOOR else "good" if row.name == best else "accent",

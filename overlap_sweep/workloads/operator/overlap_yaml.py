@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, named, no_switches
-from overlap_sweep.report.numbers import as_ms, as_sentence, comments
+from overlap_sweep.report.numbers import as_sentence, as_us, comments
 from overlap_sweep.results.provenance import (
     describe_machine,
     environments,
@@ -83,7 +83,7 @@ def _gain(case: CaseAnalysis, tp_size: int) -> list[str]:
     lines.append(f"Whole layers, {layer.rounds} rounds side by side; this is '{named(outcome.recommended, backend)}':")
     for label, row in outcome.trial.rows.items():
         ratio = f"{row.ratio:.3f} [{row.interval.low:.3f}, {row.interval.high:.3f}] of {layer.reference}"
-        lines.append(f"  {named(label, backend)}: {as_ms(row.measured.times['all'].median_us)} ms, {ratio}")
+        lines.append(f"  {named(label, backend)}: {as_us(row.whole.time_us)} us, {ratio}")
     return [*lines, *layer.cautions, *outcome.trial.warnings]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from overlap_sweep.report.numbers import as_ms
+from overlap_sweep.report.numbers import as_us
 from overlap_sweep.results.estimate import gap_noise_us
 from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.points import Point
@@ -30,7 +30,7 @@ class TpTrainingCase(NamedTuple):
     model: str
     num_layers: int
     device: str
-    dtype: str
+    precision: str
     seq_length: int
     batch_size: int
     gradient_accumulation_steps: int
@@ -49,6 +49,7 @@ class TpTrainingCase(NamedTuple):
             model=config["model"]["name"],
             num_layers=config["language_model"]["num_hidden_layers"],
             device=point.case.device,
+            precision=config["precision"],
             more="".join(f", {name}={options[name]:g}" for name, usual in _USUAL.items() if options[name] != usual),
             architecture=key_of(config["language_model"])[:8],
             **{name: value for name, value in options.items() if name in cls._fields},
@@ -56,7 +57,7 @@ class TpTrainingCase(NamedTuple):
 
     def __str__(self) -> str:
         micro_batches = f" x {self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
-        sizes = f"sequences of {self.seq_length}, batch {self.batch_size}{micro_batches}, {self.dtype}"
+        sizes = f"sequences of {self.seq_length}, batch {self.batch_size}{micro_batches}, {self.precision}"
         return f"{self.model}, {self.num_layers} layers, {sizes}{self.more} on {self.device}"
 
 
@@ -223,7 +224,7 @@ def _grid_in_words(answer: GridAnswer) -> str:
     best, ties = answer.best, answer.ties
     if best is None:
         return f"{answer.grid}: no answer, as all deviate or diverge"
-    said = [f"{best.setting} takes {as_ms(best.time_us)} ms a step, {best.tokens_per_s:,.0f} tokens/s"]
+    said = [f"{best.setting} takes {as_us(best.time_us)} us a step, {best.tokens_per_s:,.0f} tokens/s"]
     for row in answer.comparable[1 : NEXT_TOLD + 1]:
         said.append(f"{row.setting} {_over(row, best)} as long{', a tie' if row in ties else ''}")
     return f"{answer.grid}: {'; '.join(said)}"

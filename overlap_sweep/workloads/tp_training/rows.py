@@ -150,7 +150,7 @@ class TpTrainingRow:
         return self.tflops_per_gpu / peak if peak else None
 
     @property
-    def memory_peak_gb(self) -> float | None:
+    def peak_memory_gb(self) -> float | None:
         """Returns the peak memory of any timed step; None on a CPU."""
         return max((step.memory_peak_gb for step in self.steps if step.memory_peak_gb is not None), default=None)
 
@@ -300,7 +300,7 @@ def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, Any]:
             "avg_samples_per_sec": run.samples_per_step * per_s,
             "avg_loss": fmean(losses) if losses else None,
             "final_loss": steps[-1].loss,
-            "peak_memory_gb": row.memory_peak_gb,
+            "peak_memory_gb": row.peak_memory_gb,
             "timing_breakdown": {f"{name}_pct": 100 * share for name, share in row.shares.items()},
         },
         "measured": table.records([row])[0],

@@ -10,7 +10,7 @@ from typing import Any
 
 from overlap_sweep.report import charts
 from overlap_sweep.report.charts.palette import SERIES
-from overlap_sweep.report.numbers import as_count, as_loss, as_ms, as_percent
+from overlap_sweep.report.numbers import as_count, as_loss, as_percent, as_us
 from overlap_sweep.report.section import Answer, Exhibit, File, Section, Sources
 from overlap_sweep.report.table import (
     DEVICE,
@@ -18,6 +18,7 @@ from overlap_sweep.report.table import (
     ERROR,
     MODEL,
     POINT,
+    PRECISION,
     STATUS,
     Column,
     Listing,
@@ -44,9 +45,9 @@ P = Column[PointRow[TpTrainingRow]]
 A = Column[GridAnswer]
 
 
-def _share(part: str, about: str = "", **more: Any) -> C:
-    """Returns the column of the share of the step that a part of it takes, in percent."""
-    return C(f"{part}_pct", lambda row: 100 * row.shares[part], about, show="{:.0f}%".format, **more)
+def _share(name: str, part: str, **more: Any) -> C:
+    """Returns the column of the share of the step that a part of it takes."""
+    return C(f"{name}_fraction", lambda row: row.shares[part], show=as_percent, **more)
 
 
 def _communication(name: str, what: str, about: str = "", **more: Any) -> C:
@@ -64,7 +65,7 @@ SETTING = attribute("setting", kind="text", header="setting", style="setting")
 ASKED = (
     P("num_layers", lambda row: (row.point.config.get("language_model") or {}).get("num_hidden_layers"), kind="count"),
     DEVICE,
-    asked("dtype", "tp_training", "dtype", kind="text", header="dtype"),
+    PRECISION,
     *(asked(name, "tp_training", name, kind="count") for name in SIZES),
     asked("impl", kind="text"),
     P(
@@ -79,34 +80,30 @@ ASKED = (
     asked("dp_size", kind="count", header="DP"),
 )
 MEASURED = (
-    C("step_us", attrgetter("time_us"), "Median of the steps after the warm-up.", header="step ms", show=as_ms),
-    C("noise_us", attrgetter("step.noise_us"), header="noise ms", show=as_ms, page_only=True, queried=True),
+    attribute("time_us", "Median of the steps after the warm-up.", header="time us", show=as_us),
+    C("noise_us", attrgetter("step.noise_us"), header="noise us", show=as_us, page_only=True, queried=True),
     C("repeats", attrgetter("step.repeats"), "Timed steps.", "count"),
-    _share("forward", "Of the step; likewise the next two.", header="fwd", dropped=7),
-    _share("backward", header="bwd", dropped=8),
-    _share("optimizer", header="opt", dropped=4),
+    _share("fwd", "forward", header="fwd", dropped=7),
+    _share("bwd", "backward", header="bwd", dropped=8),
+    _share("optimizer", "optimizer", header="opt", dropped=4),
     attribute("tokens_per_s_per_gpu", header="tokens/s/GPU", show="{:,.0f}".format, high_first=True),
     attribute("tflops_per_gpu", header="TFLOP/s/GPU", show="{:,.3g}".format, high_first=True, page_only=True),
-    C(
-        "mfu_pct",
-        lambda row: None if row.mfu is None else 100 * row.mfu,
-        "Model FLOP utilisation; empty where the GPU's peak is not known.",
+    attribute(
+        *("mfu", "Model FLOP utilisation; empty where the GPU's peak is not known."),
         header="MFU",
-        show="{:.1f}%".format,
+        show="{:.1%}".format,
         dropped=9,
         high_first=True,
     ),
-    attribute("memory_peak_gb", header="peak GB", show="{:.1f}".format, dropped=3),
+    attribute("peak_memory_gb", header="peak GB", show="{:.1f}".format, dropped=3),
     _communication(
         *("comm_us", "total_us", "In a step, from the traces, of the rank that waits least in it."),
-        header="comm ms",
-        show=as_ms,
+        header="comm us",
+        show=as_us,
         dropped=2,
     ),
-    _communication("exposed_comm_us", "exposed_us", header="exposed ms", show=as_ms, dropped=6),
-    _communication(
-        "hidden_comm_fraction", "hidden_fraction", header="hidden", show=as_percent, dropped=5, high_first=True
-    ),
+    _communication("exposed_comm_us", "exposed_us", header="exposed us", show=as_us, dropped=6),
+    _communication("hidden_fraction", "hidden_fraction", header="hidden", show=as_percent, dropped=5, high_first=True),
     _communication("comm_wait_us", "waiting_us", "How much longer it takes on another rank, which waits for this one."),
     attribute(
         *("loss", "Of the last step; empty where it is no number."),
@@ -136,7 +133,7 @@ ANSWERS = Table(
     "tp_training",
     "one row per model, device, sizes and grid of ranks: the fastest implementation",
     (
-        *(attribute(name, kind="text", read=f"case.{name}") for name in ("model", "device", "dtype")),
+        *(attribute(name, kind="text", read=f"case.{name}") for name in ("model", "device", "precision")),
         *(attribute(name, kind="count", read=f"case.{name}") for name in ("num_layers", *SIZES)),
         *(through(column, lambda answer: answer.rows[0]) for column in GRID),
         *(through(column, lambda answer: answer.best) for column in (IMPL, SETTING, *MEASURED)),
@@ -150,8 +147,8 @@ ANSWERS = Table(
 )
 
 LEGEND = (
-    "step: median after the warm-up, of the slowest rank. comm: in a profiled step, of the rank that waits least for "
-    "the others; hidden: the share with computation beside it. tie: a difference inside the noise."
+    "time: median of the steps after the warm-up, of the slowest rank. comm: in a profiled step, of the rank that "
+    "waits least for the others; hidden: the share with computation beside it. tie: a difference inside the noise."
 )
 
 
@@ -232,7 +229,7 @@ def _report(analysis: TpTrainingAnalysis) -> dict[str, Any]:
 
 MOST_BARS = 30
 """As many as are looked at; the table has all."""
-BESIDE_BARS = ("step_us", "tokens_per_s_per_gpu", "mfu_pct")
+BESIDE_BARS = ("time_us", "tokens_per_s_per_gpu", "mfu")
 PARTS = [
     charts.Key("forward", "gemm"),
     charts.Key("backward", "series3"),
@@ -254,13 +251,13 @@ def stacks_bars(analysis: TpTrainingAnalysis) -> charts.Rows:
     return charts.Rows(
         title=str(analysis.case),
         subtitle="median of the steps, slowest rank",
-        axis=charts.Axis(f"ms a step{more}"),
+        axis=charts.Axis(f"us a step{more}"),
         parts=PARTS,
         columns=[column.header for column in beside],
         rows=[
             charts.Row(
                 name=row.name,
-                ends=[end * row.time_us / 1e3 for end in accumulate(row.shares.values())],
+                ends=[end * row.time_us for end in accumulate(row.shares.values())],
                 cells=[column.text(row) for column in beside],
                 bold=row.chosen,
                 details=COMPARED.details(row),
