@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from overlap_sweep.tuner import Report, tune
+    from overlap_sweep.errors import UserError
+    from overlap_sweep.tuner import tune
+    from overlap_sweep.tuner.report import Report
 
-__all__ = ["Report", "tune"]
 __version__ = "0.2.0"
+
+_MODULES = {"Report": "tuner.report", "UserError": "errors", "tune": "tuner"}
+__all__ = ["Report", "UserError", "tune"]
 
 
 def __getattr__(name: str) -> Any:
-    # Every part of the package imports this module: what only users of `tune` need is loaded when they ask.
-    if name in __all__:
-        from overlap_sweep import tuner
-
-        return getattr(tuner, name)
+    # Every part of the package imports this module: what only its users need is loaded when they ask.
+    if name in _MODULES:
+        return getattr(import_module(f"overlap_sweep.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__} has no attribute {name}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

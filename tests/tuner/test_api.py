@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 import overlap_sweep
+from overlap_sweep import tuner
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.results.records import TunerRecord
@@ -20,45 +24,18 @@ from tests.analyze import analyze
 from tests.search.tiny import SIZES
 
 
-def test_a_directory_without_a_report_is_an_error(tmp_path: Path) -> None:
-    report = overlap_sweep.Report(tmp_path)
-    with pytest.raises(UserError, match=r"holds no tuning_report\.json"):
-        report.best  # noqa: B018
-    with pytest.raises(UserError):
-        report.proof  # noqa: B018
-
-
-def test_the_report_of_a_directory_without_operators_is_empty(tmp_path: Path) -> None:
-    (tmp_path / "tuning_report.json").write_text('{"kernels": []}')
-    report = overlap_sweep.Report(tmp_path)
-    assert (report.best, report.recommendations, report.proof, report.unmeasured_slots) == ([], [], {}, [])
-    assert report.tp_scaling is None
-
-
-def test_answers_come_before_what_could_not_be_proven(tmp_path: Path) -> None:
-    recommended = [{"recommendation": "fc1 fwd: use ring_agg0"}]
-    proofs = [
-        {"tp_size": 2, "point": "layer", "proven": False, "verdict": "not proven on the whole layer: it was skipped."},
-        {"tp_size": 4, "point": "layer", "proven": True, "verdict": "tuned is 4% faster than none: use tuned."},
-    ]
-    whole = {"recommendations": recommended, "proof": proofs}
-    (tmp_path / "tuning_report.json").write_text(json.dumps(whole))
-    *answers, last = overlap_sweep.Report(tmp_path).recommendations
-    assert answers == ["TP=4: tuned is 4% faster than none: use tuned.", "fc1 fwd: use ring_agg0"]
-    assert last == "TP=2: not proven on the whole layer: it was skipped."
-
-
 @pytest.fixture
 def arguments(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What launch.py was asked to do, which is not run."""
     found: list[str] = []
 
-    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def run(command: list[str], *, quiet: bool) -> None:
         assert command[1:6] == ["-m", "overlap_sweep", "launch", "-m", EXPERIMENT]
+        assert not quiet
         found.extend(command[6:])
-        return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr("overlap_sweep.tuner.subprocess.run", run)
+    monkeypatch.setattr("overlap_sweep.tuner._run", run)
+    monkeypatch.setattr("overlap_sweep.tuner.Report", lambda directory: SimpleNamespace(directory=directory))
     return found
 
 
@@ -109,7 +86,8 @@ def test_a_model_is_one_of_ours_or_of_hugging_face(arguments: list[str], model: 
 
 
 def test_what_is_exported_is_offered() -> None:
-    assert set(overlap_sweep.__all__) == {"Report", "tune"}
+    assert set(overlap_sweep.__all__) <= set(dir(overlap_sweep))
+    assert all(getattr(overlap_sweep, name) for name in overlap_sweep.__all__)
     with pytest.raises(AttributeError, match="no attribute tuner_of_pianos"):
         overlap_sweep.tuner_of_pianos  # noqa: B018
 
@@ -132,7 +110,7 @@ def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pyte
         overrides=[*SIZES, "workload.repeats=3", "profile=none", *space],
         quiet=True,
     )
-    assert capfd.readouterr().out == ""
+    assert capfd.readouterr() == ("", "")
     # The whole layer is proven side by side.
     (trial,) = TunerRecord.read(directory / "tuner.json").proofs
     assert list(trial.variants) == ["none", "default", "tuned", "preset theirs"]
@@ -140,18 +118,17 @@ def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pyte
     assert (result.status, result.point["tp_size"]) == ("ok", 2), result.error
     assert result.point["workload"] | {"name": "layer", "tokens": 64, "repeats": 3} == result.point["workload"]
     proof = report.proof[2]
-    assert proof["proven"]
-    assert {"none", "tuned", "preset theirs", "floor"} <= set(proof["variants"])
+    assert proof.proven
+    assert {"none", "tuned", "preset theirs", "floor"} <= set(proof.variants)
     # Plain torch has none.
-    assert "default" not in proof["variants"]
-    assert proof["recommended"] in ("none", "tuned", "preset theirs")
+    assert "default" not in proof.variants
+    assert proof.recommended in ("none", "tuned", "preset theirs")
     # The report says what the files say.
-    assert {(entry["tp_size"], entry["slot"]) for entry in report.best} >= {(2, "fc2_fprop"), (2, "fc2_dgrad")}
-    assert proof["verdict"] in report.recommendations[0]
-    assert any("fc2 fwd" in sentence for sentence in report.recommendations)
-    assert report.tp_scaling == json.loads((directory / "tuning_report.json").read_text())["tp_scaling"]
+    assert {(best.tp_size, best.slot) for best in report.best} >= {(2, "fc2_fprop"), (2, "fc2_dgrad")}
+    assert proof.verdict in str(report.recommendations[0])
+    assert any("fc2 fwd" in str(sentence) for sentence in report.recommendations)
     assert set(report.to_frame()["operator"]) == {"fc2"}
-    slots = yaml.safe_load((directory / "optimal_tp_comm_overlap_cfg_tp2.yaml").read_text()) or {}
+    slots = yaml.safe_load(report.yaml(2).read_text()) or {}
     config = overlap_cfg.read(directory / "optimal_tp_comm_overlap_cfg_tp2.yaml")
     assert report.ub_cfgs(2) == (slots if config.switches["tp_comm_overlap"] else None)
     with pytest.raises(UserError, match="TP=8 was not searched"):
@@ -167,12 +144,70 @@ def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pyte
     # Analysis says the same.
     assert analyze(directory).returncode == 0
     after = overlap_sweep.Report(directory)
-    assert (after.proof[2]["verdict"], after.ub_cfgs(2)) == (proof["verdict"], report.ub_cfgs(2))
+    assert (after.proof[2].verdict, after.ub_cfgs(2)) == (proof.verdict, report.ub_cfgs(2))
+
+
+def test_its_own_reason_is_the_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        overlap_sweep.tune("llama3_8b", operators=["fc3"], device="cpu", output_dir=tmp_path / "tuned")
+    assert str(caught.value) == "operator=fc3 is not known; choose one of fc1, fc2, proj, qkv."
+    assert capfd.readouterr().err == f"error: {caught.value}\n"
+    assert not (tmp_path / "tuned").exists()
 
 
 @pytest.mark.end_to_end
-def test_what_went_wrong_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match="the tuner ended with 1"):
-        overlap_sweep.tune("qwen3_0_6b", max_tp_size=1, device="cpu", output_dir=tmp_path / "tuned")
-    assert capfd.readouterr().err == "error: max_tp_size=1 leaves nothing that communicates; give 2 or more.\n"
+@pytest.mark.parametrize(
+    ("model", "options", "reason"),
+    [
+        ("llama3_8b", {"max_tp_size": 1}, "max_tp_size=1 leaves nothing that communicates"),
+        ("llama3_8b", {"tp_size": 3}, "attention heads do not divide by tp_size=3"),
+        ("llama3_8b", {"max_minutes": "five"}, "Value 'five' of type 'str' could not be converted to Float"),
+        ("no/such/model", {}, "no/such/model is no path and no Hugging Face name"),
+        ("llama3_8c", {}, "Did you mean llama3_8b?"),
+    ],
+)
+def test_whatever_went_wrong_is_said_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], model: str, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        overlap_sweep.tune(model, device="cpu", output_dir=tmp_path / "tuned", quiet=True, **options)
+    assert reason in str(caught.value)
+    assert capfd.readouterr() == ("", "")
     assert not (tmp_path / "tuned").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("print('error: too few', file=sys.stderr); print('2 ok', file=sys.stderr); sys.exit(1)", "too few"),
+        ("sys.exit('no more memory')", "no more memory"),
+        ("sys.exit(7)", "the tuner said nothing; it was run as: "),
+    ],
+)
+def test_the_reason_is_the_error_line_or_else_the_last(script: str, reason: str) -> None:
+    with pytest.raises(UserError) as caught:
+        tuner._run([sys.executable, "-c", f"import sys; {script}"], quiet=True)
+    assert str(caught.value).startswith(reason)
+
+
+INTERRUPTED = """
+import sys
+from overlap_sweep import tuner
+tuner.ENDING_S = 0.2
+child = "import time\\ntry:\\n  print('begun', flush=True); time.sleep(60)\\nfinally: print('tidied up', flush=True)"
+listening = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\\n"
+tuner._run([sys.executable, "-c", listening + child], quiet=False)
+"""
+
+
+@pytest.mark.parametrize("whole_group", [True, False])
+def test_an_interruption_ends_the_tuner_in_its_own_way(whole_group: bool) -> None:
+    command = [sys.executable, "-c", INTERRUPTED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0) as run:
+        assert run.stdout
+        assert run.stdout.readline() == "begun\n"
+        # A terminal interrupts the tuner, too; what interrupts only Python leaves it running.
+        (os.killpg if whole_group else os.kill)(run.pid, signal.SIGINT)
+        out, err = run.communicate(timeout=60)
+    assert out == "tidied up\n"
+    assert err.rstrip().endswith("KeyboardInterrupt")

@@ -48,9 +48,9 @@ def path_of_file(folder: str, tp_size: int) -> str:
     return f"{folder}/{file_name(tp_size)}" if folder else file_name(tp_size)
 
 
-def cards(case: CaseAnalysis) -> list[Card]:
+def cards(case: CaseAnalysis) -> dict[int, Card]:
     """Returns a card for each TP size from 2 on."""
-    return [_card(case, tp_size) for tp_size in sorted({*case.plans, *case.outcomes})]
+    return {tp_size: _card(case, tp_size) for tp_size in sorted({*case.plans, *case.outcomes})}
 
 
 def _card(case: CaseAnalysis, tp_size: int) -> Card:

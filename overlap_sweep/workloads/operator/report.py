@@ -14,7 +14,7 @@ from overlap_sweep.report.section import Sources
 from overlap_sweep.report.table import Listing, Row
 from overlap_sweep.results.provenance import environments, measured_when, multicast
 from overlap_sweep.workloads.layer import section as layers
-from overlap_sweep.workloads.operator.advice import is_effective, path_of_file, recommendation
+from overlap_sweep.workloads.operator.advice import cards, is_effective, path_of_file, recommendation
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorAnalysis, SlotAnswer, config_id
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial
 from overlap_sweep.workloads.operator.switches import FLAGS
@@ -35,6 +35,7 @@ def report(
     threshold = sources.config.overlap_threshold
     return {
         "cases": [_case(case) for case in cases],
+        "answers": [answer for case in cases for answer in _answers(case)],
         "best": [_best(answer, row) for answer, row in zip(decided.rows, decided.records, strict=True)],
         "recommendations": [
             {
@@ -83,6 +84,21 @@ def _case(case: CaseAnalysis) -> dict[str, Any]:
         "overruled": {tp_size: plan.overruled for tp_size, plan in case.plans.items() if plan.overruled},
         "tp_scaling": asdict(case.scaling),
     }
+
+
+def _answers(case: CaseAnalysis) -> list[dict[str, Any]]:
+    """Returns what to do at each TP size, in words."""
+    return [
+        {
+            **_of(case, tp_size),
+            "headline": card.headline,
+            "sentences": card.sentences,
+            "is_best_tp_size": case.scaling.optimal_tp_size == tp_size,
+            "file": card.file,
+            "to_set": card.to_set,
+        }
+        for tp_size, card in cards(case).items()
+    ]
 
 
 def _best(answer: SlotAnswer, row: Row) -> dict[str, Any]:

@@ -361,7 +361,7 @@ def _answer(case: CaseAnalysis, overlap_threshold: float) -> Answer:
         title=str(case.case),
         brief=f"{case.case.model}, {case.case.tokens} tokens, {case.case.precision}, {case.case.backend}",
         sentences=list(filter(None, [scaling_sentence(case)])),
-        cards=cards(case),
+        cards=list(cards(case).values()),
         cautions=cautions(case),
         compared=Listing(
             *(ANSWERS, slots, "The best setting of every slot, as the operators were measured one by one."),
