@@ -149,7 +149,7 @@ def compare(
 
         written = write_files(output, compared, frame, plots)
         print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))
-    fail_for(compared.problems)
+    fail_for(compared.problems, answered=not frame.empty)
     fail_if(fail_expressions, frame, compared.table.name)
 
 

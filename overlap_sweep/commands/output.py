@@ -30,11 +30,12 @@ COLUMNS = "COLUMNS"
 HELP_WIDTH = 116
 
 
-def fail_for(problems: Sequence[str]) -> None:
-    """Prints what could not be read, and exits with status 1 if there is any."""
+def fail_for(problems: Sequence[str], *, answered: bool = False) -> None:
+    """Prints what could not be read. Where the rest was `answered` for all that, these are warnings; else the command
+    exits with status 1 if there is any."""
     for problem in problems:
-        print_error(problem)
-    if problems:
+        print_warning(problem) if answered else print_error(problem)
+    if problems and not answered:
         raise typer.Exit(1)
 
 

@@ -136,7 +136,7 @@ def query(
             console.print(f"{len(shown)} of {found}" if len(shown) < len(matching) else found, style="dim")
 
         print_rows(chosen, format, show)
-    fail_for(problems)
+    fail_for(problems, answered=not frame.empty)
     fail_if(fail_expressions, matching, "matching rows" if expression else "rows")
 
 

@@ -85,18 +85,19 @@ def report(
     analysis = analyse(directory, config, shlex.join([*analyze_program().split(), *sys.argv[1:]]))
     answers = _answers(analysis, format)
     check_fail_if(fail_expressions, answers)
-    problems = list(analysis.problems)
-    if analysis.sources.reading.points:
+    answered, not_written = bool(analysis.sources.reading.points), []
+    if answered:
         print_rows(answers, format, print_table=lambda console: print_answers(analysis, console))
         try:
             written = write_reports(analysis, output or directory, with_plots=plots)
             console = console_for(sys.stdout if format is TableFormat.table else sys.stderr)
             print_written(written, console, analysis.sections)
         except UserError as error:
-            problems.append(str(error))
+            not_written.append(str(error))
     for warning in analysis.warnings:
         print_warning(warning)
-    fail_for(problems)
+    fail_for(analysis.problems, answered=answered)
+    fail_for(not_written)
     fail_if(fail_expressions, answers, "answers")
 
 

@@ -117,16 +117,22 @@ def read_points(root: Path) -> Reading:
     if root.is_file():
         raise UserError(f"{root} is a file; give its directory, or see `{analyze_program()} trace --help` for traces.")
     points, problems = [], []
+    denied: list[OSError] = []
     for directory in find_points(root):
         try:
             points.append(_read_point(directory, root))
         except UserError as error:
             problems.append(str(error))
+        except OSError as error:
+            denied.append(error)
         except RecursionError:
             problems.append(f"{directory} holds a file that is nested too deeply to be read; remove it.")
-    for link in links_out(root):
+    for link in links_out(root, denied.append):
         if (link / RESULT_FILE).exists() or (link / HYDRA_CONFIG).exists():
             problems.append(f"{link} is a link that leads out of {root}, so it is not read; copy the directory there.")
+    problems += [
+        f"{error.filename} cannot be read ({error.strerror}); make it readable, or remove it." for error in denied
+    ]
     if not points and not problems:
         raise UserError(f"{root} holds no results; measure some with launch.py, or give the directory that has them.")
     return Reading(root, points, problems)

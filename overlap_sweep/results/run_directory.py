@@ -241,8 +241,10 @@ def read_result(path: Path) -> Result:
     """Reads one result.json. UserError where it is no whole result of a point, of this schema."""
     try:
         text = path.read_bytes()
+    except PermissionError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); make it readable, or remove it.") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error}); {MEASURE_AGAIN}.") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}); {MEASURE_AGAIN}.") from None
     return decoded_result(text, str(path), MEASURE_AGAIN)
 
 
@@ -253,7 +255,7 @@ def decoded_result(text: bytes | str, where: str, mend: str) -> Result:
         content = msgspec.json.decode(text)
         head = msgspec.convert(content, _Head)
         if head.schema != RESULT_SCHEMA:
-            mend = "update overlap_sweep" if head.schema > RESULT_SCHEMA else "measure again"
+            mend = "update overlap_sweep" if head.schema > RESULT_SCHEMA else mend
             raise UserError(f"{where} was written by another version (it has schema {head.schema}); {mend}.")
         kind = _workload_type(head.point, where)
         result = msgspec.convert({**content, "measured": None}, Result)
@@ -294,7 +296,9 @@ def check_composed(config: Any, path: Path) -> type[Measured]:
         kind = _workload_type(msgspec.convert(config, _Named), str(path))
         msgspec.convert(config, kind.composed)
     except msgspec.ValidationError as error:
-        raise UserError(f"{path} describes no point ({one_line(error)}); {MEASURE_AGAIN}.") from None
+        raise UserError(
+            f"{path} describes no point ({one_line(error)}), so none was measured; remove {path.parent.parent}."
+        ) from None
     return kind
 
 

@@ -63,9 +63,10 @@ def is_special(path: Path) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def links_out(root: Path) -> Iterator[Path]:
-    """Yields directories below `root` that are links to somewhere else. Nothing looks into them."""
-    for folder, names, _ in os.walk(root):
+def links_out(root: Path, denied: Callable[[OSError], object] | None = None) -> Iterator[Path]:
+    """Yields directories below `root` that are links to somewhere else. Nothing looks into them. `denied` is called for
+    each directory that cannot be listed."""
+    for folder, names, _ in os.walk(root, onerror=denied):
         for name in sorted(names):
             path = Path(folder, name)
             if path.is_symlink() and not is_below(path, root):

@@ -164,27 +164,39 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-CUT = ("cut/result.json cannot be read", "measure the point again")
+WARNING = "warning: "
+CUT = (WARNING, "cut/result.json cannot be read", "measure the point again")
 DAMAGED: dict[str, tuple[tuple[str, ...], str]] = {
     # A directory that cannot be written to.
     "report whole --format csv --output empty/../cuda/rank_0_metrics.jsonl": (("cannot be written to",), "fc1_dgrad"),
-    "report sweep --fail-if hidden_fraction<0.3 --format csv": (CUT, "fc1_dgrad"),
+    "report sweep --fail-if hidden_fraction<0 --format csv": (CUT, "fc1_dgrad"),
     "query sweep tp_size==2 --format csv": (CUT, "tp2_fc2_fprop_pipeline_sm8_split4"),
     "compare sweep whole": (CUT, "Matching points"),
     f"trace empty {CPU} --format csv": (("empty holds no traces",), str(CPU)),
     f"trace {CPU} gone.json --format csv": (("gone.json does not exist",), str(CPU)),
-    "compare cuda rocm": (("rank_1_metrics.jsonl: line 5 is no telemetry of a step",), "rocm against cuda"),
+    "compare cuda rocm": (
+        (
+            "warning: ",
+            "rank_1_metrics.jsonl: line 5 is no telemetry of a step",
+        ),
+        "rocm against cuda",
+    ),
     "history store.sqlite": (("byte 0 cannot be read",), "1 measurement"),
 }
 
 
 @pytest.mark.parametrize("command", DAMAGED)
-def test_damage_is_an_error_beside_the_answers(damaged: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_hides_no_answers(damaged: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Golden case made/damaged has the sentences of whole reports."""
     monkeypatch.chdir(damaged)
     process = analyze(*command.split())
     parts, printed = DAMAGED[command]
-    process.assert_error(*parts)
+    if parts[0] == WARNING:
+        (warning,) = [line for line in process.stderr.splitlines() if line.startswith(WARNING)]
+        assert process.returncode == 0
+        assert all(part in warning for part in parts)
+    else:
+        process.assert_error(*parts)
     assert printed in process.stdout
 
 

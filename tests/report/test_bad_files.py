@@ -13,6 +13,7 @@ import yaml
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
+from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import RESULT_FILE
 from tests.made_sweeps import rounds
 from tests.make_point import MEASURED as WORKLOADS
@@ -168,3 +169,25 @@ def test_what_is_no_ordinary_file_is_not_waited_for(tmp_path: Path, name: str) -
     (tmp_path / "bad").mkdir()
     os.mkfifo(tmp_path / "bad" / name)
     assert "is no ordinary file" in only_problem(tmp_path)
+
+
+def test_a_directory_that_cannot_be_read_is_a_sentence_beside_the_rest(tmp_path: Path) -> None:
+    for name in ("good", "no_entry", "unreadable", "earlier"):
+        make_point("operator", tmp_path, **BULK, name=name)
+    missing_point(tmp_path, {**BULK["point"], "num_sm": 0}, name="refused")
+    rewrite(tmp_path / "earlier", lambda result: result.update(schema=1))
+    (tmp_path / "no_entry").chmod(0)
+    (tmp_path / "unreadable" / RESULT_FILE).chmod(0)
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    user = os.geteuid()
+    # Nothing is closed to root.
+    os.seteuid(user or 65534)
+    reading = read_points(tmp_path)
+    os.seteuid(user)
+    (tmp_path / "no_entry").chmod(0o755)
+    assert [point.name for point in reading.points] == ["good"]
+    mends = {"no_entry": "make it readable", "unreadable": "make it readable", "earlier": "measure the point again"}
+    for name, mend in {**mends, "refused": f"remove {tmp_path / 'refused'}."}.items():
+        (problem,) = [problem for problem in reading.problems if problem.startswith(str(tmp_path / name))]
+        assert mend in problem

@@ -53,7 +53,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = write_hostile_sweep(place / "sweep")
     before = files_below(directory)
     process = analyze(directory, "--output", place / "reports")
-    assert process.returncode == 1
+    assert process.returncode == 0
     assert_harmless(process.stdout + process.stderr)
     # Results are read and reports written, and nothing else.
     assert files_below(directory) == before
@@ -275,7 +275,7 @@ def test_a_directory_whose_name_cannot_be_shown(tmp_path: Path) -> None:
     # No UTF-8.
     shutil.copytree(next(tmp_path.glob("*fc1*")), tmp_path / os.fsdecode(b"\xff\xfe"))
     process = analyze(tmp_path)
-    assert process.returncode == 1
+    assert process.returncode == 0
     assert_harmless(process.stderr)
     assert process.stderr.count("has a name that cannot be shown") == 2
     assert "fc2" in process.stdout

@@ -91,10 +91,10 @@ def test_what_power_loss_left_is_measured_again_and_points_are_added(begun: Begu
     shutil.rmtree(gone)
     gone.mkdir()
     analysed = analyze(directory)
-    assert analysed.returncode == 1
+    assert analysed.returncode == 0
     errors = analysed.stderr.splitlines()
     assert len(errors) == 3
-    assert all(line.startswith("error: ") and "measure the point again" in line for line in errors)
+    assert all(line.startswith("warning: ") for line in errors)
     done = begun.resume("num_sm=1,2,3,4,5,6")
     assert done.returncode == 0, done.stderr
     assert "measured before: 1 of 6 points" in done.stdout
