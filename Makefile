@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: sweep tune kernels fsdp tp_training test test-long golden docs lint clean
+.PHONY: sweep tune kernels fsdp tp_training test test-long wheel golden docs lint clean
 
 ## The main job on this machine: the 15-point sweep, then its tables and YAML.
 sweep: .venv/.installed
@@ -41,6 +41,10 @@ test: .venv/.installed
 test-long: .venv/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slurm or faults or end_to_end"
 
+## Builds the wheel, installs it into a fresh environment, and uses it from an empty folder.
+wheel:
+	PYTHON=$(PYTHON) .ci/wheel
+
 ## Writes tests/golden/expected and docs/columns.md anew: all that analysis prints and writes. The diff is what a change does to users.
 golden: .venv/.installed
 	$(BIN)/python -m tests.golden.outputs
@@ -62,4 +66,4 @@ lint: .venv/.installed
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf .venv dist .mypy_cache .ruff_cache .pytest_cache *.egg-info

@@ -1,0 +1,63 @@
+"""`overlap-sweep`, the command of an installed package; .ci/wheel uses a real one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import overlap_sweep
+from overlap_sweep.commands.installed import COMMANDS
+from overlap_sweep.program import environment_with_package
+
+
+def installed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command in the folder, as `python -m`, which needs no installation."""
+    command = [sys.executable, "-m", "overlap_sweep", *arguments]
+    environment = environment_with_package() | {"COLUMNS": "120"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_version_is_ours_and_names_the_libraries(tmp_path: Path) -> None:
+    for command in ([], ["launch"], ["analyze"]):
+        shown = installed(tmp_path, *command, "--version").stdout.splitlines()
+        assert shown[0] == f"overlap-sweep {overlap_sweep.__version__}"
+        assert any(line.startswith("hydra-core 1.3") for line in shown)
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_names_every_command(tmp_path: Path) -> None:
+    shown = installed(tmp_path).stdout
+    assert all(f"  overlap-sweep {command} " in shown for command in COMMANDS)
+    assert "overlap-sweep analyze query DIR" in installed(tmp_path, "analyze", "query", "--help").stdout.replace(
+        "multirun/2026-11-20", "DIR"
+    )
+    assert "overlap-sweep tune MODEL" in installed(tmp_path, "tune", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["lanch"], 2, "error: Unknown command lanch. Did you mean launch?\n"),
+        (["sweep"], 2, "error: Unknown command sweep. Choose one of tune, launch, analyze.\n"),
+        (["tune", "llama3_8"], 1, "error: Unknown model llama3_8. Did you mean llama3_8b?\n"),
+        (
+            ["tune", "tp_size=2"],
+            2,
+            "error: The first argument names the model, not tp_size=2: overlap-sweep tune llama3_8b ...\n",
+        ),
+    ],
+)
+def test_wrong_usage_is_one_line(tmp_path: Path, arguments: list[str], status: int, said: str) -> None:
+    done = installed(tmp_path, *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", said)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_configuration_is_found_from_any_folder(tmp_path: Path) -> None:
+    done = installed(tmp_path, "launch", "model=qwen3_tiny", "--cfg", "job")
+    assert done.returncode == 0, done.stderr
+    assert "name: qwen3_tiny" in done.stdout
+    assert not list(tmp_path.iterdir())
