@@ -10,7 +10,8 @@ from overlap_sweep.report.table import Column, is_unknown
 from overlap_sweep.workloads.operator.section import ANSWERS
 
 if TYPE_CHECKING:
-    from overlap_sweep.tuner.report import BestSetting, Report
+    from overlap_sweep.tuner.content import BestSetting
+    from overlap_sweep.tuner.report import Report
 
 
 def html(report: Report) -> str:

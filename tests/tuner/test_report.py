@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 from overlap_sweep import Report, UserError
-from overlap_sweep.tuner.report import BestSetting
+from overlap_sweep.tuner.content import BestSetting, LayerTimes
+from overlap_sweep.workloads.layer.section import COMPARED
 from overlap_sweep.workloads.operator.section import ANSWERS
 from tests.analyze import analyze
 from tests.golden.archives import unpack
@@ -48,6 +49,7 @@ def test_settings_have_the_columns_of_the_answers(report: Report, directory: Pat
 
 def test_a_proof_compares_whole_layers(report: Report) -> None:
     proof = report.proof[2]
+    assert {field.name for field in fields(LayerTimes)} >= set(COMPARED.types)
     assert (proof.proven, proof.recommended, proof.best_other) == (True, "tuned", "default")
     assert list(proof.variants) == ["none", "default", "tuned", "floor"]
     assert proof.tuned_to is not None
