@@ -1,0 +1,148 @@
+"""The commands, options and columns of README and docs: each must be one that there is."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from overlap_sweep import workloads
+from overlap_sweep.commands.command_line import app
+from overlap_sweep.declared import has_key
+from overlap_sweep.runtime import point
+from overlap_sweep.runtime.composition import register
+from overlap_sweep.tuner import model_overrides
+from tests.sweeps import ROOT
+
+PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")})
+GENERATED = {"columns.md", "options.md"}
+DOORS = ("python launch.py", "python analyze.py", "overlap-sweep")
+DECLARED = {"runtime", "workload", "search", "tuner", "layer", "fsdp", "distributed", "streams", "training"}
+DECLARED |= {"telemetry", "profiling", "compile", "copy_engine", "ranking", "tp_training", "model"}
+ADDED_FREELY = ("distributed.env.", "compile.options.")
+FILES = (".csv", ".json", ".yaml", ".py", ".md", ".parquet", ".txt", ".log")
+
+
+def blocks(page: Path) -> Iterator[str]:
+    for language, text in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+        if language in ("", "sh", "bash"):
+            yield text
+
+
+def inline(page: Path) -> list[str]:
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"`([^`\n]+)`", prose)
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Each command that a page shows whole, with the page's name."""
+    for page in PAGES:
+        lines = [line for text in blocks(page) for line in text.replace("\\\n", " ").splitlines()]
+        for line in [*lines, *inline(page)]:
+            begins = re.match(rf"(\$ )?({'|'.join(map(re.escape, DOORS))}) \S", line)
+            if begins and "..." not in line:
+                yield page.name, line.removeprefix("$ ")
+
+
+def words(command: str) -> list[str]:
+    """What a shell gives to the program; `<date>` is a word like any other."""
+    return shlex.split(re.sub(r"<(\w+)>", r"\1", command), comments=True)
+
+
+SHOWN = list(dict.fromkeys((name, tuple(words(command))) for name, command in commands()))
+EXAMPLE_PACKAGE = "backend=torch,mine"
+NOT_COMPOSED = {"--help", "-sc", EXAMPLE_PACKAGE}
+LAUNCHES = [
+    (name, shown)
+    for name, shown in SHOWN
+    if shown[1] in ("launch.py", "launch", "tune") and shown[2:] and not NOT_COMPOSED & {*shown}
+]
+ANALYSES = [(name, shown) for name, shown in SHOWN if shown[1] in ("analyze.py", "analyze") and shown[2:]]
+
+
+def test_pages_show_commands_of_each_kind() -> None:
+    assert len(LAUNCHES) > 30
+    assert len(ANALYSES) > 10
+    assert {name for name, _ in SHOWN} >= {"README.md", "tuning.md", "sweeps.md", "layers.md", "kernels.md", "fsdp.md"}
+
+
+@pytest.fixture(scope="module")
+def composing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A folder with the files that commands name, and eight GPUs."""
+    folder = tmp_path_factory.mktemp("reader")
+    made = ROOT / "tests/golden/expected/tuner/optimal_tp_comm_overlap_cfg_tp2.yaml"
+    (folder / "multirun" / "date").mkdir(parents=True)
+    for name in ("", "_tp2", "_tp8"):
+        for where in (folder, folder / "multirun/date"):
+            shutil.copy(made, where / f"optimal_tp_comm_overlap_cfg{name}.yaml")
+    register()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(point, "visible_gpus", lambda: 8)
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            yield
+
+
+@pytest.mark.usefixtures("composing")
+@pytest.mark.parametrize(("page", "shown"), LAUNCHES)
+def test_launch_commands_compose(page: str, shown: tuple[str, ...]) -> None:
+    arguments = [word for word in shown[2:] if not word.startswith("-") and word != "resume=last"]
+    if shown[1] == "tune":
+        arguments = ["+experiment=tp_overlap_tuner", *model_overrides(arguments[0]), *arguments[1:]]
+    parsed = OverridesParser.create().parse_overrides(arguments)
+    swept = {one.input_line: list(one.sweep_string_iterator()) for one in parsed if one.is_sweep_override()}
+    for each in (0, -1) if swept else (0,):
+        config = compose(
+            "config",
+            [
+                f"{one.get_key_element()}={swept[one.input_line][each]}" if one.input_line in swept else one.input_line
+                for one in parsed
+            ],
+        )
+        # Its name would be asked for over a network.
+        if config.get("model", {}).get("source") != "hf":
+            assert point.resolve(config)["workload"]["name"] in workloads.names()
+
+
+@pytest.mark.parametrize(("page", "shown"), ANALYSES)
+def test_analysis_commands_have_their_options_and_columns(page: str, shown: tuple[str, ...]) -> None:
+    group = typer.main.get_command(app)
+    arguments = [*shown[2:]]
+    with group.make_context("analyze.py", arguments.copy()) as context:
+        name, command, rest = group.resolve_command(context, [*context._protected_args, *context.args])  # type: ignore[attr-defined]
+        assert command is not None
+        with command.make_context(name, rest, parent=context) as parsed:
+            conditions = [parsed.params.get("expression"), *(parsed.params.get("fail_if") or ())]
+    columns = {*re.findall(r"^\| `(\w+)`", (ROOT / "docs/columns.md").read_text(), re.MULTILINE)}
+    for condition in filter(None, conditions):
+        assert {node.id for node in ast.walk(ast.parse(condition)) if isinstance(node, ast.Name)} <= columns
+
+
+def test_options_in_the_text_are_declared() -> None:
+    schemas = [workloads.schema(name) for name in workloads.names()]
+    unknown = [
+        (page.name, code)
+        for page in PAGES
+        if page.name not in GENERATED
+        for code in inline(page)
+        if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+(=.*)?", code)
+        and code.partition(".")[0] in DECLARED
+        and not code.startswith(ADDED_FREELY)
+        and not code.endswith(FILES)
+        and not any(has_key(schema, code.partition("=")[0]) for schema in schemas)
+    ]
+    assert unknown == []
+
+
+def test_readme_fits_a_few_screens() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
