@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
@@ -130,6 +131,14 @@ class SearchSweeper(Sweeper):
             sys.exit(f"error: {error}")
 
 
+def _complete(plugin: BashCompletion, config_name: str | None) -> None:
+    from overlap_sweep.runtime.completion import answer
+
+    answer(plugin, config_name)
+
+
+# Hydra takes one plugin for each shell.
+BashCompletion.query = _complete  # type: ignore[method-assign, assignment]
 try:
     register()
 except UserError as error:

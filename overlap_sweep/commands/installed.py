@@ -31,6 +31,9 @@ def main() -> None:
     if command == "--version":
         print_version()
         return
+    if command == "-sc":
+        # Hydra's shell completion asks the command by its name.
+        command, arguments = "launch", [command, *arguments]
     if command not in COMMANDS:
         nearest = difflib.get_close_matches(command, COMMANDS, n=1)
         mend = f"Did you mean {nearest[0]}?" if nearest else f"Choose one of {', '.join(COMMANDS)}."

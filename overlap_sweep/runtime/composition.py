@@ -91,6 +91,12 @@ def _help_text(*, _root_: DictConfig) -> str:
     return help_text(_root_)
 
 
+def flags_first(arguments: Sequence[str]) -> list[str]:
+    """Returns the command line with its overrides last: Hydra's parser takes them in one place only, and `tp_size=4 -m
+    num_sm=1,2` is as plain as `-m tp_size=4 num_sm=1,2`."""
+    return sorted(arguments, key=lambda argument: argument.startswith("~") or ("=" in argument and argument[0] != "-"))
+
+
 def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Returns the configuration of one point of the sweep, equal to Hydra's `load_sweep_config`. UserError when an
     override is wrong.

@@ -34,14 +34,6 @@ def test_configurations_share_nothing_although_hydra_does_not_copy_what_is_regis
 
 
 @pytest.mark.parametrize(
-    ("typed", "offered"), [("method=", "method=pipeline"), ("num_s", "num_sm="), ("mod", "model=")]
-)
-def test_shell_completion(typed: str, offered: str) -> None:
-    answer = launch_here("-sc", "query=bash", COMP_LINE=f"python launch.py {typed}", COMP_POINT="99")
-    assert offered in answer.stdout.split()
-
-
-@pytest.mark.parametrize(
     ("overrides", "says"),
     [
         (("tp_size=9",), "tp_size=9 is out of range; give a value from 1 to 8"),
