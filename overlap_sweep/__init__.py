@@ -6,14 +6,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from overlap_sweep.commands.frames import read, read_trace
     from overlap_sweep.errors import UserError
     from overlap_sweep.tuner import tune
     from overlap_sweep.tuner.report import Report
 
 __version__ = "0.2.0"
 
-_MODULES = {"Report": "tuner.report", "UserError": "errors", "tune": "tuner"}
-__all__ = ["Report", "UserError", "tune"]
+_MODULES = {
+    "Report": "tuner.report",
+    "UserError": "errors",
+    "read": "commands.frames",
+    "read_trace": "commands.frames",
+    "tune": "tuner",
+}
+__all__ = ["Report", "UserError", "read", "read_trace", "tune"]
 
 
 def __getattr__(name: str) -> Any:

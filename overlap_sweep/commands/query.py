@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from overlap_sweep.commands.expressions import condition, nearest_columns
+from overlap_sweep.commands.frames import point_rows, tables
 from overlap_sweep.commands.output import (
     FormatOption,
     TableFormat,
@@ -33,24 +34,21 @@ CASE = ("model", "backend", "device", "precision", "tokens")
 _ASKED = "overlap_sweep.tables"
 
 
-def tables() -> dict[str, Table[Any]]:
-    """Returns the tables of points of all workloads, by the flag that asks for their rows."""
-    from overlap_sweep.workloads import names, section_module
-
-    found = (section_module(name).TABLE for name in names())
-    return {f"--{table.name.replace('_', '-')}": table for table in found}
+def flags_of_tables() -> dict[str, str]:
+    """Returns the names of the tables of points by the flag that asks for their rows."""
+    return {f"--{name.replace('_', '-')}": name for name in tables()}
 
 
 def headed() -> dict[str, Table[Any]]:
     """Returns the same tables by heading."""
-    return {f"with {flag}": table for flag, table in tables().items()}
+    return {f"with {flag}": tables()[name] for flag, name in flags_of_tables().items()}
 
 
 class QueryCommand(with_columns(headed)):  # type: ignore[misc]
     """Has a flag for each workload's rows, of whatever package."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        flags = tables()
+        flags = flags_of_tables()
         end = args.index("--") if "--" in args else len(args)
         ctx.meta[_ASKED] = [flag for flag in flags if flag in args[:end]]
         parsed: list[str] = super().parse_args(ctx, [*(arg for arg in args[:end] if arg not in flags), *args[end:]])
@@ -111,7 +109,10 @@ def query(
     flags = context.meta[_ASKED]
     if len(flags) > 1:
         raise typer.BadParameter(f"{' and '.join(flags)}: give only one.")
-    frame, table, problems = _rows(directory, flags[0] if flags else None)
+    found = point_rows(directory, flags_of_tables()[flags[0]] if flags else None)
+    frame, table, problems = found.frame, found.table, found.problems
+    for warning in found.warnings:
+        print_warning(warning)
     wanted = condition(frame, expression) if expression is not None else None
     matching = frame[wanted.mask] if wanted else frame
     check_fail_if(fail_expressions, matching)
@@ -138,50 +139,6 @@ def query(
         print_rows(chosen, format, show)
     fail_for(problems, answered=not frame.empty)
     fail_if(fail_expressions, matching, "matching rows" if expression else "rows")
-
-
-def _rows(directory: Path, flag: str | None) -> tuple[pd.DataFrame, Table[Any], list[str]]:
-    """Returns all rows, their table, and a sentence for each unreadable file. Unless a table was asked for, it is that
-    of the first workload that has points."""
-    from overlap_sweep import workloads
-    from overlap_sweep.config import AnalysisConfig
-    from overlap_sweep.report.table import to_frame
-    from overlap_sweep.workloads.sections import read_sources
-
-    table_of = tables()
-    name_of = dict(zip(table_of, workloads.names(), strict=True))
-    try:
-        sources = read_sources(directory, AnalysisConfig())
-    except UserError:
-        written = {flag: directory / f"{table.name}.parquet" for flag, table in table_of.items()}
-        there = [one for one, path in written.items() if path.is_file() and flag in (None, one)]
-        if not there:
-            raise
-        return _written(written[there[0]], table_of[there[0]].types), table_of[there[0]], []
-    measured = {point.workload for point in sources.reading.points}
-    flag = flag or next((one for one, name in name_of.items() if name in measured), next(iter(table_of)))
-    section = workloads.section_module(name_of[flag]).section(sources)
-    for warning in section.warnings if section else ():
-        print_warning(warning)
-    reading = sources.reading
-    problems = [*reading.problems, *(section.problems if section else ())]
-    return to_frame(section.records if section else [], table_of[flag].types), table_of[flag], problems
-
-
-def _written(path: Path, types: dict[str, str]) -> pd.DataFrame:
-    """Returns the rows of a Parquet file that an analysis wrote away from the run directories."""
-    import pandas as pd
-    from pyarrow import ArrowException
-
-    from overlap_sweep.results.checks import check_place
-
-    check_place(path, path.parent)
-    try:
-        frame = pd.read_parquet(path)
-        return frame.reindex(columns=list(types)).astype(types)
-    except (OSError, ValueError, TypeError, ArithmeticError, ArrowException) as error:
-        reason = next(iter(str(error).splitlines()), "")
-        raise UserError(f"{path} cannot be read ({reason}); analyse the results again.") from None
 
 
 def _columns(listed: str, frame: pd.DataFrame) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from overlap_sweep.commands.frames import find_traces
 from overlap_sweep.commands.output import (
     FormatOption,
     TableFormat,
@@ -104,7 +105,7 @@ def trace(
 
     if top and by in WITHOUT_PARTS:
         raise typer.BadParameter("it needs --by class, kernel or stream.", param_hint="--top")
-    found, problems = _find(paths)
+    found, problems = find_traces(paths)
     files = read_trace_files(found, with_parts=by not in WITHOUT_PARTS)
     problems += [file.problem for file in files if file.problem]
     runs = ranks_of(files)
@@ -123,11 +124,7 @@ def trace(
     def rows_of(table: Table[Row], medians: bool) -> list[Row]:
         if table is trace_rows.RANKS:
             return [row for run in several for row in run.rows if not asked or row["phase"] in asked]
-        if table is trace_rows.PHASES:
-            of_file = trace_rows.median_rows if medians else trace_rows.phase_rows
-            return [row for file in good for row in of_file(file, asked)]
-        of_part = trace_rows.median_part_rows if medians else trace_rows.part_rows
-        return [row for file in good for row in of_part(file, by.value, asked, top)]
+        return trace_rows.rows_of(good, by.value if table is trace_rows.PARTS else "phase", asked, top, medians=medians)
 
     table = {Grouping.phase: trace_rows.PHASES, Grouping.rank: trace_rows.RANKS}.get(by, trace_rows.PARTS)
     written = trace_rows.of_medians(table) if medians and by is not Grouping.rank else table
@@ -165,20 +162,3 @@ def _print(what: str, table: Table[Row], rows: Sequence[Row], console: Console) 
         columns = Listing(table, of_name).columns
         title = f"{name}, {what}" if what else name
         print_table(title, columns, of_name, console, group=parts_of, cut_last=True)
-
-
-def _find(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Returns the traces, each once, and a sentence for each directory without any."""
-    from overlap_sweep.trace.disk import find_traces, refused_links
-
-    found: dict[Path, Path] = {}
-    problems = []
-    for path in paths:
-        below = find_traces(path) if path.is_dir() else [path]
-        refused = refused_links(path) if path.is_dir() else []
-        problems += refused
-        if not below and not refused:
-            problems.append(f"{path} holds no traces; give a directory with .json or .json.gz files of torch.profiler.")
-        for one in below:
-            found.setdefault(one.resolve(), one)
-    return list(found.values()), problems

@@ -16,6 +16,7 @@ from overlap_sweep.report.table import Column, Row, Table
 if TYPE_CHECKING:
     from overlap_sweep.trace.files import TraceFile
 
+PARTS_BY = ("class", "kernel", "stream")
 PART_TIMES = ("busy_us", "total_us", "alone_us")
 LONGEST_NAME = 56
 """Characters of a kernel's name in a table."""
@@ -108,6 +109,17 @@ def of_medians(table: Table[Row]) -> Table[Row]:
     """Returns the table of medians: it has the number of iterations and of those left out as start-up instead of one
     iteration's number and whether it is start-up."""
     return replace(table, columns=tuple(OF_MEDIANS.get(column.name, column) for column in table.columns))
+
+
+def rows_of(
+    files: Sequence[TraceFile], by: str, phases: Sequence[str] = (), top: int | None = None, *, medians: bool
+) -> list[Row]:
+    """Returns the rows of all files, of phases or `by` one of PARTS_BY."""
+    if by not in PARTS_BY:
+        of_file = median_rows if medians else phase_rows
+        return [row for file in files for row in of_file(file, phases)]
+    of_part = median_part_rows if medians else part_rows
+    return [row for file in files for row in of_part(file, by, phases, top)]
 
 
 def phase_rows(file: TraceFile, phases: Sequence[str] = ()) -> list[Row]:

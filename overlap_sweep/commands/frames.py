@@ -1,0 +1,138 @@
+"""The rows of `analyze.py query` and `analyze.py trace` as DataFrames: for these commands, and for Python."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from overlap_sweep.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from overlap_sweep.report.table import Table
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one table."""
+
+    frame: pd.DataFrame
+    table: Table[Any]
+    problems: list[str] = field(default_factory=list)
+    """A sentence for each file that could not be read."""
+    warnings: list[str] = field(default_factory=list)
+    """A sentence for each file that was read only in part."""
+
+
+def read(directory: Path | str, table: str | None = None) -> pd.DataFrame:
+    """Returns the measured points at or below a directory, with the columns of docs/columns.md.
+
+    `table` is `points` (of operators), `layers`, `kernels`, `training`, `copies` or `tp_training`; None: the first of
+    these that has any. Without points there it reads the Parquet file that an analysis wrote. What cannot be read is
+    warned of; UserError where nothing can.
+    """
+    found = point_rows(Path(directory), table)
+    for sentence in (*found.problems, *found.warnings):
+        warnings.warn(sentence, stacklevel=2)
+    return found.frame
+
+
+def read_trace(
+    *paths: Path | str, by: Literal["phase", "class", "kernel", "stream"] = "phase", median: bool = False
+) -> pd.DataFrame:
+    """Returns the times of any Kineto traces, files or what lies below directories: a row per iteration and phase, or
+    `by` a phase's parts; with `median` the medians over the iterations.
+
+    Times are microseconds. What cannot be read is warned of; UserError where nothing can.
+    """
+    from overlap_sweep.commands import trace_rows
+    from overlap_sweep.report.table import to_frame
+    from overlap_sweep.trace.files import of_startup, read_trace_files
+
+    if by not in ("phase", *trace_rows.PARTS_BY):
+        raise UserError(f"by={by!r} is not known; choose phase, {', '.join(trace_rows.PARTS_BY)}.")
+    found, problems = find_traces([Path(path) for path in paths])
+    files = read_trace_files(found, with_parts=by != "phase")
+    problems += [file.problem for file in files if file.problem]
+    good = [file for file in files if not file.problem]
+    if not good:
+        raise UserError(" ".join(problems) or "no trace was given; give files or directories.")
+    for sentence in (*problems, *(said for file in good for said in file.warnings), *of_startup(good)):
+        warnings.warn(sentence, stacklevel=2)
+    table = trace_rows.PHASES if by == "phase" else trace_rows.PARTS
+    written = trace_rows.of_medians(table) if median else table
+    return to_frame(written.records(trace_rows.rows_of(good, by, medians=median)), written.types)
+
+
+def tables() -> dict[str, Table[Any]]:
+    """Returns the tables of points of all workloads by name."""
+    from overlap_sweep.workloads import names, section_module
+
+    return {table.name: table for table in (section_module(name).TABLE for name in names())}
+
+
+def point_rows(directory: Path, asked: str | None) -> Rows:
+    """Returns all rows of the table of this name; of None that of the first workload that has points."""
+    from overlap_sweep import workloads
+    from overlap_sweep.config import AnalysisConfig
+    from overlap_sweep.report.table import to_frame
+    from overlap_sweep.workloads.sections import read_sources
+
+    known = tables()
+    if asked not in (None, *known):
+        raise UserError(f"table={asked!r} is not known; choose one of {', '.join(known)}.")
+    workload_of = dict(zip(known, workloads.names(), strict=True))
+    try:
+        sources = read_sources(directory, AnalysisConfig())
+    except UserError:
+        written = {name: directory / f"{name}.parquet" for name in known}
+        there = [name for name, path in written.items() if path.is_file() and asked in (None, name)]
+        if not there:
+            raise
+        return Rows(_written(written[there[0]], known[there[0]].types), known[there[0]])
+    measured = {point.workload for point in sources.reading.points}
+    name = asked or next((name for name, workload in workload_of.items() if workload in measured), next(iter(known)))
+    section = workloads.section_module(workload_of[name]).section(sources)
+    return Rows(
+        to_frame(section.records if section else [], known[name].types),
+        known[name],
+        problems=[*sources.reading.problems, *(section.problems if section else ())],
+        warnings=section.warnings if section else [],
+    )
+
+
+def _written(path: Path, types: dict[str, str]) -> pd.DataFrame:
+    """Returns the rows of a Parquet file that an analysis wrote away from the run directories."""
+    import pandas as pd
+    from pyarrow import ArrowException
+
+    from overlap_sweep.results.checks import check_place
+
+    check_place(path, path.parent)
+    try:
+        frame = pd.read_parquet(path)
+        return frame.reindex(columns=list(types)).astype(types)
+    except (OSError, ValueError, TypeError, ArithmeticError, ArrowException) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise UserError(f"{path} cannot be read ({reason}); analyse the results again.") from None
+
+
+def find_traces(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Returns the traces, each once, and a sentence for each directory without any."""
+    from overlap_sweep.trace.disk import find_traces, refused_links
+
+    found: dict[Path, Path] = {}
+    problems = []
+    for path in paths:
+        below = find_traces(path) if path.is_dir() else [path]
+        refused = refused_links(path) if path.is_dir() else []
+        problems += refused
+        if not below and not refused:
+            problems.append(f"{path} holds no traces; give a directory with .json or .json.gz files of torch.profiler.")
+        for one in below:
+            found.setdefault(one.resolve(), one)
+    return list(found.values()), problems
