@@ -22,7 +22,7 @@ kernels: .venv/.installed
 fsdp: .venv/.installed
 	$(BIN)/python launch.py -m workload=fsdp model=ranking_tiny runtime.device=cpu fsdp.forward_prefetch=false,true training.max_steps=6 workload.repeats=5 hydra.sweep.dir=multirun/make_fsdp
 	$(BIN)/python analyze.py multirun/make_fsdp
-	$(BIN)/python analyze.py compare on_demand=multirun/make_fsdp/ranking_tiny_dp2_fsdp2_runtime.device=cpu_fsdp.forward_prefetch=False_training.max_steps=6_workload.repeats=5 ahead=multirun/make_fsdp/ranking_tiny_dp2_fsdp2_runtime.device=cpu_fsdp.forward_prefetch=True_training.max_steps=6_workload.repeats=5 --reference on_demand --output multirun/make_fsdp/compared --plots
+	$(BIN)/python analyze.py compare on_demand=multirun/make_fsdp/ranking_tiny_dp2_fsdp2_forward_prefetch=false_5ca984 ahead=multirun/make_fsdp/ranking_tiny_dp2_fsdp2_forward_prefetch=true_5ca984 --reference on_demand --output multirun/make_fsdp/compared --plots
 	$(BIN)/python launch.py -m workload=copy_engine runtime.device=cpu copy_engine.matrix_size=512 copy_engine.copy_mb=4,16 hydra.sweep.dir=multirun/make_copies
 
 ## A small Qwen3 trained by each tensor-parallel stack that runs on this machine, with equal weights and data, and one table.

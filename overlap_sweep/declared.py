@@ -81,6 +81,19 @@ def has_key(schema: type, key: str) -> bool:
     return kind is not None and (not below or not is_dataclass(kind) or has_key(kind, below))  # type: ignore[arg-type]
 
 
+def short_key(key: str, schema: type) -> str:
+    """Returns the last part of a key with dots, unless another key of the schema ends alike."""
+    leaf = key.rpartition(".")[2]
+    return leaf if _leaves(schema).count(leaf) < 2 else key
+
+
+@cache
+def _leaves(schema: type) -> list[str]:
+    """Returns the last parts of all keys."""
+    types = types_of(schema)
+    return [leaf for name, kind in types.items() for leaf in (_leaves(kind) if is_dataclass(kind) else [name])]  # type: ignore[arg-type]
+
+
 def no_such_key(key: str, schema: type, where: str = "") -> str:
     """Returns the error about a key, with dots, that the schema does not have, with its nearest one."""
     types = types_of(schema)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import PurePosixPath
@@ -23,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from overlap_sweep import backends, workloads
-from overlap_sweep.declared import has_key, no_such_key
+from overlap_sweep.declared import has_key, no_such_key, short_key
 from overlap_sweep.errors import UserError
 from overlap_sweep.options import listed
 from overlap_sweep.results.identity import HOW_TO_RUN
@@ -46,7 +47,9 @@ def register() -> None:
             _register_group(group, options)
     _register_group("backend", {name: {"backend": name} for name in ("auto", *backends.names())})
     resolvers: dict[str, Any] = {
-        "point_name": lambda *, _root_: point_name(_root_, list(_root_.hydra.overrides.task)),
+        "point_name": lambda *, _root_: point_name(
+            _root_, list(_root_.hydra.overrides.task), _root_.hydra.callbacks.start.fixed_keys.split(",")
+        ),
         "gpus_of_point": lambda *, _root_: None if _root_.runtime.device == "cpu" else workloads.gpus(_root_),
         "cpus_of_point": lambda *, _root_: 2 * workloads.world_size(_root_) * int(_root_.runtime.threads_per_rank),
         "output_dir": _output_dir,
@@ -55,7 +58,9 @@ def register() -> None:
     }
     for name, resolver in resolvers.items():
         OmegaConf.register_new_resolver(name, resolver, replace=True)
-    OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, replace=True, use_cache=True)
+    cached: dict[str, Callable[..., Any]] = {"sweep_dir": _sweep_dir, "fixed_keys": _fixed_keys}
+    for name, resolver in cached.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True, use_cache=True)
 
 
 def _register_group(group: str, options: Any) -> None:
@@ -82,6 +87,17 @@ def _sweep_dir(resume: str | None, date: str, time: str, output_dir: str | None)
     if resume is None:
         return output_dir or f"multirun/{date}/{time}"
     return str(last_sweep()) if resume == "last" else resume
+
+
+def _fixed_keys(overrides: Sequence[str], params: Mapping[str, Any] | None) -> str:
+    """Returns the keys that have one value in all points, with commas between them: of a single point all that were
+    given.
+
+    Called with the whole sweep's overrides first, and cached: Hydra hands the cache on to every point, which by itself
+    could not tell what varies."""
+    given = [*(f"{key}={value}" for key, value in (params or {}).items()), *overrides]
+    last = {override.key_or_group: override for override in OverridesParser.create().parse_overrides(given)}
+    return ",".join(sorted(key for key, override in last.items() if not override.is_sweep_override()))
 
 
 def _help_text(*, _root_: DictConfig) -> str:
@@ -225,22 +241,33 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-_NOT_APPENDED = (
+_NOT_NAMED = (
     *("hydra", "experiment=", "search.", "tuner.", "max_tp_size=", "resume=", "store=", "reuse="),
     *(f"runtime.{name}=" for name in HOW_TO_RUN),
 )
-"""What begins so is no part of what is measured."""
+"""What begins so is no part of what is measured, nor of a name."""
 _ALWAYS_NAMED = {"workload", "model", "model.name"}
 
 
-def point_name(config: Config, overrides: Sequence[str]) -> str:
+def point_name(config: Config, overrides: Sequence[str], fixed: Collection[str] = ()) -> str:
     """Returns the name of a point's run directory: short, stable, and different for every point of a sweep.
 
-    `overrides` are the command line's; those that the workload's words do not show are appended.
+    `overrides` are the command line's. Of those that the workload's words do not show, the name has what varies over
+    the sweep, and a digest of those whose keys are `fixed`.
     """
     workload = workloads.of(config)
-    named = _ALWAYS_NAMED | {*workload.named}
-    others = (override.lstrip("+~") for override in overrides)
-    appended = [o for o in others if o.partition("=")[0] not in named and not o.startswith(_NOT_APPENDED)]
-    words = "_".join([*workload.words(config, overrides), *appended])
+    schema, named = workloads.schema(workload.name), _ALWAYS_NAMED | {*workload.named}
+    varying, rest = [], []
+    for override in (override.lstrip("+~") for override in overrides):
+        key, equals, value = override.partition("=")
+        if key in named or override.startswith(_NOT_NAMED):
+            continue
+        # A sweeper's params come in Python's spelling.
+        value = value.lower() if value in ("True", "False") else value
+        if key in fixed:
+            rest.append(f"{key}{equals}{value}")
+        else:
+            varying.append(f"{short_key(key, schema)}{equals}{value}")
+    digest = [hashlib.sha256("\n".join(sorted(rest)).encode()).hexdigest()[:6]] if rest else []
+    words = "_".join([*workload.words(config, overrides), *varying, *digest])
     return fitting(re.sub(r"[^A-Za-z0-9_.=,+-]+", "-", words).removesuffix(".json"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import point_key
-from overlap_sweep.results.run_directory import Result, last_sweep
+from overlap_sweep.results.run_directory import Result, find_points, last_sweep
 from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.group import GROUP_LOG, shared_pool
 from overlap_sweep.runtime.group_config import shared_by
-from overlap_sweep.runtime.kept import check_store, kept_result
+from overlap_sweep.runtime.kept import check_store, kept_result, whole_result
 from overlap_sweep.runtime.lock import hold, refuse_if_held
 from overlap_sweep.runtime.outcome import Outcome, outcomes, progress
 from overlap_sweep.runtime.point import limits, objective_us, resolve
@@ -182,7 +182,24 @@ def begin(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int
     sweep.directory.mkdir(parents=True, exist_ok=True)
     hold(sweep.directory)
     listen()
-    return jobs
+    # Of its later points a search knows by itself which were measured.
+    return _where_measured(sweep, jobs) if first_index == 0 else jobs
+
+
+def _where_measured(sweep: Sweep, jobs: Sequence[Job]) -> list[Job]:
+    """Returns the jobs, each whose point an earlier run of the sweep has measured under another name there: names show
+    what varies, which the values that are added to a sweep change."""
+    own = {job.directory for job in jobs}
+    results = ((path, whole_result(path)) for path in find_points(sweep.directory) if path not in own)
+    earlier = {point_key(result.point): path for path, result in results if result}
+
+    def placed(job: Job) -> Job:
+        path = earlier.get(job.key)
+        if path is None or kept_result(job.directory, job.point) or not kept_result(path, job.point):
+            return job
+        return replace(job, directory=path)
+
+    return [placed(job) for job in jobs]
 
 
 def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[JobReturn]:

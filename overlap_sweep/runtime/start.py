@@ -68,6 +68,9 @@ _beginning: list[Beginning] = []
 class Start(Callback):
     """Called by Hydra before it writes anything, whatever launcher and sweeper there are."""
 
+    def __init__(self, fixed_keys: str) -> None:
+        """Hydra has found `fixed_keys` for this, by the whole sweep's configuration; points have it from the cache."""
+
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         _begin(config, "run")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -54,16 +55,37 @@ def test_what_makes_no_sense_to_a_backend_may_make_sense_to_another() -> None:
 
 def test_a_name_has_of_the_command_line_what_its_fixed_part_does_not_show() -> None:
     overrides = ["tp_size=2", "workload.tokens=512", "+experiment=four_operators", "runtime.timeout_s=9"]
-    assert point_name(point(), overrides) == "m_tp2_fc1_bulk_sm4_workload.tokens=512"
+    assert point_name(point(), overrides) == "m_tp2_fc1_bulk_sm4_tokens=512"
     # A name stays inside its sweep.
     outside = point_name(point(model="a/../.."), ["workload.tokens=../../x"])
-    assert outside == ".._tp2_fc1_bulk_sm4_workload.tokens=..-..-x"
+    assert outside == ".._tp2_fc1_bulk_sm4_tokens=..-..-x"
+
+
+def test_what_is_fixed_in_a_sweep_is_a_digest_of_its_keys_and_values() -> None:
+    def name(*overrides: str, fixed: tuple[str, ...] = ("profile", "runtime.device")) -> str:
+        return point_name(point(), overrides, fixed)
+
+    plain, again = name("profile=none", "runtime.device=cpu"), name("runtime.device=cpu", "profile=none")
+    assert plain == again
+    assert re.fullmatch(r"m_tp2_fc1_bulk_sm4_[0-9a-f]{6}", plain)
+    assert len({plain, name("profile=all", "runtime.device=cpu"), name("profile=none")}) == 3
+    digest = plain.rpartition("_")[2]
+    assert name("profile=none", "repetition=1", "runtime.device=cpu") == f"m_tp2_fc1_bulk_sm4_repetition=1_{digest}"
+    assert name("runtime.isolate=True", "use_ce=True", "workload.seed=7", fixed=()) == "m_tp2_fc1_bulk_sm4_seed=7"
+    assert name("tp_size=2", "runtime.retries=3", fixed=("tp_size", "runtime.retries")) == "m_tp2_fc1_bulk_sm4"
+
+
+def test_keys_that_end_alike_are_told_apart() -> None:
+    training = resolved("fsdp")
+    overrides = ["compile.enabled=True", "profiling.enabled=False", "fsdp.forward_prefetch=True"]
+    name = point_name(training, overrides)
+    assert name.endswith("_compile.enabled=true_profiling.enabled=false_forward_prefetch=true")
 
 
 def test_a_long_name_is_cut_and_stays_different() -> None:
-    fits = "workload.tolerance=" + "9" * (LONGEST_NAME - len("m_tp2_fc1_bulk_sm4_workload.tolerance="))
-    assert point_name(point(), [fits]) == f"m_tp2_fc1_bulk_sm4_{fits}"
-    names = {point_name(point(), [f"workload.seed={seed}", f"{fits}9"]) for seed in (1, 2)}
+    fits = "tolerance=" + "9" * (LONGEST_NAME - len("m_tp2_fc1_bulk_sm4_tolerance="))
+    assert point_name(point(), [f"workload.{fits}"]) == f"m_tp2_fc1_bulk_sm4_{fits}"
+    names = {point_name(point(), [f"workload.seed={seed}", f"workload.{fits}9"]) for seed in (1, 2)}
     assert [len(name) for name in names] == [LONGEST_NAME] * 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hydra import initialize_config_dir
@@ -130,3 +131,27 @@ def test_what_a_slurm_job_is_given_names_no_class_of_a_plugin(group: str) -> Non
         schema = OmegaConf.get_type(one.node)
         assert schema is not None
         assert not schema.__module__.startswith("hydra_plugins.")
+
+
+def test_names_show_what_varies_and_points_are_known_by_what_they_measure(tmp_path: Path) -> None:
+    """Layers that nothing here can run are skipped, which is a result without a process."""
+    given = ("-m", "workload=layer", "backend=transformer_engine,megatron", "runtime.device=cpu")
+    where = f"hydra.sweep.dir={tmp_path}"
+
+    def names() -> list[str]:
+        return sorted(path.parent.name for path in tmp_path.glob("*/result.json"))
+
+    launch_here(*given, "profile=none", where)
+    first = names()
+    launch_here(*given, "profile=none", where)
+    assert names() == first
+    backends, start = ("megatron", "transformer_engine"), "qwen3_0_6b_tp2_transformer_layer_backend="
+    assert [name[:-6] for name in first] == [f"{start}{backend}_" for backend in backends]
+    done = launch_here(*given, "profile=none,best", where)
+    assert "measured before: 2 of 4 points" in done.stdout
+    added = sorted({*names()} - {*first})
+    assert [name[:-6] for name in added] == [f"{start}{backend}_profile=best_" for backend in backends]
+    assert [len({name[-6:] for name in some}) for some in (first, added)] == [1, 1]
+    done = launch_here(*given, "profile=none,best", where)
+    assert "measured before: 4 of 4 points" in done.stdout
+    assert len(names()) == 4
