@@ -7,6 +7,7 @@ transformers' own models; what is not in FORMS is refused. No torch: configs are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,6 +121,16 @@ def refusal(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) 
 def short_name(model: Mapping[str, Any]) -> str:
     """Returns the model's name without folders."""
     return str(model["name"]).rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
+
+
+_OURS = re.compile(r"(llama3|gpt3|qwen3)_([0-9_]+)b")
+_FAMILIES = {"llama3": "Llama-3", "gpt3": "GPT-3", "qwen3": "Qwen3"}
+
+
+def title_of(name: str) -> str:
+    """Returns `Llama-3 8B` for `llama3_8b`; names that are none of conf/model's stay as they are."""
+    ours = _OURS.fullmatch(name)
+    return f"{_FAMILIES[ours[1]]} {ours[2].replace('_', '.')}B" if ours else name
 
 
 def resolve(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,16 @@ SWITCH_DEFAULTS = {
     "tp_comm_overlap_disable_fc1": False,
 }
 """Megatron-Core's, but for the first, without which nothing overlaps and no such file is read."""
+
+FLAGS = {
+    "tp_comm_overlap": "--tp-comm-overlap",
+    "tp_comm_overlap_ag": "--disable-tp-comm-overlap-ag",
+    "tp_comm_overlap_rs": "--disable-tp-comm-overlap-rs",
+    "tp_comm_overlap_rs_dgrad": "--tp-comm-overlap-rs-dgrad",
+    "tp_comm_bulk_dgrad": "--disable-tp-comm-bulk-dgrad",
+    "tp_comm_bulk_wgrad": "--disable-tp-comm-bulk-wgrad",
+}
+"""The command line options of Megatron-LM that change a switch from its default; the others have none."""
 
 NONE, DEFAULT, TUNED, FLOOR = "none", "default", "tuned", "floor"
 """Ways to run a whole layer: no overlap; the library's own; what a tuner came to; the GEMMs without communication."""
@@ -195,6 +206,24 @@ def overlaps(config: OverlapConfig, operators: Collection[str]) -> bool:
     """Returns whether any overlap of a layer that has these operators is switched on."""
     allowed = methods_allowed(config.switches)
     return any(allowed.get(space.slot(operator, phase)) for operator in operators for phase in space.PHASES)
+
+
+def megatron_arguments(config: OverlapConfig, tp_size: int, file: str = "") -> list[str]:
+    """Returns the lines that Megatron-LM's command line takes to train with the configuration, whose slots are in
+    `file`; empty where nothing is to overlap. Megatron-LM refuses the overlap without sequence parallelism."""
+    if not config.switches.get("tp_comm_overlap"):
+        return []
+    changed = [name for name, on in config.switches.items() if on != SWITCH_DEFAULTS[name]]
+    return [
+        f"--tensor-model-parallel-size {tp_size} --sequence-parallel --tp-comm-overlap",
+        *([f"--tp-comm-overlap-cfg {shlex.quote(file)}"] if file else []),
+        *(FLAGS[name] for name in changed if name in FLAGS),
+        *(
+            f"# no option, in TransformerConfig: {name}={config.switches[name]}"
+            for name in changed
+            if name not in FLAGS
+        ),
+    ]
 
 
 def named(variant: str, backend: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from overlap_sweep.trace.kernel_classes import Kind, function_name
 
 if TYPE_CHECKING:
     from overlap_sweep.trace.activity import Activity
+    from overlap_sweep.trace.intervals import Intervals
 
 CLASSES = {
     "gemm": "GEMM",
@@ -82,6 +85,76 @@ def timeline(title: str, sides: Mapping[str, Path | None], pass_name: str | None
     return Timeline(charts.Gantt(title, "us", lanes), notes) if lanes else None
 
 
+COLLECTIVES = {
+    "all-gather": re.compile(r"all_?gather", re.IGNORECASE),
+    "reduce-scatter": re.compile(r"reduce_?scatter", re.IGNORECASE),
+    "all-reduce": re.compile(r"all_?reduce", re.IGNORECASE),
+}
+"""By the names of kernels, and on a CPU of operators."""
+
+
+def stream_timeline(title: str, sides: Mapping[str, Path | None]) -> Timeline | None:
+    """Returns one step of each side, a lane for each stream, and below them when communication is exposed; None where
+    no trace shows any. `sides`: the traces by what they are of."""
+    lanes: list[charts.Lane] = []
+    notes = []
+    for name, trace in sides.items():
+        step = _kept_iteration(trace) if trace else None
+        if step and step.spans:
+            rank = "" if step.rank is None else f"rank {step.rank}, "
+            lanes += _stream_lanes(f"{name}: {rank}step {step.number}", step.spans)
+        else:
+            notes.append(f"No trace shows {name}.")
+    return Timeline(charts.Gantt(title, "us", lanes), notes) if lanes else None
+
+
+def _stream_lanes(title: str, spans: Sequence[Span]) -> Iterator[charts.Lane]:
+    from overlap_sweep.trace.intervals import rows_without_overlap
+
+    # Kernels of one pass may run late beside the other: its GEMMs say when it is.
+    yield _passes(title, [span for span in spans if span.kind == "gemm"] or spans, 0.0, with_times=False)
+    streams: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    longest = {id(span) for span in sorted(spans, key=lambda span: span.start_us - span.end_us)[:MOST_SPANS]}
+    for span in spans:
+        if id(span) in longest:
+            streams[span.process, span.stream].append(span)
+    for (_, stream), own in sorted(streams.items(), key=lambda item: (_carries(item[1]) != "compute", item[0])):
+        for row in rows_without_overlap((span.start_us, span.end_us) for span in own):
+            yield charts.Lane(f"{_carries(own)}, stream {stream}", [_drawn(own[i], 0.0) for i in row])
+    exposed = _exposed_us(spans)
+    total = f"{as_us(sum(end - start for start, end in exposed))} us"
+    details = {"class": "exposed communication", "in all": total}
+    drawn = [
+        charts.Span(start, end, "bad", details=details | {"takes": f"{as_us(end - start)} us"})
+        for start, end in exposed
+    ]
+    yield charts.Lane(f"exposed, {total}", drawn)
+
+
+def _carries(spans: Sequence[Span]) -> str:
+    """Returns what a stream is there for, by what takes most of its time."""
+    busy_us: dict[str, float] = defaultdict(float)
+    for span in spans:
+        kind = "compute" if span.kind in ("gemm", "compute") else CLASSES[span.kind]
+        if span.kind == "comm":
+            kind = next((name for name, known in COLLECTIVES.items() if known.search(span.name)), kind)
+        busy_us[kind] += span.end_us - span.start_us
+    return max(busy_us, key=lambda kind: busy_us[kind])
+
+
+def _exposed_us(spans: Sequence[Span]) -> list[tuple[float, float]]:
+    """Returns when there is communication without computation beside it."""
+    import numpy as np
+
+    from overlap_sweep.trace.intervals import merge, subtract
+
+    def union_of(*kinds: Kind) -> Intervals:
+        own = [(round(span.start_us * 1e3), round(span.end_us * 1e3)) for span in spans if span.kind in kinds]
+        return merge(np.array(own, np.int64).reshape(-1, 2))
+
+    return [(start / 1e3, end / 1e3) for start, end in subtract(union_of("comm"), union_of("gemm", "compute")).tolist()]
+
+
 def typical_iteration(path: Path | str) -> Iteration:
     """Returns the iteration whose span is the (lower) median of those that are no start-up. UserError when there is
     none."""
@@ -142,18 +215,23 @@ def _lanes(title: str, shown: Sequence[Span]) -> Iterator[charts.Lane]:
     from overlap_sweep.trace.intervals import rows_without_overlap
 
     origin_us = min(span.start_us for span in shown)
-    passes = []
-    for name, words in PASS_WORDS.items():
-        if own := [span for span in shown if span.phase == name]:
-            start_us, end_us = min(span.start_us for span in own), max(span.end_us for span in own)
-            took = f"{words} {as_us(end_us - start_us)} us"
-            passes.append(charts.Span(start_us - origin_us, end_us - origin_us, "faint", took))
-    yield charts.Lane(title, passes, bold=True)
+    yield _passes(title, shown, origin_us)
     longest = sorted(shown, key=lambda span: span.start_us - span.end_us)[:MOST_SPANS]
     for kind, name in CLASSES.items():
         of_kind = sorted((span for span in longest if span.kind == kind), key=lambda span: span.start_us)
         for row in rows_without_overlap((span.start_us, span.end_us) for span in of_kind):
             yield charts.Lane(name, [_drawn(of_kind[i], origin_us) for i in row])
+
+
+def _passes(title: str, shown: Sequence[Span], origin_us: float, *, with_times: bool = True) -> charts.Lane:
+    """Returns the lane that says when each pass runs, and of what the lanes below it are."""
+    passes = []
+    for name, words in PASS_WORDS.items():
+        if own := [span for span in shown if span.phase == name]:
+            start_us, end_us = min(span.start_us for span in own), max(span.end_us for span in own)
+            took = f"{words} {as_us(end_us - start_us)} us" if with_times else words
+            passes.append(charts.Span(start_us - origin_us, end_us - origin_us, "faint", took))
+    return charts.Lane(title, passes, bold=True)
 
 
 def _drawn(span: Span, origin_us: float) -> charts.Span:

@@ -67,8 +67,9 @@ class Card:
     headline: str
     """In a few words."""
     sentences: list[str]
-    confidence: list[str]
-    """How sure it is, a sentence each."""
+    """What to do, and how sure it is."""
+    basis: list[str] = field(default_factory=list)
+    """What that rests on, a sentence each; the page folds it."""
     advised: str = ""
     """In a few words, why this is the card to take; empty where it is not."""
     file: str = ""
@@ -77,6 +78,8 @@ class Card:
     """Lines of configuration, to be read as they are."""
     code: list[str] = field(default_factory=list)
     """The file's content in blocks, for the page."""
+    use: list[str] = field(default_factory=list)
+    """Lines that switch it on where one trains, to be copied from the page."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ class Answer:
     """What the answer was chosen from."""
     points: list[Point]
     cards: list[Card] = field(default_factory=list)
+    card: Card | None = None
+    """What the page says instead of the sentences, where there are no cards; None: the sentences."""
     legend: str = ""
     """What the columns mean, below the table on the terminal."""
     brief: str = ""
@@ -102,6 +107,12 @@ class Answer:
     """Tables beside the one of what was compared."""
     details: list[str] = field(default_factory=list)
     """For summary.txt alone."""
+
+    @property
+    def shown_cards(self) -> list[Card]:
+        """Returns the cards of the page: its own, or one of what it says."""
+        headline, *more = self.sentences or [""]
+        return self.cards or [self.card or Card(self.title, headline, more)]
 
 
 @dataclass(frozen=True)
@@ -144,6 +155,8 @@ class Section:
     """Of more answers than so many a terminal shows only the rows that sum them up."""
     most_charts: int | None = None
     """The page has charts of the first so many answers."""
+    topic: str = ""
+    """What it is about, for the page's title: `tensor-parallel overlap`; empty: `what`."""
     subjects: list[str] = field(default_factory=list)
     """What was measured of no model, for the page's title."""
     launch_bound: int = 0

@@ -114,9 +114,9 @@ def print_answer(answer: Answer, console: Console, file: str, whole: bool = Fals
 
 
 def _print_card(card: Card, console: Console) -> None:
-    where = f" ({card.file})" if card.file else ""
+    where = f": {card.file}" if card.file else ""
     print_lines([f"{card.title}: {card.headline}{where}"], console)
-    print_lines([*card.sentences, *card.confidence], console, indent=4)
+    print_lines([*card.sentences, *card.basis], console, indent=4)
     if card.to_set:
         print_lines(["What to set:"], console, indent=4)
         print_lines(card.to_set, console, indent=6)

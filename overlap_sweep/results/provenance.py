@@ -57,6 +57,16 @@ def measured_on(points: Sequence[Point]) -> str:
     return f"Measured {measured_when(points)} on {describe_machine(environments(points)[0])}"
 
 
+def machines_in_brief(points: Sequence[Point]) -> str:
+    """Returns `2 x NVIDIA H200`, or the CPU's name; several devices after each other; empty where none is known."""
+    counts: dict[str, int] = {}
+    for environment in environments([point for point in points if point.result]):
+        device, count = environment.get("gpu") or environment.get("cpu"), environment.get("gpu_count") or 0
+        if device:
+            counts[device] = max(count if environment.get("gpu") else 0, counts.get(device, 0))
+    return " and ".join(f"{count} x {device}" if count else device for device, count in counts.items())
+
+
 def describe_machine(environment: dict[str, Any]) -> str:
     """Returns host, device, and the versions that matter, in one line."""
     gpu, count = environment.get("gpu"), environment.get("gpu_count")

@@ -110,6 +110,12 @@ def own_traces(point: Point) -> list[str]:
     return [name for name in (point.result.traces if point.result else []) if not is_trace_of("none", name)]
 
 
+def listed_trace(point: Point, name: str) -> Path | None:
+    """Returns the path of a point's trace, or None if it has none of this name."""
+    path = point.directory / name
+    return path if point.result and name in point.result.traces and path.is_file() else None
+
+
 def _reading(files: Mapping[str, TraceFile | None]) -> TraceReading:
     """Returns the reading. `files` by the name that result.json lists; None for those that are not there."""
     found = [file for file in files.values() if file]

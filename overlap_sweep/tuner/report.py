@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,6 @@ from overlap_sweep.tuner.content import (
     read_content,
 )
 from overlap_sweep.workloads.operator.answer import Scaling
-from overlap_sweep.workloads.operator.switches import FLAGS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,14 +123,12 @@ class Report:
         """
         path = self.yaml(tp_size)
         config = overlap_cfg.read(path)
-        if not config.switches["tp_comm_overlap"]:
-            return []
+        lines = overlap_cfg.megatron_arguments(config, tp_size, str(path))
         changed = {name: on for name, on in config.switches.items() if on != overlap_cfg.SWITCH_DEFAULTS[name]}
-        if missing := [f"{name}={on}" for name, on in changed.items() if name not in FLAGS]:
+        missing = [f"{name}={on}" for name, on in changed.items() if name not in overlap_cfg.FLAGS]
+        if lines and missing:
             raise UserError(f"Megatron-LM has no argument for {', '.join(missing)}; set it in its TransformerConfig.")
-        # It refuses to overlap without sequence parallelism.
-        always = ["--tensor-model-parallel-size", str(tp_size), "--sequence-parallel", FLAGS["tp_comm_overlap"]]
-        return [*always, "--tp-comm-overlap-cfg", str(path), *(FLAGS[name] for name in changed)]
+        return [word for line in lines for word in shlex.split(line)]
 
     def ub_cfgs(self, tp_size: int) -> dict[str, Setting] | None:
         """Returns the slots of the file for Transformer Engine's `initialize_ub`; None where the answer is not to

@@ -12,15 +12,17 @@ from typing import Any
 
 from overlap_sweep.cache import cached_bytes
 from overlap_sweep.overlap.kernel_shape import CUSTOM
+from overlap_sweep.overlap.models import title_of
 from overlap_sweep.report.charts.figures import Figure, figure, png, script_safe
 from overlap_sweep.report.charts.palette import FONT, chart_config, style_sheet
 from overlap_sweep.report.comparison import flat
-from overlap_sweep.report.numbers import counted
+from overlap_sweep.report.numbers import as_sentence, counted, some_of
+from overlap_sweep.report.page.terms import Terms
 from overlap_sweep.report.searches import knob_searches
 from overlap_sweep.report.section import Analysis, Answer, Exhibit, Section
 from overlap_sweep.report.table import Column, Listing, PointRow, is_unknown
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import environments, launch_commands, measured_when
+from overlap_sweep.results.provenance import environments, launch_commands, machines_in_brief, measured_when
 
 FILE_NAME = "report.html"
 PLOTS = "plots"
@@ -28,6 +30,12 @@ MOST_ROWS = 3000
 """Of a section's table of all points; some 0.7 kB each."""
 MOST_LINKS = 12
 """To the answers of a section, at the top of the page."""
+MOST_CARDS = 6
+"""Of a section, at the top of the page; of more a row each, and the cards where the answers are."""
+MOST_SENTENCES = 3
+"""Of a card, in sight."""
+MOST_SUBJECTS = 3
+"""In the page's title."""
 BEYOND = 1e300
 """Sorts below everything that is measured."""
 
@@ -45,12 +53,24 @@ class Cell:
 
 @dataclass(frozen=True)
 class PageTable:
-    columns: list[str]
+    columns: list[Column[Any]]
     rows: list[list[Cell]]
-    numeric: frozenset[str]
-    high_first: frozenset[str]
-    """The columns whose highest numbers one looks for."""
     caption: str = ""
+
+    def turn(self, place: int) -> int:
+        """Returns when the page does without the column where it lacks room, from 1 on: first numbers that only pages
+        have, then as terminals do, and then from right to left, last what one looks for highs in. The first two, status
+        and notes stay: 0."""
+        column = self.columns[place]
+        if place < 2 or column.header in ("status", "note"):
+            return 0
+        if column.header == "point":
+            return 1
+        if column.page_only and column.is_number:
+            return 2
+        return (
+            10 + column.dropped if column.dropped else (200 if column.high_first else 100) + len(self.columns) - place
+        )
 
 
 @dataclass(frozen=True)
@@ -83,6 +103,18 @@ class ShownSection:
     answers: list[tuple[str, Answer, list[ShownExhibit]]]
     """With their addresses."""
     more: list[ShownExhibit]
+
+    @property
+    def cards_on_top(self) -> bool:
+        """Returns whether the top of the page has all cards."""
+        cards = sum(len(answer.shown_cards) for _, answer, _ in self.answers)
+        return self.summary is None and cards <= MOST_CARDS
+
+    @property
+    def explained_columns(self) -> list[Column[Any]]:
+        """Returns the columns that its sentences may speak of."""
+        tables = [answer.compared.table for _, answer, _ in self.answers][:1]
+        return [column for table in [*tables, self.section.points.table] for column in table.columns]
 
     @property
     def summary(self) -> PageTable | None:
@@ -141,9 +173,11 @@ def _page(analysis: Analysis, sections: Sequence[ShownSection], beside: Sequence
     environment = Environment(
         loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    reading = analysis.sources.reading
+    reading, terms = analysis.sources.reading, Terms()
     return environment.get_template("page.html.j2").render(
-        title=f"Communication overlap of {', '.join(_subjects(analysis))}",
+        title=_title(analysis),
+        terms=terms,
+        most_sentences=MOST_SENTENCES,
         measured=measured_when(reading.points),
         knob_searches=list(knob_searches(analysis.sources.records.knobs, reading.root)),
         sections=sections,
@@ -163,21 +197,32 @@ def _page(analysis: Analysis, sections: Sequence[ShownSection], beside: Sequence
     )
 
 
-def _subjects(analysis: Analysis) -> list[str]:
-    """Returns the subjects: models, and what sections name of the rest."""
-    models = (point.case.model for point in analysis.sources.reading.points if point.case.model != CUSTOM)
-    return list(dict.fromkeys([*models, *(subject for section in analysis.sections for subject in section.subjects)]))
+def _title(analysis: Analysis) -> str:
+    """Returns `Llama-3 8B on 2 x NVIDIA H200: tensor-parallel overlap`."""
+    points, told = analysis.sources.reading.points, [section for section in analysis.sections if section.answers]
+    models = dict.fromkeys(title_of(point.case.model) for point in points if point.case.model != CUSTOM)
+    subjects = list(dict.fromkeys([*models, *(subject for section in told for subject in section.subjects)]))
+    machine = machines_in_brief(points)
+    about = " on ".join(filter(None, [some_of(subjects, MOST_SUBJECTS), machine]))
+    topics = ", ".join(dict.fromkeys(section.topic or section.what for section in told or analysis.sections))
+    return f"{about}: {topics}" if about else as_sentence(topics)
 
 
 def _machines(points: Sequence[Point]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields what is known of each environment, the most frequent first, with what was measured there."""
     with_result = [point for point in points if point.result and point.result.environment]
+    first: dict[str, Any] = {}
     for environment in environments(with_result):
         own = [point for point in with_result if point.result and point.result.environment == environment]
         known = {name: value for name, value in flat(environment).items() if value is not None}
-        lines = {name: value if isinstance(value, list) else [value] for name, value in known.items()}
+        # Of the others only what differs from the first.
+        new = {name: value for name, value in known.items() if not first or first.get(name) != value}
+        new |= {name: "-" for name in first if name not in known}
+        lines = {name: value if isinstance(value, list) else [value] for name, value in new.items()}
+        differs = ", where it differs" if first else ""
+        first = first or known
         yield (
-            f"{counted(len(own), 'point')}, {measured_when(own)}",
+            f"{counted(len(own), 'point')}, {measured_when(own)}{differs}",
             {name: "\n".join(map(str, values)) for name, values in lines.items()},
         )
 
@@ -204,20 +249,15 @@ def _of_itables(name: str) -> str:
 
 
 def _in_script(code: str) -> str:
-    """Returns the code with `<\/` for `</`: equal in JavaScript's strings and comments, where alone it may be."""
+    r"""Returns the code with `<\/` for `</`: equal in JavaScript's strings and comments, where alone it may be."""
     return code.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
 
 def page_table(listing: Listing[Any]) -> PageTable:
     """Returns the listing's rows with the columns that people see."""
     columns = listing.columns
-    return PageTable(
-        [column.header for column in columns],
-        [[_cell(column, row, listing.chosen(row)) for column in columns] for row in _in_order(listing)],
-        numeric=frozenset(column.header for column in columns if column.is_number),
-        high_first=frozenset(column.header for column in columns if column.high_first),
-        caption=listing.caption,
-    )
+    rows = [[_cell(column, row, listing.chosen(row)) for column in columns] for row in _in_order(listing)]
+    return PageTable(columns, rows, listing.caption)
 
 
 def summary_table(listing: Listing[Any], addresses: Sequence[str]) -> PageTable:

@@ -96,6 +96,119 @@ async function enhanceTables() {
   }
 }
 
+// Tables have the columns for which there is room, and a button for all. Those that are hidden stay in the CSV.
+const NARROWEST = 700;
+const hiding = new CSSStyleSheet();
+document.adoptedStyleSheets = [...document.adoptedStyleSheets, hiding];
+
+function hideColumn(table, place) {
+  hiding.insertRule(`#${CSS.escape(table.id)}.fitted tr > :nth-child(${place + 1}) { display: none; }`, 0);
+}
+
+function showAll(table) {
+  const own = `#${CSS.escape(table.id)}.fitted `;
+  for (let i = hiding.cssRules.length - 1; i >= 0; i--) {
+    if (hiding.cssRules[i].selectorText.startsWith(own)) hiding.deleteRule(i);
+  }
+}
+
+function fit(table) {
+  const box = table.closest(".dt-layout-table, .card");
+  if (!box?.clientWidth || table.dataset.all) return;
+  showAll(table);
+  table.classList.add("fitted");
+  const style = getComputedStyle(box);
+  const room = Math.max(box.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight), NARROWEST);
+  const heads = [...table.tHead.rows[0].cells];
+  const widths = heads.map((head) => head.offsetWidth);
+  const turns = heads.map((_, i) => i).filter((i) => Number(heads[i].dataset.turn));
+  turns.sort((a, b) => heads[a].dataset.turn - heads[b].dataset.turn);
+  let over = table.offsetWidth - room;
+  const hidden = turns.length;
+  while (turns.length && over > 0) {
+    const place = turns.shift();
+    hideColumn(table, place);
+    over -= widths[place];
+    if (over <= 0) over = table.offsetWidth - room;
+  }
+  if (turns.length < hidden) offerAll(table, heads.length);
+}
+
+function offerAll(table, count) {
+  if (table.dataset.offered) return;
+  table.dataset.offered = "yes";
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "all-columns screen-only";
+  const say = () => {
+    button.setAttribute("aria-pressed", String(Boolean(table.dataset.all)));
+    button.textContent = table.dataset.all ? "fewer columns" : `all ${count} columns`;
+  };
+  button.addEventListener("click", () => {
+    if (table.dataset.all) delete table.dataset.all;
+    else table.dataset.all = "yes";
+    table.classList.toggle("fitted", !table.dataset.all);
+    fit(table);
+    say();
+  });
+  say();
+  const buttons = table.closest(".dt-container")?.querySelector(".dt-buttons");
+  if (buttons) buttons.prepend(button);
+  else table.after(button);
+}
+
+function fitTables() {
+  const fitAll = (root) => root.querySelectorAll("table.data-table, table.fitted-table").forEach(fit);
+  fitAll(document);
+  document.addEventListener("toggle", (event) => event.target.open && fitAll(event.target), true);
+  let timer;
+  window.addEventListener("resize", () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => fitAll(document), 150);
+  });
+}
+
+// What explains a heading or a word is shown beside it, by mouse and by keyboard.
+function showTips() {
+  const tip = document.getElementById("tip");
+  for (const head of document.querySelectorAll("th[aria-describedby]")) {
+    const id = head.getAttribute("aria-describedby");
+    const focused = head.querySelector("[tabindex]");
+    if (focused) focused.setAttribute("aria-describedby", id);
+    else if (!head.hasAttribute("tabindex")) head.tabIndex = 0;
+  }
+  const show = (event) => {
+    const at = event.target.closest?.("[aria-describedby^='term-']");
+    tip.hidden = !at;
+    if (!at) return;
+    tip.textContent = document.getElementById(at.getAttribute("aria-describedby")).textContent;
+    const place = at.getBoundingClientRect();
+    const left = Math.min(place.left, document.documentElement.clientWidth - tip.offsetWidth - 8);
+    const above = place.top - tip.offsetHeight - 6;
+    tip.style.left = `${Math.max(8, left)}px`;
+    tip.style.top = `${above > 4 ? above : place.bottom + 6}px`;
+  };
+  const hide = () => (tip.hidden = true);
+  document.addEventListener("mouseover", show);
+  document.addEventListener("focusin", show);
+  document.addEventListener("focusout", hide);
+  document.addEventListener("scroll", hide, true);
+  document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
+}
+
+async function copy(button) {
+  const lines = button.parentElement.querySelector("pre");
+  try {
+    await navigator.clipboard.writeText(lines.textContent);
+    button.textContent = "Copied";
+  } catch {
+    // Where the page may not write to the clipboard, the reader does.
+    window.getSelection().selectAllChildren(lines);
+    button.textContent = "Press Ctrl+C";
+  }
+  setTimeout(() => (button.textContent = "Copy"), 2000);
+}
+
 function switchTheme() {
   const root = document.documentElement;
   const button = document.getElementById("theme");
@@ -123,10 +236,13 @@ function openForPrint() {
 
 switchTheme();
 openForPrint();
+for (const button of document.querySelectorAll(".copy")) button.addEventListener("click", () => copy(button));
 const figures = [...document.querySelectorAll("figure.chart")];
 const hidden = figures.filter((figure) => figure.closest("details:not([open])"));
 for (const figure of figures) if (!hidden.includes(figure)) await draw(figure);
 await enhanceTables();
+fitTables();
+showTips();
 performance.mark("ready");
 document.documentElement.dataset.ready = "yes";
 for (const figure of hidden) {

@@ -12,7 +12,7 @@ from typing import Any
 
 from overlap_sweep.report import charts
 from overlap_sweep.report.numbers import as_percent, as_rate, as_us, some_of
-from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
+from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     DEVICE,
     DIRECTORY,
@@ -87,6 +87,25 @@ class CopyAnalysis:
             f"overlap saves time at {len(saving)} of {len(rows)} sizes, at best {best.hidden_fraction:.0%} of the "
             f"shorter of the two ({best.saved.time_us:,.1f} us, noise {best.saved.noise_us:.1f}; {best.size})"
         )
+
+    @property
+    def card(self) -> Card:
+        """Returns whether copies are worth running beside GEMMs, at a glance."""
+        title, saving = (
+            f"GEMMs beside copies, {self.direction} on {self.device}",
+            [row for row in self.rows if row.saves],
+        )
+        if not saving:
+            known = any(not row.launch_bound for row in self.rows)
+            return Card(title, "Overlap saves nothing beyond the noise" if known else "No answer", [self.answer])
+        most, least = (pick(saving, key=lambda row: row.hidden_fraction) for pick in (max, min))
+        shares = f"{least.hidden_fraction:.0%} to {most.hidden_fraction:.0%}" if least is not most else ""
+        headline = f"Overlap saves {shares or f'{most.hidden_fraction:.0%}'} of the shorter of GEMMs and copies"
+        best = f"{as_us(most.saved.time_us)} us (noise {as_us(most.saved.noise_us)})"
+        sentences = [f"At {len(saving)} of {len(self.rows)} sizes; most with {most.size}, {best}."]
+        if least is not most:
+            sentences.append(f"Least with {least.size}.")
+        return Card(title, headline, sentences)
 
     @property
     def cautions(self) -> list[str]:
@@ -217,7 +236,7 @@ def section(sources: Sources) -> Section | None:
             ],
             "copy_points": TABLE.records(rows),
         },
-        subjects=["GEMMs and copies"],
+        topic="GEMMs beside copies",
         launch_bound=sum(row.launch_bound for analysis in analyses for row in analysis.rows),
     )
 
@@ -227,6 +246,7 @@ def _answer(analysis: CopyAnalysis) -> Answer:
     return Answer(
         title=f"GEMMs beside copies, {title}",
         sentences=[analysis.answer],
+        card=analysis.card,
         cautions=analysis.cautions,
         compared=Listing(COMPARED, analysis.rows, "Every size, by the GEMM's first.", chosen=lambda row: row.saves),
         points=[row.point for row in analysis.rows],

@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from overlap_sweep.report.charts import Axis, Key, Row, Rows, cut
-from overlap_sweep.report.numbers import as_count, as_loss, as_us
-from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
+from overlap_sweep.report.charts import Axis, Gantt, Key, Row, Rows, cut
+from overlap_sweep.report.iterations import stream_timeline
+from overlap_sweep.report.numbers import as_count, as_loss, as_sentence, as_us
+from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     DEVICE,
     DIRECTORY,
@@ -29,6 +30,8 @@ from overlap_sweep.report.table import (
 )
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, measured_on, measured_when
+from overlap_sweep.results.run_directory import trace_file
+from overlap_sweep.results.traces import listed_trace
 from overlap_sweep.workloads.fsdp.answer import (
     TrainingAnalysis,
     TrainingRow,
@@ -49,6 +52,8 @@ from overlap_sweep.workloads.fsdp.knobs import (
 
 MOST_ROWS = 40
 """On a terminal."""
+RANK = 0
+"""Whose trace the timeline is made of."""
 MOST_BARS = 30
 """As many as are looked at; the table has all."""
 PARTS = [
@@ -203,6 +208,7 @@ def section(sources: Sources) -> Section | None:
         name="training",
         what="training runs",
         title="Training steps",
+        topic="FSDP training",
         explained=f"{LEGEND} What is within the noise of the fastest is a tie, which the setting wins that turns the "
         "fewest knobs.",
         answers=list(map(_answer, analyses)),
@@ -222,6 +228,7 @@ def _answer(analysis: TrainingAnalysis) -> Answer:
     return Answer(
         title=title(analysis),
         sentences=_sentences(analysis),
+        card=_card(analysis),
         cautions=cautions(analysis),
         compared=Listing(
             *(COMPARED, analysis.rows, "Every setting, from fast to slow by the time that a sample takes."),
@@ -231,9 +238,31 @@ def _answer(analysis: TrainingAnalysis) -> Answer:
         ),
         points=analysis.points,
         legend=f"{LEGEND} {analysis.how_timed}",
-        charts=[Exhibit(chart=partial(settings_bars, analysis), drawn=analysis.how_timed)],
+        charts=[Exhibit(chart=partial(settings_bars, analysis), drawn=analysis.how_timed), _timeline(analysis)],
         more=knobs_exhibit(analysis),
         details=[measured_on(analysis.points)],
+    )
+
+
+def _timeline(analysis: TrainingAnalysis) -> Exhibit:
+    """Returns when the streams of a step of the best setting run, below the same step without overlap."""
+    of_best = [point for point in analysis.points if frozen(knobs_of(point.config)) == frozen(analysis.best.knobs)]
+    found = [(point, path) for point in of_best if (path := listed_trace(point, trace_file(RANK)))]
+
+    def drawn() -> Gantt | None:
+        point, best = found[0]
+        sides = {"no overlap": listed_trace(point, trace_file(RANK, "none")), analysis.best.setting: best}
+        shown = stream_timeline(f"Streams of a step, {analysis.case.brief}", sides)
+        return shown.chart if shown else None
+
+    return Exhibit(
+        chart=drawn if found else None,
+        name="timeline",
+        heading="Streams of a step",
+        brief="Timeline",
+        drawn="A typical step under the profiler, which slows it down: compare what runs beside what, and take times "
+        "from above. Blue are GEMMs, green other computation, orange communication; exposed is communication with no "
+        "computation beside it.",
     )
 
 
@@ -265,6 +294,25 @@ def _setting_bar(row: TrainingRow, best: bool) -> Row:
         bold=best,
         details=COMPARED.details(row),
     )
+
+
+def _card(analysis: TrainingAnalysis) -> Card:
+    """Returns what to do, at a glance."""
+    best, reference = analysis.best, analysis.reference
+    times = (
+        f"{as_us(best.time_us)} us a step, {best.samples_per_s:,.0f} samples/s, {best.speedup:.2f}x none, hidden "
+        f"{best.hidden.in_words}."
+    )
+    if best is not reference:
+        headline = f"Use {best.setting}: {analysis.gain:+.1%} samples/s over {reference.setting}"
+    elif len(analysis.rows) == 1:
+        headline = f"{best.setting}: nothing to compare with"
+    else:
+        headline = f"Keep {best.setting}: nothing that was tested is faster beyond the noise"
+    sentences = [times, f"{as_sentence(analysis.reason)}."]
+    if analysis.shared:
+        sentences.append(f"All were measured with {analysis.shared}.")
+    return Card(title(analysis), headline, sentences, use=[analysis.overrides] if analysis.overrides else [])
 
 
 def _sentences(analysis: TrainingAnalysis) -> list[str]:

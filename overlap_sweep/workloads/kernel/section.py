@@ -12,8 +12,8 @@ from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, KERNELS, SEQUENTIAL
 from overlap_sweep.report import charts
 from overlap_sweep.report.charts.palette import looks_of
-from overlap_sweep.report.numbers import as_percent, as_rate, as_us, some_of
-from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
+from overlap_sweep.report.numbers import as_percent, as_rate, as_sentence, as_us, some_of
+from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     BACKEND,
     DEVICE,
@@ -150,6 +150,7 @@ def section(sources: Sources) -> Section | None:
         name="kernels",
         what="kernels",
         title="Kernels",
+        topic="kernels that overlap",
         explained=LEGEND,
         answers=[_answer(analysis) for analysis in analyses],
         points=Listing(
@@ -203,11 +204,12 @@ def _answer(analysis: KernelAnalysis) -> Answer:
         title=f"{case.brief} on {case.device}{of_operators}: {KERNELS[case.kernel]}",
         brief=case.brief,
         sentences=[*([analysis.in_words] if len(analysis.shapes) > 1 else []), *(s.answer for s in analysis.shapes)],
+        card=Card(case.brief, as_sentence(analysis.in_words), [f"{as_sentence(s.answer)}." for s in analysis.shapes]),
         cautions=cautions(analysis),
         compared=Listing(
             COMPARED,
             [row for shape in analysis.shapes for row in shape.rows],
-            f"Every implementation at each m. {LEGEND}",
+            "Every implementation at each m.",
             chosen=lambda row: row.chosen,
             faint=lambda row: row.backend is None,
             group=lambda row: row.m,

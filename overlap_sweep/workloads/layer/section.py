@@ -44,7 +44,9 @@ from overlap_sweep.results.points import Point, group_cases
 from overlap_sweep.results.provenance import measured_on, recorded
 from overlap_sweep.results.records import LayerTrial
 from overlap_sweep.results.run_directory import trace_file
+from overlap_sweep.results.traces import listed_trace
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
+from overlap_sweep.workloads.layer.card import card
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes, attention_backend
 
 RANK = 0
@@ -286,6 +288,7 @@ def section(sources: Sources) -> Section | None:
         name="layers",
         what="layers",
         title="Whole layers",
+        topic="overlap in whole layers",
         explained="Times are medians of the rounds, in each of which all variants ran side by side.",
         answers=[
             _answer(layer)
@@ -309,6 +312,7 @@ def _answer(layer: LayerAnalysis) -> Answer:
         f"{case.precision}, backend {case.backend} on {case.device}{attention}",
         brief=brief,
         sentences=[layer.verdict],
+        card=card(layer, brief),
         cautions=[*layer.cautions, *point.result.warnings],
         compared=compared(layer, layer.winner),
         points=[point],
@@ -386,9 +390,3 @@ def layer_timeline(title: str, point: Point, none: tuple[str, str], best: tuple[
     None if the latter has no trace."""
     sides = {name: listed_trace(point, trace_file(RANK, variant)) for name, variant in (none, best)}
     return timeline(title, sides) if sides[best[0]] else None
-
-
-def listed_trace(point: Point, name: str) -> Path | None:
-    """Returns the path of a point's trace, or None if it has none of this name."""
-    path = point.directory / name
-    return path if point.result and name in point.result.traces and path.is_file() else None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import yaml
 
-from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, NONE, TUNED
+from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, NONE, TUNED, megatron_arguments
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import CONFIDENCE, NOTABLE_DRIFT, hidden_fraction
@@ -32,6 +32,11 @@ HOW_TO_ASYNC_TP = (
     "fused_all_gather_matmul where it does.",
 )
 """A sentence each."""
+
+
+ASYNC_TP_ARGUMENTS = "--compile.enable --compile.enable_async_tensor_parallel"
+"""What torchtitan takes."""
+_SWITCH_ON = as_sentence(advised(DEFAULT, ASYNC_TP_BACKEND))
 
 
 def is_async_tp(case: CaseAnalysis) -> bool:
@@ -56,24 +61,41 @@ def cards(case: CaseAnalysis) -> dict[int, Card]:
 def _card(case: CaseAnalysis, tp_size: int) -> Card:
     outcome, passes = case.outcomes.get(tp_size), case.passes(tp_size)
     has_file = tp_size in case.tp_sizes and not is_async_tp(case)
+    file = path_of_file(case.folder, tp_size) if has_file else ""
     slots = case.config(tp_size).slots if has_file else {}
+    proven = [_proven(outcome)] if isinstance(outcome, Proof) else []
+    in_sum = [operators_in_sum(case, tp_size)] if passes else []
     return Card(
         title=f"TP={tp_size}",
         headline=_headline(case, tp_size),
-        sentences=[
-            *([as_sentence(outcome.verdict)] if outcome else []),
-            *([operators_in_sum(case, tp_size)] if passes else []),
+        sentences=[as_sentence(outcome.verdict), *proven] if outcome else in_sum,
+        basis=[
+            *(in_sum if outcome else []),
             *(_differences(case, tp_size) if has_file else []),
-        ],
-        confidence=[
-            *([_proven(outcome)] if isinstance(outcome, Proof) else []),
             *([_noise(passes)] if passes else []),
+            *(HOW_TO_ASYNC_TP if tp_size == _first_with_async_tp(case) else ()),
         ],
         advised="this TP size" if case.scaling.optimal_tp_size == tp_size else "",
-        file=path_of_file(case.folder, tp_size) if has_file else "",
+        file=file,
         to_set=[f"{s.name}: {str(s.value).lower()}  ({s.reason})" for s in case.switches(tp_size)] if has_file else [],
         code=[yaml.safe_dump({slot: setting}, sort_keys=False) for slot, setting in slots.items()],
+        use=_use(case, tp_size),
     )
+
+
+def _use(case: CaseAnalysis, tp_size: int) -> list[str]:
+    """Returns what the command line of training takes, Megatron-LM's, or of async TP torchtitan's; empty where nothing
+    is to be switched on."""
+    if is_async_tp(case):
+        return [ASYNC_TP_ARGUMENTS] if async_tp_advice(case, tp_size).startswith(_SWITCH_ON) else []
+    if tp_size not in case.tp_sizes:
+        return []
+    return megatron_arguments(case.config(tp_size), tp_size, file_name(tp_size))
+
+
+def _first_with_async_tp(case: CaseAnalysis) -> int | None:
+    """Returns the first TP size that async TP is advised on, where it is said how to switch it on."""
+    return next((size for size in case.tp_sizes if is_async_tp(case) and async_tp_advice(case, size)), None)
 
 
 def _headline(case: CaseAnalysis, tp_size: int) -> str:
@@ -82,14 +104,16 @@ def _headline(case: CaseAnalysis, tp_size: int) -> str:
         return advice
     if isinstance(outcome, Proof):
         if outcome.recommended == TUNED and NONE in outcome.against:
-            return outcome.against[NONE].in_words(" than no overlap", with_interval=False)
+            return outcome.against[NONE].in_words(" than no overlap")
         return as_sentence(advised(outcome.recommended, case.case.backend))
     if outcome and outcome.advice:
         return as_sentence(outcome.advice)
     if not any(final.settings for _, final in passes):
         return "Don't overlap" if passes else "Nothing tried"
     none_us, time_us = (sum(one.time_us for one in ones) for ones in ([c.none for c, _ in passes], finals(passes)))
-    return f"{none_us / time_us:.2f}x no overlap{', not proven' if outcome else ''}"
+    speedup, noise = none_us / time_us, none_us / time_us**2 * noise_us(passes)
+    interval = f" ({max(0.0, speedup - noise):.2f} to {speedup + noise:.2f})"
+    return f"{speedup:.2f}x no overlap{interval}{', not proven' if outcome else ''}"
 
 
 def _differences(case: CaseAnalysis, tp_size: int) -> list[str]:
@@ -128,10 +152,14 @@ def _proven(proof: Proof) -> str:
     return f"Proven on the whole layer in {rounds}, with {as_percent(CONFIDENCE)} intervals."
 
 
+def noise_us(passes: Sequence[tuple[PassChoice, Candidate]]) -> float:
+    """Returns the noise of the sum of the times of what the switches leave of each choice."""
+    return math.hypot(*(final.estimate.noise_us for final in finals(passes)))
+
+
 def _noise(passes: Sequence[tuple[PassChoice, Candidate]]) -> str:
-    noise_us = math.hypot(*(final.estimate.noise_us for final in finals(passes)))
     return (
-        f"Noise of the operators' sum {as_us(noise_us)} us. What the noise cannot tell apart is a tie, and the "
+        f"Noise of the operators' sum {as_us(noise_us(passes))} us. What the noise cannot tell apart is a tie, and the "
         "simplest wins."
     )
 
@@ -166,8 +194,6 @@ def cautions(case: CaseAnalysis) -> list[str]:
     lines = []
     if case.plans and case.case.backend not in USERBUFFER_BACKENDS:
         lines.append(transfer_warning(case))
-    if is_async_tp(case) and any(async_tp_advice(case, tp_size) for tp_size in case.tp_sizes):
-        lines += HOW_TO_ASYNC_TP
     choices = [choice for tp_size in case.plans for choice in case.tried(tp_size)]
     if beaten := [f"TP={choice.tp_size} {choice.label}" for choice in choices if choice.default_wins]:
         lines.append(f"Faster than anything tried is {default_in_words(case)} of {', '.join(beaten)}.")

@@ -28,7 +28,8 @@ from overlap_sweep.report.iterations import Timeline, timeline
 from overlap_sweep.report.numbers import PASS_WORDS, as_percent, as_us
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import trace_file
-from overlap_sweep.workloads.layer.section import RANK, listed_trace
+from overlap_sweep.results.traces import listed_trace
+from overlap_sweep.workloads.layer.section import RANK
 from overlap_sweep.workloads.operator.answer import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, frozen, of_pass
 

@@ -14,9 +14,8 @@ from typing import Any
 import yaml
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, no_switches, scatters_dgrad
+from overlap_sweep.overlap.overlap_cfg import FLAGS, SWITCH_DEFAULTS, OverlapConfig, no_switches, scatters_dgrad
 from overlap_sweep.report.numbers import comments
-from overlap_sweep.workloads.operator.switches import FLAGS
 
 DONT_OVERLAP = "Don't overlap: leave --tp-comm-overlap out. Nothing else in this file has an effect then."
 SET_IN_MEGATRON = "Set in Megatron-Core's configuration (on Megatron-LM's command line):"

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from overlap_sweep.overlap.overlap_cfg import FLAGS
 from overlap_sweep.report.section import Sources
 from overlap_sweep.report.table import Listing, Row
 from overlap_sweep.results.provenance import environments, measured_when, multicast
@@ -17,7 +18,6 @@ from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator.advice import cards, is_effective, path_of_file, recommendation
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorAnalysis, SlotAnswer, config_id
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial
-from overlap_sweep.workloads.operator.switches import FLAGS
 
 
 def report(

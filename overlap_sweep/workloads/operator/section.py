@@ -296,6 +296,7 @@ def section(sources: Sources) -> Section | None:
         name="operators",
         what="operators",
         title="Operators",
+        topic="tensor-parallel overlap",
         explained="Linear operators of a transformer layer, forward and backward, under settings of their overlap.",
         answers=[_answer(case, sources.config.overlap_threshold) for case in analysis.cases],
         points=Listing(

@@ -17,16 +17,6 @@ from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS as DEFAULTS
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig, methods_allowed, switches_refusal
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
 
-FLAGS = {
-    "tp_comm_overlap": "--tp-comm-overlap",
-    "tp_comm_overlap_ag": "--disable-tp-comm-overlap-ag",
-    "tp_comm_overlap_rs": "--disable-tp-comm-overlap-rs",
-    "tp_comm_overlap_rs_dgrad": "--tp-comm-overlap-rs-dgrad",
-    "tp_comm_bulk_dgrad": "--disable-tp-comm-bulk-dgrad",
-    "tp_comm_bulk_wgrad": "--disable-tp-comm-bulk-wgrad",
-}
-"""The command line options of Megatron-LM that change a switch from its default; the others have none."""
-
 Switches = Mapping[str, bool]
 
 

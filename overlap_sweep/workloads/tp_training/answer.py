@@ -208,6 +208,17 @@ def _number(value: float | None) -> str:
     return "no number" if value is None else f"{value:.6g}"
 
 
+def headline(analysis: TpTrainingAnalysis) -> str:
+    """Returns which implementation to train with, in a few words."""
+    best = analysis.best
+    if best is None:
+        return "No answer: all deviate or diverge"
+    (answer,) = (answer for answer in analysis.answers if best in answer.rows)
+    if best in answer.ties and len(answer.ties) > 1:
+        return f"A tie on {answer.grid}: {', '.join(row.setting for row in answer.ties)}"
+    return f"Use {best.setting} on {answer.grid}"
+
+
 def in_words(analysis: TpTrainingAnalysis) -> list[str]:
     """Returns the answers, a sentence each: for each grid, for all, and whether losses agree."""
     lines = [_grid_in_words(answer) for answer in analysis.answers]

@@ -10,8 +10,8 @@ from typing import Any
 
 from overlap_sweep.report import charts
 from overlap_sweep.report.charts.palette import SERIES
-from overlap_sweep.report.numbers import as_count, as_loss, as_percent, as_us
-from overlap_sweep.report.section import Answer, Exhibit, File, Section, Sources
+from overlap_sweep.report.numbers import as_count, as_loss, as_percent, as_sentence, as_us
+from overlap_sweep.report.section import Answer, Card, Exhibit, File, Section, Sources
 from overlap_sweep.report.table import (
     DEVICE,
     DIRECTORY,
@@ -36,6 +36,7 @@ from overlap_sweep.workloads.tp_training.answer import (
     TpTrainingAnalysis,
     analyse_tp_training,
     cautions,
+    headline,
     in_words,
 )
 from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, results_json, setting_of, step_communication
@@ -166,6 +167,7 @@ def section(sources: Sources) -> Section | None:
         name="tp_training",
         what="tensor-parallel stacks",
         title="Tensor-parallel training",
+        topic="tensor-parallel training",
         explained=f"{LEGEND} All implementations begin with the same weights and read the same data: whose losses "
         "deviate computes something else, and is never the fastest.",
         answers=[_answer(analysis) for analysis in analyses],
@@ -198,6 +200,7 @@ def _answer(analysis: TpTrainingAnalysis) -> Answer:
     return Answer(
         title=f"Tensor-parallel training of {analysis.case}, {as_count(analysis.rows[0].run.parameters)} parameters",
         sentences=in_words(analysis),
+        card=Card(str(analysis.case), headline(analysis), list(map(as_sentence, in_words(analysis)))),
         cautions=cautions(analysis),
         compared=Listing(
             *(COMPARED, analysis.rows, "Every setting, by ranks and from fast to slow."),

@@ -81,6 +81,7 @@ class Visit:
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.goto(path.as_uri())
         self.page.wait_for_function(READY, timeout=30_000)
+        self.page.evaluate("document.querySelectorAll('#points details').forEach(one => one.open = true)")
 
     def count(self, selector: str) -> int:
         return self.page.locator(selector).count()

@@ -1,0 +1,77 @@
+"""What the page explains where it stands: the columns of tables, and the words for them in sentences.
+
+Every explanation is in the page once, in its list of terms; headings and words refer to it, and a tooltip shows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from overlap_sweep.report.table import Column
+
+WORDS = {
+    "none_us": ("without overlap", "no overlap", "none"),
+    "floor_us": ("GEMMs alone", "floor"),
+    "hidden_fraction": ("hidden",),
+    "noise_us": ("noise",),
+    "exposed_us": ("exposed",),
+    "exposed_comm_us": ("exposed",),
+    "hidden_comm_fraction": ("hidden",),
+    "over_bound": ("the bound",),
+    "speedup": ("speedup",),
+}
+"""By column, how sentences call it."""
+USUAL = {
+    "none_us": "The same work, its communication not overlapped.",
+    "floor_us": "The same local GEMMs with no communication at all.",
+    "hidden_fraction": "(none - time) / (none - floor): 1 is perfect, 0 useless, negative harmful.",
+    "noise_us": "Half the width of the time's 95 % interval: smaller differences are ties.",
+    "time_us": "Median of the repeats, the slowest rank counts.",
+    "default_us": "Under the library's own overlap.",
+    "speedup": "The time without overlap over this one: above 1 is faster.",
+    "overlap_ratio": "From the trace: overlap time / min(GEMM time, communication time).",
+}
+"""What they are where a table's own column does not say it."""
+
+
+@dataclass
+class Terms:
+    """The explanations that a page refers to."""
+
+    explained: dict[tuple[str, str], str] = field(default_factory=dict)
+    """By name and explanation, the id."""
+
+    def id_of(self, column: Column[Any]) -> str:
+        """Returns the id of the column's explanation; empty where nothing is to be said."""
+        about, says_it = column.about or USUAL.get(column.name, ""), column.header.replace(" ", "_")
+        in_files = f"In files: {column.name}." if column.name not in ("", says_it) else ""
+        text = " ".join(filter(None, [about, in_files]))
+        return self._id(column.header, text) if text else ""
+
+    def _id(self, name: str, text: str) -> str:
+        return self.explained.setdefault((name, text), f"term-{len(self.explained) + 1}")
+
+    def marked(self, text: str, columns: Iterable[Column[Any]]) -> Markup:
+        """Returns the sentence, in which the first word for each of the columns refers to what explains it."""
+        known = {word: column for column in columns for word in WORDS.get(column.name, ())}
+        if not known:
+            return escape(text)
+        ordered = sorted(known, key=len, reverse=True)
+        words = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, ordered))})(?![\w-])")
+        return Markup("").join(self._pieces(text, words, known))
+
+    def _pieces(self, text: str, words: re.Pattern[str], known: dict[str, Column[Any]]) -> Iterator[Markup]:
+        said: set[str] = set()
+        for i, piece in enumerate(words.split(text)):
+            column = known.get(piece) if i % 2 else None
+            term = self.id_of(column) if column and column.name not in said else ""
+            if column and term:
+                said.add(column.name)
+                yield Markup('<span class="term" tabindex="0" aria-describedby="{}">{}</span>').format(term, piece)
+            else:
+                yield escape(piece)

@@ -1,0 +1,48 @@
+"""The answer card of a layer: which variant to take, by how much, and what Megatron-LM is given for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from overlap_sweep.overlap.overlap_cfg import FILE, NONE, OverlapConfig, megatron_arguments
+from overlap_sweep.report.numbers import as_percent, as_sentence
+from overlap_sweep.report.section import Card
+from overlap_sweep.results.estimate import CONFIDENCE
+
+if TYPE_CHECKING:
+    from overlap_sweep.workloads.layer.section import LayerAnalysis
+
+MEGATRON_BACKENDS = ("transformer_engine", "megatron")
+"""Whose variants Megatron-LM can be given."""
+FILE_NAME = "tp_comm_overlap_cfg.yaml"
+"""What the reader saves the slots as."""
+
+
+def card(layer: LayerAnalysis, title: str) -> Card:
+    """Returns what to do, at a glance."""
+    best, rounds = layer.winner, f"{layer.rounds} rounds side by side, intervals of {CONFIDENCE:.0%}"
+    if best is None:
+        keep = "Keep overlap off" if layer.reference == NONE else f"Keep {layer.reference}"
+        return Card(title, keep if layer.contenders else "No verdict", [as_sentence(layer.verdict), f"In {rounds}."])
+    hidden = f"It hides {as_percent(best.hidden_fraction)} of the communication. " if best.hidden_fraction > 0 else ""
+    gain = best.to_reference.in_words(f" than {layer.reference}")
+    return Card(title, f"Use {best.label}: {gain}", [f"{hidden}Measured in {rounds}."], use=_use(layer))
+
+
+def _use(layer: LayerAnalysis) -> list[str]:
+    """Returns the lines that Megatron-LM takes to train with the fastest; empty if that is the reference, or nothing
+    that Megatron-LM has."""
+    winner, config = layer.winner, layer.point.config
+    if winner is None or config["backend"] not in MEGATRON_BACKENDS or not winner.measured.switches:
+        return []
+    slots = winner.measured.settings
+    is_file = winner.name.startswith(FILE)
+    given = Path(winner.name.removeprefix(FILE)).name if is_file else FILE_NAME
+    lines = megatron_arguments(
+        OverlapConfig(slots, winner.measured.switches), config["tp_size"], given if slots else ""
+    )
+    written = yaml.safe_dump(slots, sort_keys=False).splitlines() if slots and not is_file else []
+    return [*lines, *([f"# {given}:"] if written else []), *written]
