@@ -108,10 +108,10 @@ def compare(
 
     \b
     Quantities of telemetry:
-      step_ms compute_ms comm_ms hidden_comm_ms exposed_comm_ms hidden_share overlap_ratio
+      step_ms compute_ms comm_ms hidden_comm_ms exposed_comm_ms hidden_comm_fraction overlap_ratio
       all_reduce_ms reduce_scatter_ms auxiliary_ms compute_allreduce_ms compute_reducescatter_ms
       compute_auxiliary_ms samples_per_s sm_clock_mhz power_w temperature_c final_loss
-      point_ms none_ms floor_ms speedup hidden_fraction peak_memory_gb
+      time_us none_us floor_us speedup hidden_fraction peak_memory_gb
 
     \b
     Examples:

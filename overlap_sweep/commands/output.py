@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from overlap_sweep.commands.expressions import condition
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.numbers import visible
+from overlap_sweep.report.numbers import as_us, visible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,7 +136,7 @@ def cell(column: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f"{value:,.1f}" if column.endswith("_us") else f"{value:.4g}"
+        return as_us(value) if column.endswith("_us") else f"{value:.4g}"
     return str(next(iter(str(value).splitlines()), ""))
 
 

@@ -10,7 +10,7 @@ from operator import itemgetter
 from statistics import median, median_low
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.report.numbers import shortened
+from overlap_sweep.report.numbers import as_us, shortened
 from overlap_sweep.report.table import Column, Row, Table
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _short(name: str) -> str:
 
 
 def _us(name: str, header: str = "", about: str = "") -> Column[Row]:
-    return Column(name, itemgetter(name), about, header=header, show="{:,.1f}".format)
+    return Column(name, itemgetter(name), about, header=header, show=as_us)
 
 
 FILE, RANK = _text("file", about="The trace."), _count("rank", "rank", "As the trace tells it, else as its name does.")
@@ -64,8 +64,8 @@ PHASES: Table[Row] = Table(
     (
         *(FILE, RANK, ITERATION, PHASE),
         _us("span_us", "span us", "From the first start to the last end."),
-        _us("gemm_busy_us", "GEMM us"),
-        _us("comm_busy_us", "comm us"),
+        _us("gemm_us", "GEMM us"),
+        _us("comm_us", "comm us"),
         WAITING,
         _us("overlap_us", "overlap us", "GEMM and communication at once."),
         EXPOSED,

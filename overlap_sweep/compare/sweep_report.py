@@ -49,7 +49,7 @@ RATIO: Column[Any] = ratio_column("ratio", lambda match: match.ratio, "ratio")
 _TIMES: tuple[Column[Any], ...] = (
     attribute("dataset", kind="text"),
     attribute("reference", kind="text"),
-    attribute("reference_us", read="theirs.time.time_us", header="reference us", show=as_us),
+    attribute("reference_time_us", read="theirs.time.time_us", header="reference us", show=as_us),
     attribute("reference_noise_us", read="theirs.time.noise_us"),
     attribute("time_us", read="ours.time.time_us", header="time us", show=as_us),
     attribute("noise_us", read="ours.time.noise_us", about="Half-width of a 95 % interval."),

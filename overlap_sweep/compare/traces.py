@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PHASES = ("fwd", "bwd", "recompute", "all")
 FEW_KERNELS = 15
-CHARTED = ("span_us", "gemm_busy_us", "comm_busy_us", "overlap_us", "exposed_comm_us", "wait_us", "idle_us")
+CHARTED = ("span_us", "gemm_us", "comm_us", "overlap_us", "exposed_comm_us", "wait_us", "idle_us")
 
 Change = Literal["faster", "slower", "same", "appeared", "disappeared"]
 
@@ -364,7 +364,7 @@ def _dots(compared: TraceComparison, label: str) -> Rows:
     for match in compared.quantities:
         if match.dataset != label or match.rank is not None or match.quantity not in CHARTED:
             continue
-        ours, theirs = (match.value or 0.0) / 1000, (match.reference_value or 0.0) / 1000
+        ours, theirs = match.value or 0.0, match.reference_value or 0.0
         worse = ours < theirs if match.quantity == "overlap_us" else ours > theirs
         own = "wait" if ours == theirs else "bad" if worse else "good"
         dots = [Dot(theirs, colour="ink", shape=TICK), Dot(ours, colour=own)]
@@ -373,7 +373,7 @@ def _dots(compared: TraceComparison, label: str) -> Rows:
     return Rows(
         title=f"{label} against {compared.reference}",
         subtitle="medians over iterations and ranks; number: ratio of the two",
-        axis=Axis("ms", from_zero=True),
+        axis=Axis("us", from_zero=True),
         columns=["ratio"],
         rows=rows,
         legend=[

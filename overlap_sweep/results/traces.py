@@ -11,24 +11,17 @@ from overlap_sweep.results.run_directory import is_trace_of
 from overlap_sweep.trace import TraceRow, in_words
 from overlap_sweep.trace.files import TraceFile, read_trace_files
 
-PASSES = {"forward": "fwd", "backward": "bwd"}
+PASSES = ("fwd", "bwd")
 
-PHASE_COLUMNS = {
-    "gemm_time_us": "gemm_busy_us",
-    "comm_time_us": "comm_busy_us",
-    "overlap_time_us": "overlap_us",
-    "overlap_ratio": "overlap_ratio",
-    "e2e_time_us": "span_us",
-    "exposed_comm_us": "exposed_comm_us",
-    "wait_us": "wait_us",
-    "idle_us": "idle_us",
-}
-"""After `forward_` and `backward_`: the column, and the trace row's field."""
+QUANTITIES = (
+    *("gemm_us", "comm_us", "overlap_us", "overlap_ratio", "span_us", "exposed_comm_us", "wait_us", "idle_us"),
+)
+"""Of a trace row; columns have `fwd_` or `bwd_` before it."""
 
-WHOLE_COLUMNS = ("operator_e2e_time_us", "total_overlap_ratio", "num_gemm_events", "num_comm_events")
+WHOLE_COLUMNS = ("total_span_us", "total_overlap_ratio", "num_gemm_events", "num_comm_events")
 """Sums over the two passes, and the ratio of sums."""
 
-METRICS = (*(f"{name}_{column}" for name in PASSES for column in PHASE_COLUMNS), *WHOLE_COLUMNS)
+METRICS = (*(f"{phase}_{quantity}" for phase in PASSES for quantity in QUANTITIES), *WHOLE_COLUMNS)
 """Every column that comes from a trace."""
 
 _Phases = Mapping[str, TraceRow]
@@ -68,13 +61,13 @@ def summarise(rows: Iterable[TraceRow]) -> dict[str, float]:
 def _metrics(phases: _Phases) -> dict[str, float]:
     """Returns the columns that have a value."""
     of_passes = {
-        f"{name}_{column}": getattr(phases[phase], quantity)
-        for name, phase in PASSES.items()
+        f"{phase}_{quantity}": getattr(phases[phase], quantity)
+        for phase in PASSES
         if phase in phases
-        for column, quantity in PHASE_COLUMNS.items()
+        for quantity in QUANTITIES
     }
     passes = _passes(phases)
-    shorter_us = min(sum(row.gemm_busy_us for row in passes), sum(row.comm_busy_us for row in passes))
+    shorter_us = min(sum(row.gemm_us for row in passes), sum(row.comm_us for row in passes))
     whole = (
         _operator_us(phases),
         sum(row.overlap_us for row in passes) / shorter_us if shorter_us else None,
@@ -91,7 +84,7 @@ def _operator_us(phases: _Phases) -> float:
 
 def _passes(phases: _Phases) -> list[TraceRow]:
     """Returns the passes; the whole where the trace does not separate them, such as in a CUDA graph."""
-    return [phases[phase] for phase in PASSES.values() if phase in phases] or [phases["all"]]
+    return [phases[phase] for phase in PASSES if phase in phases] or [phases["all"]]
 
 
 def read_traces(points: Iterable[Point]) -> dict[Path, TraceReading]:

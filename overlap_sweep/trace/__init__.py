@@ -22,8 +22,8 @@ class Overlap(msgspec.Struct, kw_only=True):
 
     span_us: float
     """From the first start to the last end."""
-    gemm_busy_us: float
-    comm_busy_us: float
+    gemm_us: float
+    comm_us: float
     wait_us: float
     """Waiting for other ranks without moving data."""
     overlap_us: float
@@ -74,7 +74,7 @@ def summarise(rows: Iterable[TraceRow]) -> list[PhaseSummary]:
     for phase, members in phases.items():
         quantities = [name for name in Overlap.__struct_fields__ if name != "overlap_ratio"]
         medians = {name: _median([getattr(row, name) for row in members]) for name in quantities}
-        shorter_us = min(medians["gemm_busy_us"], medians["comm_busy_us"])
+        shorter_us = min(medians["gemm_us"], medians["comm_us"])
         medians["overlap_ratio"] = medians["overlap_us"] / shorter_us if shorter_us else None
         summaries.append(PhaseSummary(members[0].file, members[0].rank, phase, len(members), **medians))
     return summaries

@@ -72,8 +72,8 @@ def measure(intervals: Intervals, kind: NDArray[np.int8]) -> Overlap:
     shorter_ns = min(length(gemm), length(comm))
     return Overlap(
         span_us=span_ns / 1000,
-        gemm_busy_us=length(gemm) / 1000,
-        comm_busy_us=length(comm) / 1000,
+        gemm_us=length(gemm) / 1000,
+        comm_us=length(comm) / 1000,
         wait_us=length(wait) / 1000,
         overlap_us=overlap_ns / 1000,
         exposed_comm_us=length(subtract(comm, computation)) / 1000,

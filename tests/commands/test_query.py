@@ -45,7 +45,7 @@ def test_metrics_of_traces_are_columns_and_a_missing_trace_is_noted(tmp_path: Pa
     point = operator_config(2, "fc1", "fprop", "ring_exchange")
     directory = make_point("operator", tmp_path, point, traces=["t.json.gz", "gone.json.gz"])
     shutil.copy(TRACES / "h200x4_llama3_70b_layer_te_default.json.gz", directory / "t.json.gz")
-    (row,) = rows("query", tmp_path, "forward_overlap_ratio > 0 and note.notna()")
+    (row,) = rows("query", tmp_path, "fwd_overlap_ratio > 0 and note.notna()")
     assert row["note"] == "gone.json.gz is missing"
 
 

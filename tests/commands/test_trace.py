@@ -123,7 +123,7 @@ def test_unions_of_each_class_are_those_of_the_trace_and_no_track_has_two_spans_
         assert (len(here["gemm"]), len(here["comm"])) == (row.num_gemm_events, row.num_comm_events)
         gemm, comm, wait = (merge(np.array(intervals, np.int64).reshape(-1, 2)) for intervals in here.values())
         busy_us = tuple(length(union) / 1000 for union in (gemm, comm, wait, intersect(gemm, comm)))
-        assert busy_us == (row.gemm_busy_us, row.comm_busy_us, row.wait_us, row.overlap_us)
+        assert busy_us == (row.gemm_us, row.comm_us, row.wait_us, row.overlap_us)
     tracks = defaultdict(list)
     for event in spans:
         tracks[event["pid"], event["tid"]].append(interval(event))

@@ -193,12 +193,12 @@ def test_from_launch_to_report_and_comparison(tmp_path: Path, name: str, images:
         traces = analyze("compare", one / "trace_rank0.json.gz", two / "trace_rank0.json.gz", "--by", "class")
         assert (traces.returncode, "gloo" in traces.stdout) == (0, True)
     if name == "training":
-        assert {"step_ms", "hidden_share", "samples_per_s", "final_loss"} <= {row["quantity"] for row in same}
+        assert {"step_ms", "hidden_comm_fraction", "samples_per_s", "final_loss"} <= {row["quantity"] for row in same}
         one, two = results
         pair = analyze("compare", f"a={one}", f"b={two}", "--output", tmp_path / "out")
         assert "fsdp.forward_prefetch: " in pair.stdout
         known = json.loads((tmp_path / "out" / "summary.json").read_text())["datasets"]["a"]["runs"][one.name]
         medians = {quantity: aggregate["median"] for quantity, aggregate in known["aggregates"].items()}
         assert 0 < medians["compute_ms"] < medians["step_ms"]
-        assert 0 <= medians["hidden_share"] < 1
+        assert 0 <= medians["hidden_comm_fraction"] < 1
         assert medians["samples_per_s"] == pytest.approx(4e3 / medians["step_ms"], rel=0.2)

@@ -51,7 +51,7 @@ def trace_row(rank: int, iteration: int, phase: str, span_us: float, **changed: 
     """Half of it GEMMs, a quarter communication, half of which is hidden."""
     known: dict[str, Any] = {
         **{"file": f"trace_rank{rank}.json.gz", "rank": rank, "iteration": iteration, "phase": phase},
-        **{"span_us": span_us, "gemm_busy_us": span_us / 2, "comm_busy_us": span_us / 4, "wait_us": 1.0},
+        **{"span_us": span_us, "gemm_us": span_us / 2, "comm_us": span_us / 4, "wait_us": 1.0},
         **{"overlap_us": span_us / 8, "exposed_comm_us": span_us / 8, "idle_us": 2.0, "overlap_ratio": 0.5},
         **{"num_gemm_events": 4, "num_comm_events": 2, "num_wait_events": 0, "num_compute_events": 1},
     }

@@ -25,7 +25,7 @@ def found(path: Path, events: list[Written] | Written) -> tuple[dict[tuple[int, 
 
 def numbers(row: TraceRow) -> tuple[float, ...]:
     """Span, GEMM, communication, wait, overlap, exposed, idle."""
-    times = (row.span_us, row.gemm_busy_us, row.comm_busy_us, row.wait_us)
+    times = (row.span_us, row.gemm_us, row.comm_us, row.wait_us)
     return (*times, row.overlap_us, row.exposed_comm_us, row.idle_us)
 
 
@@ -211,7 +211,7 @@ def test_two_devices_in_one_trace(tmp_path: Path) -> None:
     events = [launched("cudaLaunchKernel", 10, 1), launched("cudaLaunchKernel", 20, 2)]
     events += [on_stream("nvjet_a", 1000.0, 100.0, 7, 1, device=0), on_stream("nvjet_a", 1050.0, 100.0, 7, 2, device=1)]
     rows, parts = found(tmp_path / "trace.json", {"traceEvents": events})
-    assert (rows[0, "fwd"].gemm_busy_us, rows[0, "fwd"].num_gemm_events) == (150.0, 2)
+    assert (rows[0, "fwd"].gemm_us, rows[0, "fwd"].num_gemm_events) == (150.0, 2)
     streams = [part for part in parts if part.by == "stream" and part.phase == "fwd"]
     assert [(part.name, part.busy_us, part.alone_us) for part in streams] == [
         ("0 7", 100.0, 50.0),

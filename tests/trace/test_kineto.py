@@ -173,7 +173,7 @@ def test_fuzzed_traces_are_analysed_or_refused(tmp_path: Path, events: list[obje
     path.write_bytes(json.dumps({"traceEvents": events}).encode()[:cut])
     found = read_trace_file(path, with_parts=True)
     assert bool(found.rows) == (found.problem is None)
-    assert all(0 <= row.overlap_us <= row.gemm_busy_us <= row.span_us for row in found.rows)
+    assert all(0 <= row.overlap_us <= row.gemm_us <= row.span_us for row in found.rows)
     assert all(0 <= part.alone_us <= part.busy_us <= part.total_us for part in found.parts)
     if found.rows:
         assert typical_iteration(path).spans

@@ -14,7 +14,7 @@ from overlap_sweep.trace.files import TraceFile, rank_of, ranks_of, run_name
 def row(rank: int | None, iteration: int, phase: str, span_us: float) -> TraceRow:
     usual: dict[str, Any] = dict.fromkeys(Overlap.__struct_fields__, 1)
     usual |= {"span_us": span_us, "wait_us": span_us / 16, "exposed_comm_us": span_us / 8, "overlap_ratio": 0.5}
-    usual |= {"gemm_busy_us": 2.0, "comm_busy_us": 3.0}
+    usual |= {"gemm_us": 2.0, "comm_us": 3.0}
     return TraceRow(file="f", rank=rank, iteration=iteration, phase=phase, **usual)
 
 

@@ -76,7 +76,7 @@ def test_medians_leave_startup_out_and_rows_mark_it(tmp_path: Path) -> None:
     (file,) = read_trace_files([path])
     assert [row["startup"] for row in phase_rows(file, ["all"])] == [True, False, False]
     (median,) = median_rows(file, ["all"])
-    assert (median["gemm_busy_us"], median["iterations"], median["startup_iterations"]) == (105.0, 2, 1)
+    assert (median["gemm_us"], median["iterations"], median["startup_iterations"]) == (105.0, 2, 1)
     gemm = next(row for row in median_part_rows(file, "class", ["all"]) if row["kind"] == "gemm")
     assert (gemm["busy_us"], gemm["iterations"], gemm["startup_iterations"]) == (105.0, 2, 1)
     # The lower median of all three would be number 2.
@@ -90,7 +90,7 @@ def test_a_points_columns_are_of_no_startup_on_any_rank_and_it_is_told(tmp_path:
         write_trace(directory / names[rank], rank, list(gemms), 10.0)
     points = read_points(tmp_path).points
     reading = read_traces(points)[directory]
-    assert reading.metrics["forward_gemm_time_us"] == 101.0
+    assert reading.metrics["fwd_gemm_us"] == 101.0
     assert [warning.startswith(f"{directory}: iteration 0 took") for warning in reading.warnings] == [True]
 
 

@@ -21,8 +21,8 @@ from tests.trace.conftest import analyse_trace
 
 TIMES = {
     "span": "span_us",
-    "gemm": "gemm_busy_us",
-    "comm": "comm_busy_us",
+    "gemm": "gemm_us",
+    "comm": "comm_us",
     "wait": "wait_us",
     "overlap": "overlap_us",
     "exposed": "exposed_comm_us",
@@ -67,8 +67,8 @@ def test_rows_and_parts_on_one_page(trace: Any) -> None:
         iteration=0,
         phase="fwd",
         span_us=270.0,
-        gemm_busy_us=150.0,
-        comm_busy_us=100.0,
+        gemm_us=150.0,
+        comm_us=100.0,
         wait_us=20.0,
         overlap_us=30.0,
         exposed_comm_us=60.0,
@@ -122,12 +122,12 @@ def test_measure_against_counting_every_nanosecond(events: Drawn) -> None:
     span = max(start + duration for start, duration, _ in events) - min(start for start, _, _ in events)
     found = measure(np.array([[start, start + duration] for start, duration, _ in events]), np.array(events)[:, 2])
     assert [found.span_us, found.idle_us] == pytest.approx([span / 1000, (span - len(kinds)) / 1000])
-    assert found.gemm_busy_us == sum(GEMM in k for k in kinds) / 1000
-    assert found.comm_busy_us == sum(COMM in k for k in kinds) / 1000
+    assert found.gemm_us == sum(GEMM in k for k in kinds) / 1000
+    assert found.comm_us == sum(COMM in k for k in kinds) / 1000
     assert found.wait_us == sum(WAIT in k for k in kinds) / 1000
     assert found.overlap_us == sum({GEMM, COMM} <= k for k in kinds) / 1000
     assert found.exposed_comm_us == sum(COMM in k and not k & {GEMM, COMPUTE} for k in kinds) / 1000
-    shorter = min(found.gemm_busy_us, found.comm_busy_us)
+    shorter = min(found.gemm_us, found.comm_us)
     assert found.overlap_ratio == (pytest.approx(found.overlap_us / shorter) if shorter else None)
 
 
@@ -145,11 +145,11 @@ def test_groups_against_counting_every_moment(events: Drawn, scale: int) -> None
 
 def test_summary_is_the_median_over_the_iterations(gpu_trace: Path) -> None:
     first, _, _, second, *_ = analyse_trace(gpu_trace)
-    contaminated = msgspec.structs.replace(first, gemm_busy_us=1e9)
+    contaminated = msgspec.structs.replace(first, gemm_us=1e9)
     (summary,) = summarise([contaminated, first, second])
     assert (summary.phase, summary.iterations, summary.rank) == ("fwd", 3, 0)
-    assert summary.gemm_busy_us == max(first.gemm_busy_us, second.gemm_busy_us)
-    assert summary.overlap_ratio == summary.overlap_us / min(summary.gemm_busy_us, summary.comm_busy_us)
+    assert summary.gemm_us == max(first.gemm_us, second.gemm_us)
+    assert summary.overlap_ratio == summary.overlap_us / min(summary.gemm_us, summary.comm_us)
     assert summary.num_gemm_events == second.num_gemm_events
     assert summarise([]) == []
 

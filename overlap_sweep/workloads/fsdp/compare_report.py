@@ -38,7 +38,7 @@ from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES, MeasuredRun
 
 FEW_RUNS = 3
 """Of more, only step times are printed unless all quantities are asked for."""
-HEADLINES = ("step_ms", "exposed_comm_ms", "hidden_share", "samples_per_s", "floor_ms")
+HEADLINES = ("step_ms", "exposed_comm_ms", "hidden_comm_fraction", "samples_per_s", "floor_us")
 """Whose ratios the answer has."""
 
 MOST_POINTS = 720
@@ -55,7 +55,7 @@ LINES = {
 """Of a timeline: name and colour by quantity."""
 OVERLAID = {
     "step_ms": Axis("step, ms", from_zero=True),
-    "hidden_share": Axis("hidden communication", format=".0%", domain=(0.0, 1.0)),
+    "hidden_comm_fraction": Axis("hidden communication", format=".0%", domain=(0.0, 1.0)),
 }
 
 

@@ -74,7 +74,7 @@ class Step(msgspec.Struct, kw_only=True, frozen=True):
     device: Device = Device()
 
     @property
-    def hidden_share(self) -> float | None:
+    def hidden_comm_fraction(self) -> float | None:
         """Returns the share of communication that overlaps computation; None without communication."""
         comm_ms = self.overlap_ms + self.exposed_comm_ms
         return self.overlap_ms / comm_ms if comm_ms else None

@@ -53,7 +53,9 @@ QUANTITIES = {
     "comm_ms": _mean("lower", "any communication in a step", lambda step: step.overlap_ms + step.exposed_comm_ms),
     "hidden_comm_ms": _mean("", "communication with computation beside it", lambda step: step.overlap_ms),
     "exposed_comm_ms": _mean("lower", "communication without computation beside it", lambda step: step.exposed_comm_ms),
-    "hidden_share": _mean("higher", "hidden / all communication of a step", lambda step: step.hidden_share),
+    "hidden_comm_fraction": _mean(
+        "higher", "hidden / all communication of a step", lambda step: step.hidden_comm_fraction
+    ),
     "overlap_ratio": _mean("higher", "overlap / min(computation, communication)", lambda step: step.overlap_ratio),
     "all_reduce_ms": _active("", ALL_REDUCE, "all-reduces"),
     "reduce_scatter_ms": _active("", REDUCE_SCATTER, "reduce-scatters"),
@@ -68,9 +70,9 @@ QUANTITIES = {
     "power_w": _mean("", "power of a GPU", lambda step: step.device.power_w),
     "temperature_c": _mean("", "temperature of a GPU", lambda step: step.device.temperature_c),
     "final_loss": Quantity("", "loss of the last step without the profiler"),
-    "point_ms": Quantity("lower", "whole step of the point, timed in turns with the next two after the recorded run"),
-    "none_ms": Quantity("lower", "the same with every collective alone on the device"),
-    "floor_ms": Quantity("lower", "the same computation without communication"),
+    "time_us": Quantity("lower", "whole step of the point, timed in turns with the next two after the recorded run"),
+    "none_us": Quantity("lower", "the same with every collective alone on the device"),
+    "floor_us": Quantity("lower", "the same computation without communication"),
     "speedup": Quantity("higher", "none / point, of the i-th samples of both"),
     "hidden_fraction": Quantity("higher", "median of none - point / median of none - floor, each of the i-th samples"),
     "peak_memory_gb": Quantity("lower", "most that tensors took on a GPU of any rank, 10^9 bytes"),
@@ -113,9 +115,9 @@ def find_dips(numbers: Sequence[int], steps: Series) -> list[int]:
     """Returns the steps that hide a much smaller share of their communication than usual in the run."""
     import numpy as np
 
-    if "hidden_share" not in steps:
+    if "hidden_comm_fraction" not in steps:
         return []
-    shares = steps["hidden_share"]
+    shares = steps["hidden_comm_fraction"]
     usual = np.nanmedian(shares)
     tolerance = max(LESS_HIDDEN_BY, MADS * np.nanmedian(abs(shares - usual)))
     return [number for number, share in zip(numbers, shares, strict=True) if share < usual - tolerance]
@@ -170,10 +172,10 @@ def measure(run: Run) -> MeasuredRun:
 
 
 def _timed(times: Mapping[str, Timing]) -> dict[str, list[float]]:
-    """Returns the samples of whole steps, in milliseconds, and of their quotient."""
-    point, none = times["point"].samples_us, times["none"].samples_us
+    """Returns the samples of whole steps, and of their quotient."""
+    point, none, floor = (times[name].samples_us for name in VARIANTS)
     return {
-        **{f"{name}_ms": [time_us / 1e3 for time_us in times[name].samples_us] for name in VARIANTS},
+        **{"time_us": point, "none_us": none, "floor_us": floor},
         "speedup": [slow / fast for fast, slow in zip(point, none, strict=True)],
     }
 

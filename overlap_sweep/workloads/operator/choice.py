@@ -104,9 +104,6 @@ def failures_by_pass(points: Iterable[Point]) -> Mapping[PassKey, Failures]:
     return found
 
 
-RATIO_OF_PASS = {"fwd": "forward_overlap_ratio", "bwd": "backward_overlap_ratio"}
-
-
 @dataclass(frozen=True)
 class Observation:
     """One pass of one result."""
@@ -272,7 +269,7 @@ def choose(
 def _observe(point: Point, pass_name: str, traces: TraceReading) -> Observation:
     assert point.result
     own = of_pass(point.result.settings, pass_name)
-    ratio = traces.metrics.get(RATIO_OF_PASS[pass_name])
+    ratio = traces.metrics.get(f"{pass_name}_overlap_ratio")
     return Observation(point.name, own, point.measured_as(OperatorTimes).times[pass_name], ratio)
 
 

@@ -19,12 +19,29 @@ from overlap_sweep.workloads.operator.advice import cards, is_effective, path_of
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorAnalysis, SlotAnswer, config_id
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial
 
+USUAL_NAMES = {
+    "overlap_method": "method",
+    **{
+        f"{usual}_{of_pass}": f"{ours}_{column}"
+        for usual, ours in (("forward", "fwd"), ("backward", "bwd"))
+        for of_pass, column in {
+            "gemm_time_us": "gemm_us",
+            "comm_time_us": "comm_us",
+            "overlap_time_us": "overlap_us",
+            "overlap_ratio": "overlap_ratio",
+            "e2e_time_us": "span_us",
+        }.items()
+    },
+    "operator_e2e_time_us": "total_span_us",
+}
+"""Our columns by the keys that scripts for other tuners' reports of this name read."""
+
 
 def report(
     analysis: OperatorAnalysis, sources: Sources, rows: Sequence[Row], decided: Listing[SlotAnswer]
 ) -> dict[str, Any]:
-    """Returns the findings. `configurations` are the `rows` of the points, and `best` those of the answers, both with
-    `overlap_method` for `method`.
+    """Returns the findings. `configurations` are the `rows` of the points, and `best` those of the answers, both also
+    with the `USUAL_NAMES` of some columns.
 
     Entries of the lists name their case; `tp_scaling` on top is the only case's, and None where there are several.
     `proof` has an entry for each case and TP size that a tuner measured, and `tuner` one for each of its sweeps.
@@ -58,13 +75,17 @@ def report(
             {**_of(case, tp_size), **asdict(slot)} for case, tp_size in of_sizes for slot in case.unmeasured(tp_size)
         ],
         "tp_scaling": asdict(cases[0].scaling) if len(cases) == 1 else None,
-        "configurations": [{**row, "overlap_method": row["method"]} for row in rows],
+        "configurations": [{**row, **_usually_named(row)} for row in rows],
         "proof": [_outcome(one, root, folder) for one, folder in [*outcomes, *((one, "") for one in analysis.strays)]],
         "tuner": [
             {"directory": _relative(directory, root), **msgspec.to_builtins(record)}
             for directory, record in sources.records.tuners.items()
         ],
     }
+
+
+def _usually_named(row: Row) -> Row:
+    return {usual: row[column] for usual, column in USUAL_NAMES.items() if column in row}
 
 
 def _of(case: CaseAnalysis, tp_size: int) -> dict[str, Any]:
@@ -106,7 +127,7 @@ def _best(answer: SlotAnswer, row: Row) -> dict[str, Any]:
         "case": answer.case.case.name,
         **row,
         "config_id": config_id(answer.tp_size, answer.choice.operator, answer.phase, answer.setting),
-        "overlap_method": row["method"],
+        **_usually_named(row),
         "setting": answer.setting,
         "setting_in_yaml": answer.case.config(answer.tp_size).slots.get(answer.slot),
         "points": list(answer.choice.chosen.points),

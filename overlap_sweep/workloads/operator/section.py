@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.overlap_cfg import DEFAULT, NONE, methods_allowed
-from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.section import Answer, File, Section, Sources
 from overlap_sweep.report.table import (
-    BACKEND,
-    DEVICE,
-    DIRECTORY,
-    ERROR,
-    MODEL,
-    POINT,
-    PRECISION,
-    STATUS,
-    Column,
-    Kind,
     Listing,
-    PointRow,
-    Table,
-    asked,
-    attribute,
-    points_table,
 )
-from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import measured_on
-from overlap_sweep.results.traces import METRICS, TraceReading, own_traces
 from overlap_sweep.workloads.operator.advice import (
     cards,
     cautions,
@@ -48,240 +26,12 @@ from overlap_sweep.workloads.operator.answer import (
     OperatorAnalysis,
     SlotAnswer,
     analyse_operators,
-    config_id,
 )
-from overlap_sweep.workloads.operator.choice import RATIO_OF_PASS, Frozen, frozen, of_pass
+from overlap_sweep.workloads.operator.choice import Frozen, frozen, of_pass
+from overlap_sweep.workloads.operator.columns import ANSWERS, TABLE, PhaseRow, PhaseTimes
 from overlap_sweep.workloads.operator.exhibits import exhibits, tuning
 from overlap_sweep.workloads.operator.overlap_yaml import training_files
-from overlap_sweep.workloads.operator.proof import Proof
 from overlap_sweep.workloads.operator.report import report
-from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
-
-
-@dataclass(frozen=True)
-class PhaseTimes:
-    """What an `ok` point measured of one phase: the times of its pass, since dgrad and wgrad can only be timed
-    together."""
-
-    point: Point
-    pass_name: str
-    trace: TraceReading
-    is_chosen: bool
-    """Whether the pass was given what was chosen for it."""
-
-    @property
-    def times(self) -> PassTimes:
-        return self.point.measured_as(OperatorTimes).times[self.pass_name]
-
-    @property
-    def medians_us(self) -> tuple[float, float, float]:
-        """Returns the median times of the point, without overlap, and of the GEMMs alone."""
-        return self.times.point.median_us, self.times.none.median_us, self.times.floor.median_us
-
-    @property
-    def default_us(self) -> float | None:
-        """Returns the default's time, scaled from the `none` beside the default to the one beside this point."""
-        default = self.times.default
-        return default.default.median_us * self.times.none.median_us / default.none.median_us if default else None
-
-    @property
-    def launch_bound(self) -> bool:
-        return bool(self.point.result and self.point.result.launch_bound)
-
-    @property
-    def relative_error(self) -> float | None:
-        """Returns the largest error of any tensor; infinite if one is not a number."""
-        errors = self.point.result.relative_error.values() if self.point.result else ()
-        return max((math.inf if error is None else error for error in errors), default=None)
-
-    @property
-    def why_not_profiled(self) -> str | None:
-        """Returns why there are no metrics, or None if there are."""
-        if self.trace.metrics:
-            return None
-        if own_traces(self.point):
-            return "its traces are missing or cannot be read"
-        if self.point.result and self.point.result.reused_from:
-            return "its times are from the store: traces stay where they were recorded"
-        profile = self.point.config.get("profile", "all")
-        if profile == "best":
-            return "profile=best: it was not among the fastest when it was measured"
-        return f"profile={profile}"
-
-    @property
-    def note(self) -> str:
-        """Returns the row's note for people."""
-        if self.launch_bound:
-            return "the host was too slow: this says nothing about the device"
-        return "chosen" if self.is_chosen else ""
-
-
-PhaseRow = PointRow[PhaseTimes]
-"""A point's phase as its `part`; of a point that was not measured `all` where it was asked for all."""
-P = Column[PhaseRow]
-M = Column[PhaseTimes]
-S = Column[SlotAnswer]
-
-
-def _kind(knob: str) -> Kind:
-    return "count" if knob in space.COUNTS else "flag"
-
-
-def _given(row: PhaseRow) -> Mapping[str, Any]:
-    """Returns the setting of the phase, as measured or asked for; its method is `none` without overlap."""
-    if row.measured and row.point.result:
-        slot = space.slot(row.point.config["operator"], row.part)
-        return row.point.result.settings.get(slot) or {"method": NONE}
-    wanted = (row.point.config.get("phases") or {}).get(row.part, row.point.config)
-    knobs = space.KNOBS if wanted["method"] != NONE else ()
-    return {name: wanted[name] for name in ("method", *knobs) if wanted.get(name) is not None}
-
-
-def _id(row: PhaseRow) -> str:
-    return config_id(row.point.config["tp_size"], row.point.config["operator"], row.part, _given(row))
-
-
-def _metric(name: str) -> Column[PhaseTimes]:
-    is_count = name.startswith("num_")
-
-    def value(row: PhaseTimes) -> float | None:
-        found = row.trace.metrics.get(name)
-        return round(found) if is_count and found is not None else found
-
-    return M(name, value, kind="count" if is_count else "number")
-
-
-def _trace_note(row: PhaseTimes) -> str | None:
-    missing = (f"{name} is missing" for name in row.trace.missing)
-    return "; ".join([*missing, *row.trace.problems, *row.trace.warnings]) or None
-
-
-OF_POINT = (
-    *(POINT, DIRECTORY, P("config_id", _id, kind="text", queried=True)),
-    *(replace(MODEL, differing=True), replace(BACKEND, differing=True), DEVICE, replace(PRECISION, differing=True)),
-    P("tokens", lambda row: row.point.case.tokens, kind="count", header="tokens", differing=True),
-    asked("tp_size", kind="count", header="TP", page_only=True),
-    asked("operator", kind="text", header="operator", page_only=True),
-    P("phase", lambda row: row.part, kind="text", header="phase", page_only=True),
-    P("slot", lambda row: f"{row.point.config['operator']}_{row.part}" if row.part != "all" else None, kind="text"),
-    P("pass", lambda row: space.PASS_OF_PHASE.get(row.part, "all"), kind="text"),
-    P("method", lambda row: _given(row)["method"], kind="text"),
-    *(P(knob, lambda row, knob=knob: _given(row).get(knob), kind=_kind(knob)) for knob in space.KNOBS),  # type: ignore[misc]
-    P("", lambda row: space.brief_name(_given(row)), kind="text", header="setting", style="setting"),
-    *(STATUS, ERROR),
-)
-OF_PHASE = (
-    attribute("time_us", read="times.point.median_us", header="time us", show=as_us),
-    attribute("q1_us", read="times.point.q1_us"),
-    attribute("q3_us", read="times.point.q3_us"),
-    M(
-        *("", lambda row: row.times.point.q3_us - row.times.point.q1_us),
-        header="quartiles us",
-        words=lambda row: f"{as_us(row.times.point.q1_us)} to {as_us(row.times.point.q3_us)}",
-        page_only=True,
-    ),
-    M("repeats", lambda row: len(row.times.point.samples_us), kind="count"),
-    attribute("none_us", read="times.none.median_us", header="no overlap us", show=as_us),
-    attribute(
-        *("floor_us", "The GEMMs alone.", "number", "times.floor.median_us"),
-        header="GEMMs us",
-        show=as_us,
-    ),
-    attribute("default_us", "The library's own overlap.", queried=True),
-    M("tp1_us", lambda row: row.times.tp1.median_us if row.times.tp1 else None, "The whole operator on one rank."),
-    M(
-        *("hidden_fraction", lambda row: hidden_fraction(*row.medians_us)),
-        header="hidden",
-        show=as_percent,
-        high_first=True,
-    ),
-    M(
-        *("speedup", lambda row: row.medians_us[1] / row.medians_us[0], "none_us / time_us."),
-        header="speedup",
-        show="{:.3f}".format,
-        high_first=True,
-    ),
-    M(
-        *("", lambda row: row.trace.metrics.get(RATIO_OF_PASS[row.pass_name])),
-        header="overlap ratio",
-        show="{:.2f}".format,
-        page_only=True,
-        high_first=True,
-    ),
-    attribute("launch_bound", "The times say nothing about the device.", "flag"),
-    attribute("relative_error", "The largest of any tensor, against no overlap."),
-    M("profiled", lambda row: row.why_not_profiled is None, "Whether the columns from traces have values.", "flag"),
-    attribute("not_profiled_because", kind="text", read="why_not_profiled"),
-    *map(_metric, METRICS),
-    M("note", _trace_note, "What is wrong with its traces.", "text"),
-    M("", lambda row: row.note, kind="text", header="note"),
-)
-TABLE = points_table("points", "one row per point and phase that it overlaps", OF_POINT, OF_PHASE)
-
-
-def _final_setting(row: SlotAnswer) -> str:
-    config = row.case.config(row.tp_size)
-    if not methods_allowed(config.switches)[row.slot]:
-        return NONE
-    setting = config.slots.get(row.slot)
-    return space.brief_name(setting) if setting else DEFAULT
-
-
-def _proof(row: SlotAnswer) -> Proof | None:
-    return row.case.proofs.get(row.tp_size)
-
-
-def _layer_ratio(row: SlotAnswer, end: str = "") -> float | None:
-    """Returns the recommended layer's time over that of no overlap, or an end of its interval."""
-    proof = _proof(row)
-    if proof is None or proof.layer.reference != NONE:
-        return None
-    best = proof.trial.rows[proof.recommended]
-    return getattr(best.interval, end) if end else best.ratio
-
-
-ANSWERS = Table(
-    *("answers", "one row per case, TP size and slot that an overlap was tried for"),
-    (
-        S("model", lambda row: row.case.case.model, kind="text"),
-        S("backend", lambda row: row.case.case.backend, kind="text"),
-        S("device", lambda row: row.case.case.device, kind="text"),
-        S("precision", lambda row: row.case.case.precision, kind="text"),
-        S("tokens", lambda row: row.case.case.tokens, kind="count"),
-        S("tp_size", lambda row: row.tp_size, kind="count", header="TP"),
-        S("slot", lambda row: row.slot, kind="text", header="slot"),
-        S("operator", lambda row: row.choice.operator, kind="text"),
-        S("phase", lambda row: row.phase, kind="text"),
-        S("pass", lambda row: row.choice.pass_name, kind="text"),
-        S(
-            *("setting", lambda row: space.brief_name(row.setting), "The slot's best.", "text"),
-            header="setting",
-            words=lambda row: space.brief_name(row.setting) + (" *" if row.setting != row.final_setting else ""),
-            style="setting",
-        ),
-        S("method", lambda row: row.setting["method"] if row.setting else NONE, kind="text"),
-        *(S(knob, lambda row, knob=knob: (row.setting or {}).get(knob), kind=_kind(knob)) for knob in space.KNOBS),  # type: ignore[misc]
-        S("time_us", lambda row: row.choice.chosen.time_us, "Of the slot's pass.", header="time us", show=as_us),
-        S("noise_us", lambda row: row.choice.chosen.estimate.noise_us, header="noise us", show=as_us),
-        S("none_us", lambda row: row.choice.none.time_us, header="none us", show=as_us),
-        S(
-            *("default_us", lambda row: row.choice.default.time_us if row.choice.default else None),
-            header="default us",
-            show=as_us,
-        ),
-        S("floor_us", lambda row: row.choice.floor_us, header="floor us", show=as_us),
-        S("hidden_fraction", lambda row: row.choice.hidden_fraction, header="hidden", show=as_percent),
-        S("speedup", lambda row: row.choice.speedup, header="speedup", show="{:.2f}x".format),
-        S("overlap_ratio", lambda row: row.choice.chosen.overlap_ratio, header="overlap", show="{:.2f}".format),
-        S("reason", lambda row: row.choice.reason, kind="text"),
-        S("final_setting", _final_setting, "What to train with.", "text"),
-        S("proven", lambda row: _proof(row) is not None, "Whether a whole layer proved it.", "flag"),
-        S("recommended", lambda row: getattr(_proof(row), "recommended", None), "The fastest whole layer.", "text"),
-        S("layer_ratio", _layer_ratio, "Of the recommended layer's time to that of no overlap."),
-        S("layer_ratio_low", partial(_layer_ratio, end="low")),
-        S("layer_ratio_high", partial(_layer_ratio, end="high")),
-    ),
-)
 
 
 def section(sources: Sources) -> Section | None:

@@ -260,12 +260,12 @@ def step_communication(reading: TraceReading) -> StepCommunication | None:
             iterations[row.iteration].append(row)
     if not iterations:
         return None
-    least = [min(ranks, key=lambda row: row.comm_busy_us) for ranks in iterations.values()]
-    most_us = [max(row.comm_busy_us for row in ranks) for ranks in iterations.values()]
+    least = [min(ranks, key=lambda row: row.comm_us) for ranks in iterations.values()]
+    most_us = [max(row.comm_us for row in ranks) for ranks in iterations.values()]
     return StepCommunication(
-        statistics.median(row.comm_busy_us for row in least),
+        statistics.median(row.comm_us for row in least),
         statistics.median(row.exposed_comm_us for row in least),
-        statistics.median(high_us - low.comm_busy_us for high_us, low in zip(most_us, least, strict=True)),
+        statistics.median(high_us - low.comm_us for high_us, low in zip(most_us, least, strict=True)),
     )
 
 

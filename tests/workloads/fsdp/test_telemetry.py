@@ -42,7 +42,7 @@ def test_without_communication_nothing_is_hidden(tmp_path: Path) -> None:
     run = only_run(write_logs(tmp_path, records))
     medians = measured_of(run)
     assert medians["comm_ms"] == 0
-    assert not medians.keys() & {"hidden_share", "overlap_ratio"}
+    assert not medians.keys() & {"hidden_comm_fraction", "overlap_ratio"}
     assert measure(run).dips == []
 
 

@@ -114,7 +114,7 @@ def test_other_work_has_no_better_times(tmp_path: Path, changes: dict[str, Any],
     ours = run(tmp_path / "b", other, 0.5, step_us=700.0, spread_us=1.0)
     match = only_match(a=run(tmp_path / "a", POINT, step_us=1500.0, spread_us=1.0), b=ours)
     assert match.different_work
-    assert match.quantities["point_ms"].verdict == "lower"
+    assert match.quantities["time_us"].verdict == "lower"
     assert match.quantities["samples_per_s"].verdict == samples
     others = {one.verdict for name, one in match.quantities.items() if name != "samples_per_s"}
     assert not others & {"better", "worse"}
@@ -144,7 +144,7 @@ def test_a_dataset_of_runs_that_are_too_short_is_an_error(tmp_path: Path) -> Non
 def test_a_quantity_that_one_of_both_knows_has_no_ratio(tmp_path: Path) -> None:
     summary = telemetry_summary(compared(a=write_run(tmp_path / "one"), b=run(tmp_path / "fsdp", POINT)))
     ratios = msgspec.json.decode(msgspec.json.encode(summary))["datasets"]["b"]["ratios"]["fsdp"]
-    assert ratios["quantities"]["point_ms"] == {"ratio": None, "noise": None, "verdict": None}
+    assert ratios["quantities"]["time_us"] == {"ratio": None, "noise": None, "verdict": None}
 
 
 def test_runs_without_communication_have_no_chart_of_what_is_hidden(tmp_path: Path) -> None:

@@ -177,10 +177,10 @@ def test_shares_add_up(tmp_path: Path, parts_us: tuple[float, float, float], sha
 
 def test_communication_is_that_of_the_rank_that_waits_least() -> None:
     rows = [
-        trace_row(0, 0, "all", 100.0, comm_busy_us=90.0, exposed_comm_us=90.0),
-        trace_row(1, 0, "all", 200.0, comm_busy_us=40.0, exposed_comm_us=10.0),
-        trace_row(0, 1, "all", 300.0, comm_busy_us=60.0, exposed_comm_us=30.0),
-        trace_row(1, 1, "all", 200.0, comm_busy_us=10.0, exposed_comm_us=0.0),
+        trace_row(0, 0, "all", 100.0, comm_us=90.0, exposed_comm_us=90.0),
+        trace_row(1, 0, "all", 200.0, comm_us=40.0, exposed_comm_us=10.0),
+        trace_row(0, 1, "all", 300.0, comm_us=60.0, exposed_comm_us=30.0),
+        trace_row(1, 1, "all", 200.0, comm_us=10.0, exposed_comm_us=0.0),
     ]
     found = step_communication(TraceReading(rows=rows))
     assert found == StepCommunication(total_us=25.0, exposed_us=5.0, waiting_us=50.0)
