@@ -51,7 +51,7 @@ def read_trace(
     """
     from overlap_sweep.commands import trace_rows
     from overlap_sweep.report.table import to_frame
-    from overlap_sweep.trace.files import of_startup, read_trace_files
+    from overlap_sweep.trace.files import read_trace_files
 
     if by not in ("phase", *trace_rows.PARTS_BY):
         raise UserError(f"by={by!r} is not known; choose phase, {', '.join(trace_rows.PARTS_BY)}.")
@@ -61,7 +61,7 @@ def read_trace(
     good = [file for file in files if not file.problem]
     if not good:
         raise UserError(" ".join(problems) or "no trace was given; give files or directories.")
-    for sentence in (*problems, *(said for file in good for said in file.warnings), *of_startup(good)):
+    for sentence in (*problems, *(said for file in good for said in file.warnings)):
         warnings.warn(sentence, stacklevel=2)
     table = trace_rows.PHASES if by == "phase" else trace_rows.PARTS
     written = trace_rows.of_medians(table) if median else table

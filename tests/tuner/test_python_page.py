@@ -1,0 +1,46 @@
+"""docs/python.md: its examples run on a recorded sweep of the tuner, and its table has every argument of `tune`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import overlap_sweep
+from overlap_sweep import Report, tuner
+from tests.analyze import analyze
+from tests.golden.archives import unpack
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "python.md").read_text()
+REAL_TUNE = tuner.tune
+
+
+def recorded_or_refused(model: str, **options: Any) -> Report:
+    """Nothing is measured here: an example either shows an error or has the recorded report."""
+    return REAL_TUNE(model, **options) if "operators" in options else Report("multirun/tuned")
+
+
+def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze(unpack("tuner", tmp_path / "multirun" / "tuned")).returncode == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tuner, "tune", recorded_or_refused)
+    capsys.readouterr()
+    names: dict[str, Any] = {}
+    for example in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(example, names)
+    printed = capsys.readouterr().out
+    assert "operator=fc3 is not known; choose one of fc1, fc2, proj, qkv." in printed
+    assert "--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap" in printed
+    assert (tmp_path / "results" / "llama3_8b" / "tuning_report.json").exists()
+
+
+def test_every_argument_and_name_is_explained() -> None:
+    rows = re.findall(r"^\| (.+?) \| ", PAGE, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)", row)}
+    assert set(inspect.signature(REAL_TUNE).parameters) <= named
+    assert set(overlap_sweep.__all__) <= named
+    public = {name for name in dir(Report) if not name.startswith("_")}
+    assert {name for name in public if not re.search(rf"\b{name}\b", PAGE)} == set()
