@@ -53,6 +53,8 @@ class Answer:
     """Whether it is the largest TP size that scales."""
     file: str
     """The YAML for Megatron-LM, relative to the report's directory; empty where there is none."""
+    use: list[str]
+    """Lines for Megatron-LM's command line, with the file's name alone; empty where the answer is not to overlap."""
     to_set: list[str]
     """The switches of Megatron-Core that must not keep their defaults, and why."""
 

@@ -128,7 +128,7 @@ class Report:
         missing = [f"{name}={on}" for name, on in changed.items() if name not in overlap_cfg.FLAGS]
         if lines and missing:
             raise UserError(f"Megatron-LM has no argument for {', '.join(missing)}; set it in its TransformerConfig.")
-        return [word for line in lines for word in shlex.split(line)]
+        return shlex.split("\n".join(lines))
 
     def ub_cfgs(self, tp_size: int) -> dict[str, Setting] | None:
         """Returns the slots of the file for Transformer Engine's `initialize_ub`; None where the answer is not to

@@ -81,6 +81,7 @@ def test_the_file_comes_with_its_arguments(report: Report, directory: Path) -> N
     ("switches", "arguments"),
     [
         ("tp_comm_overlap: false", []),
+        ("tp_comm_overlap: false\n# tp_comm_overlap_disable_qkv: true", []),
         ("tp_comm_bulk_wgrad: false", ["--disable-tp-comm-bulk-wgrad"]),
     ],
 )

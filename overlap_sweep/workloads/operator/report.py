@@ -116,6 +116,7 @@ def _answers(case: CaseAnalysis) -> list[dict[str, Any]]:
             "sentences": card.sentences,
             "is_best_tp_size": case.scaling.optimal_tp_size == tp_size,
             "file": card.file,
+            "use": card.use,
             "to_set": card.to_set,
         }
         for tp_size, card in cards(case).items()
