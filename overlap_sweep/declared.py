@@ -34,7 +34,8 @@ def types_of(schema: type) -> dict[str, Any]:
 def check(config: Mapping[str, Any], schema: type, where: str = "") -> None:
     """Raises UserError for the first value outside the range or the choices that `schema` declares, or a field that is
     not there. Nested dataclasses are checked too. null passes."""
-    for declared in fields(schema):
+    # What has a value of its own first: others take theirs from it.
+    for declared in sorted(fields(schema), key=lambda one: is_dataclass(types_of(schema)[one.name])):
         name = f"{where}{declared.name}"
         if declared.name not in config:
             raise UserError(f"{name} cannot be deleted; give it a value, or null, instead of ~{name}.")

@@ -121,7 +121,7 @@ class Store:
         if written < len(line):
             # What follows would be taken for the rest of this line.
             self.close()
-            raise UserError(f"{self._directory} has no room for a measurement; make some.")
+            raise UserError(f"{self._directory} has no room for a measurement; free some space there.")
 
     def find(self, point: dict[str, Any], environment: dict[str, Any]) -> Measurement | None:
         """Returns the latest measurement of the same point on an equal machine (`identity`) that is `ok` and not

@@ -284,10 +284,9 @@ def _workload_type(point: _Named, where: str) -> type[Measured]:
     try:
         return measured_type(point.workload.name)
     except UserError as error:
-        reason = one_line(error).rstrip(".")
-        raise UserError(
-            f"{where} is of a workload that is not here ({reason}); install the package that has it."
-        ) from None
+        reason, _, mend = one_line(error).rstrip(".").rpartition("; ")
+        mend = "install the package that has it" if mend.startswith("choose") else mend
+        raise UserError(f"{where} is of a workload that is not here ({reason}); {mend}.") from None
 
 
 def check_composed(config: Any, path: Path) -> type[Measured]:

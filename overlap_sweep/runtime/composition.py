@@ -232,6 +232,10 @@ def one_line(error: Exception) -> str:
         return f"the configuration has no {found[1]}, which its workload.name asks for; choose it by workload=... ."
     if found := re.search(r"In '(.+?)': Config(?:Attribute|Key)Error .*full_key: (\S+)", text, re.DOTALL):
         return f"{found[1]}: {unknown_option(found[2])}"
+    if text.endswith("INTERVAL_SWEEP"):
+        return "interval(...) is for hydra/sweeper=optuna; list the values, or count them out with range(...)."
+    if found := re.match(r"Error parsing override '(.*)'", text):
+        return f"{found[1]} cannot be understood; give key=value, and quote a value that has blanks or quotes in it."
     if found := re.match(r"Error merging override (.*)", text):
         return f"{found[1]}: {_first_line(error.__cause__ or error)}."
     return " ".join(line.strip() for line in text.splitlines()[:2])

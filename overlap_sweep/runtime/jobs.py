@@ -69,12 +69,17 @@ class Sweep:
                 raise UserError(f"{earlier} does not exist; give the directory of an earlier sweep, or resume=last.")
         sweep = cls(config, context, task)
         # Before a sweeper writes anything there.
-        refuse_if_held(sweep.directory)
+        refuse_if_held(sweep.given)
         return sweep
 
     @property
+    def given(self) -> Path:
+        """Returns the directory as it was given, for messages."""
+        return Path(str(self.config.hydra.sweep.dir))
+
+    @property
     def directory(self) -> Path:
-        return Path(str(self.config.hydra.sweep.dir)).absolute()
+        return self.given.absolute()
 
     def set_up(self) -> None:
         """Does what Hydra expects of a launcher before it touches a configuration."""
@@ -89,11 +94,10 @@ class Sweep:
             config.hydra.job.num = number
         HydraConfig.instance().set_config(config)
         point = resolve(config)
-        directory = self.directory / str(config.hydra.sweep.subdir)
+        subdir = str(config.hydra.sweep.subdir)
+        directory = self.directory / subdir
         if not directory.resolve().is_relative_to(self.directory.resolve()):
-            raise UserError(
-                f"{directory} is not inside of {self.directory}; give a hydra.sweep.subdir that stays there."
-            )
+            raise UserError(f"hydra.sweep.subdir={subdir} is not inside of {self.given}; give one that stays there.")
         return Job(number, overrides, config, point, directory)
 
     def run(self, job: Job) -> JobReturn:
@@ -180,7 +184,7 @@ def begin(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int
     distinct(jobs)
     check_store(sweep.config)
     sweep.directory.mkdir(parents=True, exist_ok=True)
-    hold(sweep.directory)
+    hold(sweep.given)
     listen()
     # Of its later points a search knows by itself which were measured.
     return _where_measured(sweep, jobs) if first_index == 0 else jobs
@@ -206,7 +210,7 @@ def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: in
     """Runs every job that has no result yet, one that occurs twice once; returns in the order of `job_overrides`,
     whatever that of running. UserError as `begin`."""
     jobs = begin(sweep, job_overrides, first_index)
-    refuse_living_jobs(sweep.directory)
+    refuse_living_jobs(sweep.given)
     points = distinct(jobs)
     kept = keep_results(sweep, points)
     left = sorted((job for job in points if job.directory not in kept), key=lambda job: shared_by(job.point))

@@ -36,7 +36,7 @@ def hold(directory: Path) -> None:
     path = directory.resolve() / LOCK_FILE
     if path in _held:
         return
-    _held[path] = descriptor = _locked_or_refused(path)
+    _held[path] = descriptor = _locked_or_refused(directory)
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     who = f"process {os.getpid()} of {os.environ.get('USER') or os.getuid()} on {platform.node()}"
     os.ftruncate(descriptor, 0)
@@ -46,6 +46,8 @@ def hold(directory: Path) -> None:
 def refuse_if_read_only(directory: Path) -> None:
     """Raises UserError when neither it nor, where it is not there, what it would be made in can be written to."""
     there = next(path for path in (directory, *directory.parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(f"{there} is a file; give a directory.")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UserError(f"{there if there.name else there.absolute()} cannot be written to; {ELSEWHERE}.")
 
@@ -54,7 +56,7 @@ def refuse_if_held(directory: Path) -> None:
     """Raises UserError when another living process holds it. Touches nothing."""
     path = directory.resolve() / LOCK_FILE
     if path not in _held and path.exists():
-        os.close(_locked_or_refused(path))
+        os.close(_locked_or_refused(directory))
 
 
 @contextmanager
@@ -94,11 +96,12 @@ def _locked(path: Path) -> int | None:
     return descriptor
 
 
-def _locked_or_refused(path: Path) -> int:
-    """Returns a descriptor that locks the file while it is open. UserError when another process has it."""
+def _locked_or_refused(directory: Path) -> int:
+    """Returns a descriptor that locks the directory while it is open. UserError when another process has it."""
+    path = directory / LOCK_FILE
     descriptor = _locked(path)
     if descriptor is None:
         owner = one_line(path.read_text(errors="replace")) or "a process that has only just begun"
         mend = "wait for it, end it, or give another directory"
-        raise UserError(f"{path.parent} is in use by {owner}; {mend} (or remove {path} if that host is gone).")
+        raise UserError(f"{directory} is in use by {owner}; {mend} (or remove {path} if that host is gone).")
     return descriptor

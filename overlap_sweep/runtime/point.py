@@ -91,10 +91,9 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         runtime["device"] = "cuda" if elsewhere() or visible_gpus() else "cpu"
     needed = workloads.gpus(point)
     if runtime["device"] == "cuda" and not elsewhere() and needed > visible_gpus():
-        too_many, mend = workload.fewer_gpus(point)
-        raise UserError(
-            f"{too_many} needs {needed} GPUs and {visible_gpus()} are visible; use {mend}, or runtime.device=cpu."
-        )
+        (too_many, fewer), visible = workload.fewer_gpus(point), visible_gpus()
+        mend = f"use {fewer}" if visible else "see that nvidia-smi and CUDA_VISIBLE_DEVICES list some"
+        raise UserError(f"{too_many} needs {needed} GPUs and {visible} are visible; {mend}, or runtime.device=cpu.")
     defaults = DEFAULTS[runtime["device"]]
     if not (schema.precision_from and point[schema.precision_from]):
         point["precision"] = point["precision"] or defaults["precision"]

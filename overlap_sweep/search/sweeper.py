@@ -85,7 +85,8 @@ class Sweep:
         for overrides in combinations:
             workload = self.compose(overrides).workload.name
             if workload != "operator":
-                raise UserError(f"a search is for settings of operators, not for workload={workload}.")
+                mend = "use hydra/sweeper=knobs" if workloads.load(workload).searchable else "sweep it without a search"
+                raise UserError(f"this search is for settings of operators, not for workload={workload}; {mend}.")
         choices = read_choices(self.config.search, lambda more: self.compose([*combinations[0], *more]), values)
         tasks = []
         for overrides in combinations:

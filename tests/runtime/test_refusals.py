@@ -116,13 +116,20 @@ def test_a_key_of_model_that_a_file_of_ones_own_gives_in_vain_is_refused(tmp_pat
         (("num_sm=0",), "error: num_sm=0 is out of range"),
         (("-m", "num_sm=1,0"), "error: num_sm=0 is out of range"),
         (("-m", "num_sm=2,4", "hydra.sweep.subdir=here"), "jobs 0 and 1 of the sweep differ"),
+        (("-m", "num_sm=interval(1,3)"), "list the values"),
+        (("num_sm",), "num_sm cannot be understood; give key=value"),
+        (("phases={dgrad:bulk}",), "phases.dgrad.method is not one of"),
+        (("workload=kernel", "m=0"), "error: m=0 is out of range"),
+        (("-m", "workload=fsdp", "hydra/sweeper=bisect", "fsdp.forward_prefetch=0,1"), "use hydra/sweeper=knobs"),
+        (("-m", "workload=layer", "hydra/sweeper=bisect", "tp_size=1,2"), "sweep it without a search"),
     ],
 )
 def test_wrong_input_is_one_clear_error_and_nothing_is_started(
     tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
     where = (f"hydra.sweep.dir={tmp_path}/sweep", f"hydra.run.dir={tmp_path}/sweep/single")
-    done = launch_here(*arguments, *SMALL, *where)
+    small = ("runtime.device=cpu",) if any("workload" in argument for argument in arguments) else SMALL
+    done = launch_here(*arguments, *small, *where)
     assert done.returncode == 1
     assert says in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
@@ -146,6 +153,7 @@ def test_wrong_input_is_one_clear_error_and_nothing_is_started(
         ("-m", "resume=last"),
         ("-m", "+experiment=tp_overlap_tuner", "tuner.presets=[nowhere.yaml]"),
         ("hydra.run.dir=/proc/nowhere",),
+        ("-m", "resume=/dev/null"),
         ("-m", "num_sm=2,4", "hydra.sweep.dir=/proc/nowhere"),
     ],
 )

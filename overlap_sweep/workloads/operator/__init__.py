@@ -51,7 +51,8 @@ def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
 
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     begin = [models.short_name(point["model"]), f"tp{point['tp_size']}", point["operator"]]
-    if point.get("phases"):
+    # Of wrong phases the point is refused, once it has a name.
+    if point.get("phases") and not space.phases_mistake(point["phases"]):
         given = (f"{phase}.{space.brief_name(asked)}" for phase, asked in point["phases"].items())
         return [*begin, "+".join(given)]
     absent = space.absent_knobs(point.get("backend"), point)
