@@ -59,18 +59,19 @@ class PageTable:
 
     def turn(self, place: int) -> int:
         """Returns when the page does without the column where it lacks room, from 1 on: first numbers that only pages
-        have, then as terminals do, and then from right to left, last what one looks for highs in. The first two, status
-        and notes stay: 0."""
+        have, then as terminals do, then numbers from right to left, last what one looks for highs in, counts and texts. The
+        first column, times, status and notes stay: 0."""
         column = self.columns[place]
-        if place < 2 or column.header in ("status", "note"):
+        if place == 0 or column.name == "time_us" or column.header in ("status", "note"):
             return 0
         if column.header == "point":
             return 1
-        if column.page_only and column.is_number:
+        if column.page_only and column.is_number and place > 1:
             return 2
-        return (
-            10 + column.dropped if column.dropped else (200 if column.high_first else 100) + len(self.columns) - place
-        )
+        if column.dropped:
+            return 10 + column.dropped
+        kind = 300 if column.kind != "number" else 200 if column.high_first else 100
+        return kind + len(self.columns) - place
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ async function enhanceTables() {
 }
 
 // Tables have the columns for which there is room, and a button for all. Those that are hidden stay in the CSV.
-const NARROWEST = 700;
+const NARROWEST = 600;
 const hiding = new CSSStyleSheet();
 document.adoptedStyleSheets = [...document.adoptedStyleSheets, hiding];
 
@@ -118,7 +118,9 @@ function fit(table) {
   showAll(table);
   table.classList.add("fitted");
   const style = getComputedStyle(box);
-  const room = Math.max(box.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight), NARROWEST);
+  const inside = box.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+  // Narrower, those with filters scroll by themselves.
+  const room = table.matches(".data-table") ? Math.max(inside, NARROWEST) : inside;
   const heads = [...table.tHead.rows[0].cells];
   const widths = heads.map((head) => head.offsetWidth);
   const turns = heads.map((_, i) => i).filter((i) => Number(heads[i].dataset.turn));

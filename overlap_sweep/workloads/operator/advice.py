@@ -112,8 +112,8 @@ def _headline(case: CaseAnalysis, tp_size: int) -> str:
         return "Don't overlap" if passes else "Nothing tried"
     none_us, time_us = (sum(one.time_us for one in ones) for ones in ([c.none for c, _ in passes], finals(passes)))
     speedup, noise = none_us / time_us, none_us / time_us**2 * noise_us(passes)
-    interval = f" ({max(0.0, speedup - noise):.2f} to {speedup + noise:.2f})"
-    return f"{speedup:.2f}x no overlap{interval}{', not proven' if outcome else ''}"
+    interval = f" ({max(0.0, speedup - noise):.3f} to {speedup + noise:.3f})"
+    return f"{speedup:.3f}x no overlap{interval}{', not proven' if outcome else ''}"
 
 
 def _differences(case: CaseAnalysis, tp_size: int) -> list[str]:

@@ -108,10 +108,72 @@ def visit(chromium: Browser, report: Path) -> Visit:
 @pytest.fixture(scope="module")
 def narrow(chromium: Browser, report: Path) -> Visit:
     """In the dark."""
-    return Visit(chromium, report, viewport={"width": 390, "height": 900}, color_scheme="dark")
+    return Visit(chromium, report, viewport={"width": 400, "height": 900}, color_scheme="dark")
 
 
-@pytest.mark.parametrize(("name", "width"), [("visit", 1280), ("narrow", 390)])
+def test_the_page_opens_with_what_to_do(visit: Visit) -> None:
+    assert "on " in visit.page.title()
+    box = visit.page.locator("main > section#answers").bounding_box()
+    assert box
+    assert box["y"] < 300
+    cards = visit.page.locator("#answers .card")
+    assert cards.count() >= 6
+    assert all(cards.locator(".headline, tbody td, dd").all_inner_texts())
+    lines = cards.locator(".use pre").first.inner_text()
+    assert "--tp-comm-overlap-cfg optimal_tp_comm_overlap_cfg_tp2.yaml" in lines
+    visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    button = cards.get_by_role("button", name="Copy").first
+    button.click()
+    visit.page.get_by_role("button", name="Copied").wait_for()
+    assert visit.page.evaluate("navigator.clipboard.readText()") == lines
+    assert not visit.page.locator("details.caveats[open]").count()
+
+
+def test_tables_fit_and_show_all_columns_when_asked(visit: Visit) -> None:
+    visit.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    visit.page.wait_for_timeout(300)
+    wider = """[...document.querySelectorAll('.dt-layout-table, .card')]
+        .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.querySelector('table').id)"""
+    assert visit.page.evaluate(wider) == []
+    button = visit.page.locator("#points .all-columns").first
+    hidden = (
+        "[...document.querySelectorAll('#operators-table thead tr:first-child th')].filter(e => !e.offsetWidth).length"
+    )
+    assert visit.page.evaluate(hidden) > 0
+    button.click()
+    assert visit.page.evaluate(hidden) == 0
+    button.click()
+    assert visit.page.evaluate(hidden) > 0
+    visit.page.evaluate("document.querySelectorAll('main details').forEach(one => one.open = !!one.closest('#points'))")
+
+
+@pytest.mark.parametrize(
+    "words", ["#operators-table thead th:has-text('speedup')", "#training > .explained span.term:has-text('noise')"]
+)
+def test_columns_and_terms_are_explained_by_mouse_and_keyboard(visit: Visit, words: str) -> None:
+    tip, explained = visit.page.locator("#tip"), visit.page.locator(words).first
+    explained.hover()
+    assert len(tip.inner_text()) > 15
+    visit.page.keyboard.press("Escape")
+    assert tip.is_hidden()
+    explained.evaluate("one => (one.querySelector('[tabindex]') ?? one).focus()")
+    assert len(tip.inner_text()) > 15
+    described = visit.page.evaluate("document.activeElement.getAttribute('aria-describedby')")
+    assert visit.page.locator(f"#{described}").text_content() == tip.inner_text()
+    visit.page.evaluate("document.activeElement.blur()")
+    assert tip.is_hidden()
+
+
+def test_charts_are_legible_on_a_phone(narrow: Visit) -> None:
+    narrow.page.wait_for_function(ALL_DRAWN, timeout=60_000)
+    smallest = """Math.min(...[...document.querySelectorAll('figure.chart svg')].flatMap(svg => {
+        const scale = svg.viewBox.baseVal.width ? svg.clientWidth / svg.viewBox.baseVal.width : 1;
+        return [...svg.querySelectorAll('text')].map(text => parseFloat(getComputedStyle(text).fontSize) * scale);
+    }))"""
+    assert 10 <= narrow.page.evaluate(smallest) < 100
+
+
+@pytest.mark.parametrize(("name", "width"), [("visit", 1280), ("narrow", 400)])
 def test_every_chart_is_drawn_whole_and_in_silence(request: pytest.FixtureRequest, name: str, width: int) -> None:
     visit: Visit = request.getfixturevalue(name)
     visit.page.wait_for_function(ALL_DRAWN, timeout=60_000)
