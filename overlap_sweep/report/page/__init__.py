@@ -59,8 +59,8 @@ class PageTable:
 
     def turn(self, place: int) -> int:
         """Returns when the page does without the column where it lacks room, from 1 on: first numbers that only pages
-        have, then as terminals do, then numbers from right to left, last what one looks for highs in, counts and texts. The
-        first column, times, status and notes stay: 0."""
+        have, then as terminals do, then numbers from right to left, last what one looks for highs in, counts and texts.
+        The first column, times, status and notes stay: 0."""
         column = self.columns[place]
         if place == 0 or column.name == "time_us" or column.header in ("status", "note"):
             return 0
