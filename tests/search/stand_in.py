@@ -112,7 +112,7 @@ def sweep_of(directory: Path, *overrides: str, answer: Answer = operator_result)
         assert hydra
         given = [*overrides, f"hydra.sweep.dir={directory}"]
         config = hydra.compose_config("config", given, RunMode.MULTIRUN, with_log_configuration=False)
-        context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks())
+        context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config))
         try:
             yield StandIn(config, context, answer)
         finally:
