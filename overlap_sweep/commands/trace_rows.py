@@ -41,20 +41,24 @@ def _us(name: str, header: str = "", about: str = "") -> Column[Row]:
     return Column(name, itemgetter(name), about, header=header, show=as_us)
 
 
-FILE, RANK = _text("file", about="The trace."), _count("rank", "rank", "As the trace tells it, else as its name does.")
-ITERATION = _count("iteration", "iteration", "N of ProfilerStep#N; counted from 0 in a trace without.")
-PHASE = _text("phase", "phase", "fwd, bwd, recompute (the part of bwd in which checkpoints run again), or all.")
-STARTUP: Column[Row] = Column("startup", itemgetter("startup"), "Whether it is left out of medians.", "flag")
-LEFT_OUT = _count("startup_iterations", about="How many iterations are left out as start-up.")
+FILE, RANK = _text("file"), _count("rank", "rank", "Rank that recorded the trace, by the trace or else by its name.")
+ITERATION = _count("iteration", "iteration")
+PHASE = _text(
+    "phase",
+    "phase",
+    "fwd, bwd, recompute (part of bwd: checkpointed layers run forward again), or all of the iteration.",
+)
+STARTUP: Column[Row] = Column("startup", itemgetter("startup"), kind="flag")
+LEFT_OUT = _count("startup_iterations")
 OF_MEDIANS = {
-    "iteration": _count("iterations", "iterations", "How many have it."),
+    "iteration": _count("iterations", "iterations"),
     "startup": LEFT_OUT,
 }
 """The columns of medians, by those in whose place they stand."""
-EXPOSED = _us("exposed_comm_us", "exposed us", "Communication with no computation beside it.")
-WAITING = _us("wait_us", "wait us", "Waiting for other ranks without moving data.")
+EXPOSED = _us("exposed_comm_us", "exposed us")
+WAITING = _us("wait_us", "wait us")
 RATIO: Column[Row] = Column(
-    *("overlap_ratio", itemgetter("overlap_ratio"), "overlap_us over the shorter of GEMM and communication."),
+    *("overlap_ratio", itemgetter("overlap_ratio"), "overlap_us over the shorter of gemm_us and comm_us."),
     header="ratio",
     show="{:.2f}".format,
 )
@@ -63,43 +67,45 @@ PHASES: Table[Row] = Table(
     *("phases", "one row per iteration and phase"),
     (
         *(FILE, RANK, ITERATION, PHASE),
-        _us("span_us", "span us", "From the first start to the last end."),
+        _us("span_us", "span us"),
         _us("gemm_us", "GEMM us"),
         _us("comm_us", "comm us"),
         WAITING,
-        _us("overlap_us", "overlap us", "GEMM and communication at once."),
+        _us("overlap_us", "overlap us"),
         EXPOSED,
-        _us("idle_us", "idle us", "The part of the span in which nothing runs."),
+        _us("idle_us", "idle us"),
         RATIO,
         _count("num_gemm_events", "GEMMs"),
         _count("num_comm_events", "comms"),
         _count("num_wait_events", "waits"),
-        _count("num_compute_events", "others", "What computes something other than a GEMM."),
+        _count("num_compute_events", "others"),
         STARTUP,
     ),
 )
 PARTS: Table[Row] = Table(
     *("parts", "one row per iteration, phase and part"),
     (
-        *(FILE, RANK, ITERATION, PHASE, _text("by", about="class, kernel or stream.")),
-        _text("kind", "kind", "gemm, comm, wait, compute or memory; of a stream all that it has."),
-        _text("library", "library", "Whose kernels."),
+        *(FILE, RANK, ITERATION, PHASE, _text("by")),
+        _text(
+            "kind", "kind", "Class of its kernels: gemm, comm, wait, compute or memory; of a stream all that run on it."
+        ),
+        _text("library", "library"),
         Column("name", itemgetter("name"), kind="text", header="name", show=_short),
         _count("num_events", "events"),
-        _us("busy_us", "busy us", "The union of its spans: what runs twice at a time counts once."),
-        _us("total_us", "sum us", "The sum of its spans."),
-        _us("alone_us", "alone us", "The part of busy_us in which no other part runs."),
+        _us("busy_us", "busy us"),
+        _us("total_us", "sum us"),
+        _us("alone_us", "alone us"),
         STARTUP,
     ),
 )
 RANKS: Table[Row] = Table(
     *("runs", "one row per run and phase, of medians"),
     (
-        _text("run", about="What the names of its traces have in common."),
-        *(PHASE, _count("num_ranks", "ranks"), _count("world_size"), _text("missing", about="Ranks without a trace.")),
-        *(_count("slowest_rank", "slowest"), _us("slowest_us", "span us", "Its span.")),
-        *(_count("fastest_rank", "fastest"), _us("fastest_us", "span us", "Its span.")),
-        *(_us("skew_us", "skew us", "Between the two."), EXPOSED, WAITING, RATIO, LEFT_OUT),
+        _text("run"),
+        *(PHASE, _count("num_ranks", "ranks"), _count("world_size"), _text("missing")),
+        *(_count("slowest_rank", "slowest"), _us("slowest_us", "span us")),
+        *(_count("fastest_rank", "fastest"), _us("fastest_us", "span us")),
+        *(_us("skew_us", "skew us"), EXPOSED, WAITING, RATIO, LEFT_OUT),
     ),
 )
 TABLES = {"of phases": PHASES, "with --by class, kernel or stream": PARTS, "with --by rank": RANKS}

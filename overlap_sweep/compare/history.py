@@ -137,7 +137,7 @@ ROWS: Table[Times] = Table(
     "rows",
     "one row per point and environment",
     (
-        attribute("point", "Short, and different for every resolved configuration and setting.", "text", "key"),
+        attribute("point", "Short key of the point: different for every configuration and setting.", "text", "key"),
         Column("model", lambda times: times.point["model"]["name"], kind="text", header="model", differing=True),
         Column("backend", lambda times: times.point["backend"], kind="text", header="backend", differing=True),
         Column("precision", lambda times: times.point["precision"], kind="text", header="precision", differing=True),
@@ -159,32 +159,37 @@ ROWS: Table[Times] = Table(
         *(_version("megatron_core", "megatron-core"), _version("nccl")),
         Column("hosts", lambda times: ", ".join(times.hosts), kind="text"),
         attribute(
-            *("first", "When the first of its measurements began, UTC.", "text"),
+            *("first", "When the first of the measurements began, UTC.", "text"),
             header="first measured",
             show=lambda first: first[:16].replace("T", " "),
             dropped=3,
         ),
-        attribute("last", "When the last of them began.", "text"),
+        attribute("last", kind="text"),
         attribute("measurements", kind="count", header="n"),
         attribute("time_us", read="time.time_us", header="time us", show=as_us),
         attribute("noise_us", read="time.noise_us", header="noise us", show=as_us, dropped=2),
-        attribute("none_us", "The same without overlap."),
+        attribute("none_us"),
         ratio_column(
             *("ratio", lambda times: times.ratio, "ratio"),
             about="time_us over that of the environment before: below 1 is faster.",
         ),
         ratio_column(
             *("none_ratio", lambda times: times.none_ratio, "none"),
-            about="The same ratio without overlap: what moved by itself.",
+            about="none_us over that of the environment before: how much the machine itself changed.",
             dropped=1,
         ),
         attribute("verdict", kind="text", header="verdict"),
         attribute(
-            *("changed", "What is different from the environment before.", "text"),
+            *("changed", "What differs from the environment before, such as a library's version.", "text"),
             header="versions, what changed",
             words=lambda times: times.changed or _versions(times),
         ),
-        attribute("directory", "Of the last measurement, on its host.", "text", "latest.directory"),
+        attribute(
+            "directory",
+            "Run directory of the last measurement, on the machine that measured it.",
+            "text",
+            "latest.directory",
+        ),
     ),
 )
 

@@ -52,7 +52,7 @@ _TIMES: tuple[Column[Any], ...] = (
     attribute("reference_time_us", read="theirs.time.time_us", header="reference us", show=as_us),
     attribute("reference_noise_us", read="theirs.time.noise_us"),
     attribute("time_us", read="ours.time.time_us", header="time us", show=as_us),
-    attribute("noise_us", read="ours.time.noise_us", about="Half-width of a 95 % interval."),
+    attribute("noise_us", read="ours.time.noise_us"),
     *(RATIO, attribute("verdict", kind="text", header="verdict")),
     attribute("reference_hidden_fraction", read="theirs.hidden_fraction"),
     attribute("hidden_fraction", read="ours.hidden_fraction", header="hidden", show=as_percent, dropped=3),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from overlap_sweep.report.numbers import visible
+from overlap_sweep.report.vocabulary import explained, unit
 from overlap_sweep.results.points import Point
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Column(Generic[R]):
     value: Callable[[R], Any]
     """The cell; None or NaN for what is unknown or undefined."""
     about: str = ""
-    """A sentence for the column reference, where the name does not say it all."""
+    """A sentence that explains it; without one, what the vocabulary has for the name."""
     kind: Kind = "number"
     header: str = ""
     """In tables for people; empty for a column that is in files alone."""
@@ -60,6 +61,15 @@ class Column(Generic[R]):
     """Whether one looks for its highest numbers first."""
     style: str | Callable[[R], str] = ""
     """A class of the page's style sheet, such as `setting` or `reason`."""
+
+    def __post_init__(self) -> None:
+        if not self.about:
+            object.__setattr__(self, "about", explained(self.name))
+
+    @property
+    def unit(self) -> str:
+        """Returns the unit of its numbers; of other values what they are."""
+        return unit(self.name, self.kind)
 
     def text(self, row: R) -> str:
         """Returns the cell for people."""
@@ -221,23 +231,22 @@ def _error(row: PointRow[Any]) -> str | None:
     return "no result.json: the point was given up, or is still running"
 
 
-POINT: Column[PointRow[Any]] = Column("point", lambda row: row.point.name, "The run directory's name.", "text")
-DIRECTORY: Column[PointRow[Any]] = Column(
-    "directory", lambda row: row.directory, "The run directory, from the analysed one on.", "text"
-)
+POINT: Column[PointRow[Any]] = Column("point", lambda row: row.point.name, kind="text")
+DIRECTORY: Column[PointRow[Any]] = Column("directory", lambda row: row.directory, kind="text")
 MODEL: Column[PointRow[Any]] = Column("model", lambda row: row.point.case.model, kind="text", header="model")
 BACKEND: Column[PointRow[Any]] = Column("backend", lambda row: row.point.case.backend, kind="text", header="backend")
-DEVICE: Column[PointRow[Any]] = Column("device", lambda row: row.point.case.device, "The GPU, or cpu.", "text")
+DEVICE: Column[PointRow[Any]] = Column("device", lambda row: row.point.case.device, kind="text")
 PRECISION: Column[PointRow[Any]] = Column(
     "precision", lambda row: row.point.case.precision, kind="text", header="precision"
 )
 STATUS: Column[PointRow[Any]] = Column(
-    *("status", lambda row: row.point.status, "ok, failed, timeout, skipped or missing.", "text"),
+    *("status", lambda row: row.point.status),
+    kind="text",
     header="status",
     words=_status,
     style=lambda row: "doubtful" if row.is_launch_bound else row.point.status,
 )
-ERROR: Column[PointRow[Any]] = Column("error", _error, "Why the point is not ok.", "text")
+ERROR: Column[PointRow[Any]] = Column("error", _error, kind="text")
 
 
 def attribute(name: str, about: str = "", kind: Kind = "number", read: str = "", **more: Any) -> Column[Any]:

@@ -58,6 +58,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
     "query empty": ("holds no results",),
     "query reports": ("points.parquet cannot be read", "analyse the results"),
     "query operators num_sms>8": ("num_sms is no column; the nearest are num_sm",),
+    "query operators backward_e2e_time_us>8": ("backward_e2e_time_us is no column; the nearest are bwd_span_us",),
     "query operators --columns slot,speedups": ("speedups is no column; the nearest are speedup",),
     "query operators --columns ,": ("An empty name",),
     "query operators --sort -speedups": ("speedups is no column",),

@@ -28,8 +28,8 @@ def reference() -> str:
         for heading, table in tables.items():
             parts.append(f"## `{command}` {heading}\n\n{table.rows[0].upper()}{table.rows[1:]}.\n")
             rows = [
-                f"| `{column.name}` | {column.kind} | {column.about.replace('|', chr(92) + '|')} |\n"
+                f"| `{column.name}` | {column.unit} | {column.about.replace('|', chr(92) + '|')} |\n"
                 for column in table.written
             ]
-            parts.append("".join(["| column | values | |\n|---|---|---|\n", *rows]))
+            parts.append("".join(["| column | unit or type | what it is |\n|---|---|---|\n", *rows]))
     return "\n".join(parts)

@@ -19,24 +19,11 @@ WORDS = {
     "floor_us": ("GEMMs alone", "floor"),
     "hidden_fraction": ("hidden",),
     "noise_us": ("noise",),
-    "exposed_us": ("exposed",),
     "exposed_comm_us": ("exposed",),
-    "hidden_comm_fraction": ("hidden",),
     "over_bound": ("the bound",),
     "speedup": ("speedup",),
 }
 """By column, how sentences call it."""
-USUAL = {
-    "none_us": "The same work, its communication not overlapped.",
-    "floor_us": "The same local GEMMs with no communication at all.",
-    "hidden_fraction": "(none - time) / (none - floor): 1 is perfect, 0 useless, negative harmful.",
-    "noise_us": "Half the width of the time's 95 % interval: smaller differences are ties.",
-    "time_us": "Median of the repeats, the slowest rank counts.",
-    "default_us": "Under the library's own overlap.",
-    "speedup": "The time without overlap over this one: above 1 is faster.",
-    "overlap_ratio": "From the trace: overlap time / min(GEMM time, communication time).",
-}
-"""What they are where a table's own column does not say it."""
 
 
 @dataclass
@@ -48,9 +35,9 @@ class Terms:
 
     def id_of(self, column: Column[Any]) -> str:
         """Returns the id of the column's explanation; empty where nothing is to be said."""
-        about, says_it = column.about or USUAL.get(column.name, ""), column.header.replace(" ", "_")
+        says_it = column.header.replace(" ", "_")
         in_files = f"In files: {column.name}." if column.name not in ("", says_it) else ""
-        text = " ".join(filter(None, [about, in_files]))
+        text = " ".join(filter(None, [column.about, in_files]))
         return self._id(column.header, text) if text else ""
 
     def _id(self, name: str, text: str) -> str:

@@ -158,7 +158,7 @@ def _time(name: str, about: str, read: str, header: str = "", **more: Any) -> C:
     return attribute(f"{name}_us", about, read=read, header=f"{header or name} us", show=as_us, **more)
 
 
-def _rate(name: str, amount: str, beside: str, header: str = "") -> C:
+def _rate(name: str, about: str, amount: str, beside: str, header: str = "") -> C:
     """Returns the column of `amount` per time of `beside`."""
 
     def rate(row: CopyRow) -> float:
@@ -166,37 +166,55 @@ def _rate(name: str, amount: str, beside: str, header: str = "") -> C:
         total: int = getattr(row.point.measured_as(CopyTimes), amount)
         return total / float(getattr(row, beside).time_us) / scale
 
-    return C(name, rate, header=header, show=as_rate, dropped=1, high_first=True)
+    return C(name, rate, about, header=header, show=as_rate, dropped=1, high_first=True)
 
 
 ASKED = (
     _asked("direction", kind="text", header="direction"),
     replace(PRECISION, header=""),
-    _asked("matrix_size", kind="count", header="matrix", about="Rows and columns of the GEMM's matrices."),
-    _asked("copy_mb", header="copy MiB", show="{:g}".format, about="MiB of each copy."),
-    _asked("gemms", kind="count", about="In each iteration."),
-    _asked("copies", kind="count", about="In each iteration."),
+    _asked(
+        "matrix_size",
+        kind="count",
+        header="matrix",
+        about="Rows, and columns, of the square matrices that are multiplied.",
+    ),
+    _asked("copy_mb", header="copy MiB", show="{:g}".format, about="Size of each copy."),
+    _asked("gemms", kind="count", about="Number of GEMMs of one iteration."),
+    _asked("copies", kind="count", about="Number of copies of one iteration."),
 )
 MEASURED = (
-    _time("gemm", "All GEMMs of an iteration, alone.", "gemm.time_us", "GEMM"),
-    _time("copy", "All copies of an iteration, alone.", "copy.time_us"),
-    _time("none", "One after the other.", "none.time_us"),
-    _time("time", "At once.", "overlapped.time_us"),
+    _time("gemm", "Time of all GEMMs of an iteration, alone.", "gemm.time_us", "GEMM"),
+    _time("copy", "Time of all copies of an iteration, alone.", "copy.time_us"),
+    _time("none", "Time of the GEMMs and the copies, one after the other.", "none.time_us"),
+    _time(
+        "time", "Time of the GEMMs and the copies at once, on two streams: median of the repeats.", "overlapped.time_us"
+    ),
     _time("noise", "", "overlapped.noise_us", dropped=2),
     C("speedup", lambda row: row.none.time_us / row.overlapped.time_us),
-    _time("saved", "none_us less time_us, round by round.", "saved.time_us", high_first=True),
-    _time("saved_noise", "95 % of its noise.", "saved.noise_us", "saved noise", dropped=2),
+    _time(
+        "saved",
+        "Time saved by running both at once: none_us less time_us, median of the rounds.",
+        "saved.time_us",
+        high_first=True,
+    ),
+    _time(
+        "saved_noise",
+        "Half-width of the 95 % confidence interval of saved_us.",
+        "saved.noise_us",
+        "saved noise",
+        dropped=2,
+    ),
     attribute(
-        *("hidden_fraction", "The saving over the shorter of gemm_us and copy_us."),
+        *("hidden_fraction", "saved_us over the shorter of gemm_us and copy_us, which is the most that can be saved."),
         header="hidden",
         show=as_percent,
         high_first=True,
     ),
-    _rate("tflops_alone", "flops", "gemm", "TFLOP/s"),
-    _rate("tflops_overlapped", "flops", "overlapped", "TFLOP/s at once"),
-    _rate("gb_per_s_alone", "bytes_copied", "copy", "GB/s"),
-    _rate("gb_per_s_overlapped", "bytes_copied", "overlapped", "GB/s at once"),
-    attribute("launch_bound", "The times say nothing about the device.", "flag"),
+    _rate("tflops_alone", "Rate of the GEMMs alone.", "flops", "gemm", "TFLOP/s"),
+    _rate("tflops_overlapped", "Operations of the GEMMs over time_us.", "flops", "overlapped", "TFLOP/s at once"),
+    _rate("gb_per_s_alone", "Rate of the copies alone.", "bytes_copied", "copy", "GB/s"),
+    _rate("gb_per_s_overlapped", "Bytes copied over time_us.", "bytes_copied", "overlapped", "GB/s at once"),
+    attribute("launch_bound", kind="flag"),
     C("", lambda row: "launch-bound" if row.launch_bound else "", kind="text", header="note", style="reason"),
 )
 TABLE = points_table("copies", "one row per point", (POINT, DIRECTORY, DEVICE, *ASKED, STATUS, ERROR), MEASURED)

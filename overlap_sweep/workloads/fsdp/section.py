@@ -69,11 +69,11 @@ P = Column[PointRow[TrainingRow]]
 
 
 def _knob(name: str, kind: Kind, path: str, read: Callable[[Any], Any] = lambda value: value, **more: Any) -> K:
-    return K(name, lambda knobs: read(knobs[path]), f"The option {path}.", kind, **more)
+    return K(name, lambda knobs: read(knobs[path]), f"Value of the option {path}.", kind, **more)
 
 
 STRATEGY = _knob("strategy", "text", "distributed.strategy")
-TURNED = K("turned", lambda knobs: len(changed(knobs)), "How many knobs are not at their defaults.", "count")
+TURNED = K("turned", lambda knobs: len(changed(knobs)), "Number of options that are not at their defaults.", "count")
 KNOBS = (
     _knob("batch_size", "count", "training.batch_size", header="batch", show=str, dropped=1),
     _knob("gradient_accumulation", "count", "training.gradient_accumulation"),
@@ -96,25 +96,25 @@ def _us(name: str, explained: str, read: str = "", **more: Any) -> C:
 
 
 MEASURED = (
-    _us("time_us", "Median of a whole step."),
-    _us("noise_us", "95 % of time_us's noise.", "step.noise_us", dropped=5, queried=True),
+    _us("time_us", "Time of one training step: median of the steps, of the slowest rank."),
+    _us("noise_us", "", "step.noise_us", dropped=5, queried=True),
     attribute("q1_us", read="timing.q1_us"),
     attribute("q3_us", read="timing.q3_us"),
     C("repeats", lambda row: len(row.timing.samples_us), kind="count"),
-    _us("none_us", "The same step with every collective alone on the device."),
-    _us("floor_us", "Without communication."),
-    _us("host_us", "What the host takes to enqueue the step.", dropped=3),
-    attribute("speedup", "Over none_us.", header="speedup", show="{:.2f}x".format, high_first=True),
+    _us("none_us", "Time of the same step with every collective alone on the GPU: nothing overlaps."),
+    _us("floor_us", "Time of the same step without communication."),
+    _us("host_us", "", dropped=3),
+    attribute("speedup", header="speedup", show="{:.2f}x".format, high_first=True),
     C(
         "hidden_fraction",
         lambda row: row.hidden.fraction if row.hidden.known else None,
-        "By rounds; empty where all of it is noise.",
+        "(none_us - time_us) / (none_us - floor_us), round by round; empty where its noise is half or more.",
         header="hidden",
         words=lambda row: row.hidden.in_words,
         high_first=True,
     ),
     C("hidden_noise", lambda row: row.hidden.noise if row.hidden.known else None),
-    _us("exposed_comm_us", "time_us less floor_us.", "exposed_us", dropped=6),
+    _us("exposed_comm_us", "Time that communication adds to the step: time_us less floor_us.", "exposed_us", dropped=6),
     attribute("us_per_sample", read="of_sample.time_us"),
     attribute("samples_per_step", kind="count"),
     attribute("samples_per_s", header="samples/s", show="{:,.0f}".format, high_first=True),
@@ -122,14 +122,28 @@ MEASURED = (
     attribute("peak_memory_gb", header="peak GB", show="{:.1f}".format, dropped=4, queried=True),
     attribute("parameters", kind="count"),
     attribute(
-        *("loss", "After the last step of the recorded run."), header="loss", show=as_loss, dropped=1, queried=True
+        *("loss", "Loss after the last step of the recorded run; empty where it is not a number."),
+        header="loss",
+        show=as_loss,
+        dropped=1,
+        queried=True,
     ),
-    attribute("compiled", "By what the layers were compiled, or why not.", "text"),
-    attribute("launch_bound", "The host takes as long as the device.", "flag"),
+    attribute("compiled", "Compiler of the layers, or why they were not compiled.", "text"),
+    attribute("launch_bound", "The CPU takes as long to enqueue the step as the GPU to run it.", "flag"),
     attribute(
-        *("baseline_launch_bound", "The same of one of the two steps that hidden_fraction is measured against.", "flag")
+        *(
+            "baseline_launch_bound",
+            "The step of none_us or floor_us is launch-bound, so hidden_fraction is unreliable.",
+            "flag",
+        )
     ),
-    C("chosen", lambda row: bool(row.standing), "The best setting of its case.", "flag", queried=True),
+    C(
+        "chosen",
+        lambda row: bool(row.standing),
+        "The best setting of its model, ranks and device.",
+        "flag",
+        queried=True,
+    ),
     C("", lambda row: row.note, kind="text", header="note", style="reason"),
 )
 _OF_POINTS = ("q1_us", "q3_us", "repeats", "chosen")
@@ -146,7 +160,7 @@ TABLE = Table(
             *(
                 "setting",
                 lambda row: setting_in_words(knobs_of(row.point.config)),
-                "Every knob that is not at its default.",
+                "Options that are not at their defaults.",
                 "text",
             ),
             header="setting",
@@ -175,12 +189,22 @@ ANSWERS = Table(
         through(STRATEGY, lambda analysis: analysis.best.knobs),
         A("precision", lambda analysis: analysis.best.precision, kind="text"),
         A("setting", lambda analysis: analysis.best.setting, kind="text"),
-        A("overrides", lambda analysis: analysis.overrides, "What to type for it.", "text"),
+        A("overrides", lambda analysis: analysis.overrides, "Command-line overrides that select this setting.", "text"),
         *(through(column, lambda analysis: analysis.best.knobs) for column in (TURNED, *KNOBS)),
         *(through(column, lambda analysis: analysis.best) for column in TOGETHER),
-        A("reference", lambda analysis: analysis.reference.setting, "The simplest setting.", "text"),
-        A("gain", lambda analysis: analysis.gain, "Samples per second over the reference's, minus 1."),
-        A("proven", lambda analysis: analysis.settled, "A search measured it again after it had chosen it.", "flag"),
+        A(
+            "reference",
+            lambda analysis: analysis.reference.setting,
+            "Setting with the fewest changed options, which gain compares with.",
+            "text",
+        ),
+        A("gain", lambda analysis: analysis.gain, "samples_per_s over that of the reference, minus 1."),
+        A(
+            "proven",
+            lambda analysis: analysis.settled,
+            "A search measured the setting again after it had chosen it.",
+            "flag",
+        ),
         A("reason", lambda analysis: analysis.reason, kind="text"),
     ),
 )

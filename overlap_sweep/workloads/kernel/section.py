@@ -55,22 +55,27 @@ OfShape = Column[ShapeAnalysis]
 
 
 IMPLEMENTATION = attribute("implementation", read="name", kind="text", header="implementation", style="setting")
-OF_BACKEND = attribute("backend", "Empty for a baseline.", "text", header="backend")
+OF_BACKEND = attribute(
+    "backend",
+    "Library that the implementation is from; empty for a baseline, which every backend measures.",
+    "text",
+    header="backend",
+)
 TIMES = (
     C("method", lambda row: row.setting.get("method"), kind="text"),
     *(
         C(knob, lambda row, knob=knob: row.setting.get(knob), kind="count" if knob in space.COUNTS else "flag")  # type: ignore[misc]
         for knob in space.KNOBS
     ),
-    attribute("time_us", "Of a point its median.", header="time us", show=as_us),
-    attribute("noise_us", "95 % of it.", read="estimate.noise_us", header="noise us", show=as_us, dropped=2),
+    attribute("time_us", header="time us", show=as_us),
+    attribute("noise_us", read="estimate.noise_us", header="noise us", show=as_us, dropped=2),
     *(
         C(name, lambda row, baseline=baseline: row.baselines_us[baseline])  # type: ignore[misc]
         for name, baseline in {"none_us": SEQUENTIAL, "floor_us": GEMM_ONLY, "comm_only_us": COMM_ONLY}.items()
     ),
-    attribute("tflops", "Of one rank.", header="TFLOP/s", show=as_rate, high_first=True),
+    attribute("tflops", header="TFLOP/s", show=as_rate, high_first=True),
     attribute(
-        *("link_gb_per_s", "What one rank receives, over the whole time."),
+        *("link_gb_per_s", "Bytes that one rank receives from the others, over time_us."),
         header="GB/s",
         show=as_rate,
         dropped=3,
@@ -78,21 +83,45 @@ TIMES = (
         high_first=True,
     ),
     attribute(
-        *("hidden_fraction", "(sequential - time) / (sequential - gemm_only)."),
+        "hidden_fraction",
         header="hidden",
         show=as_percent,
         dropped=4,
         queried=True,
         high_first=True,
     ),
-    attribute("speedup", "Over sequential.", header="speedup", show="{:.2f}x".format, high_first=True),
-    attribute("over_bound", "Over the longer baseline, minus 1.", header="vs bound", show="{:+.0%}".format),
-    attribute("relative_error", "Against float32.", header="error", show="{:.0e}".format, dropped=1),
+    attribute(
+        "speedup",
+        "none_us / time_us; none_us is the collective, then the GEMM, measured beside it.",
+        header="speedup",
+        show="{:.2f}x".format,
+        high_first=True,
+    ),
+    attribute(
+        "over_bound",
+        "time_us over the longer of floor_us and comm_only_us, minus 1: what is left to gain.",
+        header="vs bound",
+        show="{:+.0%}".format,
+    ),
+    attribute(
+        "relative_error",
+        "Largest difference from the result in float32, over its largest magnitude.",
+        header="error",
+        show="{:.0e}".format,
+        dropped=1,
+    ),
 )
 FLAGS = (
-    attribute("independent", "Its GEMM does not wait for its communication.", "flag", queried=True),
-    attribute("launch_bound", "The times, or those of sequential, say nothing about the device.", "flag"),
-    attribute("chosen", "The answer for its shape, over all backends.", "flag", queried=True),
+    attribute(
+        "independent",
+        "Its GEMM does not wait for its communication, so it does not compute this kernel and is never chosen.",
+        "flag",
+        queried=True,
+    ),
+    attribute(
+        "launch_bound", "The CPU enqueued it, or the baseline beside it, more slowly than the GPU ran it.", "flag"
+    ),
+    attribute("chosen", "The implementation to use for this shape, over all backends.", "flag", queried=True),
     C("", lambda row: row.note, kind="text", header="note", style="reason"),
 )
 TABLE = points_table(
@@ -100,7 +129,7 @@ TABLE = points_table(
     "one row per point and implementation",
     (
         *(POINT, DIRECTORY, replace(MODEL, header="")),
-        asked("operator", kind="text", about="Whose sizes these are; empty where sizes were given."),
+        asked("operator", kind="text", about="Operator whose sizes were taken; empty where m, n and k were given."),
         asked("kernel", kind="text", header="kernel", differing=True),
         asked("m", kind="count", header="m"),
         *(asked(name, kind="count", header=name, differing=True) for name in ("n", "k")),

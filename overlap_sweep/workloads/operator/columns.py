@@ -138,7 +138,7 @@ def _trace_note(row: PhaseTimes) -> str | None:
 
 
 OF_POINT = (
-    *(POINT, DIRECTORY, P("config_id", _id, kind="text", queried=True)),
+    *(POINT, DIRECTORY, P("config_id", _id, "TP size, operator, phase and setting in one word.", "text", queried=True)),
     *(replace(MODEL, differing=True), replace(BACKEND, differing=True), DEVICE, replace(PRECISION, differing=True)),
     P("tokens", lambda row: row.point.case.tokens, kind="count", header="tokens", differing=True),
     asked("tp_size", kind="count", header="TP", page_only=True),
@@ -165,12 +165,13 @@ OF_PHASE = (
     M("repeats", lambda row: len(row.times.point.samples_us), kind="count"),
     attribute("none_us", read="times.none.median_us", header="none us", show=as_us),
     attribute(
-        *("floor_us", "The GEMMs alone.", "number", "times.floor.median_us"),
+        "floor_us",
+        read="times.floor.median_us",
         header="floor us",
         show=as_us,
     ),
-    attribute("default_us", "The library's own overlap.", queried=True),
-    M("tp1_us", lambda row: row.times.tp1.median_us if row.times.tp1 else None, "The whole operator on one rank."),
+    attribute("default_us", queried=True),
+    M("tp1_us", lambda row: row.times.tp1.median_us if row.times.tp1 else None),
     M(
         *("hidden_fraction", lambda row: hidden_fraction(*row.medians_us)),
         header="hidden",
@@ -178,7 +179,7 @@ OF_PHASE = (
         high_first=True,
     ),
     M(
-        *("speedup", lambda row: row.medians_us[1] / row.medians_us[0], "none_us / time_us."),
+        *("speedup", lambda row: row.medians_us[1] / row.medians_us[0]),
         header="speedup",
         show="{:.3f}".format,
         high_first=True,
@@ -190,12 +191,17 @@ OF_PHASE = (
         page_only=True,
         high_first=True,
     ),
-    attribute("launch_bound", "The times say nothing about the device.", "flag"),
-    attribute("relative_error", "The largest of any tensor, against no overlap."),
-    M("profiled", lambda row: row.why_not_profiled is None, "Whether the columns from traces have values.", "flag"),
-    attribute("not_profiled_because", kind="text", read="why_not_profiled"),
+    attribute("launch_bound", kind="flag"),
+    attribute("relative_error"),
+    M(
+        "profiled",
+        lambda row: row.why_not_profiled is None,
+        "The point was profiled, so that the columns from traces have values.",
+        "flag",
+    ),
+    attribute("not_profiled_because", "Why the columns from traces are empty.", "text", "why_not_profiled"),
     *map(_metric, METRICS),
-    M("note", _trace_note, "What is wrong with its traces.", "text"),
+    M("note", _trace_note, "What is wrong with the point's traces; empty if nothing is.", "text"),
     M("", lambda row: row.note, kind="text", header="note"),
 )
 TABLE = points_table("points", "one row per point and phase that it overlaps", OF_POINT, OF_PHASE)
@@ -236,14 +242,25 @@ ANSWERS = Table(
         S("phase", lambda row: row.phase, kind="text"),
         S("pass", lambda row: row.choice.pass_name, kind="text"),
         S(
-            *("setting", lambda row: space.brief_name(row.setting), "The slot's best.", "text"),
+            *(
+                "setting",
+                lambda row: space.brief_name(row.setting),
+                "The fastest setting of the slot, measured alone; the simplest of those within the noise.",
+                "text",
+            ),
             header="setting",
             words=lambda row: space.brief_name(row.setting) + (" *" if row.setting != row.final_setting else ""),
             style="setting",
         ),
         S("method", lambda row: row.setting["method"] if row.setting else NONE, kind="text"),
         *(S(knob, lambda row, knob=knob: (row.setting or {}).get(knob), kind=_kind(knob)) for knob in space.KNOBS),  # type: ignore[misc]
-        S("time_us", lambda row: row.choice.chosen.time_us, "Of the slot's pass.", header="time us", show=as_us),
+        S(
+            "time_us",
+            lambda row: row.choice.chosen.time_us,
+            "Time of the slot's pass with this setting; dgrad and wgrad are timed together.",
+            header="time us",
+            show=as_us,
+        ),
         S("noise_us", lambda row: row.choice.chosen.estimate.noise_us, header="noise us", show=as_us),
         S("none_us", lambda row: row.choice.none.time_us, header="none us", show=as_us),
         S(
@@ -256,11 +273,34 @@ ANSWERS = Table(
         S("speedup", lambda row: row.choice.speedup, header="speedup", show="{:.2f}x".format),
         S("overlap_ratio", lambda row: row.choice.chosen.overlap_ratio, header="overlap ratio", show="{:.2f}".format),
         S("reason", lambda row: row.choice.reason, kind="text"),
-        S("final_setting", _final_setting, "What to train with.", "text"),
-        S("proven", lambda row: _proof(row) is not None, "Whether a whole layer proved it.", "flag"),
-        S("recommended", lambda row: getattr(_proof(row), "recommended", None), "The fastest whole layer.", "text"),
-        S("layer_ratio", _layer_ratio, "Of the recommended layer's time to that of no overlap."),
-        S("layer_ratio_low", partial(_layer_ratio, end="low")),
-        S("layer_ratio_high", partial(_layer_ratio, end="high")),
+        S(
+            "final_setting",
+            _final_setting,
+            "Setting that the slot gets in the written file, with its switches.",
+            "text",
+        ),
+        S(
+            "proven",
+            lambda row: _proof(row) is not None,
+            "A whole layer was measured with the written file, and decided.",
+            "flag",
+        ),
+        S(
+            "recommended",
+            lambda row: getattr(_proof(row), "recommended", None),
+            "The overlap configuration of the fastest whole layer.",
+            "text",
+        ),
+        S(
+            "layer_ratio",
+            _layer_ratio,
+            "Time of the recommended whole layer over that without overlap: below 1 is faster.",
+        ),
+        S("layer_ratio_low", partial(_layer_ratio, end="low"), "Lower end of layer_ratio's 95 % confidence interval."),
+        S(
+            "layer_ratio_high",
+            partial(_layer_ratio, end="high"),
+            "Upper end of layer_ratio's 95 % confidence interval.",
+        ),
     ),
 )

@@ -72,7 +72,7 @@ ASKED = (
     P(
         "setting",
         lambda row: setting_of(row.point.config),
-        "The implementation with every option that is not at its default.",
+        "Training stack, and its options that are not at their defaults.",
         "text",
         header="setting",
         style="setting",
@@ -81,16 +81,21 @@ ASKED = (
     asked("dp_size", kind="count", header="DP"),
 )
 MEASURED = (
-    attribute("time_us", "Median of the steps after the warm-up.", header="time us", show=as_us),
+    attribute(
+        "time_us",
+        "Time of one training step: median of the steps after the warm-up, of the slowest rank.",
+        header="time us",
+        show=as_us,
+    ),
     C("noise_us", attrgetter("step.noise_us"), header="noise us", show=as_us, page_only=True, queried=True),
-    C("repeats", attrgetter("step.repeats"), "Timed steps.", "count"),
+    C("repeats", attrgetter("step.repeats"), "Number of timed steps.", "count"),
     _share("fwd", "forward", header="fwd", dropped=7),
     _share("bwd", "backward", header="bwd", dropped=8),
     _share("optimizer", "optimizer", header="opt", dropped=4),
     attribute("tokens_per_s_per_gpu", header="tokens/s/GPU", show="{:,.0f}".format, high_first=True),
     attribute("tflops_per_gpu", header="TFLOP/s/GPU", show="{:,.3g}".format, high_first=True, page_only=True),
     attribute(
-        *("mfu", "Model FLOP utilisation; empty where the GPU's peak is not known."),
+        *("mfu", "Model FLOP utilisation: tflops_per_gpu over the GPU's dense peak; empty where that is not known."),
         header="MFU",
         show="{:.1%}".format,
         dropped=9,
@@ -98,16 +103,31 @@ MEASURED = (
     ),
     attribute("peak_memory_gb", header="peak GB", show="{:.1f}".format, dropped=3),
     _communication(
-        *("comm_us", "total_us", "In a step, from the traces, of the rank that waits least in it."),
+        *(
+            "comm_us",
+            "total_us",
+            "Time of communication in one profiled step, on the rank that waits least for the others.",
+        ),
         header="comm us",
         show=as_us,
         dropped=2,
     ),
-    _communication("exposed_comm_us", "exposed_us", header="exposed us", show=as_us, dropped=6),
+    _communication(
+        "exposed_comm_us",
+        "exposed_us",
+        "Part of comm_us with no computation beside it.",
+        header="exposed us",
+        show=as_us,
+        dropped=6,
+    ),
     _communication("hidden_fraction", "hidden_fraction", header="hidden", show=as_percent, dropped=5, high_first=True),
-    _communication("comm_wait_us", "waiting_us", "How much longer it takes on another rank, which waits for this one."),
+    _communication(
+        "comm_wait_us",
+        "waiting_us",
+        "How much longer communication takes on another rank, which waits there for this one.",
+    ),
     attribute(
-        *("loss", "Of the last step; empty where it is no number."),
+        *("loss", "Loss of the last step; empty where it is not a number."),
         header="loss",
         words=lambda row: "-" if row.loss is None else as_loss(row.loss),
         dropped=1,
@@ -115,14 +135,20 @@ MEASURED = (
     C(
         "losses_agree",
         lambda row: None if row.losses is None else not row.deviates,
-        "With the implementations that were given the same data; empty where there are none.",
+        "Losses agree with those of the other stacks on the same data; empty where there are none.",
         "flag",
         queried=True,
     ),
-    C("loss_difference", lambda row: row.losses.largest if row.losses else None, "The largest, relative."),
-    attribute("launch_bound", "The host decides how long a step takes.", "flag"),
+    C(
+        "loss_difference",
+        lambda row: row.losses.largest if row.losses else None,
+        "Largest relative difference of a loss from the other stacks' at the same step.",
+    ),
+    attribute(
+        "launch_bound", "The CPU is hardly ahead of the GPU, so the step takes as long as the CPU needs.", "flag"
+    ),
 )
-CHOSEN = attribute("chosen", "The fastest on its ranks.", "flag", queried=True)
+CHOSEN = attribute("chosen", "The fastest on its tp_size and dp_size.", "flag", queried=True)
 NOTE = C("", attrgetter("note"), kind="text", header="note", style="reason")
 
 TABLE = points_table(
@@ -141,7 +167,7 @@ ANSWERS = Table(
         A(
             "tied",
             lambda answer: ", ".join(row.setting for row in answer.ties[1:]) or None,
-            "What cannot be told from it.",
+            "Settings that are not slower than it beyond the noise.",
             "text",
         ),
     ),
