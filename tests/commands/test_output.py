@@ -169,7 +169,7 @@ def test_json_has_no_numbers_that_json_has_not(capsysbinary: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("column", "value", "shown"),
     [
-        ("time_us", 1234567.89, "1,234,567.9"),
+        ("time_us", 1234567.89, "1,234,568"),
         ("relative_error", 1.2e-7, "1.2e-07"),
         ("relative_error", 0.0, "0"),
         ("num_sm", 4.0, "4"),
