@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,7 +80,8 @@ class Sweep:
 
     @property
     def directory(self) -> Path:
-        return self.given.absolute()
+        # As Hydra makes it of the points', without `..`.
+        return Path(os.path.normpath(self.given.absolute()))
 
     def set_up(self) -> None:
         """Does what Hydra expects of a launcher before it touches a configuration."""

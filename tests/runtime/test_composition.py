@@ -136,12 +136,13 @@ def test_what_a_slurm_job_is_given_names_no_class_of_a_plugin(group: str) -> Non
 def test_names_show_what_varies_and_points_are_known_by_what_they_measure(tmp_path: Path) -> None:
     """Layers that nothing here can run are skipped, which is a result without a process."""
     given = ("-m", "workload=layer", "backend=transformer_engine,megatron", "runtime.device=cpu")
-    where = f"hydra.sweep.dir={tmp_path}"
+    where = f"hydra.sweep.dir={tmp_path}/../{tmp_path.name}"
 
     def names() -> list[str]:
         return sorted(path.parent.name for path in tmp_path.glob("*/result.json"))
 
-    launch_here(*given, "profile=none", where)
+    done = launch_here(*given, "profile=none", where)
+    assert "missing" not in done.stdout
     first = names()
     launch_here(*given, "profile=none", where)
     assert names() == first
@@ -155,3 +156,17 @@ def test_names_show_what_varies_and_points_are_known_by_what_they_measure(tmp_pa
     done = launch_here(*given, "profile=none,best", where)
     assert "measured before: 4 of 4 points" in done.stdout
     assert len(names()) == 4
+
+
+def test_another_launcher_ends_with_what_became_of_the_points(tmp_path: Path) -> None:
+    """Its points run in processes of which this one hears nothing."""
+    given = (
+        "workload=layer",
+        "backend=transformer_engine,megatron",
+        "runtime.device=cpu",
+        f"hydra.sweep.dir={tmp_path}",
+    )
+    done = launch_here("-m", *given, "hydra/launcher=submitit_local")
+    assert done.returncode == 1
+    assert done.stdout.count("skipped qwen3_0_6b_tp2_transformer_layer_backend=") == 2
+    assert done.stderr.splitlines()[-1].startswith("error: no point makes sense: ")

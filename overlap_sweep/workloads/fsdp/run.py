@@ -191,8 +191,8 @@ class Recording:
         last = records[-1]
         if self._ranks.rank == 0:
             print(
-                f"step {last.step}: loss {losses[-1]:.4f}, {last.step_ms:.2f} ms, "
-                f"{last.exposed_comm_ms:.2f} ms of communication exposed",
+                f"step {last.step}: loss {losses[-1]:.4f}, {1e3 * last.step_ms:,.0f} us, "
+                f"{1e3 * last.exposed_comm_ms:,.0f} us of communication exposed",
                 flush=True,
             )
 

@@ -336,7 +336,7 @@ class Recording:
         self._ranks.synchronize()
         self._anchor = Anchor(self._ranks.device)
         if self._ranks.rank == 0:
-            print(f"step {number}: loss {loss:.4f}, {found['step_us'] / 1e3:.2f} ms", flush=True)
+            print(f"step {number}: loss {loss:.4f}, {found['step_us']:,.0f} us", flush=True)
 
     def least_ahead_us(self) -> float | None:
         """Returns `TpTrainingRun.host_ahead_us`. Collective."""
