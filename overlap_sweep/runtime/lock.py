@@ -19,7 +19,8 @@ from overlap_sweep.results.run_directory import LOCK_FILE, one_line
 CLAIM_FILE = ".claim"
 """Of a run directory, while a Slurm job measures its point."""
 
-ELSEWHERE = "make it writable, or give another directory, as in hydra.sweep.dir=DIR"
+ELSEWHERE = "make it writable, or give another directory, as in hydra.{kind}.dir=DIR"
+"""For a `sweep` or a single `run`."""
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -43,13 +44,15 @@ def hold(directory: Path) -> None:
     os.pwrite(descriptor, f"{who} since {since}: {shlex.join(['python', *sys.argv])}".encode(), 0)
 
 
-def refuse_if_read_only(directory: Path) -> None:
+def refuse_if_read_only(directory: Path, kind: str) -> None:
     """Raises UserError when neither it nor, where it is not there, what it would be made in can be written to."""
     there = next(path for path in (directory, *directory.parents) if path.exists())
     if not there.is_dir():
         raise UserError(f"{there} is a file; give a directory.")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"{there if there.name else there.absolute()} cannot be written to; {ELSEWHERE}.")
+        raise UserError(
+            f"{there if there.name else there.absolute()} cannot be written to; {ELSEWHERE.format(kind=kind)}."
+        )
 
 
 def refuse_if_held(directory: Path) -> None:
@@ -83,7 +86,7 @@ def _locked(path: Path) -> int | None:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise UserError(f"{path} cannot be written to ({error.strerror}); {ELSEWHERE}.") from None
+        raise UserError(f"{path} cannot be written to ({error.strerror}); {ELSEWHERE.format(kind='sweep')}.") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -82,7 +82,7 @@ def _begin(config: DictConfig, kind: str) -> None:
     """Exits with one line where the directory cannot be written to: of an exception Hydra would make a warning."""
     try:
         directory = Path(str(config.hydra[kind].dir))
-        refuse_if_read_only(directory)
+        refuse_if_read_only(directory, kind)
         _beginning[:] = [Beginning.of(directory)]
     except UserError as error:
         sys.exit(f"error: {error}")

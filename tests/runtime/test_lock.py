@@ -55,11 +55,11 @@ def test_a_directory_on_a_read_only_file_system_is_refused_in_a_sentence(
 def test_what_cannot_be_made_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock.refuse_if_read_only(tmp_path / "a" / "b")
+    lock.refuse_if_read_only(tmp_path / "a" / "b", "run")
     asked = Mock(return_value=False)
     monkeypatch.setattr(lock.os, "access", asked)
     with pytest.raises(UserError, match=rf"{tmp_path} cannot be written to; make it writable"):
-        lock.refuse_if_read_only(tmp_path / "a" / "b")
+        lock.refuse_if_read_only(tmp_path / "a" / "b", "run")
     assert asked.call_args.args[0] == tmp_path
     assert not list(tmp_path.iterdir())
 
