@@ -25,6 +25,7 @@ from omegaconf import DictConfig
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.composition import compose_point, register
+from overlap_sweep.runtime.mistakes import check_keys
 from overlap_sweep.runtime.plugin_options import LAUNCHERS, SWEEPERS
 
 RUN_HERE = ("basic", "submitit_local", "joblib")
@@ -125,6 +126,7 @@ class SearchSweeper(Sweeper):
         """Exits with one line for a UserError, which Hydra would wrap in lines of its own."""
         module, _, function = self._search.partition(":")
         try:
+            check_keys(arguments)
             search = getattr(import_module(module), function)
             search(self.config, self.hydra_context, self.launcher, self._params, arguments)
         except UserError as error:

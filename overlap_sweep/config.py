@@ -13,7 +13,11 @@ from typing import Any, ClassVar
 from omegaconf import MISSING
 
 from overlap_sweep.declared import check, one_of, ranged
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UserError, nearest
+
+BY_TORCH = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+"""Our names of the types, by torch's. Each option has one of the two, and understands the other."""
+TORCHS = {ours: torchs for torchs, ours in BY_TORCH.items()}
 
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8_delayed", "fp8_current")
 
@@ -157,9 +161,9 @@ class PointConfig:
     workload: Any = MISSING
     backend: str = "auto"
     """Who overlaps. `auto`: transformer_engine where it is installed and there is a GPU, else torch."""
-    precision: str | None = one_of(None, *PRECISIONS)
+    precision: str | None = one_of(None, *PRECISIONS, also=BY_TORCH)
     """What is computed and communicated in. null: bf16 on a GPU, fp32 on a CPU. fp8_delayed and fp8_current are
-    Transformer Engine's recipes."""
+    Transformer Engine's recipes. torch's names, such as bfloat16, are understood."""
     profile: str = one_of("all", "all", "best", "none")
     """Which points run under the profiler after they were timed. `best`: those that are the fastest of their
     operator so far, or within 1 % of it, and what a search chose in the end."""
@@ -231,8 +235,10 @@ def analysis_config(overrides: Sequence[str]) -> AnalysisConfig:
     for override in overrides:
         name, equals, value = override.removeprefix("analysis.").partition("=")
         if not override.startswith("analysis.") or not equals or name not in kinds:
-            known = ", ".join(f"analysis.{name}=..." for name in kinds)
-            raise UserError(f"{override} is no option of the analysis; choose from {known}.")
+            known = [f"analysis.{name}" for name in kinds]
+            near = nearest(override.partition("=")[0], known)
+            mend = f"Did you mean {near}=...?" if near else f"Choose from {', '.join(known)}."
+            raise UserError(f"{override} is no option of the analysis. {mend}")
         try:
             given[name] = kinds[name](value)
         except ValueError:

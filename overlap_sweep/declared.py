@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass
 from functools import cache
@@ -15,8 +14,9 @@ def ranged(default: Any, low: float, high: float) -> Any:
     return field(default=default, metadata={"range": (low, high)})
 
 
-def one_of(default: Any, *choices: str | None) -> Any:
-    return field(default=default, metadata={"choices": choices})
+def one_of(default: Any, *choices: str | None, also: Mapping[str, str] | None = None) -> Any:
+    """`also`: other spellings, and the choices that they are."""
+    return field(default=default, metadata={"choices": choices, "also": also or {}})
 
 
 def any_of(default: Any, values: str) -> Any:
@@ -31,11 +31,37 @@ def types_of(schema: type) -> dict[str, Any]:
     return {declared.name: hints[declared.name] for declared in fields(schema)}
 
 
+def spellings(schema: type) -> dict[str, Mapping[str, str]]:
+    """Returns by option, with dots, the other spellings of its values."""
+    found: dict[str, Mapping[str, str]] = {}
+    for declared in fields(schema):
+        kind = types_of(schema)[declared.name]
+        if is_dataclass(kind):
+            below = spellings(kind)  # type: ignore[arg-type]
+            found |= {f"{declared.name}.{name}": also for name, also in below.items()}
+        elif also := declared.metadata.get("also"):
+            found[declared.name] = also
+    return found
+
+
+def spelled(config: dict[str, Any], schema: type) -> dict[str, Any]:
+    """Returns the configuration with one spelling for every value: who types another measures the same point."""
+    for name, also in spellings(schema).items():
+        *parents, last = name.split(".")
+        node = config
+        for parent in parents:
+            node = node.get(parent) or {}
+        if node.get(last) in also:
+            node[last] = also[node[last]]
+    return config
+
+
 def check(config: Mapping[str, Any], schema: type, where: str = "") -> None:
     """Raises UserError for the first value outside the range or the choices that `schema` declares, or a field that is
     not there. Nested dataclasses are checked too. null passes."""
-    # What has a value of its own first: others take theirs from it.
-    for declared in sorted(fields(schema), key=lambda one: is_dataclass(types_of(schema)[one.name])):
+    # What has a value of its own first: others take theirs from it, those of `workload` also from nested ones.
+    types = types_of(schema)
+    for declared in sorted(fields(schema), key=lambda one: (is_dataclass(types[one.name]), one.name == "workload")):
         name = f"{where}{declared.name}"
         if declared.name not in config:
             raise UserError(f"{name} cannot be deleted; give it a value, or null, instead of ~{name}.")
@@ -93,17 +119,6 @@ def _leaves(schema: type) -> list[str]:
     """Returns the last parts of all keys."""
     types = types_of(schema)
     return [leaf for name, kind in types.items() for leaf in (_leaves(kind) if is_dataclass(kind) else [name])]  # type: ignore[arg-type]
-
-
-def no_such_key(key: str, schema: type, where: str = "") -> str:
-    """Returns the error about a key, with dots, that the schema does not have, with its nearest one."""
-    types = types_of(schema)
-    name, _, below = key.partition(".")
-    if below and name in types and is_dataclass(types[name]):
-        return no_such_key(below, types[name], f"{where}{name}.")
-    close = difflib.get_close_matches(name, types, n=1)
-    mend = f"did you mean {where}{close[0]}?" if close else f"it has {', '.join(types)}."
-    return f"{where.rstrip('.') or 'the configuration'} has no {name}; {mend}"
 
 
 def shown(value: Any) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Mapping, Sequence
 
 
 class UserError(Exception):
@@ -21,3 +23,19 @@ class WrongNumbers(Exception):
         """`relative_error` is that of `Result`."""
         super().__init__(message)
         self.relative_error = dict(relative_error)
+
+
+NEAR = 0.7
+"""Share of letters that a wrong name must have in common with the one that is offered for it."""
+
+
+def nearest(name: str, known: Sequence[str]) -> str | None:
+    """Returns the known name that a wrong one was probably meant to be; None if none is near. `known` may have parts,
+    with dots or slashes: whoever leaves out all but the last is understood, too."""
+    if found := difflib.get_close_matches(name, known, n=1, cutoff=NEAR):
+        return found[0]
+    by_last = {re.split(r"[./+]", each)[-1]: each for each in reversed(known)}
+    if found := difflib.get_close_matches(re.split(r"[./]", name)[-1], by_last, n=1, cutoff=NEAR):
+        return by_last[found[0]]
+    within = (each for each in known if each.startswith(name) or (len(name) > 3 and name in each))
+    return next(within, None) if name else None

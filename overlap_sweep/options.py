@@ -34,9 +34,13 @@ class Option:
     """The dataclass that explains it together with others: its own, or the outermost below the schema."""
 
 
-@cache
 def options_of(schema: type) -> tuple[Option, ...]:
     """Returns all options of the schema, in order, those of nested dataclasses with dots."""
+    return _all_options(schema)
+
+
+@cache
+def _all_options(schema: Any) -> tuple[Option, ...]:
     return tuple(_options(schema, "", None))
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -18,7 +19,7 @@ from overlap_sweep.commands.query import QueryCommand, query
 from overlap_sweep.commands.report import ReportCommand, report
 from overlap_sweep.commands.timeline import timeline
 from overlap_sweep.commands.trace import TraceCommand, trace
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UserError, nearest
 from overlap_sweep.program import analyze_program, print_version
 
 DEFAULT_COMMAND = "report"
@@ -51,6 +52,10 @@ class _CommandOrDirectory(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = {option for parameter in self.get_params(ctx) for option in parameter.opts}
         if args and args[0] not in self.commands and args[0] not in own:
+            near = nearest(args[0], list(self.commands))
+            if near and not Path(args[0]).exists():
+                print_error(f"Unknown command {args[0]}. Did you mean {near}?")
+                ctx.exit(2)
             args = [DEFAULT_COMMAND, *args]
         return super().parse_args(ctx, args)
 

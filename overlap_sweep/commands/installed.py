@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 
+from overlap_sweep.errors import nearest
 from overlap_sweep.program import print_version
 
 USAGE = """\
@@ -35,8 +35,8 @@ def main() -> None:
         # Hydra's shell completion asks the command by its name.
         command, arguments = "launch", [command, *arguments]
     if command not in COMMANDS:
-        nearest = difflib.get_close_matches(command, COMMANDS, n=1)
-        mend = f"Did you mean {nearest[0]}?" if nearest else f"Choose one of {', '.join(COMMANDS)}."
+        near = nearest(command, COMMANDS)
+        mend = f"Did you mean {near}?" if near else f"Choose one of {', '.join(COMMANDS)}."
         sys.exit(_usage_error(f"Unknown command {command}. {mend}"))
     sys.argv[1:] = arguments
     # Each imports what only it needs: analysis runs without torch.

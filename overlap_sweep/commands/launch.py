@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import conf_folder, print_version
-from overlap_sweep.runtime.composition import errors_in_one_line, flags_first
+from overlap_sweep.runtime.mistakes import errors_in_one_line, flags_first
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import run_point
 from overlap_sweep.runtime.start import remove_leftovers
@@ -67,12 +67,12 @@ def main() -> None:
     if "--version" in sys.argv[1:]:
         print_version()
         return
-    sys.argv[1:] = flags_first(sys.argv[1:])
     if {"--help", "-h", "--cfg", "-c"} & {*sys.argv[1:]}:
         # A pager that was quit is no error.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         with errors_in_one_line():
+            sys.argv[1:] = flags_first(sys.argv[1:])
             measure()
         outcomes.hear_of_other_processes()
         if not outcomes.searching:

@@ -12,8 +12,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from overlap_sweep import workloads
 from overlap_sweep.options import NOT_GIVEN, options_of
-from overlap_sweep.runtime.composition import flags_first
 from overlap_sweep.runtime.help import GROUPS, choices
+from overlap_sweep.runtime.mistakes import flags_first
 
 COMMANDS = re.compile(r"\s*(?:\S*/)?overlap-sweep\s+(?:launch|tune)\s")
 """What the line begins with, where it is not `python launch.py`."""
@@ -47,8 +47,7 @@ def _values(plugin: CompletionPlugin, config_name: str | None, given: list[str],
 def _choices(name: str, workload: str | None) -> tuple[str, ...]:
     """Returns the option's values in the workload, or where that has none such in whichever has."""
     for each in (*filter(None, [workload]), *workloads.names()):
-        schema: type = workloads.schema(each)
-        for option in options_of(schema):
+        for option in options_of(workloads.schema(each)):
             if option.name == name:
                 return option.choices
     return ()

@@ -1,16 +1,12 @@
-"""From command lines to configurations: what Hydra knows of us, points composed quickly, their names, short errors."""
+"""From command lines to configurations: what Hydra knows of us, points composed quickly, and their names."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import re
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from pathlib import PurePosixPath
 from typing import Any
 
 from hydra._internal.config_loader_impl import get_overrides_dirname
@@ -18,22 +14,19 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from overlap_sweep import backends, workloads
-from overlap_sweep.declared import has_key, no_such_key, short_key
+from overlap_sweep.declared import has_key, short_key, spellings
 from overlap_sweep.errors import UserError
-from overlap_sweep.options import listed
 from overlap_sweep.results.identity import HOW_TO_RUN
 from overlap_sweep.results.points import fitting
 from overlap_sweep.results.run_directory import last_sweep
+from overlap_sweep.runtime.mistakes import one_line, to_be_added, unknown_option, wrong_value
 from overlap_sweep.workloads import Config
-
-_NO_NAME = "Config group override must be a string or a list."
-"""Hydra's ValueError of a number that is given to a config group."""
 
 
 def register() -> None:
@@ -107,12 +100,6 @@ def _help_text(*, _root_: DictConfig) -> str:
     return help_text(_root_)
 
 
-def flags_first(arguments: Sequence[str]) -> list[str]:
-    """Returns the command line with its overrides last: Hydra's parser takes them in one place only, and `tp_size=4 -m
-    num_sm=1,2` is as plain as `-m tp_size=4 num_sm=1,2`."""
-    return sorted(arguments, key=lambda argument: argument.startswith("~") or ("=" in argument and argument[0] != "-"))
-
-
 def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Returns the configuration of one point of the sweep, equal to Hydra's `load_sweep_config`. UserError when an
     override is wrong.
@@ -160,89 +147,10 @@ def _set(config: DictConfig, override: Override) -> None:
     except (ConfigAttributeError, ConfigKeyError) as error:
         schema = workloads.schema(config.workload.name)
         free = has_key(schema, key)
-        raise UserError(_to_be_added(key) if free else unknown_option(key, schema)) from error
+        raise UserError(to_be_added(key) if free else unknown_option(key, schema)) from error
     except OmegaConfBaseException as error:
-        raise UserError(f"{override.input_line}: {_first_line(error)}.") from error
-
-
-def unknown_option(key: str, schema: type | None = None) -> str:
-    """Returns the error about a key, with dots, that the workload lacks: whose it is, or the nearest."""
-    schemas = {name: workloads.schema(name) for name in workloads.names()}
-    owners = [name for name, each in schemas.items() if has_key(each, key)]
-    if owners:
-        return f"{key} is for workload={listed(owners)}; add that, or leave it out."
-    if key.startswith("hydra."):
-        return f"Hydra has no {key}; --hydra-help says how to see what it has."
-    prefixes = [parent.as_posix().replace("/", ".") for parent in PurePosixPath(key.replace(".", "/")).parents][:-1]
-    nearest = next((each for prefix in prefixes for each in schemas.values() if has_key(each, prefix)), None)
-    return no_such_key(key, nearest or schema or next(iter(schemas.values())))
-
-
-def _to_be_added(key: str) -> str:
-    parent, _, name = key.rpartition(".")
-    return f"{parent} has no {name}; add it with +{key}=... ."
-
-
-def _is_free(key: str) -> bool:
-    return any(has_key(workloads.schema(name), key) for name in workloads.names())
-
-
-@contextmanager
-def errors_in_one_line() -> Iterator[None]:
-    """Exits with one line where Hydra refuses a configuration, unless the environment has HYDRA_FULL_ERROR."""
-    if os.environ.get("HYDRA_FULL_ERROR"):
-        yield
-        return
-    # Hydra would print its own lines and exit: with this it raises.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException) as error:
-        sys.exit(f"error: {one_line(error)}")
-    except OSError as error:
-        sys.exit(f"error: {error.filename} cannot be used ({error.strerror}); give another directory or file.")
-    except ValueError as error:
-        if not str(error).startswith(_NO_NAME):
-            raise
-        sys.exit(f"error: {one_line(error)}")
-    finally:
-        del os.environ["HYDRA_FULL_ERROR"]
-
-
-def one_line(error: Exception) -> str:
-    """Returns Hydra's or OmegaConf's message on a wrong configuration, shortened."""
-    text = str(error)
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, name = error.missing_cfg_file.rpartition("/")
-        known = f"choose one of {', '.join(error.options)}" if error.options else "it is in no directory of conf/"
-        return f"{group}={name} is not known; {known}."
-    if text.startswith(_NO_NAME):
-        return f"a config group takes the name of an option, not a number ({text})."
-    if found := re.search(r"Missing mandatory value: (\S+)", f"{text} {error.__cause__}"):
-        return f"{found[1]} has no value; give {found[1]}=... ."
-    if found := re.search(r"UserError raised while resolving interpolation: (.*)", text):
-        return found[1]
-    if found := re.search(r"Could not override '([^'@]+)", text):
-        key = found[1]
-        # Of a key in a map of the user's own, such as distributed.env, all but its last part is there.
-        if "." in key and getattr(error.__cause__, "full_key", None) == key and _is_free(key):
-            return _to_be_added(key)
-        return unknown_option(key)
-    if found := re.search(r"raised while resolving interpolation: Key '(\w+)' not in", text):
-        return f"the configuration has no {found[1]}, which its workload.name asks for; choose it by workload=... ."
-    if found := re.search(r"In '(.+?)': Config(?:Attribute|Key)Error .*full_key: (\S+)", text, re.DOTALL):
-        return f"{found[1]}: {unknown_option(found[2])}"
-    if text.endswith("INTERVAL_SWEEP"):
-        return "interval(...) is for hydra/sweeper=optuna; list the values, or count them out with range(...)."
-    if found := re.match(r"Error parsing override '(.*)'", text):
-        return f"{found[1]} cannot be understood; give key=value, and quote a value that has blanks or quotes in it."
-    if found := re.match(r"Error merging override (.*)", text):
-        return f"{found[1]}: {_first_line(error.__cause__ or error)}."
-    return " ".join(line.strip() for line in text.splitlines()[:2])
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
+        raise UserError(wrong_value(str(override.input_line), reason)) from error
 
 
 _NOT_NAMED = (
@@ -261,13 +169,13 @@ def point_name(config: Config, overrides: Sequence[str], fixed: Collection[str] 
     """
     workload = workloads.of(config)
     schema, named = workloads.schema(workload.name), _ALWAYS_NAMED | {*workload.named}
-    varying, rest = [], []
+    varying, rest, also = [], [], spellings(schema)
     for override in (override.lstrip("+~") for override in overrides):
         key, equals, value = override.partition("=")
         if key in named or override.startswith(_NOT_NAMED):
             continue
         # A sweeper's params come in Python's spelling.
-        value = value.lower() if value in ("True", "False") else value
+        value = value.lower() if value in ("True", "False") else also.get(key, {}).get(value, value)
         if key in fixed:
             rest.append(f"{key}{equals}{value}")
         else:

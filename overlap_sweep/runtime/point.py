@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT, OF_LANGUAGE_MODELS, Model, ModelConfig
-from overlap_sweep.declared import check, unknown_key
+from overlap_sweep.declared import check, spelled, unknown_key
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
@@ -33,7 +33,6 @@ from overlap_sweep.results.run_directory import (
     write_atomically,
     write_result,
 )
-from overlap_sweep.runtime.composition import unknown_option
 from overlap_sweep.runtime.group import GROUP_LOG, GroupError, WorkerPool, shared_pool
 from overlap_sweep.runtime.group_config import (
     check_multicast,
@@ -44,6 +43,7 @@ from overlap_sweep.runtime.group_config import (
     visible_gpus,
 )
 from overlap_sweep.runtime.kept import LASTING, check_store, kept_result, remember, remembered, whole_result
+from overlap_sweep.runtime.mistakes import unknown_option
 from overlap_sweep.runtime.outcome import Outcome, outcomes, tail
 from overlap_sweep.runtime.stopping import stop_if_told
 
@@ -69,6 +69,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     point = _plain(config)
     workload = workloads.of(point)
     schema = workloads.schema(workload.name)
+    point = spelled(point, schema)
     if key := unknown_key(point, schema):
         raise UserError(unknown_option(key, schema))
     check(point, schema)

@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.run_directory import LOCK_FILE
-from overlap_sweep.runtime.composition import one_line
 from overlap_sweep.runtime.lock import refuse_if_read_only
+from overlap_sweep.runtime.mistakes import one_line
 from overlap_sweep.runtime.outcome import outcomes
 
 HYDRA_FOLDER = ".hydra"

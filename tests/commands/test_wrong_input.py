@@ -125,6 +125,8 @@ def test_wrong_input_is_one_error_and_nothing_is_written(
 USAGE: dict[str, tuple[str, ...]] = {
     "operators analysis.objective=speed": ("choose one of time, overlap_ratio",),
     "operators analysis.speed=1": ("is no option of the analysis",),
+    "operators analysis.objectiv=time": ("Did you mean analysis.objective=...?",),
+    "qurey operators": ("Unknown command qurey. Did you mean query?",),
     "operators analysis.overlap_threshold=high": ("is no number",),
     "operators analysis.overlap_threshold=7": ("out of range",),
     "query operators --limit 0": (),

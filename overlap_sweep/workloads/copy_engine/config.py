@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from overlap_sweep.config import PointConfig
+from overlap_sweep.config import TORCHS, PointConfig
 from overlap_sweep.declared import one_of, ranged
 
 
@@ -33,7 +33,7 @@ class CopyEngine:
     """MiB that are copied beside it."""
     direction: str = one_of("device_to_device", "device_to_device", "peer", "host_to_device", "device_to_host")
     """From where to where is copied. `peer`: into the next GPU's memory."""
-    dtype: str = one_of("bfloat16", "bfloat16", "float16", "float32")
+    dtype: str = one_of("bfloat16", "bfloat16", "float16", "float32", also=TORCHS)
     """What the GEMM multiplies in."""
     gemms: int = ranged(4, 1, 1000)
     """GEMMs of each iteration, one after the other."""

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from overlap_sweep.config import ModelConfig
+from overlap_sweep.config import BY_TORCH, ModelConfig
 from overlap_sweep.declared import any_of, one_of, ranged
+
+AS_MIXED_PRECISION = {**BY_TORCH, "fp32": "none", "float32": "none"}
 
 
 @dataclass
@@ -49,7 +51,7 @@ class Fsdp:
     """FSDP2 knows no flat parameters: false is refused."""
     replicas: int = ranged(1, 1, 1024)
     """Hybrid sharding: so many groups of ranks with a whole model each, whose gradients are all-reduced."""
-    reduce_dtype: str | None = one_of(None, "fp32", "bf16", "fp16")
+    reduce_dtype: str | None = one_of(None, "fp32", "bf16", "fp16", also=BY_TORCH)
     """In which gradients are reduced; null: as they are computed."""
 
 
@@ -66,7 +68,7 @@ class Training:
     """Samples of a rank's micro batch; null: 64, on a CPU 4."""
     gradient_accumulation: int = ranged(1, 1, 4096)
     """Micro batches of a step; only the last one's backward reduces gradients."""
-    mixed_precision: str | None = one_of(None, "bf16", "fp16", "none")
+    mixed_precision: str | None = one_of(None, "bf16", "fp16", "none", also=AS_MIXED_PRECISION)
     """What is computed in. null: bf16, on a CPU none. FSDP2 gathers and computes in it; DDP computes by autocast. fp16
     scales the loss."""
     learning_rate: float = ranged(1e-4, 0.0, 100.0)

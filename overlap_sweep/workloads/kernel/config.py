@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from overlap_sweep.config import OF_OPERATORS, TensorParallelConfig
+from overlap_sweep.config import OF_OPERATORS, TORCHS, TensorParallelConfig
 from overlap_sweep.declared import one_of, ranged
 from overlap_sweep.overlap.kernel_shape import KERNELS, PRECISION_OF_DTYPE
 from overlap_sweep.overlap.space import OPERATORS
@@ -46,7 +46,7 @@ class Config(TensorParallelConfig):
     """Columns of the whole output; null: `model` and `operator` say it."""
     k: int | None = ranged(None, 1, 2**22)
     """Columns of the whole input, which the GEMM sums over; null: `model` and `operator` say it."""
-    dtype: str | None = one_of(None, *PRECISION_OF_DTYPE)
+    dtype: str | None = one_of(None, *PRECISION_OF_DTYPE, also={**TORCHS, "fp8": "float8_e4m3fn"})
     """What the kernel multiplies in; null: `precision`. float8_e4m3fn: FP8 with one scale a tensor, into bfloat16."""
     iters: int | None = ranged(None, 3, 1000)
     """Timed iterations of each implementation; null: 21, on a CPU 7."""

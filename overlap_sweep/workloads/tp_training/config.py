@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from overlap_sweep.config import OF_LANGUAGE_MODELS, OF_OPERATORS, TensorParallelConfig
+from overlap_sweep.config import OF_LANGUAGE_MODELS, OF_OPERATORS, TORCHS, TensorParallelConfig
 from overlap_sweep.declared import one_of, ranged
 
 IMPLEMENTATIONS = ("autotp", "fsdp_dtensor", "async_tp", "megatron")
@@ -63,7 +63,7 @@ class TpTraining:
     """Of AdamW, for all parameters alike."""
     max_grad_norm: float = ranged(1.0, 0.0, 10**6)
     """Largest norm of the gradients over all ranks. 0: gradients are not clipped, only their norm is recorded."""
-    dtype: str | None = one_of(None, *PRECISION_OF)
+    dtype: str | None = one_of(None, *PRECISION_OF, also=TORCHS)
     """What is computed and communicated in. null: bfloat16, on a CPU float32. Weights and the optimizer's state are
     kept in float32 by all implementations; float16 scales the loss."""
     autocast: bool = False

@@ -1,0 +1,185 @@
+"""What is said about a wrong command line, in one line: Hydra's and OmegaConf's own messages are about themselves."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+from hydra._internal.utils import get_args_parser
+from hydra.conf import HydraConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+
+from overlap_sweep import workloads
+from overlap_sweep.declared import has_key
+from overlap_sweep.errors import UserError, nearest
+from overlap_sweep.options import listed, options_of
+from overlap_sweep.program import launch_program
+from overlap_sweep.runtime.plugin_options import LAUNCHERS
+
+_NO_NAME = "Config group override must be a string or a list."
+"""Hydra's ValueError of a number that is given to a config group."""
+_KINDS = {"Integer": "no whole number", "Float": "no number", "Boolean": "neither true nor false"}
+"""By OmegaConf's types, what a value is that does not fit."""
+_GROUPS = ("+experiment", "hydra/launcher", "hydra/sweeper")
+"""Groups that no option is named like."""
+
+
+def flags_first(arguments: Sequence[str]) -> list[str]:
+    """Returns the command line with its overrides last: Hydra's parser takes them in one place only, and `tp_size=4 -m
+    num_sm=1,2` is as plain as `-m tp_size=4 num_sm=1,2`. UserError for a flag that there is not."""
+    ordered = sorted(arguments, key=lambda word: word.startswith("~") or ("=" in word and not word.startswith("-")))
+    parser = get_args_parser()
+    # It would print eight lines of usage.
+    parser.error = _refuse  # type: ignore[method-assign]
+    parsed, unknown = parser.parse_known_args(ordered)
+    if flag := next((word for word in unknown if word.startswith("-")), None):
+        near = nearest(flag, [name for action in parser._actions for name in action.option_strings])
+        raise UserError(f"Unknown flag {flag}. {f'Did you mean {near}?' if near else _see_help()}")
+    if unknown:
+        raise UserError(_unreadable(next(word for word in (*parsed.overrides, *unknown) if "=" not in word)))
+    return ordered
+
+
+def _refuse(message: str) -> NoReturn:
+    raise UserError(f"{message}. {_see_help()}")
+
+
+def check_keys(overrides: Iterable[str]) -> None:
+    """Raises UserError for the first option that no workload has."""
+    schemas = [workloads.schema(name) for name in workloads.names()]
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key = override.key_or_group
+        is_group = "/" in key or key == "experiment"
+        if not (is_group or override.is_hydra_override() or any(has_key(schema, key) for schema in schemas)):
+            raise UserError(unknown_option(key))
+
+
+def unknown_option(key: str, schema: type | None = None) -> str:
+    """Returns the error about a key, with dots, that the workload lacks: whose it is, or the nearest."""
+    schemas = {name: workloads.schema(name) for name in workloads.names()}
+    owners = [name for name, each in schemas.items() if has_key(each, key)]
+    if owners:
+        return f"{key} is for workload={listed(owners)}; add that, or leave it out."
+    if key.startswith("hydra."):
+        known = [f"hydra.{option.name}" for option in options_of(HydraConf)]
+        known += [f"hydra.launcher.{option.name}" for option in options_of(type(LAUNCHERS["slurm"]))]
+        near = nearest(key, known)
+        return f"Unknown option {key}. {f'Did you mean {near}?' if near else '--cfg hydra shows what Hydra has.'}"
+    own = [option.name for option in options_of(schema)] if schema else []
+    everyones = [option.name for each in schemas.values() for option in options_of(each)]
+    near = nearest(key, [*own, *_GROUPS]) or nearest(key, [*everyones, *_GROUPS])
+    listing = f"See {launch_program()} workload={schema().workload.name if schema else '<name>'} --help."
+    return f"Unknown option {key}. {f'Did you mean {near}?' if near else listing}"
+
+
+def _see_help() -> str:
+    return f"See {launch_program()} --help."
+
+
+def to_be_added(key: str) -> str:
+    """Returns the error about a key of a map of the user's own."""
+    parent, _, name = key.rpartition(".")
+    return f"{parent} has no {name}; add it with +{key}=... ."
+
+
+def wrong_value(override: str, reason: str) -> str:
+    """Returns the error about a value that does not fit its option, from OmegaConf's."""
+    key, _, value = override.lstrip("+").partition("=")
+    if found := re.search(r"could not be converted to (\w+)|not a valid (bool)\b", reason):
+        is_no = _KINDS.get(found[1] or "Boolean")
+        options = (option for name in workloads.names() for option in options_of(workloads.schema(name)))
+        takes = next((option for option in options if option.name == key), None)
+        if is_no and takes:
+            mend = listed(takes.choices) if takes.choices else f"a value from {takes.values}"
+            return f"{key}={value} is {is_no}; give {mend}."
+    return f"{override}: {reason}."
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Exits with one line where Hydra refuses a configuration, unless the environment has HYDRA_FULL_ERROR."""
+    if os.environ.get("HYDRA_FULL_ERROR"):
+        yield
+        return
+    # Hydra would print its own lines and exit: with this it raises.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except (HydraException, OmegaConfBaseException) as error:
+        sys.exit(f"error: {one_line(error)}")
+    except OSError as error:
+        sys.exit(f"error: {error.filename} cannot be used ({error.strerror}); give another directory or file.")
+    except ValueError as error:
+        if not str(error).startswith(_NO_NAME):
+            raise
+        sys.exit(f"error: {one_line(error)}")
+    finally:
+        del os.environ["HYDRA_FULL_ERROR"]
+
+
+def one_line(error: Exception) -> str:
+    """Returns Hydra's or OmegaConf's message on a wrong configuration, shortened."""
+    text = str(error)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _unknown_choice(error.missing_cfg_file, error.options or [])
+    if text.endswith("INTERVAL_SWEEP"):
+        return "interval(...) is for hydra/sweeper=optuna; list the values, or count them out with range(...)."
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error.override)
+    if text.startswith(_NO_NAME):
+        return f"a config group takes the name of an option, not a number ({text})."
+    if found := re.search(r"Missing mandatory value: (\S+)", f"{text} {error.__cause__}"):
+        return f"{found[1]} has no value; give {found[1]}=... ."
+    if found := re.search(r"UserError raised while resolving interpolation: (.*)", text):
+        return found[1]
+    if found := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
+        return f"{found[1]} is an option already; give {found[1]}=... without the +."
+    if found := re.search(r"Could not delete from config\. '([^']+)' does not exist", text):
+        return unknown_option(found[1])
+    if found := re.search(r"Could not (?:override|append|delete|add|find)[^']*'([^'@]+)", text):
+        key = found[1]
+        # Of a key in a map of the user's own, such as distributed.env, all but its last part is there.
+        if "." in key and getattr(error.__cause__, "full_key", None) == key and _is_free(key):
+            return to_be_added(key)
+        return unknown_option(key)
+    if found := re.search(r"raised while resolving interpolation: Key '(\w+)' not in", text):
+        return f"the configuration has no {found[1]}, which its workload.name asks for; choose it by workload=... ."
+    if found := re.search(r"In '(.+?)': Config(?:Attribute|Key)Error .*full_key: (\S+)", text, re.DOTALL):
+        return f"{found[1]}: {unknown_option(found[2])}"
+    if found := re.match(r"Error merging override (.*)", text):
+        return wrong_value(found[1], _first_line(error.__cause__ or error))
+    return " ".join(line.strip() for line in text.splitlines()[:2])
+
+
+def _unknown_choice(file: str, choices: Sequence[str]) -> str:
+    group, _, name = file.rpartition("/")
+    if near := nearest(name, choices):
+        return f"Unknown {group} {name}. Did you mean {near}?"
+    if not choices:
+        near = nearest(group, ["experiment", "hydra/launcher", "hydra/sweeper"])
+        return f"Unknown group {group}. {f'Did you mean {near}?' if near else _see_help()}"
+    return f"{group}={name} is not known; choose one of {', '.join(choices)}."
+
+
+def _unreadable(override: str) -> str:
+    key, equals, _ = override.partition("=")
+    if equals:
+        return f"{override} cannot be read; quote a value with commas, brackets or blanks, as in '{key}=\"a,b\"'."
+    known = any(has_key(workloads.schema(name), key) for name in workloads.names())
+    return f"{key} has no value; give {key}=... ." if known else f"{key} is no option=value. {_see_help()}"
+
+
+def _is_free(key: str) -> bool:
+    return any(has_key(workloads.schema(name), key) for name in workloads.names())
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,125 @@
+"""What a wrong command line is answered by: one line that says what to type instead, and nothing is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from overlap_sweep.errors import nearest
+from overlap_sweep.runtime import point
+from overlap_sweep.runtime.composition import point_name, register
+from tests.sweeps import ROOT, launch_here
+
+NUM_SM = "Unknown option num_smm. Did you mean num_sm?"
+HELP = "See python launch.py --help."
+
+MISTAKES = {
+    # Options, however Hydra is asked to take them.
+    "num_smm=8": NUM_SM,
+    "+num_smm=8": NUM_SM,
+    "++num_smm=8": NUM_SM,
+    "~num_smm": NUM_SM,
+    "-m num_smm=8,16": NUM_SM,
+    "-m +num_smm=8,16": NUM_SM,
+    "-m ++num_smm=8,16": NUM_SM,
+    "-m +num_smm=8,16 hydra/launcher=slurm": NUM_SM,
+    "-m +num_smm=8,16 hydra/launcher=submitit_slurm": NUM_SM,
+    "-m +num_smm=8,16 hydra/launcher=basic": NUM_SM,
+    "-m +num_smm=8,16 hydra/sweeper=bisect": NUM_SM,
+    "-m +num_smm=8,16 hydra/sweeper=knobs workload=fsdp": NUM_SM,
+    "-m +num_smm=8,16 +experiment=tp_overlap_tuner": NUM_SM,
+    "-m +num_sm=8,16": "num_sm is an option already; give num_sm=... without the +.",
+    "tokens=8192": "Unknown option tokens. Did you mean workload.tokens?",
+    "tp=8": "Unknown option tp. Did you mean tp_size?",
+    "runtime.devise=cpu": "Unknown option runtime.devise. Did you mean runtime.device?",
+    "workload=fsdp fsdp.forward_prefech=1": "Unknown option fsdp.forward_prefech. Did you mean fsdp.forward_prefetch?",
+    "something=8": "Unknown option something. See python launch.py workload=<name> --help.",
+    "m=0": "m is for workload=kernel; add that, or leave it out.",
+    "hydra.sweep.dirr=x": "Unknown option hydra.sweep.dirr. Did you mean hydra.sweep.dir?",
+    "hydra/launcher=slurm hydra.launcher.partitoin=x": (
+        "Unknown option hydra.launcher.partitoin. Did you mean hydra.launcher.partition?"
+    ),
+    # Groups and their choices.
+    "method=bulkk": "Unknown method bulkk. Did you mean bulk?",
+    "-m method=bulk,bulkk": "Unknown method bulkk. Did you mean bulk?",
+    "workload=fdsp": "Unknown workload fdsp. Did you mean fsdp?",
+    "+experiment=tuner": "Unknown experiment tuner. Did you mean tp_overlap_tuner?",
+    "experiment=tp_training": "Unknown option experiment. Did you mean +experiment?",
+    "+experiments=tp_training": "Unknown option experiments. Did you mean +experiment?",
+    "hydra/launcher=slrum": "Unknown hydra/launcher slrum. Did you mean slurm?",
+    "launcher=slurm": "Unknown option launcher. Did you mean hydra/launcher?",
+    "operator=fc3": "operator=fc3 is not known; choose one of fc1, fc2, proj, qkv.",
+    "model=hf": "model.name has no value; give model.name=... .",
+    "-m model=hf num_sm=1,2 hydra/sweeper=bisect": "model.name has no value; give model.name=... .",
+    # Values.
+    "num_sm=0": "num_sm=0 is out of range; give a value from 1 to 512.",
+    "tp_size=two": "tp_size=two is no whole number; give a value from 1 to 8.",
+    "-m tp_size=2,two": "tp_size=two is no whole number; give a value from 1 to 8.",
+    "runtime.isolate=maybe": "runtime.isolate=maybe is neither true nor false; give true or false.",
+    "workload=kernel m=0": "m=0 is out of range; give a value from 1 to 16777216.",
+    "precision=float64": "precision=float64 is not known; choose one of fp32, fp16, bf16, fp8_delayed, fp8_current.",
+    # No options at all.
+    "num_sm": "num_sm has no value; give num_sm=... .",
+    "sweep -m tp_size=2": f"sweep is no option=value. {HELP}",
+    "num_sm==8": "num_sm==8 cannot be read; quote a value with commas, brackets or blanks, as in 'num_sm=\"a,b\"'.",
+    "--multirn num_sm=8": "Unknown flag --multirn. Did you mean --multirun?",
+    "-x": f"Unknown flag -x. {HELP}",
+}
+
+
+@pytest.mark.parametrize("typed", MISTAKES)
+def test_a_mistake_is_one_line_with_what_to_type_instead(tmp_path: Path, typed: str) -> None:
+    done = launch_here(*typed.split(), "runtime.device=cpu", f"hydra.run.dir={tmp_path}", f"hydra.sweep.dir={tmp_path}")
+    assert done.stderr == f"error: {MISTAKES[typed]}\n"
+    assert done.returncode == 1
+    assert not list(tmp_path.rglob("result.json"))
+
+
+def test_a_hugging_face_model_without_its_name_is_one_line_of_the_tuner() -> None:
+    done = launch_here("-m", "+experiment=tp_overlap_tuner", "model=hf", "runtime.device=cpu")
+    assert done.stderr == "error: model.name has no value; give model.name=... .\n"
+
+
+def test_flags_may_follow_options() -> None:
+    assert launch_here("tp_size=8", "--cfg", "job", "num_sm=37").stdout.count("num_sm: 37") == 1
+
+
+@pytest.mark.parametrize(
+    ("workload", "typed", "same"),
+    [
+        ("operator", "precision=bfloat16", "precision=bf16"),
+        ("kernel", "dtype=bf16", "dtype=bfloat16"),
+        ("kernel", "dtype=fp8", "dtype=float8_e4m3fn"),
+        ("copy_engine", "copy_engine.dtype=fp16", "copy_engine.dtype=float16"),
+        ("fsdp", "fsdp.reduce_dtype=bfloat16", "fsdp.reduce_dtype=bf16"),
+        ("fsdp", "training.mixed_precision=float32", "training.mixed_precision=none"),
+        ("tp_training", "tp_training.dtype=fp32", "tp_training.dtype=float32"),
+    ],
+)
+def test_a_type_has_two_names_and_is_one_point(workload: str, typed: str, same: str) -> None:
+    points, names = [], []
+    register()
+    for each in (typed, same):
+        given = [f"workload={workload}", each, "runtime.device=cpu"]
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            config = compose("config", given)
+        points.append(point.resolve(config))
+        names.append(point_name(config, given))
+    assert points[0] == points[1]
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("num_smm", "num_sm"),
+        ("warmpu", "workload.warmup"),
+        ("launcher", "hydra/launcher"),
+        ("fc3", None),
+        ("", None),
+    ],
+)
+def test_nearest(name: str, near: str | None) -> None:
+    assert nearest(name, ["num_sm", "workload.warmup", "hydra/launcher", "fc1"]) == near
