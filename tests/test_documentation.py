@@ -146,3 +146,10 @@ def test_options_in_the_text_are_declared() -> None:
 
 def test_readme_fits_a_few_screens() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize(("page", "case"), [("README.md", "tuner"), ("docs/analysis.md", "operators")])
+def test_an_answer_that_is_shown_was_recorded(page: str, case: str) -> None:
+    recorded = (ROOT / "tests/golden/expected" / case / "summary.txt").read_text().splitlines()
+    (shown,) = [text for text in blocks(ROOT / page) if text.startswith("llama3_8b, 8192 tokens")]
+    assert [line for line in shown.splitlines() if line not in (*recorded, "...")] == []
