@@ -116,16 +116,19 @@ def _run(command: Sequence[str], *, quiet: bool) -> None:
                 if line.startswith("error: ") or not reason.startswith("error: "):
                     reason = line.strip() or reason
         except KeyboardInterrupt:
-            _stop(process)
+            said = _ended(process)
+            if not quiet:
+                sys.stderr.write(said)
             raise
     if process.returncode:
         raise UserError(reason.removeprefix("error: "))
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
+def _ended(process: subprocess.Popen[str]) -> str:
     """Waits for a process that was interrupted, too, by the terminal or the notebook's server, as both interrupt whole
-    groups of processes; asks it to stop where it was not."""
+    groups of processes; asks it to stop where it was not. Returns what it said at the end."""
     try:
-        process.communicate(timeout=ENDING_S)
+        return process.communicate(timeout=ENDING_S)[1]
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         process.terminate()
+    return process.communicate()[1]

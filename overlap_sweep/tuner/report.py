@@ -159,7 +159,7 @@ class Report:
 
     def _lines(self, case: Case) -> list[str]:
         answers = [one for one in self.answers if one.case == case.name]
-        return [str(case), *(f"  TP={a.tp_size}: {a.headline}{f' ({a.file})' if a.file else ''}" for a in answers)]
+        return [str(case), *(f"  TP={a.tp_size}: {a.headline}{f': {a.file}' if a.file else ''}" for a in answers)]
 
     def _repr_html_(self) -> str:
         """Returns the answers and the best settings for a notebook."""
