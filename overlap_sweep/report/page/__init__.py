@@ -35,7 +35,7 @@ MOST_CARDS = 6
 MOST_SENTENCES = 3
 """Of a card, in sight."""
 MOST_SUBJECTS = 3
-"""In the page's title."""
+"""In the page's title; and as many topics."""
 BEYOND = 1e300
 """Sorts below everything that is measured."""
 
@@ -205,7 +205,9 @@ def _title(analysis: Analysis) -> str:
     subjects = list(dict.fromkeys([*models, *(subject for section in told for subject in section.subjects)]))
     machine = machines_in_brief(points)
     about = " on ".join(filter(None, [some_of(subjects, MOST_SUBJECTS), machine]))
-    topics = ", ".join(dict.fromkeys(section.topic or section.what for section in told or analysis.sections))
+    topics = some_of(
+        dict.fromkeys(section.topic or section.what for section in told or analysis.sections), MOST_SUBJECTS
+    )
     return f"{about}: {topics}" if about else as_sentence(topics)
 
 

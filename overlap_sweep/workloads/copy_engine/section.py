@@ -11,7 +11,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from overlap_sweep.report import charts
-from overlap_sweep.report.numbers import as_percent, as_rate, as_us, some_of
+from overlap_sweep.report.numbers import as_percent, as_rate, as_sentence, as_us, some_of
 from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     DEVICE,
@@ -97,7 +97,9 @@ class CopyAnalysis:
         )
         if not saving:
             known = any(not row.launch_bound for row in self.rows)
-            return Card(title, "Overlap saves nothing beyond the noise" if known else "No answer", [self.answer])
+            return Card(
+                title, "Overlap saves nothing beyond the noise" if known else "No answer", [as_sentence(self.answer)]
+            )
         most, least = (pick(saving, key=lambda row: row.hidden_fraction) for pick in (max, min))
         shares = f"{least.hidden_fraction:.0%} to {most.hidden_fraction:.0%}" if least is not most else ""
         headline = f"Overlap saves {shares or f'{most.hidden_fraction:.0%}'} of the shorter of GEMMs and copies"

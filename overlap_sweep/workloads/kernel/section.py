@@ -12,7 +12,7 @@ from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, KERNELS, SEQUENTIAL
 from overlap_sweep.report import charts
 from overlap_sweep.report.charts.palette import looks_of
-from overlap_sweep.report.numbers import as_percent, as_rate, as_sentence, as_us, some_of
+from overlap_sweep.report.numbers import as_percent, as_rate, as_us, some_of
 from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     BACKEND,
@@ -233,7 +233,7 @@ def _answer(analysis: KernelAnalysis) -> Answer:
         title=f"{case.brief} on {case.device}{of_operators}: {KERNELS[case.kernel]}",
         brief=case.brief,
         sentences=[*([analysis.in_words] if len(analysis.shapes) > 1 else []), *(s.answer for s in analysis.shapes)],
-        card=Card(case.brief, as_sentence(analysis.in_words), [f"{as_sentence(s.answer)}." for s in analysis.shapes]),
+        card=Card(case.brief, analysis.in_words, [f"{shape.answer}." for shape in analysis.shapes]),
         cautions=cautions(analysis),
         compared=Listing(
             COMPARED,

@@ -34,6 +34,7 @@ HOW_TO_ASYNC_TP = (
 """A sentence each."""
 
 
+LEAVE_OUT = "Leave --tp-comm-overlap out of Megatron-LM's command line."
 ASYNC_TP_ARGUMENTS = "--compile.enable --compile.enable_async_tensor_parallel"
 """What torchtitan takes."""
 _SWITCH_ON = as_sentence(advised(DEFAULT, ASYNC_TP_BACKEND))
@@ -63,12 +64,13 @@ def _card(case: CaseAnalysis, tp_size: int) -> Card:
     has_file = tp_size in case.tp_sizes and not is_async_tp(case)
     file = path_of_file(case.folder, tp_size) if has_file else ""
     slots = case.config(tp_size).slots if has_file else {}
+    off = has_file and not case.config(tp_size).switches["tp_comm_overlap"]
     proven = [_proven(outcome)] if isinstance(outcome, Proof) else []
     in_sum = [operators_in_sum(case, tp_size)] if passes else []
     return Card(
         title=f"TP={tp_size}",
         headline=_headline(case, tp_size),
-        sentences=[as_sentence(outcome.verdict), *proven] if outcome else in_sum,
+        sentences=[*([as_sentence(outcome.verdict), *proven] if outcome else in_sum), *([LEAVE_OUT] if off else [])],
         basis=[
             *(in_sum if outcome else []),
             *(_differences(case, tp_size) if has_file else []),
