@@ -130,6 +130,8 @@ def one_line(error: Exception) -> str:
     text = str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _unknown_choice(error.missing_cfg_file, error.options or [])
+    if found := re.search(r"Error resolving interpolation '\$\{(\w+)\}'", text):
+        return f"{found[1]} cannot be deleted; leave out ~{found[1]}."
     if text.endswith("INTERVAL_SWEEP"):
         return "interval(...) is for hydra/sweeper=optuna; list the values, or count them out with range(...)."
     if isinstance(error, OverrideParseException):

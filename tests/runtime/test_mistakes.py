@@ -21,6 +21,7 @@ MISTAKES = {
     "+num_smm=8": NUM_SM,
     "++num_smm=8": NUM_SM,
     "~num_smm": NUM_SM,
+    "~model": "model cannot be deleted; leave out ~model.",
     "-m num_smm=8,16": NUM_SM,
     "-m +num_smm=8,16": NUM_SM,
     "-m ++num_smm=8,16": NUM_SM,
