@@ -164,8 +164,8 @@ def of_copies(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]
         bound = dict.fromkeys(names, False)
         copies = CopyTimes(times=times, launch_bound=bound, bytes_copied=1, flops=1)
         row = copy_row(_point("copies", copy_config(), copies))
-        told = row.saving.noise_us / 100
-        if row.saving.time_us > row.saving.noise_us:
+        told = row.saved.noise_us / 100
+        if row.saved.time_us > row.saved.noise_us:
             found = number
     return found, told
 
