@@ -103,7 +103,7 @@ def test_where_nothing_measured_wins_every_form_says_not_to_overlap(
     # And what becomes of the others.
     others = {slot for slot, methods in SLOTS.items() if methods} - {"fc1_fprop"}
     assert read(tmp_path / "tuning_report.json")["unmeasured"] == unmeasured
-    assert {(one["slot"], one["runs"]) for one in report.unmeasured_slots} == {(slot, unmeasured) for slot in others}
+    assert {(one.slot, one.runs) for one in report.unmeasured_slots} == {(slot, unmeasured) for slot in others}
     for text in ((tmp_path / YAML).read_text(), preset):
         assert f"# Slots that were not measured by themselves: qkv_fprop ({unmeasured})," in text
 
