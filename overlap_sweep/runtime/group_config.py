@@ -6,10 +6,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,12 @@ class GroupConfig:
             wrapper=workers.wrapper,
             company=workers.company,
         )
+
+
+def check_torch() -> None:
+    """Raises UserError where workers would find no PyTorch. It is no dependency: pip would replace an image's own."""
+    if find_spec("torch") is None:
+        raise UserError(f"PyTorch is not installed for {sys.executable}; pip install 'overlap-sweep[torch]'.")
 
 
 def check_wrapper(point: Mapping[str, Any]) -> None:

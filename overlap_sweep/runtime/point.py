@@ -37,6 +37,7 @@ from overlap_sweep.runtime.group import GROUP_LOG, GroupError, WorkerPool, share
 from overlap_sweep.runtime.group_config import (
     check_multicast,
     check_temporary_directory,
+    check_torch,
     check_wrapper,
     elsewhere,
     machine_of,
@@ -102,6 +103,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     check_multicast(runtime, os.environ)
     completed = workload.complete(point)
     if not elsewhere():
+        check_torch()
         check_wrapper(completed)
         check_temporary_directory()
     return completed

@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
-from overlap_sweep.runtime import point
+from overlap_sweep.runtime import group_config, point
 from overlap_sweep.runtime.composition import register
 from tests.sweeps import ROOT, SMALL, Launch, launch_here
 
@@ -188,3 +188,10 @@ def test_layers_that_cannot_run_on_a_cpu_are_skipped_with_the_reason(tmp_path: P
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("workers.log"))
+
+
+def test_a_python_without_torch_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    group_config.check_torch()
+    monkeypatch.setattr(group_config, "find_spec", lambda _name: None)
+    with pytest.raises(UserError, match=r"PyTorch is not installed for .*; pip install 'overlap-sweep\[torch\]'"):
+        group_config.check_torch()

@@ -24,7 +24,7 @@ PAIRS = pairs([ONE, TWO])
 
 @pytest.fixture(autouse=True)
 def with_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformer_engine, "missing", lambda: None)
+    monkeypatch.setattr(transformer_engine, "missing", lambda *_: None)
 
 
 def found(

@@ -45,6 +45,9 @@ SWITCHES_OF_PARALLEL = {
     "row": ("ub_overlap_ag", "ub_overlap_rs"),
 }
 
+OLDEST = {"transformer_engine": ("transformer-engine", (2, 15)), "megatron.core": ("megatron-core", (0, 16))}
+"""The distribution of each package, and the first version in which everything is found that we use."""
+
 _CUDNN = re.compile(r"(/\S*)/libcudnn[^/\s]*\.so\S*$", re.MULTILINE)
 
 
@@ -53,13 +56,28 @@ def missing(package: str = "transformer_engine") -> str | None:
     """Returns why the package cannot be used here, or None."""
     parent = package.partition(".")[0]
     if find_spec(parent) is None or find_spec(package) is None:
-        return f"{package} is not installed; pip install -c constraints-gpu.txt -e '.[gpu]'"
+        return f"{package} is not installed; pip install --no-build-isolation 'overlap-sweep[gpu]'"
+    return None
+
+
+def unusable(package: str = "transformer_engine") -> str | None:
+    """Returns why the package is missing or too old, or None."""
+    distribution, oldest = OLDEST[package]
+    if reason := missing(package):
+        return reason
+    try:
+        installed = version(distribution)
+    except PackageNotFoundError:
+        # On PYTHONPATH without being installed, as Megatron-LM's sources are in some images.
+        return None
+    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < oldest:
+        return f"{distribution} {installed} is too old; overlap_sweep needs {'.'.join(map(str, oldest))} or later"
     return None
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
-    of_megatron = missing("megatron.core") if point["backend"] == "megatron" else None
-    return missing() or of_megatron or _userbuffers_refusal(point)
+    of_megatron = unusable("megatron.core") if point["backend"] == "megatron" else None
+    return unusable() or of_megatron or _userbuffers_refusal(point)
 
 
 def _userbuffers_refusal(point: Mapping[str, Any]) -> str | None:

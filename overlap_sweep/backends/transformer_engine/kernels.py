@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.backends import Outputs, Problem, lacks_precision, needs_gpus
-from overlap_sweep.backends.transformer_engine import missing
+from overlap_sweep.backends.transformer_engine import unusable
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.space import Setting
 
@@ -30,7 +30,7 @@ _KNOBS = {
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
-    if reason := missing() or needs_gpus(point):
+    if reason := unusable() or needs_gpus(point):
         return reason
     if point["kernel"] == "gemm_ar":
         return "Transformer Engine's userbuffers have no all-reduce"

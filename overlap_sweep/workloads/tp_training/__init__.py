@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.backends.transformer_engine import missing
+from overlap_sweep.backends.transformer_engine import unusable
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
@@ -133,8 +133,8 @@ def _hugging_face_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]
 def _megatron_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
     """Yields also where Megatron-Core would compute something else than the others, or cannot overlap as configured."""
     model, training, tp_size = point["language_model"], point["tp_training"], point["tp_size"]
-    reason = "impl=megatron needs Megatron-Core, which is not installed; pip install 'overlap-sweep[gpu]'"
-    yield find_spec("megatron") is None or find_spec("megatron.core") is None, reason
+    lacking = unusable("megatron.core")
+    yield lacking, f"impl=megatron needs Megatron-Core: {lacking}"
     for option, asked in {"autocast": False, "compile": False, "vocab_parallel": True}.items():
         yield training[option] != asked, f"impl=megatron has tp_training.{option}={asked} only: leave it out"
     same = ", ".join(name for name, one in sorted(ARCHITECTURES.items()) if one.megatron)
@@ -152,7 +152,7 @@ def _megatron_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
     reason = f"impl=megatron attends to the whole sequence, and the model's sliding_window={window} is shorter"
     yield window is not None and window < training["seq_length"], reason
     yield point["runtime"]["device"] == "cpu", "impl=megatron is for GPUs, and runtime.device is cpu"
-    lacking = missing()
+    lacking = unusable()
     yield lacking, lacking or ""
     config = overlap_configs(point).get("")
     reason = "tp_training.tp_comm_overlap_cfg overlaps nothing without tp_training.sequence_parallel"

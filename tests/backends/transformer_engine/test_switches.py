@@ -122,3 +122,22 @@ def test_parameters_of_every_operator(operator: str, model: dict[str, Any], name
     assert shapes["weight"] == shape.weight_shape
     assert shapes.get("bias", (shape.weight_shape[0],)) == (shape.weight_shape[0],)
     assert shapes.get("layer_norm_weight", (256,)) == (256,)
+
+
+@pytest.mark.parametrize(
+    ("package", "installed", "says"),
+    [
+        ("transformer_engine", "2.9.0+70f53666.nv25.11", "transformer-engine 2.9.0+70f53666.nv25.11 is too old"),
+        ("transformer_engine", "2.20.2", None),
+        ("megatron.core", "0.15.0rc8", "megatron-core 0.15.0rc8 is too old; overlap_sweep needs 0.16 or later"),
+        ("megatron.core", "0.16.0", None),
+        ("megatron.core", "1.0", None),
+    ],
+)
+def test_a_library_that_is_too_old_is_named(
+    package: str, installed: str, says: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformer_engine, "missing", lambda _package: None)
+    monkeypatch.setattr(transformer_engine, "version", lambda _distribution: installed)
+    reason = transformer_engine.unusable(package)
+    assert reason is None if says is None else says in (reason or "")

@@ -24,7 +24,7 @@ ON_TORCH: dict[str, Any] = {"backend": "torch", "precision": "fp32", "runtime": 
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformer_engine, "missing", lambda: None)
+    monkeypatch.setattr(transformer_engine, "missing", lambda *_: None)
 
 
 def point(**changes: Any) -> dict[str, Any]:

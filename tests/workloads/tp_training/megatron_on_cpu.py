@@ -64,6 +64,7 @@ _STANDS_FOR: list[tuple[Any, str, Any]] = [
     (megatron, "initial_parts", _parts_of_own_layers),
     (transformer_engine, "attention_backend", lambda: "Megatron-Core's own"),
     (torch.cuda, "current_device", lambda: torch.device("cpu")),
+    (torch.cuda, "current_stream", torch.cpu.current_stream),
     # Without CUDA there are no states of its random numbers to keep apart, and nothing here is random.
     (
         random,

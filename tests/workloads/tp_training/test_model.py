@@ -205,7 +205,7 @@ def on_gpu(slots: dict[str, Any] | None = None, switches: dict[str, bool] | None
 
 
 def test_megatron_refuses_overlap_that_userbuffers_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tp_training, "missing", lambda: None)
+    monkeypatch.setattr(tp_training, "unusable", lambda *_: None)
     alone = {**tp_point("impl=megatron")["tp_training"], "sequence_parallel": False}
     assert on_gpu() == on_gpu({"fc2_fprop": SETTING}) == ""
     assert "set up for bfloat16" in on_gpu(precision="fp16")
