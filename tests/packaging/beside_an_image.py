@@ -1,5 +1,5 @@
-"""Installs the wheel as in an image that has its own PyTorch, Transformer Engine and Megatron-Core, which pip must leave
-as they are: `python tests/packaging/beside_an_image.py WHEEL`, run by .ci/wheel.
+"""Resolves what installing the wheel means in an image that has its own PyTorch, Transformer Engine and Megatron-Core,
+which pip must leave as they are: `python tests/packaging/beside_an_image.py WHEEL`, run by .ci/wheel.
 
 The image's libraries are stand-ins of metadata alone, in versions that a requirement with a lower bound would replace.
 """
@@ -28,7 +28,7 @@ def write_stand_in(folder: Path, name: str, version: str) -> Path:
     path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "".join(f"{info}/{file},,\n" for file in ("METADATA", "WHEEL", "RECORD")))
     return path
 
