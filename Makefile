@@ -1,4 +1,4 @@
-# Everything runs in .venv, installed from constraints.txt. PYTHON may name any Python 3.11 or 3.12.
+# Everything runs in .venv, installed from constraints.txt. PYTHON may name any Python from 3.11 to 3.13.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -59,8 +59,8 @@ lint: .venv/.installed
 	$(BIN)/mypy
 
 .venv/.installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
-		{ echo "error: $(PYTHON) is not Python 3.11 or 3.12; give one: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+		{ echo "error: $(PYTHON) is not Python 3.11, 3.12 or 3.13; give one: make PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
