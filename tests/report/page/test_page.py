@@ -14,7 +14,7 @@ import pytest
 from overlap_sweep.report.charts import Lines, cut
 from overlap_sweep.report.charts.figures import Figure, figure, png
 from overlap_sweep.report.charts.palette import COLOURS, chart_config, colour, in_light, looks_of, style_sheet
-from overlap_sweep.report.iterations import CLASSES, MOST_SPANS
+from overlap_sweep.report.iterations import CLASSES, MOST_SPANS, stream_timeline
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads.fsdp.section import MOST_BARS, settings_bars
@@ -26,6 +26,7 @@ from overlap_sweep.workloads.tp_training.section import MOST_BARS as MOST_STACKS
 from overlap_sweep.workloads.tp_training.section import MOST_CURVES, MOST_POINTS, loss_lines, stacks_bars
 from tests.analyze import analyze
 from tests.commands.test_query import DEFAULT, NONE
+from tests.golden.archives import unpack
 from tests.golden.made_report import BEST_TRACE, NONE_TRACE, write_traced
 from tests.made_sweeps import rounds, write_every_workload, write_sweep
 from tests.make_point import baselines, falling, implementation, kernel_config, make_point, resolved, stack_config
@@ -220,6 +221,29 @@ def test_the_timeline_of_a_layer_has_no_overlap_above_the_best(tmp_path: Path) -
     for lane in kernels:
         assert all(earlier.end <= later.start for earlier, later in itertools.pairwise(lane.spans))
     assert layer_timeline("layer", layer_point(tmp_path), ("none", "none"), ("floor", "floor")) is None
+
+
+def test_the_streams_of_a_training_step_say_when_communication_is_exposed(tmp_path: Path) -> None:
+    traces = sorted(unpack("fsdp", tmp_path).glob("*/trace_*rank0.json.gz"))
+    none, best = (next(one for one in traces if ("none" in one.name) is is_none) for is_none in (True, False))
+    drawn = stream_timeline("a step", {"no overlap": none, "best": best, "missing": None})
+    assert drawn
+    assert drawn.notes == ["No trace shows missing."]
+    names = [lane.name for lane in drawn.chart.lanes]
+    assert [name.split(":")[0] for name in names if "step" in name] == ["no overlap", "best"]
+    assert all("rank 0, step" in name for name in names if "step" in name)
+    for what in ("compute", "all-gather", "reduce-scatter", "exposed"):
+        assert sum(name.startswith(what) for name in names) >= 2
+    for lane in drawn.chart.lanes:
+        assert all(earlier.end <= later.start for earlier, later in itertools.pairwise(lane.spans))
+    of_none = drawn.chart.lanes[: next(i for i, name in enumerate(names) if name.startswith("best"))]
+    compute, exposed = (
+        [span for lane in of_none for span in lane.spans if span.colour in colours]
+        for colours in (("gemm", "compute"), ("bad",))
+    )
+    assert exposed
+    # But for rounding.
+    assert max(min(a.end, b.end) - max(a.start, b.start) for a in exposed for b in compute) < 0.02
 
 
 # PNGs, which are not drawn elsewhere in these tests.
