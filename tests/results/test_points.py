@@ -67,7 +67,9 @@ def test_what_is_not_ok_is_read(tmp_path: Path, workload: str, status: Status) -
     assert point.case.backend == resolved(workload)["backend"]
 
 
-@pytest.mark.parametrize(("schema", "mend"), [(1, "measure the point again"), (3, "update overlap_sweep")])
+@pytest.mark.parametrize(
+    ("schema", "mend"), [(1, "remove it and measure the point again"), (3, "update overlap_sweep")]
+)
 def test_a_result_of_another_version_is_refused_in_a_sentence(tmp_path: Path, schema: int, mend: str) -> None:
     directory = make_point("operator", tmp_path)
     rewrite(directory, lambda result: result.update(schema=schema))
