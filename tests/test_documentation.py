@@ -1,4 +1,4 @@
-"""The commands, options and columns of README and docs: each must be one that there is."""
+"""The commands, options, columns and links of README and docs: each must be one that there is."""
 
 from __future__ import annotations
 
@@ -142,6 +142,13 @@ def test_options_in_the_text_are_declared() -> None:
         and not any(has_key(schema, code.partition("=")[0]) for schema in schemas)
     ]
     assert unknown == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_from_the_top_lead_somewhere(page: str) -> None:
+    """Those between pages of docs/ are checked by `make docs`."""
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
+    assert [link for link in links if not (ROOT / link).exists()] == []
 
 
 def test_readme_fits_a_few_screens() -> None:
