@@ -1,8 +1,8 @@
-"""Registers our search path, launchers and sweepers with Hydra, in every process in which it looks for plugins: also in
-the jobs of other launchers, which never run launch.py's main block.
+"""Registers our search path, launchers and sweepers with Hydra, in every process that loads plugins: also in the jobs
+of other launchers, which never run launch.py's main block.
 
-`hydra/launcher=torchrun`, which is the default, `slurm` and `submitit_slurm` are in `overlap_sweep.runtime`;
-`hydra/sweeper=...` is the grid, or a search of `overlap_sweep.search` or `overlap_sweep.tuner`.
+`hydra/launcher=torchrun` (the default), `slurm` and `submitit_slurm` are in `overlap_sweep.runtime`; `hydra/sweeper=`
+is the grid or a search of `overlap_sweep.search` or `overlap_sweep.tuner`.
 """
 
 import sys
@@ -29,12 +29,12 @@ from overlap_sweep.runtime.mistakes import check_keys
 from overlap_sweep.runtime.plugin_options import LAUNCHERS, SWEEPERS
 
 RUN_HERE = ("basic", "submitit_local", "joblib")
-"""Other launchers than ours that run points on this machine, whose GPUs are theirs."""
+"""Launchers, other than ours, that run points on this machine and its GPUs."""
 
 
 class OverlapSweepPlugin(SearchPathPlugin):
-    """Called when all plugins are loaded: only then do Hydra's grid and the stock launcher for Slurm not take their
-    names back."""
+    """Registers our nodes after all plugins are loaded; earlier, Hydra's grid and its Slurm launcher would overwrite
+    those of the same names."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for folder in workloads.config_folders():
@@ -48,7 +48,7 @@ class TorchrunLauncher(Launcher):
     """Feeds the points of a sweep to one torchrun group per world size."""
 
     checks_all_first = True
-    """It composes every point before it runs any."""
+    """Every point is composed before any runs."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from overlap_sweep.runtime.jobs import Sweep
@@ -59,24 +59,24 @@ class TorchrunLauncher(Launcher):
             sys.exit(f"error: {error}")
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Exits with one line for a UserError, which Hydra would wrap in lines of its own."""
+        """Runs the jobs. Exits with one line on a UserError, since Hydra would print a traceback."""
         try:
             return self.function()(self._sweep, job_overrides, initial_job_idx)
         except UserError as error:
             sys.exit(f"error: {error}")
 
     def function(self) -> Callable[..., list[JobReturn]]:
-        """Returns what launches."""
+        """Returns the function that launches the jobs."""
         from overlap_sweep.runtime.jobs import launch
 
         return launch
 
 
 class SlurmLauncher(TorchrunLauncher):
-    """Submits the points of a sweep to Slurm, and waits for them."""
+    """Submits the points of a sweep to Slurm and waits for their results."""
 
     def __init__(self, **options: Any) -> None:
-        """Resolved for the sweep as a whole they are of no use: every point has its own."""
+        """Ignores `options`, resolved for the whole sweep: they are resolved again for every point."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from overlap_sweep.runtime.group_config import run_elsewhere
@@ -91,10 +91,10 @@ class SlurmLauncher(TorchrunLauncher):
 
 
 class GridSweeper(BasicSweeper):
-    """Hydra's basic sweeper. It composes every point before any is run, which our launchers do themselves."""
+    """Hydra's basic sweeper, without its composition of every point in advance where our launchers do that."""
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        """Exits with one line where another launcher would begin the sweep, and fail at some point of it."""
+        """Exits with one line if a point is wrong and the launcher would notice only in the middle of the sweep."""
         if getattr(self.launcher, "checks_all_first", False):
             return
         super().validate_batch_is_legal(batch)
@@ -111,7 +111,7 @@ class GridSweeper(BasicSweeper):
 
 
 class SearchSweeper(Sweeper):
-    """Searches the space that the swept values span instead of measuring all of it."""
+    """Searches the space of the swept values instead of measuring all of it."""
 
     def __init__(self, search: str, params: dict[str, Any]) -> None:
         self._search, self._params = search, params
@@ -123,7 +123,7 @@ class SearchSweeper(Sweeper):
         )
 
     def sweep(self, arguments: Sequence[str]) -> None:
-        """Exits with one line for a UserError, which Hydra would wrap in lines of its own."""
+        """Runs the search. Exits with one line on a UserError, since Hydra would print a traceback."""
         module, _, function = self._search.partition(":")
         try:
             check_keys(arguments)
@@ -145,6 +145,6 @@ try:
     register()
 except UserError as error:
     sys.exit(f"error: {error}")
-# Hydra would copy its store for every configuration that it composes, and a hundred times for --help. What it loads
-# from it is a copy anyway.
+# Hydra would copy its store for every configuration that it composes, a hundred times for --help. Nodes are copied when
+# they are loaded anyway.
 ConfigStore.__deepcopy__ = lambda self, _: self  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a configuration's fields declare of their values: a range, or choices. `check` holds a configuration to it."""
+"""Ranges and choices that a configuration's fields declare, and `check`, which enforces them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def ranged(default: Any, low: float, high: float) -> Any:
 
 
 def one_of(default: Any, *choices: str | None, also: Mapping[str, str] | None = None) -> Any:
-    """`also`: other spellings, and the choices that they are."""
+    """`also`: other spellings of choices, with the choice that each stands for."""
     return field(default=default, metadata={"choices": choices, "also": also or {}})
 
 
 def any_of(default: Any, values: str) -> Any:
-    """Of a field that takes values of several types, which `complete` of its workload checks."""
+    """Declares a field that takes values of several types; `complete` of its workload checks them."""
     return field(default=default, metadata={"values": values})
 
 
@@ -32,7 +32,7 @@ def types_of(schema: type) -> dict[str, Any]:
 
 
 def spellings(schema: type) -> dict[str, Mapping[str, str]]:
-    """Returns by option, with dots, the other spellings of its values."""
+    """Returns the other spellings of each option's values, by dotted name."""
     found: dict[str, Mapping[str, str]] = {}
     for declared in fields(schema):
         kind = types_of(schema)[declared.name]
@@ -45,7 +45,7 @@ def spellings(schema: type) -> dict[str, Mapping[str, str]]:
 
 
 def spelled(config: dict[str, Any], schema: type) -> dict[str, Any]:
-    """Returns the configuration with one spelling for every value: who types another measures the same point."""
+    """Returns the configuration with one spelling for every value, so that each spelling gives the same point."""
     for name, also in spellings(schema).items():
         *parents, last = name.split(".")
         node = config
@@ -57,18 +57,18 @@ def spelled(config: dict[str, Any], schema: type) -> dict[str, Any]:
 
 
 def check(config: Mapping[str, Any], schema: type, where: str = "") -> None:
-    """Raises UserError for the first value outside the range or the choices that `schema` declares, or a field that is
-    not there. Nested dataclasses are checked too. null passes."""
-    # What has a value of its own first: others take theirs from it, those of `workload` also from nested ones.
+    """Raises UserError for the first value outside the range or the choices that `schema` declares, or the first
+    missing field. Nested dataclasses are checked too. null passes."""
+    # Plain values first: nested ones may be interpolated from them, and those of `workload` from nested ones.
     types = types_of(schema)
     for declared in sorted(fields(schema), key=lambda one: (is_dataclass(types[one.name]), one.name == "workload")):
         name = f"{where}{declared.name}"
         if declared.name not in config:
-            raise UserError(f"{name} cannot be deleted; give it a value, or null, instead of ~{name}.")
+            raise UserError(f"{name} cannot be deleted; set it to a value or null instead of using ~{name}.")
         value, kind = config[declared.name], types_of(schema)[declared.name]
         if is_dataclass(kind):
             if not isinstance(value, Mapping):
-                raise UserError(f"{name}={value} has options of its own; give {name}.{fields(kind)[0].name}=... .")
+                raise UserError(f"{name} is a group of options; set one, such as {name}.{fields(kind)[0].name}=... .")
             check(value, kind, f"{name}.")  # type: ignore[arg-type]
         elif value is None:
             continue
@@ -81,8 +81,8 @@ def check(config: Mapping[str, Any], schema: type, where: str = "") -> None:
 
 
 def unknown_key(config: Mapping[str, Any], schema: type) -> str | None:
-    """Returns the first key, with dots, that the schema does not have: Hydra itself lets `+` add any, which nothing
-    would read, and points that differ in it alone would be compared."""
+    """Returns the first dotted key that the schema lacks. Hydra lets `+` add any key; nothing would read it, and points
+    that differ only in it would be pooled."""
     types = types_of(schema)
     for name, value in config.items():
         if name not in types:
@@ -102,14 +102,14 @@ def _first_leaf(value: Any) -> str:
 
 
 def has_key(schema: type, key: str) -> bool:
-    """Returns whether the schema has the key, with dots; what is below a field that is no dataclass is not checked."""
+    """Returns whether the schema has the dotted key. Keys below a field that is no dataclass are not checked."""
     name, _, below = key.partition(".")
     kind = types_of(schema).get(name)
     return kind is not None and (not below or not is_dataclass(kind) or has_key(kind, below))  # type: ignore[arg-type]
 
 
 def short_key(key: str, schema: type) -> str:
-    """Returns the last part of a key with dots, unless another key of the schema ends alike."""
+    """Returns the last part of a dotted key; the whole key if another key of the schema ends in the same part."""
     leaf = key.rpartition(".")[2]
     return leaf if _leaves(schema).count(leaf) < 2 else key
 
@@ -122,7 +122,7 @@ def _leaves(schema: type) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """Returns the value as it would be typed."""
+    """Returns the value as it is typed on the command line."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{shown(below)}" for key, below in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What options a configuration's dataclasses declare: for --help, docs/options.md and shell completion."""
+"""The options that a configuration's dataclasses declare, for --help, docs/options.md and shell completion."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from omegaconf import MISSING
 from overlap_sweep.declared import shown, types_of
 
 NOT_GIVEN = {"workload.name", "model_preset"}
-"""Set by the choice of a config group."""
+"""Options that a config group sets, not the user."""
 
 
 @dataclass(frozen=True)
 class Option:
     name: str
-    """With dots, as it is typed."""
+    """Dotted name, as it is typed."""
     default: str
-    """As it is typed; empty where it must be given."""
+    """Default value, as it is typed; empty for a required option."""
     choices: tuple[str, ...]
-    """Every value that it takes; empty where that is a range or anything else."""
+    """All allowed values; empty for a range or free values."""
     values: str
-    """What it takes, in words."""
+    """Description of the allowed values."""
     about: str
-    """Its docstring, in one line."""
+    """The field's docstring, in one line."""
     section: type
-    """The dataclass that explains it together with others: its own, or the outermost below the schema."""
+    """The dataclass under which it is listed: its own, or the outermost below the schema."""
 
 
 def options_of(schema: type) -> tuple[Option, ...]:
@@ -60,12 +60,12 @@ def _options(schema: type, where: str, section: type | None) -> Iterator[Option]
 
 
 def _declares(schema: type, name: str) -> type:
-    """Returns the class whose body has the field that the schema takes."""
+    """Returns the class that declares the schema's field."""
     return next(each for each in schema.__mro__ if name in vars(each).get("__annotations__", ()))
 
 
 def sections_of(schema: type) -> dict[type, list[Option]]:
-    """Returns the schema's options by what explains them."""
+    """Returns the schema's options by section."""
     found: dict[type, list[Option]] = {}
     for option in options_of(schema):
         found.setdefault(option.section, []).append(option)
@@ -79,15 +79,15 @@ def listed(names: Sequence[str]) -> str:
 
 
 def about(documented: type) -> str:
-    """Returns the dataclass's own docstring in one line; empty where it has none."""
+    """Returns the dataclass's own docstring in one line; empty without one."""
     text = vars(documented).get("__doc__") or ""
-    # What `dataclass` writes itself is the signature.
+    # `dataclass` itself writes the signature as docstring.
     return "" if text.startswith(f"{documented.__name__}(") else " ".join(text.split())
 
 
 @cache
 def _docstrings(module: str) -> dict[tuple[str, str], str]:
-    """Returns the string below each field by class and field. Python keeps none of them, so they are read again."""
+    """Returns the attribute docstrings by class and field. Python does not keep them, so the source is parsed."""
     found = {}
     for node in ast.parse(inspect.getsource(import_module(module))).body:
         if isinstance(node, ast.ClassDef):
@@ -105,11 +105,11 @@ def _default(declared: Field[Any]) -> str:
 
 
 def _choices(declared: Field[Any], kind: Any) -> tuple[str, ...]:
-    given = declared.metadata.get("choices", ("true", "false") if bool in (kind, *get_args(kind)) else ())
-    if not given:
+    choices = declared.metadata.get("choices", ("true", "false") if bool in (kind, *get_args(kind)) else ())
+    if not choices:
         return ()
-    nothing = ("null",) if type(None) in get_args(kind) else ()
-    return tuple(dict.fromkeys((*map(shown, given), *nothing)))
+    null = ("null",) if type(None) in get_args(kind) else ()
+    return tuple(dict.fromkeys((*map(shown, choices), *null)))
 
 
 def _values(declared: Field[Any], choices: tuple[str, ...], kind: Any) -> str:

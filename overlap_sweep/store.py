@@ -1,7 +1,7 @@
-"""A memory of measurements that many jobs share: each kept under what was measured and on what machine.
+"""A store of measurements that many jobs share, keyed by point and machine.
 
-In `<path>.d`, beside the store's path, every process that writes has a file of its own, to which it appends lines of
-JSON; whoever reads merges them. Nobody waits for anybody, on network file systems neither, and no file is removed.
+Every writing process appends lines of JSON to its own file in the directory `<path>.d`; readers merge the files. There
+are no locks, so network file systems work too, and no file is removed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from overlap_sweep.results.identity import environment_identity, key_of, point_k
 from overlap_sweep.results.run_directory import Result, decoded_result, flush, one_line
 
 LEFT_OUT = "it is left out"
-"""What is done about what cannot be read."""
+"""Ending of the messages about unreadable measurements."""
 
 
 def keys_of(point: dict[str, Any], environment: dict[str, Any]) -> tuple[str, str]:
@@ -35,19 +35,19 @@ def keys_of(point: dict[str, Any], environment: dict[str, Any]) -> tuple[str, st
 
 
 class Measurement(msgspec.Struct, frozen=True, dict=True):
-    """One result, and where it comes from."""
+    """One result and its origin."""
 
     result: Result
     directory: str
-    """The run directory, absolute, on `host`; it may be gone."""
+    """Absolute path of the run directory on `host`; it may no longer exist."""
     host: str
-    """Where it was measured."""
+    """Host that measured it."""
     added: str
-    """When it came into the store, UTC, ISO 8601."""
+    """Time when it was added to the store, UTC, ISO 8601."""
 
     @property
     def measured(self) -> str:
-        """Returns when it was started, UTC, ISO 8601; for results without that time, when they were added."""
+        """Returns the time when the measurement started, UTC, ISO 8601; if unknown, when it was added."""
         return self.result.started or self.added
 
     @cached_property
@@ -56,17 +56,17 @@ class Measurement(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Returns what is equal for the same measurement, wherever its directory was moved, however often added."""
+        """Returns a key that is equal for the same measurement, even if its directory moved or it was added twice."""
         return (*self.keys, self.host, self.result.started, self.result.wall_s, self.result.objective_us)
 
     @property
     def reusable(self) -> bool:
-        """Returns whether its time may stand for a new measurement."""
+        """Returns whether it may replace a new measurement."""
         return self.result.status == "ok" and not self.result.launch_bound
 
 
 class _Encoded(msgspec.Struct):
-    """A measurement whose result may be of an earlier schema."""
+    """A measurement with an undecoded result, which may have an earlier schema."""
 
     result: msgspec.Raw
     directory: str
@@ -76,28 +76,29 @@ class _Encoded(msgspec.Struct):
 
 @dataclass(frozen=True)
 class StoreReading:
-    """What a store held when it was read."""
+    """The content of a store."""
 
     measurements: list[Measurement]
-    """Oldest first."""
+    """All measurements, oldest first."""
     problems: list[str]
-    """A sentence for each that could not be read."""
+    """One sentence for each measurement that could not be read."""
 
 
 class Store:
-    """Measurements to add to and to find. Of one process, and of the thread that opened it."""
+    """A store open for adding and finding measurements, for one process and thread."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the store, made where it is not there. UserError for what is no store, or cannot be written."""
+        """Opens the store, or creates it. UserError if the path is no store or cannot be written."""
         if not path.parent.is_dir():
-            raise UserError(f"{path.parent} is no directory; make it, or give a store elsewhere.")
+            raise UserError(f"{path.parent} is not a directory; create it, or give another store=.")
         self.problems: list[str] = []
-        """A sentence for each kept measurement that could not be read so far; the others are not affected."""
+        """One sentence for each measurement that could not be read so far; the others are not affected."""
         self._directory = _files_directory(path)
         self._writing: tuple[int, int] | None = None
         self._read_up_to: dict[Path, int] = {}
         self._latest: dict[tuple[str, str], tuple[str, bytes]] = {}
-        """When the measurement was started that may be reused, and its line: decoded it takes several times as much."""
+        """Start time and JSON line of the reusable measurement of each key; decoded it would take several times the
+        memory."""
         try:
             self._directory.mkdir(exist_ok=True)
         except OSError as error:
@@ -106,8 +107,7 @@ class Store:
             raise self._cannot_be_written("Permission denied")
 
     def add(self, result: Result, directory: Path) -> None:
-        """Keeps a measurement, whatever its status. When this returns, it survives the end of the process and of the
-        machine. UserError where it cannot be kept."""
+        """Adds a measurement of any status and flushes it to disk. UserError if it cannot be written."""
         host, now = result.environment.get("host"), datetime.now(UTC).isoformat()
         host = host if isinstance(host, str) else platform.node()
         line = msgspec.json.encode(Measurement(result, str(directory.absolute()), host, now)) + b"\n"
@@ -119,13 +119,13 @@ class Store:
             self.close()
             raise self._cannot_be_written(error.strerror) from None
         if written < len(line):
-            # What follows would be taken for the rest of this line.
+            # The next measurement would be read as the rest of this line.
             self.close()
-            raise UserError(f"{self._directory} has no room for a measurement; free some space there.")
+            raise UserError(f"{self._directory} has no space for a measurement; free some.")
 
     def find(self, point: dict[str, Any], environment: dict[str, Any]) -> Measurement | None:
-        """Returns the latest measurement of the same point on an equal machine (`identity`) that is `ok` and not
-        launch-bound. `environment` is `identity.machine`'s, or a result's."""
+        """Returns the latest `ok`, not launch-bound measurement of the same point on an equal machine (`identity`).
+        `environment` is `identity.machine`'s or a result's."""
         for file in _line_files(self._directory):
             for end, measurement in _read_lines(file, self.problems, self._read_up_to.get(file, 0)):
                 self._read_up_to[file] = end
@@ -137,7 +137,7 @@ class Store:
         return _decoded(line, str(self._directory), self.problems) if line else None
 
     def close(self) -> None:
-        """Closes the file that is being written; adding opens another."""
+        """Closes the file that is being written; `add` opens a new one."""
         if self._writing:
             _, descriptor = self._writing
             self._writing = None
@@ -150,7 +150,7 @@ class Store:
         self.close()
 
     def _descriptor(self) -> int:
-        """Returns the descriptor of this process's own file: a forked one may not write to its parent's."""
+        """Returns the descriptor of this process's own file; a forked process must not write to its parent's."""
         if self._writing and self._writing[0] == os.getpid():
             return self._writing[1]
         host = re.sub(r"[^A-Za-z0-9-]+", "-", platform.node())
@@ -161,15 +161,14 @@ class Store:
         return descriptor
 
     def _cannot_be_written(self, reason: str | None) -> UserError:
-        return UserError(f"{self._directory} cannot be written to ({reason}); give a store in a directory of yours.")
+        return UserError(f"{self._directory} cannot be written to ({reason}); give a store= in a writable directory.")
 
 
 def read_store(path: Path) -> StoreReading:
-    """Returns all that a store holds, another's or a copy too: nothing is written. UserError for what is no store or is
-    not there."""
+    """Returns the content of a store without writing to it. UserError if the path is no store or does not exist."""
     directory = _files_directory(path)
     if not directory.is_dir():
-        raise UserError(f"{path} does not exist; give the path that launch.py was given as store=.")
+        raise UserError(f"{path} does not exist; give the path that launch.py had as store=.")
     problems: list[str] = []
     once: dict[tuple[Any, ...], Measurement] = {}
     for file in _line_files(directory):
@@ -178,13 +177,15 @@ def read_store(path: Path) -> StoreReading:
 
 
 def _files_directory(path: Path) -> Path:
-    """Returns the store's directory. UserError where something lies at the path itself, which only gives its name."""
+    """Returns the store's directory. UserError if the path itself, which only names the store, exists."""
     if path.is_dir():
         name = path.with_name(path.name.removesuffix(".d")) if path.suffix == ".d" else path / "measurements"
         raise UserError(f"{path} is a directory; give the store's name, such as {name}.")
     if path.exists():
         export = f"`{analyze_program()} history {path} --format csv`"
-        raise UserError(f"{path} is a file, maybe of an earlier version, whose {export} exports it; give another path.")
+        raise UserError(
+            f"{path} is a file; give another path. If an earlier version wrote it, export it there with {export}."
+        )
     return path.with_name(f"{path.name}.d")
 
 
@@ -193,11 +194,10 @@ def _line_files(directory: Path) -> list[Path]:
 
 
 def _read_lines(file: Path, problems: list[str], start: int = 0) -> Iterator[tuple[int, Measurement | None]]:
-    """Yields for every line from byte `start` on where it ends, and its measurement, None if it cannot be read, which
-    becomes a problem.
+    """Yields the end and the measurement of every line from byte `start` on; None for a line that cannot be read, which
+    is added to `problems`.
 
-    A last line without a line feed is left out: it is being written, or its writer ended while writing it and never
-    took it for kept.
+    A last line without a line feed is left out: it is still being written, or its writer died.
     """
     with _noting(problems, str(file)), file.open("rb") as content:
         content.seek(start)
@@ -217,7 +217,7 @@ def _decoded(line: bytes, where: str, problems: list[str]) -> Measurement | None
 
 @contextlib.contextmanager
 def _noting(problems: list[str], where: str) -> Iterator[None]:
-    """Makes what cannot be read a problem, once, however often it is come across."""
+    """Adds read errors to `problems`, each once."""
     try:
         yield
         return

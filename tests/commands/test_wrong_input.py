@@ -102,7 +102,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
     f"timeline {DEFAULT} --output notes.txt/t.json": ("cannot be written",),
     f"timeline {DEFAULT} --output mine.json.gz": ("mine.json.gz exists and is no timeline", "--force"),
     "history nowhere.sqlite": ("nowhere.sqlite does not exist",),
-    "history notes.txt": ("is a file, maybe of an earlier version",),
+    "history notes.txt": ("is a file; give another path. If an earlier version wrote it",),
     "history empty": ("is a directory; give the store's name",),
     "history store/measurements.sqlite speed>1": ("speed is no column",),
 }
@@ -124,10 +124,10 @@ def test_wrong_input_is_one_error_and_nothing_is_written(
 
 USAGE: dict[str, tuple[str, ...]] = {
     "operators analysis.objective=speed": ("choose one of time, overlap_ratio",),
-    "operators analysis.speed=1": ("is no option of the analysis",),
+    "operators analysis.speed=1": ("Unknown analysis option analysis.speed=1.",),
     "operators analysis.objectiv=time": ("Did you mean analysis.objective=...?",),
     "qurey operators": ("Unknown command qurey. Did you mean query?",),
-    "operators analysis.overlap_threshold=high": ("is no number",),
+    "operators analysis.overlap_threshold=high": ("the value must be a number",),
     "operators analysis.overlap_threshold=7": ("out of range",),
     "query operators --limit 0": (),
     "query operators --format xml": (),
