@@ -1,1 +1,1 @@
-"""The commands of analyze.py, one module each."""
+"""The commands: launch, tune, and those of analyze.py, one module each."""

@@ -25,7 +25,7 @@ from overlap_sweep.program import analyze_program, print_version
 DEFAULT_COMMAND = "report"
 
 EXAMPLES = """
-Choose the best overlap of every slot from measured points, or analyse profiler traces.
+Choose the best overlap of every slot from measured points, query and compare them, or analyse profiler traces.
 
 \b
 Examples:
@@ -40,14 +40,14 @@ Examples:
   python analyze.py history measurements
 
 \b
-Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
+Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
 
 DIR without a command is short for `report DIR`. Results are read, never changed.
 """
 
 
 class _CommandOrDirectory(TyperGroup):
-    """Takes a first argument that is no command for the directory of the default one."""
+    """Treats a first argument that is not a command as the directory of the default command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = {option for parameter in self.get_params(ctx) for option in parameter.opts}
@@ -87,7 +87,7 @@ app.command(cls=HistoryCommand)(history)
 
 
 def main() -> None:
-    """Runs the command on the arguments of the process, which it ends."""
+    """Runs the command given by the process's arguments and exits."""
     if sys.argv[1:] == ["--version"]:
         print_version()
         return

@@ -54,9 +54,9 @@ def tables() -> dict[str, Table[Any]]:
         "of traces by phase or rank": QUANTITIES,
         "of traces by class, kernel or stream": PARTS,
     }
-    for one in map(workloads.comparing, workloads.names()):
-        if one and one.telemetry_table:
-            found["of telemetry"] = one.telemetry_table()
+    for workload in map(workloads.comparing, workloads.names()):
+        if workload and workload.telemetry_table:
+            found["of telemetry"] = workload.telemetry_table()
     return found
 
 
@@ -68,41 +68,46 @@ def compare(
         list[str],
         typer.Argument(
             metavar="[LABEL=]PATH...",
-            help="Two or more directories with results, or with telemetry of training runs (rank_<r>_metrics.jsonl), "
-            "or traces: files, or directories that hold only traces.",
+            help="Two or more directories with results or with telemetry of training runs (rank_<r>_metrics.jsonl), "
+            "or trace files, or directories with traces only.",
         ),
     ],
     reference: Annotated[
-        str | None, typer.Option(metavar="LABEL|PATH", help="What the others are compared with; the first by default.")
+        str | None, typer.Option(metavar="LABEL|PATH", help="What the others are compared with; default: the first.")
     ] = None,
     candidate: Annotated[
-        str | None, typer.Option(metavar="LABEL|PATH", help="Compare only this one with it; all others by default.")
+        str | None,
+        typer.Option(metavar="LABEL|PATH", help="Compare only this one with the reference; default: all others."),
     ] = None,
     by: Annotated[
         By | None,
         typer.Option(
-            help="A row for each; point or slot of results, the others of traces. Default: point, phase. Of telemetry "
-            "point prints every quantity of each run, however many."
+            help="One row per point (default) or slot of results; per phase (default), rank, class, kernel or stream "
+            "of traces. With telemetry, point prints all quantities of every run."
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Write JSON and tables there, too.")] = None,
-    plots: Annotated[bool, typer.Option("--plots", help="Write charts (PNG) to --output, too.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write JSON and tables to this directory.")
+    ] = None,
+    plots: Annotated[bool, typer.Option("--plots", help="Also write charts (PNG) to --output.")] = False,
     format: FormatOption = TableFormat.table,
     fail_expressions: Annotated[list[str] | None, fail_if_option("ratio > 1.05")] = None,
 ) -> None:
-    """Compare sweeps, training runs, machines, backends or traces: what is faster, what slower, and what else changed.
+    """Compare sweeps, training runs, machines, backends or traces: what is faster or slower, and what else changed.
 
-    Ratios are over the reference's: of times below 1 is faster, of samples/s and of what is hidden above 1. Results
-    match where model, tokens, precision, TP size, operator, pass and setting are the same; backend and device are
-    compared, and so is what else differs throughout, such as the precision, if nothing matches otherwise. Repetitions
-    are pooled, and what is inside the noise of both is the same. Layers match by the names of their variants, kernels
-    by their sizes (m is in tokens) and implementations, copies by their direction and sizes. Of
-    tensor-parallel stacks the implementation is the backend. Traces match by rank,
-    medians over the iterations. Training runs match by the names of their run directories, one run of each whatever it
-    is called, and where no name is in both by what was swept, whatever differs throughout; where they don't do
-    the same work, as with another batch size, nothing but samples/s is better or worse.
-    For them --output writes summary.json, --plots <label>_timeline.png. Telemetry that is not the --candidate's is
-    still summarised; results and traces that are not are left out.
+    A ratio is a value divided by the reference's: below 1 is faster for times, above 1 is better for samples/s and
+    hidden fractions. "same" means within the noise of both.
+
+    Results match if model, tokens, precision, TP size, operator, pass and setting are equal; repetitions are pooled.
+    Backend and device are compared. If nothing matches, fields that differ throughout, such as the precision, are
+    compared too. Layers match by variant, kernels by size (m is tokens) and implementation, copies by direction and
+    size. The implementation of a tensor-parallel stack counts as its backend. Traces match by rank; values are medians
+    over the iterations.
+
+    Training runs match by the names of their run directories; single runs always match; if no name is in common, runs
+    match by the swept options. If runs do different work, such as another batch size, only samples/s gets a verdict of
+    better or worse. For training runs --output writes summary.json, and --plots <label>_timeline.png. --candidate
+    leaves other results and traces out; other telemetry is still summarised.
 
     COLUMNS
 
@@ -122,20 +127,20 @@ def compare(
       python analyze.py compare rocm=logs/a cuda=logs/b --reference cuda --candidate rocm --output report
       python analyze.py compare old=a new=b --fail-if "quantity == 'step_ms' and verdict == 'worse'"
 
-    Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
+    Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
     from overlap_sweep.compare.operands import Kind, find_operands, only_kind, reference_and_candidate
 
     if plots and not output:
         raise typer.BadParameter("--plots requires --output.")
     if len(operands) < 2:
-        raise typer.BadParameter("give at least two to compare.", param_hint="[LABEL=]PATH")
+        raise typer.BadParameter("give at least two paths to compare.", param_hint="[LABEL=]PATH")
     found = find_operands(operands)
     base, wanted = reference_and_candidate(reference, candidate, found)
     kind = only_kind(found)
     allowed = {Kind.traces: BY_OF_TRACES, Kind.results: BY_OF_SWEEPS, Kind.telemetry: BY_OF_TELEMETRY}[kind]
     if by and by not in allowed:
-        raise UserError(f"--by {by.value} is not for {kind}; choose among {', '.join(allowed)}.")
+        raise UserError(f"--by {by.value} is not for {kind}; choose one of {', '.join(allowed)}.")
     compared = _compared(kind, found, base, wanted, by)
     for warning in compared.warnings:
         print_warning(warning)

@@ -1,5 +1,5 @@
-"""Conditions on the rows of a table, as `--fail-if` and `query` take them. They are evaluated here, node by node: what
-has no case is refused, so nothing but comparisons of columns can run. A missing value makes no condition true."""
+"""Evaluates conditions on the rows of a table, for `--fail-if` and `query`, node by node: only comparisons of columns
+can run, everything else is refused. A missing value makes no condition true."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ABOUT_MISSING, ABOUT_TEXT = ("isna", "notna"), ("contains", "startswith", "endswith")
 METHODS = ".isna() .notna() .str.startswith('x') .str.endswith('x') .str.contains('x')"
-# Without powers: those of constants may take forever.
+# No powers: those of constants may take forever.
 ARITHMETIC: Mapping[type[ast.AST], Callable[..., Any]] = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
     **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg},
@@ -35,11 +35,11 @@ _TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`(?P<quoted>[^`]*)`"
 class Condition:
     text: str
     columns: list[str]
-    """Those that it mentions, once each."""
+    """The columns that it mentions, once each."""
     needed: list[str]
-    """Those of which it needs a value to be true: not those that it only asks whether they are missing."""
+    """The columns that must have a value for it to be true; not those tested only by .isna() or .notna()."""
     mask: Any
-    """A numpy array, true for the rows that it holds for."""
+    """A numpy array, true for the matching rows."""
 
 
 RENAMED: Mapping[str, tuple[str, ...]] = {
@@ -55,24 +55,24 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
         for quantity, now in (("gemm", "gemm"), ("comm", "comm"), ("overlap", "overlap"), ("e2e", "span"))
     },
 }
-"""What columns of version 0.1 are called now; names that changed less are found by their nearness."""
+"""Present names of columns of version 0.1; names that changed less are found as the nearest ones."""
 
 
 def nearest_columns(name: str, frame: pd.DataFrame) -> str:
-    """Returns the names of the columns that are nearest to the name, or what it is called now."""
+    """Returns the present name of a renamed column, or the nearest column names."""
     if now := [column for column in RENAMED.get(name, ()) if column in frame]:
         return ", ".join(now)
     return ", ".join(difflib.get_close_matches(name, list(map(str, frame.columns)), n=3, cutoff=0.0))
 
 
 def condition(frame: pd.DataFrame, expression: str) -> Condition:
-    """Returns which rows the expression holds for. UserError in one line where it is no condition on the columns."""
+    """Returns which rows match the expression. UserError where it is not a condition on the columns."""
     text = " ".join(expression.split())
     try:
         return _condition(frame, text)
     except UserError:
         raise
-    except Exception as error:  # Whatever the parser, pandas, numpy and pyarrow have to say.
+    except Exception as error:  # Errors of the parser, pandas, numpy and pyarrow.
         reason = " ".join(str(getattr(error, "msg", error)).split())[:200] or type(error).__name__
         example = "write it as in \"tp_size == 8 and `pass` == 'bwd'\""
         raise UserError(f"{text[:200]}: cannot be understood ({reason}); {example}.") from None
@@ -94,8 +94,8 @@ def _condition(frame: pd.DataFrame, text: str) -> Condition:
         node.id = quoted.get(node.id, node.id)
     columns = list(dict.fromkeys(node.id for node in names))
     holds = _Evaluation(_values(columns, frame)).condition(tree)
-    asked = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in ABOUT_MISSING]
-    needed = dict.fromkeys(node.id for node in names if node not in asked)
+    tested = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in ABOUT_MISSING]
+    needed = dict.fromkeys(node.id for node in names if node not in tested)
     return Condition(text, columns, list(needed), holds.fillna(False).to_numpy(dtype=bool))
 
 
@@ -104,9 +104,9 @@ def _values(columns: list[str], frame: pd.DataFrame) -> dict[str, Any]:
     for column in columns:
         if column not in frame:
             nearest = nearest_columns(column, frame)
-            raise UserError(f"{column} is no column; the nearest are {nearest}. Write text in quotes: '{column}'.")
+            raise UserError(f"Unknown column '{column}'. Did you mean {nearest}? Put text in quotes.")
     used = frame[columns].convert_dtypes(dtype_backend="numpy_nullable")
-    # Comparisons of pyarrow's text are pyarrow's booleans, which do not go with others.
+    # Comparing text of pyarrow returns pyarrow's booleans, which do not combine with others.
     used = used.astype(dict.fromkeys(used.select_dtypes("string"), "string[python]"))
     return {column: used[column] for column in columns}
 
@@ -114,17 +114,17 @@ def _values(columns: list[str], frame: pd.DataFrame) -> dict[str, Any]:
 @dataclass(frozen=True)
 class _Evaluation:
     values: Mapping[str, Any]
-    """The columns by name."""
+    """Columns by name."""
 
     def condition(self, node: ast.expr) -> Any:
-        """Returns for each row whether it holds, or NA. UserError where the expression is no condition."""
+        """Returns per row whether the condition holds, or NA. UserError where the expression is not a condition."""
         value = self.value(node)
         if isinstance(node, ast.BinOp) or getattr(value, "dtype", None) != "boolean":
-            raise UserError(f"{ast.unparse(node)} is no condition; compare it, as in '{ast.unparse(node)} > 0'.")
+            raise UserError(f"{ast.unparse(node)} is not a condition; compare it, as in '{ast.unparse(node)} > 0'.")
         return value
 
     def value(self, node: ast.expr) -> Any:
-        """Returns a column or a constant. UserError for whatever has no case here."""
+        """Returns a column or a constant. UserError for anything else."""
         match node:
             case ast.BoolOp(sign, parts):
                 combine = operator.and_ if isinstance(sign, ast.And) else operator.or_
@@ -141,7 +141,7 @@ class _Evaluation:
                 return ARITHMETIC[type(sign)](self.number(left), self.number(right))
             case ast.Compare(first, signs, others):
                 sides = zip([first, *others], signs, others, strict=False)
-                return reduce(operator.and_, (self.compared(*of) for of in sides))
+                return reduce(operator.and_, (self.compared(*side) for side in sides))
             case ast.Call(ast.Attribute(ast.Name(name), method), [], []) if method in ABOUT_MISSING:
                 return getattr(self.values[name], method)().astype("boolean")
             case ast.Call(ast.Attribute(ast.Attribute(ast.Name(name), "str"), method), [ast.Constant(str(part))], []):
@@ -151,9 +151,9 @@ class _Evaluation:
         raise UserError(f"{ast.unparse(node)} is not allowed; only columns, constants and {METHODS} are.")
 
     def number(self, node: ast.expr) -> Any:
-        """Returns a number or numbers. UserError for text, of which a factor or a format makes any length."""
+        """Returns a number or numbers. UserError for text: multiplied or formatted it could fill the memory."""
         if _is_text(value := self.value(node)):
-            raise UserError(f"{ast.unparse(node)} is text; only numbers can be computed with.")
+            raise UserError(f"{ast.unparse(node)} is text; only numbers can be used in arithmetic.")
         return value
 
     def compared(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> Any:
@@ -166,15 +166,15 @@ class _Evaluation:
             fits = isinstance(sign, ast.In | ast.NotIn) and not any(hasattr(other, "dtype") for other in others)
         if not fits:
             raise UserError(
-                f"{ast.unparse(right)} cannot be compared so; write == != < <= > >= before a value, in or not in "
-                "before a list of constants such as [1, 2], and .str.contains('x') for a part of a text."
+                f"{ast.unparse(right)} cannot be compared like this; use == != < <= > >= with a value, in or not in "
+                "with a list of constants such as [1, 2], and .str.contains('x') for part of a text."
             )
         if len({_is_text(one) for one in (value, *others)}) > 1:
-            written = f"{ast.unparse(left)} and {ast.unparse(right)}"
-            raise UserError(f"Of {written} only one is text; compare like with like.")
+            sides = f"{ast.unparse(left)} with {ast.unparse(right)}"
+            raise UserError(f"Cannot compare {sides}: only one of them is text.")
         if listed is None:
             return COMPARISONS[type(sign)](value, others[0])
-        # To pandas, what is missing is not in any list; so its opposite would hold.
+        # pandas counts missing values as not in the list, so `not in` would hold for them.
         found = value.isin(others).astype("boolean").where(value.notna())
         return found if isinstance(sign, ast.In) else ~found
 

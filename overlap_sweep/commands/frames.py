@@ -1,4 +1,4 @@
-"""The rows of `analyze.py query` and `analyze.py trace` as DataFrames: for these commands, and for Python."""
+"""Reads the rows of `analyze.py query` and `analyze.py trace` as DataFrames, for these commands and for Python."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def read(directory: Path | str, table: str | None = None) -> pd.DataFrame:
     """Returns the measured points at or below a directory, with the columns of docs/columns.md.
 
     `table` is `points` (of operators), `layers`, `kernels`, `training`, `copies` or `tp_training`; None: the first of
-    these that has any. Without points there it reads the Parquet file that an analysis wrote. What cannot be read is
-    warned of; UserError where nothing can.
+    these that has rows. If there are no points, the Parquet file of an analysis is read. Files that cannot be read
+    cause a warning; UserError if nothing can be read.
     """
     found = point_rows(Path(directory), table)
     for sentence in (*found.problems, *found.warnings):
@@ -44,24 +44,24 @@ def read(directory: Path | str, table: str | None = None) -> pd.DataFrame:
 def read_trace(
     *paths: Path | str, by: Literal["phase", "class", "kernel", "stream"] = "phase", median: bool = False
 ) -> pd.DataFrame:
-    """Returns the times of any Kineto traces, files or what lies below directories: a row per iteration and phase, or
-    `by` a phase's parts; with `median` the medians over the iterations.
+    """Returns the times of Kineto traces, given as files or directories: one row per iteration and phase, or per part
+    of a phase with `by`; with `median` the medians over the iterations.
 
-    Times are microseconds. What cannot be read is warned of; UserError where nothing can.
+    Times are in microseconds. Traces that cannot be read cause a warning; UserError if none can be read.
     """
     from overlap_sweep.commands import trace_rows
     from overlap_sweep.report.table import to_frame
     from overlap_sweep.trace.files import read_trace_files
 
     if by not in ("phase", *trace_rows.PARTS_BY):
-        raise UserError(f"by={by!r} is not known; choose phase, {', '.join(trace_rows.PARTS_BY)}.")
+        raise UserError(f"by={by!r} is not known; choose one of phase, {', '.join(trace_rows.PARTS_BY)}.")
     found, problems = find_traces([Path(path) for path in paths])
     files = read_trace_files(found, with_parts=by != "phase")
     problems += [file.problem for file in files if file.problem]
     good = [file for file in files if not file.problem]
     if not good:
-        raise UserError(" ".join(problems) or "no trace was given; give files or directories.")
-    for sentence in (*problems, *(said for file in good for said in file.warnings)):
+        raise UserError(" ".join(problems) or "No traces given; give files or directories.")
+    for sentence in (*problems, *(warning for file in good for warning in file.warnings)):
         warnings.warn(sentence, stacklevel=2)
     table = trace_rows.PHASES if by == "phase" else trace_rows.PARTS
     written = trace_rows.of_medians(table) if median else table
@@ -75,27 +75,27 @@ def tables() -> dict[str, Table[Any]]:
     return {table.name: table for table in (section_module(name).TABLE for name in names())}
 
 
-def point_rows(directory: Path, asked: str | None) -> Rows:
-    """Returns all rows of the table of this name; of None that of the first workload that has points."""
+def point_rows(directory: Path, table: str | None) -> Rows:
+    """Returns all rows of the named table; None: of the first workload that has points."""
     from overlap_sweep import workloads
     from overlap_sweep.config import AnalysisConfig
     from overlap_sweep.report.table import to_frame
     from overlap_sweep.workloads.sections import read_sources
 
     known = tables()
-    if asked not in (None, *known):
-        raise UserError(f"table={asked!r} is not known; choose one of {', '.join(known)}.")
+    if table not in (None, *known):
+        raise UserError(f"table={table!r} is not known; choose one of {', '.join(known)}.")
     workload_of = dict(zip(known, workloads.names(), strict=True))
     try:
         sources = read_sources(directory, AnalysisConfig())
     except UserError:
         written = {name: directory / f"{name}.parquet" for name in known}
-        there = [name for name, path in written.items() if path.is_file() and asked in (None, name)]
+        there = [name for name, path in written.items() if path.is_file() and table in (None, name)]
         if not there:
             raise
         return Rows(_written(written[there[0]], known[there[0]].types), known[there[0]])
     measured = {point.workload for point in sources.reading.points}
-    name = asked or next((name for name, workload in workload_of.items() if workload in measured), next(iter(known)))
+    name = table or next((name for name, workload in workload_of.items() if workload in measured), next(iter(known)))
     section = workloads.section_module(workload_of[name]).section(sources)
     return Rows(
         to_frame(section.records if section else [], known[name].types),
@@ -106,7 +106,7 @@ def point_rows(directory: Path, asked: str | None) -> Rows:
 
 
 def _written(path: Path, types: dict[str, str]) -> pd.DataFrame:
-    """Returns the rows of a Parquet file that an analysis wrote away from the run directories."""
+    """Returns the rows of a Parquet file that an analysis wrote with --output."""
     import pandas as pd
     from pyarrow import ArrowException
 

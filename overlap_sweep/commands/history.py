@@ -34,22 +34,22 @@ HistoryCommand = with_columns(tables)
 
 def history(
     store: Annotated[
-        Path, typer.Argument(metavar="STORE", help="What launch.py was given as store=, or a copy of it.")
+        Path, typer.Argument(metavar="STORE", help="The store given to launch.py as store=, or a copy of it.")
     ],
     expression: Annotated[
-        str | None, typer.Argument(metavar="EXPRESSION", help="Which rows; all of them without it.")
+        str | None, typer.Argument(metavar="EXPRESSION", help="Condition that selects rows; default: all rows.")
     ] = None,
     format: FormatOption = TableFormat.table,
     fail_expressions: Annotated[list[str] | None, fail_if_option("ratio > 1.05")] = None,
 ) -> None:
     """Show how each point's time moved from one version of driver and libraries to the next.
 
-    A store is read, never written. A point has one row per environment on a kind of machine, in the order in which they
-    were first measured; a layer has them for each of its variants, a kernel for each of its implementations. A training
-    run has its step, a tensor-parallel stack too, GEMMs beside copies both at once. Times are of the passes that the
-    point is about, the median over its measurements. Each is compared with the environment before: what is inside the
-    noise of both, or within 0.5%, is the same. A table begins with the points that moved most; failed and launch-bound
-    measurements have no time and are only counted. What EXPRESSION may say: see `query --help`.
+    The store is only read. There is one row per point and environment on the same kind of machine, in order of first
+    measurement; layers have rows per variant, kernels per implementation. Times are medians over the measurements: of
+    the measured passes of an operator, of a step of a training run or tensor-parallel stack, of GEMMs and copies
+    running together. Each is compared with the previous environment; "same" means within the noise of both, or within
+    0.5%. The points that changed most come first. Failed and launch-bound measurements have no time and are only
+    counted. `query --help` explains EXPRESSION.
 
     \b
     Examples:
@@ -60,7 +60,7 @@ def history(
 
     COLUMNS
 
-    Exit status: 0 fine, also where no row matches, 1 an error, 2 wrong usage, 3 a --fail-if holds.
+    Exit status: 0 success (also if no row matches), 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
     from overlap_sweep.compare.history import ROWS, print_history
     from overlap_sweep.compare.history import history as history_of
@@ -74,7 +74,7 @@ def history(
     matching = table[condition(table, expression).mask] if expression is not None else table
     check_fail_if(fail_expressions, matching)
     if matching.empty and format is TableFormat.table:
-        print_aside(f"No row matches, of {len(table)}.")
+        print_aside(f"None of the {len(table)} rows matches.")
     else:
         shown = [rows[i] for i in matching.index]
         print_rows(matching, format, print_table=lambda console: print_history(shown, found.left_out, console))

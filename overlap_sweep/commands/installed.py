@@ -1,4 +1,4 @@
-"""The command `overlap-sweep` that an installed package brings: launch.py, the tuner and analyze.py in any folder."""
+"""The command `overlap-sweep` of an installed package: tune, launch and analyze."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from overlap_sweep.errors import nearest
 from overlap_sweep.program import print_version
 
 USAGE = """\
-Finds how a model should overlap its communication with its GEMMs on this machine.
+Finds the fastest way to overlap a model's communication with its GEMMs on this machine.
 
-  overlap-sweep tune MODEL [KEY=VALUE ...]      search, prove on the whole layer, write the file for Megatron-LM
-  overlap-sweep launch [-m] [KEY=VALUE ...]     measure one point, or with -m a sweep of points
-  overlap-sweep analyze DIR                     choose from what was measured; query, compare, trace and more
+  overlap-sweep tune MODEL [KEY=VALUE ...]      find the best settings, prove them on a whole layer, write the YAML
+  overlap-sweep launch [-m] [KEY=VALUE ...]     measure one point, or a sweep of points with -m
+  overlap-sweep analyze DIR                     choose the best of the measured settings; query, compare, trace, ...
 
   overlap-sweep --version
 
-Each explains itself with --help. Results go to multirun/ in the current folder.
+--help explains each command. Results go to multirun/ in the current folder.
 """
 
 COMMANDS = ("tune", "launch", "analyze")
 
 
 def main() -> None:
-    """Runs the command that the first argument names, on the others. Exits with status 2 where there is no such one."""
+    """Runs the command named by the first argument. Exits with status 2 if it is unknown."""
     command, *arguments = sys.argv[1:] or ["--help"]
     if command in ("-h", "--help"):
         print(USAGE, end="")
@@ -32,14 +32,14 @@ def main() -> None:
         print_version()
         return
     if command == "-sc":
-        # Hydra's shell completion asks the command by its name.
+        # Hydra's shell completion calls the command with -sc.
         command, arguments = "launch", [command, *arguments]
     if command not in COMMANDS:
         near = nearest(command, COMMANDS)
         mend = f"Did you mean {near}?" if near else f"Choose one of {', '.join(COMMANDS)}."
         sys.exit(_usage_error(f"Unknown command {command}. {mend}"))
     sys.argv[1:] = arguments
-    # Each imports what only it needs: analysis runs without torch.
+    # Imported here, because analysis must run without torch.
     if command == "tune":
         from overlap_sweep.commands.tune import main as run
     elif command == "launch":

@@ -1,4 +1,4 @@
-"""What `python launch.py` and `overlap-sweep launch` do: measure one point, or with -m a sweep of points."""
+"""Implements `python launch.py` and `overlap-sweep launch`: measures one point, or a sweep of points with -m."""
 
 import signal
 import sys
@@ -25,21 +25,20 @@ def measure(config: DictConfig) -> float:
         hydra_config = HydraConfig.get()
         swept = hydra_config.mode == RunMode.MULTIRUN
         if config.resume and not swept:
-            raise UserError("resume= goes on with a sweep; add -m.")
+            raise UserError("resume= requires -m.")
         return run_point(config, Path(hydra_config.runtime.output_dir), may_keep=swept)
     except UserError as error:
-        # Not an exception that Hydra would wrap in its own lines.
+        # Hydra would wrap the exception in lines of its own.
         sys.exit(f"error: {error}")
     except OSError as error:
-        # Of a sweep the launcher gives up the point.
+        # In a sweep the launcher gives up only this point.
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
         sys.exit(f"error: {error}")
 
 
 def print_measured() -> None:
-    """Prints what the points say that were measured, where that is little enough to be read at once. Those that are
-    alike are compared with each other."""
+    """Prints the results of points whose workload has a short report; similar points are compared with each other."""
     ok = [outcome for outcome in outcomes.all if outcome.result.status == "ok"]
     measured = [one.directory for one in ok if workloads.of(one.result.point).is_told_when_measured]
     if measured:
@@ -63,12 +62,12 @@ def print_measured() -> None:
 
 
 def main() -> None:
-    """Runs Hydra on the arguments of the process, and exits: 0 when all that makes sense was measured."""
+    """Runs Hydra on the process's arguments and exits, with 0 if all valid points were measured."""
     if "--version" in sys.argv[1:]:
         print_version()
         return
     if {"--help", "-h", "--cfg", "-c"} & {*sys.argv[1:]}:
-        # A pager that was quit is no error.
+        # Quitting a pager is not an error.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         with errors_in_one_line():
@@ -83,7 +82,7 @@ def main() -> None:
             print(f"go on with: {outcomes.resume_command()}", file=sys.stderr)
         sys.exit(getattr(interrupt, "exit_status", 130))
     except SystemExit:
-        # An error in mid-sweep.
+        # An error in the middle of a sweep.
         if outcomes.all:
             print(f"{outcomes.counts_line()}; go on with: {outcomes.resume_command()}", file=sys.stderr)
         else:

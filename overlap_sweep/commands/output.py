@@ -1,5 +1,5 @@
-"""Prints what all commands print: rows with `--format` and `--fail-if`, the columns in their help, errors and warnings
-on stderr, exit statuses."""
+"""Output that all commands share: rows with `--format` and `--fail-if`, columns in the help, errors and warnings on
+stderr, exit statuses."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 
 FAILED_IF = 3
 COLUMNS = "COLUMNS"
-"""In a command's help, where its columns are to be listed."""
+"""Placeholder in a command's help for the list of its columns."""
 HELP_WIDTH = 116
 
 
 def fail_for(problems: Sequence[str], *, answered: bool = False) -> None:
-    """Prints what could not be read. Where the rest was `answered` for all that, these are warnings; else the command
-    exits with status 1 if there is any."""
+    """Prints problems: as warnings if there are answers; else as errors, and exits with status 1 if there are any."""
     for problem in problems:
         print_warning(problem) if answered else print_error(problem)
     if problems and not answered:
@@ -48,7 +47,7 @@ def print_warning(message: str) -> None:
 
 
 def print_aside(sentence: str) -> None:
-    """Prints the sentence to stderr, in one line."""
+    """Prints the sentence to stderr in one line."""
     print(visible(sentence).replace("\n", r"\n"), file=sys.stderr)
 
 
@@ -62,28 +61,28 @@ class TableFormat(StrEnum):
 def refuse_on_terminal(format: TableFormat) -> TableFormat:
     """Returns the format. UserError where a binary one would go to a terminal."""
     if format is TableFormat.parquet and sys.stdout.isatty():
-        raise UserError("parquet is binary and stdout a terminal; redirect it to a file, as in > rows.parquet.")
+        raise UserError("parquet is binary and stdout is a terminal; redirect it to a file, as in > rows.parquet.")
     return format
 
 
 FormatOption = Annotated[
     TableFormat,
-    typer.Option("--format", callback=refuse_on_terminal, help="How to print the rows; parquet into a file or pipe."),
+    typer.Option("--format", callback=refuse_on_terminal, help="Format of the rows; parquet needs a file or pipe."),
 ]
 
 
 def fail_if_option(example: str) -> Any:
-    """Returns the option `--fail-if`, its help with an example of the command's own columns."""
-    help = f"Exit status 3 if it holds for any row, such as '{example}'. May be given several times."
+    """Returns the option `--fail-if` with an example in its help."""
+    help = f"Exit with status 3 if any row matches, such as '{example}'. Repeatable."
     return typer.Option("--fail-if", metavar="EXPRESSION", help=help)
 
 
 def print_rows(
     frame: pd.DataFrame, format: TableFormat, print_table: Callable[[Console], None] = lambda console: None
 ) -> None:
-    """Prints the rows to stdout; as a table `print_table` does it.
+    """Prints the rows to stdout; `print_table` prints a table.
 
-    csv, json and parquet have every row and nothing else. UserError for parquet on a terminal.
+    csv, json and parquet have all rows and nothing else. UserError for parquet on a terminal.
     """
     refuse_on_terminal(format)
     if format is TableFormat.csv:
@@ -104,7 +103,7 @@ def print_rows(
 
 
 def as_json(frame: pd.DataFrame) -> str:
-    """Returns a JSON list of objects; null for what is missing, or no number of JSON's."""
+    """Returns a JSON list of objects; null for missing values, NaN and infinities."""
     import msgspec
 
     from overlap_sweep.report.numbers import finite, visible_json
@@ -115,7 +114,7 @@ def as_json(frame: pd.DataFrame) -> str:
 
 
 def columns_of(frame: pd.DataFrame) -> list[Column[Row]]:
-    """Returns a column for each of the frame's, as people read it."""
+    """Returns a printable column for each column of the frame."""
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
     from overlap_sweep.report.table import Column
@@ -129,7 +128,7 @@ def columns_of(frame: pd.DataFrame) -> list[Column[Row]]:
 
 
 def cell(column: str, value: Any) -> str:
-    """Returns the value as people read it; its unit is in the column's name."""
+    """Returns the value as text for a table; its unit is in the column's name."""
     value = plain(value)
     if value is None:
         return "-"
@@ -141,7 +140,7 @@ def cell(column: str, value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Returns the value as a Python one; None for what is missing."""
+    """Returns the value as a Python object; None if it is missing."""
     import pandas as pd
 
     if pd.api.types.is_scalar(value) and pd.isna(value):
@@ -152,31 +151,31 @@ def plain(value: Any) -> Any:
 
 
 def check_fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame) -> None:
-    """Raises UserError if an expression is wrong: before anything is written or printed, instead of after it."""
+    """Raises UserError if an expression is wrong, before anything is written or printed."""
     for expression in expressions or []:
         condition(frame, expression)
 
 
-def fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame, what: str = "rows") -> None:
-    """Exits with status 3 when any expression holds for any row, each named on stderr; `what`: the rows, in plural.
+def fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame, rows: str = "rows") -> None:
+    """Exits with status 3 if any row matches any expression, and prints each. `rows`: word for the rows, in plural.
 
-    UserError where an expression is wrong, or could never hold because what it looks at is missing in every row.
+    UserError where an expression is wrong, or could never match because a column has no value in any row.
     """
     failed = []
     for expression in expressions or []:
         wanted = condition(frame, expression)
         if frame.empty:
-            raise UserError(f"--fail-if {wanted.text} has no {what} to look at, so it could never fail; measure some.")
+            raise UserError(f"--fail-if {wanted.text} could never fail: there are no {rows} to check.")
         for column in wanted.needed:
             if frame[column].isna().all():
                 raise UserError(
-                    f"--fail-if {wanted.text} could never fail: {column} has no value in any of the {what}; "
+                    f"--fail-if {wanted.text} could never fail: {column} has no value in any of the {rows}; "
                     "choose another column."
                 )
         matching = frame[wanted.mask]
         if len(matching):
             first = _described(matching.iloc[0], wanted.columns)
-            failed.append(f"fail-if: {wanted.text} holds for {len(matching)} of {len(frame)} {what}, first {first}")
+            failed.append(f"fail-if: {wanted.text} holds for {len(matching)} of {len(frame)} {rows}; first: {first}")
     for sentence in failed:
         print_aside(sentence)
     if failed:
@@ -187,15 +186,15 @@ NAMING = (
     *("model", "dataset", "run", "file", "point", "variant", "rank", "iteration", "tp_size", "slot", "phase"),
     *("setting", "name", "quantity", "kernel", "m", "implementation"),
 )
-"""The columns that tell rows apart, and are told of a row that failed."""
+"""The columns that identify a row that failed."""
 
 
 def _described(row: pd.Series[Any], columns: Sequence[str]) -> str:
     naming = {name: plain(row[name]) for name in NAMING if name in row}
     known = {name: value for name, value in naming.items() if value is not None}
-    told = [value if isinstance(value, str) else f"{name} {value}" for name, value in known.items()]
+    names = [value if isinstance(value, str) else f"{name} {value}" for name, value in known.items()]
     values = [f"{name} {cell(name, row[name])}" for name in columns]
-    return f"{' '.join(told)} ({', '.join(values)})".strip()
+    return f"{' '.join(names)} ({', '.join(values)})".strip()
 
 
 def listed(heading: str, table: Table[Any]) -> str:
@@ -205,8 +204,8 @@ def listed(heading: str, table: Table[Any]) -> str:
 
 
 def with_columns(tables: Callable[[], Mapping[str, Table[Any]]]) -> type[TyperCommand]:
-    """Returns the class of a command whose help lists the tables' columns, under headings that distinguish the tables;
-    they are imported only then."""
+    """Returns a command class whose help lists the tables' columns under their headings; tables are imported only for
+    the help."""
 
     class WithColumns(TyperCommand):
         def format_help_text(self, ctx: Any, formatter: Any) -> None:

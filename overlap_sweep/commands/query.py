@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 
 ALL = "all"
 CASE = ("model", "backend", "device", "precision", "tokens")
-_ASKED = "overlap_sweep.tables"
+_FLAGS = "overlap_sweep.tables"
 
 
 def flags_of_tables() -> dict[str, str]:
-    """Returns the names of the tables of points by the flag that asks for their rows."""
+    """Returns the names of the tables of points by their flag."""
     return {f"--{name.replace('_', '-')}": name for name in tables()}
 
 
 def headed() -> dict[str, Table[Any]]:
-    """Returns the same tables by heading."""
+    """Returns the tables of points by heading."""
     return {f"with {flag}": tables()[name] for flag, name in flags_of_tables().items()}
 
 
 class QueryCommand(with_columns(headed)):  # type: ignore[misc]
-    """Has a flag for each workload's rows, of whatever package."""
+    """Has a flag for the rows of each workload, including those of other packages."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         flags = flags_of_tables()
         end = args.index("--") if "--" in args else len(args)
-        ctx.meta[_ASKED] = [flag for flag in flags if flag in args[:end]]
+        ctx.meta[_FLAGS] = [flag for flag in flags if flag in args[:end]]
         parsed: list[str] = super().parse_args(ctx, [*(arg for arg in args[:end] if arg not in flags), *args[end:]])
         return parsed
 
@@ -59,33 +59,35 @@ def query(
     context: typer.Context,
     directory: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="A date's, a sweep's or one point's directory, or one with points.parquet."),
+        typer.Argument(metavar="DIR", help="Directory of a date, a sweep or a point, or one with points.parquet."),
     ],
     expression: Annotated[
-        str | None, typer.Argument(metavar="EXPRESSION", help="Which rows; all of them without it.")
+        str | None, typer.Argument(metavar="EXPRESSION", help="Condition that selects rows; default: all rows.")
     ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,NAME", help=f"What to print, or `{ALL}`. A table shows a few, else all are printed."
+            metavar="NAME,NAME", help=f"Columns to print, or `{ALL}`. Default: the main ones in a table, else all."
         ),
     ] = None,
-    sort: Annotated[str | None, typer.Option(metavar="NAME,-NAME", help="Sort by these; - from high to low.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Print no more rows than these.")] = None,
+    sort: Annotated[
+        str | None, typer.Option(metavar="NAME,-NAME", help="Columns to sort by; - for descending.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Print at most this many rows.")] = None,
     format: FormatOption = TableFormat.table,
     fail_expressions: Annotated[list[str] | None, fail_if_option("hidden_fraction < 0.3")] = None,
 ) -> None:
-    """Print the measured points that a condition holds for; --fail-if looks at these.
+    """Print the measured points that match a condition; --fail-if checks these rows.
 
-    Results are read, never written. The rows are those of the first of the tables below that has any; the flag in its
-    heading asks for another one. docs/columns.md explains the columns. An operator's times are those of the phase's
-    pass, fwd or bwd: dgrad and wgrad can only be timed together. What comes from traces is all of one iteration of the
-    slowest rank (docs/traces.md); of points that were not profiled not_profiled_because says why.
+    Results are only read. The rows are those of the first table below that has any, or of the table whose flag is
+    given. docs/columns.md explains the columns. An operator's times are those of its pass, fwd or bwd, because dgrad
+    and wgrad cannot be timed separately. Columns from traces are from one iteration of the slowest rank
+    (docs/traces.md); not_profiled_because says why a point has none.
 
     \b
     A condition compares columns: == != < <= > >=, in [1, 2], and, or, not, + - * / // %, parentheses,
-    .isna() .notna(), and of text .str.contains('x') .str.startswith('x') .str.endswith('x').
-    A missing value makes no condition true. Text needs quotes, and the column `pass` backticks.
+    .isna() .notna(), and for text .str.contains('x') .str.startswith('x') .str.endswith('x').
+    Missing values never match. Put text in quotes, and the column `pass` in backticks.
 
     \b
     Examples:
@@ -101,12 +103,12 @@ def query(
 
     COLUMNS
 
-    Exit status: 0 fine, also where no row matches, 1 an error, 2 wrong usage, 3 a --fail-if holds.
+    Exit status: 0 success (also if no row matches), 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
     from overlap_sweep.report.console import print_table
     from overlap_sweep.report.numbers import counted
 
-    flags = context.meta[_ASKED]
+    flags = context.meta[_FLAGS]
     if len(flags) > 1:
         raise typer.BadParameter(f"{' and '.join(flags)}: give only one.")
     found = point_rows(directory, flags_of_tables()[flags[0]] if flags else None)
@@ -118,17 +120,17 @@ def query(
     check_fail_if(fail_expressions, matching)
     if sort is not None:
         keys = _columns(sort, frame)
-        # What is missing comes last either way.
+        # Missing values come last in both directions.
         ascending = [not key.startswith("-") for key in keys]
         matching = matching.sort_values([key.removeprefix("-") for key in keys], ascending=ascending, kind="stable")
     shown = matching.head(limit) if limit else matching
-    asked = list(frame) if columns in (None, ALL) else _columns(columns, frame)
+    names = list(frame) if columns in (None, ALL) else _columns(columns, frame)
     if format is TableFormat.table and columns is None:
-        asked = _telling(shown, table, wanted.columns if wanted else []) or asked
+        names = _main_columns(shown, table, wanted.columns if wanted else []) or names
     if matching.empty and format is TableFormat.table:
-        print_aside(f"No row matches, of {len(frame)}.")
+        print_aside(f"None of the {len(frame)} rows matches.")
     else:
-        chosen = shown[asked]
+        chosen = shown[names]
 
         def show(console: Console) -> None:
             rows: list[Row] = chosen.to_dict("records")  # type: ignore[assignment]
@@ -142,17 +144,18 @@ def query(
 
 
 def _columns(listed: str, frame: pd.DataFrame) -> list[str]:
-    """Returns the names, which may begin with `-`. UserError where one is no column."""
+    """Returns the column names, which may begin with `-`. UserError where one is unknown."""
     names = [name.strip() for name in listed.split(",")]
     for name in names:
         if name.removeprefix("-") not in frame:
-            raise UserError(f"{name or 'An empty name'} is no column; the nearest are {nearest_columns(name, frame)}.")
+            unknown = f"Unknown column '{name.removeprefix('-')}'." if name else "A column's name is empty."
+            raise UserError(f"{unknown} Did you mean {nearest_columns(name, frame)}?")
     return list(dict.fromkeys(names))
 
 
-def _telling(rows: pd.DataFrame, table: Table[Any], mentioned: Sequence[str]) -> list[str]:
-    """Returns the columns to show: the case where there are several, those with a value in any row, and those that were
-    asked about."""
+def _main_columns(rows: pd.DataFrame, table: Table[Any], mentioned: Sequence[str]) -> list[str]:
+    """Returns the columns to show: those of the case where there are several, the usual ones that have a value in any
+    row, and those of the condition."""
     cases = [name for name in CASE if name in rows and rows[name].nunique() > 1]
     usual = [name for name in table.told if name in rows and name not in CASE and rows[name].notna().any()]
     return list(dict.fromkeys([*cases, *usual, *mentioned]))

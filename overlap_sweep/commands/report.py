@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def tables() -> dict[str, Table[Any]]:
-    """Returns the tables of answers, by heading; without one of its own a workload answers with its points."""
+    """Returns the tables of answers by heading: a workload's own one, else its table of points."""
     from overlap_sweep.workloads import names, section_module
 
     modules = {name: section_module(name) for name in names()}
@@ -41,26 +41,26 @@ ReportCommand = with_columns(tables)
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A date's, a sweep's or one point's directory.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a date, a sweep or a point.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="analysis.NAME=VALUE", help="objective, tp_scaling_tolerance, ...: see below."),
+        typer.Argument(metavar="analysis.NAME=VALUE", help="Options of the analysis, see above."),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the files there instead of into DIR.")] = None,
-    plots: Annotated[bool, typer.Option("--plots", help="Write the charts of report.html as PNGs, too.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Write the files to this directory instead of DIR.")] = None,
+    plots: Annotated[bool, typer.Option("--plots", help="Also write the charts of report.html as PNGs.")] = False,
     format: FormatOption = TableFormat.table,
     fail_expressions: Annotated[list[str] | None, fail_if_option("hidden_fraction < 0.3")] = None,
 ) -> None:
-    """Choose the best overlap of every slot; write YAML, JSON, text and tables.
+    """Choose the best overlap of every slot; write a report, YAML, JSON and tables.
 
     \b
     analysis.objective=time              time (default), or overlap_ratio: highest overlap in the traces
-    analysis.tp_scaling_tolerance=0.2    a TP size scales up to (1 + this) x the time of TP=1 / TP size
-    analysis.overlap_threshold=0.5       from this overlap ratio on an overlap is called effective
-    analysis.unmeasured=off              slots never measured: off (default), or default: the library's own overlap
+    analysis.tp_scaling_tolerance=0.2    a TP size scales if its time is at most (1 + this) x the time of TP=1 / TP size
+    analysis.overlap_threshold=0.5       overlap ratio from which an overlap counts as effective
+    analysis.unmeasured=off              slots that were not measured: off (default), or default: the library's default
 
-    With --format csv, json or parquet the answers go to stdout as rows, one per TP size and slot, and nothing else
-    does. These rows are also what --fail-if looks at. They are of the first workload below that was measured.
+    With --format csv, json or parquet only the answers are printed, one row per TP size and slot. --fail-if checks
+    these rows. They are those of the first workload below that was measured.
 
     COLUMNS
 
@@ -70,7 +70,7 @@ def report(
       python analyze.py multirun/2026-11-20 --output results --format csv > answers.csv
       python analyze.py multirun/2026-11-20 --fail-if 'hidden_fraction < 0.3' --fail-if 'not proven'
 
-    Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
+    Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
     from overlap_sweep.config import analysis_config
     from overlap_sweep.report.console import console_for
@@ -109,8 +109,8 @@ def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
 
     if not analysis.sections:
         return to_frame([], workloads.section_module(workloads.names()[0]).TABLE.types)
-    told, *others = analysis.sections
+    first, *others = analysis.sections
     if format is not TableFormat.table:
         for other in others:
-            print_aside(f"These are the answers about {told.what}; those about {other.what} are in {other.file}.")
-    return to_frame(told.answered.records, told.answered.table.types)
+            print_aside(f"These are the answers on {first.what}; those on {other.what} are in {other.file}.")
+    return to_frame(first.answered.records, first.answered.table.types)

@@ -17,19 +17,19 @@ FEW = 3
 def timeline(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR|FILE...", help="One point's directory, or the traces of its ranks."),
+        typer.Argument(metavar="DIR|FILE...", help="Directory of a point, or the traces of its ranks."),
     ],
-    output: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where to write it; compressed if it ends in .gz.")
-    ] = Path("timeline.json.gz"),
-    iteration: Annotated[str, typer.Option(metavar="N|all", help="One iteration only.")] = ALL,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is no timeline.")] = False,
+    output: Annotated[Path, typer.Option(metavar="FILE", help="File to write; compressed if it ends in .gz.")] = Path(
+        "timeline.json.gz"
+    ),
+    iteration: Annotated[str, typer.Option(metavar="N|all", help="Only this iteration.")] = ALL,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file even if it is not a timeline.")] = False,
 ) -> None:
-    """Put the traces of all ranks on one timeline, for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
+    """Merge the traces of all ranks into one timeline for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
 
-    A process for each rank: its iterations and passes, then GEMMs, other computation, communication, waits and copies,
-    on as many tracks as run at once, and when GEMM and communication ran at the same time. Ranks are
-    aligned by their clock where they share one, else at the start of the first iteration that all have.
+    Each rank is a process with tracks for iterations and passes, GEMMs, other computation, communication, waits,
+    copies, and the overlap of GEMMs and communication. Ranks are aligned by their clock if they share one, else at the
+    start of the first iteration in common.
 
     \b
     Examples:
@@ -52,25 +52,27 @@ def timeline(
     for note in made.notes:
         print_warning(note)
     _write(output, made.content)
-    what = ", ".join([counted(made.ranks, "rank"), counted(len(made.iterations), "iteration"), f"{made.spans:,} spans"])
-    typer.echo(f"Written to {output}: {what}; open it in https://ui.perfetto.dev.")
+    content = ", ".join(
+        [counted(made.ranks, "rank"), counted(len(made.iterations), "iteration"), f"{made.spans:,} spans"]
+    )
+    typer.echo(f"Written to {output}: {content}. Open it in https://ui.perfetto.dev.")
 
 
 def _iteration(written: str) -> int | None:
     if written == ALL:
         return None
     if not re.fullmatch(r"\d+", written):
-        raise typer.BadParameter(f"{written} is no number; give one, or all.", param_hint="--iteration")
+        raise typer.BadParameter(f"{written} is not a number; give one, or all.", param_hint="--iteration")
     return int(written)
 
 
 def _traces_of(path: Path) -> list[Path]:
-    """Returns the traces at the path. UserError where there are none, or several points."""
+    """Returns the traces at the path. UserError where there are none or several points."""
     from overlap_sweep.results.run_directory import find_points
     from overlap_sweep.trace.disk import find_traces, refused_links
 
     if not path.exists():
-        raise UserError(f"{path} does not exist; give a point's directory, or traces.")
+        raise UserError(f"{path} does not exist; give the directory of a point, or traces.")
     if path.is_file():
         return [path]
     points = find_points(path)
@@ -83,7 +85,7 @@ def _traces_of(path: Path) -> list[Path]:
         print_warning(refused)
     if not traces:
         raise UserError(f"{directory} holds no traces; measure the point again with profile=all, or give the traces.")
-    # Beside an operator's own traces there may be some of it without overlap, and a layer's are of variants.
+    # An operator may have traces of no overlap next to its own; a layer has traces of its variants.
     own = [trace for trace in traces if re.match(r"(?!trace_.+_rank\d)", trace.name)]
     variants = sorted({trace.name.rpartition("_rank")[0] for trace in traces})
     if not own and len(variants) > 1:
@@ -98,7 +100,9 @@ def _check_output(output: Path, force: bool) -> None:
     if output.is_dir():
         raise UserError(f"{output} is a directory; give a file with --output.")
     if output.exists() and not force and not is_timeline(output):
-        raise UserError(f"{output} exists and is no timeline; give another with --output, or --force to overwrite it.")
+        raise UserError(
+            f"{output} exists and is not a timeline; choose another with --output, or overwrite it with --force."
+        )
 
 
 def _write(output: Path, content: bytes) -> None:
@@ -106,7 +110,7 @@ def _write(output: Path, content: bytes) -> None:
 
     from overlap_sweep.results.run_directory import write_atomically
 
-    # Without a time in it, the same traces make the same file.
+    # mtime=0: the same traces make the same file.
     packed = gzip.compress(content, compresslevel=6, mtime=0) if output.suffix == ".gz" else content
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -63,31 +63,31 @@ def trace(
         typer.Argument(metavar="FILE|DIR", help="Kineto traces, .json or .json.gz, or where to look for them."),
     ],
     by: Annotated[
-        Grouping, typer.Option(help="A row for each phase, also of all ranks of a run, or for each of a phase's parts.")
+        Grouping, typer.Option(help="One row per phase, per run and phase (rank), or per part of a phase.")
     ] = Grouping.phase,
-    phases: Annotated[
-        list[Phase] | None, typer.Option("--phase", help="Only this; may be given several times.")
-    ] = None,
-    medians: Annotated[bool, typer.Option("--median", help="Medians over the iterations instead of each.")] = False,
-    top: Annotated[int | None, typer.Option(min=1, help="Of the parts of a phase no more than these.")] = None,
+    phases: Annotated[list[Phase] | None, typer.Option("--phase", help="Only this phase. Repeatable.")] = None,
+    medians: Annotated[
+        bool, typer.Option("--median", help="Medians over the iterations instead of every iteration.")
+    ] = False,
+    top: Annotated[int | None, typer.Option(min=1, help="At most this many parts per phase.")] = None,
     format: FormatOption = TableFormat.table,
     fail_expressions: Annotated[list[str] | None, fail_if_option("exposed_comm_us > 0.1 * span_us")] = None,
 ) -> None:
     """GEMM, communication, overlap and exposed time of any Kineto trace, per rank, iteration and phase.
 
-    Times are microseconds. Each is a union of spans: what runs twice at a time counts once. Below a directory all
-    traces are read. A table has the medians of the iterations below them, and of several ranks the slowest and the
-    fastest at its end; a table of parts has medians only. First iterations that take longer than the later ones vary by
-    are `startup`, and in no median. With --by rank there are only the ranks, in any format: of each run with two or
-    more the slowest and the fastest by medians, between them skew_us, and whose trace is missing.
+    Times are in microseconds, as unions of spans: kernels that run at the same time count once. All traces at or below
+    a directory are read. The table shows iterations, then medians, then the slowest and fastest rank of each run;
+    tables of parts show medians only. First iterations that are clearly slower than the others are marked `startup` and
+    left out of medians. --by rank prints one row per run with at least two ranks and phase: the slowest and fastest
+    rank by their medians, the skew_us between them, and the missing ranks.
 
-    The phases are fwd, bwd, recompute, the part of bwd in which checkpoints run forward again, and all, the whole
-    iteration with its optimizer.
+    Phases: fwd; bwd; recompute, the part of bwd in which checkpointed layers run forward again; all, the whole
+    iteration with the optimizer.
 
     COLUMNS
 
-    With --median `iterations`, how many, takes the place of `iteration`, and `startup_iterations` that of `startup`.
-    --fail-if looks at these rows.
+    With --median the number of `iterations` replaces `iteration`, and `startup_iterations` replaces `startup`.
+    --fail-if checks the printed rows.
 
     \b
     Examples:
@@ -97,14 +97,14 @@ def trace(
       python analyze.py trace traces/ --by rank --fail-if 'skew_us > 0.05 * slowest_us or missing.notna()'
       python analyze.py trace traces/ --median --phase all --fail-if 'exposed_comm_us > 0.1 * span_us'
 
-    Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
+    Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
     from overlap_sweep.commands import trace_rows
     from overlap_sweep.report.table import to_frame
     from overlap_sweep.trace.files import of_startup, ranks_of, read_trace_files
 
     if top and by in WITHOUT_PARTS:
-        raise typer.BadParameter("it needs --by class, kernel or stream.", param_hint="--top")
+        raise typer.BadParameter("requires --by class, kernel or stream.", param_hint="--top")
     found, problems = find_traces(paths)
     files = read_trace_files(found, with_parts=by not in WITHOUT_PARTS)
     problems += [file.problem for file in files if file.problem]
@@ -112,28 +112,34 @@ def trace(
     several = [run for run in runs if len(run.ranks) > 1]
     alone = [run for run in runs if len(run.ranks) == 1 and (run.world_size or 1) > 1]
     warnings = [*(warning for file in files for warning in file.warnings), *of_startup(files)]
-    warnings += [f"{run.name}: nothing of rank {some_of(run.missing, RANKS_NAMED)}." for run in several if run.missing]
+    warnings += [
+        f"{run.name}: no trace of rank {some_of(run.missing, RANKS_NAMED)}."
+        for run in several
+        if run.missing
+    ]
     if alone and len(files) > 1:
-        which = some_of((f"{run.name}: only rank {run.ranks[0]} of {run.world_size}" for run in alone), 1, "; ")
-        warnings.append(f"{which}. Other ranks may be slower, or wait for this one.")
+        first = some_of((f"{run.name}: only rank {run.ranks[0]} of {run.world_size}" for run in alone), 1, "; ")
+        warnings.append(f"{first}. Other ranks may be slower, or wait for this one.")
     for warning in warnings:
         print_warning(warning)
     good = [file for file in files if not file.problem]
-    asked = [phase.value for phase in phases or []]
+    wanted = [phase.value for phase in phases or []]
 
     def rows_of(table: Table[Row], medians: bool) -> list[Row]:
         if table is trace_rows.RANKS:
-            return [row for run in several for row in run.rows if not asked or row["phase"] in asked]
-        return trace_rows.rows_of(good, by.value if table is trace_rows.PARTS else "phase", asked, top, medians=medians)
+            return [row for run in several for row in run.rows if not wanted or row["phase"] in wanted]
+        return trace_rows.rows_of(
+            good, by.value if table is trace_rows.PARTS else "phase", wanted, top, medians=medians
+        )
 
     table = {Grouping.phase: trace_rows.PHASES, Grouping.rank: trace_rows.RANKS}.get(by, trace_rows.PARTS)
     written = trace_rows.of_medians(table) if medians and by is not Grouping.rank else table
     frame = to_frame(written.records(rows_of(table, medians)), written.types)
     check_fail_if(fail_expressions, frame)
     if good and not several and by is Grouping.rank:
-        problems.append("--by rank: no run here has the traces of two ranks; give all of a run's, or use --by phase.")
+        problems.append("--by rank: no run has traces of two ranks; give those of all its ranks, or use --by phase.")
     elif good and frame.empty:
-        print_aside(f"No row: the traces hold nothing in {' or '.join(asked)}.")
+        print_aside(f"No rows: the traces have no events in {' or '.join(wanted)}.")
 
     def show(console: Console) -> None:
         if by is Grouping.phase and not medians:
@@ -149,8 +155,8 @@ def trace(
     fail_if(fail_expressions, frame, "rows")
 
 
-def _print(what: str, table: Table[Row], rows: Sequence[Row], console: Console) -> None:
-    """Prints a table for each file or run."""
+def _print(kind: str, table: Table[Row], rows: Sequence[Row], console: Console) -> None:
+    """Prints a table for each file or run; `kind` follows its name in the title."""
     from overlap_sweep.report.console import print_table
     from overlap_sweep.report.table import Listing
 
@@ -158,7 +164,7 @@ def _print(what: str, table: Table[Row], rows: Sequence[Row], console: Console) 
         return str(row["phase"]) if "name" in row else ""
 
     for name, same in groupby(rows, key=lambda row: row.get("file") or row["run"]):
-        of_name = list(same)
-        columns = Listing(table, of_name).columns
-        title = f"{name}, {what}" if what else name
-        print_table(title, columns, of_name, console, group=parts_of, cut_last=True)
+        own = list(same)
+        columns = Listing(table, own).columns
+        title = f"{name}, {kind}" if kind else name
+        print_table(title, columns, own, console, group=parts_of, cut_last=True)

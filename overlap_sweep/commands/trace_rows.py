@@ -1,4 +1,4 @@
-"""The tables of `analyze.py trace`, of phases, their parts and runs, and their rows."""
+"""The tables of `analyze.py trace` and their rows: phases, parts of phases, and runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PARTS_BY = ("class", "kernel", "stream")
 PART_TIMES = ("busy_us", "total_us", "alone_us")
 LONGEST_NAME = 56
-"""Characters of a kernel's name in a table."""
+"""Most characters of a kernel's name in a table."""
 
 
 def _text(name: str, header: str = "", about: str = "") -> Column[Row]:
@@ -31,7 +31,7 @@ def _count(name: str, header: str = "", about: str = "") -> Column[Row]:
 
 
 def _short(name: str) -> str:
-    """Returns a kernel's function name, shortened for people."""
+    """Returns a kernel's function name, shortened for a table."""
     from overlap_sweep.trace.kernel_classes import function_name
 
     return shortened(function_name(name) or name, LONGEST_NAME)
@@ -41,12 +41,15 @@ def _us(name: str, header: str = "", about: str = "") -> Column[Row]:
     return Column(name, itemgetter(name), about, header=header, show=as_us)
 
 
-FILE, RANK = _text("file"), _count("rank", "rank", "Rank that recorded the trace, by the trace or else by its name.")
+FILE, RANK = (
+    _text("file"),
+    _count("rank", "rank", "Rank that recorded the trace, from the trace or else from its name."),
+)
 ITERATION = _count("iteration", "iteration")
 PHASE = _text(
     "phase",
     "phase",
-    "fwd, bwd, recompute (part of bwd: checkpointed layers run forward again), or all of the iteration.",
+    "fwd, bwd, recompute (part of bwd: checkpointed layers run forward again), or all (the whole iteration).",
 )
 STARTUP: Column[Row] = Column("startup", itemgetter("startup"), kind="flag")
 LEFT_OUT = _count("startup_iterations")
@@ -54,11 +57,11 @@ OF_MEDIANS = {
     "iteration": _count("iterations", "iterations"),
     "startup": LEFT_OUT,
 }
-"""The columns of medians, by those in whose place they stand."""
+"""Columns of the tables of medians, by the column that they replace."""
 EXPOSED = _us("exposed_comm_us", "exposed us")
 WAITING = _us("wait_us", "wait us")
 RATIO: Column[Row] = Column(
-    *("overlap_ratio", itemgetter("overlap_ratio"), "overlap_us over the shorter of gemm_us and comm_us."),
+    *("overlap_ratio", itemgetter("overlap_ratio"), "overlap_us / min(gemm_us, comm_us)."),
     header="ratio",
     show="{:.2f}".format,
 )
@@ -87,7 +90,7 @@ PARTS: Table[Row] = Table(
     (
         *(FILE, RANK, ITERATION, PHASE, _text("by")),
         _text(
-            "kind", "kind", "Class of its kernels: gemm, comm, wait, compute or memory; of a stream all that run on it."
+            "kind", "kind", "Class of the kernels: gemm, comm, wait, compute or memory; for a stream all its classes."
         ),
         _text("library", "library"),
         Column("name", itemgetter("name"), kind="text", header="name", show=_short),
@@ -99,7 +102,7 @@ PARTS: Table[Row] = Table(
     ),
 )
 RANKS: Table[Row] = Table(
-    *("runs", "one row per run and phase, of medians"),
+    *("runs", "one row per run and phase: medians"),
     (
         _text("run"),
         *(PHASE, _count("num_ranks", "ranks"), _count("world_size"), _text("missing")),
@@ -112,45 +115,45 @@ TABLES = {"of phases": PHASES, "with --by class, kernel or stream": PARTS, "with
 
 
 def of_medians(table: Table[Row]) -> Table[Row]:
-    """Returns the table of medians: it has the number of iterations and of those left out as start-up instead of one
-    iteration's number and whether it is start-up."""
+    """Returns the table of medians: the number of iterations replaces iteration, and startup_iterations replaces
+    startup."""
     return replace(table, columns=tuple(OF_MEDIANS.get(column.name, column) for column in table.columns))
 
 
 def rows_of(
     files: Sequence[TraceFile], by: str, phases: Sequence[str] = (), top: int | None = None, *, medians: bool
 ) -> list[Row]:
-    """Returns the rows of all files, of phases or `by` one of PARTS_BY."""
+    """Returns the rows of all files: phases, or parts if `by` is one of PARTS_BY."""
     if by not in PARTS_BY:
-        of_file = median_rows if medians else phase_rows
-        return [row for file in files for row in of_file(file, phases)]
-    of_part = median_part_rows if medians else part_rows
-    return [row for file in files for row in of_part(file, by, phases, top)]
+        rows_of_file = median_rows if medians else phase_rows
+        return [row for file in files for row in rows_of_file(file, phases)]
+    parts_of_file = median_part_rows if medians else part_rows
+    return [row for file in files for row in parts_of_file(file, by, phases, top)]
 
 
 def phase_rows(file: TraceFile, phases: Sequence[str] = ()) -> list[Row]:
-    """Returns a row per iteration and phase; of all phases unless some are given."""
+    """Returns one row per iteration and phase; all phases unless some are given."""
     return _rows(file, file.rows, phases)
 
 
 def median_rows(file: TraceFile, phases: Sequence[str] = ()) -> list[Row]:
-    """Returns a row per phase, of medians."""
+    """Returns one row of medians per phase."""
     from overlap_sweep.trace import summarise
 
     return _rows(file, summarise(file.steady_rows), phases)
 
 
 def part_rows(file: TraceFile, by: str, phases: Sequence[str] = (), top: int | None = None) -> list[Row]:
-    """Returns a row per iteration, phase and part, the longest busy first."""
+    """Returns one row per iteration, phase and part, sorted by busy time."""
     rows = _rows(file, [part for part in file.parts if part.by == by], phases)
     return [row for _, same in groupby(rows, key=itemgetter("iteration", "phase")) for row in list(same)[:top]]
 
 
 def median_part_rows(file: TraceFile, by: str, phases: Sequence[str] = (), top: int | None = None) -> list[Row]:
-    """Returns a row per phase and part, of medians, the longest busy first.
+    """Returns one row of medians per phase and part, sorted by busy time.
 
-    Medians are over all iterations but start-up that have the phase: one that lacks the part counts as 0, and
-    `iterations` is the number of those that have it.
+    Medians are over all iterations that have the phase, without start-up: an iteration that lacks the part counts 0.
+    `iterations` is the number of iterations that have the part.
     """
     members: dict[tuple[str, ...], list[Row]] = {}
     for row in part_rows(file, by, phases):
@@ -160,7 +163,7 @@ def median_part_rows(file: TraceFile, by: str, phases: Sequence[str] = (), top: 
     rows = []
     for (phase, *_), same in members.items():
         absent = [0] * (iterations[phase] - len(same))
-        # Half nanoseconds, without the noise of floats.
+        # A median may be half a nanosecond; further digits are rounding errors.
         times = {name: round(median([*map(itemgetter(name), same), *absent]), 4) for name in PART_TIMES}
         num_events = median_low([*map(itemgetter("num_events"), same), *absent])
         rows.append({**same[0], "iterations": len(same), "num_events": num_events, **times})
@@ -173,7 +176,7 @@ def _rows(file: TraceFile, rows: Iterable[Any], phases: Sequence[str]) -> list[R
 
     from overlap_sweep.trace.files import rank_of
 
-    # Of a trace that doesn't say it, the file's name may tell the rank.
-    of_file = {"rank": rank_of(file), "startup_iterations": len(file.startup)}
-    found = [{**asdict(row), **of_file} for row in rows if not phases or row.phase in phases]
+    # If a trace does not record its rank, the file's name may have it.
+    common = {"rank": rank_of(file), "startup_iterations": len(file.startup)}
+    found = [{**asdict(row), **common} for row in rows if not phases or row.phase in phases]
     return [{**row, "startup": row.get("iteration") in file.startup} for row in found]

@@ -1,1 +1,1 @@
-"""Two or more sweeps, runs or traces against each other."""
+"""Compares two or more sweeps, runs or traces, and shows the history of a store."""

@@ -1,7 +1,7 @@
-"""How the time of a point moved: what a store kept of it, by the versions of driver and libraries it was measured with;
-and how people are shown it, the points that moved first.
+"""Compares a store's measurements of each point across versions of driver and libraries, and prints those that changed
+most first.
 
-Only measurements on the same kind of machine are compared with each other: that another GPU is faster is no history.
+Only measurements on the same kind of machine are compared with each other.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import MARGIN, VERDICTS, Verdict, ratio, verdict
 
 CHANGES_NOTHING = ("repetition", "profile")
-"""Of a point: measured again, or looked at before or after its time was taken."""
+"""Options of a point that do not change its time."""
 
 MOST_ROWS = 80
-"""In a table; the other formats have all."""
+"""Rows printed as a table; the other formats have all."""
 _VERSIONS = ("torch", "transformer-engine", "megatron-core", "nccl", "driver")
 
 MACHINE = ("device", "gpus", "links", "cpu", "cpu_count")
-"""Of an environment's identity the hardware; the rest are versions."""
+"""The hardware fields of an environment's identity; the others are versions."""
 
 
 class Kept(Protocol):
-    """A measurement, as a store keeps it."""
+    """A measurement in a store."""
 
     @property
     def result(self) -> Result: ...
@@ -54,20 +54,20 @@ class Times:
 
     latest: Kept
     setting: str
-    """A word for the part of the point: the settings of slots, a variant, an implementation, knobs."""
+    """Name of the part of the point: settings of slots, a variant, an implementation, or knobs."""
     sample: Sample
-    """Of the latest."""
+    """Times of the latest measurement."""
     time: Estimate
-    """The median over the measurements of their summed medians; its noise is that within them and that between them."""
+    """Median over the measurements of the sum of their medians; its noise is that within and that between them."""
     none_us: float | None
-    """None where it was not measured without overlap."""
+    """None where no overlap was not measured."""
     measurements: int
     first: str | None
     last: str | None
-    """UTC, ISO 8601; None where it is not recorded."""
+    """Start of the last measurement in UTC, ISO 8601; None where it is not recorded."""
     hosts: tuple[str, ...]
     previous: Times | None = None
-    """On the same kind of machine; None of the first."""
+    """Times in the previous environment on the same kind of machine; None for the first."""
 
     @property
     def point(self) -> Mapping[str, Any]:
@@ -80,7 +80,7 @@ class Times:
     @property
     def key(self) -> str:
         """Returns a short text, different for every point and setting."""
-        return key_of({"point": _without_what_changes_nothing(self.point), "setting": self.setting})[:8]
+        return key_of({"point": _timed_configuration(self.point), "setting": self.setting})[:8]
 
     @property
     def ratio(self) -> float:
@@ -89,7 +89,7 @@ class Times:
 
     @property
     def none_ratio(self) -> float:
-        """Returns the same ratio without overlap: how much the machine moved by itself."""
+        """Returns the ratio of the none times: how much the machine itself changed."""
         return ratio(self.none_us, self.previous.none_us if self.previous else None)
 
     @property
@@ -99,29 +99,29 @@ class Times:
 
     @property
     def changed(self) -> str | None:
-        """Returns in words what else differs from the environment before; None for the first."""
+        """Returns what differs from the previous environment, in words; None for the first."""
         return describe_change(self.previous.environment, self.environment) if self.previous else None
 
     def version(self, package: str) -> str | None:
-        """Returns the version of the driver, or of a library."""
+        """Returns the version of the driver or of a library."""
         found = {**self.environment.get("packages", {}), "driver": self.environment.get("driver")}.get(package)
         return None if found is None else str(found)
 
 
 Series = list[Times]
-"""One setting of one point on one kind of machine: by environment, in the order in which they were first measured."""
+"""Times of one setting of one point on one kind of machine, by environment in order of first measurement."""
 
 
 @dataclass(frozen=True)
 class History:
     series: list[Series]
-    """Those that moved most first."""
+    """Sorted by largest change."""
     left_out: Counter[str]
-    """By why, how many measurements have no time to be told: `failed`, `launch-bound` and the like."""
+    """Number of measurements without a usable time, by reason, such as `failed` or `launch-bound`."""
 
     @property
     def rows(self) -> list[Times]:
-        return [times for of_one in self.series for times in of_one]
+        return [times for series in self.series for times in series]
 
 
 def _version(name: str, package: str = "") -> Column[Times]:
@@ -129,7 +129,7 @@ def _version(name: str, package: str = "") -> Column[Times]:
 
 
 def _versions(times: Times) -> str:
-    """Returns the versions of a first environment; the machine's own switches are in its results' JSON."""
+    """Returns the versions of a first environment; its other settings are in result.json."""
     return ", ".join(f"{name} {version}" for name in _VERSIONS if (version := times.version(name)))
 
 
@@ -171,17 +171,17 @@ ROWS: Table[Times] = Table(
         attribute("none_us"),
         ratio_column(
             *("ratio", lambda times: times.ratio, "ratio"),
-            about="time_us over that of the environment before: below 1 is faster.",
+            about="time_us / time_us in the previous environment; below 1 is faster.",
         ),
         ratio_column(
             *("none_ratio", lambda times: times.none_ratio, "none"),
-            about="none_us over that of the environment before: how much the machine itself changed.",
+            about="none_us / none_us in the previous environment: how much the machine itself changed.",
             dropped=1,
         ),
         attribute("verdict", kind="text", header="verdict"),
         attribute(
-            *("changed", "What differs from the environment before, such as a library's version.", "text"),
-            header="versions, what changed",
+            *("changed", "What differs from the previous environment, such as a library version.", "text"),
+            header="versions or changes",
             words=lambda times: times.changed or _versions(times),
         ),
         attribute(
@@ -195,11 +195,11 @@ ROWS: Table[Times] = Table(
 
 _Measurement = tuple[Kept, Sample]
 _SeriesKey = tuple[str, str, str]
-"""Of the point and of the machine; between them the setting."""
+"""Key of the point, setting, and key of the machine."""
 
 
 def history(measurements: Iterable[Kept]) -> History:
-    """Returns the rows of measurements, which are given oldest first."""
+    """Returns the history of measurements, which must be sorted oldest first."""
     found: dict[_SeriesKey, dict[str, list[_Measurement]]] = defaultdict(lambda: defaultdict(list))
     left_out: Counter[str] = Counter()
     for kept in measurements:
@@ -210,12 +210,12 @@ def history(measurements: Iterable[Kept]) -> History:
             left_out["launch-bound" if result.status == "ok" else result.status] += 1
             continue
         point, environment = (
-            key_of(_without_what_changes_nothing(result.point)),
+            key_of(_timed_configuration(result.point)),
             environment_identity(result.environment),
         )
         for setting, sample in samples.items():
             found[point, setting, _machine(environment)][key_of(environment)].append((kept, sample))
-    series = [_series(setting, of_one.values()) for (_, setting, _), of_one in found.items()]
+    series = [_series(setting, environments.values()) for (_, setting, _), environments in found.items()]
     return History(sorted(series, key=_order), left_out)
 
 
@@ -233,7 +233,7 @@ def describe_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def _order(series: Series) -> tuple[Any, ...]:
-    """Returns a sort key: what moved first, by how much; then by model, TP size, operator and setting."""
+    """Returns a sort key: the largest change first; then by model, TP size, operator and setting."""
     moves = [abs(math.log(times.ratio)) for times in series if times.verdict in ("faster", "slower")]
     last = series[-1]
     model, backend, precision = last.point["model"]["name"], last.point["backend"], str(last.point["precision"])
@@ -245,7 +245,7 @@ def _machine(identity: Mapping[str, Any]) -> str:
     return key_of({name: identity.get(name) for name in MACHINE})
 
 
-def _without_what_changes_nothing(point: Mapping[str, Any]) -> dict[str, Any]:
+def _timed_configuration(point: Mapping[str, Any]) -> dict[str, Any]:
     comparing = workloads.comparing(str(point["workload"]["name"]))
     identity = point_identity(point)
     for option in (*CHANGES_NOTHING, *(comparing.changes_nothing if comparing else ())):
@@ -257,9 +257,9 @@ def _without_what_changes_nothing(point: Mapping[str, Any]) -> dict[str, Any]:
     return identity
 
 
-def _series(setting: str, of_environments: Iterable[Sequence[_Measurement]]) -> Series:
+def _series(setting: str, environments: Iterable[Sequence[_Measurement]]) -> Series:
     found: Series = []
-    for measurements in of_environments:
+    for measurements in environments:
         nones_us = [sample.none_us for _, sample in measurements if sample.none_us is not None]
         started = sorted(kept.result.started for kept, _ in measurements if kept.result.started)
         latest, sample = measurements[-1]
@@ -281,16 +281,16 @@ def _series(setting: str, of_environments: Iterable[Sequence[_Measurement]]) -> 
 
 
 def _estimate(samples: Sequence[Sample]) -> Estimate:
-    """Returns the median. What differs from one measurement to the next is noise: it would in the next environment."""
+    """Returns the median. Differences between measurements are noise: they would occur between environments too."""
     totals_us = [sum(timing.median_us for timing in sample.timings) for sample in samples]
-    of_passes = [pooled_none(timings) for timings in zip(*(sample.timings for sample in samples), strict=True)]
+    passes = [pooled_none(timings) for timings in zip(*(sample.timings for sample in samples), strict=True)]
     between_us = estimate(totals_us).noise_us if len(totals_us) > 1 else 0.0
-    noise_us = math.hypot(between_us, *(of_pass.noise_us for of_pass in of_passes))
-    return Estimate(statistics.median(totals_us), noise_us, sum(of_pass.repeats for of_pass in of_passes))
+    noise_us = math.hypot(between_us, *(one.noise_us for one in passes))
+    return Estimate(statistics.median(totals_us), noise_us, sum(one.repeats for one in passes))
 
 
 def print_history(rows: Sequence[Times], left_out: Mapping[str, int], console: Console) -> None:
-    """Prints the history. `rows`: at least one; `left_out`: by reason, how many measurements have no time."""
+    """Prints the history. `rows`: at least one; `left_out`: number of measurements without a time, by reason."""
     shown = rows[:MOST_ROWS]
     print_table(
         "Points by environment",
@@ -301,12 +301,12 @@ def print_history(rows: Sequence[Times], left_out: Mapping[str, int], console: C
         group=lambda times: (times.key, _machine(environment_identity(times.environment))),
     )
     if len(shown) < len(rows):
-        console.print(f"... and {len(rows) - len(shown)} more; --format csv prints all of them")
+        console.print(f"... and {len(rows) - len(shown)} more; --format csv prints all")
     counts = Counter(times.verdict for times in rows)
     verdicts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
     reasons = [f"{count} {reason} left out" for reason, count in sorted(left_out.items())]
     measurements = counted(sum(times.measurements for times in rows), "measurement")
     print_lines([f"{measurements}: {', '.join([*verdicts, *reasons]) or 'nothing to compare'}"], console, indent=0)
     if any(times.previous for times in rows):
-        told = "ratio: time over that in the environment before, below 1 is faster; none: the same without overlap;"
-        print_lines([f"{told} same: inside the noise of both, or within {MARGIN:.1%}."], console, indent=0)
+        legend = "ratio: time / time in the previous environment, below 1 is faster. none: ratio of the none times."
+        print_lines([f"{legend} same: within the noise of both, or within {MARGIN:.1%}."], console, indent=0)

@@ -1,4 +1,4 @@
-"""What is to be compared, as it is written on the command line: paths, with labels or without."""
+"""Finds what the command line asks to compare: paths, with labels or without."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from overlap_sweep.errors import UserError
 
 
 class Kind(StrEnum):
-    """What is compared with its like."""
+    """What an operand holds; only operands of the same kind are compared."""
 
     results = "results"
     traces = "traces"
@@ -20,17 +20,17 @@ class Kind(StrEnum):
 
 
 WITH_RUNS = {Kind.telemetry, Kind.results}
-"""The two kinds that a directory of training runs may be."""
+"""The kinds that a directory of training runs may have."""
 
 
 class Operand(NamedTuple):
-    """One of those that are compared."""
+    """One of the directories or traces to compare."""
 
     label: str
     path: Path
     kind: Kind
     traces: list[Path]
-    """Empty for all but traces."""
+    """The trace files; empty for other kinds."""
 
 
 def find_operands(written: Sequence[str]) -> list[Operand]:
@@ -49,13 +49,13 @@ def find_operands(written: Sequence[str]) -> list[Operand]:
 
 
 def label_and_path(written: str) -> tuple[str | None, Path]:
-    """Returns an operand's label, if any, and path: names of run directories hold `=` themselves."""
+    """Returns an operand's label, if any, and path: run directories may have `=` in their names."""
     label, equals, path = written.partition("=")
-    # Of a label longer than any path, Path.exists raises.
+    # Path.exists raises for a label that is longer than any path.
     if os.path.exists(written) or not equals or "/" in label:  # noqa: PTH110
         return None, Path(written)
     if not label or not path:
-        raise UserError(f"{written} is no LABEL=PATH; write as in new=multirun/2026-11-21.")
+        raise UserError(f"{written} is not LABEL=PATH; write it as in new=multirun/2026-11-21.")
     return label, Path(path)
 
 
@@ -70,12 +70,12 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 def _content(path: Path) -> tuple[Kind, list[Path]]:
     """Returns the kind of a path's content, and its traces. A file is a trace; a directory is telemetry of training
-    runs if it has any, else results, else traces. UserError where there is nothing."""
+    runs if it has any, else results, else traces. UserError where there is neither."""
     from overlap_sweep.results.run_directory import find_points, find_telemetry
     from overlap_sweep.trace.disk import find_traces, refused_links
 
     if not path.exists():
-        raise UserError(f"{path} does not exist; give a directory with results, or traces.")
+        raise UserError(f"{path} does not exist; give a directory with results or traces.")
     if path.is_file():
         if path.name.endswith("_metrics.jsonl"):
             raise UserError(f"{path} is the telemetry of one rank; give its directory: {path.parent}.")
@@ -98,8 +98,8 @@ def only_kind(operands: Sequence[Operand]) -> Kind:
     first = operands[0]
     for other in operands:
         if other.kind != first.kind:
-            found = f"{first.path} is {first.kind} and {other.path} is {other.kind}"
-            hint = ", and copy the rank_<r>_metrics.jsonl, too" if {first.kind, other.kind} == WITH_RUNS else ""
+            found = f"{first.path} holds {first.kind} and {other.path} holds {other.kind}"
+            hint = ", and copy the rank_<r>_metrics.jsonl files too" if {first.kind, other.kind} == WITH_RUNS else ""
             raise UserError(f"{found}; compare like with like{hint}.")
     return first.kind
 
@@ -107,15 +107,15 @@ def only_kind(operands: Sequence[Operand]) -> Kind:
 def reference_and_candidate(
     reference: str | None, candidate: str | None, operands: Sequence[Operand]
 ) -> tuple[str, str | None]:
-    """Returns the labels of both, each given by its label or path. The default reference is the first that is not the
-    candidate; without a candidate all others are. UserError for what is none of them, or both."""
-    of_candidate = None if candidate is None else _label_of("--candidate", candidate, operands)
+    """Returns the labels of both, each named by its label or path. The default reference is the first that is not the
+    candidate; no candidate means all others. UserError for an unknown name, or the same name for both."""
+    candidate_label = None if candidate is None else _label_of("--candidate", candidate, operands)
     if reference is None:
-        return next(operand.label for operand in operands if operand.label != of_candidate), of_candidate
-    of_reference = _label_of("--reference", reference, operands)
-    if of_reference == of_candidate:
-        raise UserError(f"--candidate {candidate} is the reference, too; choose another.")
-    return of_reference, of_candidate
+        return next(operand.label for operand in operands if operand.label != candidate_label), candidate_label
+    reference_label = _label_of("--reference", reference, operands)
+    if reference_label == candidate_label:
+        raise UserError(f"--candidate {candidate} is also the reference; choose another.")
+    return reference_label, candidate_label
 
 
 def _label_of(option: str, wanted: str, operands: Sequence[Operand]) -> str:
@@ -123,4 +123,4 @@ def _label_of(option: str, wanted: str, operands: Sequence[Operand]) -> str:
         if wanted in (operand.label, str(operand.path)) or Path(wanted).resolve() == operand.path.resolve():
             return operand.label
     labels = ", ".join(operand.label for operand in operands)
-    raise UserError(f"{option} {wanted} is none of what is compared; choose among {labels}.")
+    raise UserError(f"{option} {wanted} is not among the operands; choose one of {labels}.")

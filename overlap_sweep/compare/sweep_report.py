@@ -1,5 +1,4 @@
-"""Comparisons of sweeps as they are shown and written: what matched, what is faster and what slower, and what else
-changed."""
+"""Shows and writes comparisons of sweeps: matching points, what is faster or slower, and what else changed."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ _TIMES: tuple[Column[Any], ...] = (
     attribute("floor_us", read="ours.floor_us"),
     ratio_column("floor_ratio", lambda match: match.floor_ratio, "floor", dropped=1),
 )
-"""Of a slot those of its whole pass."""
+"""The times of a slot are those of its whole pass."""
 
 POINTS: Table[Match] = Table(
     "points",
@@ -94,7 +93,7 @@ SLOTS: Table[SlotChange] = Table(
 )
 AGGREGATES: Table[Aggregate] = Table(
     "aggregates",
-    "one row per dataset and pass, and one of all together: geometric means",
+    "one row per dataset and pass, and one over all passes: geometric means",
     (
         attribute("dataset", kind="text"),
         *(through(column, lambda one: one.key) for column in _KEY),
@@ -111,7 +110,7 @@ AGGREGATES: Table[Aggregate] = Table(
 
 def compare(operands: Sequence[tuple[str, Path]], reference: str, by: str | None) -> Comparison:
     """Compares directories with results, given with their labels. UserError where nothing matches. Rows are points, or
-    `by` slot; tables have the points that changed most, and `by` point all of them."""
+    slots with by="slot"; tables have the points that changed most, with by="point" all of them."""
     compared = compare_sweeps([read_dataset(*operand) for operand in operands], reference)
     by_slot = by == "slot"
     return Comparison(
@@ -152,8 +151,7 @@ def _summary(compared: SweepComparison) -> dict[str, Any]:
 
 
 def _print(compared: SweepComparison, console: Console, by: str | None) -> None:
-    """Prints what was compared, then a table of each kind for each dataset, then what was left out; `by` slot only the
-    slots."""
+    """Prints the datasets, then all tables of each dataset, then unmatched points; with by="slot" only the slots."""
     if by != "slot":
         _print_datasets(compared, console)
     for label in compared.candidates:
@@ -161,12 +159,12 @@ def _print(compared: SweepComparison, console: Console, by: str | None) -> None:
         slots, matches = _of(compared.slots, label), _of(compared.matches, label)
         if by != "slot":
             _print_rows(
-                "Geometric means by pass, and last of all together",
+                "Geometric mean per pass, and over all passes in the last row",
                 AGGREGATES,
                 _of(compared.aggregates, label),
                 console,
             )
-        _print_rows("The best of each slot", SLOTS, slots, console)
+        _print_rows("Best setting per slot", SLOTS, slots, console)
         if by == "slot":
             continue
         most = len(matches) if by == "point" else FEW_POINTS
@@ -174,12 +172,14 @@ def _print(compared: SweepComparison, console: Console, by: str | None) -> None:
             matches.sort(key=lambda match: (match.verdict == "same", -abs(math.log(match.ratio))))
         _print_rows("Matching points", POINTS, matches[:most], console)
         if len(matches) > most:
-            print_lines([f"... and {len(matches) - most} that changed less; --by point prints all of them"], console)
+            print_lines([f"... and {len(matches) - most} more that changed less; --by point prints all"], console)
     for one in compared.unmatched if by != "slot" else ():
-        points = f"{len(one.points)} only in {one.only_in}, not in {one.missing_in}"
+        points = f"{len(one.points)} in {one.only_in} but not in {one.missing_in}"
         print_lines([f"{points}: {some_of(one.points)}"], console)
-    told = f"\nratio: time over {compared.reference}'s, below 1 is faster; same: inside the noise of both, or within"
-    console.print(f"{told} {MARGIN:.1%}; none, floor: the same ratio without overlap, and of the GEMMs alone.")
+    legend = (
+        f"\nratio: time / {compared.reference}'s time, below 1 is faster. same: within the noise of both, or within"
+    )
+    console.print(f"{legend} {MARGIN:.1%}. none, floor: ratios of the none times and of the floor times.")
 
 
 def _print_datasets(compared: SweepComparison, console: Console) -> None:
@@ -198,7 +198,7 @@ def _print_datasets(compared: SweepComparison, console: Console) -> None:
 
 def _print_rows(title: str, table: Table[R], rows: Sequence[R], console: Console) -> None:
     if rows:
-        # Of all passes together nothing is said that tells them apart.
+        # The row over all passes has no value in the columns that distinguish passes.
         columns = Listing(table, [row for row in rows if not isinstance(row, Aggregate) or row.key]).columns
         print_table(title, columns, rows, console, style=lambda row: verdict_style(getattr(row, "verdict", None)))
 
@@ -208,24 +208,24 @@ def _of(found: Sequence[R], label: str) -> list[R]:
 
 
 def _ratio_dots(compared: SweepComparison, label: str) -> Rows:
-    """Returns a row for each pass of an operator: a dot for each matching point, a tick for their mean."""
+    """Returns a row for each pass of an operator: a dot for each matching point, and a tick for their mean."""
     rows = []
     for one in _of(compared.aggregates, label):
         dots = [Dot(match.ratio, colour=COLOURS[match.verdict]) for match in one.matches if one.key]
         mean = Dot(one.ratio, colour="ink", shape=TICK)
-        name = one.key.named(compared.telling) if one.key else "all"
+        name = one.key.named(compared.case_fields) if one.key else "all"
         rows.append(Row(name=name, dots=[*dots, mean], cells=[f"{one.ratio:.3f}"]))
     return Rows(
         title=f"{label} against {compared.reference}",
-        subtitle="a dot for each matching point; number: geometric mean",
-        axis=Axis(f"time of {label} over {compared.reference}: left is faster"),
+        subtitle="one dot per matching point; number: geometric mean",
+        axis=Axis(f"time of {label} / time of {compared.reference} (left is faster)"),
         columns=["mean"],
         rows=rows,
         references=[Reference(f"{compared.reference} = 1", 1.0)],
         legend=[
             LegendKey("faster", "good", shape="circle"),
             LegendKey("slower", "bad", shape="circle"),
-            LegendKey("the same within the noise", "wait", shape="circle"),
+            LegendKey("same within the noise", "wait", shape="circle"),
             LegendKey("geometric mean", "ink", shape=TICK),
         ],
     )

@@ -1,7 +1,7 @@
-"""Sweeps against each other: which points match, how much faster or slower each is, and what else changed.
+"""Compares sweeps: which points match, how much faster or slower each is, and what else changed.
 
-A point is matched by all that defines it, but not by who ran it where: backend and device are what is compared, if
-every dataset has one of them.
+A point is matched by all that defines it except backend and device: these are compared if every dataset has a single
+one.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from overlap_sweep import workloads
-from overlap_sweep.compare.datasets import Dataset, compared_fields, overlapped_keys, telling_fields
+from overlap_sweep.compare.datasets import Dataset, compared_fields, distinguishing_fields, overlapped_keys
 from overlap_sweep.report.comparison import flat
 from overlap_sweep.results.comparable import Key, KeyedTime
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.verdict import VERDICTS, Verdict, mean_ratio, ratio, verdict
 
 _MATCHED = ("tp_size", "precision", "backend", "repetition", "model.name", "workload.name", "workload.tokens")
-"""Of a configuration what the keys of all workloads tell, and what is never the same."""
+"""Options that the keys of all workloads cover, and those that are never the same."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """Something measured in a dataset beside what it is compared with in the reference."""
+    """A time of a dataset and the time of the reference that it is compared with."""
 
     dataset: str
     reference: str
@@ -42,7 +42,7 @@ class Match:
 
     @property
     def none_ratio(self) -> float:
-        """Returns how much the machine changed, as the ratio of the times without overlap; NaN where it is unknown."""
+        """Returns the ratio of the none times, which shows how much the machine changed; NaN where it is unknown."""
         return ratio(self.ours.none_us, self.theirs.none_us)
 
     @property
@@ -52,25 +52,25 @@ class Match:
 
 @dataclass(frozen=True)
 class SlotChange(Match):
-    """What is best for one slot, in a dataset and in the reference. The match is of the best of the slot's whole pass,
-    whose times these are."""
+    """The best settings of one slot in a dataset and in the reference. The times are those of the best settings of the
+    slot's whole pass."""
 
     slot: str
     setting: str
-    """Of this slot."""
+    """The setting of this slot alone."""
     reference_setting: str
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Matching points taken together: of one pass, or all of them. Ratios are geometric means."""
+    """Matching points of one pass, or of all passes. Ratios are geometric means."""
 
     dataset: str
     key: Key | None
-    """The pass, without a setting; None for all together."""
+    """The pass, without a setting; None for all passes."""
     matches: list[Match]
     best: list[Match]
-    """The best settings of each pass, whether the same or not."""
+    """The best setting of each pass; it may differ between the two."""
 
     @property
     def ratio(self) -> float:
@@ -88,7 +88,7 @@ class Aggregate:
 
 
 class Unmatched(NamedTuple):
-    """What one dataset has and another has not."""
+    """Points that one dataset has and another lacks."""
 
     only_in: str
     missing_in: str
@@ -96,23 +96,23 @@ class Unmatched(NamedTuple):
 
 
 Differences = dict[str, dict[str, list[Any]]]
-"""Values that differ, by name and dataset: all that its points have; empty where the name is not recorded."""
+"""Values that differ, by name and dataset: all values of its points; empty where the name is not recorded."""
 
 
 @dataclass(frozen=True)
 class SweepComparison:
-    """All that is known about sweeps beside each other."""
+    """The whole comparison of two or more sweeps."""
 
     datasets: list[Dataset]
     reference: str
     compared: Differences
     """Fields that differ though points match, such as the backend."""
-    telling: list[str]
-    """The fields of keys that tell cases apart, such as the model, where there are several of them."""
+    case_fields: list[str]
+    """The fields of keys that distinguish cases, such as the model, where there are several."""
     matches: list[Match]
     slots: list[SlotChange]
     aggregates: list[Aggregate]
-    """For each dataset but the reference: by pass, and last all together."""
+    """For each dataset but the reference: one per pass, and last one over all passes."""
     unmatched: list[Unmatched]
     environment: Differences
     configuration: Differences
@@ -126,7 +126,7 @@ class SweepComparison:
 def compare_sweeps(datasets: Sequence[Dataset], reference: str) -> SweepComparison:
     """Returns the comparison; `reference` is the label of one dataset. UserError where nothing matches."""
     compared = compared_fields(datasets)
-    telling = telling_fields(datasets, compared)
+    case_fields = distinguishing_fields(datasets, compared)
     base = next(dataset for dataset in datasets if dataset.label == reference)
     others = [dataset for dataset in datasets if dataset is not base]
     matches = {other.label: _matches(other, base, compared) for other in others}
@@ -139,11 +139,11 @@ def compare_sweeps(datasets: Sequence[Dataset], reference: str) -> SweepComparis
         datasets=list(datasets),
         reference=reference,
         compared=_differences(dict(zip(labels, values, strict=True))),
-        telling=telling,
-        matches=[match for of_one in matches.values() for match in of_one],
-        slots=[slot for of_one in slots.values() for slot in of_one],
+        case_fields=case_fields,
+        matches=[match for found in matches.values() for match in found],
+        slots=[slot for found in slots.values() for slot in found],
         aggregates=[one for label in matches for one in _aggregates(label, matches[label], slots[label])],
-        unmatched=[found for other in others for found in _unmatched(other, base, compared, telling)],
+        unmatched=[found for other in others for found in _unmatched(other, base, compared, case_fields)],
         environment=_differences(environments),
         configuration=_differences(configurations),
     )
@@ -156,18 +156,18 @@ def _matches(dataset: Dataset, base: Dataset, compared: Collection[str]) -> list
 
 
 def _unmatched(
-    dataset: Dataset, base: Dataset, compared: Collection[str], telling: Sequence[str]
+    dataset: Dataset, base: Dataset, compared: Collection[str], case_fields: Sequence[str]
 ) -> Iterator[Unmatched]:
-    """Yields the keys that only one of the two has; `telling` are the fields to name."""
+    """Yields the keys that only one of the two has; `case_fields` are the fields to name."""
     for one, other in ((base, dataset), (dataset, base)):
         ours, theirs = one.times(compared), other.times(compared)
         keys = sorted((ours[key].key for key in ours if key not in theirs), key=lambda key: key.order)
         if keys:
-            yield Unmatched(one.label, other.label, [f"{key.named(telling)} {key.setting}" for key in keys])
+            yield Unmatched(one.label, other.label, [f"{key.named(case_fields)} {key.setting}" for key in keys])
 
 
 def _slot_changes(dataset: Dataset, base: Dataset, compared: Collection[str]) -> Iterator[SlotChange]:
-    """Yields how each slot changed that was overlapped in either."""
+    """Yields the change of each slot that was overlapped in either dataset."""
     ours, theirs = dataset.decisions(compared), base.decisions(compared)
     for key, own in sorted(ours.items(), key=lambda pair: pair[1].best.key.order):
         if other := theirs.get(key):
@@ -178,7 +178,7 @@ def _slot_changes(dataset: Dataset, base: Dataset, compared: Collection[str]) ->
 
 
 def _aggregates(dataset: str, matches: Sequence[Match], slots: Sequence[SlotChange]) -> Iterator[Aggregate]:
-    """Yields the aggregates by pass, and last of all together. Matches and slots are all of the dataset."""
+    """Yields the aggregates by pass, and last over all passes. Matches and slots are all of the dataset."""
     # The slots of a pass have the same times.
     best = {_pass_of(slot): slot for slot in slots}
     for key in dict.fromkeys(map(_pass_of, matches)):
@@ -203,17 +203,17 @@ def _own_options(point: Point) -> dict[str, Any]:
     }
 
 
-def _differences(of_datasets: Mapping[str, Sequence[Mapping[str, Any]]]) -> Differences:
-    """Returns by name the options whose sets of values differ between datasets."""
-    names = dict.fromkeys(name for of_dataset in of_datasets.values() for options in of_dataset for name in options)
-    found = {name: [_values(name, of_dataset) for of_dataset in of_datasets.values()] for name in names}
+def _differences(options_by_dataset: Mapping[str, Sequence[Mapping[str, Any]]]) -> Differences:
+    """Returns the options whose sets of values differ between datasets, by name."""
+    names = dict.fromkeys(name for points in options_by_dataset.values() for options in points for name in options)
+    found = {name: [_values(name, points) for points in options_by_dataset.values()] for name in names}
     return {
-        name: dict(zip(of_datasets, values, strict=True))
+        name: dict(zip(options_by_dataset, values, strict=True))
         for name, values in found.items()
-        if any(of_dataset != values[0] for of_dataset in values)
+        if any(value != values[0] for value in values)
     }
 
 
-def _values(name: str, of_dataset: Iterable[Mapping[str, Any]]) -> list[Any]:
-    known = {repr(options[name]): options[name] for options in of_dataset if options.get(name) is not None}
+def _values(name: str, points: Iterable[Mapping[str, Any]]) -> list[Any]:
+    known = {repr(options[name]): options[name] for options in points if options.get(name) is not None}
     return [known[text] for text in sorted(known)]

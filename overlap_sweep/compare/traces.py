@@ -1,5 +1,4 @@
-"""Traces against each other: those of the same rank, every quantity of every phase, and which kernels got slower,
-appeared or disappeared."""
+"""Compares traces rank by rank: quantities of every phase, and kernels that got slower, appeared or disappeared."""
 
 from __future__ import annotations
 
@@ -35,12 +34,12 @@ Change = Literal["faster", "slower", "same", "appeared", "disappeared"]
 
 @dataclass(frozen=True)
 class TraceDataset:
-    """One operand, read: the traces of one run, one per rank."""
+    """The traces of one operand: one run, one trace per rank."""
 
     label: str
     path: Path
     files: list[TraceFile]
-    """Those that could be analysed."""
+    """The traces that could be analysed."""
     problems: list[str]
 
     @property
@@ -51,17 +50,17 @@ class TraceDataset:
 
 
 class Pair(NamedTuple):
-    """One trace beside the reference's of the same rank."""
+    """A trace and the reference's trace of the same rank."""
 
     rank: int | None
-    """The rank of both traces; None where a single pair does not agree on one."""
+    """The rank of both traces; None where the traces of a single pair have different ranks."""
     ours: TraceFile
     theirs: TraceFile
 
 
 @dataclass(frozen=True)
 class QuantityMatch:
-    """One quantity of one phase: of one rank, or over all ranks that both have."""
+    """One quantity of one phase: of one rank, or over all ranks in common."""
 
     dataset: str
     reference: str
@@ -70,7 +69,7 @@ class QuantityMatch:
     phase: str
     quantity: str
     value: float | None
-    """The median over the iterations, and over the ranks; None where it is undefined."""
+    """Median over the iterations, and over the ranks; None where it is undefined."""
     reference_value: float | None
 
     @property
@@ -88,8 +87,8 @@ class QuantityMatch:
 
 @dataclass(frozen=True)
 class PartMatch:
-    """A class of kernels, a kernel or a stream: what it took, medians over the ranks and then over the iterations but
-    start-up; what lacks it counts 0."""
+    """Busy time of a kernel class, kernel or stream: median over the ranks, then over the iterations without start-up.
+    A rank or iteration that lacks it counts 0."""
 
     dataset: str
     reference: str
@@ -99,12 +98,12 @@ class PartMatch:
     library: str
     name: str
     busy_us: float
-    """The union of its spans."""
+    """Length of the union of its spans, in microseconds."""
     reference_busy_us: float
     num_events: float
     reference_num_events: float
     change: Change
-    """`same` where the iterations of both overlap."""
+    """`same` where the ranges of the iterations' times overlap."""
 
     @property
     def difference_us(self) -> float:
@@ -118,14 +117,14 @@ class PartMatch:
 
 @dataclass(frozen=True)
 class TraceComparison:
-    """All that is known about traces beside each other."""
+    """The whole comparison of two or more traces."""
 
     datasets: list[TraceDataset]
     reference: str
     pairs: dict[str, list[Pair]]
-    """By dataset, of all but the reference."""
+    """Pairs by dataset; the reference has none."""
     unmatched: list[str]
-    """A sentence for each dataset that has ranks which the reference has not, or the other way round."""
+    """A sentence for each dataset with ranks that the other one lacks."""
     quantities: list[QuantityMatch]
     """By dataset and phase, first over the ranks and then of each rank."""
     parts: list[PartMatch]
@@ -136,7 +135,7 @@ RATIO: Column[Any] = ratio_column("ratio", lambda match: match.ratio, "ratio", d
 _WHO = (attribute("dataset", kind="text"), attribute("reference", kind="text"))
 QUANTITIES: Table[QuantityMatch] = Table(
     "rows",
-    "one row per quantity, phase and dataset, of each rank or over the ranks",
+    "one row per quantity, phase and dataset, per rank or over all ranks",
     (
         *_WHO,
         attribute("rank", kind="count", header="rank"),
@@ -150,7 +149,7 @@ QUANTITIES: Table[QuantityMatch] = Table(
 )
 PARTS: Table[PartMatch] = Table(
     "rows",
-    "one row per class of kernels, kernel or stream, phase and dataset",
+    "one row per kernel class, kernel or stream, phase and dataset",
     (
         *_WHO,
         *(attribute(name, kind="text") for name in ("phase", "by", "kind", "library")),
@@ -161,22 +160,22 @@ PARTS: Table[PartMatch] = Table(
         attribute("reference_num_events", header="reference runs", show="{:g}".format, dropped=1),
         attribute("num_events", header="runs", show="{:g}".format, dropped=1),
         attribute("change", kind="text", header="change"),
-        # Kernels' names are longer than any terminal is wide, so they are last and the only ones to be cut.
+        # Kernel names are wider than any terminal, so this column is last and the only one that is cut.
         attribute("name", kind="text", header="name"),
     ),
 )
 
 
 def compare(operands: Sequence[tuple[str, Path, Sequence[Path]]], reference: str, by: str) -> Comparison:
-    """Compares traces: labels, directories or files, and the traces that these have. UserError where no rank is in
-    both. Rows are `by` phase, rank, class, kernel or stream."""
+    """Compares traces, given as label, directory or file, and its traces. UserError where no rank is in common.
+    `by`: phase, rank, class, kernel or stream."""
     compared = compare_traces([read_trace_dataset(*operand) for operand in operands], reference)
     table: Table[Any] = QUANTITIES if by in ("phase", "rank") else PARTS
     rows: Sequence[Any] = [match for match in compared.quantities if (match.rank is not None) == (by == "rank")]
     if table is PARTS:
         rows = [part for part in compared.parts if part.by == by]
     if by == "rank" and not rows:
-        raise UserError("--by rank: the traces don't tell their ranks, or are of different ones; use --by phase.")
+        raise UserError("--by rank: the traces record no ranks, or different ones; use --by phase.")
     files = [file for dataset in compared.datasets for file in dataset.files]
     return Comparison(
         table=table,
@@ -192,7 +191,7 @@ def compare(operands: Sequence[tuple[str, Path, Sequence[Path]]], reference: str
 
 
 def read_trace_dataset(label: str, path: Path, files: Sequence[Path]) -> TraceDataset:
-    """Reads the traces, those of `path`. UserError when none can be analysed."""
+    """Reads the traces of `path`. UserError when none can be analysed."""
     read = read_trace_files(files)
     problems = [file.problem for file in read if file.problem]
     if len(problems) == len(read):
@@ -202,7 +201,7 @@ def read_trace_dataset(label: str, path: Path, files: Sequence[Path]) -> TraceDa
 
 
 def compare_traces(datasets: Sequence[TraceDataset], reference: str) -> TraceComparison:
-    """Returns the comparison; `reference` is the label of one dataset. UserError where no rank is in both."""
+    """Returns the comparison; `reference` is the label of one dataset. UserError where no rank is in common."""
     base = next(dataset for dataset in datasets if dataset.label == reference)
     others = [dataset for dataset in datasets if dataset is not base]
     pairs = {other.label: _pairs(other, base) for other in others}
@@ -211,30 +210,30 @@ def compare_traces(datasets: Sequence[TraceDataset], reference: str) -> TraceCom
         reference=reference,
         pairs=pairs,
         unmatched=[
-            f"{one.label} has traces of ranks {', '.join(map(str, only))}, {another.label} has not: left out."
+            f"Left out: ranks {', '.join(map(str, only))}, which {one.label} has and {another.label} has not."
             for other in others
             for one, another in ((base, other), (other, base))
             if (only := sorted(one.ranks.keys() - another.ranks.keys())) and len(one.files) > 1
         ],
-        quantities=[match for label, of_one in pairs.items() for match in _quantities(label, reference, of_one)],
+        quantities=[match for label, found in pairs.items() for match in _quantities(label, reference, found)],
         parts=[
             part
-            for label, of_one in pairs.items()
+            for label, found in pairs.items()
             for phase in PHASES
-            for part in _parts(label, reference, of_one, phase)
+            for part in _parts(label, reference, found, phase)
         ],
     )
 
 
 def _pairs(dataset: TraceDataset, base: TraceDataset) -> list[Pair]:
-    """Returns the pairs by rank; one trace each is a pair whatever its ranks. UserError where no rank is in both."""
+    """Returns the pairs by rank; two single traces always make a pair. UserError where no rank is in common."""
     if len(dataset.files) == len(base.files) == 1:
         (one,), (other,) = dataset.files, base.files
         return [Pair(one.rank if one.rank == other.rank else None, one, other)]
     common = sorted(dataset.ranks.keys() & base.ranks.keys())
     if not common:
-        found = (f"{one.label} of {sorted(one.ranks) or 'unknown ones'}" for one in (dataset, base))
-        raise UserError(f"No rank is in both: {', '.join(found)}; compare one file with one.")
+        found = (f"{one.label} has {sorted(one.ranks) or 'unknown ranks'}" for one in (dataset, base))
+        raise UserError(f"No rank in common: {', '.join(found)}; compare one file with one file.")
     return [Pair(rank, dataset.ranks[rank], base.ranks[rank]) for rank in common]
 
 
@@ -272,7 +271,7 @@ def _parts(dataset: str, reference: str, pairs: Sequence[Pair], phase: str) -> l
     ours, theirs = _by_turn([pair.ours for pair in pairs], phase), _by_turn([pair.theirs for pair in pairs], phase)
     found = []
     for part in dict.fromkeys([*theirs, *ours]) if ours and theirs else ():
-        # What is in no trace took nothing.
+        # A part that is in no trace took no time.
         one, other = (side[part] if part in side else next(iter(side.values())) * 0 for side in (ours, theirs))
         (busy_us, count), (other_us, other_count) = (map(float, np.median(turns, axis=0)) for turns in (one, other))
         change = _change(one, other)
@@ -282,7 +281,7 @@ def _parts(dataset: str, reference: str, pairs: Sequence[Pair], phase: str) -> l
 
 def _by_turn(files: Sequence[TraceFile], phase: str) -> dict[_Part, NDArray[Any]]:
     """Returns busy time and number of events of each part in the first, second, ... iteration of the traces [turns, 2],
-    medians over the traces that have so many: the iterations' numbers need not be the same."""
+    medians over the traces that have that iteration; iteration numbers may differ between traces."""
     import numpy as np
 
     iterations = [sorted({row.iteration for row in file.steady_rows if row.phase == phase}) for file in files]
@@ -292,10 +291,10 @@ def _by_turn(files: Sequence[TraceFile], phase: str) -> dict[_Part, NDArray[Any]
     found: dict[_Part, NDArray[Any]] = defaultdict(nothing.copy)
     for number, file in enumerate(files):
         for row in (row for row in file.steady_parts if row.phase == phase):
-            # What a stream carries may change; it is the same stream all the same.
-            what = ("", "") if row.by == "stream" else (row.kind, row.library)
+            # A stream is identified by its name alone: the kernels on it may change.
+            kind_and_library = ("", "") if row.by == "stream" else (row.kind, row.library)
             turn = iterations[number].index(row.iteration)
-            found[row.by, *what, row.name][number, turn] += (row.busy_us, row.num_events)
+            found[row.by, *kind_and_library, row.name][number, turn] += (row.busy_us, row.num_events)
     return {part: np.nanmedian(values, axis=0) for part, values in found.items()}
 
 
@@ -310,7 +309,7 @@ def _change(ours: NDArray[Any], theirs: NDArray[Any]) -> Change:
 
 
 def _summary(compared: TraceComparison) -> dict[str, Any]:
-    """Returns the traces compared, the medians of every phase, and what the time went to, for summary.json."""
+    """Returns the content of comparison.json: traces, medians of every phase, and times of the kernel classes."""
     return {
         "kind": "traces",
         "reference": compared.reference,
@@ -330,17 +329,17 @@ def _summary(compared: TraceComparison) -> dict[str, Any]:
 
 
 def _print(compared: TraceComparison, console: Console, by: str, rows: Sequence[Any]) -> None:
-    """Prints the quantities of every phase, and what the time of the whole iteration went to: by class, and by kernel
-    or stream."""
+    """Prints the quantities of every phase, and the times of kernel classes, kernels or streams of the whole
+    iteration."""
     for label, pairs in compared.pairs.items():
         console.print(f"\n{label} against {compared.reference}", style="bold")
         ranks = ", ".join(str(pair.rank) for pair in pairs if pair.rank is not None)
-        print_lines([f"matched by rank: {ranks}" if ranks else "one trace of each"], console)
+        print_lines([f"matched by rank: {ranks}" if ranks else "one trace each"], console)
         if by in ("phase", "rank"):
             listing = Listing(QUANTITIES, [match for match in rows if match.dataset == label])
             print_table("", listing.columns, listing.rows, console, group=lambda match: (match.rank, match.phase))
         parts = [part for part in compared.parts if part.dataset == label and part.phase == "all"]
-        _print_parts("Classes of kernels", [part for part in parts if part.by == "class"], console)
+        _print_parts("Kernel classes", [part for part in parts if part.by == "class"], console)
         if by in ("kernel", "stream"):
             _print_parts(f"{by.capitalize()}s", [part for part in parts if part.by == by], console)
         else:
@@ -349,7 +348,7 @@ def _print(compared: TraceComparison, console: Console, by: str, rows: Sequence[
             if len(changed) > FEW_KERNELS:
                 print_lines([f"... and {len(changed) - FEW_KERNELS} more; --by kernel prints all"], console)
     print_lines(compared.unmatched, console)
-    console.print(f"\nMedians; ratio: over {compared.reference}'s; same: the iterations of both overlap.")
+    console.print(f"\nMedians. ratio: value / {compared.reference}'s value. same: the iterations' times overlap.")
 
 
 def _print_parts(title: str, parts: Sequence[PartMatch], console: Console) -> None:
@@ -372,7 +371,7 @@ def _dots(compared: TraceComparison, label: str) -> Rows:
         rows.append(Row(name=f"{match.phase} {match.quantity.removesuffix('_us')}", dots=dots, cells=[cell]))
     return Rows(
         title=f"{label} against {compared.reference}",
-        subtitle="medians over iterations and ranks; number: ratio of the two",
+        subtitle="medians over iterations and ranks; number: ratio",
         axis=Axis("us", from_zero=True),
         columns=["ratio"],
         rows=rows,
@@ -380,6 +379,6 @@ def _dots(compared: TraceComparison, label: str) -> Rows:
             Key(compared.reference, "ink", shape=TICK),
             Key(f"{label}, better", "good", shape="circle"),
             Key(f"{label}, worse", "bad", shape="circle"),
-            Key(f"{label}, the same", "wait", shape="circle"),
+            Key(f"{label}, same", "wait", shape="circle"),
         ],
     )

@@ -46,7 +46,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
         (
             ["tune", "tp_size=2"],
             2,
-            "error: The first argument names the model, not tp_size=2: overlap-sweep tune llama3_8b ...\n",
+            "error: The model comes first, not tp_size=2: overlap-sweep tune llama3_8b ...\n",
         ),
     ],
 )

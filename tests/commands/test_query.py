@@ -33,7 +33,7 @@ def test_rows_are_sorted_before_they_are_limited_with_missing_values_last(made: 
 def test_no_matching_row_is_no_error(made: Made) -> None:
     for command, path, of in (("query", made("operators"), 13), ("history", made("store") / "measurements.sqlite", 6)):
         process = analyze(command, path, "tp_size == 16")
-        assert (process.returncode, process.stdout, process.stderr) == (0, "", f"No row matches, of {of}.\n")
+        assert (process.returncode, process.stdout, process.stderr) == (0, "", f"None of the {of} rows matches.\n")
 
 
 def test_a_column_named_twice_is_one_column(made: Made) -> None:
@@ -123,7 +123,7 @@ def test_a_path_may_hold_equals_signs(tmp_path: Path) -> None:
     assert label_and_path(str(directory)) == (None, directory)
     assert label_and_path(f"a={directory}") == ("a", directory)
     assert label_and_path("m/a=b") == (None, Path("m/a=b"))
-    with pytest.raises(UserError, match="no LABEL=PATH"):
+    with pytest.raises(UserError, match="not LABEL=PATH"):
         label_and_path("=here")
 
 

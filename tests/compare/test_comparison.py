@@ -159,7 +159,7 @@ def test_single_points_of_different_settings_are_compared(tmp_path: Path) -> Non
 def test_nothing_in_common_is_an_error_that_says_what_each_has(tmp_path: Path) -> None:
     write(tmp_path / "old", sm4=320.0)
     make_point("operator", tmp_path / "new", operator_config(2, "fc2", "fprop", "ring_exchange"), fwd=pass_times(80.0))
-    with pytest.raises(UserError, match=r"old has operator fc1, .*new has operator fc2, .*points in common\.$"):
+    with pytest.raises(UserError, match=r"old has operator fc1, .*new has operator fc2, .*same points\.$"):
         compared(tmp_path / "old", tmp_path / "new")
 
 
@@ -169,7 +169,7 @@ def test_several_cases_are_told_apart(tmp_path: Path) -> None:
             bulk(tmp_path / name, 4, pass_times(time_us, 2000.0, 300.0), model=model)
     bulk(tmp_path / "new", 8, pass_times(320.0, 2000.0, 300.0), model="llama3_70b")
     found = compared(tmp_path / "old", tmp_path / "new")
-    assert found.telling == ["model"]
+    assert found.case_fields == ["model"]
     ratios = [(one.key.model, round(one.ratio**2, 6)) for one in found.aggregates if one.key]
     assert ratios == [("llama3_70b", 1.0), ("llama3_8b", 2.0)]
     assert found.unmatched[0].points == [f"llama3_70b TP=2 fc1 bwd {BOTH.format(8)}"]
@@ -256,13 +256,13 @@ def test_operators_beside_kernels_match_operators(tmp_path: Path) -> None:
     ratios = {(match.ours.key.operator, match.ours.key.setting): match.ratio for match in found.matches}
     assert ratios["fc1", "dgrad bulk_sm4 + wgrad bulk_sm4"] == 1.25
     assert ratios[AG_GEMM, "ring"] == 1.0
-    assert "None" not in str([match.ours.key.named(found.telling) for match in found.matches])
+    assert "None" not in str([match.ours.key.named(found.case_fields) for match in found.matches])
 
 
 def test_kernels_of_other_sizes_are_no_match(tmp_path: Path) -> None:
     ring(tmp_path / "old", 150.0, n=8192)
     ring(tmp_path / "new", 150.0, n=4096)
-    with pytest.raises(UserError, match="No point of one is also in another"):
+    with pytest.raises(UserError, match="No points in common"):
         compared(tmp_path / "old", tmp_path / "new")
 
 

@@ -210,7 +210,7 @@ def test_what_was_launch_bound_has_no_say(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", [*SWEEPS, "fsdp"])
 def test_nothing_measured_is_an_error(tmp_path: Path, kind: str) -> None:
     make_point(kind, tmp_path, status="skipped", error="does not fit")
-    with pytest.raises(UserError, match=r"no point with times to compare \(1 skipped\)"):
+    with pytest.raises(UserError, match=r"no measured times to compare \(1 skipped\)"):
         read_dataset("a", tmp_path)
 
 

@@ -191,7 +191,7 @@ def test_ranks_are_matched_by_rank_whatever_the_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "pairs", "unmatched"),
     [
-        ((0, 1, 2), (1, 2, 3), [1, 2], ["old has traces of ranks 0,", "new has traces of ranks 3,"]),
+        ((0, 1, 2), (1, 2, 3), [1, 2], ["Left out: ranks 0, which old has", "Left out: ranks 3, which new has"]),
         ((0,), (1,), [None], []),
     ],
     ids=["some ranks", "single traces"],
@@ -208,9 +208,9 @@ def test_what_has_no_match_is_left_out_and_named(
 
 
 def test_no_rank_in_both_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"new of \[2, 3\], old of \[0, 1\]"):
+    with pytest.raises(UserError, match=r"new has \[2, 3\], old has \[0, 1\]"):
         compared(old=ranks_of(tmp_path / "old", (0, 1)), new=ranks_of(tmp_path / "new", (2, 3)))
-    with pytest.raises(UserError, match="old of unknown ones; compare one file with one"):
+    with pytest.raises(UserError, match="old has unknown ranks; compare one file with one file"):
         compared(old=ranks_of(tmp_path / "old", (None, None)), new=ranks_of(tmp_path / "new", (0, 1)))
 
 

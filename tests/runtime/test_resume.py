@@ -131,7 +131,7 @@ def test_the_last_is_the_one_worked_on_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("resume=multirun/old",), "goes on with a sweep; add -m."),
+        (("resume=multirun/old",), "resume= requires -m."),
         (("-m", "resume=nowhere"), "nowhere does not exist"),
         (("-m", "resume=last"), "no sweep below multirun"),
         (("-m", "resume=multirun/old", "hydra.sweep.dir=multirun/new"), "hydra.sweep.dir=multirun/new: give only one."),
