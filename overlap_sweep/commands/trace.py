@@ -112,11 +112,7 @@ def trace(
     several = [run for run in runs if len(run.ranks) > 1]
     alone = [run for run in runs if len(run.ranks) == 1 and (run.world_size or 1) > 1]
     warnings = [*(warning for file in files for warning in file.warnings), *of_startup(files)]
-    warnings += [
-        f"{run.name}: no trace of rank {some_of(run.missing, RANKS_NAMED)}."
-        for run in several
-        if run.missing
-    ]
+    warnings += [f"{run.name}: no trace of rank {some_of(run.missing, RANKS_NAMED)}." for run in several if run.missing]
     if alone and len(files) > 1:
         first = some_of((f"{run.name}: only rank {run.ranks[0]} of {run.world_size}" for run in alone), 1, "; ")
         warnings.append(f"{first}. Other ranks may be slower, or wait for this one.")
