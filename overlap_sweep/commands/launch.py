@@ -79,12 +79,12 @@ def main() -> None:
     except KeyboardInterrupt as interrupt:
         print(f"interrupted: {outcomes.counts_line()}; finished results are kept", file=sys.stderr)
         if outcomes.expected:
-            print(f"go on with: {outcomes.resume_command()}", file=sys.stderr)
+            print(f"resume with: {outcomes.resume_command()}", file=sys.stderr)
         sys.exit(getattr(interrupt, "exit_status", 130))
     except SystemExit:
         # An error in the middle of a sweep.
         if outcomes.all:
-            print(f"{outcomes.counts_line()}; go on with: {outcomes.resume_command()}", file=sys.stderr)
+            print(f"{outcomes.counts_line()}; resume with: {outcomes.resume_command()}", file=sys.stderr)
         else:
             remove_leftovers()
         raise

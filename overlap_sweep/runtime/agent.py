@@ -1,7 +1,7 @@
 """The process that hosts one torchrun group: torch's elastic launch around `worker.main`.
 
-Started by `group.WorkerGroup` in a session of its own. Its standard input is a pipe that the launcher holds open:
-when the launcher is gone, however it went, the whole session is killed.
+Started by `group.WorkerGroup` in a session of its own. Its standard input is a pipe that the launcher holds open: when
+the launcher ends, for whatever reason, the pipe closes and the whole session is killed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 DIRECTORY_PREFIX = "overlap_sweep_"
-"""Of the temporary directories in which launchers listen for their groups."""
+"""Prefix of the temporary directories in which launchers listen for their groups."""
 
 
 def main() -> None:
@@ -31,8 +31,8 @@ def main() -> None:
     directory = Path(arguments.address).parent
     threading.Thread(target=_die_with_launcher, args=(directory,), daemon=True).start()
 
-    # Importing torch costs seconds, and its first backward pass and first profile import another second's worth
-    # through _dynamo: the fork server does it once for all workers, while this process imports torch too.
+    # Importing torch takes seconds, and the first backward pass and profile import _dynamo, another second. The fork
+    # server does it once for all workers, in parallel with this process.
     if arguments.start_method == "forkserver":
         multiprocessing.set_forkserver_preload(["overlap_sweep.runtime.worker", "torch._dynamo"])
         forkserver.ensure_running()
@@ -51,7 +51,7 @@ def main() -> None:
         max_restarts=0,
         monitor_interval=0.1,
         start_method=arguments.start_method,
-        # Its files go with the group's, instead of staying in the temporary directory.
+        # So that its files are removed with the group's.
         logs_specs=DefaultLogsSpecs(log_dir=str(directory)),
     )
     elastic_launch(config, worker.main)(arguments.address, arguments.device, arguments.timeout_s)
@@ -60,7 +60,7 @@ def main() -> None:
 def _die_with_launcher(directory: Path) -> None:
     while os.read(0, 1):
         pass
-    # The launcher's own for this group, which it cannot remove any more.
+    # The dead launcher can no longer remove the directory that it made for this group.
     if directory.name.startswith(DIRECTORY_PREFIX):
         shutil.rmtree(directory, ignore_errors=True)
     os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Shell completion: Hydra's, which knows config groups and options, and the values that an option takes."""
+"""Shell completion: Hydra's, for config groups and options, extended by the values of options."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from overlap_sweep.runtime.help import GROUPS, choices
 from overlap_sweep.runtime.mistakes import flags_first
 
 COMMANDS = re.compile(r"\s*(?:\S*/)?overlap-sweep\s+(?:launch|tune)\s")
-"""What the line begins with, where it is not `python launch.py`."""
+"""Start of a command line that is not `python launch.py`."""
 
 
 def answer(plugin: CompletionPlugin, config_name: str | None) -> None:
-    """Prints what the line that the shell hands over may go on with; in the place of Hydra's plugin's `query`."""
+    """Prints the completions of the shell's command line; replaces `query` of Hydra's plugin."""
     line = os.environ["COMP_LINE"]
     named = COMMANDS.match(line)
     arguments = line[named.end() :] if named else plugin.strip_python_or_app_name(line)
-    given, word = arguments.split(), ""
-    if given and not arguments.endswith(" "):
-        word = given.pop()
-    given = flags_first(given)
-    found = _values(plugin, config_name, given, word) or plugin._query(config_name, " ".join([*given, word]))
+    words, word = arguments.split(), ""
+    if words and not arguments.endswith(" "):
+        word = words.pop()
+    words = flags_first(words)
+    found = _values(plugin, config_name, words, word) or plugin._query(config_name, " ".join([*words, word]))
     print(" ".join(one for one in found if not one.startswith(tuple(NOT_GIVEN))))
 
 
-def _values(plugin: CompletionPlugin, config_name: str | None, given: list[str], word: str) -> list[str]:
-    """Returns the word with each value that its option takes, after those that it has already."""
+def _values(plugin: CompletionPlugin, config_name: str | None, words: list[str], word: str) -> list[str]:
+    """Returns the word completed by each value of its option, after the values that it lists already."""
     key, equals, begun = word.partition("=")
     if not equals:
         return []
     *before, last = begun.rpartition(",")
     name = key.lstrip("+")
-    of_group = choices(plugin.config_loader, name) if name in GROUPS else []
-    values = of_group or _choices(name, _workload(plugin, config_name, given))
+    group_choices = choices(plugin.config_loader, name) if name in GROUPS else []
+    values = group_choices or _choices(name, _workload(plugin, config_name, words))
     return [f"{key}={''.join(before)}{value}" for value in values if value.startswith(last)]
 
 
 def _choices(name: str, workload: str | None) -> tuple[str, ...]:
-    """Returns the option's values in the workload, or where that has none such in whichever has."""
+    """Returns the option's values in the workload, or in the first workload that has the option."""
     for each in (*filter(None, [workload]), *workloads.names()):
         for option in options_of(workloads.schema(each)):
             if option.name == name:
@@ -53,10 +53,10 @@ def _choices(name: str, workload: str | None) -> tuple[str, ...]:
     return ()
 
 
-def _workload(plugin: CompletionPlugin, config_name: str | None, given: list[str]) -> str | None:
-    overrides = [word for word in given if "=" in word]
+def _workload(plugin: CompletionPlugin, config_name: str | None, words: list[str]) -> str | None:
+    overrides = [word for word in words if "=" in word]
     try:
         return str(plugin.config_loader.load_configuration(config_name, overrides, RunMode.MULTIRUN).workload.name)
     except (HydraException, OmegaConfBaseException):
-        # Not a whole command line yet.
+        # The command line is not complete yet.
         return None

@@ -1,4 +1,4 @@
-"""From command lines to configurations: what Hydra knows of us, points composed quickly, and their names."""
+"""From command lines to configurations: registration with Hydra, fast composition of points, and their names."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from overlap_sweep.workloads import Config
 
 
 def register() -> None:
-    """Makes the workloads' schemas and config groups known to Hydra, and what conf/ and the launchers' options say of a
-    point or a sweep. Calling it again changes nothing."""
+    """Registers the workloads' schemas and config groups with Hydra, and the resolvers that conf/ and the launchers'
+    options use. Calling it again changes nothing."""
     store = ConfigStore.instance()
     for name in workloads.names():
         schema = workloads.schema(name)
@@ -62,50 +62,49 @@ def _register_group(group: str, options: Any) -> None:
 
 
 def _output_dir(*, _root_: DictConfig) -> str | None:
-    """Returns the output directory by the workload's own option, instead of multirun/; None where it is not given."""
+    """Returns the output directory that the workload's own option sets instead of multirun/; None if it is not set."""
     option = workloads.of(_root_).output_option
     return OmegaConf.select(_root_, option) if option else None
 
 
 def _run_dir(date: str, time: str, name: str, *, _root_: DictConfig) -> str:
     """Returns the directory of a single point."""
-    given = _output_dir(_root_=_root_)
-    if given and not workloads.of(_root_).names_in_output:
-        return given
-    return f"{given or f'multirun/{date}/{time}'}/{name}"
+    output_dir = _output_dir(_root_=_root_)
+    if output_dir and not workloads.of(_root_).names_in_output:
+        return output_dir
+    return f"{output_dir or f'multirun/{date}/{time}'}/{name}"
 
 
 def _sweep_dir(resume: str | None, date: str, time: str, output_dir: str | None) -> str:
-    """Returns the directory of a sweep: that of the sweep that it goes on with, else a new one."""
+    """Returns the directory of a sweep: that of the sweep it resumes, else a new one."""
     if resume is None:
         return output_dir or f"multirun/{date}/{time}"
     return str(last_sweep()) if resume == "last" else resume
 
 
 def _fixed_keys(overrides: Sequence[str], params: Mapping[str, Any] | None) -> str:
-    """Returns the keys that have one value in all points, with commas between them: of a single point all that were
-    given.
+    """Returns the comma-separated keys with the same value in all points of the sweep; for a single point, all
+    overridden keys.
 
-    Called with the whole sweep's overrides first, and cached: Hydra hands the cache on to every point, which by itself
-    could not tell what varies."""
-    given = [*(f"{key}={value}" for key, value in (params or {}).items()), *overrides]
-    last = {override.key_or_group: override for override in OverridesParser.create().parse_overrides(given)}
+    First called with the whole sweep's overrides, and cached: Hydra passes the cache on to every point, whose own
+    overrides don't show what varies."""
+    typed = [*(f"{key}={value}" for key, value in (params or {}).items()), *overrides]
+    last = {override.key_or_group: override for override in OverridesParser.create().parse_overrides(typed)}
     return ",".join(sorted(key for key, override in last.items() if not override.is_sweep_override()))
 
 
 def _help_text(*, _root_: DictConfig) -> str:
-    # Nobody else needs it.
+    # Only needed for --help.
     from overlap_sweep.runtime.help import help_text
 
     return help_text(_root_)
 
 
 def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """Returns the configuration of one point of the sweep, equal to Hydra's `load_sweep_config`. UserError when an
-    override is wrong.
+    """Returns the configuration of one point of the sweep, equal to Hydra's `load_sweep_config`. UserError for a wrong
+    override.
 
-    Hydra composes once for each choice of config groups, which takes a tenth of a second; plain values are set in
-    copies of that.
+    Hydra composes once for each choice of config groups, which takes 0.1 s; plain values are set in copies of that.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -130,13 +129,13 @@ def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[s
 
 
 def _is_plain(override: Override) -> bool:
-    """Returns whether the override sets a value that exists, and does nothing else."""
+    """Returns whether the override only sets an existing value."""
     return override.type == OverrideType.CHANGE and not override.is_hydra_override() and override.package is None
 
 
 @lru_cache(maxsize=256)
 def _composed(loader: ConfigLoader, config_name: str, overrides: tuple[str, ...]) -> bytes:
-    """Returns a configuration, pickled: several times faster to copy than by `deepcopy`."""
+    """Returns a pickled configuration, which is several times faster to copy than by `deepcopy`."""
     return pickle.dumps(loader.load_configuration(config_name, list(overrides), RunMode.RUN))
 
 
@@ -157,15 +156,15 @@ _NOT_NAMED = (
     *("hydra", "experiment=", "search.", "tuner.", "max_tp_size=", "resume=", "store=", "reuse="),
     *(f"runtime.{name}=" for name in HOW_TO_RUN),
 )
-"""What begins so is no part of what is measured, nor of a name."""
+"""Prefixes of overrides that don't change what is measured and are not part of a name."""
 _ALWAYS_NAMED = {"workload", "model", "model.name"}
 
 
 def point_name(config: Config, overrides: Sequence[str], fixed: Collection[str] = ()) -> str:
     """Returns the name of a point's run directory: short, stable, and different for every point of a sweep.
 
-    `overrides` are the command line's. Of those that the workload's words do not show, the name has what varies over
-    the sweep, and a digest of those whose keys are `fixed`.
+    The name has the workload's words, the other command-line `overrides` that vary over the sweep, and a digest of
+    those with `fixed` keys.
     """
     workload = workloads.of(config)
     schema, named = workloads.schema(workload.name), _ALWAYS_NAMED | {*workload.named}
@@ -174,7 +173,7 @@ def point_name(config: Config, overrides: Sequence[str], fixed: Collection[str] 
         key, equals, value = override.partition("=")
         if key in named or override.startswith(_NOT_NAMED):
             continue
-        # A sweeper's params come in Python's spelling.
+        # A sweeper's params have Python's spelling.
         value = value.lower() if value in ("True", "False") else also.get(key, {}).get(value, value)
         if key in fixed:
             rest.append(f"{key}{equals}{value}")

@@ -1,6 +1,6 @@
-"""A torchrun group, seen from the launcher: started once, fed point after point, killed when it must be.
+"""The launcher's side of a torchrun group: starts it, sends it points, kills it when needed.
 
-A pool keeps one alive from point to point.
+A pool keeps one group alive from point to point.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from overlap_sweep.runtime.outcome import tail
 from overlap_sweep.runtime.stopping import STOP_AFTER_POINT
 
 SETTLE_S = 5.0
-"""After one rank has failed, how long the others have to answer before the group counts as broken."""
+"""Time that other ranks have to answer after one has failed, before the group counts as broken."""
 
 PROFILED_END_S = 120.0
-"""How long workers have to end that were run under a profiler, which only then writes what it has recorded."""
+"""Time that workers under a profiler have to exit; the profiler writes its records at exit."""
 
 GROUP_LOG = "workers.log"
 
@@ -41,7 +41,7 @@ _shared: WorkerPool | None = None
 
 
 class GroupError(Exception):
-    """The group could not start, died, or stopped answering; it is dead now. `timed_out`: it stopped answering."""
+    """The group could not start, died or stopped answering (`timed_out`), and was killed."""
 
     def __init__(self, message: str, timed_out: bool = False) -> None:
         super().__init__(message)
@@ -52,17 +52,17 @@ class WorkerGroup:
     """`with WorkerGroup(config, log) as group: group.run(...)`: no process outlives the block."""
 
     def __init__(self, config: GroupConfig, log: Path) -> None:
-        """`log` gets what the processes print outside of any point."""
+        """`log`: file for output of the processes that belongs to no point."""
         self.config = config
         self._log_path = log
         self._channels: list[Connection] = []
         self._killed = False
 
     def __enter__(self) -> WorkerGroup:
-        # Of its own, since nobody else may connect; `check_temporary_directory` has seen to it that it is short.
+        # A private directory, since nobody else may connect. `check_temporary_directory` limits its length.
         self._directory = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX))
         self._log: IO[bytes] = self._log_path.open("ab")
-        # What earlier groups left in it is not this one's cause of death.
+        # Earlier groups wrote to the same log; their errors are not this group's cause of death.
         self._log_start = self._log_path.stat().st_size
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         address = str(self._directory / "workers")
@@ -70,15 +70,15 @@ class WorkerGroup:
         listener.listen(self.config.world_size)
         command = [*self.config.wrapper, sys.executable, "-m", "overlap_sweep.runtime.agent", "--address", address]
         command += ["--world-size", str(self.config.world_size), "--device", self.config.device]
-        # The collectives' own limit comes after the launcher's, which can say more about the point.
+        # The collectives' timeout comes after the launcher's, whose message says more about the point.
         command += ["--timeout-s", str(self.config.timeout_s + 60)]
         if self.config.wrapper:
-            # A profiler records what has loaded it, and writes when that exits; what was forked does neither.
+            # A profiler records processes that load it and writes when they exit; forked processes do neither.
             command += ["--start-method", "spawn"]
         environment = worker_environment(self.config)
         self._machine = machine(self.config.device, environment, self.config.world_size)
-        # Cluster managers send it to every process of a job, and only the launcher knows what to do. A blocked signal
-        # stays blocked in all that is started from here.
+        # Cluster managers send this signal to every process of a job, but only the launcher handles it. Child processes
+        # inherit the blocked signal.
         signal.pthread_sigmask(signal.SIG_BLOCK, [STOP_AFTER_POINT])
         try:
             self._agent = subprocess.Popen(
@@ -108,7 +108,7 @@ class WorkerGroup:
         by_rank: dict[int, Connection] = {}
         while len(by_rank) < self.config.world_size:
             if self._agent.poll() is not None:
-                raise GroupError(f"the group ended while starting ({self._cause_of_death()})\n{self._log_tail()}")
+                raise GroupError(f"the worker group died at start ({self._cause_of_death()})\n{self._log_tail()}")
             if time.monotonic() > deadline:
                 limit = f"runtime.start_timeout_s={self.config.start_timeout_s:g}"
                 raise GroupError(f"only {len(by_rank)} of {self.config.world_size} ranks joined within {limit}")
@@ -126,11 +126,10 @@ class WorkerGroup:
         timeout_s: float,
         earlier_attempts: Sequence[Attempt] = (),
     ) -> dict[str, Any]:
-        """Has every rank run the point; returns the reply of the first rank that is not `ok`, else rank 0's.
+        """Runs the point on every rank; returns the reply of the first rank that is not `ok`, else rank 0's.
 
-        GroupError when the group died or did not answer in `timeout_s`. Then, and after a failure that not
-        every rank calls `sound`, the group is dead: who knows what was left of memory, streams and other ranks'
-        collectives.
+        GroupError if the group died or did not answer within `timeout_s`. Then, and after a failure that not every rank
+        calls `sound`, the group is killed, since memory, streams and collectives may be in any state.
         """
         request = {
             "point": point,
@@ -145,9 +144,9 @@ class WorkerGroup:
         except ConnectionError:
             cause = self._cause_of_death()
             self.kill()
-            raise GroupError(f"the group is gone ({cause})\n{self._log_tail()}") from None
+            raise GroupError(f"the worker group died ({cause})\n{self._log_tail()}") from None
         except BaseException:
-            # Also when the launcher is told to stop: workers that go on might yet leave a result.
+            # Also when the launcher is asked to stop: workers that go on could still write a result.
             self.kill()
             raise
         wrong = [reply for reply in replies.values() if reply["status"] != "ok"]
@@ -171,7 +170,8 @@ class WorkerGroup:
             if not ready and failing:
                 return replies
             if not ready:
-                raise GroupError(f"no answer from ranks {list(waiting.values())} in {timeout_s:g} s", timed_out=True)
+                silent = list(waiting.values())
+                raise GroupError(f"no answer from ranks {silent} within {timeout_s:g} s", timed_out=True)
             for channel in ready:
                 try:
                     replies[waiting[channel]] = reply = channel.recv()
@@ -182,19 +182,19 @@ class WorkerGroup:
         return replies
 
     def _cause_of_death(self) -> str:
-        """Returns the agent's last exception or exit status in its log, once it has noticed."""
+        """Waits for the agent to end; returns the last exception or exit code in its log."""
         try:
             self._agent.wait(SETTLE_S)
         except subprocess.TimeoutExpired:
-            return "its agent has not noticed"
+            return "cause unknown: its agent is still running"
         causes = re.findall(r"^\s*(\w*(?:Error|Exception): .+|exitcode .+)$", self._log_tail(200), re.MULTILINE)
-        return " ".join(causes[-1].split()) if causes else f"its agent ended with {self._agent.returncode}"
+        return " ".join(causes[-1].split()) if causes else f"its agent exited with {self._agent.returncode}"
 
     def _log_tail(self, lines: int = 20) -> str:
         return tail(self._log_path, lines, self._log_start)
 
     def close(self) -> None:
-        """Lets the workers end by themselves, as those whose connection closes do; then makes sure that they have."""
+        """Closes the connections, upon which workers exit by themselves, and then kills the remaining processes."""
         if not self._killed:
             self._disconnect()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -202,8 +202,8 @@ class WorkerGroup:
             self.kill()
 
     def kill(self) -> None:
-        """Ends every process of the group now."""
-        # Once only: the number of a process group that is gone may become somebody else's.
+        """Kills every process of the group."""
+        # Only once: the id of an ended process group may be reused.
         if self._killed:
             return
         self._killed = True
@@ -223,10 +223,10 @@ class WorkerGroup:
 
 
 class WorkerPool:
-    """At most one group is alive, the one that the last point needed: idle workers would disturb the next one's."""
+    """Keeps at most one group alive, that of the last point: idle workers would disturb the measurements of others."""
 
     def __init__(self, log: Path) -> None:
-        """`log` gets what the groups print outside of any point."""
+        """`log`: file for output of the groups that belongs to no point."""
         self._log = log
         self._group: WorkerGroup | None = None
 
@@ -237,7 +237,8 @@ class WorkerPool:
         timeout_s: float,
         earlier_attempts: Sequence[Attempt] = (),
     ) -> dict[str, Any]:
-        """Runs the point as `WorkerGroup.run`, in the living group if it fits, else in a new one."""
+        """Runs the point like `WorkerGroup.run`, in the living group if its configuration is the same, else in a new
+        one."""
         config = GroupConfig.of(point, directory)
         fits = self._group is not None and self._group.config == config and self._group.alive
         if self._group is None or not fits or point["runtime"]["isolate"]:
@@ -252,8 +253,7 @@ class WorkerPool:
 
 
 def shared_pool(log: Path) -> WorkerPool:
-    """Returns this process's pool, which ends with the process. `log` gets what its groups print, if it is the first to
-    be given."""
+    """Returns this process's pool, which is closed at exit. The first call's `log` is used."""
     global _shared
     if _shared is None:
         _shared = WorkerPool(log)

@@ -1,4 +1,4 @@
-"""What a group of workers is started with, and what of it can be checked before: GPUs, environment, a profiler."""
+"""Configuration of a group of workers, and checks before its start: GPUs, environment, profiler."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from overlap_sweep.results.identity import machine
 _elsewhere = False
 
 LONGEST_TEMPORARY_BYTES = 107 - len("/pymp-12345678/listener-12345678")
-"""Of the temporary directory's path: multiprocessing's fork server listens below it, and the address of a Unix socket
-has at most 107 bytes. Our own is one byte shorter."""
+"""Longest path of the temporary directory: multiprocessing's fork server listens below it, and the address of a Unix
+socket has at most 107 bytes. Our own sockets need one byte less."""
 
 NO_MULTICAST = {
     "UB_SKIPMC": "1",
@@ -35,7 +35,7 @@ NO_MULTICAST = {
 
 
 def run_elsewhere() -> None:
-    """Declares that what this process resolves is run on other machines, with as many GPUs as it needs."""
+    """Declares that the points of this process run on other machines, which have enough GPUs."""
     global _elsewhere
     _elsewhere = True
 
@@ -46,8 +46,8 @@ def elsewhere() -> bool:
 
 @cache
 def visible_gpus() -> int:
-    """Returns the number of GPUs that a worker will see: CUDA_VISIBLE_DEVICES (or ROCm's two), else what the driver
-    lists."""
+    """Returns the number of GPUs that a worker will see, by CUDA_VISIBLE_DEVICES (or ROCm's two variables), else by the
+    driver."""
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if variable in os.environ:
             listed = [entry for entry in os.environ[variable].split(",") if entry.strip() not in ("", "-1")]
@@ -60,14 +60,14 @@ def visible_gpus() -> int:
 
 
 def _amd_gpus() -> int:
-    """Returns the number of GPU nodes of the ROCm kernel driver: those with SIMD units, since it lists CPUs too."""
+    """Returns the number of GPUs of the ROCm kernel driver: its nodes with SIMD units, since it lists CPUs too."""
     nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")
     return sum(bool(re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE)) for node in nodes)
 
 
 @dataclass(frozen=True)
 class GroupConfig:
-    """What a group is started with; points that agree in it can share one."""
+    """Configuration of a group; points with equal ones can share a group."""
 
     world_size: int
     device: str
@@ -77,10 +77,10 @@ class GroupConfig:
     start_timeout_s: float
     timeout_s: float
     environment: tuple[tuple[str, str], ...] = ()
-    """What the point wants in it, for NCCL or RCCL."""
+    """Variables that the point sets, for NCCL or RCCL."""
     wrapper: tuple[str, ...] = ()
-    """What the agent's command line begins with: a profiler that all processes of the group are run under. It has the
-    point's directory in it, so that each such point has a group of its own."""
+    """Start of the agent's command line: a profiler for all processes of the group. It contains the point's directory,
+    so that each such point has its own group."""
     company: str = ""
 
     @classmethod
@@ -98,35 +98,35 @@ class GroupConfig:
 
 
 def check_torch() -> None:
-    """Raises UserError where workers would find no PyTorch. It is no dependency: pip would replace an image's own."""
+    """Raises UserError if PyTorch is missing. It is not a dependency, since pip would replace an image's own build."""
     if find_spec("torch") is None:
         raise UserError(f"PyTorch is not installed for {sys.executable}; pip install 'overlap-sweep[torch]'.")
 
 
 def check_wrapper(point: Mapping[str, Any]) -> None:
-    """Raises UserError where the point is to be run under a profiler that cannot be started."""
+    """Raises UserError if the point needs a profiler that is not installed."""
     workers = workloads.of(point).workers(point, Path())
     if workers.wrapper and not shutil.which(workers.wrapper[0]):
         raise UserError(workers.wrapper_missing)
 
 
 def check_multicast(runtime: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """Raises UserError where the environment disables multicast that the point asks for."""
+    """Raises UserError if the environment disables multicast that the point enables."""
     if runtime["device"] != "cpu" and runtime["multicast"] and environ.get("UB_SKIPMC", "0") not in ("", "0"):
         raise UserError(
-            f"UB_SKIPMC={environ['UB_SKIPMC']} in the environment turns off the NVLink multicast that "
-            "runtime.multicast=true asks for; unset it, or leave runtime.multicast out."
+            f"UB_SKIPMC={environ['UB_SKIPMC']} in the environment disables the NVLink multicast that "
+            "runtime.multicast=true enables; unset it, or leave out runtime.multicast."
         )
 
 
 def check_temporary_directory() -> None:
-    """Raises UserError where no group could be started, since its sockets' addresses would be too long."""
+    """Raises UserError if the temporary directory's path is too long for the sockets of a group."""
     directory = tempfile.gettempdir()
     length = len(os.fsencode(directory))
     if length > LONGEST_TEMPORARY_BYTES:
         raise UserError(
-            f"TMPDIR={directory} is {length} bytes long, and worker processes need a socket below it, for which it may "
-            f"have {LONGEST_TEMPORARY_BYTES}; set TMPDIR to a shorter path, such as /tmp."
+            f"TMPDIR={directory} has {length} bytes, but the sockets of worker processes allow only "
+            f"{LONGEST_TEMPORARY_BYTES}; set TMPDIR to a shorter path, such as /tmp."
         )
 
 
@@ -136,7 +136,7 @@ def worker_environment(config: GroupConfig) -> dict[str, str]:
     if not config.multicast:
         environment |= NO_MULTICAST
     environment["CUDA_DEVICE_MAX_CONNECTIONS"] = str(config.max_connections)
-    # It makes one operator of torch's another for some sizes. What it would take has a name of its own: async_input.
+    # It would silently replace an operator of torch for some sizes; that variant is the implementation async_input.
     environment.pop("TORCH_SYMM_MEM_ENABLE_NATIVE_ASYNC_TP", None)
     environment["OMP_NUM_THREADS"] = str(config.threads_per_rank)
     environment["PYTHONUNBUFFERED"] = "1"
@@ -144,12 +144,12 @@ def worker_environment(config: GroupConfig) -> dict[str, str]:
 
 
 def machine_of(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the machine as a point's workers will find it: `identity.machine`."""
+    """Returns the machine of a point's workers, as `identity.machine` describes it."""
     config = GroupConfig.of(point)
     return machine(config.device, worker_environment(config), config.world_size)
 
 
 def shared_by(point: Mapping[str, Any]) -> tuple[int, int, tuple[tuple[str, str], ...]]:
-    """Returns a key that is equal for points of a sweep that one group can run."""
+    """Returns a key that is equal for points that one group can run."""
     config = GroupConfig.of(point)
     return config.world_size, config.max_connections, config.environment

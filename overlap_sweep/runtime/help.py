@@ -1,4 +1,4 @@
-"""What `launch.py --help` says: a front page, or the options of what the command line chooses."""
+"""The text of `launch.py --help`: a front page, or the options of the chosen workload, launcher and sweeper."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from overlap_sweep.runtime.plugin_options import (
 )
 
 WIDTH = 120
-"""Columns of the terminal; less where it has fewer."""
+"""Largest width of a line, in columns."""
 GROUPS = (
     *("workload", "model", "experiment", "operator", "method", "layer", "backend"),
     *("hydra/launcher", "hydra/sweeper"),
 )
 
-TITLE = "overlap_sweep measures how a model's communication overlaps with its GEMMs: tensor- and data-parallel."
+TITLE = "overlap_sweep measures how a model's communication overlaps with its GEMMs, in tensor and data parallelism."
 EXAMPLES = {
     "Tune a model": "-m +experiment=tp_overlap_tuner model=llama3_70b max_tp_size=8",
     "A sweep": "-m tp_size=2,4,8 method=bulk num_sm=1,2,4,8,16",
@@ -43,16 +43,16 @@ EXAMPLES = {
     "TP stacks": "-m +experiment=tp_training model=llama3_8b tp_size=2,4 dp_size=1",
 }
 MORE = {
-    "workload=fsdp --help": "options of a workload: values, and what each does",
-    "model=llama3_8b --help": "and of any choice: hydra/launcher=slurm, hydra/sweeper=bisect",
-    "--cfg job workload=fsdp": "the configuration that a command line gives",
-    "--hydra-help": "Hydra's own flags, shell completion among them",
+    "workload=fsdp --help": "options of a workload, with values and explanations",
+    "hydra/launcher=slurm --help": "options of a launcher or sweeper",
+    "--cfg job workload=fsdp": "the resulting configuration",
+    "--hydra-help": "Hydra's own flags, such as shell completion",
 }
 
 
 @dataclass(frozen=True)
 class Page:
-    """Options that are explained together."""
+    """A section of the help: options under one title."""
 
     title: str
     about: str
@@ -60,33 +60,34 @@ class Page:
 
 
 def choices(loader: ConfigLoader, group: str) -> list[str]:
-    """Returns the names that a config group has."""
+    """Returns the choices of a config group."""
     return [str(name) for name in loader.get_group_options(group, ObjectType.CONFIG) if not str(name).startswith("_")]
 
 
 @cache
 def users_of(section: type) -> tuple[str, ...]:
-    """Returns the workloads that have the options which the dataclass explains."""
+    """Returns the workloads that have the dataclass's options."""
     return tuple(name for name in workloads.names() if section in sections_of(workloads.schema(name)))
 
 
 def workload_pages(name: str) -> list[Page]:
-    """Returns a workload's options: its own first, at last those that all have."""
+    """Returns a workload's options: its own first, those of all workloads last."""
     sections = sections_of(workloads.schema(name)).items()
     return [section_page(each, options) for each, options in sorted(sections, key=lambda item: len(users_of(item[0])))]
 
 
 def section_page(section: type, options: Sequence[Option]) -> Page:
-    """Returns the page of the options that one dataclass explains: below a common name, or top-level ones."""
+    """Returns the page of a dataclass's options, which have a common parent or are top-level."""
     parent = options[0].name.rpartition(".")[0].partition(".")[0]
     if parent:
         return Page(parent, about(section), options)
     users = users_of(section)
-    return Page("Of every workload" if users == workloads.names() else f"Of workload={listed(users)}", "", options)
+    owner = "every workload" if users == workloads.names() else f"workload={listed(users)}"
+    return Page(f"Options of {owner}", "", options)
 
 
 def launcher_page(name: str, schema: type) -> Page:
-    """Returns a launcher's options, which Hydra has under hydra.launcher."""
+    """Returns a launcher's options, named hydra.launcher.*."""
     options = [
         replace(option, name=f"hydra.launcher.{option.name}", about=option.about or ABOUT_SUBMITIT.get(option.name, ""))
         for option in options_of(schema)
@@ -103,9 +104,9 @@ def sweeper_page(name: str, schema: type) -> Page:
 
 
 def help_text(config: DictConfig) -> str:
-    """Returns the help for the command line that gave the configuration, as Hydra's template."""
-    given = [str(override) for override in (*config.hydra.overrides.task, *config.hydra.overrides.hydra)]
-    chosen = {override.lstrip("+~").partition("=")[0] for override in given}
+    """Returns the help for the configuration's command line, as a template for Hydra."""
+    overrides = [str(override) for override in (*config.hydra.overrides.task, *config.hydra.overrides.hydra)]
+    chosen = {override.lstrip("+~").partition("=")[0] for override in overrides}
     return "\n".join(_chosen(config, chosen) if chosen else _front()).replace("$", "$$")
 
 
@@ -114,21 +115,21 @@ def _front() -> Iterator[str]:
     assert hydra is not None
     yield TITLE
     yield ""
-    yield from (f"{what:<16}  {program} {arguments}" for what, arguments in EXAMPLES.items())
-    yield f"{'Then':<16}  {analyze_program()} multirun/<date>"
+    yield from (f"{title:<16}  {program} {arguments}" for title, arguments in EXAMPLES.items())
+    yield f"{'Then analyse':<16}  {analyze_program()} multirun/<date>"
     yield ""
     yield "Choose with group=name, an experiment with +experiment=name:"
     for group in GROUPS:
         names = ", ".join(choices(hydra.config_loader, group))
         yield from _wrapped(names, f"  {group:<14}  ", " " * 18)
     yield ""
-    yield "Set with option=value. With -m every combination of several values is measured: option=1,2,4. More:"
-    yield from (f"  {f'{program} {arguments}':<50}  {what}" for arguments, what in MORE.items())
-    yield f"  {'docs/options.md':<50}  all options of everything"
+    yield "Set with option=value. With -m, option=1,2,4 sweeps over all combinations of values. More help:"
+    yield from (f"  {f'{program} {arguments}':<50}  {about}" for arguments, about in MORE.items())
+    yield f"  {'docs/options.md':<50}  all options"
 
 
 def _chosen(config: DictConfig, chosen: set[str]) -> Iterator[str]:
-    """Yields the lines about what the command line chooses, first about what it names."""
+    """Yields the lines about the chosen workload, launcher and sweeper, those that the command line names first."""
     name, selected = config.workload.name, config.hydra.runtime.choices
     launcher, sweeper = selected["hydra/launcher"], selected["hydra/sweeper"]
     pages = []
@@ -137,7 +138,7 @@ def _chosen(config: DictConfig, chosen: set[str]) -> Iterator[str]:
     if "hydra/sweeper" in chosen or sweeper != "basic":
         pages.append(sweeper_page(sweeper, workloads.schema(name)))
     if chosen - {"hydra/launcher", "hydra/sweeper"}:
-        yield f"Options of workload={name}, with the values of this command line, and what else they take"
+        yield f"Options of workload={name}: value with this command line, allowed values"
         pages += sorted(workload_pages(name), key=lambda page: page.title not in chosen)
     for page in pages:
         yield ""
@@ -147,14 +148,14 @@ def _chosen(config: DictConfig, chosen: set[str]) -> Iterator[str]:
             yield from _wrapped(f"{typed:<44}  {option.values}", "  ", " " * 48)
             yield from _wrapped(option.about, " " * 6, " " * 6)
         if page.title == f"hydra/sweeper={sweeper}" and (swept := config.hydra.sweeper.get("params")):
-            yield "  Swept, unless the command line says otherwise:"
+            yield "  Swept by default:"
             yield from (f"  {key}={value}" for key, value in swept.items())
 
 
 def _value(config: DictConfig, option: Option) -> str:
-    """Returns the option's value in the configuration, as it is typed; empty where it has none."""
+    """Returns the option's value in the configuration, as it is typed; empty if it has none."""
     if option.name.startswith("hydra."):
-        # Resolved for every point.
+        # Shown unresolved, since it is resolved for every point.
         return shown(OmegaConf.to_container(config.hydra.launcher)[option.name.rpartition(".")[2]])  # type: ignore[index,call-overload]
     value: Any = OmegaConf.select(config, option.name, default="")
     return shown(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value)

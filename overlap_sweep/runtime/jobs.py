@@ -1,4 +1,4 @@
-"""The points that Hydra hands to a launcher, composed, checked, and with what they return to it."""
+"""A sweep's points as Hydra passes them to a launcher: composes, checks and runs them, and returns their results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from overlap_sweep.runtime.lock import hold, refuse_if_held
 from overlap_sweep.runtime.outcome import Outcome, outcomes, progress
 from overlap_sweep.runtime.point import limits, objective_us, resolve
 from overlap_sweep.runtime.slurm.queue import refuse_living_jobs
-from overlap_sweep.runtime.stopping import listen, stop_if_told
+from overlap_sweep.runtime.stopping import listen, stop_if_requested
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Job:
     """One point of a sweep."""
 
     number: int
-    """Hydra's, which a directory's name may be made from."""
+    """Hydra's job number, which may be part of the directory's name."""
     overrides: list[str]
     config: DictConfig
-    """As Hydra composed it."""
+    """The configuration that Hydra composed."""
     point: dict[str, Any]
-    """Resolved."""
+    """The resolved configuration, as plain data."""
     directory: Path
 
     @property
@@ -53,7 +53,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What Hydra gives to a launcher: all that points are composed from and run with. Can be pickled."""
+    """What Hydra gives to a launcher to compose and run points. Can be pickled."""
 
     config: DictConfig
     context: HydraContext
@@ -61,7 +61,7 @@ class Sweep:
 
     @classmethod
     def of(cls, config: DictConfig, context: HydraContext, task: TaskFunction) -> Sweep:
-        """Returns the sweep. UserError when it is to go on with a sweep that is not there."""
+        """Returns the sweep. UserError if it resumes a sweep that does not exist, or its directory is in use."""
         if config.resume:
             earlier = last_sweep() if config.resume == "last" else Path(config.resume)
             if Path(config.hydra.sweep.dir) != earlier:
@@ -75,21 +75,21 @@ class Sweep:
 
     @property
     def given(self) -> Path:
-        """Returns the directory as it was given, for messages."""
+        """Returns the directory as the user typed it, for messages."""
         return Path(str(self.config.hydra.sweep.dir))
 
     @property
     def directory(self) -> Path:
-        # As Hydra makes it of the points', without `..`.
+        # Normalised like Hydra's directories of points, without `..`.
         return Path(os.path.normpath(self.given.absolute()))
 
     def set_up(self) -> None:
-        """Does what Hydra expects of a launcher before it touches a configuration."""
+        """Prepares Hydra's globals and logging, as every launcher must before it composes."""
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
 
     def compose(self, overrides: list[str], number: int) -> Job:
-        """Returns the composed job. UserError when the configuration is wrong."""
+        """Returns the composed job. UserError for a wrong configuration."""
         config = compose_point(self.context.config_loader, self.config, overrides)
         with open_dict(config):
             config.hydra.job.id = str(number)
@@ -99,11 +99,11 @@ class Sweep:
         subdir = str(config.hydra.sweep.subdir)
         directory = self.directory / subdir
         if not directory.resolve().is_relative_to(self.directory.resolve()):
-            raise UserError(f"hydra.sweep.subdir={subdir} is not inside of {self.given}; give one that stays there.")
+            raise UserError(f"hydra.sweep.subdir={subdir} leaves {self.given}; give one inside it.")
         return Job(number, overrides, config, point, directory)
 
     def run(self, job: Job) -> JobReturn:
-        """Has Hydra run the task in this process."""
+        """Runs the task in this process, through Hydra."""
         returned = run_job(
             hydra_context=self.context,
             task_function=self.task,
@@ -116,52 +116,52 @@ class Sweep:
 
 
 def distinct(jobs: Sequence[Job]) -> list[Job]:
-    """Returns each point once, where it comes first: a sweeper that samples may draw one twice. UserError where two
-    that differ would share a directory."""
+    """Returns the jobs without repetitions: a sampling sweeper may draw a point twice. UserError if different points
+    would share a directory."""
     found: dict[Path, Job] = {}
     for job in jobs:
         first = found.setdefault(job.directory, job)
         if job.point != first.point:
             raise UserError(
-                f"jobs {first.number} and {job.number} of the sweep differ and would both be written to {job.name}; "
-                "give a hydra.sweep.subdir that tells them apart."
+                f"Jobs {first.number} and {job.number} of the sweep differ but would both be written to {job.name}; "
+                "set a hydra.sweep.subdir that distinguishes them."
             )
     return list(found.values())
 
 
 def keep_results(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
-    """Returns the results that the jobs' directories have already. They count as outcomes; others are expected."""
+    """Returns the reusable results in the jobs' directories and records them as outcomes; the others are expected."""
     outcomes.expect(job.directory for job in jobs)
     found = {job.directory: result for job in jobs if (result := kept_result(job.directory, job.point))}
     for directory, result in found.items():
         limits.learn(result)
         outcomes.keep(Outcome(directory, result))
     if found:
-        print(f"measured before: {len(found)} of {len(jobs)} points", flush=True)
+        print(f"already measured: {len(found)} of {len(jobs)} points", flush=True)
     return found
 
 
-def work_off(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, JobReturn]:
-    """Runs the jobs in this process, one after the other; raises `Stopped` between two where that was asked for.
+def run_jobs(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, JobReturn]:
+    """Runs the jobs in this process, one after the other. Raises `Stopped` between two jobs after a stop signal.
 
-    A point whose directory cannot be written, say, is given up, and the next one is run.
+    A point with an OSError, such as an unwritable directory, is given up, and the next one is run.
     """
-    returned = {}
+    returns = {}
     for job in jobs:
-        stop_if_told()
+        stop_if_requested()
         try:
-            found = sweep.run(job)
-            if found.status == JobStatus.FAILED and isinstance(found._return_value, OSError):
-                raise found._return_value
+            returned = sweep.run(job)
+            if returned.status == JobStatus.FAILED and isinstance(returned._return_value, OSError):
+                raise returned._return_value
         except OSError as error:
             outcomes.given_up[job.directory] = str(error)
-            found = job_return(job, None)
-        returned[job.directory] = found
-    return returned
+            returned = job_return(job, None)
+        returns[job.directory] = returned
+    return returns
 
 
 def job_return(job: Job, result: Result | None) -> JobReturn:
-    """Returns what a launcher returns for a job that it did not run itself."""
+    """Returns the JobReturn of a job that this process did not run."""
     with read_write(job.config.hydra.runtime), open_dict(job.config.hydra.runtime):
         job.config.hydra.runtime.output_dir = str(job.directory.absolute())
     HydraConfig.instance().set_config(job.config)
@@ -177,24 +177,25 @@ def job_return(job: Job, result: Result | None) -> JobReturn:
 
 
 def begin(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[Job]:
-    """Returns every point that Hydra asks for, and locks the sweep's directory.
+    """Returns all jobs that Hydra requests, and locks the sweep's directory.
 
-    UserError when any job's configuration is wrong, two that differ would share a directory, or the sweep's is in use.
+    UserError if a job's configuration is wrong, two different jobs would share a directory, or the sweep's directory is
+    in use.
     """
     sweep.set_up()
-    jobs = [sweep.compose(list(given), first_index + i) for i, given in enumerate(job_overrides)]
+    jobs = [sweep.compose(list(overrides), first_index + i) for i, overrides in enumerate(job_overrides)]
     distinct(jobs)
     check_store(sweep.config)
     sweep.directory.mkdir(parents=True, exist_ok=True)
     hold(sweep.given)
     listen()
-    # Of its later points a search knows by itself which were measured.
+    # A search itself knows which of its later points were measured.
     return _where_measured(sweep, jobs) if first_index == 0 else jobs
 
 
 def _where_measured(sweep: Sweep, jobs: Sequence[Job]) -> list[Job]:
-    """Returns the jobs, each whose point an earlier run of the sweep has measured under another name there: names show
-    what varies, which the values that are added to a sweep change."""
+    """Returns the jobs, with the directories in which an earlier run of the sweep measured their points. These may have
+    other names: names contain what varies, and that changes when values are added to a sweep."""
     own = {job.directory for job in jobs}
     results = ((path, whole_result(path)) for path in find_points(sweep.directory) if path not in own)
     earlier = {point_key(result.point): path for path, result in results if result}
@@ -209,8 +210,7 @@ def _where_measured(sweep: Sweep, jobs: Sequence[Job]) -> list[Job]:
 
 
 def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[JobReturn]:
-    """Runs every job that has no result yet, one that occurs twice once; returns in the order of `job_overrides`,
-    whatever that of running. UserError as `begin`."""
+    """Runs every distinct job without a result; returns in the order of `job_overrides`. UserError as in `begin`."""
     jobs = begin(sweep, job_overrides, first_index)
     refuse_living_jobs(sweep.given)
     points = distinct(jobs)
@@ -218,5 +218,5 @@ def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: in
     left = sorted((job for job in points if job.directory not in kept), key=lambda job: shared_by(job.point))
     shared_pool(sweep.directory / GROUP_LOG)
     with progress(len(left), outcomes):
-        returned = work_off(sweep, left)
-    return [returned.get(job.directory) or job_return(job, kept[job.directory]) for job in jobs]
+        returns = run_jobs(sweep, left)
+    return [returns.get(job.directory) or job_return(job, kept[job.directory]) for job in jobs]

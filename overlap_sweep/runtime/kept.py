@@ -1,4 +1,4 @@
-"""Results that need not be measured again: those in the sweep's directory, and those that the store remembers."""
+"""Results that need not be measured again: those in the sweep's directory and those in the store."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from overlap_sweep.runtime.group_config import elsewhere, machine_of
 from overlap_sweep.store import Measurement, Store
 
 LASTING: tuple[Status, ...] = ("ok", "skipped")
-"""What is not tried again when a sweep is resumed."""
+"""Statuses of points that are not tried again when a sweep is resumed."""
 
 
 def whole_result(directory: Path) -> Result | None:
-    """Returns the directory's result; None where there is none, or one that was cut short, describes no point or is of
-    a later version, which is measured again and written over."""
+    """Returns the directory's result; None if it is missing, damaged or of a later version: then the point is measured
+    again and the result overwritten."""
     path = directory / RESULT_FILE
     if not path.exists():
         return None
@@ -35,7 +35,7 @@ def whole_result(directory: Path) -> Result | None:
 
 
 def kept_result(directory: Path, point: Mapping[str, Any]) -> Result | None:
-    """Returns the directory's result if it may stand for measuring the resolved `point` here and now."""
+    """Returns the directory's result if it is valid for the resolved `point` in the present environment."""
     result = whole_result(directory)
     if result is None or result.status not in LASTING or point_identity(result.point) != point_identity(point):
         return None
@@ -43,25 +43,24 @@ def kept_result(directory: Path, point: Mapping[str, Any]) -> Result | None:
 
 
 def differs(result: Result, point: Mapping[str, Any]) -> bool:
-    """Returns whether the result's environment is another than the point's.
+    """Returns whether the result's environment differs from the point's.
 
-    Where points run elsewhere, only libraries can be compared: a login node has other GPUs, or none, and other
-    variables.
+    If points run on other machines, only libraries are compared: a login node has other GPUs and variables.
     """
     identity = library_identity if elsewhere() else environment_identity
     return identity(result.environment) != identity(machine_of(point))
 
 
 def check_store(config: DictConfig) -> None:
-    """Raises UserError when the store cannot be used, before anything is measured."""
+    """Raises UserError if the store cannot be used."""
     if config.reuse and not config.store:
-        raise UserError("reuse=true needs a store; give store=<file>.")
+        raise UserError("reuse=true requires store=<path>.")
     _store(config)
 
 
 def remembered(config: DictConfig, point: dict[str, Any], directory: Path) -> Result | None:
-    """Returns with `reuse=true` the store's latest measurement of the point in this environment, written as its result.
-    Its traces stay where they were recorded."""
+    """With `reuse=true`, writes the store's latest measurement of the point in this environment as its result, and
+    returns it. Traces are not copied."""
     store = _store(config) if config.reuse else None
     found = _find(store, point, machine_of(point)) if store else None
     if found is None:
@@ -74,7 +73,7 @@ def remembered(config: DictConfig, point: dict[str, Any], directory: Path) -> Re
 
 
 def remember(config: DictConfig, result: Result, directory: Path) -> None:
-    """Adds what was measured to the store, if there is one."""
+    """Adds a new `ok` result to the store, if there is one."""
     store = _store(config)
     if store and result.status == "ok" and not result.reused_from:
         store.add(result, directory)
@@ -92,7 +91,7 @@ def _opened(path: Path) -> Store:
 
 
 def _find(store: Store, point: dict[str, Any], environment: dict[str, Any]) -> Measurement | None:
-    """Returns the store's measurement of the point; prints to stderr what it could not read while looking."""
+    """Returns the store's measurement of the point; prints new problems of the store to stderr."""
     known = len(store.problems)
     found = store.find(point, environment)
     for problem in store.problems[known:]:

@@ -1,4 +1,4 @@
-"""One sweep at a time in a directory."""
+"""Locks: one sweep at a time in a directory, one Slurm job at a time on a point."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.results.run_directory import LOCK_FILE, one_line
 
 CLAIM_FILE = ".claim"
-"""Of a run directory, while a Slurm job measures its point."""
+"""Lock file in a run directory, held while a Slurm job measures its point."""
 
 ELSEWHERE = "make it writable, or give another directory, as in hydra.{kind}.dir=DIR"
-"""For a `sweep` or a single `run`."""
+"""Remedy in messages; `kind` is `sweep` or `run`."""
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 _held: dict[Path, int] = {}
-"""Descriptors by file, open until this process ends."""
+"""Descriptors by lock file, open until this process ends."""
 
 
 def hold(directory: Path) -> None:
-    """Locks the directory for the rest of this process's life, however it ends: the kernel unlocks it.
+    """Locks the directory until this process ends; the kernel unlocks it even after a crash.
 
-    UserError when another living process holds it. Where the file system has no locks a warning says so.
+    UserError if another process holds the lock. Prints a warning if the file system has no locks.
     """
     path = directory.resolve() / LOCK_FILE
     if path in _held:
@@ -45,7 +45,7 @@ def hold(directory: Path) -> None:
 
 
 def refuse_if_read_only(directory: Path, kind: str) -> None:
-    """Raises UserError when neither it nor, where it is not there, what it would be made in can be written to."""
+    """Raises UserError if the directory, or its nearest existing parent, cannot be written to."""
     there = next(path for path in (directory, *directory.parents) if path.exists())
     if not there.is_dir():
         raise UserError(f"{there} is a file; give a directory.")
@@ -56,7 +56,7 @@ def refuse_if_read_only(directory: Path, kind: str) -> None:
 
 
 def refuse_if_held(directory: Path) -> None:
-    """Raises UserError when another living process holds it. Touches nothing."""
+    """Raises UserError if another process holds the directory's lock. Writes nothing."""
     path = directory.resolve() / LOCK_FILE
     if path not in _held and path.exists():
         os.close(_locked_or_refused(directory))
@@ -64,8 +64,8 @@ def refuse_if_held(directory: Path) -> None:
 
 @contextmanager
 def claimed(directory: Path, patience_s: float) -> Iterator[bool]:
-    """Yields whether the point of this run directory is ours while the block runs. Waits for another process that has
-    it, such as one on a node that Slurm takes for dead."""
+    """Locks the run directory's point for the block; yields whether that worked. Waits up to `patience_s` for another
+    process that holds it, such as one on a node that Slurm takes for dead."""
     path = directory / CLAIM_FILE
     deadline = time.monotonic() + patience_s
     while (descriptor := _locked(path)) is None:
@@ -80,9 +80,9 @@ def claimed(directory: Path, patience_s: float) -> Iterator[bool]:
 
 
 def _locked(path: Path) -> int | None:
-    """Returns a descriptor that locks the file while it is open; None where another process has it."""
+    """Returns a descriptor that locks the file while it is open; None if another process holds it."""
     if path.is_symlink():
-        raise UserError(f"{path} is a link; remove it.")
+        raise UserError(f"{path} is a symbolic link; remove it.")
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
@@ -95,16 +95,16 @@ def _locked(path: Path) -> int | None:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        print(f"warning: {path} cannot be locked ({error.strerror}): see to it that one sweep at a time works there")
+        print(f"warning: {path} cannot be locked ({error.strerror}); run only one sweep at a time in this directory")
     return descriptor
 
 
 def _locked_or_refused(directory: Path) -> int:
-    """Returns a descriptor that locks the directory while it is open. UserError when another process has it."""
+    """Returns a descriptor that locks the directory while it is open. UserError if another process holds it."""
     path = directory / LOCK_FILE
     descriptor = _locked(path)
     if descriptor is None:
-        owner = one_line(path.read_text(errors="replace")) or "a process that has only just begun"
+        owner = one_line(path.read_text(errors="replace")) or "another process, which has just started"
         mend = "wait for it, end it, or give another directory"
-        raise UserError(f"{directory} is in use by {owner}; {mend} (or remove {path} if that host is gone).")
+        raise UserError(f"{directory} is in use by {owner}; {mend}. If its host is gone, remove {path}.")
     return descriptor

@@ -1,4 +1,4 @@
-"""What is said about a wrong command line, in one line: Hydra's and OmegaConf's own messages are about themselves."""
+"""One-line messages about wrong command lines, in place of Hydra's and OmegaConf's, which describe their internals."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from overlap_sweep.program import launch_program
 from overlap_sweep.runtime.plugin_options import LAUNCHERS
 
 _NO_NAME = "Config group override must be a string or a list."
-"""Hydra's ValueError of a number that is given to a config group."""
-_KINDS = {"Integer": "no whole number", "Float": "no number", "Boolean": "neither true nor false"}
-"""By OmegaConf's types, what a value is that does not fit."""
+"""Hydra's ValueError about a number as the choice of a config group."""
+_KINDS = {"Integer": "not a whole number", "Float": "not a number", "Boolean": "neither true nor false"}
+"""What is wrong with a value, by the OmegaConf type of its option."""
 _GROUPS = ("+experiment", "hydra/launcher", "hydra/sweeper")
-"""Groups that no option is named like."""
+"""Groups that have no option of the same name."""
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
-    """Returns the command line with its overrides last: Hydra's parser takes them in one place only, and `tp_size=4 -m
-    num_sm=1,2` is as plain as `-m tp_size=4 num_sm=1,2`. UserError for a flag that there is not."""
+    """Returns the command line with its overrides last, since Hydra's parser does not take `tp_size=4 -m num_sm=1,2`.
+    UserError for an unknown flag."""
     ordered = sorted(arguments, key=lambda word: word.startswith("~") or ("=" in word and not word.startswith("-")))
     parser = get_args_parser()
-    # It would print eight lines of usage.
+    # argparse would print eight lines of usage.
     parser.error = _refuse  # type: ignore[method-assign]
     parsed, unknown = parser.parse_known_args(ordered)
     if flag := next((word for word in unknown if word.startswith("-")), None):
@@ -61,16 +61,16 @@ def check_keys(overrides: Iterable[str]) -> None:
 
 
 def unknown_option(key: str, schema: type | None = None) -> str:
-    """Returns the error about a key, with dots, that the workload lacks: whose it is, or the nearest."""
+    """Returns the error about a dotted key that the workload lacks: the workloads that have it, or the nearest key."""
     schemas = {name: workloads.schema(name) for name in workloads.names()}
     owners = [name for name, each in schemas.items() if has_key(each, key)]
     if owners:
-        return f"{key} is for workload={listed(owners)}; add that, or leave it out."
+        return f"{key} requires workload={listed(owners)}."
     if key.startswith("hydra."):
         known = [f"hydra.{option.name}" for option in options_of(HydraConf)]
         known += [f"hydra.launcher.{option.name}" for option in options_of(type(LAUNCHERS["slurm"]))]
         near = nearest(key, known)
-        return f"Unknown option {key}. {f'Did you mean {near}?' if near else '--cfg hydra shows what Hydra has.'}"
+        return f"Unknown option {key}. {f'Did you mean {near}?' if near else f'See {launch_program()} --cfg hydra.'}"
     own = [option.name for option in options_of(schema)] if schema else []
     everyones = [option.name for each in schemas.values() for option in options_of(each)]
     near = nearest(key, [*own, *_GROUPS]) or nearest(key, [*everyones, *_GROUPS])
@@ -83,31 +83,31 @@ def _see_help() -> str:
 
 
 def to_be_added(key: str) -> str:
-    """Returns the error about a key of a map of the user's own."""
+    """Returns the error about a new key in a map, such as distributed.env."""
     parent, _, name = key.rpartition(".")
     return f"{parent} has no {name}; add it with +{key}=... ."
 
 
 def wrong_value(override: str, reason: str) -> str:
-    """Returns the error about a value that does not fit its option, from OmegaConf's."""
+    """Returns the error about a value of the wrong type, from OmegaConf's `reason`."""
     key, _, value = override.lstrip("+").partition("=")
     if found := re.search(r"could not be converted to (\w+)|not a valid (bool)\b", reason):
-        is_no = _KINDS.get(found[1] or "Boolean")
+        problem = _KINDS.get(found[1] or "Boolean")
         options = (option for name in workloads.names() for option in options_of(workloads.schema(name)))
-        takes = next((option for option in options if option.name == key), None)
-        if is_no and takes:
-            mend = listed(takes.choices) if takes.choices else f"a value from {takes.values}"
-            return f"{key}={value} is {is_no}; give {mend}."
+        option = next((option for option in options if option.name == key), None)
+        if problem and option:
+            allowed = listed(option.choices) if option.choices else f"a value from {option.values}"
+            return f"{key}={value} is {problem}; give {allowed}."
     return f"{override}: {reason}."
 
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Exits with one line where Hydra refuses a configuration, unless the environment has HYDRA_FULL_ERROR."""
+    """Exits with a one-line message if Hydra refuses a configuration, unless HYDRA_FULL_ERROR is set."""
     if os.environ.get("HYDRA_FULL_ERROR"):
         yield
         return
-    # Hydra would print its own lines and exit: with this it raises.
+    # Makes Hydra raise instead of printing its own lines and exiting.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         yield
@@ -126,34 +126,34 @@ def errors_in_one_line() -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
-    """Returns Hydra's or OmegaConf's message on a wrong configuration, shortened."""
+    """Returns Hydra's or OmegaConf's error as a one-line message."""
     text = str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _unknown_choice(error.missing_cfg_file, error.options or [])
     if found := re.search(r"Error resolving interpolation '\$\{(\w+)\}'", text):
         return f"{found[1]} cannot be deleted; leave out ~{found[1]}."
     if text.endswith("INTERVAL_SWEEP"):
-        return "interval(...) is for hydra/sweeper=optuna; list the values, or count them out with range(...)."
+        return "interval(...) requires hydra/sweeper=optuna; list the values or use range(...)."
     if isinstance(error, OverrideParseException):
         return _unreadable(error.override)
     if text.startswith(_NO_NAME):
-        return f"a config group takes the name of an option, not a number ({text})."
+        return f"A config group takes the name of a choice, not a number ({text})."
     if found := re.search(r"Missing mandatory value: (\S+)", f"{text} {error.__cause__}"):
         return f"{found[1]} has no value; give {found[1]}=... ."
     if found := re.search(r"UserError raised while resolving interpolation: (.*)", text):
         return found[1]
     if found := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
-        return f"{found[1]} is an option already; give {found[1]}=... without the +."
+        return f"{found[1]} exists already; give {found[1]}=... without the +."
     if found := re.search(r"Could not delete from config\. '([^']+)' does not exist", text):
         return unknown_option(found[1])
     if found := re.search(r"Could not (?:override|append|delete|add|find)[^']*'([^'@]+)", text):
         key = found[1]
-        # Of a key in a map of the user's own, such as distributed.env, all but its last part is there.
+        # In a map with free keys, such as distributed.env, all but the last part exists.
         if "." in key and getattr(error.__cause__, "full_key", None) == key and _is_free(key):
             return to_be_added(key)
         return unknown_option(key)
     if found := re.search(r"raised while resolving interpolation: Key '(\w+)' not in", text):
-        return f"the configuration has no {found[1]}, which its workload.name asks for; choose it by workload=... ."
+        return f"workload.name does not match the configuration, which has no {found[1]}; set workload=... instead."
     if found := re.search(r"In '(.+?)': Config(?:Attribute|Key)Error .*full_key: (\S+)", text, re.DOTALL):
         return f"{found[1]}: {unknown_option(found[2])}"
     if found := re.match(r"Error merging override (.*)", text):
@@ -174,9 +174,9 @@ def _unknown_choice(file: str, choices: Sequence[str]) -> str:
 def _unreadable(override: str) -> str:
     key, equals, _ = override.partition("=")
     if equals:
-        return f"{override} cannot be read; quote a value with commas, brackets or blanks, as in '{key}=\"a,b\"'."
+        return f"{override} cannot be parsed; quote values with commas, brackets or spaces, as in '{key}=\"a,b\"'."
     known = any(has_key(workloads.schema(name), key) for name in workloads.names())
-    return f"{key} has no value; give {key}=... ." if known else f"{key} is no option=value. {_see_help()}"
+    return f"{key} has no value; give {key}=... ." if known else f"{key} is not of the form option=value. {_see_help()}"
 
 
 def _is_free(key: str) -> bool:

@@ -1,7 +1,7 @@
-"""The options of our launchers and sweepers, as Hydra knows them by name.
+"""The options of our launchers and sweepers.
 
-Apart from the plugins, whose modules Hydra executes again in every process that looks for plugins: their classes would
-not be those of the configurations that a Slurm job is given.
+Not in the plugin's module, which Hydra executes again in every process that loads plugins: its classes would differ
+from those of the configurations that are pickled for Slurm jobs.
 """
 
 from dataclasses import dataclass, field
@@ -13,64 +13,63 @@ from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 
 @dataclass
 class TorchrunLauncherConf:
-    """Here, one torchrun group at a time."""
+    """Runs on this machine, one torchrun group at a time."""
 
     _target_: str = "hydra_plugins.overlap_sweep_config.TorchrunLauncher"
 
 
 @dataclass
 class SlurmLauncherConf(SlurmQueueConf):
-    """Slurm, with many points in a job; options are resolved for every point."""
+    """Submits Slurm jobs of many points. Options are resolved for every point."""
 
     _target_: str = "hydra_plugins.overlap_sweep_config.SlurmLauncher"
     gpus_per_node: int | None = "${gpus_of_point:}"  # type: ignore[assignment]
-    """What the point needs: tp_size; none with runtime.device=cpu."""
+    """GPUs of a point, such as tp_size; none with runtime.device=cpu."""
     cpus_per_task: int | None = "${cpus_of_point:}"  # type: ignore[assignment]
-    """Two for each rank's threads."""
+    """CPUs of a job: two for each thread of each rank."""
     points_per_job: int = 32
-    """So many points of one TP size share a job."""
+    """Points of one TP size that share a job."""
     max_jobs: int | None = 8
-    """At most so many jobs for the points of one TP size: if need be more points share one."""
+    """Maximum number of jobs for the points of one TP size; more points share a job if necessary."""
     poll_s: float = 5.0
-    """How often Slurm and the run directories are looked at."""
+    """Seconds between checks of Slurm and the run directories."""
 
 
 @dataclass
 class OnePointLauncherConf(SlurmLauncherConf):
-    """Slurm, with every point a job of its own."""
+    """Submits one Slurm job per point."""
 
-    # As with the stock launcher, which itself would ask for the same GPUs at every TP size, and end the sweep with a
-    # job that dies.
+    # Replaces the stock launcher, which would request the same GPUs at every TP size and end the sweep when a job dies.
     points_per_job: int = 1
     max_jobs: int | None = None
 
 
 ABOUT_SUBMITIT = {
-    "submitit_folder": "Where submitit keeps its files.",
-    "timeout_min": "Minutes that a job may take.",
+    "submitit_folder": "Directory of submitit's files.",
+    "timeout_min": "Time limit of a job, in minutes.",
     "tasks_per_node": "Tasks of a job on each node.",
-    "mem_gb": "Memory of a job on each node, GB.",
+    "mem_gb": "Memory of a job on each node, in GB.",
     "nodes": "Nodes of a job.",
     "name": "The job's name in the queue.",
-    "stderr_to_stdout": "Write stderr into the same log.",
-    "partition": "Slurm's partition.",
-    "qos": "Slurm's quality of service.",
+    "stderr_to_stdout": "Write stderr into the log of stdout.",
+    "partition": "Slurm partition.",
+    "qos": "Slurm quality of service.",
     "comment": "Comment on the job.",
     "constraint": "Features that the nodes must have.",
     "exclude": "Nodes to leave out.",
-    "gres": "Generic resources, such as gpu:h100:8, where gpus_per_node is not understood.",
+    "gres": "Generic resources, such as gpu:h100:8, for clusters that don't support gpus_per_node.",
     "cpus_per_gpu": "CPUs for each GPU.",
     "gpus_per_task": "GPUs for each task.",
     "mem_per_gpu": "Memory for each GPU, with its unit.",
     "mem_per_cpu": "Memory for each CPU, with its unit.",
-    "account": "Whom Slurm charges.",
-    "signal_delay_s": "Seconds before the time limit at which the job is told to stop.",
+    "account": "Slurm account to charge.",
+    "signal_delay_s": "Seconds before the time limit at which the job is asked to stop.",
     "max_num_timeout": "How often submitit requeues a job that ran out of time.",
-    "additional_parameters": "Any further options of sbatch.",
-    "array_parallelism": "Jobs that may run at once.",
+    "additional_parameters": "Further options of sbatch.",
+    "array_parallelism": "Maximum number of jobs that run at once.",
     "setup": "Shell commands that a job runs first.",
 }
-"""What Slurm's options mean that our dataclasses inherit without a word."""
+"""Explanations of submitit's options, which our dataclasses inherit without docstrings."""
 
 LAUNCHERS = {
     "torchrun": TorchrunLauncherConf(),
@@ -81,24 +80,24 @@ LAUNCHERS = {
 
 @dataclass
 class GridSweeperConf(BasicSweeperConf):
-    """Measures every combination of the values."""
+    """Measures every combination of the swept values."""
 
     _target_: str = "hydra_plugins.overlap_sweep_config.GridSweeper"
 
 
 @dataclass
 class SearchSweeperConf:
-    """Measures what a search asks for."""
+    """Measures the points that a search chooses."""
 
     search: str
-    """The function that searches."""
+    """The function that searches, as module:name."""
     _target_: str = "hydra_plugins.overlap_sweep_config.SearchSweeper"
     params: dict[str, Any] = field(default_factory=dict)
-    """Values to choose from, by key; the command line's win."""
+    """Values to search, by key; those on the command line win."""
 
 
 SWEEPERS = {
-    # Under the name of Hydra's own: what conf/config.yaml overrides, no experiment could override again.
+    # Has the name of Hydra's own: if conf/config.yaml overrode the sweeper, no experiment could override it again.
     "basic": GridSweeperConf(),
     "bisect": SearchSweeperConf("overlap_sweep.search.sweeper:sweep"),
     "knobs": SearchSweeperConf("overlap_sweep.search.knob_sweeper:sweep"),
@@ -106,11 +105,11 @@ SWEEPERS = {
 }
 
 ABOUT_SWEEPERS = {
-    "basic": "Every combination of the values.",
-    "bisect": "Searches them: num_sm by bracketing, the other knobs of operators by elimination.",
-    "knobs": "Searches them for any workload with one time a point, one knob after the other.",
+    "basic": "Measures every combination of the swept values.",
+    "bisect": "Searches the settings of operators: num_sm by bracketing, other knobs by elimination.",
+    "knobs": "Searches the knobs of workloads whose points have one time each, one knob after the other.",
     "tuner": "Searches every TP size and operator, and proves the result on the whole layer.",
 }
 
 OPTIONS_OF_SWEEPERS = {"bisect": ("search.",), "knobs": ("search.",), "tuner": ("search.", "tuner.", "max_tp_size")}
-"""How the options begin that they read."""
+"""Prefixes of the options that each sweeper reads."""

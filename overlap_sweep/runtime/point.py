@@ -1,4 +1,4 @@
-"""Runs one point, whatever launcher asks for it: resolves, refuses or measures, and leaves a result.json behind."""
+"""Runs one point for any launcher: resolves, refuses or measures it, and writes its result.json."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ from overlap_sweep.runtime.group_config import (
 from overlap_sweep.runtime.kept import LASTING, check_store, kept_result, remember, remembered, whole_result
 from overlap_sweep.runtime.mistakes import unknown_option
 from overlap_sweep.runtime.outcome import Outcome, outcomes, tail
-from overlap_sweep.runtime.stopping import stop_if_told
+from overlap_sweep.runtime.stopping import stop_if_requested
 
 LOG_TAIL_LINES = 20
 LONGEST_ERROR = 10_000
-"""Characters; some exceptions print their data."""
+"""Longest recorded error, in characters; some exceptions print their data."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"precision": "bf16", "workload": {"tokens": 8192, "repeats": 21}},
     "cpu": {"precision": "fp32", "workload": {"tokens": 128, "repeats": 7}},
 }
-"""What null stands for, by device."""
+"""Values of options that are null, by device."""
 LEAST_LIMIT_S = 30.0
-"""A first pass may compile, and a profile may be written: no reason to give up."""
+"""Shortest time limit: a first pass may compile, and a profile may be written."""
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """Returns the whole configuration as plain data, with what depends on model and machine filled in; Hydra's part is
-    left out.
+    """Returns the configuration as plain data without Hydra's part; values that depend on model and machine are filled
+    in.
 
-    UserError when a value is out of range, unknown, or asks for more GPUs than there are, and where no group of workers
-    could be started here.
+    UserError if a value is unknown or out of range, the point needs more GPUs than are visible, or no group of workers
+    could be started on this machine.
     """
     point = _plain(config)
     workload = workloads.of(point)
@@ -81,25 +81,26 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     for option in NO_PART_OF_A_POINT:
         point.pop(option, None)
     if point["precision"] and schema.precision_option:
-        instead = f"give {schema.precision_option} to workload={workload.name} instead"
-        raise UserError(f"precision={point['precision']}: {instead}.")
+        raise UserError(
+            f"workload={workload.name} does not use precision={point['precision']}; set {schema.precision_option}."
+        )
     if issubclass(schema, ModelConfig):
         language_model = {key: point["model"].pop(key) for key in OF_LANGUAGE_MODELS}
         point["model"] = dict(_resolved_model(tuple(point["model"].items())))
         if "architecture" in schema.reads_of_model:
             point["model"] |= language_model
-    runtime, asked = point["runtime"], point["workload"]
+    runtime, options = point["runtime"], point["workload"]
     if runtime["device"] == "auto":
         runtime["device"] = "cuda" if elsewhere() or visible_gpus() else "cpu"
     needed = workloads.gpus(point)
     if runtime["device"] == "cuda" and not elsewhere() and needed > visible_gpus():
         (too_many, fewer), visible = workload.fewer_gpus(point), visible_gpus()
-        mend = f"use {fewer}" if visible else "see that nvidia-smi and CUDA_VISIBLE_DEVICES list some"
-        raise UserError(f"{too_many} needs {needed} GPUs and {visible} are visible; {mend}, or runtime.device=cpu.")
+        mend = f"use {fewer}" if visible else "check nvidia-smi and CUDA_VISIBLE_DEVICES"
+        raise UserError(f"{too_many} needs {needed} GPUs, but {visible} are visible; {mend}, or runtime.device=cpu.")
     defaults = DEFAULTS[runtime["device"]]
     if not (schema.precision_from and point[schema.precision_from]):
         point["precision"] = point["precision"] or defaults["precision"]
-    asked |= {name: value for name, value in defaults["workload"].items() if asked[name] is None}
+    options |= {name: value for name, value in defaults["workload"].items() if options[name] is None}
     check_multicast(runtime, os.environ)
     completed = workload.complete(point)
     if not elsewhere():
@@ -110,7 +111,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
-    """Returns the configuration without Hydra's part. UserError where a value is missing."""
+    """Returns the configuration without Hydra's part. UserError if a value is missing."""
     missing = sorted(key for key in _missing(config) if not key.startswith("model_preset."))
     if missing:
         raise UserError(f"{missing[0]} has no value; give {missing[0]}=... .")
@@ -122,7 +123,7 @@ def _value(node: Any) -> Any:
 
 
 def _missing(node: DictConfig, where: str = "") -> Iterator[str]:
-    # OmegaConf's own missing_keys would resolve what Hydra's part says.
+    # OmegaConf's own missing_keys would resolve Hydra's part.
     for key in map(str, node):
         if OmegaConf.is_missing(node, key):
             yield f"{where}{key}"
@@ -131,24 +132,24 @@ def _missing(node: DictConfig, where: str = "") -> Iterator[str]:
 
 
 def _refuse_idle(point: Mapping[str, Any], schema: type[ModelConfig]) -> None:
-    """Raises UserError for a given key of `model` that the workload ignores: the run would not be what it says."""
+    """Raises UserError if the user set a key of `model` that the workload ignores."""
     if point["model_preset"] is None:
-        # A configuration of the user's own that composes none.
+        # The user's own configuration, which composes no preset.
         return
     preset = {**asdict(Model()), **point["model_preset"]}
     model, workload = point["model"], point["workload"]["name"]
-    given = [key for key, value in model.items() if value != preset[key]]
+    changed = [key for key, value in model.items() if value != preset[key]]
     own_sizes = [name for name in schema.own_sizes if point[name] is not None]
-    read = () if own_sizes else schema.reads_of_model
-    idle = next((key for key in given if key not in read), None)
+    used = () if own_sizes else schema.reads_of_model
+    idle = next((key for key in changed if key not in used), None)
     if idle is None:
         return
     instead = schema.instead_of_model.get(idle)
-    reads = f"it reads model.{{{','.join(read)}}}" if read else "it reads nothing of model"
-    beside = f" with {' and '.join(own_sizes)}" if own_sizes else ""
+    uses = f"it uses model.{{{','.join(used)}}}" if used else "it uses nothing of model"
+    condition = f" with {' and '.join(own_sizes)}" if own_sizes else ""
     raise UserError(
-        f"model.{idle}={model[idle]}: workload={workload}{beside} does not use it; "
-        f"{f'give {instead} instead; ' if instead else ''}{reads}."
+        f"workload={workload}{condition} does not use model.{idle}={model[idle]}; "
+        f"{f'set {instead}; ' if instead else ''}{uses}."
     )
 
 
@@ -160,7 +161,7 @@ def _resolved_model(model: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any]
 def run_point(config: DictConfig, directory: Path, may_keep: bool = False) -> float:
     """Measures the point into `directory`; returns its objective in microseconds, infinite if there is none.
 
-    With `may_keep` a result that the directory has already is as good.
+    With `may_keep`, a valid result in the directory is kept instead.
     """
     point = resolve(config)
     check_store(config)
@@ -173,12 +174,12 @@ def run_point(config: DictConfig, directory: Path, may_keep: bool = False) -> fl
 
 
 def objective_us(result: Result | None) -> float:
-    """Returns what sweepers minimise; infinite where nothing was measured, so that none prefers it."""
+    """Returns the objective that sweepers minimise; infinite if nothing was measured."""
     return math.inf if result is None or result.objective_us is None else result.objective_us
 
 
 class TimeLimits:
-    """How long a point may take, learnt from the durations of similar ones."""
+    """Time limits of points, learnt from the durations of similar ones."""
 
     def __init__(self) -> None:
         self._longest_s: dict[tuple[Any, ...], float] = defaultdict(float)
@@ -189,26 +190,26 @@ class TimeLimits:
             self._longest_s[kind] = max(self._longest_s[kind], result.wall_s)
 
     def limit_s(self, point: Mapping[str, Any]) -> float:
-        """Returns `runtime.timeout_s`, and less where points of this kind were measured."""
+        """Returns `runtime.timeout_s`, or a shorter limit if similar points were measured."""
         runtime, longest_s = point["runtime"], self._longest_s.get(_kind(point))
         most_s, factor = float(runtime["timeout_s"]), runtime["timeout_factor"]
         return min(most_s, max(LEAST_LIMIT_S, factor * longest_s)) if longest_s and factor else most_s
 
 
 def _kind(point: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns a key of the properties that decide, roughly, how long a point takes."""
-    workload, asked = workloads.of(point), point["workload"]
-    of_point = (point["model"]["name"], workload.world_size(point), point["backend"], point["precision"])
-    of_workload = (workload.name, workload.subject(point), asked["tokens"], asked["repeats"], *workload.cost(point))
-    return (*of_point, point["runtime"]["device"], *of_workload)
+    """Returns a key of the properties that roughly determine the duration of a point."""
+    workload, options = workloads.of(point), point["workload"]
+    common = (point["model"]["name"], workload.world_size(point), point["backend"], point["precision"])
+    size = (workload.name, workload.subject(point), options["tokens"], options["repeats"], *workload.cost(point))
+    return (*common, point["runtime"]["device"], *size)
 
 
 limits = TimeLimits()
-"""Of this process."""
+"""The time limits of this process."""
 
 
 def measure(point: dict[str, Any], directory: Path) -> Result:
-    """Has the point measured by a group of workers, tried again where that may help, and writes its result."""
+    """Measures the point in a group of workers, with retries, and returns its result, which is written."""
     clear(directory)
     workload = workloads.of(point)
     reason = workload.refusal(point)
@@ -223,14 +224,13 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
         reply = _attempt(pool, point, directory, earlier)
         if reply["status"] in LASTING or reply.get("final"):
             break
-        # What is left of memory, streams and other ranks' collectives must not fail the next attempt, too. Nor may
-        # what the failed one wrote be taken for the next one's.
+        # A new group and an empty directory, so that neither leftover state nor files affect the next attempt.
         pool.close()
         clear(directory)
         if left:
             error = reply["error"][:LONGEST_ERROR]
             earlier.append(Attempt(status=reply["status"], error=error, started=started, where=platform.node()))
-            stop_if_told()
+            stop_if_requested()
     if reply["status"] == "ok":
         result = read_result(directory / RESULT_FILE)
         limits.learn(result)
@@ -243,13 +243,13 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
 
 
 def _attempt(pool: WorkerPool, point: dict[str, Any], directory: Path, earlier: Sequence[Attempt]) -> dict[str, Any]:
-    """Returns `status`, and unless that is `ok` an `error`; `final` where another attempt would end alike."""
+    """Returns `status`, `error` unless that is `ok`, and `final` if another attempt would fail alike."""
     try:
         reply = pool.run(point, directory, limits.limit_s(point), earlier)
     except GroupError as failure:
         return {"status": "timeout" if failure.timed_out else "failed", "error": str(failure)}
     if reply["status"] == "ok" and whole_result(directory) is None:
-        return {"status": "failed", "error": f"the workers left no whole {RESULT_FILE}"}
+        return {"status": "failed", "error": f"the workers wrote no complete {RESULT_FILE}"}
     return {**reply, "final": reply.get("sound", False)}
 
 
@@ -258,14 +258,14 @@ def _size(log: Path) -> int:
 
 
 def _without_times(point: dict[str, Any], directory: Path, status: Status, error: str, **more: Any) -> Result:
-    """Writes why the point was not measured."""
-    given = workloads.of(point).overlap_configs(point)
+    """Writes the result of a point that was not measured, with the reason."""
+    configs = workloads.of(point).overlap_configs(point)
     result = Result(
         name=directory.name,
         point=point,
         status=status,
         error=error,
-        settings=given.get("", OverlapConfig()).slots,
+        settings=configs.get("", OverlapConfig()).slots,
         environment=machine_of(point),
         started=now(),
         **more,

@@ -1,4 +1,4 @@
-"""How a run begins: where its results go, and what is left when it is refused before anything was measured: nothing."""
+"""The start of a run: its directory, and the removal of what was written if the run is refused before it measures."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from overlap_sweep.runtime.mistakes import one_line
 from overlap_sweep.runtime.outcome import outcomes
 
 HYDRA_FOLDER = ".hydra"
-"""What Hydra writes for a point before the point is looked at."""
+"""Folder that Hydra writes for a point before the point is checked."""
 _WRITTEN_FIRST = (HYDRA_FOLDER, "multirun.yaml", LOCK_FILE)
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """What was there before a run."""
+    """The state of the directory before a run."""
 
     directory: Path
-    """Of the run or the sweep."""
+    """Directory of the run or sweep."""
     names: frozenset[str]
-    """Of what the directory held."""
+    """Names in the directory."""
     missing: tuple[Path, ...]
-    """The directory and those above it that were not there, from below."""
+    """The directory and its parents that did not exist, innermost first."""
 
     @classmethod
     def of(cls, directory: Path) -> Beginning:
@@ -41,7 +41,7 @@ class Beginning:
         return cls(directory, names, missing)
 
     def restore(self) -> None:
-        """Removes what was added, except where it holds more than what Hydra and we write before a point runs."""
+        """Removes what was added, except entries with files of points that ran."""
         if not self.directory.is_dir():
             return
         for path in self.directory.iterdir():
@@ -56,20 +56,20 @@ class Beginning:
 def _is_of_a_start(path: Path) -> bool:
     if path.name in _WRITTEN_FIRST:
         return True
-    # Points of a sweep may lie deeper, by their hydra.sweep.subdir.
+    # Points of a sweep may be nested deeper, by hydra.sweep.subdir.
     files = (file.relative_to(path) for file in path.rglob("*") if not file.is_dir())
     return path.is_dir() and all(HYDRA_FOLDER in file.parts for file in files)
 
 
 _beginning: list[Beginning] = []
-"""Of this process: one, once Hydra has begun."""
+"""The beginning of this process's run; empty until Hydra starts it."""
 
 
 class Start(Callback):
-    """Called by Hydra before it writes anything, whatever launcher and sweeper there are."""
+    """Hydra's callback before it writes anything, with any launcher and sweeper."""
 
     def __init__(self, fixed_keys: str) -> None:
-        """Hydra has found `fixed_keys` for this, by the whole sweep's configuration; points have it from the cache."""
+        """Ignores `fixed_keys`: the parameter makes Hydra resolve and cache it with the whole sweep's configuration."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         _begin(config, "run")
@@ -79,7 +79,7 @@ class Start(Callback):
 
 
 def _begin(config: DictConfig, kind: str) -> None:
-    """Exits with one line where the directory cannot be written to: of an exception Hydra would make a warning."""
+    """Exits with one line if the directory cannot be written to; Hydra would turn an exception into a warning."""
     try:
         directory = Path(str(config.hydra[kind].dir))
         refuse_if_read_only(directory, kind)
@@ -94,6 +94,6 @@ def _begin(config: DictConfig, kind: str) -> None:
 
 
 def remove_leftovers() -> None:
-    """Removes what a refused start has written, where nothing was measured."""
+    """Removes what a refused run has written, if nothing was measured."""
     for beginning in _beginning:
         beginning.restore()

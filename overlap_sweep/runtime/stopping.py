@@ -1,5 +1,5 @@
-"""When no further point is begun: a process is asked to stop at once (SIGTERM), or after the point that is running
-(SIGUSR2, which cluster managers send ahead of a time limit or a preemption)."""
+"""Stop signals: SIGTERM stops at once; SIGUSR2, which cluster managers send ahead of a time limit or a preemption,
+stops after the running point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STOP_NOW = signal.SIGTERM
 
 
 class Stopped(KeyboardInterrupt):
-    """Stopped by a signal, as by Ctrl-C: what is running is given up and leaves no result."""
+    """Stopped by a signal, like Ctrl-C: a running point leaves no result."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
@@ -23,13 +23,13 @@ _stop_signal: signal.Signals | None = None
 
 
 def listen() -> None:
-    """Listens for signals from now on; called in the main thread."""
+    """Installs the signal handlers; call in the main thread."""
     signal.signal(STOP_AFTER_POINT, _after_the_point)
     signal.signal(STOP_NOW, _now)
 
 
-def stop_if_told() -> None:
-    """Raises `Stopped` if no further point should be begun."""
+def stop_if_requested() -> None:
+    """Raises `Stopped` after a stop signal; called before each point."""
     if _stop_signal is not None:
         raise Stopped(_stop_signal)
 
@@ -40,6 +40,6 @@ def _after_the_point(number: int, frame: Any) -> None:
 
 
 def _now(number: int, frame: Any) -> None:
-    # Slurm sends it twice, and the second must not disturb the tidying up after the first.
+    # Slurm sends it twice; the second must not interrupt the cleanup after the first.
     signal.signal(STOP_NOW, signal.SIG_IGN)
     raise Stopped(signal.Signals(number))

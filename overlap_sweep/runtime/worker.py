@@ -1,4 +1,4 @@
-"""One rank: joins the group, connects to the launcher, runs points until asked to stop."""
+"""One rank: joins the group, connects to the launcher, and runs points until the launcher disconnects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from overlap_sweep.results.run_directory import LOG_FILE, Result, now
 
 
 def main(address: str, device: str, timeout_s: float) -> None:
-    """Runs in a process that torch's elastic launch started: RANK and the rest are in the environment."""
+    """Runs a rank in a process of torch's elastic launch, which sets RANK etc. in the environment."""
     ranks = _join(device, timeout_s)
     channel = Client(address, "AF_UNIX")
     channel.send(ranks.rank)
@@ -43,7 +43,7 @@ def _join(device: str, timeout_s: float) -> Ranks:
     timeout = timedelta(seconds=timeout_s)
     if device == "cuda":
         if not torch.cuda.is_available():
-            raise RuntimeError("this torch sees no GPU; install its CUDA build, or give runtime.device=cpu")
+            raise RuntimeError("PyTorch sees no GPU; install its CUDA build, or use runtime.device=cpu")
         here = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(here)
         dist.init_process_group("nccl", timeout=timeout, device_id=here)
@@ -54,7 +54,7 @@ def _join(device: str, timeout_s: float) -> Ranks:
 
 
 def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """Runs one point; rank 0 writes its result.json if it is `ok`. Returns the reply: how it went on this rank."""
+    """Runs one point; rank 0 writes result.json if it is `ok`. Returns this rank's reply, with its status."""
     directory, point = Path(request["directory"]), request["point"]
     started, clock = now(), time.perf_counter()
     workload = workloads.of(point)
@@ -90,7 +90,7 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
 
 @contextmanager
 def _output_to(log: Path) -> Iterator[None]:
-    """Appends what this process prints to the point's log, also what C++ libraries print."""
+    """Redirects this process's output, also that of C++ libraries, to the point's log."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)

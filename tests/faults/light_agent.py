@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     world_size, address = (arguments[arguments.index(name) + 1] for name in ("--world-size", "--address"))
     threading.Thread(target=_die_with_launcher, args=(Path(address).parent,), daemon=True).start()
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=work_off, args=(rank, address)) for rank in range(int(world_size))]
+    ranks = [context.Process(target=run_jobs, args=(rank, address)) for rank in range(int(world_size))]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     os._exit(0)
 
 
-def work_off(rank: int, address: str) -> None:
+def run_jobs(rank: int, address: str) -> None:
     channel = Client(address, "AF_UNIX")
     channel.send(rank)
     with contextlib.suppress(EOFError, ConnectionError):

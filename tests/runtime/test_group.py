@@ -52,14 +52,14 @@ def test_a_temporary_directory_too_long_for_sockets_is_refused(monkeypatch: pyte
     monkeypatch.setattr(tempfile, "tempdir", longest)
     check_temporary_directory()
     monkeypatch.setattr(tempfile, "tempdir", f"{longest}x")
-    with pytest.raises(UserError, match=rf"TMPDIR={longest}x is 76 bytes long.*set TMPDIR to a shorter path"):
+    with pytest.raises(UserError, match=rf"TMPDIR={longest}x has 76 bytes.*set TMPDIR to a shorter path"):
         check_temporary_directory()
 
 
 def test_who_does_not_answer_in_time_is_given_up(ranks: Ranks) -> None:
     found, workers = ranks
     workers[0].send(OK)
-    with pytest.raises(GroupError, match=r"no answer from ranks \[1\] in 0.5 s") as given_up:
+    with pytest.raises(GroupError, match=r"no answer from ranks \[1\] within 0.5 s") as given_up:
         found._collect(0.5)
     assert given_up.value.timed_out
 
@@ -75,7 +75,7 @@ def test_who_waits_for_one_that_failed_is_not_waited_for_long(ranks: Ranks) -> N
 def test_a_closed_connection_is_a_death(ranks: Ranks) -> None:
     found, workers = ranks
     workers[1].close()
-    with pytest.raises(GroupError, match=r"rank 1 died \(its agent ended with 3\)"):
+    with pytest.raises(GroupError, match=r"rank 1 died \(its agent exited with 3\)"):
         found._collect(5)
 
 
@@ -86,7 +86,7 @@ def test_of_deaths_the_group_s_own_counts(ranks: Ranks, tmp_path: Path) -> None:
     log.write_text("  exitcode  : -9 (pid: 1)  (SIGKILL)\n")
     found._log_start = log.stat().st_size
     workers[0].close()
-    with pytest.raises(GroupError, match="its agent ended with 3"):
+    with pytest.raises(GroupError, match="its agent exited with 3"):
         found._collect(5)
     log.write_text(log.read_text() + "noise\n  exitcode  : -11 (pid: 22)  (SIGSEGV)\nmore\n")
     with pytest.raises(GroupError, match=r"exitcode : -11 \(pid: 22\) \(SIGSEGV\)"):

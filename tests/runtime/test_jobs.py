@@ -21,5 +21,5 @@ def test_a_point_that_is_given_twice_runs_once_where_it_was_first_asked_for() ->
 def test_two_points_that_differ_share_no_directory() -> None:
     empty = OmegaConf.create({})
     jobs = [Job(number, [], empty, {"num_sm": number}, Path("a")) for number in (3, 4)]
-    with pytest.raises(UserError, match="jobs 3 and 4 of the sweep differ and would both be written to a; give"):
+    with pytest.raises(UserError, match="Jobs 3 and 4 of the sweep differ but would both be written to a; set"):
         distinct(jobs)

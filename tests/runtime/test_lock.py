@@ -75,7 +75,7 @@ def test_a_held_directory_is_refused_until_its_owner_is_dead(tmp_path: Path) -> 
         with pytest.raises(UserError, match=f"{tmp_path} is in use by process {process.pid}"):
             lock.refuse_if_held(tmp_path)
         # An owner that has not said yet who it is.
-        for content, said in ((b"", "only just begun"), (b"\0\x1b[31m", r"by \\x00\\x1b\[31m;")):
+        for content, said in ((b"", "just started"), (b"\0\x1b[31m", r"by \\x00\\x1b\[31m;")):
             (tmp_path / LOCK_FILE).write_bytes(content)
             with pytest.raises(UserError, match=said):
                 lock.hold(tmp_path)

@@ -33,7 +33,7 @@ def test_a_store_gets_every_measurement_once(stored: Path) -> None:
     store = stored / "store.sqlite"
     assert names(store) == ["tp2_sm1", "tp2_sm2"]
     done = launch_here("-m", "num_sm=1,2", *TINY, f"store={store}", f"hydra.sweep.dir={stored}/sweep")
-    assert "measured before: 2 of 2" in done.stdout
+    assert "already measured: 2 of 2 points" in done.stdout
     assert names(store) == ["tp2_sm1", "tp2_sm2"]
 
 
@@ -59,7 +59,7 @@ def test_what_it_knows_is_not_measured(stored: Path) -> None:
     assert analysed.returncode == 0, analysed.stderr
     assert "TP=2" in analysed.stdout
     resumed = launch_here("-m", "num_sm=1,4", *TINY, *given, f"hydra.sweep.dir={launch.directory}")
-    assert "measured before: 2 of 2" in resumed.stdout
+    assert "already measured: 2 of 2 points" in resumed.stdout
     single = launch_here("num_sm=1", *TINY, *given, f"hydra.run.dir={stored}/single")
     assert single.returncode == 0, single.stderr
     (result,) = Launch(stored / "single").results().values()
@@ -72,7 +72,7 @@ def test_what_it_knows_is_not_measured(stored: Path) -> None:
     [
         (("-m",), "store={path}", "is a file"),
         ((), "store=/nowhere/store.sqlite", "/nowhere"),
-        ((), "reuse=true", "reuse=true needs a store"),
+        ((), "reuse=true", "reuse=true requires store=<path>."),
     ],
 )
 def test_a_store_that_cannot_be_used_is_one_clear_error_before_anything_is_started(

@@ -31,13 +31,13 @@ MISTAKES = {
     "-m +num_smm=8,16 hydra/sweeper=bisect": NUM_SM,
     "-m +num_smm=8,16 hydra/sweeper=knobs workload=fsdp": NUM_SM,
     "-m +num_smm=8,16 +experiment=tp_overlap_tuner": NUM_SM,
-    "-m +num_sm=8,16": "num_sm is an option already; give num_sm=... without the +.",
+    "-m +num_sm=8,16": "num_sm exists already; give num_sm=... without the +.",
     "tokens=8192": "Unknown option tokens. Did you mean workload.tokens?",
     "tp=8": "Unknown option tp. Did you mean tp_size?",
     "runtime.devise=cpu": "Unknown option runtime.devise. Did you mean runtime.device?",
     "workload=fsdp fsdp.forward_prefech=1": "Unknown option fsdp.forward_prefech. Did you mean fsdp.forward_prefetch?",
     "something=8": "Unknown option something. See python launch.py workload=<name> --help.",
-    "m=0": "m is for workload=kernel; add that, or leave it out.",
+    "m=0": "m requires workload=kernel.",
     "hydra.sweep.dirr=x": "Unknown option hydra.sweep.dirr. Did you mean hydra.sweep.dir?",
     "hydra/launcher=slurm hydra.launcher.partitoin=x": (
         "Unknown option hydra.launcher.partitoin. Did you mean hydra.launcher.partition?"
@@ -56,15 +56,15 @@ MISTAKES = {
     "-m model=hf num_sm=1,2 hydra/sweeper=bisect": "model.name has no value; give model.name=... .",
     # Values.
     "num_sm=0": "num_sm=0 is out of range; give a value from 1 to 512.",
-    "tp_size=two": "tp_size=two is no whole number; give a value from 1 to 8.",
-    "-m tp_size=2,two": "tp_size=two is no whole number; give a value from 1 to 8.",
+    "tp_size=two": "tp_size=two is not a whole number; give a value from 1 to 8.",
+    "-m tp_size=2,two": "tp_size=two is not a whole number; give a value from 1 to 8.",
     "runtime.isolate=maybe": "runtime.isolate=maybe is neither true nor false; give true or false.",
     "workload=kernel m=0": "m=0 is out of range; give a value from 1 to 16777216.",
     "precision=float64": "precision=float64 is not known; choose one of fp32, fp16, bf16, fp8_delayed, fp8_current.",
     # No options at all.
     "num_sm": "num_sm has no value; give num_sm=... .",
-    "sweep -m tp_size=2": f"sweep is no option=value. {HELP}",
-    "num_sm==8": "num_sm==8 cannot be read; quote a value with commas, brackets or blanks, as in 'num_sm=\"a,b\"'.",
+    "sweep -m tp_size=2": f"sweep is not of the form option=value. {HELP}",
+    "num_sm==8": "num_sm==8 cannot be parsed; quote values with commas, brackets or spaces, as in 'num_sm=\"a,b\"'.",
     "--multirn num_sm=8": "Unknown flag --multirn. Did you mean --multirun?",
     "-x": f"Unknown flag -x. {HELP}",
 }

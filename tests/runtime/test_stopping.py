@@ -102,9 +102,9 @@ def test_sigusr2_stops_after_the_running_point_and_the_printed_command_goes_on(r
     assert {(result.status, len(result.earlier_attempts)) for result in one.launch.results().values()} == {("ok", 0)}
     told, command = stderr.splitlines()
     assert told.startswith("interrupted: 2 ok, 2 missing; ")
-    assert command.startswith("go on with: python launch.py -m num_sm=1,2,3,4")
+    assert command.startswith("resume with: python launch.py -m num_sm=1,2,3,4")
 
-    arguments = [sys.executable, *shlex.split(command.removeprefix("go on with: "))[1:]]
+    arguments = [sys.executable, *shlex.split(command.removeprefix("resume with: "))[1:]]
     environment = {**os.environ, **one.launch.environment, "OVERLAP_SWEEP_LIGHT": "1"}
     again = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0
@@ -152,6 +152,6 @@ def test_a_group_that_cannot_start_fails_the_point_with_the_reason(tmp_path: Pat
     done = launch.run("tp_size=1", "method=none", "runtime.retries=0")
     (result,) = launch.results().values()
     assert result.status == "failed"
-    assert "this torch sees no GPU" in str(result.error).splitlines()[0]
-    assert "this torch sees no GPU" in done.stdout
+    assert "PyTorch sees no GPU" in str(result.error).splitlines()[0]
+    assert "PyTorch sees no GPU" in done.stdout
     assert done.returncode == 1

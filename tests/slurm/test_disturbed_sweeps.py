@@ -54,7 +54,7 @@ def test_a_sweep_survives_all_at_once(slurm: Slurm, new_sweep: Callable[..., Slu
     lost = {tried, never}
     assert sweep.statuses() == ok([point for point in everything if point not in lost])
     assert f"2 missing: Slurm job {cancelled} was cancelled" in done.stderr.splitlines()
-    assert done.stdout.splitlines()[-1].startswith("7 ok, 2 missing; go on with: python launch.py ")
+    assert done.stdout.splitlines()[-1].startswith("7 ok, 2 missing; resume with: python launch.py ")
     # Again only what was killed in the midst of its measurement.
     again = points_of[killed][1]
     assert sweep.measured() == {point: 1 + (point == again) for point in everything if point != never}
@@ -64,7 +64,7 @@ def test_a_sweep_survives_all_at_once(slurm: Slurm, new_sweep: Callable[..., Slu
     sweep.wait_for_empty_queue()
 
     resumed = sweep.run(*arguments, f"resume={sweep.launch.directory}")
-    assert "measured before: 7 of 9 points" in resumed.stdout
+    assert "already measured: 7 of 9 points" in resumed.stdout
     assert sweep.statuses() == ok(everything)
     assert sweep.measured("run") == dict.fromkeys(everything, 1)
 

@@ -67,7 +67,7 @@ def test_after_a_killed_launcher_the_next_adopts_its_jobs(slurm: Slurm, begun: d
     sweep.release()
     done = sweep.finish()
     # The point that was held may have ended before the launcher looked.
-    (kept,) = re.findall(r"measured before: ([12]) of 6 points", done.stdout)
+    (kept,) = re.findall(r"already measured: ([12]) of 6 points", done.stdout)
     assert f"{6 - int(kept)} points are left to jobs of an earlier launch: {', '.join(jobs)}" in done.stdout
     assert sweep.statuses() == ok(everything)
     assert sweep.measured() == dict.fromkeys(everything, 1)
@@ -97,7 +97,7 @@ def test_ctrl_c_leaves_the_jobs_and_after_they_are_cancelled_any_launcher_may_go
     assert list(jobs.values()) == ["RUNNING"]
     assert f"end them with: scancel {' '.join(jobs)}" in done.stdout
     assert "Traceback" not in done.stderr
-    assert "go on with: python launch.py" in done.stderr
+    assert "resume with: python launch.py" in done.stderr
 
     # The job is not taken for one of another configuration.
     refused = sweep.run(*THREE, "workload.repeats=5", resume, status=1)
@@ -108,7 +108,7 @@ def test_ctrl_c_leaves_the_jobs_and_after_they_are_cancelled_any_launcher_may_go
     sweep.wait_for_empty_queue()
     sweep.release()
     done = sweep.run(*THREE, resume, torchrun=True)
-    assert "measured before: 1 of 3 points" in done.stdout
+    assert "already measured: 1 of 3 points" in done.stdout
     assert sweep.statuses() == ok(points(1, 2, 3))
 
 

@@ -76,7 +76,7 @@ def test_all_points_share_max_jobs_jobs_and_a_finished_sweep_is_resumed_without_
     jobs, resume = list(sweep.jobs()), f"resume={sweep.launch.directory}"
     assert len(jobs) == 2
     again = sweep.run("num_sm=1,2", NUMBERED, resume)
-    assert "measured before: 2 of 2 points" in again.stdout
+    assert "already measured: 2 of 2 points" in again.stdout
     assert list(sweep.jobs()) == jobs
     sweep.run("num_sm=1,2,3,4,5,6", NUMBERED, resume)
     assert sweep.measured() == {f"number{number}": 1 for number in range(6)}

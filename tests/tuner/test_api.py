@@ -161,7 +161,7 @@ def test_its_own_reason_is_the_error(tmp_path: Path, capfd: pytest.CaptureFixtur
     [
         ("llama3_8b", {"max_tp_size": 1}, "max_tp_size=1 leaves nothing that communicates"),
         ("llama3_8b", {"tp_size": 3}, "attention heads do not divide by tp_size=3"),
-        ("llama3_8b", {"max_minutes": "five"}, 'search.max_minutes="five" is no number'),
+        ("llama3_8b", {"max_minutes": "five"}, 'search.max_minutes="five" is not a number'),
         ("no/such/model", {}, "no/such/model is no path and no Hugging Face name"),
         ("llama3_8c", {}, "Did you mean llama3_8b?"),
     ],

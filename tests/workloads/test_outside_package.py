@@ -92,7 +92,7 @@ def test_it_refuses_what_it_does_not_have(installed: dict[str, str], tmp_path: P
         "operator=fc2": "operator is for workload=operator",
         "toy.chunk=2": "Unknown option toy.chunk. Did you mean toy.chunks?",
         "toy.chunks=65": "toy.chunks=65 is out of range; give a value from 1 to 64.",
-        "model.bias=true": "model.bias=True: workload=toy does not use it",
+        "model.bias=true": "workload=toy does not use model.bias=True;",
     }.items():
         done = launch.run("workload=toy", "runtime.device=cpu", given)
         assert (done.returncode, said in done.stderr) == (1, True), done.stderr
@@ -103,7 +103,7 @@ def test_it_refuses_what_it_does_not_have(installed: dict[str, str], tmp_path: P
 def test_its_results_are_kept_and_remembered(sweep: tuple[Launch, str], tmp_path: Path) -> None:
     launch, _ = sweep
     resumed = launch.run(*SWEEP)
-    assert "measured before: 2 of 2 points" in resumed.stdout
+    assert "already measured: 2 of 2 points" in resumed.stdout
     again = Launch(tmp_path, launch.environment)
     assert again.run(*SWEEP, f"store={launch.directory}.sqlite", "reuse=true").returncode == 0
     found = results(again.directory)

@@ -17,13 +17,13 @@ from hydra.core.utils import JobReturn
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import point_identity
 from overlap_sweep.runtime.group import GROUP_LOG, WorkerPool, shared_pool
-from overlap_sweep.runtime.jobs import Job, Sweep, work_off
+from overlap_sweep.runtime.jobs import Job, Sweep, run_jobs
 from overlap_sweep.runtime.kept import whole_result
 from overlap_sweep.runtime.lock import claimed
 from overlap_sweep.runtime.outcome import outcomes, progress
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.runtime.slurm.queue import RECORDS
-from overlap_sweep.runtime.stopping import STOP_AFTER_POINT, Stopped, listen, stop_if_told
+from overlap_sweep.runtime.stopping import STOP_AFTER_POINT, Stopped, listen, stop_if_requested
 
 IDLE_RESTARTS = 3
 """A job that was told to stop before it had finished a point asks to be queued again no more often than this."""
@@ -72,7 +72,7 @@ class Batch:
         pool = shared_pool(self.sweep.directory / RECORDS / f"{_job_id()}_{GROUP_LOG}")
         try:
             with progress(len(left), outcomes):
-                returned = self._work_off(left)
+                returned = self._run_jobs(left)
         except Stopped as stopped:
             print(f"stopped by {stopped}: {outcomes.counts_line()}", flush=True)
             if stopped.number != STOP_AFTER_POINT:
@@ -86,14 +86,14 @@ class Batch:
             # Raises what the task did: Hydra keeps that for whoever asks, and submitit writes it to the job's log.
             _ = job_return.return_value
 
-    def _work_off(self, jobs: Sequence[Job]) -> list[JobReturn]:
+    def _run_jobs(self, jobs: Sequence[Job]) -> list[JobReturn]:
         returned: list[JobReturn] = []
         for job in jobs:
             job.directory.mkdir(parents=True, exist_ok=True)
             with claimed(job.directory, CLAIM_PATIENCE_S) as ours:
-                stop_if_told()
+                stop_if_requested()
                 if ours and whole_result(job.directory) is None:
-                    returned += work_off(self.sweep, [job]).values()
+                    returned += run_jobs(self.sweep, [job]).values()
         return returned
 
 

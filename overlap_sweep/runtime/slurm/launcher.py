@@ -24,7 +24,7 @@ from overlap_sweep.runtime.lock import CLAIM_FILE
 from overlap_sweep.runtime.outcome import Outcome, Outcomes, outcomes, progress, tail
 from overlap_sweep.runtime.slurm.queue import JobRecord, JobState, forget, job_states, living_jobs
 from overlap_sweep.runtime.slurm.submission import Pack, Submitted, check_slurm, launcher_options, pack, submit
-from overlap_sweep.runtime.stopping import stop_if_told
+from overlap_sweep.runtime.stopping import stop_if_requested
 
 LOG_TAIL_LINES = 20
 
@@ -126,7 +126,7 @@ class Watch:
             self._collect()
             if not self._left:
                 break
-            stop_if_told()
+            stop_if_requested()
             self._look_after_jobs()
             if self._left:
                 time.sleep(self.poll_s)
