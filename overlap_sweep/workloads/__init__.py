@@ -1,7 +1,7 @@
-"""The protocol that every workload keeps, and the registry of them: the only place that knows which there are.
+"""The workload protocol and the registry of workloads. No other shared module names a workload.
 
-A workload is a package with an object `WORKLOAD`. Those of other distributions are entry points of the group
-`overlap_sweep.workloads`, and have their YAML files in a folder `conf` beside it.
+A workload is a package with an object `WORKLOAD`. Other distributions register theirs as entry points of the group
+`overlap_sweep.workloads`, with their YAML files in a folder `conf` in the same package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from overlap_sweep.results.run_directory import Result
 
 Config = Mapping[str, Any]
-"""The configuration of one point as plain data: as it was asked for, or after `complete` as it is measured."""
+"""The configuration of one point as plain data: as Hydra composed it, or after `complete` as it is measured."""
 
 
 Run = Callable[[Config, Path, "Ranks"], dict[str, Any]]
@@ -44,17 +44,18 @@ def _tp_size(config: Config) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """What a point requires of its worker processes. Points with equal requirements can share them."""
+    """A point's requirements on its worker processes. Points with equal requirements can share them."""
 
     max_connections: int = 1
     """CUDA_DEVICE_MAX_CONNECTIONS, unless `runtime.max_connections` is given."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Additional environment variables."""
     wrapper: tuple[str, ...] = ()
-    """What the command line of the processes begins with, such as a profiler."""
+    """Program and arguments that start the processes, such as a profiler."""
     wrapper_missing: str = ""
-    """The error where the wrapper's program is not in PATH."""
+    """Error message if the wrapper's program is not in PATH."""
     company: str = ""
-    """What else must be equal for points to share processes."""
+    """Any further string that must be equal for points to share processes."""
 
 
 def _usual_workers(config: Config, directory: Path) -> Workers:
@@ -63,18 +64,19 @@ def _usual_workers(config: Config, directory: Path) -> Workers:
 
 @dataclass(frozen=True)
 class Sample:
-    """One point as a search over knobs compares it: times in microseconds, whose i-th entries were taken side by
-    side."""
+    """The times of one point, in microseconds, as a search over knobs compares them. The i-th samples of all fields
+    were taken in the same round."""
 
     times_us: tuple[float, ...]
+    """Times of the point itself."""
     beside_us: tuple[float, ...] = ()
-    """Of something that all points of the same `work` have in common: it tells how fast the machine was just then."""
+    """Times of a reference that all points with equal `work` share: dividing by them cancels drift of the machine."""
     none_us: tuple[float, ...] = ()
-    """The same without overlap."""
+    """Times of the same work with no overlap."""
     work: str = ""
-    """Equal for points that compute the same."""
+    """Key that is equal for points that compute the same."""
     amount: float = 1.0
-    """How much work that was: points are compared by the time of equal amounts."""
+    """Amount of work, such as samples per step: points are compared by time per amount."""
 
     def scaled(self, factor: float) -> Sample:
         """Returns the sample for `factor` times as much work."""
@@ -87,73 +89,75 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Searchable:
-    """What `hydra/sweeper=knobs` needs of a workload whose points have one time each."""
+    """How `hydra/sweeper=knobs` searches a workload whose points have one time each."""
 
     sample: Callable[[Result], Sample]
-    """Of a result that is ok."""
+    """Returns the sample of an `ok` result."""
     same_point: Callable[[Config], str]
-    """Returns what is equal for completed points that run the same, whatever idle options say."""
+    """Returns a key that is equal for completed points that run the same, ignoring options without effect."""
     options: tuple[str, ...] = ()
-    """How the options begin that are searched wherever several values are given; others are if the sweeper's `params`
-    name them."""
+    """Prefixes of the options that are searched if several values are given. Others must be in the sweeper's
+    `params`."""
     cases: tuple[str, ...] = ()
-    """Those of them whose values are searched apart."""
+    """The options among them whose values are separate searches."""
     of_gpus: tuple[str, ...] = ()
-    """How the options begin that say nothing on a CPU."""
+    """Prefixes of the options that have no effect on a CPU."""
     experiment: str | None = None
-    """One that does nothing but search: a run of what it found does without."""
+    """Experiment that only configures the search. The command that runs the best setting leaves it out."""
     example: str = "runtime.max_connections=1,8"
-    """How a knob is given several values."""
+    """Example of a knob with several values, for error messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A kind of work for points. Only its module `run` imports torch, and `section` the analysis."""
+    """A kind of work that points measure. Only its module `run` imports torch, and only `section` the analysis."""
 
     name: str
     package: str
-    """Of its modules: `config` with its options, `run` with what the workers run, `result` with what it measures,
-    `section` with the table of its points and what is said of them, `compare` with how it takes part in comparisons."""
+    """Package with the modules `config` (options), `run` (code of the workers), `result` (measured fields), `section`
+    (table of points and report), and `compare` (its part in comparisons)."""
     complete: Callable[[Config], dict[str, Any]]
-    """Returns the point with what its configuration only names filled in: the backend, knobs, the content of files.
-    What comes after reads nothing else. UserError when something of the user's cannot be understood."""
+    """Returns the point with all references resolved: backend, knobs, contents of files. Later stages read nothing
+    else. UserError if an input cannot be understood."""
     run: Run
-    """Called on every rank of the group: writes what belongs into the run directory, and returns the measured fields of
-    the point's `Result`. `Refused` from it skips the point with that reason, `WrongNumbers` fails it."""
+    """Runs on every rank of the group: writes files into the run directory and returns the measured fields of the
+    point's `Result`. If it raises `Refused`, the point is skipped with that reason; if `WrongNumbers`, it fails."""
     subject: Callable[[Config], str]
-    """Returns what is measured, in a word: `fc1`, `8192 GEMM`."""
+    """Returns a short name of what is measured: `fc1`, `8192 GEMM`."""
     words: Callable[[Config, Sequence[str]], list[str]]
-    """Returns the words of the run directory's name, of which the first is the model, or what stands for one; the
-    command line's overrides are given, for what is named only if asked for."""
+    """Returns the words of the run directory's name, the model or its substitute first. The second argument are the
+    command line's overrides, for words that appear only if an option was given."""
     named: Collection[str]
-    """The options that those words show, or that are no part of what is measured: others that are given on the command
-    line are appended to the name."""
+    """Options that these words show, or that do not affect the measurement. Other options of the command line are
+    appended to the name."""
     refusal: Callable[[Config], str | None] = lambda config: None
-    """Returns why a completed point makes no sense, or None."""
+    """Returns why a completed point cannot be measured, or None."""
     overlap_configs: Callable[[Config], dict[str, OverlapConfig]] = lambda config: {}
-    """Returns by variant, or for the whole point under "", what the backend is given, for the run directory."""
+    """Returns the overlap configurations that the backend gets, by variant, or under "" for the whole point. They are
+    written into the run directory."""
     world_size: Callable[[Config], int] = _tp_size
-    """Returns the ranks that a point runs on."""
+    """Returns the number of ranks of a point."""
     idle_gpus: Callable[[Config], int] = lambda config: 0
-    """Returns how many GPUs it needs beside those of its ranks."""
+    """Returns the number of GPUs it needs in addition to those of its ranks."""
     fewer_gpus: Callable[[Config], tuple[str, str]] = lambda config: (
         f"tp_size={config['tp_size']}",
         "a smaller tp_size",
     )
-    """Returns what asks for so many GPUs, and what would ask for fewer."""
+    """Returns, for the error about missing GPUs, the options that determine their number, and what to use instead."""
     cost: Callable[[Config], tuple[Any, ...]] = lambda config: ()
-    """Returns what decides, beside model, ranks, backend, precision, tokens and repeats, how long a point takes."""
+    """Returns the values that a point's duration depends on, besides model, ranks, backend, precision, tokens and
+    repeats."""
     workers: Callable[[Config, Path], Workers] = _usual_workers
-    """Returns what a completed point wants of its worker processes; its run directory is given for what they write.
-    UserError where they cannot be started so."""
+    """Returns the requirements of a completed point on its worker processes, which may write into its run directory.
+    UserError if they cannot be started."""
     backend: Callable[[str], Any] = backends.load
-    """Returns the module of the backend of that name. UserError where there is none, or it cannot run this."""
+    """Returns the module of a backend by name. UserError if there is none, or it does not support this workload."""
     output_option: str | None = None
-    """The option, with dots, that names the directory of the results instead of multirun/."""
+    """Option, with dots, that replaces multirun/ as the directory of the results."""
     names_in_output: bool = False
-    """Whether a single point's results go into a folder of its own there, as those of a sweep do."""
+    """Whether a single point gets its own folder in that directory, as the points of a sweep do."""
     is_told_when_measured: bool = True
-    """Whether launch.py prints what is said of the points: little enough to be read at once."""
+    """Whether launch.py prints the report after measuring, since it is short."""
     searchable: Searchable | None = None
     """None: `hydra/sweeper=knobs` refuses it."""
 
@@ -163,7 +167,7 @@ class Workload:
 
 
 GROUP = "overlap_sweep.workloads"
-"""The group of other packages' entry points."""
+"""Entry point group for workloads of other packages."""
 BUILT_IN = ("operator", "layer", "kernel", "fsdp", "copy_engine", "tp_training")
 
 
@@ -184,15 +188,15 @@ def load(name: str) -> Workload:
     try:
         return cast(Workload, entry.load())
     except Exception as error:
-        # Of somebody else's code, whatever it fails with when it is run for the first time.
+        # Importing another package's code can raise anything.
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise UserError(
-            f"workload={name} cannot be loaded from {entry.value} ({reason}); mend or uninstall it."
+            f"workload={name} cannot be loaded from {entry.value} ({reason}); fix or uninstall that package."
         ) from error
 
 
 def config_folders() -> list[str]:
-    """Returns the folders in which other packages have the YAML files of their workloads: `conf` beside `WORKLOAD`."""
+    """Returns the folders `conf` of other packages, with the YAML files of their workloads."""
     packages = [import_module(load(name).package) for name in names()[len(BUILT_IN) :]]
     return [str(Path(str(package.__file__)).parent / "conf") for package in packages]
 
@@ -208,7 +212,7 @@ def world_size(config: Config) -> int:
 
 
 def gpus(config: Config) -> int:
-    """Returns the number of GPUs that a point needs: one for each rank, and those beside them."""
+    """Returns the number of GPUs that a point needs: one for each rank, plus idle ones."""
     return world_size(config) + of(config).idle_gpus(config)
 
 
@@ -218,7 +222,7 @@ def section_module(name: str) -> Any:
 
 
 def measured_type(name: str) -> type[Measured]:
-    """Returns the type of what the workload's points measure. UserError if there is no such workload."""
+    """Returns the type of the workload's measurements. UserError if there is no such workload."""
     measured: type[Measured] = load(name).module("result").MEASURED
     return measured
 

@@ -1,4 +1,4 @@
-"""The report of all workloads on a directory of results. Separate from the registry, which workers import, too."""
+"""The report of all workloads on a directory of results. Separate from the registry because workers import that."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "report operators": ("fc1_dgrad", "bulk_sm4", "320.0", "pipeline_sm8_split4", "1.25x", "80%"),
     "report rare_proof": ("0.903", "0.6% slower", FILE),
     "report long_layer": ("60,000", "20,000", "1,234.0", "0.898", "launch-bound"),
-    "report kernels": ("symm_mem fused", "use this", "120.0", "1.67x", "+20% against the bound"),
+    "report kernels": ("symm_mem fused", "use this", "120.0", "1.67x", "20% above the bound"),
     "report two_kernels": ("torch ring", "1.33x", "150.0"),
     "report training": ("gradient_accumulation=2", "best", "2,100.0", "88%", "-4.2%"),
     "report copies": ("902.0", "90%"),

@@ -1,4 +1,4 @@
-"""GEMMs on one stream, copies on another: what the copy engines can hide, before any training loop is changed."""
+"""GEMMs on one stream, copies on another: how much of the copies the copy engines can hide."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _KEPT = ("runtime", "profile", "repetition", "workload")
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the point without the options that copies do not use."""
+    """Returns the point without the options that this workload does not use."""
     if point["backend"] != "auto":
-        raise UserError(f"backend={point['backend']}: workload=copy_engine has none; leave it out.")
+        raise UserError(f"backend={point['backend']}: workload=copy_engine has no backends; leave it out.")
     copy = dict(point["copy_engine"])
-    # It is workload.repeats.
+    # The same as workload.repeats.
     del copy["iterations"]
     return {
         **{name: point[name] for name in _KEPT},
@@ -50,7 +50,7 @@ WORKLOAD = Workload(
     words=_words,
     named={f"copy_engine.{name}" for name in ("matrix_size", "copy_mb", "direction")},
     world_size=lambda point: 1,
-    # The one that is copied to from another.
+    # The GPU that receives the copies.
     idle_gpus=lambda point: int(point["copy_engine"]["direction"] == "peer"),
     fewer_gpus=lambda point: (f"copy_engine.direction={point['copy_engine']['direction']}", "another direction"),
     cost=lambda point: (point["copy_engine"]["gemms"], point["copy_engine"]["copies"]),

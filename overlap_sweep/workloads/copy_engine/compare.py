@@ -17,11 +17,11 @@ from overlap_sweep.workloads.copy_engine.section import copy_row
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
-    """Returns all measurements except launch-bound ones, whose times say nothing."""
+    """Returns the measurements that are not launch-bound."""
     by_size: dict[tuple[Key, str], list[tuple[str, Mapping[str, Timing]]]] = defaultdict(list)
     for point in points:
         if point.workload == "copy_engine" and point.status == "ok":
-            copies, asked = point.measured_as(CopyTimes), point.config["copy_engine"]
+            copies, options = point.measured_as(CopyTimes), point.config["copy_engine"]
             key = Key(
                 model=None,
                 tokens=None,
@@ -29,7 +29,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
                 backend=point.config["backend"],
                 device=point.case.device,
                 tp_size=1,
-                operator=f"{asked['direction']}, {copy_row(point).size}",
+                operator=f"{options['direction']}, {copy_row(point).size}",
                 pass_name=WHOLE,
                 setting="",
             )
@@ -45,9 +45,9 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 
 def samples(result: Result) -> dict[str, Sample]:
-    """Returns the sample of GEMMs and copies at once; empty if the host limited them."""
+    """Returns the sample of the overlapped GEMMs and copies; empty if the point is launch-bound."""
     times = result.measured_as(CopyTimes).times
-    # The rows of the matrices are nothing that a model reads.
+    # The rows of the matrices are not tokens of a model.
     sample = Sample((times["overlapped"],), times["sequential"].median_us, WHOLE, tokens=None)
     return {} if result.launch_bound else {"overlapped": sample}
 

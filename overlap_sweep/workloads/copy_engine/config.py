@@ -10,35 +10,35 @@ from overlap_sweep.declared import one_of, ranged
 
 @dataclass
 class WorkloadOptions:
-    """GEMMs and copies, one after the other and at once: what a copy engine can hide; see `copy_engine`."""
+    """GEMMs and copies, in sequence and concurrently: how much a copy engine can hide; see `copy_engine`."""
 
     name: str = "copy_engine"
     tokens: int | None = ranged(None, 1, 2**24)
-    """Rows of the GEMM: what `copy_engine.matrix_size` says."""
+    """Rows of the GEMM; set by `copy_engine.matrix_size`."""
     warmup: int = ranged(2, 0, 1000)
     """Untimed iterations."""
     repeats: int | None = ranged(None, 3, 10**5)
-    """Timed iterations: what `copy_engine.iterations` says."""
+    """Timed iterations; set by `copy_engine.iterations`."""
     seed: int = ranged(0, 0, 2**31 - 1)
-    """Of the matrices."""
+    """Random seed of the matrices."""
 
 
 @dataclass
 class CopyEngine:
-    """GEMMs on one stream, copies on another of high priority."""
+    """GEMMs on one stream, copies on another with high priority."""
 
     matrix_size: int = ranged(4096, 1, 2**16)
-    """The GEMM multiplies two square matrices of this size."""
+    """Rows and columns of the square matrices that the GEMM multiplies."""
     copy_mb: float = ranged(64.0, 0.001, 2**17)
-    """MiB that are copied beside it."""
+    """Size of each copy, in MiB."""
     direction: str = one_of("device_to_device", "device_to_device", "peer", "host_to_device", "device_to_host")
-    """From where to where is copied. `peer`: into the next GPU's memory."""
+    """Source and target of the copies. `peer`: into the next GPU's memory."""
     dtype: str = one_of("bfloat16", "bfloat16", "float16", "float32", also=TORCHS)
-    """What the GEMM multiplies in."""
+    """Data type of the GEMM."""
     gemms: int = ranged(4, 1, 1000)
-    """GEMMs of each iteration, one after the other."""
+    """Number of GEMMs in each iteration, in sequence."""
     copies: int = ranged(4, 1, 1000)
-    """Copies of each iteration, one after the other."""
+    """Number of copies in each iteration, in sequence."""
     iterations: int | None = ranged(None, 3, 10**5)
     """Timed iterations. null: 21, on a CPU 7."""
 

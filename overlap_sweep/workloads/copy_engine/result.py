@@ -1,4 +1,4 @@
-"""What a point of workload=copy_engine measured: GEMMs and copies, alone, in sequence and at once."""
+"""Measurements of a point of workload=copy_engine: GEMMs and copies, alone, in sequence and overlapped."""
 
 from __future__ import annotations
 
@@ -46,12 +46,14 @@ class CopyTimes(Measured, kw_only=True, tag="copy_engine"):
     resolved = ResolvedCopies
 
     times: dict[Name, Timing]
-    """`gemm` and `copy` each alone, `sequential` one after the other on one stream, `overlapped` on two. Their i-th
-    samples pair."""
+    """Times by variant: `gemm` and `copy` alone, `sequential` on one stream, `overlapped` on two. Their i-th samples
+    pair."""
     launch_bound: dict[Name, bool]
+    """Whether each variant was launch-bound."""
     bytes_copied: Total
-    """In each iteration."""
+    """Bytes copied in each iteration."""
     flops: Total
+    """Floating-point operations of the GEMMs in each iteration."""
 
     def __post_init__(self) -> None:
         if missing := set(VARIANTS) - self.times.keys():
@@ -66,8 +68,8 @@ class CopyTimes(Measured, kw_only=True, tag="copy_engine"):
         return {**config, **known, "workload": workload, "model": {"name": CUSTOM}}
 
     def compared(self, result: Result) -> Speedup | None:
-        at_once = self.times["sequential"].median_us / self.times["overlapped"].median_us
-        return Speedup(at_once, "sequential", ranks=False)
+        speedup = self.times["sequential"].median_us / self.times["overlapped"].median_us
+        return Speedup(speedup, "sequential", ranks=False)
 
 
 MEASURED = CopyTimes

@@ -1,8 +1,8 @@
-"""GEMMs on the current stream and copies on one of high priority, each alone, one after the other, and at once.
+"""GEMMs on the current stream and copies on a high-priority stream: each alone, in sequence, and overlapped.
 
-On H200s copies in every direction are memory copies in a trace (`Memcpy DtoD`, `PtoP`, `HtoD`, `DtoH`), no kernels, and
-need no SM: with all SMs taken by a kernel of 35 ms they went on at nearly their own speed. Those to another GPU or the
-host cost the GEMMs beside them nothing; one within the same memory does, since it takes most of its bandwidth.
+On H200s copies in every direction are memory copies in a trace (`Memcpy DtoD`, `PtoP`, `HtoD`, `DtoH`), not kernels,
+and need no SM: with all SMs taken by a kernel of 35 ms they ran at nearly full speed. Copies to another GPU or to the
+host don't slow down concurrent GEMMs; copies within the same memory do, since they take most of its bandwidth.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from overlap_sweep.workloads.copy_engine.result import VARIANTS, CopyTimes
 
 MIB = 2**20
 LEAST_COPIED_BYTES = 256 * MIB
-"""Before a copy finds the same memory again: several times what an L2 cache holds."""
+"""Bytes copied before a buffer is used again: several times the size of an L2 cache."""
 PROFILED = 2
-"""Iterations in a trace."""
+"""Number of iterations in a trace."""
 
 
-# Gradients are every thread's own affair; what autograd counts, trace readers take for the thread that computes.
+# Grad mode is per thread. With it on, trace readers would take this thread for the one that computes.
 _OTHER_THREAD = ThreadPoolExecutor(1, initializer=torch.set_grad_enabled, initargs=(False,))
 
 
 @dataclass(frozen=True)
 class Work:
-    """The GEMMs and the copies, each on whatever stream is current."""
+    """The GEMMs and the copies; each runs on the current stream."""
 
     gemms: Callable[[], None]
     copies: Callable[[], None]
     stream: torch.cuda.Stream | None
-    """Of the copies at once; None on a CPU, where another thread copies."""
+    """Stream of the overlapped copies; None on a CPU, where another thread copies."""
     product: Tensor
-    """Of the GEMMs: [matrix_size, matrix_size]."""
+    """Product of the GEMMs: [matrix_size, matrix_size]."""
     pairs: list[tuple[Tensor, Tensor]]
-    """Where copies come from and go to."""
+    """Source and target of each copy."""
 
     def gemm(self, _turn: int = 0) -> None:
         self.gemms()
@@ -67,12 +67,12 @@ class Work:
     def _copying(self) -> Iterator[None]:
         """Runs the copies concurrently with the block, and ends when both have ended."""
         if self.stream is None:
-            # copy_ frees the GIL.
+            # copy_ releases the GIL.
             copied = _OTHER_THREAD.submit(self.copies)
             yield
             copied.result()
             return
-        # A stream that starts where the current one is, which goes on when it has ended: what times one times both.
+        # The current stream waits for both, so that timing it times both.
         current = torch.cuda.current_stream()
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -84,12 +84,12 @@ class Work:
 @torch.no_grad()
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the measured fields of the point's Result. `Refused` if GPUs cannot reach each other's memory."""
-    asked, workload = point["copy_engine"], point["workload"]
+    options, workload = point["copy_engine"], point["workload"]
     work = _work(point, ranks)
     _check(work, ranks)
     variants = {name: Variant(getattr(work, name)) for name in VARIANTS}
     samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
-    # As a point's own trace and the one without overlap are called everywhere.
+    # The usual names of a point's own trace and of that with no overlap.
     profiled = {"": variants["overlapped"], "none": variants["sequential"]}
     traces = capture_each(profiled, ranks, PROFILED, directory) if point["profile"] != "none" else []
     times = {name: summarise(taken.us["all"]) for name, taken in samples.items()}
@@ -98,8 +98,8 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         "measured": CopyTimes(
             times=times,
             launch_bound=launch_bound,
-            bytes_copied=_bytes(asked) * asked["copies"],
-            flops=2 * asked["matrix_size"] ** 3 * asked["gemms"],
+            bytes_copied=_bytes(options) * options["copies"],
+            flops=2 * options["matrix_size"] ** 3 * options["gemms"],
         ),
         "objective_us": times["overlapped"].median_us,
         "launch_bound": any(launch_bound.values()),
@@ -107,31 +107,32 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     }
 
 
-def _bytes(asked: Mapping[str, Any]) -> int:
+def _bytes(options: Mapping[str, Any]) -> int:
     """Returns the size of one copy in bytes."""
-    return round(asked["copy_mb"] * MIB)
+    return round(options["copy_mb"] * MIB)
 
 
 def _work(point: Mapping[str, Any], ranks: Ranks) -> Work:
-    asked = point["copy_engine"]
+    options = point["copy_engine"]
     generator = stream(ranks.device, point["workload"]["seed"], "copy_engine")
-    dtype, size = getattr(torch, asked["dtype"]), asked["matrix_size"]
+    dtype, size = getattr(torch, options["dtype"]), options["matrix_size"]
     left, right = (
         torch.randn(size, size, dtype=dtype, device=ranks.device, generator=generator) * size**-0.25 for _ in range(2)
     )
     product = torch.empty_like(left)
-    source, target = _places(asked["direction"], ranks.device)
-    # As many different ones as the caches could remember, but no more than there are copies.
-    count = min(asked["copies"], math.ceil(LEAST_COPIED_BYTES / _bytes(asked)))
-    drawn = torch.randint(-128, 128, (count, _bytes(asked)), dtype=torch.int8, device=ranks.device, generator=generator)
+    source, target = _places(options["direction"], ranks.device)
+    # Enough different buffers that the caches don't hold them, but no more than there are copies.
+    size_bytes = _bytes(options)
+    count = min(options["copies"], math.ceil(LEAST_COPIED_BYTES / size_bytes))
+    drawn = torch.randint(-128, 128, (count, size_bytes), dtype=torch.int8, device=ranks.device, generator=generator)
     pairs = [(source(values), target(torch.zeros_like(values))) for values in drawn]
 
     def gemms() -> None:
-        for _ in range(asked["gemms"]):
+        for _ in range(options["gemms"]):
             torch.mm(left, right, out=product)
 
     def copies() -> None:
-        for index in range(asked["copies"]):
+        for index in range(options["copies"]):
             origin, goal = pairs[index % count]
             goal.copy_(origin, non_blocking=True)
 
@@ -141,27 +142,27 @@ def _work(point: Mapping[str, Any], ranks: Ranks) -> Work:
 
 
 def _places(direction: str, device: torch.device) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """Returns the functions that put a tensor where copies come from and where they go to."""
+    """Returns the functions that move a tensor to the source and to the target of the copies."""
     here, host = Tensor.clone, lambda tensor: tensor.cpu().pin_memory()
     if direction == "peer":
         peer = torch.device("cuda", (device.index or 0) + 1)
-        # torch would copy through the host's memory.
+        # Without peer access torch copies through the host's memory.
         if not torch.cuda.can_device_access_peer(device, peer):
-            raise Refused(f"{device} cannot reach the memory of {peer}")
+            raise Refused(f"{device} has no peer access to {peer}")
         return here, lambda tensor: tensor.to(peer)
     return {"device_to_device": (here, here), "host_to_device": (host, here), "device_to_host": (here, host)}[direction]
 
 
 def _check(work: Work, ranks: Ranks) -> None:
-    """Raises WrongNumbers unless GEMMs and copies at once give the same results as alone."""
+    """Raises WrongNumbers unless overlapped GEMMs and copies give the same results as alone."""
     work.gemms()
     expected = work.product.clone()
     work.product.zero_()
     work.overlapped()
     ranks.synchronize()
-    right = [
+    equal = [
         torch.equal(work.product, expected),
         *(torch.equal(origin.cpu(), goal.cpu()) for origin, goal in work.pairs),
     ]
-    if not all(right):
-        raise WrongNumbers("wrong numbers: what was computed or copied at once is not what it is alone", {})
+    if not all(equal):
+        raise WrongNumbers("wrong numbers: overlapped GEMMs or copies differ from those run alone", {})

@@ -1,5 +1,5 @@
-"""One GEMM and one collective: every implementation of a backend side by side, on the same tensors, beside the same in
-sequence, the GEMM alone and the communication alone."""
+"""One GEMM and one collective: every implementation of a backend on the same tensors, compared with GEMM and collective
+in sequence, the GEMM alone, and the communication alone."""
 
 from __future__ import annotations
 
@@ -41,17 +41,15 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shape(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the kernel, n and k as they were given, or those of the model's operator."""
+    """Returns the kernel, n and k from the options, or those of the model's operator."""
     n, k, operator = point["n"], point["k"], point["operator"]
     if (n is None) != (k is None):
-        given, missing = ("n", "k") if k is None else ("k", "n")
-        raise UserError(
-            f"{given}={point[given]} is given without {missing}; give both, or neither for the model's sizes."
-        )
+        name, missing = ("n", "k") if k is None else ("k", "n")
+        raise UserError(f"{name}={point[name]} requires {missing}; give both, or neither to use the model's sizes.")
     kernel = point["kernel"]
     if n is not None:
         if kernel is None:
-            raise UserError(f"n and k are given without a kernel; give kernel={' or '.join(KERNELS)}.")
+            raise UserError(f"n and k require kernel=; choose one of {', '.join(KERNELS)}.")
         return {"kernel": kernel, "n": n, "k": k, "model": {"name": CUSTOM}, "operator": None}
     linear = models.linear_shape(point["model"], operator, 1, point["tp_size"])
     sizes = linear.out_features, linear.in_features
@@ -68,18 +66,18 @@ def _implementations(point: Mapping[str, Any], names: list[str] | None) -> dict[
     module = backends.load_kernels(point["backend"])
     listed: dict[str, space.Setting] = dict(module.implementations(point))
     if taken := sorted(set(BASELINES) & set(listed)):
-        raise UserError(f"backend={point['backend']} calls an implementation {taken[0]}, like a baseline; rename it.")
+        raise UserError(f"backend={point['backend']}: {taken[0]} is the name of a baseline; rename the implementation.")
     if names is None:
         return listed
     if not names:
-        raise UserError("implementations=[] names none; leave it out for all.")
+        raise UserError("implementations=[] is empty; leave it out to run all.")
     chosen: dict[str, space.Setting] = {}
     for name in names:
         setting = listed.get(name) or module.named(point, name)
         if setting is None:
             raise UserError(
-                f"implementations: backend={point['backend']} has no {name} of {point['kernel']}; "
-                f"it has {', '.join(listed) or 'none'}."
+                f"implementations: backend={point['backend']} has no {name} for {point['kernel']}; "
+                f"choose from {', '.join(listed) or 'none'}."
             )
         chosen[name] = setting
     return chosen
@@ -88,12 +86,12 @@ def _implementations(point: Mapping[str, Any], names: list[str] | None) -> dict[
 def refusal(point: Mapping[str, Any]) -> str | None:
     shape = KernelShape.of(point)
     if shape.tp_size == 1:
-        return "tp_size=1 communicates nothing that a GEMM could overlap"
+        return "tp_size=1 has no communication to overlap"
     if point["precision"] not in PRECISIONS:
-        return f"a kernel knows no recipe such as precision={point['precision']}; for FP8 give dtype=float8_e4m3fn"
+        return f"workload=kernel does not support precision={point['precision']}; for FP8 give dtype=float8_e4m3fn"
     if point["precision"] == "fp8" and point["runtime"]["device"] == "cuda" and any(n % 16 for n in shape.gemm_shape):
         sizes = " x ".join(map(str, shape.gemm_shape))
-        return f"FP8 GEMMs need dimensions that divide by 16, and a rank's are {sizes}"
+        return f"FP8 GEMMs need dimensions divisible by 16; each rank's GEMM is {sizes}"
     module = backends.load_kernels(point["backend"])
     reason: str | None = shape.refusal() or module.refusal(point)
     if not reason and not point["implementations"]:

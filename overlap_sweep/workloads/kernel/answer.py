@@ -1,4 +1,4 @@
-"""Kernels: which implementation of one GEMM with one collective is the fastest at which m, whoever's it is."""
+"""Kernels: the fastest implementation of one GEMM with one collective at each m, over all backends."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, GEMM_ONLY, SEQUENTIAL, KernelShape
-from overlap_sweep.report.numbers import as_percent, as_us
+from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
 from overlap_sweep.results.points import Point
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
 SIMPLEST_FIRST = ("torch", "symm_mem", "transformer_engine", "flux")
-"""Backends by what it takes to use them; those from elsewhere come last."""
+"""Backends by how simple they are to use; those of other packages come last."""
 
 
 class KernelCase(NamedTuple):
-    """What must be equal for kernels to be compared at all; they may differ in m."""
+    """Properties that must be equal for kernels to be compared; they may differ in m."""
 
     kernel: str
     n: int
@@ -38,34 +38,34 @@ class KernelCase(NamedTuple):
 
 @dataclass(frozen=True)
 class ImplementationRow:
-    """One implementation, or a baseline, at one m: of a point, or of all points there. Rates are per rank; what is
-    meaningless for `gemm_only` or `comm_only`, which don't compute the kernel, is NaN for them."""
+    """One implementation or baseline at one m, from one point or pooled over all points. Rates are per rank. Values
+    that are undefined for `gemm_only` or `comm_only`, which don't compute the kernel, are NaN."""
 
     backend: str | None
-    """None of a baseline, which the points of all backends measured."""
+    """Backend of the implementation; None for a baseline, which the points of all backends measured."""
     name: str
     m: int
     points: tuple[str, ...]
     setting: Mapping[str, Any]
     estimate: Estimate
-    """Relative to the `sequential` beside it."""
+    """Time, normalised by the `sequential` of the same point."""
     baselines_us: Mapping[str, float]
-    """The times that it is compared with."""
+    """Times of the baselines, by name."""
     bound_us: float
-    """The longer of the GEMM and the communication: no overlap of these two takes less."""
+    """The longer of `gemm_only` and `comm_only`: no overlap of these two takes less."""
     tflops: float
     link_gb_per_s: float
-    """What a rank receives over the whole time."""
+    """Bytes that a rank receives, over the whole time."""
     hidden_fraction: float
     speedup: float
-    """Over `sequential`."""
+    """Time of `sequential` over its time."""
     over_bound: float
     """Time over the bound, minus 1."""
     relative_error: float | None
-    """The largest."""
+    """Largest relative error over all points."""
     independent: bool
     launch_bound: bool
-    """Whether in every point it, or the `sequential` beside it, was."""
+    """Whether it or the `sequential` of the same point was launch-bound in every point."""
     wrong: bool
     """Whether it computed wrong numbers in another repetition."""
     chosen: bool = False
@@ -89,45 +89,50 @@ class ImplementationRow:
     @property
     def note(self) -> str:
         """Returns what distinguishes it from rows that are simply slower."""
-        said = {
+        notes = {
             "use this": self.chosen,
             "independent": self.independent,
             "launch-bound": self.launch_bound,
             "wrong numbers in another point": self.wrong,
         }
-        return ", ".join(words for words, holds in said.items() if holds)
+        return ", ".join(note for note, holds in notes.items() if holds)
 
 
 @dataclass(frozen=True)
 class ShapeAnalysis:
-    """One m of a case: all measurements, and which implementation to use."""
+    """All measurements of a case at one m, and the implementation to use."""
 
     case: KernelCase
     m: int
     points: list[Point]
     rows: list[ImplementationRow]
-    """The baselines, and then the implementations from fast to slow."""
+    """The baselines, then the implementations from fast to slow."""
     chosen: ImplementationRow | None
-    """None where `sequential` was launch-bound: then nothing can be said."""
+    """Row of the implementation to use; None if `sequential` was launch-bound."""
     reason: str
+    """Why it was chosen, or why nothing was."""
     left_out: dict[str, str]
-    """By label, why it was not timed."""
+    """Reasons for implementations that were not timed, by label."""
 
     @property
     def advice(self) -> str:
-        """Returns what to do, in a word or two."""
+        """Returns the implementation to use, `no overlap` or `no answer`."""
         if self.chosen is None:
             return "no answer"
-        return self.chosen.label if self.chosen.backend else "don't overlap"
+        return self.chosen.label if self.chosen.backend else "no overlap"
 
     @property
     def answer(self) -> str:
-        """Returns the answer in a sentence, with the numbers behind it."""
+        """Returns the answer in sentences, with its numbers."""
         if not (chosen := self.chosen):
-            return f"m={self.m}: {self.advice}, {self.reason}"
+            return f"m={self.m}: {self.advice}. {as_sentence(self.reason)}."
+        if not chosen.backend:
+            return f"m={self.m}: {self.advice}, {as_us(chosen.time_us)} us. {as_sentence(self.reason)}."
+        side = "above" if chosen.over_bound >= 0 else "below"
         return (
-            f"m={self.m}: {self.advice}, {as_us(chosen.time_us)} us, {chosen.speedup:.2f}x {SEQUENTIAL}, "
-            f"hidden {as_percent(chosen.hidden_fraction)}, {chosen.over_bound:+.0%} against the bound; {self.reason}"
+            f"m={self.m}: {self.advice}, {as_us(chosen.time_us)} us, {chosen.speedup:.2f}x as fast as {SEQUENTIAL}, "
+            f"{as_percent(chosen.hidden_fraction)} hidden, {abs(chosen.over_bound):.0%} {side} the bound. "
+            f"{as_sentence(self.reason)}."
         )
 
 
@@ -137,7 +142,7 @@ class KernelAnalysis:
 
     case: KernelCase
     shapes: list[ShapeAnalysis]
-    """By m."""
+    """Analyses by m, ascending."""
 
     @property
     def points(self) -> list[Point]:
@@ -145,7 +150,7 @@ class KernelAnalysis:
 
     @property
     def in_words(self) -> str:
-        """Returns `m=512: torch ring; 2048 to 8192: symm_mem ring`: nothing beyond the m that were measured."""
+        """Returns the advice for the measured m: `m=512: torch ring; 2048 to 8192: symm_mem ring`."""
         runs = []
         for advice, same in groupby(self.shapes, key=lambda shape: shape.advice):
             ms = [shape.m for shape in same]
@@ -154,13 +159,13 @@ class KernelAnalysis:
 
 
 def subjects(points: Iterable[Point]) -> list[str]:
-    """Returns the operators whose sizes the points have, `llama3_70b fc1`; empty if sizes were given."""
+    """Returns the operators that the points take their sizes from, `llama3_70b fc1`; empty if n and k were given."""
     named = ((point.config["model"]["name"], point.config.get("operator")) for point in points)
     return list(dict.fromkeys(f"{model} {operator}" for model, operator in named if operator))
 
 
-class _Beside(NamedTuple):
-    """One measurement of an implementation."""
+class _Measurement(NamedTuple):
+    """One measurement of an implementation, with the `sequential` of the same point."""
 
     point: str
     times: ImplementationTimes
@@ -172,7 +177,7 @@ class _Beside(NamedTuple):
 
 
 _Key = tuple[str | None, str]
-"""Backend and name; no backend of baselines."""
+"""Backend and name; the backend of baselines is None."""
 
 
 def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
@@ -209,8 +214,8 @@ def _analyse_shape(case: KernelCase, m: int, points: list[Point]) -> ShapeAnalys
 
 
 def kernel_rows(points: Sequence[Point]) -> list[ImplementationRow]:
-    """Returns the rows of `ok` points of one shape, repetitions of one backend's points pooled: the baselines, then the
-    implementations from simple to complex."""
+    """Returns the rows of `ok` points of one shape, with repetitions pooled: the baselines, then the implementations
+    from simple to complex."""
     measured, config = _measured(points), points[0].config
     wrong = {_label(point, name) for point in points if point.result for name in point.result.relative_error}
     estimates = _estimates(measured, config["runtime"]["device"])
@@ -218,7 +223,7 @@ def kernel_rows(points: Sequence[Point]) -> list[ImplementationRow]:
     bound_us = max(baselines_us[GEMM_ONLY], baselines_us[COMM_ONLY])
     shape = KernelShape.of(config)
 
-    def row(backend: str | None, name: str, same: Sequence[_Beside]) -> ImplementationRow:
+    def row(backend: str | None, name: str, same: Sequence[_Measurement]) -> ImplementationRow:
         time_us = estimates[backend, name].time_us
         hidden = hidden_fraction(time_us, baselines_us[SEQUENTIAL], baselines_us[GEMM_ONLY])
         is_part = name in (GEMM_ONLY, COMM_ONLY)
@@ -248,23 +253,23 @@ def kernel_rows(points: Sequence[Point]) -> list[ImplementationRow]:
     return sorted(rows, key=lambda row: BASELINES.index(row.name) if row.backend is None else len(BASELINES))
 
 
-def _measured(points: Iterable[Point]) -> dict[_Key, list[_Beside]]:
+def _measured(points: Iterable[Point]) -> dict[_Key, list[_Measurement]]:
     """Returns the measurements by backend and name, simplest first."""
     place = {backend: number for number, backend in enumerate(SIMPLEST_FIRST)}
-    found: dict[_Key, list[_Beside]] = defaultdict(list)
+    found: dict[_Key, list[_Measurement]] = defaultdict(list)
     for point in sorted(
         points, key=lambda point: (place.get(point.config["backend"], math.inf), point.config["backend"])
     ):
         implementations = point.measured_as(KernelTimes).implementations
         for name, times in implementations.items():
             key = (None, name) if name in BASELINES else (point.config["backend"], name_in_tables(name, point.config))
-            found[key].append(_Beside(point.name, times, implementations[SEQUENTIAL]))
+            found[key].append(_Measurement(point.name, times, implementations[SEQUENTIAL]))
     return found
 
 
 def name_in_tables(name: str, config: Mapping[str, Any]) -> str:
-    """Returns an implementation's name, with the CUDA connections if they were given, since its time may depend on them
-    more than on anything else: `ring_conn8`."""
+    """Returns an implementation's name, with the CUDA connections if they were set, since they may matter more than any
+    knob: `ring_conn8`."""
     connections = config["runtime"].get("max_connections")
     return name if connections is None or name in BASELINES else f"{name}_conn{connections}"
 
@@ -273,8 +278,8 @@ def _label(point: Point, name: str) -> str:
     return f"{point.config['backend']} {name_in_tables(name, point.config)}"
 
 
-def _estimates(measured: Mapping[_Key, Sequence[_Beside]], device_kind: str) -> dict[_Key, Estimate]:
-    # Without those that say nothing about the device, if there are others.
+def _estimates(measured: Mapping[_Key, Sequence[_Measurement]], device_kind: str) -> dict[_Key, Estimate]:
+    # Launch-bound measurements count only if there are no others.
     trusted = {key: [one for one in same if one.clean] or same for key, same in measured.items()}
     anchor = pooled_none([one.times.time for one in trusted.pop((None, SEQUENTIAL))])
     pairs = {key: [(one.times.time, one.sequential.time) for one in same] for key, same in trusted.items()}
@@ -291,15 +296,15 @@ def _choose(rows: Sequence[ImplementationRow]) -> tuple[ImplementationRow | None
     """Returns the row to use, and why."""
     sequential, *usable = (row for row in rows if row.usable or row.name == SEQUENTIAL)
     if sequential.launch_bound:
-        return None, f"{SEQUENTIAL} was launch-bound: its time says nothing about the device"
+        return None, f"{SEQUENTIAL} was launch-bound: its time says nothing about the GPU"
     if not usable:
-        return sequential, "no overlap that was measured can be used"
+        return sequential, "none of the measured implementations is usable"
     choice = verdict.choose([sequential, *usable], lambda row: row.estimate)
     chosen, fastest = choice.chosen, choice.fastest
     if not choice.won:
-        reason = f"no overlap is faster beyond the noise; the best, {fastest.label}: {choice.gap}"
+        reason = f"nothing tested was faster beyond the noise; fastest overlap: {fastest.label}, {choice.gap}"
     elif chosen is not fastest:
-        reason = f"simplest of those within the noise of the fastest, {fastest.label} ({choice.gap})"
+        reason = f"simplest within the noise of the fastest, {fastest.label} ({choice.gap})"
     else:
-        reason = f"fastest of {len(usable) + 1}, {SEQUENTIAL} included"
+        reason = f"fastest of {len(usable) + 1}, including {SEQUENTIAL}"
     return chosen, reason if len(chosen.points) > 1 else f"{reason}; not repeated"

@@ -16,9 +16,8 @@ from overlap_sweep.workloads.kernel.result import KernelTimes
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
-    """Returns all measurements except launch-bound ones, whose times say nothing, and the baselines, which every
-    backend measured: they are the `none_us` and `floor_us` of the others. A kernel matches by its sizes, whatever model
-    has them."""
+    """Returns the measurements that are not launch-bound. The baselines, which every backend measured, are the
+    `none_us` and `floor_us` of the others. Kernels match by their sizes, whatever the model."""
     by_backend: dict[str, list[Point]] = defaultdict(list)
     for point in points:
         if point.workload == "kernel" and point.status == "ok":
@@ -36,7 +35,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 
 def samples(result: Result) -> dict[str, Sample]:
-    """Returns each implementation that the host did not limit, beside the GEMM and communication that it is made of."""
+    """Returns the sample of each implementation that is not launch-bound, and of `sequential`."""
     point, implementations = result.point, result.measured_as(KernelTimes).implementations
     sequential_us = implementations[SEQUENTIAL].time.median_us
     return {

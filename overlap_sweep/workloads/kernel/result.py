@@ -1,4 +1,4 @@
-"""What a point of workload=kernel measured: implementations of one kernel, and its parts."""
+"""Measurements of a point of workload=kernel: implementations of one kernel, and the baselines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from overlap_sweep.results.measured import (
 from overlap_sweep.results.run_directory import Result
 
 MOST_IMPLEMENTATIONS = 200
-"""A chart has a row for each."""
+"""Limit for charts, which have a row for each implementation."""
 
 _Reasons = Annotated[dict[Name, str], msgspec.Meta(max_length=MOST_IMPLEMENTATIONS)]
 Kernel = Annotated[str, one_of(KERNELS)]
@@ -37,22 +37,22 @@ _Setting = msgspec.defstruct(
         *((knob, Union[Count if knob in space.COUNTS else bool, None], None) for knob in space.KNOBS),  # noqa: UP007
     ],
 )
-"""Our knobs. Implementations from elsewhere may have other ones, and methods that we don't know."""
+"""Types of our knobs. Implementations of other packages may have others, and unknown methods."""
 
 
 class ImplementationTimes(msgspec.Struct, kw_only=True):
-    """One implementation of a kernel, or one of `kernel_shape.BASELINES`, on the tensors that all of a point share."""
+    """One implementation of a kernel, or one of `kernel_shape.BASELINES`. All in a point use the same tensors."""
 
     time: Timing
-    """The i-th samples of all implementations were taken side by side, so they pair."""
+    """Times of the iterations. The i-th samples of all implementations pair: they were taken in the same round."""
     setting: dict[str, Scalar] = {}
-    """Its `method` and knobs, and whatever else a backend from elsewhere tells of it; empty for the baselines."""
+    """Its `method` and knobs, and whatever another package's backend adds; empty for the baselines."""
     relative_error: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    """Largest difference from the result in float32 over that one's largest magnitude; null for `gemm_only` and
+    """Largest difference from the float32 result, relative to its largest magnitude; null for `gemm_only` and
     `comm_only`."""
     independent: bool = False
-    """The GEMM neither needs what is gathered nor makes what is scattered, as in a bulk overlap: no way to compute the
-    kernel, but to be had where a model has two that don't wait for each other."""
+    """Whether the GEMM neither reads the gathered tensor nor produces the scattered one, as in a bulk overlap. That
+    does not compute the kernel, but shows what independent GEMMs and collectives of a model can gain."""
     launch_bound: bool = False
 
     def __post_init__(self) -> None:
@@ -87,9 +87,9 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
     resolved = ResolvedKernel
 
     implementations: Annotated[dict[Name, ImplementationTimes], msgspec.Meta(max_length=MOST_IMPLEMENTATIONS)]
-    """By name, those of the backend and `kernel_shape.BASELINES`."""
+    """Times by name: the backend's implementations and `kernel_shape.BASELINES`."""
     left_out: _Reasons = msgspec.field(default_factory=dict)
-    """By implementation, why it was not timed: refused, or wrong numbers."""
+    """Reasons for implementations that were not timed, by name: refused, or wrong numbers."""
 
     def __post_init__(self) -> None:
         if not self.implementations.keys() > set(BASELINES) or self.left_out.keys() & set(BASELINES):
@@ -106,7 +106,7 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
 
     @classmethod
     def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the config as Hydra composed it: a reference for its tokens, and a model also if sizes were given."""
+        """Returns the composed config with m as its tokens, and no model if sizes were given."""
         known = {**config, "workload": {**config["workload"], "tokens": config["m"]}}
         return known if config["n"] is None else {**known, "model": {"name": CUSTOM}, "operator": None}
 

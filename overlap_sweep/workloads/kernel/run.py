@@ -1,4 +1,4 @@
-"""What the workers run: a kernel's tensors, its implementations checked against float32, timed in turns, profiled."""
+"""Runs a kernel on the workers: draws tensors, checks implementations against float32, times them, profiles."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from overlap_sweep.overlap.kernel_shape import BASELINES, SEQUENTIAL, KernelShap
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
-"""Of what is drawn, and of the output."""
+"""Data types of the drawn tensors and of the output, by precision."""
 MOST_BYTES = 8 * 2**30
-"""Of all inputs, with what is multiplied or communicated of each alone."""
+"""Memory limit for all inputs and the intermediate tensors of each."""
 LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
 
 Call = Callable[[int], Outputs]
@@ -34,7 +34,7 @@ Call = Callable[[int], Outputs]
 
 class Check(NamedTuple):
     error: float
-    """Largest difference from float32 over the largest magnitude there, over all ranks and two inputs; inf for NaN."""
+    """Largest difference from float32 over its largest magnitude, over all ranks and two inputs; inf for NaN."""
     independent: bool
 
 
@@ -46,7 +46,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     except (Refused, WrongNumbers):
         module.close()
         raise
-    # Whatever else one rank raises, the others may still wait for it, and it must not wait for them in a close.
+    # No close after other errors: it is collective, and the other ranks may still be waiting in the failed call.
     module.close()
     return measured
 
@@ -59,12 +59,12 @@ def _measure(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[st
     allowed = space.allowed_error(point)
     wrong = {name: found.error for name, found in checks.items() if found.error > allowed}
     left_out |= {
-        name: f"wrong numbers: relative error {error:.2g} against float32, tolerance {allowed:g}"
+        name: f"wrong numbers: relative error {error:.2g} against float32 exceeds the tolerance {allowed:g}"
         for name, error in wrong.items()
     }
     if SEQUENTIAL in wrong or not set(calls) - set(wrong):
-        said = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise WrongNumbers(said, wrong) if wrong else Refused(said)
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise WrongNumbers(reasons, wrong) if wrong else Refused(reasons)
     variants = {name: variant(call, problem) for name, call in {**baselines, **calls}.items() if name not in wrong}
     workload = point["workload"]
     found = {
@@ -77,7 +77,7 @@ def _measure(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[st
         )
         for name, taken in time_variants(variants, ranks, workload["warmup"], workload["repeats"]).items()
     }
-    # What is no way to compute the kernel is the fastest only where there is no other.
+    # Independent implementations, which don't compute the kernel, count only if there are no others.
     own = [name for name in found if name not in BASELINES]
     fastest = min(own, key=lambda name: (found[name].independent, found[name].time.median_us))
     profiled = {"all": [*variants], "best": [SEQUENTIAL, fastest], "none": []}[point["profile"]]
@@ -110,7 +110,7 @@ def draw_problem(point: Mapping[str, Any], ranks: Ranks) -> Problem:
 
 
 def _to_fp8(values: Tensor, ranks: Ranks) -> Operand:
-    """Returns the values in FP8, with one scale for all ranks, since what is gathered has only one."""
+    """Returns the values in FP8, with one scale for all ranks, since the gathered tensor has only one."""
     largest = values.abs().max().float()
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     scale = largest / LARGEST_FP8
@@ -132,7 +132,7 @@ def build_all(point: Mapping[str, Any], problem: Problem, ranks: Ranks) -> tuple
     built, left_out = {}, {}
     for name, setting in point["implementations"].items():
         if setting.get("num_sm", 1) > most_sms:
-            left_out[name] = f"num_sm={setting['num_sm']} is more than the GPU's {most_sms}"
+            left_out[name] = f"num_sm={setting['num_sm']} exceeds the GPU's {most_sms} SMs"
             continue
         try:
             built[name] = module.build(point, setting, problem, ranks)
@@ -140,7 +140,7 @@ def build_all(point: Mapping[str, Any], problem: Problem, ranks: Ranks) -> tuple
             left_out[name] = str(reason)
         (refused,) = ranks.slowest([float(name in left_out)])
         if refused and built.pop(name, None):
-            left_out[name] = "another rank was refused it"
+            left_out[name] = "refused on another rank"
     return built, left_out
 
 
@@ -149,14 +149,14 @@ def variant(call: Call, problem: Problem) -> Variant:
 
 
 def check(call: Call, problem: Problem, ranks: Ranks) -> Check:
-    """Returns the error against float32, on two consecutive inputs, so that reading the last call's buffer instead of
-    waiting for this one's is detected. Collective."""
+    """Returns the error against float32 on two consecutive inputs: this detects a call that does not wait for its
+    communication and reads the previous call's buffer. Collective."""
     errors, independent = [], False
     for index in range(2):
         at = index % len(problem.inputs)
         if ranks.device.type == "cuda":
-            # As before each timed call, and as a layer's other collectives do: where nothing keeps the ranks together,
-            # one that is ahead may overwrite what another still reads (userbuffers' bulk all-gather, 2 of 60 times).
+            # As before each timed call. A layer's other collectives keep its ranks together; here a rank that is ahead
+            # may overwrite what another still reads (userbuffers' bulk all-gather, 2 of 60 times).
             meet(ranks)
         outputs = call(at)
         product, expected = _expected(problem, at, ranks)

@@ -1,4 +1,4 @@
-"""Kernels for people and programs: which implementation to use at which m, the measurements, and its chart."""
+"""The report on kernels: columns, the implementation to use at each m, cautions, and the chart."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from overlap_sweep.workloads.kernel.answer import (
 )
 
 MOST_TABLES = 3
-"""More would not be read on a terminal."""
+"""Tables of single cases on a terminal; more would not be read."""
 MOST_CHARTS = 12
-"""As many as a page is scrolled through for; a chart takes half a second to draw."""
+"""Charts on a page; each takes half a second to draw."""
 
 C = Column[ImplementationRow]
 OfShape = Column[ShapeAnalysis]
@@ -57,7 +57,7 @@ OfShape = Column[ShapeAnalysis]
 IMPLEMENTATION = attribute("implementation", read="name", kind="text", header="implementation", style="setting")
 OF_BACKEND = attribute(
     "backend",
-    "Library that the implementation is from; empty for a baseline, which every backend measures.",
+    "Library of the implementation; empty for a baseline, which every backend measures.",
     "text",
     header="backend",
 )
@@ -75,7 +75,7 @@ TIMES = (
     ),
     attribute("tflops", header="TFLOP/s", show=as_rate, high_first=True),
     attribute(
-        *("link_gb_per_s", "Bytes that one rank receives from the others, over time_us."),
+        *("link_gb_per_s", "Bytes that one rank receives from the others, divided by time_us."),
         header="GB/s",
         show=as_rate,
         dropped=3,
@@ -92,20 +92,20 @@ TIMES = (
     ),
     attribute(
         "speedup",
-        "none_us / time_us; none_us is the collective, then the GEMM, measured beside it.",
+        "none_us / time_us; none_us is the GEMM and the collective in sequence, measured in the same point.",
         header="speedup",
         show="{:.2f}x".format,
         high_first=True,
     ),
     attribute(
         "over_bound",
-        "time_us over the longer of floor_us and comm_only_us, minus 1: what is left to gain.",
+        "time_us over the longer of floor_us and comm_only_us, minus 1: the room for improvement.",
         header="vs bound",
         show="{:+.0%}".format,
     ),
     attribute(
         "relative_error",
-        "Largest difference from the result in float32, over its largest magnitude.",
+        "Largest difference from the float32 result, relative to its largest magnitude.",
         header="error",
         show="{:.0e}".format,
         dropped=1,
@@ -114,14 +114,14 @@ TIMES = (
 FLAGS = (
     attribute(
         "independent",
-        "Its GEMM does not wait for its communication, so it does not compute this kernel and is never chosen.",
+        "The GEMM and the communication don't depend on each other: this does not compute the kernel, never chosen.",
         "flag",
         queried=True,
     ),
     attribute(
-        "launch_bound", "The CPU enqueued it, or the baseline beside it, more slowly than the GPU ran it.", "flag"
+        "launch_bound", "The CPU enqueued it, or its sequential baseline, more slowly than the GPU ran it.", "flag"
     ),
-    attribute("chosen", "The implementation to use for this shape, over all backends.", "flag", queried=True),
+    attribute("chosen", "The implementation to use for this kernel and m, over all backends.", "flag", queried=True),
     C("", lambda row: row.note, kind="text", header="note", style="reason"),
 )
 TABLE = points_table(
@@ -129,7 +129,7 @@ TABLE = points_table(
     "one row per point and implementation",
     (
         *(POINT, DIRECTORY, replace(MODEL, header="")),
-        asked("operator", kind="text", about="Operator whose sizes were taken; empty where m, n and k were given."),
+        asked("operator", kind="text", about="Operator that n and k are from; empty if they were given."),
         asked("kernel", kind="text", header="kernel", differing=True),
         asked("m", kind="count", header="m"),
         *(asked(name, kind="count", header=name, differing=True) for name in ("n", "k")),
@@ -144,7 +144,7 @@ COMPARED = Table(
     (attribute("m", kind="count", header="m"), IMPLEMENTATION, OF_BACKEND, *TIMES, *FLAGS),
 )
 ANSWERS = Table(
-    *("answers", "one row per kernel and m: what to use"),
+    *("answers", "one row per kernel and m: the implementation to use"),
     (
         OfShape("kernel", lambda s: s.case.kernel, kind="text", header="kernel", words=lambda s: s.case.brief),
         OfShape("", lambda s: ", ".join(subjects(s.points)), kind="text", header="operator", dropped=1),
@@ -160,14 +160,14 @@ ANSWERS = Table(
 )
 
 LEGEND = (
-    "Times are relative to the sequential beside them; TFLOP/s and GB/s (received) are of one rank. The bound is the "
-    "longer of the GEMM alone and the communication alone; hidden is (sequential - time) / (sequential - GEMM). "
-    "independent: its GEMM does not wait for its communication, so it is no way to compute this kernel."
+    "Times are normalised by the sequential time of the same point; TFLOP/s and GB/s (received) are per rank. bound: "
+    "the longer of GEMM alone and communication alone; hidden: (sequential - time) / (sequential - GEMM alone). "
+    "independent: GEMM and communication don't depend on each other, so this does not compute the kernel."
 )
 
 
 def section(sources: Sources) -> Section | None:
-    """Returns the section on kernels, with an answer for each case; None without such points."""
+    """Returns the section on kernels, with an answer for each case; None if there are no kernel points."""
     points = sources.points("kernel")
     if not points:
         return None
@@ -179,11 +179,11 @@ def section(sources: Sources) -> Section | None:
         name="kernels",
         what="kernels",
         title="Kernels",
-        topic="kernels that overlap",
+        topic="overlapped kernels",
         explained=LEGEND,
         answers=[_answer(analysis) for analysis in analyses],
         points=Listing(
-            *(TABLE, rows, "Every implementation of every point of a kernel, as measured in that point."),
+            *(TABLE, rows, "Every implementation in every kernel point, as measured there."),
             chosen=lambda row: row.measured is not None and row.measured.chosen,
         ),
         report={
@@ -201,7 +201,7 @@ def section(sources: Sources) -> Section | None:
             "kernel_points": TABLE.records(rows),
         },
         decided=Listing(
-            *(ANSWERS, shapes, "Kernels: what to use; times in microseconds, speedups over the sequential."),
+            *(ANSWERS, shapes, "Kernels: the implementation to use. Times in us; speedup over sequential."),
             chosen=lambda shape: shape.chosen is not None and shape.chosen.name != SEQUENTIAL,
             link=lambda shape: number_of_case[shape.case],
         ),
@@ -215,25 +215,26 @@ def section(sources: Sources) -> Section | None:
 def _point_rows(
     points: Iterable[Point], shapes: Iterable[ShapeAnalysis], root: Path
 ) -> Iterator[PointRow[ImplementationRow]]:
-    """Yields one row for each implementation of an `ok` point, as measured there; else one for the point."""
-    answers = {point.directory: shape.chosen for shape in shapes for point in shape.points}
+    """Yields one row for each implementation of an `ok` point, as measured there, and one row for any other point."""
+    chosen_rows = {point.directory: shape.chosen for shape in shapes for point in shape.points}
     for point in points:
         if point.status != "ok":
             yield PointRow(point, root, None)
             continue
-        answer = answers[point.directory]
+        chosen = chosen_rows[point.directory]
         for row in kernel_rows([point]):
-            yield PointRow(point, root, replace(row, chosen=answer is not None and answer.label == row.label))
+            yield PointRow(point, root, replace(row, chosen=chosen is not None and chosen.label == row.label))
 
 
 def _answer(analysis: KernelAnalysis) -> Answer:
     case = analysis.case
-    of_operators = f" ({', '.join(found)})" if (found := subjects(analysis.points)) else ""
+    operators = f" ({', '.join(found)})" if (found := subjects(analysis.points)) else ""
+    answers = [shape.answer for shape in analysis.shapes]
     return Answer(
-        title=f"{case.brief} on {case.device}{of_operators}: {KERNELS[case.kernel]}",
+        title=f"{case.brief} on {case.device}{operators}: {KERNELS[case.kernel]}",
         brief=case.brief,
-        sentences=[*([analysis.in_words] if len(analysis.shapes) > 1 else []), *(s.answer for s in analysis.shapes)],
-        card=Card(case.brief, analysis.in_words, [f"{shape.answer}." for shape in analysis.shapes]),
+        sentences=[f"{analysis.in_words}.", *answers] if len(answers) > 1 else answers,
+        card=Card(case.brief, analysis.in_words, answers),
         cautions=cautions(analysis),
         compared=Listing(
             COMPARED,
@@ -253,20 +254,22 @@ def _answer(analysis: KernelAnalysis) -> Answer:
 
 
 def cautions(analysis: KernelAnalysis) -> list[str]:
-    """Returns what to know before believing the answers, and what was left out, a sentence each."""
+    """Returns the caveats of the answers, and the implementations that were left out, a sentence each."""
     found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for shape in analysis.shapes:
         for row in shape.rows:
             if row.launch_bound:
-                found["Launch-bound, their times say nothing about the device"][row.label].append(shape.m)
+                found["Launch-bound, so the times say nothing about the GPU"][row.label].append(shape.m)
             elif row.usable and row.time_us + row.estimate.noise_us < row.bound_us:
-                found["Faster than the bound, by a faster GEMM or communication"][row.label].append(shape.m)
+                found["Faster than the bound: its own GEMM or communication is faster than the baseline's"][
+                    row.label
+                ].append(shape.m)
         for label, reason in shape.left_out.items():
-            found[f"Left out, {' '.join(reason.split()).removesuffix('.')}"][label].append(shape.m)
+            found[f"Left out ({' '.join(reason.split()).removesuffix('.')})"][label].append(shape.m)
     return [
         *(
-            f"{what}: {some_of(f'{label} at m={some_of(ms)}' for label, ms in of_labels.items())}."
-            for what, of_labels in found.items()
+            f"{caution}: {some_of(f'{label} at m={some_of(ms)}' for label, ms in ms_by_label.items())}."
+            for caution, ms_by_label in found.items()
         ),
         *recorded_warnings(analysis.points),
     ]
@@ -274,12 +277,11 @@ def cautions(analysis: KernelAnalysis) -> list[str]:
 
 def kernel_lines(analysis: KernelAnalysis) -> charts.Lines:
     """Returns time over bound against m: a line for the best usable implementation of each backend, and one for
-    `sequential`. Times, and TFLOP/s too, change so much with m that lines would overlap; the distance to the bound
-    compares across m."""
+    `sequential`. Times and TFLOP/s change too much with m to be compared in one chart."""
     points: dict[str, list[charts.LinePoint]] = defaultdict(list)
     for shape in analysis.shapes:
         best: dict[str, ImplementationRow] = {}
-        # Within the noise of what was chosen there may be a faster one that is less simple.
+        # The chosen one first: a less simple one within the noise may be faster.
         for row in sorted(shape.rows, key=lambda row: not row.chosen):
             if row.usable:
                 best.setdefault(row.backend or SEQUENTIAL, row)

@@ -1,4 +1,4 @@
-"""GEMMs beside copies, on the CPU for real; on a GPU what only one shows."""
+"""GEMMs and copies: on the CPU for real; on a GPU what only one shows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_is_lost_at_once_is_wrong_numbers() -> None:
     work = copy_overlap._work(point(), ALONE)
     copy_overlap._check(work, ALONE)
     work.pairs[0][1].zero_()
-    with pytest.raises(WrongNumbers, match="at once"):
+    with pytest.raises(WrongNumbers, match="differ from those run alone"):
         copy_overlap._check(replace(work, copies=lambda: None), ALONE)
 
 
@@ -82,7 +82,7 @@ def test_copies_take_turns_through_more_memory_than_caches_hold(
 
 def test_gpus_that_do_not_reach_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, peer: False)
-    with pytest.raises(Refused, match="cuda:0 cannot reach the memory of cuda:1"):
+    with pytest.raises(Refused, match="cuda:0 has no peer access to cuda:1"):
         copy_overlap._places("peer", torch.device("cuda", 0))
 
 

@@ -192,13 +192,13 @@ def _refusing(ranks: Ranks) -> tuple[list[str], dict[str, str]]:
 
 def test_what_one_rank_is_refused_all_leave_out() -> None:
     first, second = run_ranks(2, _refusing, keep="cpu")
-    assert first == (["pipeline_split2"], {"ring": "another rank was refused it"})
+    assert first == (["pipeline_split2"], {"ring": "refused on another rank"})
     assert second == (["pipeline_split2"], {"ring": "no room"})
 
 
 def test_an_implementation_must_not_be_called_like_a_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_kernels, "implementations", lambda point: {"sequential": {"method": "x"}})
-    with pytest.raises(UserError, match="calls an implementation sequential, like a baseline; rename it"):
+    with pytest.raises(UserError, match="sequential is the name of a baseline; rename the implementation"):
         completed()
 
 
