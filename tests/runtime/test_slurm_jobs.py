@@ -127,7 +127,7 @@ def test_no_answer_is_no_news_of_any_job_and_without_slurm_it_says_so(
     assert job_states(logs("7")) is None
     (squeue / "squeue").unlink()
     monkeypatch.setenv("PATH", str(squeue))
-    with pytest.raises(UserError, match="there is no squeue"):
+    with pytest.raises(UserError, match="squeue is not installed"):
         job_states(logs("7"))
 
 
@@ -153,7 +153,7 @@ def test_where_slurm_does_not_answer_nothing_is_begun(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", str(tmp_path))
     queue.refuse_living_jobs(tmp_path)
     write_record(tmp_path, record(tmp_path, "7"))
-    with pytest.raises(UserError, match=r"Slurm jobs \(7\) may be working in"):
+    with pytest.raises(UserError, match=r"Slurm jobs \(7\) may be running in"):
         living_jobs(tmp_path)
     # As while the controller is away.
     monkeypatch.setattr(queue, "job_states", lambda logs: None)
@@ -168,7 +168,7 @@ def test_a_torn_record_and_one_of_another_job_are_none(tmp_path: Path) -> None:
     another = msgspec.json.encode(JobRecord("8", {}, "8_0_log.err"))
     for content in (another, another[:-5]):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=f"{path} is no record of"):
+        with pytest.raises(UserError, match=f"{path} is not (a|the) record of"):
             living_jobs(tmp_path)
 
 

@@ -115,5 +115,5 @@ def test_a_launch_takes_over_the_points_of_a_living_job_that_it_asks_for(tmp_pat
         assert adopted.pack.jobs == asked
         assert adopted.has_others is (asked != jobs)
     other = replace(jobs[0], point=operator_point(num_sm=77))
-    with pytest.raises(UserError, match="measures sm1 with another configuration"):
+    with pytest.raises(UserError, match="measures sm1 with a different configuration"):
         adopt([record], [other])

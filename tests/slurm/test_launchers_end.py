@@ -58,7 +58,7 @@ def test_after_a_killed_launcher_the_next_adopts_its_jobs(slurm: Slurm, begun: d
     # Another launcher would measure the same points.
     refused = sweep.run("num_sm=1,2,3,4,5,6", resume, torchrun=True, status=1)
     (line,) = refused.stderr.splitlines()
-    assert line.startswith(f"error: Slurm jobs work in {sweep.launch.directory}; ")
+    assert line.startswith(f"error: Slurm jobs are running in {sweep.launch.directory}; ")
     assert all(job in line for job in jobs)
 
     second = sweep.start(*TWO_JOBS, resume)
@@ -68,7 +68,7 @@ def test_after_a_killed_launcher_the_next_adopts_its_jobs(slurm: Slurm, begun: d
     done = sweep.finish()
     # The point that was held may have ended before the launcher looked.
     (kept,) = re.findall(r"already measured: ([12]) of 6 points", done.stdout)
-    assert f"{6 - int(kept)} points are left to jobs of an earlier launch: {', '.join(jobs)}" in done.stdout
+    assert f"{6 - int(kept)} points are in jobs of an earlier launch: {', '.join(jobs)}" in done.stdout
     assert sweep.statuses() == ok(everything)
     assert sweep.measured() == dict.fromkeys(everything, 1)
     assert sweep.jobs().keys() == jobs.keys()
@@ -95,13 +95,13 @@ def test_ctrl_c_leaves_the_jobs_and_after_they_are_cancelled_any_launcher_may_go
     done = sweep.end_launcher(signal.SIGINT, 130)
     jobs, resume = sweep.jobs(), f"resume={sweep.launch.directory}"
     assert list(jobs.values()) == ["RUNNING"]
-    assert f"end them with: scancel {' '.join(jobs)}" in done.stdout
+    assert f"cancel with: scancel {' '.join(jobs)}" in done.stdout
     assert "Traceback" not in done.stderr
     assert "resume with: python launch.py" in done.stderr
 
     # The job is not taken for one of another configuration.
     refused = sweep.run(*THREE, "workload.repeats=5", resume, status=1)
-    assert f"error: Slurm job {' '.join(jobs)} measures tp2_sm1 with another configuration; " in refused.stderr
+    assert f"error: Slurm job {' '.join(jobs)} measures tp2_sm1 with a different configuration; " in refused.stderr
     assert sweep.jobs().keys() == jobs.keys()
 
     slurm.run("scancel", *jobs)

@@ -128,7 +128,7 @@ def test_what_slurm_refuses_is_one_line_and_leaves_no_job(swept: Swept) -> None:
     """Nor those that it had taken before."""
     sweep, done = swept["some refused"]
     (line,) = done.result().stderr.splitlines()
-    assert line.startswith("error: Slurm took no job: sbatch: error: ")
+    assert line.startswith("error: Slurm refused the job: sbatch: error: ")
     sweep.wait_for_empty_queue()
     assert (sweep.measured(), sweep.records(), sweep.results()) == ({}, {}, {})
 

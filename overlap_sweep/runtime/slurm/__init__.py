@@ -1,5 +1,5 @@
 """`hydra/launcher=slurm` and `submitit_slurm`: points in Slurm jobs, submitted through submitit.
 
-`launcher` waits for results, `submission` decides which points share a job and hands jobs to Slurm, `batch` is what
-runs in one, and `queue` asks Slurm how they are and keeps what a later launch has to know of them.
+`launcher` waits for results, `submission` packs points into jobs and submits them, `batch` runs inside a job, and
+`queue` asks Slurm for the states of jobs and keeps their records for later launches.
 """

@@ -1,4 +1,4 @@
-"""What runs inside one Slurm job: some points of a sweep, one after the other."""
+"""Runs inside a Slurm job: measures some points of a sweep, one after the other."""
 
 from __future__ import annotations
 
@@ -26,38 +26,37 @@ from overlap_sweep.runtime.slurm.queue import RECORDS
 from overlap_sweep.runtime.stopping import STOP_AFTER_POINT, Stopped, listen, stop_if_requested
 
 IDLE_RESTARTS = 3
-"""A job that was told to stop before it had finished a point asks to be queued again no more often than this."""
+"""How often a job that was stopped before it finished a point is requeued."""
 CLAIM_PATIENCE_S = 300.0
-"""How long to wait for a point that another job has: it may be one that Slurm has given up, and is about to die."""
+"""How long to wait for a point that another job holds: Slurm may have given that job up, and it may be about to die."""
 END_PATIENCE_S = 600.0
-"""How long to wait to be killed, where that was announced."""
+"""How long to wait for the kill that a SIGTERM announced."""
 
 
 def refuse_another_point(job: Job) -> None:
-    """Raises UserError where the job is another point on this node than where it was submitted, in whose name it would
-    be measured."""
+    """Raises UserError if the job resolves to a different point on this node than where it was submitted."""
     HydraConfig.instance().set_config(job.config)
     here, there = point_identity(resolve(job.config)), point_identity(job.point)
     if different := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
         raise UserError(
-            f"{job.name} is another point on this node than where it was submitted ({', '.join(different)} differ); "
-            "give what differs explicitly, such as runtime.device."
+            f"{job.name} is a different point on this node than where it was submitted: {', '.join(different)} differ. "
+            "Set these options explicitly, such as runtime.device."
         )
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What submitit calls on the node, again from the start when Slurm queues the job again. Only this is pickled to
-    the job, and nothing comes back so: results lie in the run directories."""
+    """The pickled job that submitit calls on the node, again from the start after a requeue. It returns nothing:
+    results are in the run directories."""
 
     sweep: Sweep
     points: list[Job]
-    """As they were composed where they were submitted."""
+    """The points, as composed by the launcher."""
     singletons: Any
-    """Hydra's, without which it composes nothing."""
+    """Hydra's singletons, which it needs to compose."""
 
     def __call__(self) -> None:
-        # Instead of submitit's handlers, which would give up the point that is running.
+        # Replaces submitit's handlers, which would abort the running point.
         listen()
         Singleton.set_state(self.singletons)
         self.sweep.set_up()
@@ -66,7 +65,7 @@ class Batch:
                 refuse_another_point(job)
         except UserError as error:
             sys.exit(f"error: {error}")
-        # What was there before the launch was removed: a job that is queued again goes on.
+        # The launcher removed older results, so existing ones were measured by this job before a requeue.
         left = [job for job in self.points if whole_result(job.directory) is None]
         outcomes.expect(job.directory for job in left)
         pool = shared_pool(self.sweep.directory / RECORDS / f"{_job_id()}_{GROUP_LOG}")
@@ -83,7 +82,7 @@ class Batch:
         for directory, reason in outcomes.given_up.items():
             print(f"{directory.name}: {reason}", file=sys.stderr, flush=True)
         for job_return in returned:
-            # Raises what the task did: Hydra keeps that for whoever asks, and submitit writes it to the job's log.
+            # Raises the task's exception, which Hydra keeps; submitit writes it to the job's log.
             _ = job_return.return_value
 
     def _run_jobs(self, jobs: Sequence[Job]) -> list[JobReturn]:
@@ -102,14 +101,14 @@ def _restarts() -> int:
 
 
 def _queue_again() -> None:
-    """Queues the job again; where that is not allowed, whoever waits for the results submits a new one."""
+    """Requeues the job; if Slurm refuses, the waiting launcher submits a new one."""
     answer = subprocess.run(["scontrol", "requeue", _job_id()], capture_output=True, text=True, check=False)
-    print(answer.stderr.strip() or f"job {_job_id()} is queued again", flush=True)
+    print(answer.stderr.strip() or f"job {_job_id()} was requeued", flush=True)
 
 
 def _await_the_end(pool: WorkerPool) -> None:
-    """Waits until Slurm kills the job, as its SIGTERM announced. A job that ends by itself before counts as complete,
-    and is not queued again after a preemption."""
+    """Waits until Slurm kills the job, as its SIGTERM announced. If the job exited before, it would count as completed
+    and not be requeued after a preemption."""
     pool.close()
     time.sleep(END_PATIENCE_S)
     sys.exit(1)

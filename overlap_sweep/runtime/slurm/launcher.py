@@ -1,6 +1,6 @@
-"""`hydra/launcher=slurm`: runs a sweep's points in a few Slurm jobs, and waits for their results.
+"""`hydra/launcher=slurm`: runs a sweep's points in a few Slurm jobs and waits for their results.
 
-What a dead job leaves undone is handed on to another.
+The unfinished points of a dead job go to a new one.
 """
 
 from __future__ import annotations
@@ -28,24 +28,23 @@ from overlap_sweep.runtime.stopping import stop_if_requested
 
 LOG_TAIL_LINES = 20
 
-TELL_EVERY_S = 10.0
+PRINT_EVERY_S = 10.0
 
 PATIENCE_POLLS = 2
-"""A job counts as ended when seen so this often in a row: on network file systems its last results show later."""
+"""Polls in a row that must report a job as ended: on network file systems its last results appear late."""
 
 NOT_ITS_FAULT = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
-"""States in which a job ends whatever it does."""
+"""End states that the job's points don't cause."""
 
 MOST_LOST = 3
-"""A point whose node or job goes away again and again may be what drives them away."""
+"""Lost jobs or nodes that a point is tried again after; if there are more, it may cause them."""
 
 
 def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[JobReturn]:
-    """Runs every job that has no result yet and that no living Slurm job is to run, one that occurs twice once; returns
-    in the order of `job_overrides`.
+    """Runs every distinct job that has no result and belongs to no living Slurm job; returns in the order of
+    `job_overrides`.
 
-    UserError before anything is submitted when any job's configuration is wrong, or the directory is in use; or when
-    Slurm refuses.
+    UserError if a configuration is wrong or the directory is in use, before anything is submitted, or if Slurm refuses.
     """
     check_slurm()
     jobs = begin(sweep, job_overrides, first_index)
@@ -66,27 +65,27 @@ def _have_measured(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
     watch = Watch(sweep.directory, dict(adopted), partial(submit, sweep), outcomes, poll_s)
     try:
         for job in new:
-            # What is there may not be kept, and is not to be taken for what the jobs measure.
+            # Old results are not reusable and must not be mistaken for new ones.
             clear(job.directory)
             (job.directory / CLAIM_FILE).unlink(missing_ok=True)
         own = submit(sweep, pack(new))
         watch.jobs |= own
         if taken:
-            print(f"slurm: {len(taken)} points are left to jobs of an earlier launch: {', '.join(adopted)}", flush=True)
+            print(f"slurm: {len(taken)} points are in jobs of an earlier launch: {', '.join(adopted)}", flush=True)
         if own:
-            print(f"slurm: {len(new)} points in {len(own)} jobs: {', '.join(own)}", flush=True)
+            print(f"slurm: submitted {len(new)} points in {len(own)} jobs: {', '.join(own)}", flush=True)
         watch.run()
     except BaseException:
         if watch.jobs:
-            print(f"slurm: jobs go on without this process; end them with: scancel {' '.join(watch.jobs)}", flush=True)
+            print(f"slurm: jobs continue without this process; cancel with: scancel {' '.join(watch.jobs)}", flush=True)
         raise
     return watch.results
 
 
 def adopt(records: Sequence[JobRecord], jobs: Sequence[Job]) -> dict[str, Submitted]:
-    """Returns by id the living jobs of earlier launches that are to measure some of these points, or have.
+    """Returns the living jobs of earlier launches that measure some of these points, by id.
 
-    UserError when one of them measures another point in the same directory.
+    UserError if one of them measures a different point in the same directory.
     """
     by_name = {job.name: job for job in jobs}
     found = {}
@@ -94,8 +93,8 @@ def adopt(records: Sequence[JobRecord], jobs: Sequence[Job]) -> dict[str, Submit
         points = [by_name[name] for name in record.points if name in by_name]
         if others := [job.name for job in points if job.key != record.points[job.name]]:
             raise UserError(
-                f"Slurm job {record.job_id} measures {others[0]} with another configuration; wait for it, or end it: "
-                f"scancel {record.job_id}."
+                f"Slurm job {record.job_id} measures {others[0]} with a different configuration; wait for it, or "
+                f"cancel it with: scancel {record.job_id}"
             )
         if points:
             packed, partly = Pack(pack(points)[0].options, points), len(points) < len(record.points)
@@ -105,20 +104,20 @@ def adopt(records: Sequence[JobRecord], jobs: Sequence[Job]) -> dict[str, Submit
 
 @dataclass
 class Watch:
-    """`run` returns when every point has a result or is given up."""
+    """Waits for the results of jobs. `run` returns when every point has a result or is given up."""
 
     directory: Path
     jobs: dict[str, Submitted]
-    """By id. What is handed on is added."""
+    """Jobs by id; successors of dead jobs are added."""
     submit: Callable[[Sequence[Pack]], dict[str, Submitted]]
-    """Returns jobs by id."""
+    """Submits a job for each pack; returns them by id."""
     outcomes: Outcomes
     poll_s: float
     results: dict[Path, Result] = field(default_factory=dict)
     deaths: dict[Path, list[Attempt]] = field(default_factory=lambda: defaultdict(list))
-    """Of jobs that measured a point, by its directory."""
-    _told: str = ""
-    _told_at_s: float = -math.inf
+    """Attempts that ended with their job, by the point's directory."""
+    _printed: str = ""
+    _printed_at_s: float = -math.inf
 
     def run(self) -> None:
         self._left = {job.directory for one in self.jobs.values() for job in one.pack.jobs}
@@ -147,10 +146,10 @@ class Watch:
     def _look_after_jobs(self) -> None:
         states = job_states({job_id: submitted.log for job_id, submitted in self.jobs.items()})
         if states is None:
-            self._tell("slurm: the controller does not answer; jobs go on meanwhile")
+            self._print("slurm: the controller does not answer; jobs continue")
             return
         counts = Counter(str(state) for state in states.values())
-        self._tell("slurm: jobs: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
+        self._print("slurm: jobs: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
         for job_id, state in states.items():
             submitted = self.jobs[job_id]
             submitted.seen_ended = submitted.seen_ended + 1 if state.ended else 0
@@ -160,14 +159,14 @@ class Watch:
                 forget(self.directory, job_id)
                 self._inherit(job_id, submitted, state)
 
-    def _tell(self, news: str) -> None:
-        """Prints the news unless they are the last ones printed, or others were just printed."""
-        if news != self._told and time.monotonic() - self._told_at_s > TELL_EVERY_S:
-            self._told, self._told_at_s = news, time.monotonic()
-            print(news, flush=True)
+    def _print(self, line: str) -> None:
+        """Prints the line unless it repeats the last one or that was printed less than PRINT_EVERY_S ago."""
+        if line != self._printed and time.monotonic() - self._printed_at_s > PRINT_EVERY_S:
+            self._printed, self._printed_at_s = line, time.monotonic()
+            print(line, flush=True)
 
     def _inherit(self, job_id: str, submitted: Submitted, state: JobState) -> None:
-        """Decides what becomes of the points that an ended job leaves."""
+        """Gives up the unfinished points of an ended job, or submits them again."""
         left = [job for job in submitted.pack.jobs if job.directory in self._left]
         if state.cancelled:
             self._give_up(left, f"Slurm job {job_id} was cancelled")
@@ -190,10 +189,10 @@ class Watch:
         try:
             ((successor_id, successor),) = self.submit([Pack(submitted.pack.options, left)]).items()
         except UserError as error:
-            self._give_up(left, f"Slurm job {job_id} ended: {state}; its successor was refused: {error}")
+            self._give_up(left, f"Slurm job {job_id} ended: {state}; Slurm refused its successor: {error}")
             return
         self.jobs[successor_id] = successor
-        print(f"slurm: job {successor_id} goes on with the {len(left)} points that {job_id} left", flush=True)
+        print(f"slurm: job {successor_id} measures the {len(left)} points that job {job_id} left", flush=True)
 
     def _give_up(self, jobs: list[Job], reason: str) -> None:
         for job in jobs:
@@ -202,8 +201,8 @@ class Watch:
 
 
 def _blamed(left: Sequence[Job], state: JobState, finished: bool) -> Sequence[Job]:
-    """Returns the points that a job's end is counted against: the one it was at, or all where it did nothing at all;
-    none where it did something until its time was up, or ended by itself."""
+    """Returns the points that a job's end counts against: the running one, or all if the job finished none; no point if
+    the job finished some and reached its time limit or completed."""
     if left and (left[0].directory / CLAIM_FILE).exists():
         return [] if finished and state.state in ("TIMEOUT", "COMPLETED") else left[:1]
     return [] if finished else left

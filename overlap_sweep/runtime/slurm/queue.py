@@ -1,7 +1,4 @@
-"""Slurm's jobs of a sweep: their records for a later launch, and their states as Slurm reports them.
-
-Works without accounting.
-"""
+"""The Slurm jobs of a sweep: their records for later launches, and their states. Works without accounting."""
 
 from __future__ import annotations
 
@@ -20,21 +17,21 @@ ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "TIMEOUT"),
 }
-"""Slurm's names of states that a job does not leave by itself."""
+"""Slurm's end states."""
 GONE = "GONE"
-"""Our name for that of a job that the controller has forgotten, as it does some minutes after the end."""
+"""Our state of a job that the controller has forgotten, as it does some minutes after the end."""
 TIMEOUT_S = 60
 
 RECORDS = ".slurm"
-"""Below the sweep's directory, one file for each job."""
+"""Folder in the sweep's directory with one file for each job."""
 
 
 @dataclass(frozen=True)
 class JobState:
     state: str
-    """Slurm's name of it, such as RUNNING."""
+    """Slurm's name of the state, such as RUNNING."""
     reason: str = ""
-    """Slurm's: of a waiting job what it waits for."""
+    """Slurm's reason, such as what a pending job waits for."""
 
     @property
     def ended(self) -> bool:
@@ -45,20 +42,18 @@ class JobState:
         return self.state == "CANCELLED"
 
     def __str__(self) -> str:
-        told = self.reason not in ("", "None")
-        return f"{self.state} ({self.reason})" if told else self.state
+        return self.state if self.reason in ("", "None") else f"{self.state} ({self.reason})"
 
 
 def job_states(logs: Mapping[str, Path]) -> dict[str, JobState] | None:
-    """Returns the state of each job (`12`, or `12_3` of an array). None when the controller does not answer, as while
-    it restarts.
+    """Returns the state of each job (`12`, or `12_3` of an array); None if the controller does not answer, for example
+    while it restarts.
 
-    `logs` are the files that the jobs print to, by id: another job that got the id of a forgotten one has its script
-    elsewhere. UserError when there is no Slurm here.
+    `logs` are the jobs' log files by id. UserError if Slurm is not installed.
     """
     if not shutil.which("squeue"):
-        raise UserError("there is no squeue here; run this on a machine that can submit Slurm jobs.")
-    # The whole arrays: squeue knows no single elements of those that wait together.
+        raise UserError("squeue is not installed; run this where Slurm jobs can be submitted.")
+    # Whole arrays, since squeue knows no single elements of pending arrays.
     found: dict[str, JobState] = {}
     for array in sorted({job_id.partition("_")[0] for job_id in logs}):
         listed = _squeue(array)
@@ -71,26 +66,25 @@ def job_states(logs: Mapping[str, Path]) -> dict[str, JobState] | None:
 def _state(job_id: str, found: Mapping[str, JobState], log: Path) -> JobState:
     if job_id in found:
         return found[job_id]
-    # An element of an array that is cancelled while it waits is forgotten at once, by sacct too, unlike the others.
+    # Slurm, sacct too, forgets an array's element at once if it is cancelled while pending.
     never_began = not log.exists() and any(other.startswith(f"{job_id.partition('_')[0]}_") for other in found)
     return JobState("CANCELLED") if never_began else _accounted(job_id)
 
 
 def _accounted(job_id: str) -> JobState:
-    """Returns the state of a job that the controller has forgotten: accounting, if kept, has whether it was
-    cancelled."""
+    """Returns the state of a job that the controller has forgotten, from accounting if that is kept."""
     command = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job_id}", "--format=State"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (subprocess.TimeoutExpired, FileNotFoundError):
         return JobState(GONE)
-    # Such as "CANCELLED by 1000"; of a job that was queued again only the last line counts.
+    # The output is such as "CANCELLED by 1000".
     words = answer.stdout.split()[:1] if answer.returncode == 0 else []
     return JobState(words[0]) if words and words[0] in ENDED else JobState(GONE)
 
 
 def _squeue(job_id: str) -> dict[str, JobState] | None:
-    # One call a job: of several ids squeue refuses all when one is forgotten.
+    # One call per job: if one of several ids is forgotten, squeue refuses all.
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={job_id}", "--format=%i|%T|%r"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -105,9 +99,9 @@ def _squeue(job_id: str) -> dict[str, JobState] | None:
 class JobRecord(msgspec.Struct, frozen=True):
     job_id: str
     points: dict[str, str]
-    """By the name of a run directory the key (`identity.key_of`) of the point that is measured there."""
+    """Keys (`identity.key_of`) of the job's points by the names of their run directories."""
     log: str
-    """A file with what the job prints."""
+    """Path of the job's log file."""
 
 
 def record_path(directory: Path, job_id: str) -> Path:
@@ -126,8 +120,7 @@ def forget(directory: Path, job_id: str) -> None:
 
 
 def living_jobs(directory: Path) -> list[JobRecord]:
-    """Returns the jobs of earlier launches that are waiting or running still. UserError when that cannot be found
-    out."""
+    """Returns the pending and running jobs of earlier launches. UserError if Slurm does not answer."""
     records = {path.stem: _read(path) for path in sorted((directory / RECORDS).glob("*.json"))}
     if not records:
         return []
@@ -137,8 +130,8 @@ def living_jobs(directory: Path) -> list[JobRecord]:
         states = None
     if states is None:
         raise UserError(
-            f"Slurm jobs ({', '.join(sorted(records))}) may be working in {directory}, and Slurm does not answer here; "
-            f"try again where it does, or remove {directory / RECORDS} if they are gone."
+            f"Slurm jobs ({', '.join(sorted(records))}) may be running in {directory}, but Slurm does not answer; "
+            f"try again where it does. If the jobs are gone, remove {directory / RECORDS}."
         )
     for job_id in (job_id for job_id, state in states.items() if state.ended):
         forget(directory, job_id)
@@ -146,18 +139,20 @@ def living_jobs(directory: Path) -> list[JobRecord]:
 
 
 def refuse_living_jobs(directory: Path) -> None:
-    """Raises UserError when Slurm jobs work in the directory: another launcher would measure the same points."""
+    """Raises UserError if Slurm jobs run in the directory: a local launcher would measure the same points."""
     if living := living_jobs(directory):
         ids = " ".join(record.job_id for record in living)
-        raise UserError(f"Slurm jobs work in {directory}; go on with hydra/launcher=slurm, or end them: scancel {ids}.")
+        raise UserError(
+            f"Slurm jobs are running in {directory}; use hydra/launcher=slurm, or cancel them with: scancel {ids}"
+        )
 
 
 def _read(path: Path) -> JobRecord:
-    """Returns the record in the file. UserError where it is none."""
+    """Returns the record in the file. UserError if it is not a record."""
     try:
         record = msgspec.json.decode(path.read_bytes(), type=JobRecord)
     except (msgspec.DecodeError, OSError) as error:
-        raise UserError(f"{path} is no record of a Slurm job ({error}); remove it.") from None
+        raise UserError(f"{path} is not a record of a Slurm job ({error}); remove it.") from None
     if record.job_id != path.stem:
-        raise UserError(f"{path} is no record of job {path.stem}; remove it.")
+        raise UserError(f"{path} is not the record of job {path.stem}; remove it.")
     return record

@@ -1,4 +1,4 @@
-"""Which points share a Slurm job, and handing jobs to Slurm, through submitit."""
+"""Packs points into Slurm jobs and submits them through submitit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from overlap_sweep.runtime.slurm.batch import Batch
 from overlap_sweep.runtime.slurm.queue import JobRecord, forget, write_record
 
 OURS = ("_target_", "points_per_job", "max_jobs", "poll_s")
-"""Of the launcher's options, those that are not submitit's."""
+"""The launcher's options that are not submitit's."""
 LEAST = {"points_per_job": 1, "max_jobs": 1, "poll_s": 0.1}
 
 OF_EVERY_EXECUTOR = (
@@ -37,7 +37,7 @@ OF_EVERY_EXECUTOR = (
 CONTROLLER_AWAY = ("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Zero Bytes")
 
 PATIENCE_S = 600.0
-"""How long sbatch is tried again while the controller is away."""
+"""How long to retry sbatch while the controller does not answer."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Pack:
     """Points for one job."""
 
     options: Mapping[str, Any]
-    """submitit's."""
+    """submitit's options."""
     jobs: list[Job]
 
 
@@ -57,12 +57,12 @@ class Submitted:
     log: Path
     seen_ended: int = 0
     has_others: bool = False
-    """It is to measure points, too, that this launch does not ask for."""
+    """Whether it also measures points that this launch does not request."""
 
 
 def pack(jobs: Sequence[Job]) -> list[Pack]:
-    """Returns packs of points of the same Slurm options that one group of workers can run together, in their order and
-    as evenly as can be: `points_per_job` in each, and more where that would make more than `max_jobs`."""
+    """Returns packs of points with the same Slurm options and group of workers, in order and evenly sized:
+    `points_per_job` in each, and more if there would be more than `max_jobs` packs."""
     alike: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
         options = launcher_options(job)
@@ -78,7 +78,7 @@ def pack(jobs: Sequence[Job]) -> list[Pack]:
 
 
 def launcher_options(job: Job) -> dict[str, Any]:
-    """Returns the launcher's options, resolved for this point: those that name `tp_size` differ from point to point."""
+    """Returns the launcher's options, resolved for this point, since they may depend on `tp_size`."""
     options: dict[str, Any] = OmegaConf.to_container(job.config.hydra.launcher, resolve=True)  # type: ignore[assignment]
     for name, least in LEAST.items():
         if options[name] is not None and options[name] < least:
@@ -86,14 +86,14 @@ def launcher_options(job: Job) -> dict[str, Any]:
     for name in ("nodes", "tasks_per_node"):
         if options[name] != 1:
             raise UserError(
-                f"hydra.launcher.{name}={options[name]}: a point runs in one task on one node; leave it out."
+                f"hydra.launcher.{name}={options[name]}: every point runs in one task on one node; leave it out."
             )
     if options["signal_delay_s"] >= 60 * options["timeout_min"]:
         raise UserError(
-            f"hydra.launcher.signal_delay_s={options['signal_delay_s']} is no shorter than timeout_min="
-            f"{options['timeout_min']}: jobs would stop at once; give a shorter one, or more time."
+            f"hydra.launcher.signal_delay_s={options['signal_delay_s']} is not shorter than timeout_min="
+            f"{options['timeout_min']}, so jobs would stop at once; decrease it, or increase timeout_min."
         )
-    # What is asked for in another way is not asked for twice.
+    # GPUs and CPUs must not be requested in two ways.
     if options["gres"] or options["gpus_per_task"]:
         options["gpus_per_node"] = None
     if options["cpus_per_gpu"]:
@@ -102,23 +102,23 @@ def launcher_options(job: Job) -> dict[str, Any]:
 
 
 def _evenly(items: Sequence[Job], count: int) -> list[Sequence[Job]]:
-    """Returns the items in so many parts, the longer ones first."""
+    """Returns the items in `count` parts, the longer ones first."""
     shortest, longer = divmod(len(items), count)
     ends = [(index + 1) * shortest + min(index + 1, longer) for index in range(count)]
     return [items[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def check_slurm() -> None:
-    """Raises UserError when Slurm is not installed."""
+    """Raises UserError if Slurm is not installed."""
     if not shutil.which("sbatch"):
         raise UserError(
-            "there is no sbatch here; run this where Slurm jobs are submitted, or leave out hydra/launcher."
+            "sbatch is not installed; run this where Slurm jobs can be submitted, or leave out hydra/launcher."
         )
 
 
 def submit(sweep: Sweep, packs: Sequence[Pack]) -> dict[str, Submitted]:
-    """Submits a job for each pack, an array where several have the same options; returns them by id. Each is on record
-    when this returns. UserError when Slurm refuses; then none of them is left."""
+    """Submits a job for each pack, as an array if several have the same options, and records them; returns them by id.
+    UserError if Slurm refuses; then all of them are cancelled."""
     alike: dict[str, list[Pack]] = defaultdict(list)
     for pack in packs:
         alike[json.dumps(pack.options, sort_keys=True)].append(pack)
@@ -133,31 +133,31 @@ def submit(sweep: Sweep, packs: Sequence[Pack]) -> dict[str, Submitted]:
 
 
 def _take_back(sweep: Sweep, job_ids: Sequence[str]) -> None:
-    """Cancels the jobs; where scancel fails, too, the next launch finds them by their records."""
+    """Cancels the jobs; if scancel fails too, the next launch finds them by their records."""
     if job_ids and not subprocess.run(["scancel", *job_ids], capture_output=True, check=False).returncode:
         for job_id in job_ids:
             forget(sweep.directory, job_id)
 
 
 def _submit_array(sweep: Sweep, packs: Sequence[Pack]) -> dict[str, Submitted]:
-    # As the stock launcher does.
+    # Slow to import, and only needed here.
     import submitit
 
     options = dict(packs[0].options)
-    # A new one every time: jobs load what they find there by the name of their number.
+    # A new folder every time, since jobs load files there by job number.
     new = uuid.uuid4().hex[:12]
     folder = Path(options.pop("submitit_folder").replace("%j", f"{new}/%j")).absolute()
     executor = submitit.AutoExecutor(
         folder=folder, cluster="slurm", slurm_max_num_timeout=options.pop("max_num_timeout")
     )
-    # A job that may not be queued again loses its node for good, and Slurm's default is the administrator's.
+    # A job that may not be requeued is lost with its node, and Slurm's default depends on the site.
     additional = {"requeue": True}
     additional |= {name.replace("_", "-"): value for name, value in options.pop("additional_parameters").items()}
     if additional.get("no-requeue"):
         del additional["requeue"]
     additional = {name: value for name, value in additional.items() if value is not False}
-    given = {key if key in OF_EVERY_EXECUTOR else f"slurm_{key}": value for key, value in options.items()}
-    executor.update_parameters(**given, slurm_additional_parameters=additional)
+    parameters = {key if key in OF_EVERY_EXECUTOR else f"slurm_{key}": value for key, value in options.items()}
+    executor.update_parameters(**parameters, slurm_additional_parameters=additional)
     singletons = Singleton.get_state()
     batches = [Batch(sweep, pack.jobs, singletons) for pack in packs]
     submitted = {}
@@ -174,20 +174,20 @@ def _submit_array(sweep: Sweep, packs: Sequence[Pack]) -> dict[str, Submitted]:
 
 
 def _patiently(executor: Any, batches: Sequence[Batch]) -> list[Any]:
-    """Submits the batches as an array; tries until the controller is there."""
+    """Submits the batches as an array; retries while the controller does not answer."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     deadline = time.monotonic() + PATIENCE_S
     wait_s = 2.0
     while True:
         try:
-            # submitit prints what sbatch says, and raises it too.
+            # submitit prints sbatch's message and raises it too.
             with contextlib.redirect_stderr(io.StringIO()), executor.batch():
                 return [executor.submit(batch) for batch in batches]
         except (FailedJobError, FailedSubmissionError) as error:
             reason = " ".join(str(error).split())
             if not any(symptom in reason for symptom in CONTROLLER_AWAY) or time.monotonic() > deadline:
-                raise UserError(f"Slurm took no job: {reason}") from None
+                raise UserError(f"Slurm refused the job: {reason}") from None
             print(f"slurm: the controller does not answer; trying again in {wait_s:.0f} s", flush=True)
             time.sleep(wait_s)
             wait_s = min(60.0, 2 * wait_s)
