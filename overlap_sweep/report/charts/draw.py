@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from overlap_sweep.report.charts import Gantt, Key, Line, Lines, Reference, Rows
 from overlap_sweep.report.charts.palette import colour
 from overlap_sweep.report.charts.vega import (
     LETTER_PX,
+    NAME_PX,
     OWN_COLOUR,
     OWN_SHAPE,
     Json,
@@ -22,21 +24,48 @@ from overlap_sweep.report.charts.vega import (
     tooltip,
 )
 
-ROW_PX = 26
-COLUMN_GAP_PX = 20
 LINES_PX = 230
 LANE_PX = 17
 MOST_TICKS = 20
 """Places that are ticks one by one."""
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Where a row has its name, its cells and its bar; heights in pixels, below the row's middle."""
+
+    row_px: int
+    bar_px: int
+    cells_px: int
+    gap_px: int
+    """Between columns of cells."""
+    references_px: int
+    """Where the names of references stand, from the top of the plot."""
+    name_px: int | None = None
+    """None: the axis has the names."""
+
+
+_WIDE = _Layout(row_px=26, bar_px=0, cells_px=0, gap_px=20, references_px=-8)
+_NARROW = _Layout(row_px=48, bar_px=15, cells_px=-1, gap_px=10, references_px=-24, name_px=-15)
+
+
 def draw_rows(rows: Rows) -> Json:
-    """Returns the chart's specification."""
+    """Returns the chart's specification: names on the left of the bars, cells on the right."""
+    return _rows(rows, _WIDE)
+
+
+def draw_narrow_rows(rows: Rows) -> Json:
+    """Returns the same for a narrow screen: each row's name and cells above its bar."""
+    return _rows(rows, _NARROW)
+
+
+def _rows(rows: Rows, layout: _Layout) -> Json:
     keys = row_keys((row.name, row.bold) for row in rows.rows)
     pieces, dots, noise, names = [], [], [], []
     for key, row in zip(keys, rows.rows, strict=True):
         own = {"row": key, **detail_fields(row.details)}
-        names.append({**own, **{f"cell{j}": cell for j, cell in enumerate(row.cells or [""] * len(rows.columns))}})
+        cells = {f"cell{j}": cell for j, cell in enumerate(row.cells or [""] * len(rows.columns))}
+        names.append({**own, "name": row.name, "weight": 700 if row.bold else 400, **cells})
         for part, start, end in zip(rows.parts, [0.0, *row.ends], row.ends, strict=False):
             pieces.append({**own, "start": start, "end": end, "colour": colour(row.colour or part.colour)})
         noise.append({"row": key, "low": row.low, "high": row.high, "colour": colour("ink")})
@@ -44,29 +73,46 @@ def draw_rows(rows: Rows) -> Json:
             dots.append({**own, "at": dot.at, "colour": colour(dot.colour), "shape": dot.shape})
             noise.append({"row": key, "low": dot.low, "high": dot.high, "colour": colour(dot.colour)})
     axis = replace(rows.axis, from_zero=rows.axis.from_zero or bool(pieces))
-    told, y, header = tooltip(row.details for row in rows.rows), row_axis(keys), constant(-8)
+    told, y = tooltip(row.details for row in rows.rows), row_axis(keys, named=layout.name_px is None)
     bar = {"x": place("start", axis), "x2": "end", "color": OWN_COLOUR}
     at = {"x": place("at", axis), "color": OWN_COLOUR, "shape": OWN_SHAPE}
-    layers = [layer("bar", pieces, {"height": 13}, y=y, tooltip=told, **bar)] if pieces else []
+    lower = {"yOffset": layout.bar_px}
+    layers = [layer("bar", pieces, {"height": 13, **lower}, y=y, tooltip=told, **bar)] if pieces else []
     ends = rows.axis.domain or [piece["end"] for piece in pieces] + [dot["at"] for dot in dots]
     for one in rows.references:
         # At the right edge it would run into the cells' titles.
         align = "right" if one.at > (min(ends) + max(ends)) / 2 else "center"
         marked, muted = [{"at": one.at}], {"color": colour("muted"), "align": align}
         line = {"color": colour(one.colour), "strokeDash": list(one.dash)}
+        above = constant(layout.references_px)
         layers.append(layer("rule", marked, line, x=place("at", axis)))
-        layers.append(layer("text", marked, muted, x=place("at", axis), y=header, text=constant(one.name)))
+        layers.append(layer("text", marked, muted, x=place("at", axis), y=above, text=constant(one.name)))
     known = [one for one in noise if one["low"] is not None]
-    layers.append(layer("rule", known, {"strokeWidth": 1.5}, x=place("low", axis), x2="high", y=y, color=OWN_COLOUR))
-    layers.append(layer("point", dots, {"filled": True, "size": 60, "opacity": 1}, y=y, tooltip=told, **at))
-    right_px, edge = 0, constant("width")
-    for j, title in enumerate(rows.columns):
-        longest = max(map(len, (title, *(row.cells[j] for row in rows.rows if row.cells))))
-        right_px += COLUMN_GAP_PX + LETTER_PX * longest
+    spread = {"x": place("low", axis), "x2": "high", "color": OWN_COLOUR}
+    layers.append(layer("rule", known, {"strokeWidth": 1.5, **lower}, y=y, **spread))
+    layers.append(layer("point", dots, {"filled": True, "size": 60, "opacity": 1, **lower}, y=y, tooltip=told, **at))
+    if layout.name_px is not None:
+        bold = {"fontWeight": {"expr": "datum.weight"}, "align": "left", "dy": layout.name_px, "limit": NAME_PX}
+        layers.append(layer("text", names, bold, x=constant(0), y=y, text="name", tooltip=told))
+    edge, header = constant("width"), constant(-8)
+    for j, (title, right_px) in enumerate(zip(rows.columns, _columns_px(rows, layout), strict=True)):
         style: Json = {"align": "right", "dx": right_px}
         layers.append(layer("text", [{}], {**style, "color": colour("muted")}, x=edge, y=header, text=constant(title)))
+        style |= {"dy": layout.cells_px}
         layers.append(layer("text", names, style, x=edge, y=y, text=f"cell{j}", tooltip=told))
-    return chart([*layers, *legend([*rows.parts, *rows.legend])], ROW_PX * len(keys), rows.title, rows.subtitle)
+    height_px = layout.row_px * len(keys)
+    keys_above = legend([*rows.parts, *rows.legend], offset_px=10 - layout.references_px)
+    return chart([*layers, *keys_above], height_px, rows.title, rows.subtitle)
+
+
+def _columns_px(rows: Rows, layout: _Layout) -> list[int]:
+    """Returns where each column of cells ends, from the plot's right edge: beside it, or within it."""
+    longest = [
+        max(map(len, (title, *(row.cells[j] for row in rows.rows if row.cells))))
+        for j, title in enumerate(rows.columns)
+    ]
+    ends_px = list(accumulate(layout.gap_px + LETTER_PX * letters for letters in longest))
+    return ends_px if layout.name_px is None else [end_px - ends_px[-1] for end_px in ends_px]
 
 
 def draw_lines(lines: Lines) -> Json:

@@ -10,7 +10,7 @@ from typing import Any
 
 from overlap_sweep.cache import cached_bytes
 from overlap_sweep.report.charts import Form, Gantt, Lines, Rows
-from overlap_sweep.report.charts.draw import draw_gantt, draw_lines, draw_rows
+from overlap_sweep.report.charts.draw import draw_gantt, draw_lines, draw_narrow_rows, draw_rows
 from overlap_sweep.report.charts.palette import chart_config, in_light
 from overlap_sweep.report.charts.vega import Json
 from overlap_sweep.report.numbers import visible
@@ -30,6 +30,10 @@ class Figure:
     description: str
     """For those who cannot see it: the tables have its numbers."""
     spec: dict[str, Any]
+    narrow: dict[str, Any] | None = None
+    """What differs in the specification on a narrow screen, where anything does."""
+    scrolls: bool = False
+    """On a narrow screen it keeps its width and scrolls."""
 
     @property
     def untitled(self) -> Figure:
@@ -39,13 +43,28 @@ class Figure:
     @property
     def spec_json(self) -> str:
         """Returns the specification as JSON that is safe within a script element."""
-        return script_safe(json.dumps({**self.spec, "description": self.description}, separators=(",", ":")))
+        return _as_json({**self.spec, "description": self.description})
+
+    @property
+    def narrow_json(self) -> str:
+        """Returns what differs on a narrow screen, likewise; empty where nothing does."""
+        return _as_json(self.narrow) if self.narrow else ""
 
 
 def figure(name: str, form: Form) -> Figure:
     """Returns the chart."""
     words = [form.title] if isinstance(form, Gantt) else [form.title, form.subtitle]
-    return Figure(name, ": ".join(filter(None, words)), _without_control(_DRAW[type(form)](form)))
+    spec, narrow = _without_control(_DRAW[type(form)](form)), None
+    if isinstance(form, Rows):
+        drawn = _without_control(draw_narrow_rows(form))
+        # Their data are the same.
+        spec["datasets"] |= drawn["datasets"]
+        narrow = {key: drawn[key] for key in ("layer", "height")}
+    return Figure(name, ": ".join(filter(None, words)), spec, narrow, scrolls=isinstance(form, Gantt))
+
+
+def _as_json(spec: Json) -> str:
+    return script_safe(json.dumps(spec, separators=(",", ":")))
 
 
 def _without_control(spec: Any) -> Any:

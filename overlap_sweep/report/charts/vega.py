@@ -15,8 +15,8 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 MARGIN_PX = 14
 """Between the outermost values and the ends of an axis."""
 LETTER_PX = 6
-LEGEND_PX = 400
-"""Charts may stand beside each other."""
+LEGEND_PX = 350
+"""Charts may stand beside each other, or on a phone."""
 SUBTITLE_WIDTH = 84
 """In characters: as long as a panel is wide."""
 NAME_PX = 330
@@ -68,15 +68,22 @@ def row_keys(rows: Iterable[tuple[str, bool]]) -> list[str]:
     return [f"{'*' if bold else ''}{i}|{name}" for i, (name, bold) in enumerate(rows)]
 
 
-def row_axis(keys: Sequence[str]) -> Json:
-    """Returns the channel of the field `row`, which has one of the keys, from top to bottom."""
+def row_axis(keys: Sequence[str], named: bool = True) -> Json:
+    """Returns the channel of the field `row`, which has one of the keys, from top to bottom; its axis has the names."""
     shown = {
         "labelExpr": "slice(datum.label, indexof(datum.label, '|') + 1)",
         "labelFontWeight": {"condition": {"test": "datum.label[0] == '*'", "value": 700}, "value": 400},
         **{"domain": False, "grid": False, "labelLimit": NAME_PX, "labelPadding": 8, "ticks": False},
     }
     scale = {"domain": list(keys), "paddingInner": 0.12}
-    return {"axis": shown, "field": "row", "scale": scale, "sort": None, "title": None, "type": "nominal"}
+    return {
+        "axis": shown if named else None,
+        "field": "row",
+        "scale": scale,
+        "sort": None,
+        "title": None,
+        "type": "nominal",
+    }
 
 
 def chart(layers: Iterable[Json], height_px: int, title: str, subtitle: str = "") -> Json:
@@ -114,13 +121,18 @@ def tooltip(details: Iterable[Mapping[str, str]]) -> list[Json]:
     return [{"field": f"detail{i}", "title": title, "type": "nominal"} for i, title in enumerate(titles)]
 
 
-def legend(keys: Sequence[Key], filled: bool = True) -> list[Json]:
+def legend(keys: Sequence[Key], *, filled: bool = True, offset_px: int = 18) -> list[Json]:
     """Returns the legend of the colours, above the plot, as that of a layer without marks; nothing for a single
     colour."""
     if len(keys) < 2:
         return []
     names = [key.name for key in keys]
-    shown = {"orient": "top", "title": None, "columns": max(1, LEGEND_PX // (LETTER_PX * (max(map(len, names)) + 5)))}
+    shown = {
+        "orient": "top",
+        "title": None,
+        "offset": offset_px,
+        "columns": max(1, LEGEND_PX // (LETTER_PX * (max(map(len, names)) + 5))),
+    }
     ranges = {
         "color": [colour(key.colour) for key in keys],
         "shape": [key.shape for key in keys],

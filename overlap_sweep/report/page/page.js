@@ -1,14 +1,19 @@
 // Draws the charts, makes the tables sortable, switches between light and dark. What they look like is decided elsewhere.
 const config = JSON.parse(document.getElementById("chart-config").textContent);
+// In pixels: with less, names and numbers beside the bars would leave no room for these.
+const NARROW = 560;
 
 async function draw(figure) {
   if (figure.dataset.drawn) return;
   figure.dataset.drawn = "yes";
   const spec = JSON.parse(figure.querySelector("script").textContent);
   const drawing = figure.querySelector(".drawing");
+  // In a closed <details> it is as wide as it will be.
+  const width = drawing.clientWidth || figure.closest("section").clientWidth - 40;
+  const narrow = figure.querySelector("script.narrow");
+  if (narrow && width < NARROW) Object.assign(spec, JSON.parse(narrow.textContent));
   if (!drawing.clientWidth) {
-    // In a closed <details>: as wide as it will be.
-    spec.width = figure.closest("section").clientWidth - 40;
+    spec.width = width;
     spec.autosize = { type: "fit-x", contains: "padding" };
   }
   await window.vegaEmbed(drawing, spec, { config, actions: false, renderer: "svg", tooltip: { theme: "custom" } });

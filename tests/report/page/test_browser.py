@@ -173,6 +173,18 @@ def test_charts_are_legible_on_a_phone(narrow: Visit) -> None:
     assert 10 <= narrow.page.evaluate(smallest) < 100
 
 
+def test_charts_keep_their_numbers_on_a_phone(narrow: Visit) -> None:
+    narrow.page.wait_for_function(ALL_DRAWN, timeout=60_000)
+    narrow.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    outside = """[...document.querySelectorAll('figure.chart:not(.scrolls)')].filter(figure => {
+        const edge = figure.getBoundingClientRect().right + 2;
+        return [...figure.querySelectorAll('svg text')].some(text => text.getBoundingClientRect().right > edge);
+    }).map(figure => figure.id)"""
+    assert narrow.page.evaluate(outside) == []
+    shown = "document.querySelector('#training figure.chart').textContent"
+    assert "time us" in narrow.page.evaluate(shown)
+
+
 @pytest.mark.parametrize(("name", "width"), [("visit", 1280), ("narrow", 400)])
 def test_every_chart_is_drawn_whole_and_in_silence(request: pytest.FixtureRequest, name: str, width: int) -> None:
     visit: Visit = request.getfixturevalue(name)
