@@ -227,8 +227,13 @@ def megatron_arguments(config: OverlapConfig, tp_size: int, file: str = "") -> l
 
 
 def named(variant: str, backend: str) -> str:
-    """Returns a variant's name for people."""
+    """Returns a variant's name in tables and charts."""
     return "async TP" if variant == DEFAULT and backend == ASYNC_TP_BACKEND else variant
+
+
+def spoken(variant: str, backend: str) -> str:
+    """Returns a variant's name in a sentence: `no overlap`, `the default`, `async TP`."""
+    return {NONE: "no overlap", DEFAULT: "the default"}.get(named(variant, backend), named(variant, backend))
 
 
 def without_folders(variants: Iterable[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Where numbers come from: machine, versions, date, what the GPUs were like, and the commands that make them again."""
+"""Where numbers come from: machine, versions, date, throttling of the GPUs, and the commands that reproduce them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from overlap_sweep.results.records import TunerRecord
 
 SWEEP_CONFIG = "multirun.yaml"
 POINT_OVERRIDES = ".hydra/overrides.yaml"
+DIFFERENT_ENVIRONMENTS = "The points were measured in different environments; see tuning_report.json for what differs."
 
 
 def environments(points: Sequence[Point]) -> list[dict[str, Any]]:
@@ -35,21 +36,20 @@ def recorded(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def recorded_warnings(points: Sequence[Point]) -> list[str]:
-    """Returns what measuring the points warned of, and whether their environments differ: a sentence each."""
-    told = dict.fromkeys(warning for point in points if point.result for warning in point.result.warnings)
-    return [*told, *different_environments(points)]
+    """Returns the points' warnings, and one if their environments differ."""
+    warnings = dict.fromkeys(warning for point in points if point.result for warning in point.result.warnings)
+    return [*warnings, *different_environments(points)]
 
 
 def different_environments(points: Sequence[Point]) -> list[str]:
-    """Returns a sentence where the points were measured in different environments; none where they were not. The CUDA
-    connections don't count, which backends and implementations set for themselves."""
+    """Returns a warning if the points were measured in different environments, else an empty list.
+    CUDA_DEVICE_MAX_CONNECTIONS does not count: backends and implementations set it themselves."""
     identities = set()
     for environment in environments(points):
         identity = environment_identity(environment)
         identity["variables"].pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
         identities.add(key_of(identity))
-    said = "The points were measured in different environments; see tuning_report.json for what differs."
-    return [said] if len(identities) > 1 else []
+    return [DIFFERENT_ENVIRONMENTS] if len(identities) > 1 else []
 
 
 def measured_on(points: Sequence[Point]) -> str:
@@ -58,7 +58,7 @@ def measured_on(points: Sequence[Point]) -> str:
 
 
 def machines_in_brief(points: Sequence[Point]) -> str:
-    """Returns `2 x NVIDIA H200`, or the CPU's name; several devices after each other; empty where none is known."""
+    """Returns the devices, such as `2 x NVIDIA H200` or the CPU's name; empty if unknown."""
     counts: dict[str, int] = {}
     for environment in environments([point for point in points if point.result]):
         device, count = environment.get("gpu") or environment.get("cpu"), environment.get("gpu_count") or 0
@@ -78,8 +78,8 @@ def describe_machine(environment: dict[str, Any]) -> str:
 
 
 def multicast(points: Sequence[Point]) -> str | None:
-    """Returns how userbuffers ran, by the workers' environment: with NVLink multicast `on`, `off`, or `on and off` in
-    different points. None where no GPU was used, or nothing ran."""
+    """Returns whether userbuffers used NVLink multicast, by the workers' environment: `on`, `off`, or `on and off` if
+    points differ. None if no GPU was used or nothing ran."""
     found = set()
     for point in points:
         if point.result and point.config["runtime"]["device"] != "cpu":
@@ -99,8 +99,7 @@ def measured_when(points: Sequence[Point]) -> str:
 
 
 def launch_commands(points: Sequence[Point]) -> list[str]:
-    """Returns the commands that were typed, as Hydra or the tuner recorded them: one for each sweep, or for a point run
-    alone."""
+    """Returns the command lines, as Hydra or the tuner recorded them: one per sweep, or per point that ran alone."""
     records = (TunerRecord.FILE, SWEEP_CONFIG)
     folders = dict.fromkeys(
         sweep if any((sweep / name).exists() for name in records) else point.directory
@@ -111,7 +110,7 @@ def launch_commands(points: Sequence[Point]) -> list[str]:
 
 
 def _command(directory: Path) -> str | None:
-    """Returns the command that wrote a sweep, or a point run alone; None where its record cannot be read."""
+    """Returns the command line of a sweep or of a point that ran alone; None if its record cannot be read."""
     tuner, sweep, alone = (directory / name for name in (TunerRecord.FILE, SWEEP_CONFIG, POINT_OVERRIDES))
     try:
         if tuner.exists():
@@ -136,12 +135,12 @@ SLOWDOWNS = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-"""NVML's clocks throttle reasons that make a time say less about the GPU than about its cooling or supply. The power
-cap is none of them: large GEMMs run into it on every card."""
+"""NVML's clock throttle reasons that make a time depend on cooling or power supply. The software power cap is not among
+them: large GEMMs reach it on every card."""
 
 
 def slowed_gpus(points: Iterable[Point]) -> list[str]:
-    """Returns a sentence on GPUs that were slowed down, and why; none where none was, or nothing is known."""
+    """Returns a warning if GPUs were throttled, and why; else an empty list."""
     names, reasons = [], 0
     for point in points:
         moments = point.result.conditions.values() if point.result else ()
@@ -151,4 +150,5 @@ def slowed_gpus(points: Iterable[Point]) -> list[str]:
         for value in slowed:
             reasons |= value
     why = ", ".join(reason for bit, reason in SLOWDOWNS.items() if reasons & bit)
-    return [f"GPUs were slowed down ({why}) around {len(names)} points, first {names[0]}."] if names else []
+    count = f"{len(names)} point{'s' if len(names) > 1 else ''}"
+    return [f"GPUs were throttled ({why}) in {count}, first in {names[0]}: times may be too long."] if names else []

@@ -133,9 +133,9 @@ class Choice(Generic[T]):
 
     @property
     def gap(self) -> str:
-        """Returns `12.3 us faster, noise 4.5`: the fastest against the chosen."""
+        """Returns how the fastest compares with the chosen: `12.3 us faster, noise 4.5 us`."""
         word = "faster" if self.faster_by_us >= 0 else "slower"
-        return f"{abs(self.faster_by_us):.1f} us {word}, noise {self.noise_us:.1f}"
+        return f"{abs(self.faster_by_us):.1f} us {word}, noise {self.noise_us:.1f} us"
 
     @property
     def all_slower(self) -> bool:

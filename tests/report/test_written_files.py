@@ -155,7 +155,7 @@ def test_a_proof_that_failed_has_its_reason_and_no_settings(tmp_path: Path) -> N
     (proof,) = read(tmp_path / "tuning_report.json")["proof"]
     assert not proof["proven"]
     assert proof.keys().isdisjoint({"recommended", "settings"})
-    assert proof["reason"] == "the layer failed: [rank3] out of memory"
+    assert proof["reason"] == "the layer point failed: [rank3] out of memory"
     assert (proof["variants"], proof["kind"]) == ({}, "transformer_layer")
     assert proof["tried_together"][0]["variants"].keys() >= {"best of each slot", "fc1 bwd by none"}
     assert overlap_cfg.read(tmp_path / YAML) == case.plans[4].config

@@ -151,14 +151,14 @@ def test_objective_overlap_ratio_takes_the_highest_ratio_whatever_its_time(tmp_p
     assert choices(tmp_path, "time")[2, "fc1", "fwd"].chosen.name == "ring_sm4"
     by_ratio = choices(tmp_path, "overlap_ratio")
     assert by_ratio[2, "fc1", "fwd"].chosen.name == "ring_sm2"
-    assert by_ratio[2, "fc1", "fwd"].reason == "highest overlap ratio of 2"
+    assert by_ratio[2, "fc1", "fwd"].reason == "highest overlap ratio of 2 settings"
     assert by_ratio[2, "fc1", "bwd"].chosen.name == "none"
 
 
 def test_objective_overlap_ratio_without_traces(tmp_path: Path) -> None:
     make_point("operator", tmp_path, operator_config(method="ring_exchange", phase="fprop"), fwd=pass_times(90.0))
     choice = choices(tmp_path, "overlap_ratio")[2, "fc1", "fwd"]
-    assert (choice.chosen.name, choice.reason) == ("none", "no trace gives an overlap ratio")
+    assert (choice.chosen.name, choice.reason) == ("none", "no trace has an overlap ratio")
 
 
 def compared(**files: list[Path] | Path) -> TraceComparison:

@@ -255,7 +255,7 @@ def test_where_no_overlap_is_best_that_is_proven_and_presets_are_run_all_the_sam
     assert trial.variants == {"none": "none", "default": "default", "tuned": "none"}
     proof = proofs(tmp_path)[2]
     assert proof["proven"]
-    assert "don't overlap" in proof["verdict"]
+    assert "keep overlap off" in proof["verdict"]
     assert overlap_cfg.read(tmp_path / "optimal_tp_comm_overlap_cfg_tp2.yaml").switches["tp_comm_overlap"] is False
 
     tuned(tmp_path, "tp_size=2", preset, answer=slow)
@@ -310,7 +310,7 @@ def test_where_nothing_can_be_measured_or_times_say_nothing_the_tuner_says_so(
     assert "out of memory" in capsys.readouterr().out
     assert layers(tuned(tmp_path / "fast", "tp_size=2", answer=answered(launch_bound=True))) == []
     assert record(tmp_path / "fast").proofs == []
-    assert "Launch-bound, left out" in (tmp_path / "fast" / "summary.txt").read_text()
+    assert "Launch-bound points are left out" in (tmp_path / "fast" / "summary.txt").read_text()
 
 
 def test_a_preset_that_cannot_be_read_is_said_before_anything_is_launched(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The answer card of a layer: which variant to take, by how much, and what Megatron-LM is given for it."""
+"""The answer card of a layer: the variant to use, its gain, and Megatron-LM's arguments for it."""
 
 from __future__ import annotations
 
@@ -16,33 +16,35 @@ if TYPE_CHECKING:
     from overlap_sweep.workloads.layer.section import LayerAnalysis
 
 MEGATRON_BACKENDS = ("transformer_engine", "megatron")
-"""Whose variants Megatron-LM can be given."""
+"""Backends whose variants Megatron-LM can run."""
 FILE_NAME = "tp_comm_overlap_cfg.yaml"
-"""What the reader saves the slots as."""
+"""Name under which the reader saves the slots."""
 
 
 def card(layer: LayerAnalysis, title: str) -> Card:
-    """Returns what to do, at a glance."""
-    best, rounds = layer.winner, f"{layer.rounds} rounds side by side, intervals of {CONFIDENCE:.0%}"
+    """Returns the answer card."""
+    best, rounds = layer.winner, f"{layer.rounds} interleaved rounds, {CONFIDENCE:.0%} confidence intervals"
     if best is None:
-        keep = "Keep overlap off" if layer.reference == NONE else f"Keep {layer.reference}"
-        return Card(title, keep if layer.contenders else "No verdict", [as_sentence(layer.verdict), f"In {rounds}."])
+        keep = "Keep overlap off" if layer.reference == NONE else f"Keep {layer.spoken_reference}"
+        return Card(
+            title,
+            keep if layer.contenders else "No verdict",
+            [f"{as_sentence(layer.verdict)}.", f"Measured in {rounds}."],
+        )
     hidden = f"It hides {as_percent(best.hidden_fraction)} of the communication. " if best.hidden_fraction > 0 else ""
-    gain = best.to_reference.in_words(f" than {layer.reference}")
+    gain = best.to_reference.in_words(f" than {layer.spoken_reference}")
     return Card(title, f"Use {best.label}: {gain}", [f"{hidden}Measured in {rounds}."], use=_use(layer))
 
 
 def _use(layer: LayerAnalysis) -> list[str]:
-    """Returns the lines that Megatron-LM takes to train with the fastest; empty if that is the reference, or nothing
-    that Megatron-LM has."""
+    """Returns Megatron-LM's arguments to train with the fastest variant; empty if nothing beats the reference or
+    Megatron-LM cannot run it."""
     winner, config = layer.winner, layer.point.config
     if winner is None or config["backend"] not in MEGATRON_BACKENDS or not winner.measured.switches:
         return []
     slots = winner.measured.settings
     is_file = winner.name.startswith(FILE)
-    given = Path(winner.name.removeprefix(FILE)).name if is_file else FILE_NAME
-    lines = megatron_arguments(
-        OverlapConfig(slots, winner.measured.switches), config["tp_size"], given if slots else ""
-    )
+    file = Path(winner.name.removeprefix(FILE)).name if is_file else FILE_NAME
+    lines = megatron_arguments(OverlapConfig(slots, winner.measured.switches), config["tp_size"], file if slots else "")
     written = yaml.safe_dump(slots, sort_keys=False).splitlines() if slots and not is_file else []
-    return [*lines, *([f"# {given}:"] if written else []), *written]
+    return [*lines, *([f"# {file}:"] if written else []), *written]

@@ -1,4 +1,4 @@
-"""Whole layers: the variants of each compared round by round, which of them is fastest, columns and charts."""
+"""Whole layers: the variants of each compared round by round, the fastest variant, columns and charts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, named, without_folders
+from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, named, spoken, without_folders
 from overlap_sweep.report import charts
 from overlap_sweep.report.iterations import Timeline, timeline
 from overlap_sweep.report.numbers import as_percent, as_us
@@ -50,31 +50,31 @@ from overlap_sweep.workloads.layer.card import card
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes, attention_backend
 
 RANK = 0
-"""Whose trace a timeline is made of."""
+"""The rank whose trace timelines show."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One variant's whole time over another's of the same round."""
+    """One variant's whole time over another's in the same round."""
 
     ratio: float
-    """Median over the rounds: below 1 is faster."""
+    """Ratio of the times, median over the rounds; below 1 is faster."""
     interval: Interval
 
     @property
     def differs(self) -> bool:
-        """Returns whether it is faster or slower beyond the noise."""
+        """Returns whether the first is faster or slower beyond the noise."""
         return self.interval.excludes(1.0)
 
     @property
     def faster(self) -> bool:
-        """Returns whether it is faster beyond the noise."""
+        """Returns whether the first is faster beyond the noise."""
         return self.interval.high < 1
 
     def in_words(self, than: str = "", with_interval: bool = True) -> str:
-        """Returns `9.5% faster than none (9.4 to 9.7%)`; `than` is such as ` than none`."""
+        """Returns `9.5% faster than no overlap (9.4 to 9.7%)`, where `than` is ` than no overlap`."""
         if not self.differs:
-            return f"no different{than.replace(' than ', ' from ')}"
+            return f"not measurably different{than.replace(' than ', ' from ')}"
         by, *ends = (abs(1 - ratio) for ratio in (self.ratio, self.interval.low, self.interval.high))
         interval = f" ({min(ends) * 100:.1f} to {max(ends):.1%})" if with_interval else ""
         return f"{by:.1%} {'faster' if self.faster else 'slower'}{than}{interval}"
@@ -82,18 +82,19 @@ class Comparison:
 
 @dataclass(frozen=True)
 class VariantRow:
-    """One variant."""
+    """One variant of a layer, compared with the reference."""
 
     name: str
     label: str
-    """What people call it."""
+    """Name in tables and charts."""
     reference: str
-    """The variant that its ratio is to: `none`, or where that was not measured the first."""
+    """Name of the reference of the ratio: `none`, or if it was not measured the first variant."""
     measured: VariantTimes
     to_reference: Comparison
     none_us: float
-    """The median whole time without overlap, and below without communication; NaN where it was not measured."""
+    """Median whole time of `none`; NaN if it was not measured."""
     floor_us: float
+    """Median whole time of the floor; NaN if it was not measured."""
 
     @property
     def launch_bound(self) -> bool:
@@ -128,7 +129,7 @@ class VariantRow:
 
 @dataclass(frozen=True)
 class LayerAnalysis:
-    """One `ok` layer point, its variants in the order of measuring."""
+    """One `ok` layer point, with its variants in the order of measuring."""
 
     point: Point
     rows: list[VariantRow]
@@ -139,12 +140,16 @@ class LayerAnalysis:
         return self.rows[0].reference
 
     @property
+    def spoken_reference(self) -> str:
+        return spoken(self.reference, self.point.case.backend)
+
+    @property
     def rounds(self) -> int:
         return len(self.rows[0].measured.times["all"].samples_us)
 
     @property
     def contenders(self) -> list[VariantRow]:
-        """Returns the usable alternatives to the reference, by ratio: the floor computes nothing meaningful, and a
+        """Returns the usable alternatives to the reference, fastest first. The floor computes nothing meaningful, and a
         launch-bound variant's time says nothing about the device."""
         if any(row.launch_bound for row in self.rows if row.name == self.reference):
             return []
@@ -161,24 +166,28 @@ class LayerAnalysis:
         """Returns how the fastest compares with the reference, in one line."""
         best = self.winner or next(iter(self.contenders), None)
         if best is None:
-            return f"no verdict: nothing was measured that {self.reference} could be compared with"
-        return f"{best.label} is {best.to_reference.in_words(f' than {self.reference}')}"
+            return f"no verdict: nothing to compare with {self.spoken_reference}"
+        return f"{best.label} is {best.to_reference.in_words(f' than {self.spoken_reference}')}"
 
     @property
     def cautions(self) -> list[str]:
-        """Returns what to know before believing the ratios."""
+        """Returns the caveats of the ratios."""
         bound = ", ".join(row.label for row in self.rows if row.launch_bound)
-        return [f"Launch-bound, their times say nothing about the device: {bound}."] if bound else []
+        return (
+            [f"Launch-bound variants are not compared, their times say nothing about the device: {bound}."]
+            if bound
+            else []
+        )
 
 
 def labels(trial: LayerTrial, measured: Iterable[str]) -> dict[str, str]:
-    """Returns the measured variants by label: a tuner's under the names that reports use, others under their own."""
+    """Returns the names of the measured variants by label; those that a tuner did not label keep their names."""
     names = {label: name for label, name in trial.variants.items() if name in measured}
     return names | {name: name for name in measured if name not in names.values()}
 
 
 def analyse_layer(point: Point) -> LayerAnalysis:
-    """Compares the variants of an `ok` layer point."""
+    """Returns the variants of an `ok` layer point, each compared with the reference."""
     variants = point.measured_as(LayerTimes).variants
     reference = NONE if NONE in variants else next(iter(variants))
     # A tuner's configuration may be the reference under another label.
@@ -203,8 +212,8 @@ def analyse_layer(point: Point) -> LayerAnalysis:
 
 
 def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Comparison]:
-    """Compares each first variant with its second, whose i-th samples were taken side by side. `tried` is the number of
-    candidates among which the best is sought."""
+    """Returns the comparison of each pair of variants, whose i-th samples were taken side by side. `tried` is the
+    number of candidates among which the best is chosen."""
     between = Scatter(TYPICAL_SCATTER_OF_LAYERS[device_kind])
     ratios = []
     for one, other in pairs:
@@ -230,7 +239,7 @@ OF_POINT = (
         "layer",
         "training",
         kind="flag",
-        about="The iteration has an optimizer step after the backward pass.",
+        about="Whether the iteration has an optimizer step after the backward pass.",
     ),
     OfPoint("attention_backend", lambda row: attention_backend(row.point.result), kind="text"),
     OfPoint("", lambda row: row.measured and row.measured.label, kind="text", header="variant", style="setting"),
@@ -246,20 +255,15 @@ TIMES = (
     attribute("none_us"),
     attribute("floor_us"),
     attribute("speedup"),
-    attribute("reference", "Variant that the ratio compares with: none, or else the first one measured.", "text"),
+    attribute("reference", "Variant that the ratio refers to: none, or if it was not measured the first one.", "text"),
     attribute(
-        *("ratio", "time_us over that of the reference, of the same round; median of the rounds. Below 1 is faster."),
+        *("ratio", "time_us over that of the reference in the same round, median of the rounds; below 1 is faster."),
         header="ratio",
         show="{:.3f}".format,
     ),
     attribute("ratio_low", read="interval.low", header="low", show="{:.3f}".format),
     attribute("ratio_high", read="interval.high", header="high", show="{:.3f}".format),
-    attribute(
-        "hidden_fraction",
-        header="hidden",
-        show=as_percent,
-        high_first=True,
-    ),
+    attribute("hidden_fraction", header="hidden", show=as_percent, high_first=True),
     attribute("launch_bound", kind="flag"),
     C(
         "relative_error",
@@ -274,8 +278,8 @@ COMPARED = Table("layers", "one row per variant", (LABEL, VARIANT, *TIMES))
 
 
 def section(sources: Sources) -> Section | None:
-    """Returns the section on layers, an answer for each but those that a tuner measured for operators, which are
-    reported with them; None without such points."""
+    """Returns the section on layers, with an answer for each except the tuner's, which are reported with the operators;
+    None without such points."""
     points = sources.points("layer")
     if not points:
         return None
@@ -293,7 +297,7 @@ def section(sources: Sources) -> Section | None:
         what="layers",
         title="Whole layers",
         topic="overlap in whole layers",
-        explained="Times are medians of the rounds, in each of which all variants ran side by side.",
+        explained="Times are medians over the rounds; in each round all variants ran in turn.",
         answers=[
             _answer(layer)
             for directory, layer in layers.items()
@@ -306,13 +310,13 @@ def section(sources: Sources) -> Section | None:
 
 
 def _answer(layer: LayerAnalysis) -> Answer:
-    point, case, asked_of = layer.point, layer.point.case, layer.point.config["layer"]
+    point, case, options = layer.point, layer.point.case, layer.point.config["layer"]
     assert point.result
-    brief = f"{case.model} {asked_of['kind']} TP={point.config['tp_size']}"
-    replicas = f", {asked_of['num_replicas']} replicas" if asked_of["num_replicas"] > 1 else ""
+    brief = f"{case.model} {options['kind']} TP={point.config['tp_size']}"
+    replicas = f", {options['num_replicas']} replicas" if options["num_replicas"] > 1 else ""
     attention = f", attention {found}" if (found := attention_backend(point.result)) else ""
     return Answer(
-        title=f"{case.model} {asked_of['kind']}, TP={point.config['tp_size']}{replicas}, {case.tokens} tokens, "
+        title=f"{case.model} {options['kind']}, TP={point.config['tp_size']}{replicas}, {case.tokens} tokens, "
         f"{case.precision}, backend {case.backend} on {case.device}{attention}",
         brief=brief,
         sentences=[layer.verdict],
@@ -330,15 +334,15 @@ def _answer(layer: LayerAnalysis) -> Answer:
 
 
 def compared(layer: LayerAnalysis, best: VariantRow | None) -> Listing[VariantRow]:
-    """Returns the table of the variants, in the order of measuring; `best` is marked."""
+    """Returns the table of the variants, with `best` marked."""
     return Listing(COMPARED, layer.rows, "Every variant, in the order of measuring.", chosen=lambda row: row is best)
 
 
 def legend(layer: LayerAnalysis) -> str:
-    """Returns what the ratios of the layer's table refer to."""
+    """Returns the legend of the ratios in the layer's table."""
     return (
-        f"ratio: to {layer.reference} in the same round, median of {layer.rounds} rounds, with its {CONFIDENCE:.0%} "
-        "interval; below 1 is faster"
+        f"ratio: time over that of {layer.reference} in the same round, median of {layer.rounds} rounds with "
+        f"{CONFIDENCE:.0%} interval; below 1 is faster"
     )
 
 
@@ -358,7 +362,7 @@ def report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, A
 
 
 def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Rows:
-    """Returns the variants from fast to slow, with `best` marked."""
+    """Returns a bar for each variant, from fast to slow, with `best` marked."""
     return charts.Rows(
         title=title,
         subtitle=legend(layer),
@@ -378,19 +382,19 @@ def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Row
             )
             for row in sorted(layer.rows, key=lambda row: row.ratio)
         ],
-        references=[charts.Reference(f"faster than {layer.reference} | slower", 0.0)],
+        references=[charts.Reference(f"faster than {layer.spoken_reference} | slower", 0.0)],
     )
 
 
 def _fastest_timeline(title: str, layer: LayerAnalysis) -> charts.Gantt | None:
-    """Returns the timeline of the fastest variant below the reference's; None if it was not traced."""
+    """Returns the timelines of the reference and of the fastest variant; None if the latter was not traced."""
     best, none = layer.winner or next(iter(layer.contenders), None), layer.reference
     shown = layer_timeline(title, layer.point, (none, none), (best.label, best.name)) if best else None
     return shown.chart if shown else None
 
 
 def layer_timeline(title: str, point: Point, none: tuple[str, str], best: tuple[str, str]) -> Timeline | None:
-    """Returns the variant without overlap above the best, each given as its display name and its name in the point;
-    None if the latter has no trace."""
+    """Returns the timelines of `none` and of the best variant, each given as its display name and its name in the
+    point; None if the latter has no trace."""
     sides = {name: listed_trace(point, trace_file(RANK, variant)) for name, variant in (none, best)}
     return timeline(title, sides) if sides[best[0]] else None

@@ -1,8 +1,8 @@
-"""The advice on a case in sentences: for each TP size what to train with, how much faster it is, on what, and how sure
-that is; which TP size to use; and what to know before believing it.
+"""The advice for a case in sentences: the configuration to train with at each TP size, its gain and confidence; the TP
+size to use; and caveats.
 
-Measurements with backend=symm_mem speak to those who train with PyTorch's async TP, which is a switch for the whole
-model and reads no file: switch it on, or not.
+Measurements with backend=symm_mem are for training with PyTorch's async TP, which is one switch for the whole model and
+reads no file: the advice is to switch it on or to leave it off.
 """
 
 from __future__ import annotations
@@ -12,31 +12,29 @@ from collections.abc import Sequence
 
 import yaml
 
-from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, NONE, TUNED, megatron_arguments
+from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, NONE, TUNED, megatron_arguments, spoken
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import CONFIDENCE, NOTABLE_DRIFT, hidden_fraction
-from overlap_sweep.results.provenance import environments, slowed_gpus
+from overlap_sweep.results.provenance import DIFFERENT_ENVIRONMENTS, environments, slowed_gpus
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, baseline_drift
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, default_sum_us, labels
-from overlap_sweep.workloads.operator.proof import Proof, advised, spoken
+from overlap_sweep.workloads.operator.proof import Proof, advised
 
 USERBUFFER_BACKENDS = ("transformer_engine", "megatron")
 
 HOW_TO_ASYNC_TP = (
     "To switch async TP on in torchtitan: --compile.enable --compile.enable_async_tensor_parallel (before August 2026 "
     "--parallelism.enable_async_tensor_parallel).",
-    "In plain torch, before torch.compile: torch._inductor.config._micro_pipeline_tp = True and "
-    "torch.distributed._symmetric_memory.enable_symm_mem_for_group(name of the TP group), which torch 2.13 calls "
-    "deprecated and unnecessary, but without which the compile pass fuses nothing and says nothing; a trace shows "
-    "fused_all_gather_matmul where it does.",
+    "In plain torch, before torch.compile: set torch._inductor.config._micro_pipeline_tp = True and call "
+    "torch.distributed._symmetric_memory.enable_symm_mem_for_group(<name of the TP group>). torch 2.13 deprecates the "
+    "latter, but without it nothing is fused; fused_all_gather_matmul in a trace shows that it works.",
 )
-"""A sentence each."""
-
+"""One sentence or two for each way to train."""
 
 LEAVE_OUT = "Leave --tp-comm-overlap out of Megatron-LM's command line."
 ASYNC_TP_ARGUMENTS = "--compile.enable --compile.enable_async_tensor_parallel"
-"""What torchtitan takes."""
+"""torchtitan's options."""
 _SWITCH_ON = as_sentence(advised(DEFAULT, ASYNC_TP_BACKEND))
 
 
@@ -45,17 +43,17 @@ def is_async_tp(case: CaseAnalysis) -> bool:
 
 
 def file_name(tp_size: int) -> str:
-    """Returns the name of the YAML to train with."""
+    """Returns the name of the YAML file to train with."""
     return f"optimal_tp_comm_overlap_cfg_tp{tp_size}.yaml"
 
 
 def path_of_file(folder: str, tp_size: int) -> str:
-    """Returns the path of the YAML, relative to the reports."""
+    """Returns the path of the YAML file, relative to the reports."""
     return f"{folder}/{file_name(tp_size)}" if folder else file_name(tp_size)
 
 
 def cards(case: CaseAnalysis) -> dict[int, Card]:
-    """Returns a card for each TP size from 2 on."""
+    """Returns one card per TP size from 2 on."""
     return {tp_size: _card(case, tp_size) for tp_size in sorted({*case.plans, *case.outcomes})}
 
 
@@ -86,8 +84,8 @@ def _card(case: CaseAnalysis, tp_size: int) -> Card:
 
 
 def _use(case: CaseAnalysis, tp_size: int) -> list[str]:
-    """Returns what the command line of training takes, Megatron-LM's, or of async TP torchtitan's; empty where nothing
-    is to be switched on."""
+    """Returns the command line arguments for training, Megatron-LM's or (async TP) torchtitan's; empty if overlap stays
+    off."""
     if is_async_tp(case):
         return [ASYNC_TP_ARGUMENTS] if async_tp_advice(case, tp_size).startswith(_SWITCH_ON) else []
     if tp_size not in case.tp_sizes:
@@ -96,7 +94,7 @@ def _use(case: CaseAnalysis, tp_size: int) -> list[str]:
 
 
 def _first_with_async_tp(case: CaseAnalysis) -> int | None:
-    """Returns the first TP size that async TP is advised on, where it is said how to switch it on."""
+    """Returns the smallest TP size with advice on async TP: its card explains how to switch it on."""
     return next((size for size in case.tp_sizes if is_async_tp(case) and async_tp_advice(case, size)), None)
 
 
@@ -111,58 +109,58 @@ def _headline(case: CaseAnalysis, tp_size: int) -> str:
     if outcome and outcome.advice:
         return as_sentence(outcome.advice)
     if not any(final.settings for _, final in passes):
-        return "Don't overlap" if passes else "Nothing tried"
+        return "Keep overlap off" if passes else "No overlap was tried"
     none_us, time_us = (sum(one.time_us for one in ones) for ones in ([c.none for c, _ in passes], finals(passes)))
     speedup, noise = none_us / time_us, none_us / time_us**2 * noise_us(passes)
     interval = f" ({max(0.0, speedup - noise):.3f} to {speedup + noise:.3f})"
-    return f"{speedup:.3f}x no overlap{interval}{', not proven' if outcome else ''}"
+    return f"{speedup:.3f}x as fast as no overlap{interval}{', not proven' if outcome else ''}"
 
 
 def _differences(case: CaseAnalysis, tp_size: int) -> list[str]:
-    """Returns why the file differs from the best of each operator measured alone."""
+    """Returns why the file differs from the best setting of each operator measured alone."""
     plan = case.plans.get(tp_size)
     if plan is None or case.config(tp_size) == plan.config:
         return plan.overruled if plan else []
-    return ["The file is what the whole layer decided for, not the best of each operator measured alone."]
+    return ["The file has the fastest configuration of the whole layer, not the best setting of each operator."]
 
 
 def finals(passes: Sequence[tuple[PassChoice, Candidate]]) -> list[Candidate]:
-    """Returns the candidate that the switches leave of each choice."""
+    """Returns the candidate of each choice that runs under the switches."""
     return [final for _, final in passes]
 
 
 def operators_in_sum(case: CaseAnalysis, tp_size: int) -> str:
-    """Returns the gain of the settings over all passes for which an overlap was tried."""
+    """Returns the summed times of all passes for which an overlap was tried, and the share of communication hidden."""
     passes = case.passes(tp_size)
     choices = [choice for choice, _ in passes]
     none_us, floor_us = sum(choice.none.time_us for choice in choices), sum(choice.floor_us for choice in choices)
     time_us, default_us = sum(final.time_us for final in finals(passes)), default_sum_us(choices)
-    default = f", under {default_in_words(case)} {as_us(default_us)}" if default_us else ""
-    return (
-        f"Operators one by one, {', '.join(labels(choices))}: {as_us(time_us)} us, without overlap {as_us(none_us)}"
-        f"{default}, GEMMs alone {as_us(floor_us)}: {as_percent(hidden_fraction(time_us, none_us, floor_us))} of the "
-        "communication is hidden."
-    )
+    default = f", {default_in_words(case)} {as_us(default_us)}" if default_us else ""
+    hidden = hidden_fraction(time_us, none_us, floor_us)
+    share = "" if math.isnan(hidden) else f" {as_percent(hidden)} of the communication is hidden."
+    names = labels(choices)
+    subject = f"Sum of {', '.join(names)}, each measured alone" if len(names) > 1 else f"{names[0]}, measured alone"
+    return f"{subject}: {as_us(time_us)} us; no overlap {as_us(none_us)}{default}, floor {as_us(floor_us)}.{share}"
 
 
 def default_in_words(case: CaseAnalysis) -> str:
-    return "async TP" if is_async_tp(case) else "the library's default"
+    return "async TP" if is_async_tp(case) else "the default"
 
 
 def _proven(proof: Proof) -> str:
-    rounds = f"{proof.layer.rounds} rounds side by side"
-    return f"Proven on the whole layer in {rounds}, with {as_percent(CONFIDENCE)} intervals."
+    rounds = f"{proof.layer.rounds} interleaved rounds"
+    return f"Proven on the whole layer: {rounds}, {as_percent(CONFIDENCE)} confidence intervals."
 
 
 def noise_us(passes: Sequence[tuple[PassChoice, Candidate]]) -> float:
-    """Returns the noise of the sum of the times of what the switches leave of each choice."""
+    """Returns the noise of the summed times under the switches."""
     return math.hypot(*(final.estimate.noise_us for final in finals(passes)))
 
 
 def _noise(passes: Sequence[tuple[PassChoice, Candidate]]) -> str:
     return (
-        f"Noise of the operators' sum {as_us(noise_us(passes))} us. What the noise cannot tell apart is a tie, and the "
-        "simplest wins."
+        f"Noise: {as_us(noise_us(passes))} us. Settings that differ by less than the noise are ties, and "
+        "the simplest wins."
     )
 
 
@@ -172,70 +170,74 @@ def is_effective(choice: PassChoice, overlap_threshold: float) -> bool:
 
 
 def recommendation(choice: PassChoice, case: CaseAnalysis, overlap_threshold: float) -> str:
-    """Returns what to do about one pass, in a sentence."""
+    """Returns the recommendation for one pass, in one line."""
     chosen, at, compared = choice.chosen, f"TP={choice.tp_size} {choice.label}", ""
     if choice.default:
-        compared = f", {choice.default.time_us / chosen.time_us:.2f}x {spoken(DEFAULT, case.case.backend)}"
+        ratio = choice.default.time_us / chosen.time_us
+        compared = f", {ratio:.2f}x as fast as {spoken(DEFAULT, case.case.backend)}"
     if not chosen.settings:
-        return f"{at}: don't overlap{compared}; {choice.reason}"
+        return f"{at}: keep overlap off ({as_us(chosen.time_us)} us{compared}); {choice.reason}"
     if chosen.overlap_ratio is not None:
         effective = "effective" if is_effective(choice, overlap_threshold) else "not effective"
         compared += f", overlap ratio {chosen.overlap_ratio:.2f} ({effective})"
-    return f"{at}: {chosen.name}, {choice.speedup:.2f}x no overlap{compared}"
+    return (
+        f"{at}: use {chosen.name} ({as_us(chosen.time_us)} us, {choice.speedup:.2f}x as fast as no overlap{compared})"
+    )
 
 
 def scaling_sentence(case: CaseAnalysis) -> str:
-    """Returns which TP size to use; empty if nothing was measured."""
+    """Returns the TP size to use, and why; empty if nothing was measured."""
     scaling = case.scaling
-    advice = f"Use TP={scaling.optimal_tp_size}" if scaling.optimal_tp_size else "TP size undecided"
-    return f"{advice}. {scaling.reason}" if scaling.results else ""
+    advice = f"Use TP={scaling.optimal_tp_size}. " if scaling.optimal_tp_size else "TP size undecided: "
+    return f"{advice}{scaling.reason}" if scaling.results else ""
 
 
 def cautions(case: CaseAnalysis) -> list[str]:
-    """Returns what to know before believing the numbers, a sentence each; empty if all is well."""
+    """Returns the caveats of the numbers, a sentence or two each; empty if there are none."""
     lines = []
     if case.plans and case.case.backend not in USERBUFFER_BACKENDS:
         lines.append(transfer_warning(case))
     choices = [choice for tp_size in case.plans for choice in case.tried(tp_size)]
     if beaten := [f"TP={choice.tp_size} {choice.label}" for choice in choices if choice.default_wins]:
-        lines.append(f"Faster than anything tried is {default_in_words(case)} of {', '.join(beaten)}.")
+        default = as_sentence(default_in_words(case))
+        lines.append(f"{default} is faster than every setting tried for {', '.join(beaten)}; try more settings there.")
     if case.launch_bound:
-        lines.append(f"Launch-bound, left out of the choice: {', '.join(case.launch_bound)}.")
-    what, change = max(baseline_drift(case.points).items(), key=lambda item: abs(item[1]), default=("", 0.0))
+        lines.append(f"Launch-bound points are left out of the choice: {', '.join(case.launch_bound)}.")
+    baseline, change = max(baseline_drift(case.points).items(), key=lambda item: abs(item[1]), default=("", 0.0))
     if abs(change) >= NOTABLE_DRIFT:
         lines.append(
-            f"Baselines drifted: times without overlap by up to {change:+.0%} ({what}); settings are compared by what "
-            "was measured beside them."
+            f"The no-overlap time drifted by up to {change:+.0%} ({baseline}). Each setting is compared with the "
+            "no-overlap time of its own point, so the drift cancels."
         )
     lines += slowed_gpus(case.points)
     lines += dict.fromkeys(warning for point in case.points if point.result for warning in point.result.warnings)
     if len(environments(case.points)) > 1:
-        lines.append("The points were measured in different environments; see tuning_report.json.")
+        lines.append(DIFFERENT_ENVIRONMENTS)
     return lines
 
 
 def transfer_warning(case: CaseAnalysis) -> str:
-    """Returns how far measurements without userbuffers apply to those who train with Megatron-LM."""
+    """Returns the caveat of measurements without userbuffers for training with Megatron-LM."""
     return (
-        f"Measured with backend={case.case.backend}, not with Transformer Engine's userbuffers: a hint where to look, "
-        "not a measurement of what Megatron-LM will do."
+        f"Measured with backend={case.case.backend}, not with Transformer Engine's userbuffers: times in Megatron-LM "
+        "will differ. For Megatron-LM, measure with backend=transformer_engine."
     )
 
 
 def async_tp_advice(case: CaseAnalysis, tp_size: int) -> str:
-    """Returns whether to switch async TP on at this TP size, by the whole layer, or if none was measured by the
-    operators; empty if neither was."""
+    """Returns whether to switch async TP on at this TP size: by the whole layer, else by the operators; empty if
+    neither was measured."""
     outcome = case.outcomes.get(tp_size)
     trial = outcome.trial if outcome else None
     row = trial.rows.get(DEFAULT) if trial else None
     choices = [choice for choice in case.tried(tp_size) if choice.default]
     if row and row.reference == NONE and not row.launch_bound:
         advice = advised(DEFAULT if row.to_reference.faster else NONE, ASYNC_TP_BACKEND)
-        why = f"the whole layer is {row.to_reference.in_words(' than none')}"
+        why = f"the whole layer is {row.to_reference.in_words(' than no overlap')}"
     elif default_us := default_sum_us(choices):
         none_us = sum(choice.none.time_us for choice in choices)
         advice = "prove async TP on the whole layer" if default_us < none_us else advised(NONE, ASYNC_TP_BACKEND)
-        why = f"{', '.join(labels(choices))} take {as_us(default_us)} us, without overlap {as_us(none_us)}"
+        why = f"it takes {as_us(default_us)} us for {', '.join(labels(choices))}, no overlap {as_us(none_us)} us"
     else:
         return ""
     return f"{as_sentence(advice)}: {why}. Async TP is one switch for the whole model."

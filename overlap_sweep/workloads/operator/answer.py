@@ -1,5 +1,5 @@
-"""The answers for operators: the setting of each slot at each TP size, which TP size pays, and how baselines
-drifted."""
+"""The answers for operators: the setting of each slot at each TP size, the TP size to use, and the drift of the
+baselines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROUNDING = 1e-9
 
 
 def config_id(tp_size: int, operator: str, phase: str, setting: Mapping[str, Any] | None) -> str:
-    """Returns a setting's name, with every knob that is not at its method's default: `tp2_fc1_fprop_ring_agg0`."""
+    """Returns a setting's id, with the knobs that differ from the method's defaults: `tp2_fc1_fprop_ring_agg0`."""
     return f"tp{tp_size}_{operator}_{phase}_{space.brief_name(setting)}"
 
 
@@ -43,9 +43,9 @@ class SlotAnswer:
     case: CaseAnalysis
     slot: str
     choice: PassChoice
-    """The decision about its pass: its times are those of all slots of the pass together."""
+    """The decision for its pass, with the times of all slots of the pass together."""
     final: Candidate
-    """What the pass will run under Megatron-Core's switches: the choice, unless they don't allow it."""
+    """The setting that runs under Megatron-Core's switches: the chosen one, unless they don't allow it."""
 
     @property
     def tp_size(self) -> int:
@@ -57,7 +57,7 @@ class SlotAnswer:
 
     @property
     def setting(self) -> space.Setting | None:
-        """Returns the best setting for its pass; None: no overlap."""
+        """Returns the best setting of the slot for its pass; None for no overlap."""
         return self.choice.chosen.settings.get(self.slot)
 
     @property
@@ -72,15 +72,15 @@ class CaseAnalysis:
 
     case: Case
     folder: str
-    """Where its files go, below all others: empty for the only case."""
+    """Folder of its files below the output directory; empty if there is only one case."""
     points: list[Point]
     plans: dict[int, Plan]
-    """By TP size, from 2 on."""
+    """Configurations for Megatron-Core by TP size, from 2 on."""
     scaling: Scaling
     launch_bound: list[str]
-    """Points whose times say nothing about the device."""
+    """Names of launch-bound points, whose times say nothing about the device."""
     outcomes: dict[int, Outcome]
-    """By TP size, of those that a tuner measured: what it proved on the whole layer, or why it proved nothing."""
+    """What a tuner proved on the whole layer, or why it proved nothing, by TP size."""
 
     @property
     def proofs(self) -> dict[int, Proof]:
@@ -93,7 +93,7 @@ class CaseAnalysis:
         return sorted({*self.plans, *self.proofs})
 
     def passes(self, tp_size: int) -> list[tuple[PassChoice, Candidate]]:
-        """Returns the choices for passes with an overlap tried, each with what Megatron-Core's switches leave of it."""
+        """Returns the choice of each pass with an overlap tried, and the candidate that runs under the switches."""
         plan = self.plans.get(tp_size)
         pairs = zip(plan.choices, plan.finals, strict=True) if plan else ()
         return [(choice, final) for choice, final in pairs if choice.tried_slots]
@@ -103,8 +103,8 @@ class CaseAnalysis:
         return [choice for choice, _ in self.passes(tp_size)]
 
     def config(self, tp_size: int) -> OverlapConfig:
-        """Returns the configuration to train with: the proven one, or if the best of each slot was refuted what is
-        left, or else the best of each slot, one by one."""
+        """Returns the configuration to train with: the one that the whole layer decided on, or else the best setting of
+        each slot measured alone."""
         return self.decided(tp_size) or self.plans[tp_size].config
 
     def decided(self, tp_size: int) -> OverlapConfig | None:
@@ -113,22 +113,22 @@ class CaseAnalysis:
         return outcome.config if isinstance(outcome, Proof) else outcome.instead if outcome else None
 
     def switches(self, tp_size: int) -> list[SwitchAdvice]:
-        """Returns the switches of that configuration that must not keep their defaults."""
+        """Returns the switches of that configuration that differ from their defaults."""
         planned = self.plans[tp_size].switches if tp_size in self.plans else []
         decided = self.decided(tp_size)
         if decided is None:
             return planned
         known = {(advice.name, advice.value): advice for advice in planned}
         changed = (item for item in decided.switches.items() if item not in SWITCH_DEFAULTS.items())
-        return [known.get(item, SwitchAdvice(*item, "as the whole layer was measured")) for item in changed]
+        return [known.get(item, SwitchAdvice(*item, "as measured on the whole layer")) for item in changed]
 
     def unmeasured(self, tp_size: int) -> list[UnmeasuredSlot]:
-        """Returns the slots that no point of an operator overlapped, and what that configuration makes of them."""
+        """Returns the slots that no operator point overlapped, and how they run in that configuration."""
         tried = {answer.slot for answer in self.slots(tp_size)}
         return unmeasured_slots(self.config(tp_size), tried)
 
     def slots(self, tp_size: int) -> list[SlotAnswer]:
-        """Returns the answers for the slots with an overlap tried at this TP size."""
+        """Returns the answers for the slots that were tried with an overlap at this TP size."""
         answers = (
             SlotAnswer(self, space.slot(choice.operator, phase), choice, final)
             for choice, final in self.passes(tp_size)
@@ -144,21 +144,21 @@ class OperatorAnalysis:
 
     cases: list[CaseAnalysis]
     strays: list[Unproven]
-    """What a tuner could not prove because it belongs to none of the cases."""
+    """Proofs of a tuner that belong to none of the cases."""
     traces: Mapping[Path, TraceReading]
-    """By run directory."""
+    """Traces by run directory."""
 
 
 def analyse_operators(sources: Sources) -> OperatorAnalysis:
-    """Returns the best setting for each slot of each case, and what was proven of it."""
+    """Returns the best setting of each slot of each case, and what the tuner proved."""
     points, config = sources.reading.points, sources.config
     traces = read_traces(sources.points("operator"))
     grouped = group_cases(points, "operator")
     found = outcomes(sources.records.tuners, points, grouped)
     failed = failures_by_pass(points)
     cases = []
-    for case, of_case in grouped.items():
-        choices = choose_all(of_case, traces, config.objective, failed)
+    for case, case_points in grouped.items():
+        choices = choose_all(case_points, traces, config.objective, failed)
         by_size: dict[int, list[PassChoice]] = defaultdict(list)
         for choice in choices:
             by_size[choice.tp_size].append(choice)
@@ -166,10 +166,10 @@ def analyse_operators(sources: Sources) -> OperatorAnalysis:
             CaseAnalysis(
                 case=case,
                 folder=case.name if len(grouped) > 1 else "",
-                points=of_case,
+                points=case_points,
                 plans={size: plan(by_size[size], config.unmeasured) for size in sorted(by_size) if size > 1},
                 scaling=scale_case(choices, config.tp_scaling_tolerance),
-                launch_bound=[point.name for point in of_case if point.result and point.result.launch_bound],
+                launch_bound=[point.name for point in case_points if point.result and point.result.launch_bound],
                 outcomes=_standing(found, case),
             )
         )
@@ -178,7 +178,7 @@ def analyse_operators(sources: Sources) -> OperatorAnalysis:
 
 
 def _standing(found: Sequence[Outcome], case: Case) -> dict[int, Outcome]:
-    """Returns by TP size the outcome to report for this case."""
+    """Returns the outcome to report for this case by TP size."""
     by_size = defaultdict(list)
     for one in found:
         if one.case == case:
@@ -186,18 +186,18 @@ def _standing(found: Sequence[Outcome], case: Case) -> dict[int, Outcome]:
     return {tp_size: standing(by_size[tp_size]) for tp_size in sorted(by_size)}
 
 
-# Does a larger TP size pay? Time(TP=n) should be Time(TP=1) / n, up to a tolerance.
+# A larger TP size pays if time(TP=n) is at most time(TP=1) / n plus a tolerance.
 
 
 @dataclass(frozen=True)
 class OperatorScaling:
-    """One operator's times over the TP sizes (in microseconds), and the conclusions."""
+    """One operator's times by TP size, in microseconds, and how well they scale."""
 
     optimal_tp_size: int | None
-    """The largest that scales; None without a TP=1 baseline."""
+    """The largest TP size that scales; None without a TP=1 baseline."""
     scaling_efficient: dict[int, bool]
     scaling_ratios: dict[int, float]
-    """t_n x n / t_1."""
+    """time(TP=n) x n / time(TP=1)."""
     e2e_times: dict[int, float]
     reason: str
 
@@ -207,34 +207,33 @@ class Scaling:
     """TP scaling of a case."""
 
     optimal_tp_size: int | None
-    """By the sum over the operators that were measured at every TP size."""
+    """The largest TP size at which the sum of the operators measured at every TP size scales."""
     tolerance: float
     results: dict[str, OperatorScaling] = field(default_factory=dict)
     reason: str = ""
 
 
 def scale(e2e_times: Mapping[int, float], tolerance: float) -> OperatorScaling:
-    """Judges every TP size against TP=1. `e2e_times` are microseconds by TP size."""
+    """Returns how every TP size scales against TP=1. `e2e_times` are microseconds by TP size."""
     times = dict(sorted(e2e_times.items()))
     if 1 not in times:
-        return OperatorScaling(None, {}, {}, times, "No TP=1 baseline was measured.")
+        return OperatorScaling(None, {}, {}, times, "no TP=1 baseline was measured.")
     ratios = {tp_size: time_us * tp_size / times[1] for tp_size, time_us in times.items()}
     efficient = {tp_size: ratio <= 1 + tolerance + ROUNDING for tp_size, ratio in ratios.items()}
     verdicts = [
-        f"TP={tp} takes {as_us(times[tp])} us, {ratios[tp]:.2f} times the ideal: {'' if good else 'not '}efficient"
+        f"{as_us(times[tp])} us at TP={tp}, {ratios[tp]:.2f}x the ideal time ({'' if good else 'not '}efficient)"
         for tp, good in efficient.items()
         if tp > 1
     ]
-    reason = "; ".join([f"TP=1 takes {as_us(times[1])} us", *verdicts]) + "."
+    reason = "; ".join([f"{as_us(times[1])} us at TP=1", *verdicts]) + "."
     optimal = max(tp_size for tp_size, good in efficient.items() if good)
     return OperatorScaling(optimal, efficient, ratios, times, reason)
 
 
 def scale_case(choices: Sequence[PassChoice], tolerance: float) -> Scaling:
-    """Returns the scaling of every operator of a case, with its chosen settings, forward and backward together.
+    """Returns how every operator of a case scales with its chosen settings, forward plus backward.
 
-    TP=1 is measured by points of that size, or else by the unsharded operator that the other points time beside
-    themselves.
+    The TP=1 time comes from points of that size, or else from the unsharded operator that the other points time too.
     """
     measured: dict[str, dict[int, float]] = {}
     for operator in space.OPERATORS:
@@ -249,25 +248,27 @@ def scale_case(choices: Sequence[PassChoice], tolerance: float) -> Scaling:
     tp_sizes = {tp_size for times in measured.values() for tp_size in times}
     complete = [operator for operator, times in measured.items() if set(times) == tp_sizes]
     if not complete:
-        return Scaling(None, tolerance, results, "No operator was measured at every TP size.")
+        return Scaling(None, tolerance, results, "no operator was measured at every TP size.")
     total = scale({tp: sum(measured[operator][tp] for operator in complete) for tp in tp_sizes}, tolerance)
-    return Scaling(total.optimal_tp_size, tolerance, results, f"Sum over {', '.join(complete)}: {total.reason}")
+    subject = f"Sum of {', '.join(complete)}" if len(complete) > 1 else complete[0]
+    reason = f"{subject}: {total.reason}" if total.optimal_tp_size else total.reason
+    return Scaling(total.optimal_tp_size, tolerance, results, reason)
 
 
 def _tp1_us(choices: Sequence[PassChoice]) -> float | None:
-    """Returns forward plus backward time of the unsharded operator: the median over the TP sizes that it was measured
-    beside; None unless both were."""
+    """Returns the forward plus backward time of the unsharded operator, the median over the TP sizes it was measured
+    with; None unless both passes were measured."""
     passes = {name: [c.tp1_us for c in choices if c.pass_name == name and c.tp1_us] for name in space.PASSES}
     return sum(map(statistics.median, passes.values())) if all(passes.values()) else None
 
 
 def baseline_drift(points: Iterable[Point]) -> dict[str, float]:
-    """Returns by TP size, operator and pass how much the time without overlap drifted: its median over the later half
-    of a case's points over that of the earlier half, minus 1."""
+    """Returns the drift of the no-overlap time by TP size, operator and pass: its median over the later half of a
+    case's points over that of the earlier half, minus 1."""
     none_us: dict[str, list[float]] = defaultdict(list)
     for point in sorted(points, key=lambda point: (point.result and point.result.started) or ""):
         times = point.measured_as(OperatorTimes).times
         for name in space.PASSES:
-            what = f"{point.config['operator']} {name}, TP={point.config['tp_size']}"
-            none_us[what].append(times[name].none.median_us)
-    return {what: later_change(times_us) for what, times_us in none_us.items() if len(times_us) > 1}
+            label = f"{point.config['operator']} {name}, TP={point.config['tp_size']}"
+            none_us[label].append(times[name].none.median_us)
+    return {label: later_change(times_us) for label, times_us in none_us.items() if len(times_us) > 1}

@@ -1,10 +1,9 @@
-"""Chooses, for every operator, TP size and pass of a case, the setting of its slots, `none` included.
+"""Chooses the setting of the slots, `none` included, for every operator, TP size and pass of a case.
 
 A pass is the unit, since dgrad and wgrad can only be timed together: the backward candidates are pairs of settings.
 
-What failed is not to be trusted. A race shows at one num_sm and not at another, today and not tomorrow: what differs
-from a setting that computes wrong numbers in nothing but num_sm and the cluster size is as wrong. A setting that once
-crashed or hung may do it again.
+Settings that failed are not trusted. A race may show at one num_sm and not at another: if a setting computes wrong
+numbers, so may those that differ only in num_sm and cluster size. A setting that once crashed or hung may do it again.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ OUTPUT = "output"
 _SIZES = ("num_sm", "cga_size")
 
 Frozen = frozenset[Any]
-"""The slots of a pass with their settings."""
+"""The slots of a pass with their settings, hashable."""
 
 PassKey = tuple[Any, ...]
-"""Everything that says which pass of which operator it is, and on what."""
+"""Identifies a pass: case, TP size, operator, pass."""
 
 
 @dataclass
@@ -44,18 +43,18 @@ class Failures:
     """The failures of one pass."""
 
     wrong: set[Frozen] = field(default_factory=set)
-    """Arms, without their sizes, of which some setting computed wrong numbers."""
+    """Arms (settings without their sizes) with a setting that computed wrong numbers."""
     broken: set[Frozen] = field(default_factory=set)
     """Settings that crashed or timed out."""
     attempted: set[str] = field(default_factory=set)
-    """The slots that were to be overlapped in some point that ran, whatever became of it."""
+    """Slots that some point tried to overlap, whether it succeeded or not."""
 
     def distrusts(self, settings: Mapping[str, Mapping[str, Any]]) -> bool:
         return arm(settings) in self.wrong or frozen(settings) in self.broken
 
 
 def wrong_passes(result: Result) -> set[str]:
-    """Returns the passes with wrong tensors if the point failed for wrong numbers; else an empty set."""
+    """Returns the passes with wrong tensors; empty unless the point failed for wrong numbers."""
     if result.status != "failed" or not result.relative_error:
         return set()
     allowed = space.tolerance(result.point)
@@ -75,7 +74,7 @@ def arm(settings: Mapping[str, Mapping[str, Any]]) -> Frozen:
 
 def pass_key(point: Point, pass_name: str) -> PassKey:
     case, config = point.case, point.config
-    # Failed points know nothing of the GPU's name.
+    # Failed points did not record the GPU's name.
     return case.model, case.backend, case.precision, case.tokens, config["tp_size"], config["operator"], pass_name
 
 
@@ -86,7 +85,7 @@ def of_pass(settings: Mapping[str, space.Setting], pass_name: str) -> dict[str, 
 
 def failures_by_pass(points: Iterable[Point]) -> Mapping[PassKey, Failures]:
     """Returns the failures by pass. If a point that overlaps both passes failed, only wrong tensors of a single pass
-    show which is at fault: a search measures the others again alone."""
+    show which one failed; otherwise a search measures each again alone."""
     found: dict[PassKey, Failures] = defaultdict(Failures)
     for point in points:
         if point.workload != "operator" or not point.result or point.status == "skipped":
@@ -110,7 +109,7 @@ class Observation:
 
     point: str
     settings: Mapping[str, Setting]
-    """By slot, of this pass only."""
+    """Settings by slot, of this pass only."""
     times: PassTimes
     overlap_ratio: float | None
 
@@ -120,11 +119,11 @@ class Candidate:
     """A setting for the slots of one pass, and its time."""
 
     settings: Mapping[str, Setting]
-    """By slot; a slot that is left out is not overlapped, and none at all is `none`."""
+    """Settings by slot; slots that are left out are not overlapped. Empty for `none`."""
     estimate: Estimate
-    """Comparable with the other candidates of the same pass: relative to the none time measured beside it."""
+    """Time relative to the none time of the same point, so that candidates of a pass compare."""
     points: tuple[str, ...]
-    """The run directories that it was measured in."""
+    """Names of the run directories with its measurements."""
     overlap_ratio: float | None
 
     @property
@@ -133,7 +132,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Returns `none`, `ring_agg0`, or of several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
+        """Returns `none`, `ring_agg0`, or with several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
         return space.settings_name(self.settings)
 
 
@@ -145,16 +144,16 @@ class PassChoice:
     operator: str
     pass_name: str
     candidates: tuple[Candidate, ...]
-    """All of them, `none` first, then from simple to complex."""
+    """All candidates, `none` first, then from simple to complex."""
     chosen: Candidate
     reason: str
     floor_us: float
     tp1_us: float | None
     default: Estimate | None
-    """Under the library's default in every slot of the operator; comparable with the candidates, but none of them,
-    since it names no settings. None where no default was measured."""
+    """Time under the library's default in every slot of the operator; not a candidate, since it names no settings.
+    None if no default was measured."""
     attempted: frozenset[str] = frozenset()
-    """The slots that some point overlapped, whether it could be measured or not."""
+    """Slots that some point tried to overlap, whether it succeeded or not."""
 
     @property
     def none(self) -> Candidate:
@@ -162,12 +161,12 @@ class PassChoice:
 
     @property
     def tried_slots(self) -> frozenset[str]:
-        """Returns the slots with an overlap tried, even if every try failed; the others are unknown."""
+        """Returns the slots with an overlap tried, even if every try failed."""
         return self.attempted.union(slot for candidate in self.candidates for slot in candidate.settings)
 
     @property
     def default_wins(self) -> bool:
-        """Returns whether the library's default is faster, beyond the noise, than anything that was tried."""
+        """Returns whether the library's default is faster than every candidate beyond the noise."""
         if self.default is None:
             return False
         fastest = min(self.candidates, key=lambda candidate: candidate.time_us).estimate
@@ -211,8 +210,8 @@ def choose_all(
     objective: str,
     failed: Mapping[PassKey, Failures] = MappingProxyType({}),
 ) -> list[PassChoice]:
-    """Returns one choice per TP size, operator and pass of one case. Launch-bound points are ignored, as are settings
-    that `failed` distrusts."""
+    """Returns one choice per TP size, operator and pass of one case. Launch-bound points and settings that `failed`
+    distrusts are ignored."""
     failures: dict[tuple[int, str, str], Failures] = {}
     observed: dict[tuple[int, str, str], list[Observation]] = defaultdict(list)
     device_kind = "cpu"
@@ -239,8 +238,8 @@ def choose(
     objective: str = "time",
     failures: Failures | None = None,
 ) -> PassChoice:
-    """Returns the best setting of one pass, by `time` or by `overlap_ratio`. The observations are already without what
-    `failures` distrust."""
+    """Returns the best setting of one pass, by `time` or by `overlap_ratio`. The observations must not contain settings
+    that `failures` distrusts."""
     failures = failures or Failures()
     none = pooled_none([observation.times.none for observation in observations])
     by_setting = _by_setting(observations)
@@ -274,7 +273,7 @@ def _observe(point: Point, pass_name: str, traces: TraceReading) -> Observation:
 
 
 def _by_setting(observations: Iterable[Observation]) -> dict[Any, list[Observation]]:
-    """Returns the observations by effective setting; those of `none` under an empty key, always present."""
+    """Returns the observations by setting. The key of `none` is empty and always present."""
     by_setting: dict[Any, list[Observation]] = defaultdict(list)
     for observation in observations:
         by_setting[frozen(observation.settings)].append(observation)
@@ -290,14 +289,14 @@ def _scatter(
 ) -> verdict.Scatter:
     times = ([normalised([(o.times.point, o.times.none)], none) for o in same] for same in groups)
     floors = [normalised([(o.times.floor, o.times.none)], none) for same in groups for o in same]
-    of_default = [normalised([pair], none) for pair in default_pairs]
-    return verdict.scatter(times, verdict.TYPICAL_SCATTER[device_kind], (floors, of_default))
+    defaults = [normalised([pair], none) for pair in default_pairs]
+    return verdict.scatter(times, verdict.TYPICAL_SCATTER[device_kind], (floors, defaults))
 
 
 def _candidates(
     by_setting: Mapping[Any, Sequence[Observation]], none: Estimate, between: verdict.Scatter
 ) -> list[Candidate]:
-    """Returns one candidate per effective setting; `none` from the baselines."""
+    """Returns one candidate per setting; the time of `none` is that of the baselines."""
     candidates = []
     for key, same in by_setting.items():
         ratios = [observation.overlap_ratio for observation in same if observation.overlap_ratio is not None]
@@ -316,7 +315,7 @@ def _candidates(
 
 
 def _complexity(candidate: Candidate) -> tuple[Any, ...]:
-    """Returns a sort key, simpler and smaller settings first, that decides ties."""
+    """Returns a sort key that decides ties: simpler and smaller settings come first."""
     keys = [
         (space.METHODS.index(setting["method"]), *(int(setting.get(knob) or 0) for knob in space.KNOBS))
         for _, setting in sorted(candidate.settings.items())
@@ -328,27 +327,27 @@ def _fastest(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
     """Returns the fastest candidate, and why. `candidates` are sorted by complexity, `none` first."""
     none, *overlaps = candidates
     if not overlaps:
-        return none, "no overlap was measured"
+        return none, "no setting with overlap was measured"
     choice = verdict.choose(candidates, lambda candidate: candidate.estimate)
     chosen, fastest = choice.chosen, choice.fastest
     if not choice.won:
         if choice.all_slower:
-            return none, f"the best overlap, {fastest.name}, is {fastest.time_us / none.time_us - 1:.1%} slower"
-        return none, f"the best overlap, {fastest.name}, is no faster beyond the noise ({choice.gap})"
+            return none, f"the fastest overlap, {fastest.name}, is {fastest.time_us / none.time_us - 1:.1%} slower"
+        return none, f"the fastest overlap, {fastest.name}, is no faster beyond the noise ({choice.gap})"
     if chosen is not fastest:
-        reason = f"simplest of those within the noise of the fastest, {fastest.name} ({choice.gap})"
+        reason = f"simplest setting within the noise of the fastest, {fastest.name} ({choice.gap})"
     else:
-        reason = f"fastest of {len(candidates)}, none included"
+        reason = f"fastest of {len(candidates)} settings, no overlap included"
     return chosen, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
 
 
 def _most_overlapped(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
-    """Returns the candidate with the highest overlap ratio, the reference's rule, ignoring `none`, and why."""
+    """Returns the candidate other than `none` with the highest overlap ratio, and why."""
     overlaps = [candidate for candidate in candidates if candidate.settings]
     if not overlaps:
-        return candidates[0], "no overlap was measured"
+        return candidates[0], "no setting with overlap was measured"
     rated = [candidate for candidate in overlaps if candidate.overlap_ratio is not None]
     if not rated:
-        return candidates[0], "no trace gives an overlap ratio"
+        return candidates[0], "no trace has an overlap ratio"
     chosen = max(rated, key=lambda candidate: candidate.overlap_ratio or 0.0)
-    return chosen, f"highest overlap ratio of {len(rated)}"
+    return chosen, f"highest overlap ratio of {len(rated)} settings"

@@ -1,5 +1,5 @@
-"""Charts and tables beside the answers of operators: what is hidden, times over num_sm and TP sizes, timelines, and
-what a tuner proved on whole layers."""
+"""Charts and tables for the answers of operators: hidden communication, times over num_sm and TP sizes, timelines, and
+the tuner's proofs on whole layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial, Unprov
 
 
 def exhibits(case: CaseAnalysis) -> list[Exhibit]:
-    """Returns all exhibits of a case, in the order of the page."""
+    """Returns all exhibits of a case, in page order."""
     return [_hidden(case), *_proofs(case), _num_sm(case), *_scaling(case), _all_timelines(case)]
 
 
@@ -30,9 +30,9 @@ def _hidden(case: CaseAnalysis) -> Exhibit:
         name="hidden",
         heading="How much communication is hidden",
         brief="Hidden",
-        drawn="Of what communication costs without overlap, the share that what was chosen hides behind GEMMs; the "
-        f"orange mark is {default_in_words(case)}, whiskers are the noise. dgrad and wgrad can only be timed together. "
-        "What is above 100% is noise or drift.",
+        drawn="Share of the communication time that the chosen setting hides behind GEMMs: 0% is no overlap, 100% the "
+        f"floor, and values above it are noise or drift. Orange mark: {default_in_words(case)}; whiskers: noise. dgrad "
+        "and wgrad can only be timed together.",
         parts=lambda: [_drawn(f"tp{tp_size}", bars) for tp_size, bars in chart.hidden_bars(case).items()],
     )
 
@@ -42,8 +42,8 @@ def _num_sm(case: CaseAnalysis) -> Exhibit:
         name="num_sm",
         heading="Time over num_sm",
         brief="num_sm",
-        drawn="Medians with their noise, each relative to the time without overlap that was measured beside it. "
-        "What is within the noise of the fastest is a tie, which the simplest setting wins.",
+        drawn="Median times with their noise, scaled by the no-overlap time of the same point. Settings within the "
+        "noise of the fastest are ties, and the simplest wins.",
         parts=lambda: [
             _drawn(f"tp{tp_size}_{choice.operator}_{choice.pass_name}", lines, small=True)
             for tp_size in case.plans
@@ -59,8 +59,8 @@ def _scaling(case: CaseAnalysis) -> list[Exhibit]:
     exhibit = Exhibit(
         heading="TP scaling",
         brief="TP scaling",
-        explained="ratio = time x TP / time at TP=1, forward and backward with what was chosen; efficient up to "
-        f"{1 + case.scaling.tolerance:.2f}",
+        explained="ideal time: time at TP=1 / TP, forward plus backward with the chosen settings; "
+        f"efficient up to {1 + case.scaling.tolerance:.2f}x of it",
         notes=[f"{operator}: {result.reason}" for operator, result in results.items()],
     )
     return [exhibit]
@@ -71,8 +71,8 @@ def _all_timelines(case: CaseAnalysis) -> Exhibit:
         name="timeline",
         heading="Timelines",
         brief="Timelines",
-        drawn="A typical iteration of rank 0 under the profiler, which slows it down: compare what runs beside what, "
-        "and take times from above.",
+        drawn="A typical iteration of rank 0 under the profiler: it shows what runs at the same time. The profiler "
+        "slows the iteration down, so take times from the tables.",
         parts=lambda: list(_timelines(case)),
     )
 
@@ -82,7 +82,7 @@ def _drawn(name: str, form: Form, *, small: bool = False) -> Exhibit:
 
 
 def _timelines(case: CaseAnalysis) -> Iterator[Exhibit]:
-    """Yields the timelines of whole layers, then of each operator, and which no trace shows."""
+    """Yields the timelines of whole layers, then of each operator, and a note on operators without a trace."""
     for tp_size, proof in case.proofs.items():
         if shown := _layer_timeline(proof):
             yield _folded(f"TP={tp_size}, the whole layer", f"tp{tp_size}_layer", {"all": shown})
@@ -90,14 +90,14 @@ def _timelines(case: CaseAnalysis) -> Iterator[Exhibit]:
     for tp_size in case.plans:
         found = chart.pass_timelines(case, tp_size)
         for operator in dict.fromkeys(choice.operator for choice in case.tried(tp_size)):
-            of_passes = {choice.pass_name: shown for choice, shown in found if choice.operator == operator}
-            if of_passes:
-                yield _folded(f"TP={tp_size}, {operator}", f"tp{tp_size}_{operator}", of_passes)
+            by_pass = {choice.pass_name: shown for choice, shown in found if choice.operator == operator}
+            if by_pass:
+                yield _folded(f"TP={tp_size}, {operator}", f"tp{tp_size}_{operator}", by_pass)
             else:
                 without.append(f"{operator} at TP={tp_size}")
     if without:
-        how = "profile=all records one for every point, profile=best for the best"
-        yield Exhibit(notes=[f"No trace shows {', '.join(without)}: {how}."])
+        how = "profile=all records one for every point, profile=best for the fastest"
+        yield Exhibit(notes=[f"No trace of {', '.join(without)}; {how}."])
 
 
 def _folded(title: str, name: str, timelines: dict[str, Timeline]) -> Exhibit:
@@ -119,7 +119,7 @@ def _layer_timeline(proof: Proof) -> Timeline | None:
 
 
 def _proofs(case: CaseAnalysis) -> list[Exhibit]:
-    """Returns by TP size what was measured on the whole layer, and what was tried before."""
+    """Returns the measurements of the whole layer by TP size, and the combinations tried before."""
     found = []
     for outcome in case.outcomes.values():
         if outcome.trial and outcome.trial.layer:
@@ -133,10 +133,10 @@ def _proof(outcome: Outcome, trial: Trial) -> Exhibit:
     assert trial.point
     best = outcome.recommended if isinstance(outcome, Proof) else None
     attention = attention_backend(trial.point.result)
-    what = trial.point.config["layer"]["kind"] + (f", attention {attention}" if attention else "")
+    layer = trial.point.config["layer"]["kind"] + (f", attention {attention}" if attention else "")
     return Exhibit(
         name=f"layer_tp{trial.tp_size}",
-        heading=f"Proof at TP={trial.tp_size}, {what}",
+        heading=f"Proof at TP={trial.tp_size}, {layer}",
         brief=f"Proof at TP={trial.tp_size}",
         chart=partial(layer_bars, f"The whole layer, TP={trial.tp_size}", trial.layer, best),
         listing=layers.compared(trial.layer, trial.rows[best] if best else None),
@@ -146,7 +146,7 @@ def _proof(outcome: Outcome, trial: Trial) -> Exhibit:
 
 
 def _together(trial: Trial) -> Exhibit:
-    heading = f"Tried together before, at TP={trial.tp_size}"
+    heading = f"Combinations tried before the proof at TP={trial.tp_size}"
     if not trial.layer:
         return Exhibit(heading=heading, notes=[f"No combinations were measured: {trial.why_not_ok}."])
     listing = layers.compared(trial.layer, trial.layer.winner)
@@ -154,14 +154,14 @@ def _together(trial: Trial) -> Exhibit:
 
 
 def tuning(sources: Sources, strays: Sequence[Unproven]) -> list[Exhibit]:
-    """Returns how long each sweep of a tuner took, and what it left out; empty if none ran."""
+    """Returns how long each sweep of a tuner took, and what it dropped; empty if none ran."""
     tuners, notes = sources.records.tuners, []
     for directory, record in tuners.items():
         where = f"{directory.relative_to(sources.reading.root).as_posix()}, " if len(tuners) > 1 else ""
         notes.append(
-            f"{where}{as_duration(record.wall_s)}, of which the search of {record.points} operator points took "
-            f"{as_duration(record.search_s)}"
+            f"{where}{as_duration(record.wall_s)} in total, {as_duration(record.search_s)} of it for the search "
+            f"({record.points} operator points)"
         )
-        notes += [f"{where}dropped: {what}: {why}" for what, why in record.dropped.items()]
+        notes += [f"{where}dropped: {label}: {why}" for label, why in record.dropped.items()]
     notes += [f"TP={stray.tp_size}: {stray.verdict}" for stray in strays]
     return [Exhibit(heading="Tuning", notes=notes)] if notes else []

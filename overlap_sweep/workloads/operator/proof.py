@@ -1,6 +1,6 @@
-"""What the tuner proved: its configuration against everything else, side by side on the whole layer.
+"""What the tuner proved: its configuration against all alternatives, side by side on the whole layer.
 
-A trial is one of the tuner's layer points as it was found, its variants under the names that reports use.
+A trial is one of the tuner's layer points, with its variants under the labels that reports use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from overlap_sweep.overlap.overlap_cfg import (
     SWITCH_DEFAULTS,
     TUNED,
     OverlapConfig,
-    named,
+    spoken,
 )
 from overlap_sweep.results.points import Case, Point
 from overlap_sweep.results.records import LayerTrial, TunerRecord
@@ -36,17 +36,17 @@ class Trial:
 
     tp_size: int
     name: str
-    """Of the run directory."""
+    """Name of the run directory."""
     point: Point | None
-    """None where nothing is there that can be read."""
+    """None if the run directory is missing or unreadable."""
     layer: LayerAnalysis | None = None
-    """Of the point under the labels; None unless it is ok."""
+    """The point's variants under their labels; None unless the point is ok."""
     names: dict[str, str] = field(default_factory=dict)
-    """By label, its name in the point."""
+    """Names of the variants in the point, by label."""
     times: dict[str, VariantTimes] = field(default_factory=dict)
-    """By label, of every variant that was measured."""
+    """Times of the measured variants, by label."""
     warnings: list[str] = field(default_factory=list)
-    """The point's, one sentence each: also why a variant was not measured."""
+    """The point's warnings, one sentence each; also why a variant was not measured."""
 
     @property
     def rows(self) -> dict[str, VariantRow]:
@@ -55,7 +55,7 @@ class Trial:
 
     @property
     def configs(self) -> dict[str, OverlapConfig]:
-        """Returns by label how each measured variant overlaps; without the floor."""
+        """Returns the configurations of the measured variants by label, without the floor."""
         return {
             label: OverlapConfig(times.settings, {**SWITCH_DEFAULTS, **times.switches})
             if self.names[label] != NONE
@@ -66,11 +66,11 @@ class Trial:
 
     @property
     def why_not_ok(self) -> str:
-        """Returns in words why a trial has no `layer`."""
+        """Returns why a trial has no `layer`, in words."""
         if not self.point or not self.point.result:
-            return f"the layer {self.name} left no results"
-        what = {"skipped": "was skipped", "timeout": "timed out"}.get(self.point.status, "failed")
-        return f"the layer {what}: {self.point.why_not_ok}"
+            return f"the layer point {self.name} has no result"
+        outcome = {"skipped": "was skipped", "timeout": "timed out"}.get(self.point.status, "failed")
+        return f"the layer point {outcome}: {self.point.why_not_ok}"
 
     @property
     def started(self) -> str:
@@ -79,7 +79,7 @@ class Trial:
 
 
 def read_trial(trial: LayerTrial, directory: Path, points: Mapping[Path, Point]) -> Trial:
-    """Returns the trial. `directory` is tuner.json's; `points` are all layers by their run directory."""
+    """Returns the trial. `directory` is that of tuner.json; `points` are all layer points by run directory."""
     point = points.get(directory / trial.point)
     found = Trial(trial.tp_size, trial.point, point)
     if not point or not point.result or point.status != "ok":
@@ -99,7 +99,7 @@ def read_trial(trial: LayerTrial, directory: Path, points: Mapping[Path, Point])
 
 
 def _with_labels(sentence: str, variants: Mapping[str, str]) -> str:
-    """Returns the sentence with labels in place of file names, which are long and unfamiliar."""
+    """Returns the sentence with labels in place of the long file names."""
     for label, name in sorted(variants.items(), key=lambda item: -len(item[1])):
         if name.startswith("file:"):
             sentence = sentence.replace(name, label)
@@ -112,26 +112,26 @@ class Proof:
 
     tp_size: int
     directory: Path
-    """Of the tuner's sweep."""
+    """Directory of the tuner's sweep."""
     case: Case
     trial: Trial
     layer: LayerAnalysis
-    """The trial's."""
+    """The trial's analysis."""
     against: dict[str, Comparison]
-    """By label of every other variant that can be used and was measured: the tuned one's whole time over its."""
+    """Time of the tuned layer over that of every other usable variant, by label."""
     best_other: str
-    """The fastest of those."""
+    """Label of the fastest other variant."""
     together: list[Trial]
-    """Combinations of settings that ran side by side before it."""
+    """Combinations of settings that ran side by side before the proof."""
 
     @property
     def decisive(self) -> Comparison:
-        """Returns the tuned variant's whole time over the best other's."""
+        """Returns the comparison of the tuned variant with the best other."""
         return self.against[self.best_other]
 
     @property
     def recommended(self) -> str:
-        """Returns a label: `tuned` if it is faster than the best of the others beyond the noise, else that other."""
+        """Returns the label to use: `tuned` if it is faster than the best other beyond the noise, else that other."""
         return TUNED if self.decisive.faster else self.best_other
 
     @property
@@ -153,55 +153,50 @@ class Unproven:
 
     tp_size: int
     directory: Path
-    """Of the tuner's sweep."""
+    """Directory of the tuner's sweep."""
     case: Case | None
-    """None where none of the cases of operators is the layer's."""
+    """None if no operators were measured for the layer's case."""
     reason: str
-    """In words, without a full stop."""
+    """Why nothing was proven, in words, without a full stop."""
     trial: Trial | None
-    """The layer that should have proven it; None where none was run."""
+    """The layer point of the proof; None if none was run."""
     together: list[Trial]
     instead: OverlapConfig | None = None
-    """What to train with, since the tuner's configuration was refuted; None where it was merely not measured."""
+    """What to train with if the tuner's configuration was refuted; None if it was only not measured."""
     advice: str = ""
-    """The same in words."""
+    """What to do if it was refuted, in words."""
 
     @property
     def verdict(self) -> str:
         """Returns the verdict in a sentence."""
-        return f"not proven on the whole layer: {self.reason}{f': {self.advice}' if self.advice else ''}."
+        return f"not proven on the whole layer: {self.reason}{f'; {self.advice}' if self.advice else ''}."
 
 
 Outcome = Proof | Unproven
-
-
-def spoken(label: str, backend: str) -> str:
-    """Returns a variant's name for use in a sentence."""
-    return "the default" if named(label, backend) == DEFAULT else named(label, backend)
 
 
 def advised(label: str, backend: str) -> str:
     """Returns what to do if this variant is the best."""
     if backend == ASYNC_TP_BACKEND:
         switched = {DEFAULT: "switch async TP on", NONE: "leave async TP off"}
-        return switched.get(label, "no switch of PyTorch's gives that")
-    return "don't overlap" if label == NONE else f"use {spoken(label, backend)}"
+        return switched.get(label, "PyTorch has no switch for the fastest variant")
+    return "keep overlap off" if label == NONE else f"use {spoken(label, backend)}"
 
 
 def outcomes(
     tuners: Mapping[Path, TunerRecord], points: Sequence[Point], cases: Mapping[Case, Sequence[Point]]
 ) -> list[Outcome]:
-    """Returns, for every TP size that a tuner measured in every case, what it proved, or why it proved nothing.
+    """Returns what the tuners proved for every case and TP size they measured, or why they proved nothing.
 
-    `tuners` by the sweep's directory; `points` are all; `cases` the operators' that may be compared.
+    `tuners` are by sweep directory, `points` are all points, `cases` those of operators by case.
     """
     layers = {point.directory: point for point in points if point.workload == "layer"}
     found: list[Outcome] = []
     for directory, record in tuners.items():
         own = [
             (case, int(point.config["tp_size"]))
-            for case, of_case in cases.items()
-            for point in of_case
+            for case, case_points in cases.items()
+            for point in case_points
             if point.directory.parent == directory
         ]
         trials: dict[str, dict[tuple[Case | None, int], list[Trial]]] = {}
@@ -222,13 +217,13 @@ def outcomes(
 
 
 def standing(found: Sequence[Outcome]) -> Outcome:
-    """Returns the latest proof among the outcomes of one case and TP size, or else the latest attempt."""
+    """Returns the latest proof of one case and TP size, or else the latest attempt."""
     return max(found, key=lambda one: (isinstance(one, Proof), one.trial.started if one.trial else ""))
 
 
 def _case_of(trial: Trial, cases: Mapping[Case, Sequence[Point]], own: Sequence[tuple[Case, int]]) -> Case | None:
-    """Returns the operators' case that is the layer's. A layer that never ran does not know all of its own: it is the
-    only case of its sweep with its model, if there is but one."""
+    """Returns the case of operators that is also the layer's. A layer that never ran has no device: it gets the only
+    case of its sweep with its model."""
     point = trial.point
     if point and (point.case in cases or trial.layer):
         return point.case if point.case in cases else None
@@ -245,23 +240,23 @@ def _judged(trial: Trial, directory: Path, case: Case | None, together: list[Tri
     if not trial.layer:
         return unproven(trial.why_not_ok)
     if case is None:
-        return unproven("none of the operators that were measured are of its case")
+        return unproven("no operators were measured for its case")
     others = [label for label in trial.configs if label != TUNED and not trial.times[label].launch_bound]
     if TUNED not in trial.times:
         # The tuner leaves it out only after the layer failed with it.
-        said = (warning for warning in trial.warnings if warning.startswith(f"{TUNED} "))
-        reason = next(said, "tuned was not measured").rstrip(".")
+        warnings = (warning for warning in trial.warnings if warning.startswith(f"{TUNED} "))
+        reason = next(warnings, "tuned was not measured").rstrip(".")
         return unproven(reason, _best_of(others, trial) if others else NONE)
     if trial.times[TUNED].launch_bound:
-        return unproven("tuned was launch-bound, its time says nothing about the device")
+        return unproven("tuned was launch-bound: its time says nothing about the device")
     if not others:
-        return unproven("nothing that tuned could be compared with was measured, or all of it was launch-bound")
+        return unproven("every other variant was launch-bound or not measured")
     against = _compare(trial, TUNED, others, len(others))
     return Proof(trial.tp_size, directory, case, trial, trial.layer, against, _best_of(others, trial), together)
 
 
 def _best_of(labels: Sequence[str], trial: Trial) -> str:
-    """Returns the fastest, or the first within the noise of it: none before the default, presets last."""
+    """Returns the fastest label, or the simplest within its noise: none, then the default, then presets."""
     fastest = min(labels, key=lambda label: trial.times[label].times["all"].median_us)
     order = sorted(labels, key=lambda label: (label != NONE, label != DEFAULT))
     to_others = _compare(trial, fastest, order)
@@ -269,14 +264,14 @@ def _best_of(labels: Sequence[str], trial: Trial) -> str:
 
 
 def _compare(trial: Trial, one: str, others: Sequence[str], tried: int = 1) -> dict[str, Comparison]:
-    """Compares one variant with each of the others."""
+    """Returns the comparison of one variant with each of the others, by label."""
     assert trial.point
     times = [(trial.times[one], trial.times[other]) for other in others]
     return dict(zip(others, compare(times, trial.point.config["runtime"]["device"], tried), strict=True))
 
 
 def _why_no_proof(record: TunerRecord, case: Case | None, tp_size: int) -> str:
-    """Returns the tuner's reason for this TP size, or for its operators."""
-    of_size = f"{case.model} TP={tp_size} " if case else f"TP={tp_size} "
-    said = [why.rstrip(".") for what, why in record.dropped.items() if f"{what} ".startswith(of_size)]
-    return "; ".join(dict.fromkeys(said)) or "the tuner ran no layer at this TP size"
+    """Returns why the tuner ran no proof at this TP size."""
+    prefix = f"{case.model} TP={tp_size} " if case else f"TP={tp_size} "
+    reasons = [why.rstrip(".") for label, why in record.dropped.items() if f"{label} ".startswith(prefix)]
+    return "; ".join(dict.fromkeys(reasons)) or "the tuner ran no layer at this TP size"

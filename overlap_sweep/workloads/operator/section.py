@@ -1,4 +1,4 @@
-"""Operators for people and programs: every measured point, and the best setting of each slot with its reasons."""
+"""The report's section on operators: every measured point, and the best setting of each slot with its reason."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any
 
 from overlap_sweep.overlap import space
 from overlap_sweep.report.section import Answer, File, Section, Sources
-from overlap_sweep.report.table import (
-    Listing,
-)
+from overlap_sweep.report.table import Listing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import measured_on
 from overlap_sweep.workloads.operator.advice import (
@@ -47,11 +45,11 @@ def section(sources: Sources) -> Section | None:
         what="operators",
         title="Operators",
         topic="tensor-parallel overlap",
-        explained="Linear operators of a transformer layer, forward and backward, under settings of their overlap.",
+        explained="Linear operators of a transformer layer, forward and backward, each with several overlap settings.",
         answers=[_answer(case, sources.config.overlap_threshold) for case in analysis.cases],
         points=Listing(
             *(TABLE, rows),
-            "Every point of the operators, a row for each phase that it is about, with the times of the phase's pass.",
+            "Every operator point: one row per phase, with the times of the phase's pass.",
             chosen=lambda row: bool(row.measured and row.measured.is_chosen and not row.measured.launch_bound),
             order=_place,
         ),
@@ -66,7 +64,7 @@ def section(sources: Sources) -> Section | None:
 
 
 def point_rows(points: Sequence[Point], root: Path, analysis: OperatorAnalysis) -> list[PhaseRow]:
-    """Returns one row for each phase that a point overlaps, or was asked for if it overlaps none."""
+    """Returns one row per phase that a point overlaps, or that it requests if it overlaps none."""
     chosen: dict[tuple[Any, ...], Frozen] = {
         (case.case, choice.tp_size, choice.operator, choice.pass_name): frozen(choice.chosen.settings)
         for case in analysis.cases
@@ -81,24 +79,24 @@ def point_rows(points: Sequence[Point], root: Path, analysis: OperatorAnalysis) 
             continue
         for phase in _phases(point):
             name = space.PASS_OF_PHASE[phase]
-            of_choice = chosen.get((point.case, config["tp_size"], config["operator"], name))
-            is_chosen = of_choice == frozen(of_pass(result.settings, name))
+            chosen_settings = chosen.get((point.case, config["tp_size"], config["operator"], name))
+            is_chosen = chosen_settings == frozen(of_pass(result.settings, name))
             measured = PhaseTimes(point, name, analysis.traces[point.directory], is_chosen)
             rows.append(PhaseRow(point, root, measured, phase))
     return rows
 
 
 def _phases(point: Point) -> list[str]:
-    """Returns the phases that the point overlaps; for `none`, every phase that it was asked for."""
+    """Returns the phases that the point overlaps; for `none`, every phase that it requests."""
     assert point.result
     if point.result.settings:
         return [phase for phase in space.PHASES if space.slot(point.config["operator"], phase) in point.result.settings]
-    wanted = point.config.get("phases") or (point.config["phase"],)
-    return list(space.PHASES) if "all" in wanted else [phase for phase in space.PHASES if phase in wanted]
+    requested = point.config.get("phases") or (point.config["phase"],)
+    return list(space.PHASES) if "all" in requested else [phase for phase in space.PHASES if phase in requested]
 
 
 def _place(row: PhaseRow) -> tuple[Any, ...]:
-    """Returns a sort key from simple to complex; the device is not known of points that died."""
+    """Returns a sort key from simple to complex, without the device, which failed points did not record."""
     config, phases = row.point.config, (*space.PHASES, "all")
     knobs = [int(config.get(knob) or 0) for knob in space.KNOBS]
     operator, method = list(space.OPERATORS).index(config["operator"]), space.METHODS.index(config["method"])
@@ -115,7 +113,7 @@ def _answer(case: CaseAnalysis, overlap_threshold: float) -> Answer:
         cards=list(cards(case).values()),
         cautions=cautions(case),
         compared=Listing(
-            *(ANSWERS, slots, "The best setting of every slot, as the operators were measured one by one."),
+            *(ANSWERS, slots, "The best setting of every slot, with each operator measured alone."),
             chosen=lambda row: row.setting is not None,
             group=lambda row: row.tp_size,
         ),
@@ -130,17 +128,17 @@ def _answer(case: CaseAnalysis, overlap_threshold: float) -> Answer:
 
 
 def _legend(case: CaseAnalysis, slots: Sequence[SlotAnswer]) -> str:
-    default = "async TP as a whole" if is_async_tp(case) else "as Transformer Engine overlaps by itself"
+    default = "async TP in all slots" if is_async_tp(case) else "Transformer Engine's own settings"
     lines = [
         *(["dgrad and wgrad can only be timed together"] if any(one.phase == "wgrad" for one in slots) else []),
         *([f"default: {default}"] if any(one.choice.default for one in slots) else []),
-        *(["*: not under the switches to set"] if any(one.setting != one.final_setting for one in slots) else []),
+        *(["*: the switches don't allow it"] if any(one.setting != one.final_setting for one in slots) else []),
     ]
     return "; ".join(lines)
 
 
 def _files(case: CaseAnalysis, sources: Sources) -> Iterator[File]:
-    """Yields the configurations to train with; that of the smallest TP size has a plain name, too."""
+    """Yields the files to train with; that of the smallest TP size is also written under a plain name."""
     directory = sources.reading.root / case.folder
     for tp_size in case.tp_sizes:
         for name, text in training_files(case, tp_size, sources.command).items():

@@ -1,9 +1,9 @@
-"""Which of Megatron-Core's switches to set, so that the chosen settings are what runs.
+"""Decides which of Megatron-Core's switches to set, so that training runs the chosen settings.
 
-A slot that is left out of the YAML is not `none`: it gets Transformer Engine's default overlap. `initialize_ub` knows
-no method that turns a slot off; only the switches do, and most of them hold for several slots at once, so the choices
-of all operators are settled together: every combination of switches is tried, and the one that loses least against the
-choices is taken. Slots that nothing was measured of cost nothing here; whether they are to be off decides among those.
+A slot that is left out of the YAML is not `none`: it gets Transformer Engine's default overlap. `initialize_ub` has no
+method that turns a slot off. Only the switches do, and most of them apply to several slots, so the choices of all
+operators are settled together: every combination of switches is tried, and the one that loses least time is taken.
+Unmeasured slots cost nothing here; they only break ties.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Switches = Mapping[str, bool]
 
 @dataclass(frozen=True)
 class UnmeasuredSlot:
-    """A slot that no point of an operator overlapped."""
+    """A slot that no operator point overlapped."""
 
     slot: str
     runs: str
-    """What the configuration makes of it: `off`, or `default`, as the library overlaps it by itself, or `as set`."""
+    """How it runs in the configuration: `off`, `default` (the library's own overlap) or `as set`."""
 
 
 @dataclass(frozen=True)
 class SwitchAdvice:
-    """A switch that must not keep its default, and why."""
+    """A switch to change from its default, and why."""
 
     name: str
     value: bool
@@ -43,11 +43,11 @@ class Plan:
     """The configuration for Megatron-Core at one TP size."""
 
     choices: list[PassChoice]
-    """As chosen one by one, whatever the switches allow."""
+    """The best settings, each chosen alone, whatever the switches allow."""
     finals: list[Candidate]
-    """For each choice what will run: what was chosen, or where no switch allows that, the next best that they allow."""
+    """The candidate that runs for each choice: the chosen one, or the fastest that the switches allow."""
     overruled: list[str]
-    """One sentence for each choice that the switches don't allow."""
+    """One sentence per choice that the switches don't allow."""
     switches: list[SwitchAdvice]
 
     @property
@@ -58,22 +58,25 @@ class Plan:
         )
 
 
+def _spoken(candidate: Candidate) -> str:
+    return candidate.name if candidate.settings else "no overlap"
+
+
 def _slots_of(finals: Sequence[Candidate]) -> dict[str, space.Setting]:
     final = {slot: setting for candidate in finals for slot, setting in candidate.settings.items()}
     return {slot: dict(final[slot]) for slot in space.SLOTS if slot in final}
 
 
 def plan(choices: Sequence[PassChoice], unmeasured: str = "off") -> Plan:
-    """Settles the choices of one case and TP size under the switches that lose least.
+    """Returns the switches, and the settings they allow, that lose least time against the choices of one TP size.
 
-    Ties go to the combination that overrules fewest choices, then by `unmeasured`, `AnalysisConfig`'s: `off` leaves
-    fewest slots on of which nothing is known, and changes fewest switches; `default` touches fewest operators of
-    which nothing is known, and changes fewest switches.
+    Ties go to the combination that overrules the fewest choices, then by `AnalysisConfig.unmeasured`: `off` leaves the
+    fewest unmeasured slots on, `default` touches the fewest unmeasured operators; then to the fewest changed switches.
     """
     switches, finals = min(_settled(choices, unmeasured), key=lambda settled: settled[0])[1:]
     overruled = [
-        f"TP={choice.tp_size} {choice.label}: {final.name} instead of {choice.chosen.name} "
-        f"({final.time_us - choice.chosen.time_us:+.1f} us), since Megatron-Core's switches hold for several slots."
+        f"TP={choice.tp_size} {choice.label}: {_spoken(final)} instead of {_spoken(choice.chosen)} "
+        f"({final.time_us - choice.chosen.time_us:+.1f} us), because a Megatron-Core switch applies to several slots."
         for choice, final in zip(choices, finals, strict=True)
         if final is not choice.chosen
     ]
@@ -91,8 +94,8 @@ def _combinations() -> Iterator[Switches]:
 def _settled(
     choices: Sequence[PassChoice], unmeasured: str
 ) -> Iterator[tuple[tuple[float, ...], Switches, list[Candidate]]]:
-    """Yields every combination of switches that leaves each choice a measured candidate: its rank, the least being the
-    best, the switches, and the candidates."""
+    """Yields every combination of switches that leaves each choice a measured candidate: its rank (smallest is best),
+    the switches, and the candidates."""
     tried = frozenset[str]().union(*(choice.tried_slots for choice in choices))
     default = methods_allowed(DEFAULTS)
     for switches in _combinations():
@@ -144,7 +147,7 @@ def _advice(switches: Switches, finals: Sequence[Candidate], choices: Sequence[P
 
 
 def unmeasured_slots(config: OverlapConfig, tried: Collection[str]) -> list[UnmeasuredSlot]:
-    """Returns what becomes of the slots that are not in `tried`."""
+    """Returns how the slots that are not in `tried` run."""
     on = methods_allowed(config.switches)
     return [
         UnmeasuredSlot(slot, "off" if not on[slot] else "as set" if slot in config.slots else "default")

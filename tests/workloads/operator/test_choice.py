@@ -42,7 +42,7 @@ def test_fastest_setting_wins(tmp_path: Path) -> None:
     choice = choices(tmp_path)[FWD]
     assert choice.chosen.settings == {"fc1_fprop": {"method": "ring_exchange", "aggregate": True}}
     assert (choice.chosen.time_us, choice.none.time_us, choice.floor_us) == (70.0, 100.0, 50.0)
-    assert choice.reason == "fastest of 3, none included; not repeated"
+    assert choice.reason == "fastest of 3 settings, no overlap included; not repeated"
 
 
 def test_drift_between_points_does_not_decide(tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_tie_goes_to_the_simpler_method_and_to_no_aggregate(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("time_us", "reason"),
     [
-        (198.0, f"the best overlap, {BOTH.format(4)}, is no faster beyond the noise (2.0 us faster"),
-        (260.0, f"the best overlap, {BOTH.format(4)}, is 30.0% slower"),
+        (198.0, f"the fastest overlap, {BOTH.format(4)}, is no faster beyond the noise (2.0 us faster"),
+        (260.0, f"the fastest overlap, {BOTH.format(4)}, is 30.0% slower"),
     ],
 )
 def test_none_wins_ties_and_against_harmful_overlaps(tmp_path: Path, time_us: float, reason: str) -> None:
@@ -221,7 +221,7 @@ def test_the_largest_tp_size_that_scales_is_optimal() -> None:
     # Without tensor parallelism where nothing scales; undecided without a baseline.
     assert scale({1: 100.0, 2: 90.0, 4: 80.0}, tolerance=0.2).optimal_tp_size == 1
     undecided = scale({2: 90.0, 4: 80.0}, tolerance=0.2)
-    assert (undecided.optimal_tp_size, undecided.reason) == (None, "No TP=1 baseline was measured.")
+    assert (undecided.optimal_tp_size, undecided.reason) == (None, "no TP=1 baseline was measured.")
 
 
 @pytest.mark.parametrize("own_points", [True, False])
@@ -247,6 +247,6 @@ def test_the_whole_is_judged_by_the_operators_measured_everywhere(tmp_path: Path
     assert {operator: result.optimal_tp_size for operator, result in scaling.results.items()} == {"proj": 4, "fc1": 2}
     assert scaling.optimal_tp_size == 2
     assert scaling.reason == (
-        "Sum over fc1: TP=1 takes 2,000.0 us; TP=2 takes 1,000.0 us, 1.00 times the ideal: efficient; "
-        "TP=4 takes 800.0 us, 1.60 times the ideal: not efficient."
+        "fc1: 2,000.0 us at TP=1; 1,000.0 us at TP=2, 1.00x the ideal time (efficient); "
+        "800.0 us at TP=4, 1.60x the ideal time (not efficient)."
     )

@@ -1,4 +1,4 @@
-"""How far a sweep's times can be trusted: baselines that drift, GPUs that were slowed down."""
+"""How far a sweep's times can be trusted: baselines that drift, GPUs that were throttled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gpu(temperature_c: float, sm_clock_mhz: float, throttle_reasons: int) -> dic
 
 
 def test_who_was_slowed_down(tmp_path: Path) -> None:
-    # The power cap, 0x04, and idling, 0x01, do not count as being slowed down.
+    # The power cap, 0x04, and idling, 0x01, do not count as throttling.
     for name, before, after in (
         ("cool", gpu(30, 1980, 0), gpu(41, 1700, 0x04)),
         ("hot", gpu(45, 1500, 0x01), gpu(88, 1200, 0x44)),
@@ -40,5 +40,5 @@ def test_who_was_slowed_down(tmp_path: Path) -> None:
             "operator", tmp_path, name=name, conditions={"before": {"gpus": [before]}, "after": {"gpus": [after]}}
         )
     assert slowed_gpus(only_case(tmp_path)) == [
-        "GPUs were slowed down (hardware thermal slowdown) around 1 points, first hot."
+        "GPUs were throttled (hardware thermal slowdown) in 1 point, first in hot: times may be too long."
     ]

@@ -197,7 +197,7 @@ def test_the_switches_are_those_of_the_recommended_configuration(tmp_path: Path)
     write_tuned_sweep(tmp_path, changed={"tuned": {"switches": {**BEST_SWITCHES, "tp_comm_bulk_wgrad": False}}})
     advice = {advice.name: (advice.value, advice.reason) for advice in case_of(tmp_path).switches(4)}
     assert advice == {
-        "tp_comm_bulk_wgrad": (False, "as the whole layer was measured"),
+        "tp_comm_bulk_wgrad": (False, "as measured on the whole layer"),
         "tp_comm_overlap_ag": (False, "no overlap for fc1_fprop; qkv_fprop, proj_dgrad, fc2_dgrad not measured"),
     }
 

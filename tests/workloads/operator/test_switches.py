@@ -108,7 +108,7 @@ def test_a_shared_switch_goes_to_the_cheaper_sum_off() -> None:
     assert switched(found) == NO_AG
     assert names(found) == ["none", "none"]
     assert found.overruled == [
-        "TP=2 fc2 bwd: none instead of ring (+1.0 us), since Megatron-Core's switches hold for several slots."
+        "TP=2 fc2 bwd: no overlap instead of ring (+1.0 us), because a Megatron-Core switch applies to several slots."
     ]
     assert found.choices[1].chosen.name == "ring"
 
@@ -117,7 +117,7 @@ def test_a_shared_switch_goes_to_the_cheaper_sum_on() -> None:
     found = planned({"proj bwd": {"none": 8, "ring": 9}, "fc2 bwd": {"none": 8, "ring": 3}})
     assert found.switches == []
     assert names(found) == ["ring", "ring"]
-    assert found.overruled[0].startswith("TP=2 proj bwd: ring instead of none (+1.0 us)")
+    assert found.overruled[0].startswith("TP=2 proj bwd: ring instead of no overlap (+1.0 us)")
 
 
 def test_scattering_dgrad_excludes_the_other_operators_bulk() -> None:
