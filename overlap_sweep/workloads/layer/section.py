@@ -299,7 +299,7 @@ def section(sources: Sources) -> Section | None:
         topic="overlap in whole layers",
         explained="Times are medians over the rounds; in each round all variants ran in turn.",
         answers=[
-            _answer(layer)
+            _answer(layer, root)
             for directory, layer in layers.items()
             if directory not in tuned or layer.point.case not in cases
         ],
@@ -309,8 +309,13 @@ def section(sources: Sources) -> Section | None:
     )
 
 
+<<<<<<< HEAD
 def _answer(layer: LayerAnalysis) -> Answer:
     point, case, options = layer.point, layer.point.case, layer.point.config["layer"]
+=======
+def _answer(layer: LayerAnalysis, root: Path) -> Answer:
+    point, case, asked_of = layer.point, layer.point.case, layer.point.config["layer"]
+>>>>>>> 3548fa1 (A layer's card names the file that its run directory has, instead of showing its content)
     assert point.result
     brief = f"{case.model} {options['kind']} TP={point.config['tp_size']}"
     replicas = f", {options['num_replicas']} replicas" if options["num_replicas"] > 1 else ""
@@ -320,7 +325,7 @@ def _answer(layer: LayerAnalysis) -> Answer:
         f"{case.precision}, backend {case.backend} on {case.device}{attention}",
         brief=brief,
         sentences=[layer.verdict],
-        card=card(layer, brief),
+        card=card(layer, brief, root),
         cautions=[*layer.cautions, *point.result.warnings],
         compared=compared(layer, layer.winner),
         points=[point],
