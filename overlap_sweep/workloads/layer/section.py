@@ -309,13 +309,8 @@ def section(sources: Sources) -> Section | None:
     )
 
 
-<<<<<<< HEAD
-def _answer(layer: LayerAnalysis) -> Answer:
-    point, case, options = layer.point, layer.point.case, layer.point.config["layer"]
-=======
 def _answer(layer: LayerAnalysis, root: Path) -> Answer:
-    point, case, asked_of = layer.point, layer.point.case, layer.point.config["layer"]
->>>>>>> 3548fa1 (A layer's card names the file that its run directory has, instead of showing its content)
+    point, case, options = layer.point, layer.point.case, layer.point.config["layer"]
     assert point.result
     brief = f"{case.model} {options['kind']} TP={point.config['tp_size']}"
     replicas = f", {options['num_replicas']} replicas" if options["num_replicas"] > 1 else ""
