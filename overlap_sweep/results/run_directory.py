@@ -286,7 +286,7 @@ def _workload_type(point: _Named, where: str) -> type[Measured]:
     except UserError as error:
         reason, _, mend = one_line(error).rstrip(".").rpartition("; ")
         mend = "install the package that has it" if mend.startswith("choose") else mend
-        raise UserError(f"{where} is of a workload that is not here ({reason}); {mend}.") from None
+        raise UserError(f"{where} cannot be read ({reason}); {mend}.") from None
 
 
 def check_composed(config: Any, path: Path) -> type[Measured]:

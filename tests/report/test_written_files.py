@@ -105,7 +105,7 @@ def test_where_nothing_measured_wins_every_form_says_not_to_overlap(
     assert read(tmp_path / "tuning_report.json")["unmeasured"] == unmeasured
     assert {(one.slot, one.runs) for one in report.unmeasured_slots} == {(slot, unmeasured) for slot in others}
     for text in ((tmp_path / YAML).read_text(), preset):
-        assert f"# Slots that were not measured by themselves: qkv_fprop ({unmeasured})," in text
+        assert f"# Slots not measured on their own: qkv_fprop ({unmeasured})," in text
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_head_says_with_which_transport_it_was_measured(
     written(tmp_path)
     assert read(tmp_path / "tuning_report.json")["cases"][0]["multicast"] == says
     for name in ("optimal_tp_comm_overlap_cfg_tp2.yaml", "megatron_bridge_preset_tp2.py"):
-        assert f"# NVLink multicast was {says} (runtime.multicast=" in (tmp_path / name).read_text()
+        assert f"# Measured with NVLink multicast {says} (runtime.multicast=" in (tmp_path / name).read_text()
 
 
 def test_a_size_with_a_proof_and_no_operators_has_its_files(tmp_path: Path) -> None:

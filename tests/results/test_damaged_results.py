@@ -44,7 +44,7 @@ ANY: Damages = {
     ),
     "a later workload": (
         lambda r: r["point"]["workload"].update(name="model"),
-        "workload=model is not known; choose one of operator, layer, kernel, fsdp, copy_engine, tp_training",
+        "workload=model is not known); install the package that has it.",
     ),
     "tp_size": (lambda r: r["point"].update(tp_size="2"), "`$.point.tp_size`"),
     "no model": (lambda r: r["point"].pop("model"), "missing required field `model` - at `$.point`"),
@@ -200,8 +200,8 @@ LAYERS: Damages = {
         lambda r: r["measured"].update(variants={}),
         "Expected `object` of length >= 1 - at `$.measured.variants`",
     ),
-    "no backward": (_layer(lambda times: times.pop("bwd")), "a variant without bwd times"),
-    "no whole": (_layer(lambda times: times.pop("all")), "a variant without all times"),
+    "no backward": (_layer(lambda times: times.pop("bwd")), "a variant has no bwd times"),
+    "no whole": (_layer(lambda times: times.pop("all")), "a variant has no all times"),
     "unequal rounds": (
         _layer(lambda times: [one["samples_us"].append(102.0) for one in times.values()]),
         "unequal numbers of samples",

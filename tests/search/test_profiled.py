@@ -19,11 +19,11 @@ from tests.results.reading import operator_rows
     ("profile", "measured", "why"),
     [
         ("none", {}, "profile=none"),
-        ("best", {}, "profile=best: it was not among the fastest when it was measured"),
+        ("best", {}, "profile=best: not among the fastest when it was measured"),
         # Of none beside it.
-        ("best", {"traces": ["trace_none_rank0.json.gz"]}, "profile=best: it was not among the fastest"),
-        ("all", {"traces": ["trace_rank0.json.gz"]}, "its traces are missing or cannot be read"),
-        ("all", {"reused_from": "somewhere"}, "its times are from the store: traces stay where they were recorded"),
+        ("best", {"traces": ["trace_none_rank0.json.gz"]}, "profile=best: not among the fastest"),
+        ("all", {"traces": ["trace_rank0.json.gz"]}, "traces missing or unreadable"),
+        ("all", {"reused_from": "somewhere"}, "reused from the store, which keeps no traces"),
     ],
 )
 def test_a_point_without_figures_from_its_trace_says_why(

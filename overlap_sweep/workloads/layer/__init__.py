@@ -1,4 +1,4 @@
-"""A whole transformer layer, or a part of it, under several overlap configurations side by side."""
+"""A transformer layer, or a part of it, under several overlap configurations in turns."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _SWITCHED_ON = {
     "pipeline": ("tp_comm_overlap_rs", "tp_comm_overlap_rs_dgrad"),
     "split": ("tp_comm_overlap_ag", "tp_comm_overlap_rs"),
 }
-"""By preset, the switches that are on."""
+"""The switches that are on, by preset."""
 _SPLIT = (("ring_exchange", "fprop", _COLUMN), ("ring_exchange", "dgrad", _ROW), ("pipeline", "fprop", _ROW))
-"""Methods, each for a phase of these operators."""
+"""Method, phase and operators of the preset `split`."""
 PRESETS = ("default", *_SWITCHED_ON, "rs_dgrad", "atomic")
 
 DEFAULT_TOLERANCE = 5e-2
 FP8_TOLERANCE = 0.2
-"""FP8 has two or three bits of mantissa: sums taken in another order round some activations to a neighbour, and the
-GEMMs that follow see it. A wrong chunk is off by 1."""
+"""FP8 has two or three bits of mantissa: another order of summation rounds some activations differently, which the
+next GEMMs amplify. A wrong chunk has an error of 1."""
 
 _OPERATORS_OF_KIND = {
     "linear": ("proj",),
@@ -42,11 +42,11 @@ _OPERATORS_OF_KIND = {
     "transformer_layer": tuple(space.OPERATORS),
 }
 _RECORDED_SINCE_EVER = {"operator": "fc1", "phase": "all", "method": "bulk", "phases": None}
-"""Nothing reads it, but earlier results have it, and equal points are recognised by all that they record."""
+"""Unused, but recorded by earlier versions: points are recognised as equal by everything they record."""
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the point with the backend and the configuration of each variant in it, as its file is now."""
+    """Returns the point with its backend and the configuration of each variant, read from its file."""
     backend = backends.chosen(point)
     chosen = {**_RECORDED_SINCE_EVER, **point, "backend": backend}
     configs = configurations(chosen) if backend in backends.LAYERS else {}
@@ -61,13 +61,13 @@ def _configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
 def refusal(point: Mapping[str, Any]) -> str | None:
     backend = backends.load(point["backend"])
     if point["backend"] not in backends.LAYERS:
-        return f"backend={point['backend']} has no whole layers; {', '.join(backends.LAYERS)} have"
+        return f"backend={point['backend']} has no whole layers; choose one of {', '.join(backends.LAYERS)}"
     layer, tokens = point["layer"], point["workload"]["tokens"]
     sequence, rest = divmod(tokens, layer["micro_batch_size"])
     if rest or sequence % point["tp_size"]:
         return (
-            f"{tokens} tokens are no layer.micro_batch_size={layer['micro_batch_size']} sequences "
-            f"that divide by tp_size={point['tp_size']}"
+            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer['micro_batch_size']} "
+            f"times tp_size={point['tp_size']}"
         )
     operators = _OPERATORS_OF_KIND[layer["kind"]]
     if lacking := models.lacks(point["model"], operators):
@@ -84,15 +84,15 @@ def refusal(point: Mapping[str, Any]) -> str | None:
 
 
 def refused_variants(point: Mapping[str, Any]) -> dict[str, str]:
-    """Returns by name why variants that overlap cannot run."""
+    """Returns why variants cannot run, by name; without those that can."""
     kind = point["layer"]["kind"]
     operators = _OPERATORS_OF_KIND[kind]
 
     def reason(config: OverlapConfig) -> str | None:
         if point["tp_size"] == 1:
-            return "tp_size=1 communicates nothing that could overlap; give layer.comm_overlap=false"
+            return "tp_size=1 has no communication to overlap; set layer.comm_overlap=false"
         if not overlap_cfg.overlaps(config, operators):
-            return f"it overlaps nothing in layer={kind}"
+            return f"no overlap is on in layer={kind}"
         refused: str | None = backends.load(point["backend"]).layer_refusal(point, config, operators)
         return refused
 
@@ -101,39 +101,38 @@ def refused_variants(point: Mapping[str, Any]) -> dict[str, str]:
 
 
 def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
-    """Returns the configurations of the variants that can run. One that cannot is left out, with a warning, as long as
-    another can."""
+    """Returns the configurations of the variants that can run. The others are left out with a warning."""
     refused = refused_variants(point)
     return {name: config for name, config in _configs(point).items() if name not in refused}
 
 
 def tolerance(point: Mapping[str, Any]) -> float:
-    """Returns the largest relative error at which a variant still counts as right."""
+    """Returns the largest allowed relative error of a variant."""
     if point["precision"] == "fp32":
         return space.allowed_error(point)
     return space.allowed_error(point, FP8_TOLERANCE if point["precision"].startswith("fp8") else DEFAULT_TOLERANCE)
 
 
 def names(point: Mapping[str, Any]) -> list[str]:
-    """Returns the variants to measure, in order: `floor` always last, `none` as well unless the user's own list leaves
-    it out. UserError if two options contradict each other on what overlaps."""
+    """Returns the variants to measure, in order: `none`, unless the user's list leaves it out, then the others, and
+    `floor` last. UserError if two options both choose the overlap."""
     layer = point["layer"]
-    asked = [name for name in ("variants", "tp_comm_overlap_cfg", "ub_overlap_rs_dgrad") if layer[name]]
-    if layer["comm_overlap"] and len(asked) > 1:
+    chosen_by = [name for name in ("variants", "tp_comm_overlap_cfg", "ub_overlap_rs_dgrad") if layer[name]]
+    if layer["comm_overlap"] and len(chosen_by) > 1:
         raise UserError(
-            f"layer.{asked[0]} and layer.{asked[1]} both say how the layer overlaps; give one of them "
+            f"layer.{chosen_by[0]} and layer.{chosen_by[1]} both choose the overlap; give one of them "
             "(in layer.variants a file is file:<path>)."
         )
-    given = layer["variants"]
-    if given is None and layer["tp_comm_overlap_cfg"]:
-        given = ["none", FILE + str(layer["tp_comm_overlap_cfg"])]
-    elif given is None and layer["ub_overlap_rs_dgrad"]:
-        given = ["none", "rs_dgrad"]
-    elif given is None:
-        given = ["none", *(["default"] if backends.load(point["backend"]).LAYER_HAS_DEFAULT else [])]
+    variants = layer["variants"]
+    if variants is None and layer["tp_comm_overlap_cfg"]:
+        variants = ["none", FILE + str(layer["tp_comm_overlap_cfg"])]
+    elif variants is None and layer["ub_overlap_rs_dgrad"]:
+        variants = ["none", "rs_dgrad"]
+    elif variants is None:
+        variants = ["none", *(["default"] if backends.load(point["backend"]).LAYER_HAS_DEFAULT else [])]
     if not layer["comm_overlap"]:
-        given = [name for name in given if name in NOT_OVERLAPPED]
-    others = [name for name in given if name != "floor"] or ["none"]
+        variants = [name for name in variants if name in NOT_OVERLAPPED]
+    others = [name for name in variants if name != "floor"] or ["none"]
     return [*dict.fromkeys(others), "floor"]
 
 
@@ -143,7 +142,9 @@ def configurations(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
     written = {settings_file(name): name for name in overlapped}
     for name in overlapped:
         if (other := written[settings_file(name)]) != name:
-            raise UserError(f"layer.variants: files of {name} and {other} would have one name; rename one of the two.")
+            raise UserError(
+                f"layer.variants: {name} and {other} would be recorded under the same file name; rename one."
+            )
     return {name: _configuration(name, point) for name in overlapped}
 
 
@@ -152,7 +153,7 @@ def _configuration(name: str, point: Mapping[str, Any]) -> OverlapConfig:
         return overlap_cfg.read(Path(name.removeprefix(FILE)).expanduser())
     if name not in PRESETS:
         known = ", ".join((*NOT_OVERLAPPED, *PRESETS, FILE + "<path>"))
-        raise UserError(f"layer.variants: {name} is not known; choose among {known}.")
+        raise UserError(f"layer.variants: {name} is not known; choose one of {known}.")
     if name == "default":
         return OverlapConfig()
     if name == "rs_dgrad":
@@ -165,12 +166,12 @@ def _configuration(name: str, point: Mapping[str, Any]) -> OverlapConfig:
 
 
 def _slots(point: Mapping[str, Any], wanted: Iterable[tuple[str, str, tuple[str, ...]]]) -> dict[str, space.Setting]:
-    """Returns the slots of these methods, phases and operators, with the point's knobs or the backend's defaults."""
+    """Returns the slots for these methods, phases and operators, with the point's knobs or the backend's defaults."""
     slots: dict[str, space.Setting] = {}
-    given = {knob: point[knob] for knob in space.KNOBS if point[knob] is not None}
+    knobs = {knob: point[knob] for knob in space.KNOBS if point[knob] is not None}
     for method, phase, operators in wanted:
         defaults = backends.load(point["backend"]).default_knobs(method)
-        complete = {**point, **defaults, **given, "method": method, "phase": phase, "phases": None}
+        complete = {**point, **defaults, **knobs, "method": method, "phase": phase, "phases": None}
         for operator in operators:
             slots |= space.settings({**complete, "operator": operator})
     return slots

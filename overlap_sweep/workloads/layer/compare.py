@@ -1,4 +1,4 @@
-"""Layers in comparisons and histories: their variants, pooled over all points of the same layer."""
+"""The times that layers give to comparisons and histories, pooled over all points of the same layer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from overlap_sweep.workloads.layer.section import labels
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
-    """Returns the whole time of every variant, named alike in all sweeps; a tuner's have the names that reports use.
-    Without launch-bound ones, whose times say nothing."""
+    """Returns the whole time of every variant that is not launch-bound, under a name that is the same in all sweeps;
+    a tuner's variants have their labels."""
     layers: dict[tuple[Key, str], list[tuple[str, Mapping[str, Timing]]]] = defaultdict(list)
     for point in points:
         if point.workload == "layer" and point.status == "ok":
@@ -36,14 +36,14 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
     return Comparable(
         [
             time
-            for (key, device), of_key in layers.items()
-            for time in pooled(key, of_key, Scatter(TYPICAL_SCATTER_OF_LAYERS[device]))
+            for (key, device), points_times in layers.items()
+            for time in pooled(key, points_times, Scatter(TYPICAL_SCATTER_OF_LAYERS[device]))
         ]
     )
 
 
 def samples(result: Result) -> dict[str, Sample]:
-    """Returns each variant that the host did not limit, except the floor."""
+    """Returns each variant that is not launch-bound, except the floor."""
     variants = result.measured_as(LayerTimes).variants
     none_us = variants[NONE].times[WHOLE].median_us if NONE in variants else None
     return {

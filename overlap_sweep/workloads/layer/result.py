@@ -1,4 +1,4 @@
-"""What a point of workload=layer measured: the whole layer by variant."""
+"""The measurements of a workload=layer point: times of the whole layer by variant."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from overlap_sweep.results.measured import (
 from overlap_sweep.results.run_directory import Result
 
 PASSES = ("fwd", "bwd", "all")
-"""What every variant has times of; `step` only where an optimizer runs."""
+"""The passes that every variant is timed for; `step` only with an optimizer."""
 
 _Switches = dict[Annotated[str, one_of(SWITCH_DEFAULTS)], bool]
 
 
 class VariantTimes(msgspec.Struct, kw_only=True):
-    """One variant of a whole layer: the same layer and inputs under another overlap configuration."""
+    """One variant of a layer: the same layer and inputs under another overlap configuration."""
 
     times: dict[str, Timing]
-    """By pass: `fwd`, `bwd`, `step` (the optimizer, where there is one), and `all`. The i-th samples of all variants
-    were taken side by side, so they pair."""
+    """Times by pass: `fwd`, `bwd`, `step` (the optimizer, if any), and `all`. The i-th samples of all variants were
+    taken in the same round, so they pair."""
     settings: dict[str, dict[str, Any]] = {}
-    """The slots that the configuration names; the others ran at the library's default, if it has one. Which of them all
-    were on, `switches` says."""
+    """Settings of the slots that the configuration names; the others ran at the library's default, if it has one.
+    `switches` decide which slots were on."""
     switches: _Switches = {}
-    """Megatron-Core's names: which classes of overlap were on; empty for `none` and `floor`."""
+    """Values of Megatron-Core's switches; empty for `none` and `floor`."""
     relative_error: dict[str, float] = {}
-    """Against `none`; empty for it and for `floor`, which computes nothing meaningful."""
+    """Relative error by tensor against `none`; empty for `none`, and for `floor`, which computes nothing meaningful."""
     launch_bound: bool = False
 
     def __post_init__(self) -> None:
@@ -68,14 +68,14 @@ class LayerTimes(Measured, kw_only=True, tag="layer"):
     resolved = LayerConfig
 
     variants: Annotated[dict[str, VariantTimes], msgspec.Meta(min_length=1)]
-    """By name: `none`, `floor`, `default`, `file:<path>`."""
+    """Variants by name: `none`, `floor`, `default`, `file:<path>`."""
     attention_backend: str | None = None
-    """Of a layer with attention: who computed it, such as `fused (cuDNN 9.19.0)`."""
+    """Implementation of the attention, such as `fused (cuDNN 9.19.0)`; None for layers without attention."""
 
     def __post_init__(self) -> None:
         for variant in self.variants.values():
             if missing := set(PASSES) - variant.times.keys():
-                raise ValueError(f"a variant without {min(missing)} times")
+                raise ValueError(f"a variant has no {min(missing)} times")
         check_pairs(timing for variant in self.variants.values() for timing in variant.times.values())
 
     def compared(self, result: Result) -> Speedup | None:
@@ -84,7 +84,7 @@ class LayerTimes(Measured, kw_only=True, tag="layer"):
 
 
 def attention_backend(result: Result | None) -> str | None:
-    """Returns the attention backend of a layer's point; None if there was no attention, or nothing measured."""
+    """Returns the attention backend of a layer point; None without attention or measurements."""
     measured = result.measured if result else None
     return measured.attention_backend if isinstance(measured, LayerTimes) else None
 

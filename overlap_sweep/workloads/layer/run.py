@@ -1,5 +1,5 @@
-"""What the workers run: a layer's variants, each a module of its own with the same weights and inputs, checked against
-`none`, timed in turns, profiled."""
+"""Runs a layer's variants on the workers. Each is a module of its own with the same weights and inputs, which is
+checked against `none`, timed in turns with the others, and profiled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from overlap_sweep.workloads import layer as workload
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 
 INPUTS = 2
-"""A layer's activations leave nothing of an input in any cache."""
+"""Two are enough: a layer's activations evict its input from every cache."""
 LEARNING_RATE = 1e-4
 
 
@@ -31,7 +31,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     """Returns the measured fields of the point's `Result`. Collective."""
     refused, configs = workload.refused_variants(point), workload.overlap_configs(point)
     names = [name for name in workload.names(point) if name not in refused]
-    # `none` is what the others are checked against, also where the user did not ask for its time.
+    # The others are checked against `none`, even if the user did not ask for its time.
     variants, refused_there = layer_bench(point, list(dict.fromkeys(["none", *names])), configs, ranks)
     refused |= refused_there
     configs = {name: config for name, config in configs.items() if name in variants}
@@ -40,13 +40,13 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     reference = variants["none"] if "none" in names else variants.pop("none")
     errors = {}
     for name in configs:
-        # Each under its own userbuffers.
+        # Every variant needs its own userbuffers.
         variants[name].get_ready()
         errors[name] = relative_error(variants[name], reference, ranks)
     allowed = workload.tolerance(point)
     wrong = {
         name: f"{name} computes wrong numbers and was not measured: relative error {max(error.values()):.2g} against "
-        f"none, tolerance {allowed:g}."
+        f"no overlap, tolerance {allowed:g}."
         for name, error in errors.items()
         if max(error.values()) > allowed
     }
@@ -65,7 +65,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         )
         for name, taken in time_variants(right, ranks, options["warmup"], options["repeats"]).items()
     }
-    # The floor is no way to compute a layer.
+    # The floor does not compute the layer.
     whole_us = {name: one.times["all"].median_us for name, one in found.items() if name != "floor"}
     fastest = min(whole_us, key=whole_us.__getitem__)
     wanted = {"all": set(found), "best": {"none", fastest}, "none": set[str]()}[point["profile"]]
@@ -91,7 +91,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
 def layer_bench(
     point: Mapping[str, Any], names: Sequence[str], configs: Mapping[str, OverlapConfig], ranks: Ranks
 ) -> tuple[dict[str, Variant], dict[str, str]]:
-    """Returns the variants by name, and why the library refuses the others. Collective."""
+    """Returns the variants by name, and the reasons of those that the library refuses. Collective."""
     backend = backends.load(point["backend"])
     _, dp_group = parallel_groups(point["tp_size"], ranks.world_size)
     seed = stream_seed(point["workload"]["seed"], "parameters", ranks.rank % point["tp_size"])

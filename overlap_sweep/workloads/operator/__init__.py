@@ -1,4 +1,4 @@
-"""One parallel linear operator: overlapped as the point says, beside the same without overlap and its floor."""
+"""One parallel linear operator with the point's overlap setting, measured in turns with none and the floor."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the point with the backend, and with knobs left null set to its defaults for their method. Knobs that it
-    lacks, and that every point is given, are null."""
+    """Returns the point with its backend and with unset knobs at the backend's defaults for the method. Knobs that the
+    backend lacks are null."""
     backend = backends.chosen(point)
     own = {name: value for name, value in point.items() if name != "layer"} | {"backend": backend}
     own |= dict.fromkeys(space.absent_knobs(backend, own))
@@ -26,13 +26,13 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
         return _with_knobs(own, backend)
     if mistake := space.phases_mistake(point["phases"]):
         raise UserError(f"{mistake}.")
-    return {**own, "phases": {phase: _with_knobs(asked, backend) for phase, asked in point["phases"].items()}}
+    return {**own, "phases": {phase: _with_knobs(setting, backend) for phase, setting in point["phases"].items()}}
 
 
-def _with_knobs(asked: Mapping[str, Any], backend: str) -> dict[str, Any]:
-    defaults = backends.load(backend).default_knobs(asked["method"])
-    known = {**asked, **{knob: value for knob, value in defaults.items() if asked.get(knob) is None}}
-    return known | dict.fromkeys(space.absent_knobs(backend, asked) & known.keys())
+def _with_knobs(setting: Mapping[str, Any], backend: str) -> dict[str, Any]:
+    defaults = backends.load(backend).default_knobs(setting["method"])
+    complete = {**setting, **{knob: value for knob, value in defaults.items() if setting.get(knob) is None}}
+    return complete | dict.fromkeys(space.absent_knobs(backend, setting) & complete.keys())
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
@@ -45,16 +45,16 @@ def refusal(point: Mapping[str, Any]) -> str | None:
 
 
 def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
-    """Returns the operator's configuration; slots not configured are not overlapped, by its own switches."""
+    """Returns the operator's configuration; unset slots are not overlapped."""
     return {"": OverlapConfig(space.settings(point), switches={})}
 
 
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     begin = [models.short_name(point["model"]), f"tp{point['tp_size']}", point["operator"]]
-    # Of wrong phases the point is refused, once it has a name.
+    # A point with wrong phases is refused later, under its name.
     if point.get("phases") and not space.phases_mistake(point["phases"]):
-        given = (f"{phase}.{space.brief_name(asked)}" for phase, asked in point["phases"].items())
-        return [*begin, "+".join(given)]
+        settings = (f"{phase}.{space.brief_name(setting)}" for phase, setting in point["phases"].items())
+        return [*begin, "+".join(settings)]
     absent = space.absent_knobs(point.get("backend"), point)
     knobs = {knob: point[knob] for knob in space.KNOBS if point.get(knob) is not None and knob not in absent}
     words = [*begin, *([point["phase"]] if point["phase"] != "all" else [])]
@@ -65,10 +65,10 @@ def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
 
 
 def _sample(result: Result) -> Sample:
-    """Returns the sample of the passes under test, beside the same without overlap."""
+    """Returns the times of the passes under test, with and without overlap."""
     times = [result.measured.times[name] for name in space.passes(result.point)]
     point_us, none_us = (
-        tuple(map(sum, zip(*(getattr(of_pass, name).samples_us for of_pass in times), strict=True)))
+        tuple(map(sum, zip(*(getattr(one, name).samples_us for one in times), strict=True)))
         for name in ("point", "none")
     )
     overlap = {"phase", "method", "phases", "repetition", *space.KNOBS}

@@ -34,12 +34,12 @@ from overlap_sweep.workloads.operator.answer import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, frozen, of_pass
 
 WORST, BEST = -0.5, 1.05
-"""Where the axis of hidden fractions ends: what is beyond is drawn at its end, with its number in the tooltip."""
+"""Ends of the axis of hidden fractions. Values beyond are drawn at the end, with their number in the tooltip."""
 
 
 def hidden_bars(case: CaseAnalysis) -> dict[int, Rows]:
-    """Returns by TP size how much of its communication each pass hides under its chosen setting, without the passes for
-    which no overlap was tried."""
+    """Returns by TP size the hidden fraction of each pass under its chosen setting, without the passes for which no
+    overlap was tried."""
     default_name = named(DEFAULT, case.case.backend)
     return {
         tp_size: Rows(
@@ -49,7 +49,7 @@ def hidden_bars(case: CaseAnalysis) -> dict[int, Rows]:
             parts=[Key("hidden", "accent")],
             columns=["hidden", "speedup", "setting"],
             rows=[_hidden_bar(choice, default_name) for choice in case.tried(tp_size)],
-            references=[Reference("no overlap", 0.0), Reference("GEMMs alone", 1.0, "muted")],
+            references=[Reference("no overlap", 0.0), Reference("floor", 1.0, "muted")],
             legend=[Key(default_name, "comm", shape=TICK)],
         )
         for tp_size in case.plans
@@ -76,7 +76,7 @@ def _hidden_bar(choice: PassChoice, default_name: str) -> Row:
             "chosen": chosen.name,
             "time": f"{as_us(chosen.time_us)} us, noise {as_us(noise_us)}",
             "no overlap": f"{as_us(choice.none.time_us)} us",
-            "GEMMs alone": f"{as_us(choice.floor_us)} us",
+            "floor": f"{as_us(choice.floor_us)} us",
             default_name: f"{as_us(choice.default.time_us)} us" if choice.default else "not measured",
             "why": choice.reason,
         },
@@ -84,7 +84,7 @@ def _hidden_bar(choice: PassChoice, default_name: str) -> Row:
 
 
 def pass_timelines(case: CaseAnalysis, tp_size: int) -> list[tuple[PassChoice, Timeline]]:
-    """Returns the timelines of those passes whose overlap some trace shows."""
+    """Returns the timelines of the passes whose overlap was traced."""
     found = []
     for choice in case.tried(tp_size):
         config = {"tp_size": tp_size, "operator": choice.operator}
@@ -100,13 +100,13 @@ def pass_timelines(case: CaseAnalysis, tp_size: int) -> list[tuple[PassChoice, T
 
 
 def _shown(choice: PassChoice) -> Candidate | None:
-    """Returns the chosen candidate, or if that is no overlap the fastest overlap."""
+    """Returns the chosen candidate, or if that is `none` the fastest overlap."""
     overlaps = [candidate for candidate in choice.candidates if candidate.settings]
     return min(overlaps, key=lambda one: (one is not choice.chosen, one.time_us), default=None)
 
 
 def _trace_of(candidate: Candidate, points: Sequence[Point], pass_name: str) -> Path | None:
-    """Returns the trace of the first point that measured the candidate and has one, or None."""
+    """Returns the first trace of the candidate, or None."""
     wanted = frozen(candidate.settings)
     for point in points:
         own = frozen(of_pass(point.result.settings, pass_name)) if point.result else None
@@ -116,15 +116,15 @@ def _trace_of(candidate: Candidate, points: Sequence[Point], pass_name: str) -> 
 
 
 def _none_trace(points: Sequence[Point]) -> Path | None:
-    """Returns the first trace without overlap recorded beside a point, or else that of a point without overlap."""
+    """Returns the first trace of `none`, recorded with another point or by one of its own; None without one."""
     beside = [listed_trace(point, trace_file(RANK, "none")) for point in points]
     plain = [listed_trace(p, trace_file(RANK)) for p in points if p.result and not p.result.settings]
     return next(filter(None, [*beside, *plain]), None)
 
 
 def num_sm_lines(case: CaseAnalysis, tp_size: int) -> list[tuple[PassChoice, Lines]]:
-    """Returns times over num_sm of every pass: a line for each way to overlap it, of settings with the same num_sm in
-    all slots."""
+    """Returns times over num_sm for every pass, with one line per arm: settings that differ only in num_sm, which all
+    slots share."""
     found = []
     for choice in case.tried(tp_size):
         arms: dict[str, list[LinePoint]] = defaultdict(list)
@@ -145,8 +145,8 @@ def arm_name(candidate: Candidate) -> str:
 
 def num_sm_of(candidate: Candidate) -> int | None:
     """Returns the num_sm that all its slots share; None if they differ or have none."""
-    given = {space.without_idle_knobs(setting).get("num_sm") for setting in candidate.settings.values()}
-    return next(iter(given)) if len(given) == 1 else None
+    values = {space.without_idle_knobs(setting).get("num_sm") for setting in candidate.settings.values()}
+    return next(iter(values)) if len(values) == 1 else None
 
 
 def _point(candidate: Candidate, choice: PassChoice, num_sm: int) -> LinePoint:
@@ -154,7 +154,7 @@ def _point(candidate: Candidate, choice: PassChoice, num_sm: int) -> LinePoint:
     details = {
         "setting": candidate.name,
         "time": f"{as_us(time_us)} us, noise {as_us(noise_us)}",
-        "speedup": f"{choice.none.time_us / time_us:.3f}x no overlap",
+        "speedup": f"{choice.none.time_us / time_us:.3f}x",
     }
     label = "chosen" if is_chosen else ""
     ends = time_us - noise_us, time_us + noise_us
@@ -174,7 +174,7 @@ def _lines(choice: PassChoice, arms: dict[str, list[LinePoint]]) -> Lines:
         ],
         references=[
             Reference("no overlap", choice.none.time_us, "ink", DASHED),
-            Reference("GEMMs alone", choice.floor_us, "muted", DOTTED),
+            Reference("floor", choice.floor_us, "muted", DOTTED),
             *default,
         ],
     )

@@ -1,4 +1,4 @@
-"""The columns of operators: of every measured point, and of the best setting of each slot."""
+"""The columns of operators: for every measured point, and for the best setting of each slot."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """What an `ok` point measured of one phase: the times of its pass, since dgrad and wgrad can only be timed
+    """The measurements of an `ok` point for one phase: the times of its pass, since dgrad and wgrad can only be timed
     together."""
 
     point: Point
     pass_name: str
     trace: TraceReading
     is_chosen: bool
-    """Whether the pass was given what was chosen for it."""
+    """Whether the point ran the pass with the setting chosen for it."""
 
     @property
     def times(self) -> PassTimes:
@@ -56,12 +56,12 @@ class PhaseTimes:
 
     @property
     def medians_us(self) -> tuple[float, float, float]:
-        """Returns the median times of the point, without overlap, and of the GEMMs alone."""
+        """Returns the median times of the point, of none and of the floor."""
         return self.times.point.median_us, self.times.none.median_us, self.times.floor.median_us
 
     @property
     def default_us(self) -> float | None:
-        """Returns the default's time, scaled from the `none` beside the default to the one beside this point."""
+        """Returns the default's time, scaled by this point's none time over the default's."""
         default = self.times.default
         return default.default.median_us * self.times.none.median_us / default.none.median_us if default else None
 
@@ -71,34 +71,34 @@ class PhaseTimes:
 
     @property
     def relative_error(self) -> float | None:
-        """Returns the largest error of any tensor; infinite if one is not a number."""
+        """Returns the largest relative error of all tensors; infinite if one is not a number."""
         errors = self.point.result.relative_error.values() if self.point.result else ()
         return max((math.inf if error is None else error for error in errors), default=None)
 
     @property
     def why_not_profiled(self) -> str | None:
-        """Returns why there are no metrics, or None if there are."""
+        """Returns why there are no metrics; None if there are some."""
         if self.trace.metrics:
             return None
         if own_traces(self.point):
-            return "its traces are missing or cannot be read"
+            return "traces missing or unreadable"
         if self.point.result and self.point.result.reused_from:
-            return "its times are from the store: traces stay where they were recorded"
+            return "reused from the store, which keeps no traces"
         profile = self.point.config.get("profile", "all")
         if profile == "best":
-            return "profile=best: it was not among the fastest when it was measured"
+            return "profile=best: not among the fastest when it was measured"
         return f"profile={profile}"
 
     @property
     def note(self) -> str:
-        """Returns the row's note for people."""
+        """Returns the row's note."""
         if self.launch_bound:
-            return "the host was too slow: this says nothing about the device"
+            return "the host was too slow: the time says nothing about the GPU"
         return "chosen" if self.is_chosen else ""
 
 
 PhaseRow = PointRow[PhaseTimes]
-"""A point's phase as its `part`; of a point that was not measured `all` where it was asked for all."""
+"""A row per point and phase (its `part`). Points that were not measured may have `all`, as requested."""
 P = Column[PhaseRow]
 M = Column[PhaseTimes]
 S = Column[SlotAnswer]
@@ -108,8 +108,8 @@ def _kind(knob: str) -> Kind:
     return "count" if knob in space.COUNTS else "flag"
 
 
-def _given(row: PhaseRow) -> Mapping[str, Any]:
-    """Returns the setting of the phase, as measured or asked for; its method is `none` without overlap."""
+def _setting(row: PhaseRow) -> Mapping[str, Any]:
+    """Returns the setting of the phase, as measured or requested; its method is `none` without overlap."""
     if row.measured and row.point.result:
         slot = space.slot(row.point.config["operator"], row.part)
         return row.point.result.settings.get(slot) or {"method": NONE}
@@ -119,7 +119,7 @@ def _given(row: PhaseRow) -> Mapping[str, Any]:
 
 
 def _id(row: PhaseRow) -> str:
-    return config_id(row.point.config["tp_size"], row.point.config["operator"], row.part, _given(row))
+    return config_id(row.point.config["tp_size"], row.point.config["operator"], row.part, _setting(row))
 
 
 def _metric(name: str) -> Column[PhaseTimes]:
@@ -146,9 +146,9 @@ OF_POINT = (
     P("phase", lambda row: row.part, kind="text", header="phase", page_only=True),
     P("slot", lambda row: f"{row.point.config['operator']}_{row.part}" if row.part != "all" else None, kind="text"),
     P("pass", lambda row: space.PASS_OF_PHASE.get(row.part, "all"), kind="text"),
-    P("method", lambda row: _given(row)["method"], kind="text"),
-    *(P(knob, lambda row, knob=knob: _given(row).get(knob), kind=_kind(knob)) for knob in space.KNOBS),  # type: ignore[misc]
-    P("", lambda row: space.brief_name(_given(row)), kind="text", header="setting", style="setting"),
+    P("method", lambda row: _setting(row)["method"], kind="text"),
+    *(P(knob, lambda row, knob=knob: _setting(row).get(knob), kind=_kind(knob)) for knob in space.KNOBS),  # type: ignore[misc]
+    P("", lambda row: space.brief_name(_setting(row)), kind="text", header="setting", style="setting"),
     *(STATUS, ERROR),
 )
 OF_PHASE = (
@@ -196,12 +196,12 @@ OF_PHASE = (
     M(
         "profiled",
         lambda row: row.why_not_profiled is None,
-        "The point was profiled, so that the columns from traces have values.",
+        "Whether the point was profiled; if not, the trace columns are empty.",
         "flag",
     ),
-    attribute("not_profiled_because", "Why the columns from traces are empty.", "text", "why_not_profiled"),
+    attribute("not_profiled_because", "Why the trace columns are empty.", "text", "why_not_profiled"),
     *map(_metric, METRICS),
-    M("note", _trace_note, "What is wrong with the point's traces; empty if nothing is.", "text"),
+    M("note", _trace_note, "Problems with the point's traces, if any.", "text"),
     M("", lambda row: row.note, kind="text", header="note"),
 )
 TABLE = points_table("points", "one row per point and phase that it overlaps", OF_POINT, OF_PHASE)
@@ -220,7 +220,7 @@ def _proof(row: SlotAnswer) -> Proof | None:
 
 
 def _layer_ratio(row: SlotAnswer, end: str = "") -> float | None:
-    """Returns the recommended layer's time over that of no overlap, or an end of its interval."""
+    """Returns the recommended layer's time over that with no overlap, or an end of its interval."""
     proof = _proof(row)
     if proof is None or proof.layer.reference != NONE:
         return None
@@ -229,7 +229,7 @@ def _layer_ratio(row: SlotAnswer, end: str = "") -> float | None:
 
 
 ANSWERS = Table(
-    *("answers", "one row per case, TP size and slot that an overlap was tried for"),
+    *("answers", "one row per case, TP size and slot for which an overlap was tried"),
     (
         S("model", lambda row: row.case.case.model, kind="text"),
         S("backend", lambda row: row.case.case.backend, kind="text"),
@@ -245,7 +245,7 @@ ANSWERS = Table(
             *(
                 "setting",
                 lambda row: space.brief_name(row.setting),
-                "The fastest setting of the slot, measured alone; the simplest of those within the noise.",
+                "Fastest setting of the slot, measured alone; among ties the simplest.",
                 "text",
             ),
             header="setting",
@@ -276,25 +276,25 @@ ANSWERS = Table(
         S(
             "final_setting",
             _final_setting,
-            "Setting that the slot gets in the written file, with its switches.",
+            "Setting of the slot in the written file, under its switches.",
             "text",
         ),
         S(
             "proven",
             lambda row: _proof(row) is not None,
-            "A whole layer was measured with the written file, and decided.",
+            "Whether a whole layer was measured to decide on the written file.",
             "flag",
         ),
         S(
             "recommended",
             lambda row: getattr(_proof(row), "recommended", None),
-            "The overlap configuration of the fastest whole layer.",
+            "Overlap configuration of the fastest whole layer.",
             "text",
         ),
         S(
             "layer_ratio",
             _layer_ratio,
-            "Time of the recommended whole layer over that without overlap: below 1 is faster.",
+            "Time of the recommended whole layer over that with no overlap; below 1 is faster.",
         ),
         S("layer_ratio_low", partial(_layer_ratio, end="low"), "Lower end of layer_ratio's 95 % confidence interval."),
         S(

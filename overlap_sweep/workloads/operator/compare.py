@@ -1,5 +1,5 @@
-"""The passes of operators in comparisons: every setting that was measured, and what is best for each slot; and a
-point's time in its history."""
+"""The times that operators give to comparisons (every measured setting, and the best of each slot) and to
+histories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from overlap_sweep.workloads.operator.result import OperatorTimes
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
-    """Returns all measured passes, and what tuners proved."""
+    """Returns the times of all measured passes, and the tuners' proofs."""
     points = [_with_plain_settings(point) for point in points]
     cases = group_cases(points, "operator")
     choices = _choices(points, cases)
@@ -34,7 +34,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 
 def samples(result: Result) -> dict[str, Sample]:
-    """Returns the total time of the passes under test; empty if the host limited it."""
+    """Returns the total time of the passes under test; empty if the point is launch-bound."""
     if result.launch_bound:
         return {}
     names = space.passes(result.point)
@@ -52,8 +52,8 @@ COMPARED = Comparing(measured, samples, matched=("operator", "phase", "phases", 
 
 
 def plain_setting(slot: str, setting: space.Setting) -> space.Setting:
-    """Returns the setting without the SMs of a ring whose chunks copy engines move, and with the knobs that are always
-    named: equal settings are equal, whichever backend recorded them."""
+    """Returns the setting in a form that is equal for all backends: without num_sm of a ring exchange by copy engines,
+    and with the knobs that are always named."""
     operator, _, phase = slot.partition("_")
     method = setting["method"]
     usual = space.USERBUFFERS_DEFAULTS[method]
@@ -71,14 +71,14 @@ def _with_plain_settings(point: Point) -> Point:
     return replace(point, result=structs.replace(point.result, settings=settings))
 
 
-def _choices(points: Sequence[Point], cases: Mapping[Case, Sequence[Point]]) -> dict[Key, PassChoice]:
-    """Returns the choices of the passes that some point tests: others were only timed beside it."""
-    failed = failures_by_pass(points)
+def _choices(all_points: Sequence[Point], cases: Mapping[Case, Sequence[Point]]) -> dict[Key, PassChoice]:
+    """Returns the choices for the passes under test; points time other passes too."""
+    failed = failures_by_pass(all_points)
     found = {}
-    for case, of_case in cases.items():
-        about = {(p.config["tp_size"], p.config["operator"], name) for p in of_case for name in space.passes(p.config)}
-        for choice in choose_all(of_case, {p.directory: TraceReading() for p in of_case}, "time", failed):
-            if (choice.tp_size, choice.operator, choice.pass_name) in about:
+    for case, points in cases.items():
+        tested = {(p.config["tp_size"], p.config["operator"], name) for p in points for name in space.passes(p.config)}
+        for choice in choose_all(points, {p.directory: TraceReading() for p in points}, "time", failed):
+            if (choice.tp_size, choice.operator, choice.pass_name) in tested:
                 found[key_of_pass(case, choice.tp_size, choice.operator, choice.pass_name)] = choice
     return found
 

@@ -17,40 +17,39 @@ class WorkloadOptions:
 
     name: str = "operator"
     tokens: int | None = ranged(None, 1, 2**24)
-    """Tokens in the whole sequence-parallel batch. null: 8192 on a GPU; 128 on a CPU, where a GEMM of a small
-    model then takes milliseconds."""
+    """Tokens in the whole sequence-parallel batch. null: 8192 on a GPU, 128 on a CPU."""
     warmup: int = ranged(1, 0, 1000)
     """Untimed forward and backward passes of every variant before the first timed one."""
     repeats: int | None = ranged(None, 3, 1000)
-    """Timed passes of every variant; null: 21 on a GPU, 7 on a CPU. The variants (overlapped, none, floor) take
-    turns, so that drift hits all."""
+    """Timed passes of every variant. null: 21 on a GPU, 7 on a CPU. The variants (overlapped, none, floor) alternate,
+    so that drift affects all equally."""
     profiled: int = ranged(2, 1, 100)
-    """Passes under the profiler, after timing, of the points that `profile` asks for."""
+    """Passes recorded with the profiler, after timing, for the points that `profile` selects."""
     default_every_s: float = ranged(30.0, 0.0, 86400.0)
-    """How old the time of the library's default overlap may be before a point of the operator measures it again;
-    `none` and `floor` are measured beside every point."""
+    """Seconds after which a point measures the library's default overlap again; `none` and `floor` are measured with
+    every point."""
     seed: int = ranged(0, 0, 2**31 - 1)
-    """Of weights and inputs."""
+    """Random seed of weights and inputs."""
     tolerance: float | None = ranged(None, 0.0, 1.0)
-    """Largest relative error of output and gradients against the operator without overlap.
-    null: 1e-4 for fp32, 2e-2 for fp16, bf16 and FP8, 0.2 where `fp8_buf` reduces in FP8."""
+    """Largest allowed relative error of output and gradients against the operator with no overlap. null: 1e-4 for
+    fp32, 2e-2 for fp16, bf16 and FP8, 0.2 if `fp8_buf` reduces in FP8."""
 
 
 @dataclass
 class Config(KnobsConfig):
-    """`layer` is of the whole layer that the tuner proves its answer on."""
+    """Options of one operator. `layer` is the whole layer on which the tuner proves its answer."""
 
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
     operator: str = one_of("fc1", *OPERATORS)
-    """Which linear operator of the layer."""
+    """Linear operator of the layer."""
     phase: str = one_of("all", "all", *PHASES)
-    """Which phase of the operator gets the method; the others are not overlapped. `all`: each that takes it."""
+    """Phase of the operator that gets the method; the others are not overlapped. `all`: every phase that takes it."""
     method: str = one_of("bulk", *METHODS)
-    """How the operator's communication is overlapped with its GEMMs."""
+    """Method that overlaps the operator's communication with its GEMMs."""
     phases: Any = any_of(None, "null, or a map by phase")
-    """Instead of `phase`, `method` and the knobs: what each phase of the operator is given, all at once, such as
+    """Settings of several phases at once, instead of `phase`, `method` and the knobs, such as
     `{fprop: {method: ring_exchange}, dgrad: {method: bulk, num_sm: 8}, wgrad: {method: bulk, num_sm: 16}}`.
-    A phase that is left out is not overlapped."""
+    Phases that are left out are not overlapped."""
 
     groups: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
         **KnobsConfig.groups,

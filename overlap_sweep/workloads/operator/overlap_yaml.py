@@ -1,8 +1,8 @@
-"""The files of one TP size that libraries train with, all of one configuration: the YAML that Megatron-LM reads as
-tp_comm_overlap_cfg and hands to Transformer Engine as ub_cfgs, and its forms for other libraries.
+"""The files to train with at one TP size: the YAML that Megatron-LM reads as tp_comm_overlap_cfg and passes to
+Transformer Engine as ub_cfgs, and the same configuration for other libraries.
 
-Their heads say where the settings come from, and how far they hold. Async TP is a switch and has no such file: what was
-measured of it is in one that only layers here overlap by.
+Their heads say where the settings come from and how much they gain. Async TP is a switch and reads no file: its
+settings are written for this package's own layers only.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from overlap_sweep.workloads.operator.advice import (
 from overlap_sweep.workloads.operator.answer import CaseAnalysis
 from overlap_sweep.workloads.operator.proof import Proof
 
-MEGATRON = "Megatron-LM's --tp-comm-overlap-cfg, Transformer Engine's ub_cfgs"
+MEGATRON = "Megatron-LM's --tp-comm-overlap-cfg and Transformer Engine's ub_cfgs"
 BRIDGE = "Megatron-Bridge's TransformerLayerTPOverlapCfg"
-LAYERS_HERE = f"what was measured, for layers with backend={ASYNC_TP_BACKEND} (layer.tp_comm_overlap_cfg)"
+LAYERS_HERE = f"workload=layer with backend={ASYNC_TP_BACKEND} (layer.tp_comm_overlap_cfg=<this file>)"
 
 
 def training_files(case: CaseAnalysis, tp_size: int, command: str) -> dict[str, str]:
@@ -39,8 +39,8 @@ def training_files(case: CaseAnalysis, tp_size: int, command: str) -> dict[str, 
     config, name = case.config(tp_size), f"tp_comm_overlap_tp{tp_size}"
     lines = [*_origin(case, tp_size, command), *_gain(case, tp_size), *_unmeasured(case, tp_size)]
 
-    def head(what: str) -> list[str]:
-        return [f"Communication overlap for TP={tp_size}: {what}.", *lines]
+    def head(reader: str) -> list[str]:
+        return [f"Communication overlap at TP={tp_size}, for {reader}.", *lines]
 
     if is_async_tp(case):
         return {file_name(tp_size): comments([*no_switches(head(LAYERS_HERE)), ""]) + overlap_cfg.text(config)}
@@ -52,7 +52,7 @@ def training_files(case: CaseAnalysis, tp_size: int, command: str) -> dict[str, 
 
 
 def _origin(case: CaseAnalysis, tp_size: int, command: str) -> list[str]:
-    """Returns what was measured, on what, and by which commands."""
+    """Returns the case, the machine and the commands of the measurements."""
     points = [*case.points, *(proof.trial.point for proof in case.proofs.values() if proof.trial.point)]
     lines = [
         f"{case.case}",
@@ -64,14 +64,14 @@ def _origin(case: CaseAnalysis, tp_size: int, command: str) -> list[str]:
     proof = case.proofs.get(tp_size)
     if transport := multicast([proof.trial.point] if proof and proof.trial.point else case.points):
         lines.append(
-            f"NVLink multicast was {transport} (runtime.multicast=true is on, UB_SKIPMC=1 off); Transformer Engine's "
-            "own default is on."
+            f"Measured with NVLink multicast {transport} (runtime.multicast=true turns it on, UB_SKIPMC=1 off); "
+            "Transformer Engine's default is on."
         )
     return lines
 
 
 def _gain(case: CaseAnalysis, tp_size: int) -> list[str]:
-    """Returns how much faster the configuration is: of operators one by one if it is their best, and of whole layers
+    """Returns the gain of the configuration: summed over operators if it has their best settings, and on whole layers
     that ran with it."""
     outcome, plan = case.outcomes.get(tp_size), case.plans.get(tp_size)
     as_planned = plan and plan.config == case.config(tp_size) and case.tried(tp_size)
@@ -80,14 +80,15 @@ def _gain(case: CaseAnalysis, tp_size: int) -> list[str]:
     if not isinstance(outcome, Proof):
         return lines
     layer, backend = outcome.layer, case.case.backend
-    lines.append(f"Whole layers, {layer.rounds} rounds side by side; this is '{named(outcome.recommended, backend)}':")
+    recommended = named(outcome.recommended, backend)
+    lines.append(f"Whole layer in {layer.rounds} interleaved rounds; this file is '{recommended}':")
     for label, row in outcome.trial.rows.items():
-        ratio = f"{row.ratio:.3f} [{row.interval.low:.3f}, {row.interval.high:.3f}] of {layer.reference}"
+        ratio = f"{row.ratio:.3f} of {layer.reference} ({row.interval.low:.3f} to {row.interval.high:.3f})"
         lines.append(f"  {named(label, backend)}: {as_us(row.whole.time_us)} us, {ratio}")
     return [*lines, *layer.cautions, *outcome.trial.warnings]
 
 
 def _unmeasured(case: CaseAnalysis, tp_size: int) -> list[str]:
-    """Returns the slots that no point of an operator overlapped, with what becomes of them; empty if there are none."""
+    """Returns a line on the slots that no operator point overlapped, and how they run; empty if there are none."""
     slots = ", ".join(f"{one.slot} ({one.runs})" for one in case.unmeasured(tp_size))
-    return ["", f"Slots that were not measured by themselves: {slots}."] if slots else []
+    return ["", f"Slots not measured on their own: {slots}."] if slots else []

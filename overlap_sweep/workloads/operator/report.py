@@ -1,5 +1,4 @@
-"""The operators' part of tuning_report.json, by its keys. Times are in microseconds; what is unknown or undefined is
-None."""
+"""The operators' part of tuning_report.json. Times are in microseconds; unknown or undefined values are None."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial
 USUAL_NAMES = {
     "overlap_method": "method",
     **{
-        f"{usual}_{of_pass}": f"{ours}_{column}"
+        f"{usual}_{key}": f"{ours}_{column}"
         for usual, ours in (("forward", "fwd"), ("backward", "bwd"))
-        for of_pass, column in {
+        for key, column in {
             "gemm_time_us": "gemm_us",
             "comm_time_us": "comm_us",
             "overlap_time_us": "overlap_us",
@@ -34,20 +33,20 @@ USUAL_NAMES = {
     },
     "operator_e2e_time_us": "total_span_us",
 }
-"""Our columns by the keys that scripts for other tuners' reports of this name read."""
+"""Our columns by the keys of other tuners' tuning_report.json, for scripts that read those."""
 
 
 def report(
     analysis: OperatorAnalysis, sources: Sources, rows: Sequence[Row], decided: Listing[SlotAnswer]
 ) -> dict[str, Any]:
-    """Returns the findings. `configurations` are the `rows` of the points, and `best` those of the answers, both also
-    with the `USUAL_NAMES` of some columns.
+    """Returns the operators' part of the report. `configurations` are the points' `rows` and `best` the answers' rows,
+    both also with the `USUAL_NAMES` of some columns.
 
-    Entries of the lists name their case; `tp_scaling` on top is the only case's, and None where there are several.
-    `proof` has an entry for each case and TP size that a tuner measured, and `tuner` one for each of its sweeps.
+    List entries name their case; the top-level `tp_scaling` is None if there are several cases. `proof` has one entry
+    per case and TP size that a tuner measured, `tuner` one per sweep of a tuner.
     """
     cases, root = analysis.cases, sources.reading.root
-    of_sizes = [(case, tp_size) for case in cases for tp_size in case.tp_sizes]
+    sizes = [(case, tp_size) for case in cases for tp_size in case.tp_sizes]
     outcomes = [(outcome, case.folder) for case in cases for outcome in case.outcomes.values()]
     threshold = sources.config.overlap_threshold
     return {
@@ -68,11 +67,11 @@ def report(
         ],
         "switches": [
             {**_of(case, tp_size), **asdict(advice), "flag": FLAGS.get(advice.name)}
-            for case, tp_size in of_sizes
+            for case, tp_size in sizes
             for advice in case.switches(tp_size)
         ],
         "unmeasured_slots": [
-            {**_of(case, tp_size), **asdict(slot)} for case, tp_size in of_sizes for slot in case.unmeasured(tp_size)
+            {**_of(case, tp_size), **asdict(slot)} for case, tp_size in sizes for slot in case.unmeasured(tp_size)
         ],
         "tp_scaling": asdict(cases[0].scaling) if len(cases) == 1 else None,
         "configurations": [{**row, **_usually_named(row)} for row in rows],
@@ -108,7 +107,7 @@ def _case(case: CaseAnalysis) -> dict[str, Any]:
 
 
 def _answers(case: CaseAnalysis) -> list[dict[str, Any]]:
-    """Returns what to do at each TP size, in words."""
+    """Returns the advice for each TP size, in words."""
     return [
         {
             **_of(case, tp_size),
@@ -136,7 +135,7 @@ def _best(answer: SlotAnswer, row: Row) -> dict[str, Any]:
 
 
 def _outcome(outcome: Outcome, root: Path, folder: str) -> dict[str, Any]:
-    """Returns what was proven, and what was measured for it; if it could not be judged, `reason` says why."""
+    """Returns the outcome of a proof with its measurements; `reason` says why nothing was proven."""
     found = {
         **_trial(outcome.trial, root),
         "case": outcome.case.name if outcome.case else None,
@@ -162,9 +161,9 @@ def _trial(trial: Trial | None, root: Path) -> dict[str, Any]:
     """Returns the report of a whole layer, its variants by label."""
     if not trial or not trial.point:
         return {"point": trial.name if trial else None, "variants": {}}
-    said = layers.report(trial.point, trial.layer, root)
-    variants = {variant["variant"]: variant for variant in said["variants"]}
-    return {**said, "variants": variants, "warnings": trial.warnings}
+    layer = layers.report(trial.point, trial.layer, root)
+    variants = {variant["variant"]: variant for variant in layer["variants"]}
+    return {**layer, "variants": variants, "warnings": trial.warnings}
 
 
 def _relative(directory: Path, root: Path) -> str:

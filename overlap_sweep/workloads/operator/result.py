@@ -1,4 +1,4 @@
-"""What a point of workload=operator measured: each pass beside the same without overlap and without communication."""
+"""The measurements of a workload=operator point: the times of each pass, of none and of the floor."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class DefaultTiming(msgspec.Struct):
 
     default: Timing
     none: Timing
-    """The operator without overlap, measured in turns with it: comparisons go through this one."""
+    """The operator with no overlap, measured in turns with the default: comparisons are relative to it."""
     measured: str
-    """When, UTC, ISO 8601: several points may carry the same measurement."""
+    """Time of the measurement, UTC, ISO 8601: several points may carry the same one."""
 
 
 class PassTimes(msgspec.Struct):
-    """One pass (`fwd` or `bwd`) of the point and of what it is compared with, measured side by side."""
+    """Times of one pass (`fwd` or `bwd`) of the point and of its baselines, measured in turns."""
 
     point: Timing
     none: Timing
@@ -42,7 +42,7 @@ class PassTimes(msgspec.Struct):
     tp1: Timing | None = None
     """The whole, unsharded operator on one rank: the baseline of TP scaling."""
     default: DefaultTiming | None = None
-    """Only of backends that have defaults."""
+    """The library's default overlap; None for backends without one."""
 
 
 def distinct(defaults: Iterable[DefaultTiming]) -> list[DefaultTiming]:
@@ -72,7 +72,7 @@ class OperatorTimes(Measured, kw_only=True, tag="operator"):
     resolved = OperatorConfig
 
     times: dict[str, PassTimes]
-    """By pass: `fwd`, `bwd`, and `all` for both together."""
+    """Times by pass: `fwd`, `bwd`, and `all` for both together."""
 
     def __post_init__(self) -> None:
         if missing := set(space.PASSES) - self.times.keys():
@@ -82,7 +82,7 @@ class OperatorTimes(Measured, kw_only=True, tag="operator"):
         operator = result.point["operator"]
         for slot in result.settings:
             if not slot.startswith(f"{operator}_"):
-                raise ValueError(f"{slot} is no slot of {operator}")
+                raise ValueError(f"{slot} is not a slot of {operator}")
 
     def compared(self, result: Result) -> Speedup | None:
         """Returns the speedup from the passes under test."""

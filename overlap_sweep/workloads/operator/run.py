@@ -1,5 +1,5 @@
-"""What the workers run: one operator as the point says, beside what is kept from point to point: weights, inputs, and
-the variants that no setting changes."""
+"""Runs one operator on the workers. Weights, inputs and the variants that no setting changes are kept from point to
+point."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes
 
 BEST_MARGIN = 0.01
 KEPT_BENCHES = 8
-"""A sweep over the four operators and two backends or precisions finds each one's still there."""
+"""Enough for a sweep over four operators and two backends or precisions."""
 TP1_REPEATS = 7
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-"""Of weights and activations; bf16 for every other precision."""
+"""Types of weights and activations; bf16 for every other precision."""
 
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """Checks, times and profiles the point, and returns the fields of `Result` that were measured."""
+    """Returns the measured fields of `Result`: checks, times and profiles the point."""
     _check_sm_count(point, ranks)
     workload, backend = point["workload"], backends.load(point["backend"])
     bench = bench_for(point, ranks)
@@ -66,7 +66,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     among_best = bench.is_among_best(point, relative, BEST_MARGIN)
     traces = []
     if point["profile"] == "all" or (point["profile"] == "best" and among_best):
-        # To be looked at beside the overlap; it hardly changes from point to point.
+        # The trace of none is for comparison; one is enough, it hardly changes from point to point.
         profiled = {"": variants["point"], **({} if bench.none_profiled else {"none": variants["none"]})}
         traces = capture_each(profiled, ranks, workload["profiled"], directory)
         bench.none_profiled = True
@@ -85,13 +85,13 @@ def _check_sm_count(point: Mapping[str, Any], ranks: Ranks) -> None:
     if ranks.device.type == "cuda":
         count = torch.cuda.get_device_properties(ranks.device).multi_processor_count
         if most > count:
-            raise Refused(f"num_sm={most} is more than the GPU's {count}")
+            raise Refused(f"num_sm={most} is more than the {count} SMs of the GPU")
 
 
 def _default_overlap(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
     """Returns the library's default, measured again if its last measurement is too old."""
     if backends.load(point["backend"]).has_default(point):
-        # One answer for all ranks, whose clocks differ.
+        # All ranks must agree, and their clocks differ.
         (age_s,) = bench.ranks.slowest([time.monotonic() - bench.default.measured_s])
         if age_s >= point["workload"]["default_every_s"]:
             bench.default = _measure_default(point, bench)
@@ -108,7 +108,7 @@ def _measure_default(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
     variants = {"default": bench.variant(point, "default"), "none": bench.none}
     error = relative_error(variants["default"], variants["none"], ranks)
     if max(error.values()) > space.DEFAULT_TOLERANCE:
-        warning = f"The library's default overlap computes wrong numbers here: relative error {error}."
+        warning = f"The library's default overlap computes wrong numbers and was not measured: relative error {error}."
         return DefaultOverlap(time.monotonic(), warnings=[warning])
     samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
     times = {}
@@ -125,42 +125,42 @@ class DefaultOverlap:
     """The last measurement of the library's own default overlap."""
 
     measured_s: float = -math.inf
-    """time.monotonic()."""
+    """time.monotonic() of the measurement."""
     times: Mapping[str, DefaultTiming] = field(default_factory=dict)
-    """By pass."""
+    """Times by pass."""
     warnings: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Bench:
-    """One operator on this rank. The variants share weights and inputs wherever their shapes are the same."""
+    """One operator on this rank. Variants of equal shapes share weights and inputs."""
 
     ranks: Ranks
     parameters: Mapping[str, Tensor]
     none: Variant
     floor: Variant
     inputs: dict[tuple[tuple[int, int], ...], tuple[list[Tensor], list[Tensor]]] = field(default_factory=dict)
-    """By input and output shape: inputs, and the gradients that come back."""
+    """Inputs and output gradients by input and output shape."""
     best: dict[str, float] = field(default_factory=dict)
-    """By pass, the smallest time of any point so far over that of `none` beside it."""
+    """Smallest time so far over the none time of the same point, by pass."""
     default: DefaultOverlap = field(default_factory=DefaultOverlap)
     none_us: dict[str, float] = field(default_factory=dict)
-    """By pass, as it was measured beside the first point: what all points' times are told in."""
+    """The none time of the first point, by pass, to which all points' objectives are scaled."""
     none_profiled: bool = False
-    """Whether one of the points has a trace of `none` already."""
+    """Whether a trace of `none` was recorded already."""
 
     def variant(self, point: Mapping[str, Any], purpose: Purpose) -> Variant:
         linear = backends.load(point["backend"]).build(point, purpose, self.ranks, self.parameters)
         return _variant(linear, _input_stream(point, self.ranks), self.inputs)
 
     def objective_us(self, point: Mapping[str, Any], relative_times: Mapping[str, float]) -> float:
-        """Returns the time of the whole operator, forward and backward, comparable between points and methods: passes
-        that the point overlaps as a share of `none` beside it, so that drift cancels, and the others as `none`."""
+        """Returns the forward plus backward time of the operator, comparable between points and methods: passes under
+        test relative to their own none time, so that drift cancels, and the others as `none`."""
         touched = space.passes(point)
         return sum(us * (relative_times[name] if name in touched else 1.0) for name, us in self.none_us.items())
 
     def is_among_best(self, point: Mapping[str, Any], relative_times: Mapping[str, float], margin: float) -> bool:
-        """Returns whether any pass under test is the fastest so far, or within `margin` of it. Updates the best."""
+        """Returns whether a pass under test is the fastest so far or within `margin` of it. Updates `best`."""
         among = False
         for name in space.passes(point):
             best = self.best.get(name, 1.0)
@@ -175,7 +175,7 @@ def bench_for(point: Mapping[str, Any], ranks: Ranks) -> Bench:
 
 
 def _key(point: Mapping[str, Any]) -> str:
-    """Returns a key of the point, without how it overlaps and how it is measured."""
+    """Returns a key of the point's operator, without its overlap."""
     names = ("model", "operator", "tp_size", "backend", "precision", "runtime")
     kept = {name: point[name] for name in names}
     workload = {name: point["workload"][name] for name in ("tokens", "seed", "warmup", "repeats")}
@@ -208,7 +208,7 @@ def _shape(point: Mapping[str, Any]) -> LinearShape:
 def draw_parameters(
     shapes: Mapping[str, tuple[int, ...]], shape: LinearShape, precision: str, ranks: Ranks, seed: int
 ) -> dict[str, Tensor]:
-    """Returns random leaves. A norm's parameters and a row-parallel bias, whole on every rank, are equal on all."""
+    """Returns random parameters. Those that are whole on every rank (norms, row-parallel bias) are equal on all."""
     own, common = stream(ranks.device, seed, "parameters", ranks.rank), stream(ranks.device, seed, "parameters")
     dtype = DTYPES.get(precision, torch.bfloat16)
     drawn: dict[str, Tensor] = {}
@@ -224,7 +224,7 @@ def draw_parameters(
 
 
 def _variant(linear: ParallelLinear, generator: torch.Generator, known_inputs: dict[Any, Any]) -> Variant:
-    """Returns a variant that rotates through enough inputs that none is still in the L2 cache at its next turn."""
+    """Returns a variant that rotates through enough inputs to keep them out of the L2 cache."""
     weight = linear.parameters["weight"]
     shapes = linear.input_shape, linear.output_shape
     if shapes not in known_inputs:
@@ -262,6 +262,6 @@ def _tp1(key: str, ranks: Ranks) -> dict[str, Timing]:
 
 
 def tp1_times(point: Mapping[str, Any], ranks: Ranks) -> dict[str, Timing]:
-    """Returns by pass the times of the whole operator on rank 0 while the others wait: measured once per worker group,
-    few times, since it depends on no setting. Collective."""
+    """Returns the times of the unsharded operator by pass, measured on rank 0 while the others wait, once per worker
+    group, since no setting changes them. Collective."""
     return _tp1(_key(point), ranks)

@@ -152,7 +152,7 @@ def test_megatron_bridge_hands_on_what_was_meant(bridge: ModuleType, given: Over
     text, on = exports.megatron_bridge_preset(given, ["Measured here."], "tp4"), given.switches["tp_comm_overlap"]
     model = model_after(bridge, text, tp_comm_overlap=not on)
     switches = {name: getattr(model, name) for name in SWITCH_DEFAULTS}
-    assert ("# Don't overlap." in text) == (not on)
+    assert ("# Keep overlap off." in text) == (not on)
     if not on:
         assert switches == {**SWITCH_DEFAULTS, "tp_comm_overlap": False}
         return
