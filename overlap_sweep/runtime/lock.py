@@ -82,7 +82,7 @@ def claimed(directory: Path, patience_s: float) -> Iterator[bool]:
 def _locked(path: Path) -> int | None:
     """Returns a descriptor that locks the file while it is open; None if another process holds it."""
     if path.is_symlink():
-        raise UserError(f"{path} is a symbolic link; remove it.")
+        raise UserError(f"{path} is a link; remove it.")
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:

@@ -1,11 +1,11 @@
 """Searches one cell: brackets num_sm, eliminates everything else one value at a time.
 
-Time over num_sm falls like 1 / num_sm while communication is exposed, and rises once the communication takes more SMs
-from the GEMM than it needs: it is convex in 1 / num_sm, so that two measurements bound what lies beyond them, and two
-pairs what lies between. What cannot become the fastest is not measured.
+Time over num_sm falls like 1 / num_sm while communication is exposed, and rises once it takes more SMs from the GEMM
+than it needs. It is convex in 1 / num_sm, so two measurements bound the times beyond them, and two pairs the times in
+between. Settings that cannot become the fastest are not measured.
 
-The other knobs have no order. Their values are *arms*: each is entered with one measurement, and searched along num_sm
-only while it is within reach of the fastest. Everything goes from the fastest arm to slower ones.
+The other knobs have no order. Their values are *arms*: each is entered with one measurement and searched along num_sm
+only while it is within reach of the fastest. Faster arms come first.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from overlap_sweep.overlap import space
 from overlap_sweep.search.cell import NONE, Arm, Candidate, Search, Steps, Trail, distance
 
 REACH_TUNED = 0.05
-"""As `search.reach`, of an arm that was entered at the num_sm that is best for the arm next to it."""
+"""`search.reach` for arms that were entered at the best num_sm of a neighbouring arm."""
 CONTENDERS = 2
-"""How many are measured again at most while the noise cannot tell which of them is fastest."""
+"""Most candidates that are measured again while noise hides which is fastest."""
 
 USUAL_NUM_SM = 16
-"""Where a search starts: what Transformer Engine gives to every kernel that moves data by SMs, about what fills the
-links."""
+"""num_sm at which a search starts: Transformer Engine's default for kernels that move data with SMs, which about fills
+the links."""
 
 Flip = tuple[str, str, str, object]
 """Slot, method, knob and its value."""
@@ -34,16 +34,16 @@ Flip = tuple[str, str, str, object]
 
 @dataclass
 class _Progress:
-    """Where the search of one cell stands, beside its measurements."""
+    """The state of the search of one cell, besides its measurements."""
 
     trail: Trail
     effort: Effort
     searched: set[Arm] = field(default_factory=set)
     flipped: set[Candidate] = field(default_factory=set)
     tuned: set[Arm] = field(default_factory=set)
-    """Arms that were entered at a num_sm that was found to be best."""
+    """Arms that were entered at the best num_sm of another arm."""
     flip_of: dict[Arm, Flip] = field(default_factory=dict)
-    """By arm, the value of a knob that led to it."""
+    """The change of a knob that led to each arm."""
 
     def within_reach(self, candidate: Candidate) -> bool:
         reach = REACH_TUNED if candidate.arm in self.tuned else self.effort.reach
@@ -55,10 +55,10 @@ class _Progress:
         return arm not in self.searched and not self.trail.given_up(arm)
 
     def next(self) -> Candidate | None:
-        """Returns what to go on from, fastest first: a candidate whose arm is not searched yet, or else the fastest
-        one, if its knobs were not flipped yet."""
+        """Returns the candidate to continue with: the fastest whose arm is not searched yet, else the fastest of all if
+        its knobs were not flipped yet, else None."""
         within_reach = list(filter(self.within_reach, self.trail.overlaps))
-        # One measurement bounds nothing: the fastest ladder gets a second one before everything is dropped.
+        # One measurement gives no bound: the fastest ladder gets a second one before all are dropped.
         second_look = [] if within_reach or self.searched else self.trail.overlaps
         unsearched = next(filter(self.has_more, within_reach or second_look), None)
         return unsearched or next((c for c in within_reach[:1] if c not in self.flipped), None)
@@ -68,7 +68,7 @@ def bisect(trail: Trail, effort: Effort) -> Search:
     """Searches the trail's cell."""
     progress, groups = _Progress(trail, effort), trail.cell.groups
     yield from trail.measure(map(_entry, groups))
-    # One failure must not cost a whole method: those that nothing was measured of are entered once more.
+    # One failure must not cost a whole method: groups without any measurement are entered once more.
     failed = [group for group in groups if not any(c in trail.samples for c in group)]
     left = [[c for c in group if c not in trail.failed and not trail.given_up(c.arm)] for group in failed]
     yield from trail.measure(_entry(group) for group in left if group)
@@ -80,7 +80,7 @@ def bisect(trail: Trail, effort: Effort) -> Search:
             progress.flipped.add(candidate)
             yield from _flip(progress, candidate)
     yield from _tell_apart(trail, effort)
-    return f"nothing left that could be faster than {trail.best}"
+    return f"no untested setting could be faster than {trail.best}"
 
 
 def _entry(candidates: Sequence[Candidate]) -> Candidate:
@@ -98,11 +98,11 @@ def _entry(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def _search_arm(trail: Trail, entered: Candidate, effort: Effort) -> Steps:
-    """Searches along the ladder of each slot in turn, once: dgrad and wgrad run one after the other, so that the best
-    num_sm of one does not depend on the other's."""
+    """Searches along the ladder of each slot in turn, once: dgrad and wgrad run one after the other, so their best
+    num_sm are independent."""
     for slot in entered.num_sms:
         ladders = [trail.cell.ladder(c, slot) for c in trail.overlaps if c.arm == entered.arm]
-        # That of the fastest candidate; in a recording with holes it may have none.
+        # The fastest candidate's ladder; in a recording with gaps it may have only one rung.
         ladder = next((ladder for ladder in ladders if len(ladder) > 1), ladders[0])
         while probe := next(_promising(trail, ladder, slot, effort), None):
             yield from trail.measure([probe])
@@ -111,10 +111,10 @@ def _search_arm(trail: Trail, entered: Candidate, effort: Effort) -> Steps:
 
 
 def _promising(trail: Trail, ladder: Sequence[Candidate], slot: str, effort: Effort) -> Iterator[Candidate]:
-    """Yields what to measure next on a ladder that has one measurement at least, most useful first.
+    """Yields the candidates to measure next on a ladder with at least one measurement, most useful first.
 
-    Half and twice the best num_sm, then what lies between the best and its neighbours: each only if the bound that
-    convexity puts on its time is worth it.
+    These are half and twice the best num_sm, then values between the best and its neighbours, each only if convexity
+    allows a time that is worth it.
     """
     by_num_sm = {candidate.num_sms[slot]: candidate for candidate in ladder}
     times_us = {n: trail.time_us(c) for n, c in by_num_sm.items() if c in trail.samples}
@@ -127,7 +127,7 @@ def _promising(trail: Trail, ladder: Sequence[Candidate], slot: str, effort: Eff
     bounds_us = {n: least_us(n, times_us) for n in untried}
     between = [n for n in untried if (lower or best) < n < (upper or best)]
     if not upper and best < max(by_num_sm):
-        # Twice as many promise nothing, so half as many cost next to nothing: there is no bend between the two.
+        # Larger counts promise no gain, so the curve is nearly flat below the best and nothing in between can gain.
         between = []
     target_us = (1 - effort.worth) * trail.time_us(trail.best)
     for n in (*outside, min(between, key=bounds_us.__getitem__, default=None)):
@@ -140,9 +140,10 @@ def _nearest(choices: Sequence[int], wanted: float) -> int | None:
 
 
 def least_us(num_sm: int, times_us: Mapping[int, float]) -> float:
-    """Returns the least time that convexity in 1 / num_sm allows, given those at other counts; 0 where it says nothing.
+    """Returns the lower bound of the time at `num_sm` from convexity in 1 / num_sm and the times at other counts; 0 if
+    there is none.
 
-    Outside of two points a convex function lies above the line through them.
+    Outside of two points, a convex function lies above the line through them.
     """
     u, known = 1 / num_sm, sorted((1 / n, time_us) for n, time_us in times_us.items())
     pairs = [point for point in known if point[0] < u][-2:], [point for point in known if point[0] > u][:2]
@@ -151,14 +152,13 @@ def least_us(num_sm: int, times_us: Mapping[int, float]) -> float:
 
 
 def _flip(progress: _Progress, candidate: Candidate) -> Steps:
-    """Enters the arms that differ from the candidate in one categorical knob: one knob after the other, since what was
-    found faster is what the next search starts from."""
+    """Enters the arms that differ from the candidate in one categorical knob, one knob after the other."""
     trail = progress.trail
     on_ladder = any(len(trail.cell.ladder(candidate, slot)) > 1 for slot in candidate.num_sms)
     for (slot, knob), values in trail.cell.flips(candidate).items():
         entries = []
         entered = {other.arm for other in (*trail.samples, *trail.failed)}
-        # What failed where it was tried is not tried elsewhere.
+        # A value that failed once is not tried in other arms.
         forbidden = {progress.flip_of.get(failed.arm) for failed in trail.failed}
         for value, others in values.items():
             arm, flip = others[0].arm, (slot, candidate.methods[slot], knob, value)
@@ -172,7 +172,7 @@ def _flip(progress: _Progress, candidate: Candidate) -> Steps:
 
 
 def _tell_apart(trail: Trail, effort: Effort) -> Steps:
-    """Measures the contenders again while the noise hides which of them is fastest."""
+    """Measures the contenders again while noise hides which of them is fastest."""
     for _ in range(effort.repeats - 1):
         best = trail.estimate(trail.best)
         close = [c for c in trail.overlaps if not trail.estimate(c).differs_from(best)][:CONTENDERS]

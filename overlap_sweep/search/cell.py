@@ -1,4 +1,4 @@
-"""What one search chooses among, the settings of one pass of one operator, and what was measured of them."""
+"""The search space of one pass of an operator: its candidate settings and their measurements."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.search import Failure, mean
 
 ORDINAL = "num_sm"
-"""The knob along which time falls and then rises; the others are tried one value at a time."""
+"""The knob along which time falls and then rises; other knobs are tried one value at a time."""
 
 Arm = tuple[Any, ...]
-"""What candidates have in common that differ in nothing but num_sm."""
+"""Key of candidates that differ only in num_sm."""
 
 MOST_FAILURES = 2
-"""Of an arm. A single one may be an accident of the machine; each may cost a new process group."""
+"""Failures after which an arm is given up. One may be an accident; each may cost a new process group."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What the slots of one pass are given; hashable. Without slots it is `none`."""
+    """Settings of the slots of one pass; hashable. Without slots it is `none`."""
 
     slots: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
 
     @classmethod
     def of(cls, settings: Mapping[str, Setting]) -> Candidate:
-        """Returns the candidate of `settings` by slot; a slot that is left out is not overlapped."""
+        """Returns the candidate with these settings by slot; slots left out are not overlapped."""
         return cls(tuple((slot, tuple(sorted(settings[slot].items()))) for slot in sorted(settings)))
 
     @cached_property
@@ -46,7 +46,7 @@ class Candidate:
 
     @cached_property
     def num_sms(self) -> dict[str, int]:
-        """Returns num_sm by slot, of those that have one."""
+        """Returns num_sm by slot, for slots that have one."""
         return {slot: setting[ORDINAL] for slot, setting in self.settings.items() if ORDINAL in setting}
 
     @cached_property
@@ -54,7 +54,7 @@ class Candidate:
         return tuple((slot, tuple(item for item in setting if item[0] != ORDINAL)) for slot, setting in self.slots)
 
     def __str__(self) -> str:
-        """Returns `none`, `ring_agg0`, or of several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
+        """Returns a name such as `none`, `ring_agg0` or, for several slots, `dgrad bulk_sm4 + wgrad bulk_sm2`."""
         return space.settings_name(self.settings)
 
 
@@ -62,7 +62,7 @@ NONE = Candidate()
 
 
 def changes(one: Candidate, other: Candidate) -> list[tuple[str, str]] | None:
-    """Returns the knobs but num_sm, by slot, in which two candidates differ; None where their methods differ."""
+    """Returns the slots and knobs, except num_sm, in which two candidates differ; None if their methods differ."""
     if one.methods != other.methods:
         return None
     settings = ((slot, setting, other.settings[slot]) for slot, setting in one.settings.items())
@@ -76,15 +76,15 @@ def changes(one: Candidate, other: Candidate) -> list[tuple[str, str]] | None:
 
 @dataclass(frozen=True)
 class Cell:
-    """What one search may choose among: any subset of what the knobs could be combined to."""
+    """The search space of one pass: any subset of the combinations of knobs."""
 
     candidates: tuple[Candidate, ...]
-    """Without `none`, simpler first; each once."""
+    """Distinct candidates without `none`, simpler first."""
 
     @property
     def groups(self) -> list[list[Candidate]]:
-        """Returns the candidates in groups connected by num_sm and single knobs: in each every one can be reached from
-        every other by changing one of them at a time."""
+        """Returns the candidates in connected groups: within a group, each can be reached from each other by changing
+        one knob at a time."""
         arms: dict[Arm, list[Candidate]] = defaultdict(list)
         for candidate in self.candidates:
             arms[candidate.arm].append(candidate)
@@ -100,14 +100,14 @@ class Cell:
         return groups
 
     def ladder(self, candidate: Candidate, slot: str) -> list[Candidate]:
-        """Returns the candidates that differ from this one only in the slot's num_sm, and itself, by num_sm."""
+        """Returns this candidate and those that differ only in the slot's num_sm, in order of num_sm."""
         others = {**candidate.num_sms, slot: None}
         found = [c for c in self.candidates if c.arm == candidate.arm and {**c.num_sms, slot: None} == others]
         return sorted(found, key=lambda other: other.num_sms[slot])
 
     def flips(self, candidate: Candidate) -> dict[tuple[str, str], dict[Any, list[Candidate]]]:
-        """Returns by slot and categorical knob, by another value of it, the candidates that have it and differ from
-        this one in nothing else but num_sm. Of two slots, one may also not be overlapped at all: its method `none`."""
+        """Returns the candidates that differ from this one in one categorical knob, and perhaps num_sm: by slot and
+        knob, then by its value. With two slots, one may also have the method `none`."""
         found: dict[tuple[str, str], dict[Any, list[Candidate]]] = defaultdict(lambda: defaultdict(list))
         for slot in candidate.settings:
             rest = Candidate(tuple(item for item in candidate.slots if item[0] != slot))
@@ -122,16 +122,16 @@ class Cell:
 
 
 def distance(one: Candidate, other: Candidate) -> float:
-    """Returns the distance in num_sm, in octaves summed over the slots."""
+    """Returns the distance in num_sm, in octaves, summed over the slots."""
     both = one.num_sms.keys() & other.num_sms.keys()
     return sum(abs(math.log2(one.num_sms[slot] / other.num_sms[slot])) for slot in both)
 
 
 Measured = Estimate | Failure
-"""One measurement of a candidate, comparable with the others of its cell; or why there is none."""
+"""One measurement of a candidate, comparable within its cell, or the failure."""
 
 Steps = Generator[Sequence[Candidate], Mapping[Candidate, Measured]]
-"""A part of a search: yields what to measure next, and is sent what came of it."""
+"""A part of a search: yields the candidates to measure next and is sent their measurements."""
 
 Search = Generator[Sequence[Candidate], Mapping[Candidate, Measured], str]
 """Steps that return why they ended."""
@@ -143,25 +143,25 @@ class Trail:
 
     cell: Cell
     none: Estimate
-    """Without overlap: measured beside every candidate."""
+    """Time without overlap, which is measured with every candidate."""
     floor_us: float
     samples: dict[Candidate, list[Estimate]] = field(default_factory=dict)
     failed: dict[Candidate, Failure] = field(default_factory=dict)
     stopped: str = ""
-    """Why the search ended; empty while it has not."""
+    """Why the search ended; empty while it runs."""
 
     def measure(self, candidates: Iterable[Candidate]) -> Steps:
-        """Has those measured that never were; each of them is in `samples` or `failed` then."""
+        """Measures the candidates that are not yet in `samples` or `failed`."""
         new = [c for c in dict.fromkeys(candidates) if c not in self.samples and c not in self.failed]
         if new:
             yield from self.measure_again(new)
 
     def measure_again(self, candidates: Sequence[Candidate]) -> Steps:
-        """Takes one more sample of each."""
+        """Measures each candidate once more."""
         self.record((yield candidates))
 
     def record(self, measured: Mapping[Candidate, Measured]) -> None:
-        """Adds measurements. If one num_sm computes wrong numbers, its whole arm is distrusted, even if right."""
+        """Adds measurements. If one num_sm computes wrong numbers, its whole arm is marked as failed."""
         for candidate, found in measured.items():
             if isinstance(found, Estimate):
                 self.samples.setdefault(candidate, []).append(found)
@@ -174,7 +174,7 @@ class Trail:
         self.samples = {candidate: own for candidate, own in self.samples.items() if candidate not in self.failed}
 
     def given_up(self, arm: Arm) -> bool:
-        """Returns whether too much of the arm failed to go on with it."""
+        """Returns whether too many candidates of the arm failed."""
         own = [found for other, found in self.failed.items() if other.arm == arm]
         return len(own) >= MOST_FAILURES or any(found.wrong_numbers for found in own)
 
@@ -187,7 +187,7 @@ class Trail:
 
     @property
     def notes(self) -> list[str]:
-        """Returns a note on each failure, and its reason."""
+        """Returns a note on each failure, with its reason."""
         return [f"{candidate} failed: {failure.reason}" for candidate, failure in self.failed.items()]
 
     @property
@@ -202,11 +202,11 @@ class Trail:
 
     @property
     def evaluations(self) -> int:
-        """Returns the number of measurements of candidates; `none` comes with every one of them."""
+        """Returns the number of measurements of candidates; each includes `none`."""
         return sum(map(len, self.samples.values())) + len(self.failed)
 
 
 def together(samples: Sequence[Estimate]) -> Estimate:
-    """Returns several medians of one setting as one."""
+    """Returns one estimate from several of the same setting."""
     times_us = [sample.time_us for sample in samples]
     return samples[0] if len(samples) == 1 else mean(samples, (max(times_us) - min(times_us)) / 2)

@@ -1,7 +1,7 @@
-"""`hydra/sweeper=knobs`: searches the knobs of a workload through any Hydra launcher; `knobs` says how.
+"""`hydra/sweeper=knobs`: searches the knobs of a workload through any Hydra launcher, with the algorithm in `knobs`.
 
-A swept key is a knob if the sweeper's `params` name it, or the workload's `searchable` does. Every combination of the
-other swept keys' values (`model=a,b`, `distributed.dp_size=4,8`) is a search of its own.
+A swept key is a knob if the sweeper's `params` or the workload's `searchable` name it. Every combination of values of
+the other swept keys (`model=a,b`, `distributed.dp_size=4,8`) is a separate search.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from overlap_sweep.search.measured import Job, Measurements, swept_values
 from overlap_sweep.workloads import Searchable
 
 _QUEUES = "runtime.max_connections"
-"""Searched whatever the workload; GPUs have them."""
+"""A knob of every workload, for GPUs only."""
 
 
 class KnobSpace:
     """The knobs of one case, and its points."""
 
     def __init__(self, config: DictConfig, context: HydraContext, overrides: Sequence[str]) -> None:
-        """`overrides`: those of every point."""
+        """`overrides`: overrides of every point."""
         self.overrides = list(overrides)
         self.label = ""
         self.knobs: tuple[Knob, ...] = ()
         self.left_out: dict[str, str] = {}
-        """By key, why it is not searched."""
+        """Reasons why keys are not searched, by key."""
         self.refusals: dict[Setting, str | None] = {}
-        """Of the settings that were thought of."""
+        """Results of `refusal` by setting."""
         self._config, self._loader = config, context.config_loader
         self._points: dict[tuple[str, ...], dict[str, Any]] = {}
 
@@ -63,18 +63,19 @@ class KnobSpace:
         return searchable(point["workload"]["name"]).same_point(point)
 
     def overrides_of(self, setting: Setting) -> list[str]:
-        """Returns the values that are not the baseline's; those are in `overrides` if the configuration differs."""
+        """Returns the overrides for values other than the baseline's, which are the configuration's or in
+        `overrides`."""
         return [f"{k.key}={v}" for k, v in zip(self.knobs, setting, strict=True) if v != k.values[0]]
 
     def job(self, setting: Setting, repetition: int) -> Job:
         overrides = self.overrides_of(setting)
         again = [f"repetition={repetition}"] if repetition else []
         point = {**self.point(*overrides), "repetition": repetition}
-        # What tells the points apart comes first in their names, which are cut where they are long.
+        # Names of points are cut at the end, so what distinguishes them comes first.
         return Job([*overrides, *again, *self.overrides], point)
 
     def refusal(self, setting: Setting) -> str | None:
-        """Returns why the setting is invalid, or is another one in fact; None where it is worth a point."""
+        """Returns why the setting is invalid or equivalent to a simpler one; None if it is worth a point."""
         if setting not in self.refusals:
             self.refusals[setting] = self._refusal(setting)
         return self.refusals[setting]
@@ -87,12 +88,12 @@ class KnobSpace:
         for knob, value in zip(self.knobs, setting, strict=True):
             simpler = [override for override in overrides if override != f"{knob.key}={value}"]
             if simpler != overrides and self.same_point(*simpler) == self.same_point(*overrides):
-                return f"{knob.key}={value} changes nothing there"
+                return f"{knob.key}={value} has no effect there"
         return None
 
     @property
     def typed(self) -> list[str]:
-        """Returns what a single run of the baseline is typed as: without an experiment that only searches."""
+        """Returns the overrides of a single run of the baseline, without an experiment that only searches."""
         workload = self.point()["workload"]["name"]
         searches = f"experiment={searchable(workload).experiment}"
         no_part = tuple(name + end for name in NO_PART_OF_A_POINT for end in "=.")
@@ -105,12 +106,12 @@ class KnobSpace:
 
 
 def searchable(workload: str) -> Searchable:
-    """Returns how the workload's points compare. UserError where its knobs cannot be searched."""
+    """Returns how to compare the workload's points. UserError if its knobs cannot be searched."""
     found = workloads.load(workload).searchable
     if found is None:
         known = " and ".join(sorted(name for name in workloads.names() if workloads.load(name).searchable))
         raise UserError(
-            f"knobs are searched for workload={known}, not for {workload}; sweep it without hydra/sweeper=knobs."
+            f"hydra/sweeper=knobs is for workload={known}, not for workload={workload}; sweep that without a search."
         )
     return found
 
@@ -118,8 +119,8 @@ def searchable(workload: str) -> Searchable:
 def find_spaces(
     config: DictConfig, context: HydraContext, values: Mapping[str, Sequence[str]], params: Collection[str]
 ) -> list[KnobSpace]:
-    """Returns the space of each case. UserError when there is nothing to search in any, or a value is wrong."""
-    # Hydra gives Python's spelling of params.
+    """Returns the space of each case. UserError if there is nothing to search in any, or a value is wrong."""
+    # Hydra spells params as Python does.
     spelled = {key: [t.lower() if t in ("True", "False") else t for t in texts] for key, texts in values.items()}
     known = searchable(config.workload.name)
 
@@ -127,21 +128,21 @@ def find_spaces(
         name = key.lstrip("+")
         return key in params or name == _QUEUES or (name.startswith(known.options) and name not in known.cases)
 
-    # A single value that is given by hand is no knob, but part of every case.
+    # A key with a single value is not a knob but part of every case.
     knobs = {key: texts for key, texts in spelled.items() if is_knob(key) and len(texts) > 1}
     if not knobs:
-        raise UserError(f"there is nothing to search: give a knob several values, such as {known.example}.")
+        raise UserError(f"There is nothing to search; give a knob several values, such as {known.example}.")
     fixed = {key: texts for key, texts in spelled.items() if key not in knobs}
-    said = ("model", "model.name", "tp_size", "operator", *known.cases)
-    more = [key for key, texts in fixed.items() if len(texts) > 1 and key.lstrip("+") not in said]
+    in_label = ("model", "model.name", "tp_size", "operator", *known.cases)
+    more = [key for key, texts in fixed.items() if len(texts) > 1 and key.lstrip("+") not in in_label]
     spaces = []
     for combination in product(*fixed.values()):
-        given = dict(zip(fixed, combination, strict=True))
-        spaces.append(_space(config, context, [f"{key}={value}" for key, value in given.items()], knobs))
-        spaces[-1].label += "".join(f", {key}={given[key]}" for key in more)
+        case = dict(zip(fixed, combination, strict=True))
+        spaces.append(_space(config, context, [f"{key}={value}" for key, value in case.items()], knobs))
+        spaces[-1].label += "".join(f", {key}={case[key]}" for key in more)
     if not any(found.knobs for found in spaces):
         reasons = dict.fromkeys(f"{key}: {why}" for found in spaces for key, why in found.left_out.items())
-        raise UserError(f"there is nothing to search: {'; '.join(reasons)}.")
+        raise UserError(f"There is nothing to search: {'; '.join(reasons)}.")
     return spaces
 
 
@@ -161,7 +162,7 @@ def _space(
         return space
     for key, texts in knobs.items():
         if usual["runtime"]["device"] == "cpu" and key.lstrip("+").startswith(of_gpus):
-            space.left_out[key] = "it concerns GPUs only"
+            space.left_out[key] = "it has an effect on GPUs only"
             continue
         distinct = {space.same_point(f"{key}={text}"): text for text in reversed(texts)}
         kept = tuple(text for text in texts if text in distinct.values())
@@ -169,23 +170,23 @@ def _space(
             restarts = any(shared_by(space.point(f"{key}={text}")) != shared_by(origin) for text in kept)
             found.append(Knob(key, kept, restarts))
         else:
-            space.left_out[key] = f"{', '.join(texts)} are the same here"
+            space.left_out[key] = f"{', '.join(texts)} are equivalent here"
     space.knobs = tuple(found)
     return space
 
 
 class Searching:
-    """The search of one case, under way."""
+    """The running search of one case."""
 
     def __init__(self, space: KnobSpace, measurements: Measurements, share: float) -> None:
-        """`share`: this search's share of the budget that is left."""
+        """`share`: fraction of the remaining budget for this search."""
         self.space, self._measurements = space, measurements
         self.trail = KnobTrail(space.knobs, space.refusal, self._room)
         self.ended = False
-        self._asked: Counter[Setting] = Counter()
+        self._requests: Counter[Setting] = Counter()
         self._results: list[Result] = []
         self._amount = 0.0
-        """Of work, in the baseline."""
+        """Amount of work in the baseline."""
         budget = measurements.budget
         self._most_points = math.inf if budget.points_left is None else budget.points + share * budget.points_left
         limit_s = math.inf if budget.max_minutes is None else 60 * budget.max_minutes
@@ -193,11 +194,11 @@ class Searching:
 
     @property
     def found(self) -> KnobSearch:
-        """Returns the answer as far as it is known."""
+        """Returns the present answer."""
         why = self._measurements.budget.why_spent or "search.max_points or search.max_minutes is nearly used up"
         search = answer(self.trail)
         search.label, search.overrides = self.space.label, self.space.typed
-        search.stopped = why if self.trail.cut else "" if self.ended else "not yet"
+        search.stopped = why if self.trail.cut else "" if self.ended else "still running"
         search.refused = dict(Counter(filter(None, self.space.refusals.values())))
         search.left_out, search.points = self.space.left_out, len(self._results)
         search.host_bound = sum(result.launch_bound for result in self._results)
@@ -205,7 +206,7 @@ class Searching:
 
     @property
     def progress(self) -> str:
-        """Returns a line of progress; empty until the baseline was measured."""
+        """Returns a progress line; empty until the baseline was measured."""
         trail, budget = self.trail, self._measurements.budget
         if trail.baseline not in trail.found.of:
             return ""
@@ -215,7 +216,7 @@ class Searching:
         return f"{budget.points} points in {budget.elapsed_s:.0f} s; {stage}: {trail.name(trail.best)}{less}"
 
     def _room(self) -> float:
-        """Returns how many points fit, by those that are left and by the time that those so far took."""
+        """Returns the number of points that fit into the budget of points, and of time at the present rate."""
         budget = self._measurements.budget
         points = self._most_points - budget.points
         new = budget.points - self._measurements.reused
@@ -224,8 +225,8 @@ class Searching:
     def measure(self, settings: Sequence[Setting]) -> list[Answer]:
         jobs = []
         for setting in settings:
-            jobs.append(self.space.job(setting, self._asked[setting]))
-            self._asked[setting] += 1
+            jobs.append(self.space.job(setting, self._requests[setting]))
+            self._requests[setting] += 1
         results = self._measurements.measure(jobs)
         self._results += results
         return [*map(self._answer, results), *[None] * (len(settings) - len(results))]
@@ -239,7 +240,7 @@ class Searching:
 
 
 def answer(trail: KnobTrail) -> KnobSearch:
-    """Returns the answer of a search, under way or ended."""
+    """Returns the answer of a running or ended search."""
     knobs = {knob.key: list(knob.values) for knob in trail.knobs}
     search = KnobSearch(label="", overrides=[], knobs=knobs, notes=trail.notes, grid=trail.grid)
     base = trail.baseline
@@ -248,13 +249,13 @@ def answer(trail: KnobTrail) -> KnobSearch:
         return search
     best = trail.best
     search.proven = best == base or {base, best} <= trail.proof.of.keys()
-    judged = trail.proof if search.proven and best != base else trail.found
+    samples = trail.proof if search.proven and best != base else trail.found
     search.best = trail.overrides(best)
-    search.time_us, search.baseline_us = judged.time_us(best), judged.time_us(base)
-    search.gain = _share(judged, base, best)
-    search.over_none = _over_none(judged, best)
-    search.by_time = best != base and not judged.beside
-    search.contributions = [_contribution(trail, judged, best, index) for index in trail.changed(best)]
+    search.time_us, search.baseline_us = samples.time_us(best), samples.time_us(base)
+    search.gain = _share(samples, base, best)
+    search.over_none = _over_none(samples, best)
+    search.by_time = best != base and not samples.paired
+    search.contributions = [_contribution(trail, samples, best, index) for index in trail.changed(best)]
     search.settings = len(trail.found.of) + len(trail.failed)
     for setting in sorted(trail.found.of, key=trail.found.time_us):
         found = trail.found.estimate(setting)
@@ -269,19 +270,19 @@ def answer(trail: KnobTrail) -> KnobSearch:
     return search
 
 
-def _contribution(trail: KnobTrail, judged: Samples, best: Setting, index: int) -> Contribution:
+def _contribution(trail: KnobTrail, samples: Samples, best: Setting, index: int) -> Contribution:
     with_it, without = one_by_one(trail, trail.baseline, best)[index], one_by_one(trail, best, trail.baseline)[index]
     return Contribution(
         key=trail.knobs[index].key,
         baseline=trail.baseline[index],
         value=best[index],
-        alone=_known_share([judged, trail.found], trail.baseline, with_it),
-        taken_away=_known_share([judged, trail.found], without, best),
+        alone=_known_share([samples, trail.found], trail.baseline, with_it),
+        taken_away=_known_share([samples, trail.found], without, best),
     )
 
 
 def _known_share(sources: list[Samples], slower: Setting | None, faster: Setting | None) -> Gain | None:
-    """Returns the gain from the first source that has measured both."""
+    """Returns the gain from the first source with samples of both settings."""
     for samples in sources:
         if slower in samples.of and faster in samples.of:
             assert slower is not None
@@ -296,7 +297,7 @@ def _share(samples: Samples, slower: Setting, faster: Setting) -> Gain:
 
 
 def _over_none(samples: Samples, setting: Setting) -> Gain | None:
-    """Returns the gain over no overlap, pair by pair, of all samples of the setting."""
+    """Returns the setting's gain over no overlap, from the paired times of all its samples."""
     pairs = [pair for sample in samples.of[setting] for pair in zip(sample.times_us, sample.none_us, strict=False)]
     if not pairs:
         return None
@@ -307,8 +308,8 @@ def _over_none(samples: Samples, setting: Setting) -> Gain | None:
 def sweep(
     config: DictConfig, context: HydraContext, launcher: Launcher, params: Mapping[str, Any], arguments: Sequence[str]
 ) -> None:
-    """Searches every case, prints the answers, and leaves `knobs.json` beside the points, whole after every batch.
-    UserError when there is nothing to search, or a value is wrong; nothing was started then."""
+    """Searches every case, prints the answers, and writes `knobs.json` after every batch. UserError, before anything
+    runs, if there is nothing to search or a value is wrong."""
     spaces = find_spaces(config, context, swept_values(context, params, arguments), set(params))
     measurements = Measurements.begin(config, launcher)
     budget, searches = measurements.budget, list[Searching]()
@@ -326,7 +327,7 @@ def sweep(
     for index, space in enumerate(spaces):
         if not space.knobs:
             reasons = "; ".join(f"{key}: {why}" for key, why in space.left_out.items())
-            print(f"knobs: {space.label} is not searched: {reasons}", flush=True)
+            print(f"knobs: {space.label} not searched: {reasons}", flush=True)
             continue
         knobs = ", ".join(f"{knob.key}={','.join(knob.values)}" for knob in space.knobs)
         print(f"knobs: {space.label}: {knobs}", flush=True)
@@ -336,4 +337,4 @@ def sweep(
     path = record().write(measurements.directory)
     outcomes.answered = any(searching.found.time_us is not None for searching in searches)
     print("\n".join(knob_lines(record())))
-    print(f"knobs: {path} has all that was tried", flush=True)
+    print(f"knobs: all measurements are in {path}", flush=True)

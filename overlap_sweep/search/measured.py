@@ -1,4 +1,4 @@
-"""Has points measured by the launcher, in batches, unless their results are there already or the budget is spent."""
+"""Measures points through the launcher, in batches within a budget, and reuses existing results."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.workloads.operator.choice import wrong_passes
 
 CHUNK = 8
-"""Points that are launched at once where time is limited: a limit is looked at between launches only."""
+"""Points per launch if time is limited: the limit is checked between launches only."""
 
 
 @dataclass
 class Budget:
-    """Points and minutes; None is no limit."""
+    """Limits of points and minutes; None is unlimited."""
 
     max_points: int | None
     max_minutes: float | None
@@ -46,7 +46,7 @@ class Budget:
 
     @property
     def why_spent(self) -> str:
-        """Returns why the budget is spent; empty while it is not."""
+        """Returns why the budget is used up; empty while it is not."""
         if self.points_left == 0:
             return f"search.max_points={self.max_points} is used up"
         if self.max_minutes is not None and self.elapsed_s >= 60 * self.max_minutes:
@@ -60,23 +60,23 @@ class Job:
 
     overrides: Sequence[str]
     point: Mapping[str, Any]
-    """The resolved configuration that the launcher will find for them."""
+    """The resolved configuration of the overrides."""
 
 
 class Measurements:
-    """All points of a sweep. Those that lie in its directory already are not measured again."""
+    """All points of a search. Points with a result in its directory are not measured again."""
 
     def __init__(self, launcher: Launcher, directory: Path, budget: Budget) -> None:
         self.budget, self.directory = budget, directory
         self.reused = 0
-        """Of the budget's points, those that were not measured again."""
+        """Number of the budget's points whose results were reused."""
         self._launcher = launcher
         self._known = _known_results(directory)
         self._launched = 0
 
     @classmethod
     def begin(cls, config: DictConfig, launcher: Launcher) -> Measurements:
-        """Makes the directory of a search, and starts its clock."""
+        """Creates the directory of a search and starts its clock."""
         directory = Path(str(config.hydra.sweep.dir))
         directory.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(config, directory / "multirun.yaml")
@@ -84,7 +84,7 @@ class Measurements:
         return cls(launcher, directory, Budget(config.search.max_points, config.search.max_minutes))
 
     def measure(self, jobs: Sequence[Job]) -> list[Result]:
-        """Returns the results of the first jobs, as far as the budget goes."""
+        """Returns the results of the first jobs, as many as the budget allows."""
         jobs = jobs[: self.budget.points_left]
         size = CHUNK if self.budget.max_minutes is not None else max(1, len(jobs))
         results: list[Result] = []
@@ -96,7 +96,7 @@ class Measurements:
         return results
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
-        """Measures the jobs, whatever the budget says, unless their results are there already."""
+        """Returns the results of all jobs, regardless of the budget; existing ones are reused."""
         found = [self._known_result(job) for job in jobs]
         new = [job for job, result in zip(jobs, found, strict=True) if result is None]
         launched = iter(self._launch(new) if new else ())
@@ -113,7 +113,7 @@ class Measurements:
 
 
 def swept_values(context: HydraContext, params: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, list[str]]:
-    """Returns each key's values as text, by key as typed. UserError for ranges that are not counted out."""
+    """Returns each key's values as text, by key as typed. UserError for a continuous range."""
     parser = OverridesParser.create(config_loader=context.config_loader)
     overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in params.items()), *arguments])
     values: dict[str, list[str]] = {}
@@ -122,9 +122,9 @@ def swept_values(context: HydraContext, params: Mapping[str, Any], arguments: Se
     for key, texts in values.items():
         name = key.lstrip("+~")
         if name in ("phases", "repetition"):
-            raise UserError(f"{name} is what a search itself sets; leave it out.")
+            raise UserError(f"{name} is set by the search itself; leave it out.")
         if len(texts) > 1 and name.partition(".")[0] in NO_PART_OF_A_POINT:
-            raise UserError(f"{name}={','.join(texts)} would be several searches; give it one value.")
+            raise UserError(f"{name}={','.join(texts)}: a search takes one value of {name}.")
     return values
 
 
@@ -134,11 +134,11 @@ def _texts(override: Override) -> Iterator[str]:
     elif override.is_discrete_sweep():
         yield from override.sweep_string_iterator()
     else:
-        raise UserError(f"{override.input_line}: a search needs values that can be counted; list them.")
+        raise UserError(f"{override.input_line}: a search needs discrete values; list them.")
 
 
 def override_value(value: Any) -> str:
-    """Returns the value as Hydra's grammar spells it in an override."""
+    """Returns the value in the spelling of Hydra's overrides."""
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{name}:{override_value(item)}' for name, item in value.items())}}}"
     if isinstance(value, list):
@@ -149,13 +149,13 @@ def override_value(value: Any) -> str:
 
 
 def _result(returned: JobReturn, job: Job) -> Result:
-    """Returns the result that the job left in its directory."""
+    """Returns the result in the job's directory; if there is none, a failed one, which is written there."""
     directory = Path(str(returned.hydra_cfg.hydra.runtime.output_dir)) if returned.hydra_cfg else None
     if returned.status == JobStatus.COMPLETED and directory and (directory / RESULT_FILE).exists():
         return read_result(directory / RESULT_FILE)
     if directory in outcomes.given_up:
-        raise UserError(f"{directory.name} was not measured: {outcomes.given_up[directory]}.")
-    error = str(returned._return_value) if returned.status == JobStatus.FAILED else "the job left no result"
+        raise UserError(f"{directory.name} could not be measured: {outcomes.given_up[directory]}.")
+    error = str(returned._return_value) if returned.status == JobStatus.FAILED else "the job wrote no result"
     result = Result(name=directory.name if directory else "", point=dict(job.point), status="failed", error=error)
     if directory and directory.is_dir():
         write_result(directory, result)

@@ -1,4 +1,4 @@
-"""`hydra/sweeper=bisect`: searches the settings that a multirun's values span, through any Hydra launcher."""
+"""`hydra/sweeper=bisect`: searches the settings of operators over the swept values, through any Hydra launcher."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorAnalys
 from overlap_sweep.workloads.sections import read_sources
 
 Gate = Callable[[Sequence[Task]], str | None]
-"""Given the operators of a case, measured without overlap: why they are not worth a search, or None."""
+"""Takes the operators of a case with their baselines; returns why they are not worth a search, or None."""
 
 
 def sweep(
     config: DictConfig, context: HydraContext, launcher: Launcher, params: Mapping[str, Any], arguments: Sequence[str]
 ) -> None:
-    """Searches all passes, prints the answers, and leaves `search.json` beside the points."""
+    """Searches all passes, prints the answers and writes `search.json`."""
     whole = Sweep(config, context, launcher, swept_values(context, params, arguments))
     for stage in whole.stages:
         whole.search(stage)
@@ -51,31 +51,31 @@ def sweep(
 
 
 class Sweep:
-    """The searches of a sweep, and their progress: lines of it, and search.json, whole after every round."""
+    """The searches of a sweep. Prints their progress and writes search.json after every round."""
 
     def __init__(
         self, config: DictConfig, context: HydraContext, launcher: Launcher, values: Mapping[str, Sequence[str]]
     ) -> None:
-        """Raises UserError when there is nothing to search, or a value is wrong; nothing was started then."""
+        """Raises UserError, before anything runs, if there is nothing to search or a value is wrong."""
         self.config = config
         self._loader = context.config_loader
         found = self._find_tasks(values)
         self.tasks = [task for task in found if task.cells]
         self.measurements = Measurements.begin(config, launcher)
         self.dropped: dict[str, str] = {}
-        """By label, why a task was not searched, or not to the end."""
+        """Reasons why tasks were not searched, by label."""
         self._rounds = 0
         for task in (task for task in found if not task.cells):
-            self.drop(task.label, "; ".join(task.refused) or "no swept method fits any of its slots")
+            self.drop(task.label, "; ".join(task.refused) or "none of its slots takes a swept method")
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
-        """Returns the configuration that Hydra gives the job with these overrides."""
+        """Returns Hydra's configuration of a job with these overrides."""
         return compose_point(self._loader, self.config, overrides)
 
     def _find_tasks(self, values: Mapping[str, Sequence[str]]) -> list[Task]:
-        """Returns one task for each operator of each combination of what is not searched, also where it has no cells.
+        """Returns a task, perhaps without cells, for each combination of the values that are not searched.
 
-        UserError when there is nothing to search in any of them.
+        UserError if there is nothing to search in any of them.
         """
         fixed = {key: texts for key, texts in values.items() if key not in SEARCHED}
         combinations = [
@@ -85,41 +85,42 @@ class Sweep:
         for overrides in combinations:
             workload = self.compose(overrides).workload.name
             if workload != "operator":
-                mend = "use hydra/sweeper=knobs" if workloads.load(workload).searchable else "sweep it without a search"
-                raise UserError(f"this search is for settings of operators, not for workload={workload}; {mend}.")
+                searchable = workloads.load(workload).searchable
+                mend = "use hydra/sweeper=knobs" if searchable else "sweep that without a search"
+                raise UserError(f"This search is for workload=operator, not for workload={workload}; {mend}.")
         choices = read_choices(self.config.search, lambda more: self.compose([*combinations[0], *more]), values)
         tasks = []
         for overrides in combinations:
             point = resolve(self.compose([*overrides, "phases={fprop:{method:none}}"]))
-            # What may not be combined is left out, as a launcher would skip it.
+            # Invalid combinations are left out; a launcher would skip them.
             found, refused = candidates(point, choices)
             cells = {name: Cell(tuple(own)) for name, own in found.items() if own}
             tasks.append(Task(point, overrides, cells, refused))
         if not any(task.cells for task in tasks):
             refusals = dict.fromkeys(reason for task in tasks for reason in task.refused)
-            reasons = "; ".join(refusals) or "no swept method fits any of the operator's slots"
-            raise UserError(f"there is nothing to search: {reasons}.")
+            reasons = "; ".join(refusals) or "none of the operator's slots takes a swept method"
+            raise UserError(f"There is nothing to search: {reasons}.")
         return tasks
 
     @property
     def stages(self) -> list[list[Task]]:
-        """Returns the tasks that advance together: a TP size at a time, smallest first."""
+        """Returns the tasks that advance together: those of one TP size, smallest first."""
         ordered = sorted(self.tasks, key=lambda task: workloads.world_size(task.point))
         return [list(group) for _, group in groupby(ordered, key=lambda task: workloads.world_size(task.point))]
 
     def drop(self, label: str, reason: str) -> None:
         self.dropped[label] = reason
-        print(f"search: {label} is not searched: {reason}", flush=True)
+        print(f"search: {label} not searched: {reason}", flush=True)
 
     def search(self, tasks: Sequence[Task], gate: Gate = lambda _: None) -> None:
-        """Advances all searches of these tasks together until they or the budget end."""
+        """Runs all searches of these tasks together until they end or the budget is used up."""
         budget = self.measurements.budget
         begun: list[Task] = []
-        for of_case in cases(self._measure_baselines(tasks)):
-            if reason := gate(of_case):
-                self.drop(of_case[0].case_label, reason)
+        for case_tasks in cases(self._measure_baselines(tasks)):
+            if reason := gate(case_tasks):
+                self.drop(case_tasks[0].case_label, reason)
             else:
-                begun += of_case
+                begun += case_tasks
         for task in begun:
             task.begin(self.config.search)
         searches = [running for task in begun for running in task.running.values()]
@@ -138,13 +139,13 @@ class Sweep:
         return [more for request, result in answered for more in request.task.answer(request, result, final=final)]
 
     def _measure_baselines(self, tasks: Sequence[Task]) -> list[Task]:
-        """Measures every task's operator without overlap; returns the tasks for which that worked."""
+        """Measures every task's operator without overlap; returns the tasks whose baseline is usable."""
         results = self.measurements.measure([Request(task, {}).job for task in tasks])
         for task, result in zip(tasks, results, strict=False):
             if result.status != "ok":
-                self.drop(task.label, f"it cannot be measured without overlap: {result.reason}")
+                self.drop(task.label, f"its baseline without overlap failed: {result.reason}")
             elif result.launch_bound:
-                self.drop(task.label, "it is launch-bound: no time says anything about the device")
+                self.drop(task.label, "it is launch-bound, so overlap cannot change its time")
             else:
                 task.baseline = result
         for task in tasks[len(results) :]:
@@ -152,27 +153,27 @@ class Sweep:
         return [task for task in tasks if task.baseline]
 
     def analysed(self, config: AnalysisConfig) -> OperatorAnalysis:
-        """Returns the best of all that was measured so far."""
+        """Returns the analysis of all measurements so far."""
         return analyse_operators(read_sources(self.measurements.directory, config))
 
     def profile_answers(self, tasks: Sequence[Task], config: AnalysisConfig) -> None:
-        """Measures once more, with `profile=all`, each chosen setting that has no trace, and each operator without
-        overlap. Nothing unless `profile=best`; the search's budget does not count these points."""
+        """With `profile=best`, measures chosen settings and baselines that lack a trace once more, with a profile. The
+        search's budget does not count these points."""
         wanted = [task for task in tasks if task.running and task.point["profile"] == "best"]
         if wanted:
             analysis = self.analysed(config)
-            untraced = ((task, of_pass) for task in wanted for of_pass in _untraced(task, case_of(task, analysis)))
-            self.measurements.run([_profiled(Request(task, of_pass).job) for task, of_pass in untraced])
+            untraced = ((task, settings) for task in wanted for settings in _untraced(task, case_of(task, analysis)))
+            self.measurements.run([_profiled(Request(task, settings).job) for task, settings in untraced])
 
     def conclude(self) -> None:
-        """Prints every answer, and why it is one."""
+        """Prints every answer and why its search ended."""
         record = self._write()
         outcomes.answered = any(task.baseline for task in self.tasks)
         for search in record.searches:
             print(f"search: {pass_line(search)}")
         reused = f", {record.reused} of them measured before" if record.reused else ""
         path = self.measurements.directory / SearchRecord.FILE
-        print(f"search: {record.points} points{reused} in {record.elapsed_s:.0f} s; {path} says why", flush=True)
+        print(f"search: {record.points} points{reused} in {record.elapsed_s:.0f} s; details in {path}", flush=True)
 
     def _write(self) -> SearchRecord:
         measurements = self.measurements
@@ -205,7 +206,7 @@ def _pass_search(task: Task, pass_name: str, trail: Trail) -> PassSearch:
         floor_us=trail.floor_us,
         evaluations=trail.evaluations,
         exhaustive=len(trail.cell.candidates),
-        stopped=trail.stopped or "not yet",
+        stopped=trail.stopped or "still running",
         notes=trail.notes,
         refused=dict(task.refused),
         tried=[
@@ -216,7 +217,7 @@ def _pass_search(task: Task, pass_name: str, trail: Trail) -> PassSearch:
 
 
 def case_of(task: Task, analysis: OperatorAnalysis) -> CaseAnalysis:
-    """Returns the analysis of the points that may be compared with the task's, which has a baseline."""
+    """Returns the analysis of the points that are comparable with the task's. The task must have a baseline."""
     assert task.baseline
     case = Point(Path(), task.baseline.status, task.baseline.point, task.baseline).case
     return next(found for found in analysis.cases if found.case == case)
@@ -228,21 +229,21 @@ def _profiled(job: Job) -> Job:
 
 
 def _untraced(task: Task, case: CaseAnalysis) -> Iterator[Mapping[str, Candidate]]:
-    """Yields the settings that lack a trace: no overlap, and the answers, a setting of each pass together."""
+    """Yields the settings by pass that lack a trace: no overlap, and the chosen ones of both passes together."""
     tp_size = task.point["tp_size"]
     plan = case.plans.get(tp_size)
-    of_task = [point for point in case.points if _is_of(point, task)]
-    traced = {point.name for point in of_task if own_traces(point)}
-    if not any(point.name in traced and point.result and not point.result.settings for point in of_task):
+    points = [point for point in case.points if _belongs_to(point, task)]
+    traced = {point.name for point in points if own_traces(point)}
+    if not any(point.name in traced and point.result and not point.result.settings for point in points):
         yield {}
     lacking: dict[str, dict[Candidate, None]] = {}
     for choice, final in zip(plan.choices, plan.finals, strict=True) if plan else ():
         if choice.operator == task.operator:
-            answers = (choice.chosen, final)
-            untraced = [one.settings for one in answers if one.settings and traced.isdisjoint(one.points)]
+            chosen = (choice.chosen, final)
+            untraced = [one.settings for one in chosen if one.settings and traced.isdisjoint(one.points)]
             lacking[choice.pass_name] = dict.fromkeys(map(Candidate.of, untraced))
     yield from side_by_side(lacking)
 
 
-def _is_of(point: Point, task: Task) -> bool:
+def _belongs_to(point: Point, task: Task) -> bool:
     return point.config["operator"] == task.operator and point.config["tp_size"] == task.point["tp_size"]

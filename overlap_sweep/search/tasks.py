@@ -1,7 +1,7 @@
-"""The operators whose passes are searched: what may be chosen among, and the points that answer several searches.
+"""The operators whose passes are searched, with their candidates and points.
 
-All passes of an operator, and of all operators, advance together: every round is one batch of points. Forward and
-backward settings of an operator have nothing to do with each other, so that one point measures a candidate of each.
+All passes of all operators advance together: every round is one batch of points. Forward and backward settings of an
+operator are independent, so one point measures a candidate of each.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ from overlap_sweep.workloads.operator.choice import wrong_passes
 from overlap_sweep.workloads.operator.result import OperatorTimes
 
 SEARCHED = ("phase", "method", *space.KNOBS)
-"""Keys whose values a search chooses among; every other key's values make cases that are searched apart."""
+"""Keys that a search chooses; combinations of other keys' values are searched separately."""
 
 
 Choices = Mapping[str, Sequence[Any]]
-"""By key of SEARCHED its values, the first of which the search prefers. A knob's None is what the backend gives the
-method by default; `phase` has one value."""
+"""Values of each key of SEARCHED, preferred ones first. None is the backend's default of a knob; `phase` has one
+value."""
 
 
 def read_choices(
     limits: Search, composed: Callable[[list[str]], DictConfig], values: Mapping[str, Sequence[str]]
 ) -> Choices:
-    """Returns the searched keys' values, as Hydra's configuration has them. What is not swept has one value.
+    """Returns the searched keys' values from Hydra's configuration; keys that are not swept have one value.
 
-    `composed` gives the configuration of a point with some more overrides. UserError when a value is wrong, or no
-    num_sm is left.
+    `composed` returns the configuration of a point with additional overrides. UserError if a value is wrong, or no
+    num_sm is within the limits.
     """
     searched = {key: of_key for key, of_key in values.items() if key in SEARCHED}
     jobs = []
-    # The keys don't depend on each other: the first composition has the first value of each, and so on.
+    # The keys are independent, so the n-th composition has the n-th value of each.
     for row in range(max(map(len, searched.values()), default=1)):
         jobs.append(composed([f"{key}={of_key[min(row, len(of_key) - 1)]}" for key, of_key in searched.items()]))
-        # Only for what it has to say of wrong values: minutes later it would be too late.
+        # Refuses wrong values now instead of in the middle of the search.
         resolve(jobs[-1])
     found = {key: [job[key] for job in jobs[: len(searched[key]) if key in searched else 1]] for key in SEARCHED}
     counts = [count for count in found["num_sm"] if limits.min_num_sm <= count <= limits.max_num_sm]
     if not counts:
         raise UserError(
-            f"no num_sm of {', '.join(map(str, found['num_sm']))} lies between search.min_num_sm={limits.min_num_sm} "
-            f"and search.max_num_sm={limits.max_num_sm}; widen them."
+            f"None of num_sm={','.join(map(str, found['num_sm']))} is between search.min_num_sm={limits.min_num_sm} "
+            f"and search.max_num_sm={limits.max_num_sm}; widen the limits."
         )
     if len(found["phase"]) > 1:
-        raise UserError(f"phase={','.join(found['phase'])} is searched at once with phase=all.")
+        raise UserError(f"phase={','.join(found['phase'])}: a search takes one phase; use phase=all.")
     return {**found, "num_sm": counts}
 
 
 def candidates(point: Mapping[str, Any], choices: Choices) -> tuple[dict[str, list[Candidate]], Counter[str]]:
-    """Returns by pass the possible settings of the slots of the point's operator, without `none`; and why others are
-    refused, with their number."""
+    """Returns the valid settings of the point's operator by pass, without `none`, and the numbers of refused ones by
+    reason."""
     operator, refusal = point["operator"], workloads.load("operator").refusal
     (phase,) = choices["phase"]
     phases = space.PHASES if phase == "all" else (phase,)
@@ -76,13 +76,13 @@ def candidates(point: Mapping[str, Any], choices: Choices) -> tuple[dict[str, li
     refused: Counter[str] = Counter()
     for pass_name in space.PASSES:
         own = [phase for phase in phases if space.PASS_OF_PHASE[phase] == pass_name]
-        # Both phases before one of them.
+        # None comes last, so that both phases come before one of them.
         for combination in product(*([*_settings(point, phase, choices), None] for phase in own)):
-            given = {phase: setting for phase, setting in zip(own, combination, strict=True) if setting}
-            slots = {space.slot(operator, phase): setting for phase, setting in given.items()}
-            if not given or space.wgrad_refusal(operator, slots):
+            settings = {phase: setting for phase, setting in zip(own, combination, strict=True) if setting}
+            slots = {space.slot(operator, phase): setting for phase, setting in settings.items()}
+            if not settings or space.wgrad_refusal(operator, slots):
                 continue
-            if reason := refusal({**point, "phases": given}):
+            if reason := refusal({**point, "phases": settings}):
                 refused[reason] += 1
             else:
                 found[pass_name].append(Candidate.of(slots))
@@ -90,22 +90,22 @@ def candidates(point: Mapping[str, Any], choices: Choices) -> tuple[dict[str, li
 
 
 def _settings(point: Mapping[str, Any], phase: str, choices: Choices) -> list[Setting]:
-    """Returns every setting of one slot, each once. Only knobs that the backend has are varied."""
+    """Returns the distinct settings of one slot. Only knobs that the backend supports are varied."""
     operator, backend = point["operator"], backends.load(point["backend"])
     supported = backend.knobs(point)
     found: dict[Any, Setting] = {}
     for method in (method for method in choices["method"] if method in space.methods_of(operator, phase)):
         names = [knob for knob in space.knobs_of(operator, phase, method) if knob in supported]
         for values in product(*(choices.get(name, (None,)) for name in names)):
-            given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-            setting = space.without_idle_knobs({"method": method, **backend.default_knobs(method), **given})
+            knobs = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+            setting = space.without_idle_knobs({"method": method, **backend.default_knobs(method), **knobs})
             known = {k: v for k, v in setting.items() if k == "method" or k in names}
             found.setdefault(tuple(sorted(known.items())), known)
     return list(found.values())
 
 
 class Running:
-    """The search of one pass, under way: has what it wants measured, puts it into `answers`, and advances."""
+    """The running search of one pass. `wanted` are its next candidates; once all are in `answers`, it can advance."""
 
     def __init__(self, trail: Trail, effort: Search) -> None:
         self.trail = trail
@@ -114,7 +114,7 @@ class Running:
         self.wanted = self._next(None)
 
     def advance(self, why_spent: str) -> None:
-        """Goes on, or ends where not all that it wanted was measured; what was measured is recorded all the same."""
+        """Continues the search if all wanted candidates were measured, or ends it if the budget is used up."""
         if self.wanted and len(self.answers) == len(self.wanted):
             self.wanted, self.answers = self._next(self.answers), {}
         if self.wanted and why_spent:
@@ -153,16 +153,16 @@ class Task:
     """One operator of one case at one TP size: a search for each of its passes."""
 
     point: dict[str, Any]
-    """The resolved configuration of its points, `phases` and `repetition` apart."""
+    """The resolved configuration of its points, except `phases` and `repetition`."""
     overrides: list[str]
-    """What Hydra composes it from."""
+    """The overrides that Hydra composes `point` from."""
     cells: dict[str, Cell]
     refused: Counter[str]
-    """Candidates that cannot run, by reason."""
+    """Numbers of invalid candidates, by reason."""
     baseline: Result | None = None
     running: dict[str, Running] = field(default_factory=dict)
-    asked: Counter[Any] = field(default_factory=Counter)
-    """How often each combination was measured."""
+    counts: Counter[Any] = field(default_factory=Counter)
+    """How often each combination was requested."""
 
     @property
     def operator(self) -> str:
@@ -179,11 +179,11 @@ class Task:
 
     @property
     def case(self) -> str:
-        """Returns what it has in common with the other operators that are measured alike."""
+        """Returns a key that is equal for the operators of a case."""
         return json.dumps({name: value for name, value in self.point.items() if name != "operator"}, sort_keys=True)
 
     def begin(self, effort: Search) -> None:
-        """Starts the searches, once the operator was measured without overlap."""
+        """Starts the searches from the baseline."""
         assert self.baseline
         for pass_name, cell in self.cells.items():
             times = self.baseline.measured_as(OperatorTimes).times[pass_name]
@@ -191,17 +191,17 @@ class Task:
             self.running[pass_name] = Running(Trail(cell, none, times.floor.median_us), effort)
 
     def requests(self) -> list[Request]:
-        """Returns the points of the next round; none at all when every search has stopped."""
-        return [self.request(of_pass) for of_pass in side_by_side({n: r.wanted for n, r in self.running.items()})]
+        """Returns the points of the next round; none if every search has ended."""
+        return [self.request(settings) for settings in side_by_side({n: r.wanted for n, r in self.running.items()})]
 
     def request(self, of_pass: Mapping[str, Candidate]) -> Request:
         key = frozenset(of_pass.items())
-        self.asked[key] += 1
-        return Request(self, of_pass, self.asked[key] - 1)
+        self.counts[key] += 1
+        return Request(self, of_pass, self.counts[key] - 1)
 
     def answer(self, request: Request, result: Result, *, final: bool = False) -> list[Request]:
-        """Gives a point's result to the searches. Returns what is to be measured again unless this is `final`: each
-        pass alone where it is not clear whose fault a failure was, and what was launch-bound."""
+        """Passes a point's result to the searches. Unless `final`, returns points to measure again: launch-bound ones,
+        and each pass alone if a failure cannot be attributed to one of them."""
         again, to_blame, late = [], wrong_passes(result), result.status == "ok" and result.launch_bound
         for pass_name, candidate in request.of_pass.items():
             running = self.running[pass_name]
@@ -209,7 +209,7 @@ class Task:
                 times = result.measured_as(OperatorTimes).times[pass_name]
                 running.answers[candidate] = normalised([(times.point, times.none)], running.trail.none)
             elif final or (not late and (len(request.of_pass) == 1 or to_blame == {pass_name})):
-                reason = "launch-bound: its time says nothing about the device" if late else result.reason
+                reason = "launch-bound: its time says nothing about the GPU" if late else result.reason
                 running.answers[candidate] = Failure(reason, wrong_numbers=pass_name in to_blame)
             else:
                 again.append(self.request({pass_name: candidate}))
@@ -217,13 +217,13 @@ class Task:
 
 
 def side_by_side(wanted: Mapping[str, Iterable[Candidate]]) -> list[dict[str, Candidate]]:
-    """Returns points for the candidates of each pass, which are independent of those of the other."""
+    """Returns points, by pass, that each measure one candidate of every pass."""
     rows = zip_longest(*([(name, candidate) for candidate in of_pass] for name, of_pass in wanted.items()))
     return [dict(pair for pair in row if pair) for row in rows]
 
 
 def cases(tasks: Iterable[Task]) -> list[list[Task]]:
-    """Returns the tasks grouped by all that defines them but the operator."""
+    """Returns the tasks grouped by case: those that differ only in the operator."""
     by_case: dict[str, list[Task]] = {}
     for task in tasks:
         by_case.setdefault(task.case, []).append(task)

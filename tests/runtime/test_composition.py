@@ -81,7 +81,7 @@ def test_points_share_nothing(sweep: Sweep) -> None:
             ("workload=copy_engine", "model=llama3_8b"),
             "model requires workload=operator, layer, kernel, fsdp or tp_training.",
         ),
-        (("distributed.env.NCCL_ALGO=Ring",), "distributed.env.NCCL_ALGO is for workload=fsdp"),
+        (("distributed.env.NCCL_ALGO=Ring",), "distributed.env.NCCL_ALGO requires workload=fsdp."),
         (("workload=fsdp", "distributed.env.NCCL_X=1"), "distributed.env has no NCCL_X; add it with +distributed.env"),
         (("operator=fc3",), "operator=fc3 is not known; choose one of fc1, fc2, proj, qkv."),
         (("model=nobody",), "model=nobody is not known; choose one of gpt3_175b, hf,"),

@@ -67,11 +67,11 @@ def test_configurations_share_nothing_although_hydra_does_not_copy_what_is_regis
             ("workload=kernel", "n=64", "k=64", "model.head_dim=8"),
             "workload=kernel with n and k does not use model.head_dim=8;",
         ),
-        (("workload=tp_training", "model.gated_mlp=false"), "model.gated_mlp=False: workload=tp_training does not use"),
-        (("tp_size=2", "runtime.device=auto"), "tp_size=2 needs 2 GPUs and 1 are visible"),
+        (("workload=tp_training", "model.gated_mlp=false"), "workload=tp_training does not use model.gated_mlp=False;"),
+        (("tp_size=2", "runtime.device=auto"), "tp_size=2 needs 2 GPUs, but 1 are visible"),
         (
             *(("tp_size=2", "workload=layer", "layer.num_replicas=2", "runtime.device=cuda"),),
-            "tp_size=2 with layer.num_replicas=2 needs 4 GPUs and 1 are visible",
+            "tp_size=2 with layer.num_replicas=2 needs 4 GPUs, but 1 are visible",
         ),
     ],
 )

@@ -78,7 +78,7 @@ def test_the_experiment_names_the_best_setting_and_what_each_knob_contributes(
     assert found.stopped == ""
     # What means nothing here is never measured.
     assert found.refused["distributed.bucket_cap_mb changes nothing under FSDP2"] > 0
-    assert found.left_out["streams.compute"] == "it concerns GPUs only"
+    assert found.left_out["streams.compute"] == "it has an effect on GPUs only"
     assert set(found.knobs) | set(found.left_out) == set(PARAMS)
     assert {point["distributed"]["bucket_cap_mb"] for point in launcher.points} == {25.0}
     # The answer can be pasted, and points are named by what tells them apart.
@@ -184,13 +184,13 @@ def test_an_operator_s_knobs_can_be_searched_too_by_an_experiment_of_the_user_s(
 @pytest.mark.parametrize(
     ("overrides", "fixed", "says"),
     [
-        (("fsdp.forward_prefetch=1",), TINY, "there is nothing to search: give a knob several values"),
+        (("fsdp.forward_prefetch=1",), TINY, "There is nothing to search; give a knob several values"),
         (("fsdp.forward_prefetch=1,sideways",), TINY, "fsdp.forward_prefetch=sideways is neither"),
         (("fsdp.replicas=3,1",), TINY, "nothing to search: the baseline: distributed.dp_size=2 does not divide"),
         (
             ("fsdp.forward_prefetch=0,1",),
             ("workload=layer", *ON_CPU),
-            "knobs are searched for workload=fsdp and operator, not for",
+            "hydra/sweeper=knobs is for workload=fsdp and operator, not for",
         ),
     ],
 )

@@ -214,7 +214,7 @@ def test_values_out_of_reach_are_not_tried_again() -> None:
     machine = Machine(lambda values: interacting(values) * (1.4 if values["backward"] == "null" else 1))
     found = machine.answer(Search(reach=0.25))
     assert sum(values_of(setting)["backward"] == "null" for setting in machine.asked) == 1
-    assert any("backward=null is 4" in note and note.endswith("not tried again") for note in found.notes)
+    assert any("backward=null is 4" in note and note.endswith("; not tried again") for note in found.notes)
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 12, 20, 40])
@@ -252,7 +252,7 @@ def test_a_proof_does_not_rest_on_a_floor_that_differs() -> None:
     floor_us = {"false": 1000.0, "true": 800.0}
     trail = Machine(flat, floor_us=lambda values: floor_us[values["reshard"]], drift=0.002).searched()
     assert trail.best == trail.baseline
-    assert not trail.proof.beside
+    assert not trail.proof.paired
 
 
 @pytest.mark.parametrize(

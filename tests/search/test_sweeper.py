@@ -83,7 +83,7 @@ def test_the_best_of_every_pass_is_found_and_said(done: Done) -> None:
         none_us = NONE_US[pass_name]
         assert search["time_us"] == pytest.approx(0.8 * none_us)
         assert (search["none_us"], search["floor_us"]) == (none_us, none_us / 2)
-        assert search["stopped"] == "nothing left that could be faster than ring_sm8"
+        assert search["stopped"] == "no untested setting could be faster than ring_sm8"
         assert search["evaluations"] == sum(tried["measurements"] for tried in search["tried"])
         assert [tried["time_us"] for tried in search["tried"]] == sorted(tried["time_us"] for tried in search["tried"])
         assert search["tried"][0]["setting"] == "ring_sm8"
@@ -123,14 +123,14 @@ def test_max_points_is_kept_to_and_more_points_go_on_where_fewer_ended(
     # The first baseline was all.
     assert record(tmp_path)["dropped"] == {"qwen3_0_6b TP=2 fc2": "search.max_points=1 is used up"}
     assert [search["stopped"] for search in record(tmp_path)["searches"]] == ["search.max_points=1 is used up"] * 2
-    assert "fc2 is not searched: search.max_points=1 is used up" in capsys.readouterr().out
+    assert "fc2 not searched: search.max_points=1 is used up" in capsys.readouterr().out
 
     assert len(searched(tmp_path, "search.max_points=4", space=rings).points) == 3
     assert record(tmp_path)["points"] == len(results(tmp_path)) == 4
     assert "search.max_points=4 is used up" in [search["stopped"] for search in record(tmp_path)["searches"]]
 
     assert len(searched(tmp_path, space=rings).points) == record(tmp_path)["points"] - 4 > 0
-    assert all(search["stopped"].startswith("nothing left") for search in record(tmp_path)["searches"])
+    assert all(search["stopped"].startswith("no untested setting") for search in record(tmp_path)["searches"])
 
 
 def test_one_tp_size_after_the_other(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_where_everything_fails_the_answer_is_no_overlap_and_without_a_baseline_
         assert (search["chosen"], search["tried"], search["time_us"]) == ({}, [], search["none_us"])
         assert search["notes"]
     assert capsys.readouterr().out.count("don't overlap") == 2
-    assert record(tmp_path)["dropped"] == {"qwen3_0_6b TP=2 fc1": "it cannot be measured without overlap: no luck"}
+    assert record(tmp_path)["dropped"] == {"qwen3_0_6b TP=2 fc1": "its baseline without overlap failed: no luck"}
 
 
 def test_what_is_searched_is_said_by_params_by_the_command_line_instead_and_within_limits(tmp_path: Path) -> None:
@@ -204,15 +204,18 @@ def test_what_is_searched_is_said_by_params_by_the_command_line_instead_and_with
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        (("operator=fc2", "method=bulk"), "nothing to search: no swept method fits"),
-        (("tp_size=1",), "nothing to search: tp_size=1 communicates nothing"),
-        (("num_sm=interval(1,4)",), "num_sm=interval(1,4): a search needs values that can be counted"),
-        (("num_sm=1,2", "search.min_num_sm=3"), "no num_sm of 1, 2 lies between search.min_num_sm=3 and"),
-        (("phase=fprop,dgrad",), "phase=fprop,dgrad is searched at once"),
+        (
+            ("operator=fc2", "method=bulk"),
+            "There is nothing to search: none of the operator's slots takes a swept method.",
+        ),
+        (("tp_size=1",), "There is nothing to search: tp_size=1 communicates nothing"),
+        (("num_sm=interval(1,4)",), "num_sm=interval(1,4): a search needs discrete values"),
+        (("num_sm=1,2", "search.min_num_sm=3"), "None of num_sm=1,2 is between search.min_num_sm=3 and"),
+        (("phase=fprop,dgrad",), "phase=fprop,dgrad: a search takes one phase; use phase=all."),
         (("workload=layer",), "not for workload=layer"),
         (("method=pipeline", "num_splits=4,0"), "num_splits=0 is out of range"),
-        (("repetition=0,1",), "repetition is what a search itself sets"),
-        (("search.max_points=1,2",), "search.max_points=1,2 would be several searches"),
+        (("repetition=0,1",), "repetition is set by the search itself"),
+        (("search.max_points=1,2",), "search.max_points=1,2: a search takes one value of search.max_points."),
     ],
 )
 def test_what_cannot_be_searched_is_said_before_anything_is_launched(
@@ -248,7 +251,7 @@ def test_every_pass_is_searched_and_answered_by_what_was_measured_and_again_noth
     for one in found["searches"]:
         answer = space.settings_name(one["chosen"]) if one["chosen"] else "don't overlap"
         line = f"search: qwen3_0_6b TP=2 fc1 {one['pass']}: {re.escape(answer)}"
-        assert re.search(f"^{line}.* of {one['exhaustive']} settings measured; nothing left", done.stdout, re.MULTILINE)
+        assert re.search(f"^{line}.* of {one['exhaustive']} settings measured; no untested", done.stdout, re.MULTILINE)
         assert sum(entry["measurements"] for entry in one["tried"]) == one["evaluations"]
         assert len(one["tried"]) <= one["exhaustive"]
         assert one["time_us"] <= one["none_us"]

@@ -89,7 +89,7 @@ def test_it_is_swept_and_told(sweep: tuple[Launch, str]) -> None:
 def test_it_refuses_what_it_does_not_have(installed: dict[str, str], tmp_path: Path) -> None:
     launch = Launch(tmp_path, installed)
     for given, said in {
-        "operator=fc2": "operator is for workload=operator",
+        "operator=fc2": "operator requires workload=operator",
         "toy.chunk=2": "Unknown option toy.chunk. Did you mean toy.chunks?",
         "toy.chunks=65": "toy.chunks=65 is out of range; give a value from 1 to 64.",
         "model.bias=true": "workload=toy does not use model.bias=True;",
