@@ -1,74 +1,73 @@
-"""The backends, which overlap. Each is a folder here, imported only when a point asks for it.
+"""The backends: libraries that overlap. Each is a folder here, imported only when a point uses it.
 
-A backend offers these functions. Only `build`, `build_layer`, `attention`, `prepare` and `close` may import torch: the
-others are called where there is no torch and no GPU.
+A backend has these functions. Only `build`, `build_layer`, `attention`, `prepare` and `close` may import torch: the
+others are also called without torch and without a GPU.
 
 `refusal(point) -> str | None`
-    Returns why it cannot run the point, or None: decided from the resolved configuration alone, before any process
-    starts.
+    Returns why it cannot run the point, or None. Uses the resolved configuration alone, before any process starts.
 
 `default_knobs(method) -> Mapping[str, Any]`
-    Returns the values of knobs that the user left null, so that a setting is complete.
+    Returns the values of knobs that the user left null.
 
 `knobs(point) -> Collection[str]`
-    Returns the knobs that it has where the point runs.
+    Returns the knobs that it supports on the point's device.
 
 `has_default(point) -> bool`
-    Returns whether the library has a default overlap of its own to compare with.
+    Returns whether the library has a default overlap to compare with.
 
 `parameter_shapes(point, shape) -> Mapping[str, tuple[int, ...]]`
     Returns the shapes of the operator's parameters on this rank.
 
 `prepare(point, purpose) -> None`
-    Prepares the communication of what is built for `purpose`: before it is built, and before it is called again after
-    another purpose or point was prepared. Collective.
+    Prepares the communication for `purpose`: called before `build`, and before a call that follows another purpose or
+    point. Collective.
 
 `build(point, purpose, ranks, parameters) -> ParallelLinear`
-    Returns the operator as `purpose` says. Collective: every rank builds alike.
+    Returns the operator for `purpose`. Collective: every rank builds the same.
 
 `close() -> None`
-    Frees what it holds, before the process group ends. Collective.
+    Frees its buffers before the process group ends. Collective.
 
-It may have `MAX_CONNECTIONS`, the CUDA_DEVICE_MAX_CONNECTIONS that training with it uses, where that is not 1.
+It may have `MAX_CONNECTIONS`: the CUDA_DEVICE_MAX_CONNECTIONS that training with it uses, if that is not 1.
 
-Backends in `LAYERS` have whole layers, too:
+Backends in `LAYERS` also have whole layers:
 
 `LAYER_HAS_DEFAULT: bool`
-    Whether a slot that is switched on and not configured overlaps as the library does by default. If so, that is what
-    `none` is compared with unasked.
+    Whether a slot that is switched on but not configured overlaps by the library's default. If so, that default is
+    compared with `none` in every layer point.
 
 `layer_refusal(point, config, operators) -> str | None`
-    Returns why a layer with these operators cannot overlap as this OverlapConfig says, beside each `refusal`.
+    Returns why a layer with these operators cannot overlap as configured, in addition to `refusal`.
 
 `build_layer(point, purpose, config, ranks, seed) -> ParallelLayer`
     Returns the layer of the point's kind: overlapped as `config` says if `purpose` is `point`, else `none` or `floor`.
-    Weights are drawn from torch's generators, seeded with `seed`. Collective. Refused where the library does not take
-    `config`.
+    Weights are drawn from torch's generators, seeded with `seed`. Collective. Raises Refused if the library does not
+    accept `config`.
 
 `attention(point, ranks) -> tuple[str | None, list[str]]`
-    Returns which library computes attention in a layer that ran, and a sentence for whatever slows it down.
+    Returns the library that computes attention in a layer that ran, and a warning for anything that slows it down.
 
-A backend that has kernels, one GEMM with one collective, has them in a module of its own, which is in `KERNELS`, or
-which another package names in its entry points of the group `overlap_sweep.kernels`: `mine = "my_package.kernels"` is
-`backend=mine`. It offers what follows. Only `build` and `close` import torch.
+A backend's kernels, each a GEMM with a collective, are in a separate module, listed in `KERNELS` or named by another
+package in its entry points of the group `overlap_sweep.kernels`: `mine = "my_package.kernels"` is `backend=mine`. The
+module has these functions. Only `build` and `close` import torch.
 
 `refusal(point) -> str | None`
-    Returns why it cannot run the point's kernel, or None: not installed (and how to install it), or no such kernel.
+    Returns why it cannot run the point's kernel, or None. If it is not installed, the reason says how to install it.
 
 `implementations(point) -> Mapping[str, Setting]`
-    Returns by name what it measures by default for the point's kernel, simplest first. A setting has a `method` and
-    knobs where those of `space` fit, and may have any other.
+    Returns the implementations of the point's kernel that are measured by default, by name, simplest first. A setting
+    has a `method` and knobs, those of `space` where they fit.
 
 `named(point, name) -> Setting | None`
-    Returns the setting of another name that the user gives, such as `pipeline_sm12`; None if there is none.
+    Returns the setting of another name given by the user, such as `pipeline_sm12`; None if there is none.
 
 `build(point, setting, problem, ranks) -> Callable[[int], Outputs]`
-    Returns the implementation on `problem`'s tensors: called with the number of an input, it enqueues the work on the
+    Returns the implementation on `problem`'s tensors: called with the index of an input, it enqueues the work on the
     current stream and returns `Outputs`, which the next call may overwrite. Collective. May raise Refused.
 
 `close() -> None`
-    Frees what it holds. Called on all ranks after every point, but for one in which a rank raised something else than
-    Refused: then the process ends. Collective.
+    Frees its buffers. Called on all ranks after every point, unless a rank raised an error other than Refused: then
+    the process ends. Collective.
 """
 
 from __future__ import annotations
@@ -103,13 +102,12 @@ KERNELS = {
     "flux": "overlap_sweep.backends.flux",
 }
 KERNELS_GROUP = "overlap_sweep.kernels"
-"""The group of other packages' entry points."""
+"""Group of the entry points of other packages."""
 _KERNEL_FUNCTIONS = ("refusal", "implementations", "named", "build", "close")
 
 Purpose = Literal["point", "default", "none", "floor", "tp1"]
-"""`point`: overlapped as the point's settings say, its other slots not at all; `default`: every slot as the library
-overlaps it unasked; `none`: not overlapped; `floor`: the same GEMMs without communication; `tp1`: the whole operator
-on one rank."""
+"""`point`: overlapped by the point's settings, other slots not at all; `default`: every slot by the library's default;
+`none`: no overlap; `floor`: the same GEMMs without communication; `tp1`: the whole operator on one rank."""
 
 
 @dataclass(frozen=True)
@@ -119,25 +117,26 @@ class ParallelLinear:
     forward: Callable[[Tensor], Tensor]
     """Differentiable in its input and in `parameters`."""
     parameters: Mapping[str, Tensor]
-    """Leaves, by name: `weight`, and what else there is."""
+    """Leaf tensors by name: `weight`, and possibly others."""
     input_shape: tuple[int, int]
     output_shape: tuple[int, int]
 
 
 @dataclass(frozen=True)
 class ParallelLayer:
-    """One rank's part of a whole layer, or of a part of one, and how it is run."""
+    """One rank's part of a layer or of a part of it, and how to run it."""
 
     module: Module
     """Its parameters are the layer's weights."""
     forward: Callable[[Module, Tensor, bool], Tensor]
-    """(`module` or what wraps it, input, whether its weights are others than in the last call) -> output."""
+    """Takes `module` or its wrapper, the input, and whether the weights changed since the last call. Returns the
+    output."""
     input_shape: tuple[int, ...]
     prepare: Callable[[], None] | None = None
-    """Untimed, before each of its turns: make ready what it communicates with. Collective."""
+    """Prepares its communication, untimed, before each of its turns. Collective."""
     calibrate: Callable[[Callable[[], object]], None] | None = None
-    """Once, before all else: given a step, a forward with new weights and its backward, run it as often as it takes to
-    find what the layer computes with. Collective."""
+    """Called once at the start with a step (forward with new weights, and backward): runs it until the layer's FP8
+    scales have settled. Collective."""
 
 
 @dataclass(frozen=True)
@@ -145,24 +144,24 @@ class Operand:
     """A matrix that a GEMM multiplies."""
 
     data: Tensor
-    """In the GEMM's own type."""
+    """Values in the type that the GEMM multiplies."""
     scale: Tensor | None = None
-    """Of FP8, a float32 scalar: the values are `data * scale`."""
+    """Float32 scalar, only for FP8: the values are `data * scale`."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One rank's tensors of a kernel, which all implementations share."""
+    """One rank's tensors of a kernel, shared by all implementations."""
 
     shape: KernelShape
     precision: str
     inputs: Sequence[Operand]
-    """[input_shape] each, to be taken in turn."""
+    """Inputs of [input_shape], used in turn."""
     whole: Sequence[Operand]
-    """What belongs to each input for those that only multiply or only communicate: of ag_gemm the gathered input
-    [m, k], of the others this rank's product [m, n]."""
+    """The tensor of each input for baselines that only multiply or only communicate: for ag_gemm the gathered input
+    [m, k], for the others this rank's product [m, n]."""
     weight: Operand
-    """[weight_shape]: the GEMM multiplies by its transpose."""
+    """Weight of [weight_shape]; the GEMM multiplies by its transpose."""
 
     @property
     def out_dtype(self) -> torch.dtype:
@@ -172,33 +171,33 @@ class Problem:
 
 
 class Outputs(NamedTuple):
-    """What one call of an implementation computed."""
+    """The results of one call of an implementation."""
 
     output: Tensor
-    """[output_shape]"""
+    """Output of [output_shape]."""
     moved: Tensor | None = None
-    """Only of an independent implementation of ag_gemm, whose output does not show it: the gathered input [m, k]."""
+    """Gathered input [m, k]; only for an independent implementation of ag_gemm, whose output does not depend on it."""
     product: Tensor | None = None
-    """Only of an independent implementation of the others: this rank's product [m, n]."""
+    """This rank's product [m, n]; only for an independent implementation of the other kernels."""
 
 
 def needs_gpus(point: Mapping[str, Any]) -> str | None:
-    """Returns why a backend that runs on GPUs alone cannot run the point, or None."""
+    """Returns why a backend that requires GPUs cannot run the point, or None."""
     device = point["runtime"]["device"]
-    return None if device == "cuda" else f"backend={point['backend']} needs GPUs; backend=torch runs on {device}"
+    return None if device == "cuda" else f"backend={point['backend']} requires GPUs; backend=torch runs on {device}"
 
 
 def lacks_precision(point: Mapping[str, Any], precisions: Sequence[str]) -> str | None:
-    """Returns why a backend that computes in these precisions cannot run the point, or None."""
+    """Returns why a backend with these precisions cannot run the point, or None."""
     if point["precision"] in precisions:
         return None
     return f"backend={point['backend']} has no precision={point['precision']}; it has {', '.join(precisions)}"
 
 
 def kernels_provider(name: str) -> str | None:
-    """Returns the package and version that a backend's kernels come from, where other results don't record it.
+    """Returns the package and version of a backend's kernels that is not otherwise recorded.
 
-    None for our own, and where it is not installed.
+    None for our own kernels, and for a package that is not installed.
     """
     if name == "flux":
         names = ("byte-flux", "flux")
@@ -208,26 +207,26 @@ def kernels_provider(name: str) -> str | None:
 
 
 def names() -> list[str]:
-    """Returns every backend's name, also of those that have nothing but kernels."""
+    """Returns the names of all backends, including those that only have kernels."""
     return sorted({*BACKENDS, *KERNELS, *registered_kernels()})
 
 
 def load(name: str) -> Any:
     """Returns the backend's module. UserError for an unknown name."""
     if name not in BACKENDS and (name in KERNELS or name in registered_kernels()):
-        raise UserError(f"backend={name} has nothing but kernels; add workload=kernel, or choose another.")
+        raise UserError(f"backend={name} only has kernels; add workload=kernel, or choose another backend.")
     if name not in BACKENDS:
         raise UserError(f"backend={name} is not known; choose one of auto, {', '.join(BACKENDS)}.")
     return import_module(BACKENDS[name])
 
 
 def registered_kernels() -> dict[str, EntryPoint]:
-    """Returns the entry points of the backends whose kernels other packages bring, by name."""
+    """Returns the entry points of other packages' kernels, by name of the backend."""
     return {entry.name: entry for entry in entry_points(group=KERNELS_GROUP)}
 
 
 def load_kernels(name: str) -> Any:
-    """Returns the module of a backend's kernels. UserError for an unknown name, or a package that cannot be used."""
+    """Returns the module of a backend's kernels. UserError for an unknown name or an unusable package."""
     if name in KERNELS:
         return import_module(KERNELS[name])
     registered = registered_kernels()
@@ -239,12 +238,12 @@ def load_kernels(name: str) -> Any:
     try:
         module = registered[name].load()
     except Exception as error:
-        # Of somebody else's code, whatever it fails with when it is run for the first time.
+        # Code of another package may raise anything when it is first run.
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise UserError(f"backend={name} cannot be loaded from {value} ({reason}); mend or uninstall it.") from error
     lacking = [function for function in _KERNEL_FUNCTIONS if not callable(getattr(module, function, None))]
     if lacking:
-        raise UserError(f"backend={name}: {value} has no {', '.join(lacking)}; docs/kernels.md says what it needs.")
+        raise UserError(f"backend={name}: {value} has no {', '.join(lacking)}; docs/kernels.md lists what it requires.")
     return module
 
 
@@ -261,7 +260,7 @@ def close_all() -> None:
 
 
 def chosen(point: Mapping[str, Any]) -> str:
-    """Returns the point's backend. `auto` stands for Megatron-LM's way to overlap where it can be measured."""
+    """Returns the point's backend. `auto` is transformer_engine, as in Megatron-LM, where it can run, else torch."""
     if point["backend"] != "auto":
         return str(point["backend"])
     on_gpu = point["runtime"]["device"] == "cuda"

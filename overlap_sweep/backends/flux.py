@@ -1,14 +1,14 @@
-"""ByteDance's Flux (github.com/bytedance/flux): GEMMs that communicate tile by tile, from inside the GEMM's kernel.
+"""ByteDance's Flux (github.com/bytedance/flux): GEMMs that communicate tile by tile from inside the GEMM's kernel.
 
-Written for byte-flux 1.1.1, the latest release on PyPI, whose `import flux` this is. It has ag_gemm (`AGKernel`) and
-gemm_rs (`GemmRS`), and no GEMM with an all-reduce. It runs on GPUs of compute capability 8.0, 8.9 and 9.0, in float16
-and bfloat16, and in FP8 on 8.9 alone. There are wheels for Python 3.10 and 3.11, torch 2.4 to 2.6 and CUDA 12.4; for
+Written for byte-flux 1.1.1, the latest release on PyPI, imported as `flux`. It has ag_gemm (`AGKernel`) and gemm_rs
+(`GemmRS`), but no GEMM with an all-reduce. It runs on GPUs of compute capability 8.0, 8.9 and 9.0, in float16 and
+bfloat16, and in FP8 on 8.9 only. There are wheels for Python 3.10 and 3.11, torch 2.4 to 2.6 and CUDA 12.4; for
 others it is built from source.
 
-Its all-gather is by copy engines or by a small kernel, its reduce-scatter in the GEMM's epilogue.
+Its all-gather uses copy engines or a small kernel, its reduce-scatter runs in the GEMM's epilogue.
 
-Nothing here uses NVLink multicast: Flux's intra-node kernels have no such variant, and NVSHMEM, which some builds of it
-share memory by, is kept from it by the worker's NVSHMEM_DISABLE_NVLS.
+Nothing here uses NVLink multicast: Flux's intra-node kernels have no such variant, and the worker's
+NVSHMEM_DISABLE_NVLS disables it in NVSHMEM, which some builds use to share memory.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ PRECISIONS = ("fp16", "bf16", "fp8")
 CAPABILITIES = ((8, 0), (8, 9), (9, 0))
 FP8_CAPABILITY = (8, 9)
 TRANSPOSED = "_transposed"
-"""In a name: the weight is laid out as [inputs, outputs], which Flux's own tests take to be faster."""
+"""Suffix of names: the weight is stored as [inputs, outputs], which Flux's own tests use as the faster layout."""
 ALIGNMENT_BYTES = 16
-"""Of the rows that its GEMMs load."""
+"""Alignment of the rows that its GEMMs load."""
 LARGEST_TILE = 256
 """Rows of an output tile. On Hopper `GemmRS` pads every rank's part of m to whole tiles, within `max_m`."""
 NVSHMEM = {
@@ -55,26 +55,24 @@ NVSHMEM = {
     # Without VMM the heap cannot grow. The default of 1 GB is less than one large input.
     "NVSHMEM_SYMMETRIC_SIZE": str(8 * 2**30),
 }
-"""Environment that Flux's launch.sh gives a single node, unless the user has given another."""
+"""Environment that Flux's launch.sh sets on a single node, unless the user has set it."""
 
 _operators: dict[tuple[Any, ...], Any] = {}
-"""Of the point that is being measured: the AGKernel and GemmRS objects, with the buffers that they share with other
-ranks. Only this holds them, so that `close` frees them, in the same order on every rank."""
+"""AGKernel and GemmRS objects of the present point, with the buffers that they share with other ranks. These are the
+only references, so that `close` frees them, in the same order on every rank."""
 _users: set[Ranks] = set()
-"""The ranks that share them: one group, or none."""
+"""Ranks that share them: one group, or none."""
 
 
 @cache
 def missing() -> str | None:
-    """Returns why Flux is not available here, or None, without importing it."""
+    """Returns why Flux is not available, or None, without importing it."""
     spec = find_spec("flux")
     if spec is None:
         return f"Flux is not installed; {INSTALL}"
-    # Asking for the spec of flux.cpp_mod would import flux, whichever it is.
+    # find_spec("flux.cpp_mod") would import any package called flux.
     if not any((Path(folder) / "cpp_mod.py").is_file() for folder in spec.submodule_search_locations or ()):
-        return (
-            f"{spec.origin or 'a folder flux'} is another package than ByteDance's Flux; uninstall it, then {INSTALL}"
-        )
+        return f"{spec.origin or 'a folder flux'} is not ByteDance's Flux; uninstall it, then {INSTALL}"
     if find_spec("flux_ths_pybind") is None:
         return f"Flux in {spec.origin} has no compiled part, flux_ths_pybind; {INSTALL}"
     return None
@@ -90,23 +88,25 @@ def refusal(point: Mapping[str, Any]) -> str | None:
         return reason
     _, columns, summed = shape.gemm_shape
     size = 1 if point["precision"] == "fp8" else 2
-    for what, length, size_bytes in (("inputs", summed, size), ("outputs", columns, 2)):
+    for name, length, size_bytes in (("inputs", summed, size), ("outputs", columns, 2)):
         if length * size_bytes % ALIGNMENT_BYTES:
-            return f"Flux needs rows of a multiple of {ALIGNMENT_BYTES} bytes, and a rank's weight has {length} {what}"
+            return (
+                f"Flux requires rows of a multiple of {ALIGNMENT_BYTES} bytes, but a rank's weight has {length} {name}"
+            )
     return None
 
 
 def implementations(point: Mapping[str, Any]) -> dict[str, Setting]:
     if point["kernel"] == "ag_gemm":
-        # Its all-to-all by SMs is for int8 only, and so is programmatic dependent launch, which needs that. Its
-        # two-dimensional ring is for PCIe across NUMA nodes.
+        # Its all-to-all by SMs, and with it programmatic dependent launch, is for int8 only. Its two-dimensional ring
+        # is for PCIe across NUMA nodes.
         settings: list[Setting] = [
             {"method": "all_to_all", "use_ce": True},
             {"method": "ring_exchange", "use_ce": True},
             {"method": "ring_exchange", "use_ce": False},
         ]
     elif point["kernel"] == "gemm_rs":
-        # ReduceScatterOption is left as it is: it matters without NVLink only.
+        # ReduceScatterOption keeps its defaults: it only matters without NVLink.
         settings = [{"method": "scatter"}]
         if point["precision"] == "fp16":
             settings.append({"method": "scatter", "fuse_reduction": True})
@@ -120,7 +120,7 @@ def _name(setting: Setting) -> str:
 
 
 def named(point: Mapping[str, Any], name: str) -> Setting | None:
-    """Returns one of `implementations`; with `_transposed` after its name it multiplies by a transposed weight."""
+    """Returns one of `implementations`; with `_transposed` after its name, for a transposed weight."""
     setting = implementations(point).get(name.removesuffix(TRANSPOSED))
     if setting is None or not name.endswith(TRANSPOSED):
         return setting
@@ -135,21 +135,21 @@ def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: R
     transposed = setting.get("transpose_weight", False)
     weight = problem.weight.data.t().contiguous() if transposed else problem.weight.data
     multiply = (_ag_gemm if problem.shape.gathers else _gemm_rs)(flux, setting, problem, weight)
-    # The first call allocates the rest of what the ranks share, and says what Flux was not compiled for.
+    # The first call allocates the rest of the shared buffers, and fails if Flux was not compiled for the problem.
     with _refusing_failed_checks():
         multiply(0)
     return multiply
 
 
 @contextmanager
-def _refusing_failed_checks(mend: str = "") -> Iterator[None]:
-    """Turns what Flux throws for unsupported arguments into Refused, on all ranks alike."""
+def _refusing_failed_checks(hint: str = "") -> Iterator[None]:
+    """Turns Flux's errors on unsupported arguments into Refused, on all ranks alike."""
     try:
         yield
     except RuntimeError as error:
         if "Check failed" not in str(error):
             raise
-        raise Refused(f"Flux: {_first_line(error)}{mend}") from error
+        raise Refused(f"Flux: {_first_line(error)}{hint}") from error
 
 
 def _ag_gemm(flux: Any, setting: Setting, problem: Problem, weight: Tensor) -> Callable[[int], Outputs]:
@@ -158,7 +158,7 @@ def _ag_gemm(flux: Any, setting: Setting, problem: Problem, weight: Tensor) -> C
 
     shape, dtype = problem.shape, weight.dtype
     m, n, k = shape.gemm_shape
-    # All settings share one: they differ in what each call is told.
+    # All settings share one object: they differ only in the arguments of a call.
     key = _keep(
         ("AGKernel", m, n, k, dtype),
         lambda: flux.AGKernel(dist.group.WORLD, 1, m, n, k, dtype, output_dtype=problem.out_dtype),
@@ -218,7 +218,7 @@ def _gemm_rs(flux: Any, setting: Setting, problem: Problem, weight: Tensor) -> C
 
 
 def _keep(key: tuple[Any, ...], construct: Callable[[], Any]) -> tuple[Any, ...]:
-    """Adds what `construct` makes to `_operators`, unless it is there already; returns its key. Collective."""
+    """Adds the constructed object to `_operators` unless it is there; returns its key. Collective."""
     if key not in _operators:
         with _refusing_failed_checks("; NVSHMEM_SYMMETRIC_SIZE may be too small"):
             _operators[key] = construct()
@@ -235,14 +235,14 @@ def _refuse_capability(problem: Problem, ranks: Ranks) -> None:
     found = torch.cuda.get_device_capability(ranks.device)
     if found not in CAPABILITIES:
         known = ", ".join("{}.{}".format(*one) for one in CAPABILITIES)
-        raise Refused(f"Flux runs on GPUs of compute capability {known}, and this is {found[0]}.{found[1]}")
+        raise Refused(f"Flux runs on GPUs of compute capability {known}, but this GPU has {found[0]}.{found[1]}")
     if problem.precision == "fp8" and found != FP8_CAPABILITY:
-        raise Refused(f"Flux has FP8 for compute capability 8.9 only, and this is {found[0]}.{found[1]}")
+        raise Refused(f"Flux has FP8 for compute capability 8.9 only, but this GPU has {found[0]}.{found[1]}")
 
 
 def _load(*needed: str) -> Any:
-    """Returns the module `flux`. Refused where it cannot be imported or lacks one of these names."""
-    # NVSHMEM's libraries, which the import loads, read them.
+    """Returns the module `flux`. Raises Refused if it cannot be imported or lacks one of these names."""
+    # The import loads NVSHMEM's libraries, which read the environment.
     for name, value in NVSHMEM.items():
         os.environ.setdefault(name, value)
     try:
@@ -251,7 +251,7 @@ def _load(*needed: str) -> Any:
         raise Refused(
             f"Flux cannot be imported ({_first_line(error)}); was it built for this torch and CUDA? {INSTALL}"
         ) from error
-    # What a build of Flux left out is an instance of its class NotCompiled.
+    # Parts that a build of Flux left out are instances of its class NotCompiled.
     lacking = [name for name in needed if type(getattr(flux, name, None)).__name__ in ("NoneType", "NotCompiled")]
     if lacking:
         version = getattr(flux, "__version__", "of an unknown version")
@@ -261,7 +261,7 @@ def _load(*needed: str) -> Any:
 
 @cache
 def _initialise_shared_memory(flux: Any) -> None:
-    """Initialises Flux's shared memory, once in a process. Collective."""
+    """Initialises Flux's shared memory, once per process. Collective."""
     import torch.distributed as dist
 
     flux.init_flux_shm(dist.group.WORLD)
@@ -269,7 +269,7 @@ def _initialise_shared_memory(flux: Any) -> None:
 
 def close() -> None:
     for ranks in _users:
-        # Another rank's copy engines may still be reading what is freed here.
+        # Another rank's copy engines may still read the buffers.
         ranks.barrier()
     _users.clear()
     _operators.clear()

@@ -101,7 +101,7 @@ def trace(
     """
     from overlap_sweep.commands import trace_rows
     from overlap_sweep.report.table import to_frame
-    from overlap_sweep.trace.files import of_startup, ranks_of, read_trace_files
+    from overlap_sweep.trace.files import ranks_of, read_trace_files, startup_warnings
 
     if top and by in WITHOUT_PARTS:
         raise typer.BadParameter("requires --by class, kernel or stream.", param_hint="--top")
@@ -111,7 +111,7 @@ def trace(
     runs = ranks_of(files)
     several = [run for run in runs if len(run.ranks) > 1]
     alone = [run for run in runs if len(run.ranks) == 1 and (run.world_size or 1) > 1]
-    warnings = [*(warning for file in files for warning in file.warnings), *of_startup(files)]
+    warnings = [*(warning for file in files for warning in file.warnings), *startup_warnings(files)]
     warnings += [f"{run.name}: no trace of rank {some_of(run.missing, RANKS_NAMED)}." for run in several if run.missing]
     if alone and len(files) > 1:
         first = some_of((f"{run.name}: only rank {run.ranks[0]} of {run.world_size}" for run in alone), 1, "; ")

@@ -20,7 +20,7 @@ from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.table import Column, Listing, Table, attribute
 from overlap_sweep.results.verdict import ratio
 from overlap_sweep.trace import Grouping, Overlap, PhaseSummary, summarise
-from overlap_sweep.trace.files import TraceFile, of_startup, read_trace_files
+from overlap_sweep.trace.files import TraceFile, read_trace_files, startup_warnings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -186,7 +186,7 @@ def compare(operands: Sequence[tuple[str, Path, Sequence[Path]]], reference: str
             Chart(ratios_file(label, list(compared.pairs)), [_dots(compared, label)]) for label in compared.pairs
         ],
         problems=[problem for dataset in compared.datasets for problem in dataset.problems],
-        warnings=[*(warning for file in files for warning in file.warnings), *of_startup(files)],
+        warnings=[*(warning for file in files for warning in file.warnings), *startup_warnings(files)],
     )
 
 

@@ -1,4 +1,4 @@
-"""What a worker process knows about itself and its group, and random streams of its own for all that it draws."""
+"""A worker process's ranks and groups, and its random generators."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Ranks:
-    """One rank of an initialised torch.distributed group, all of whose ranks run the same point."""
+    """One rank of an initialised torch.distributed group whose ranks all run the same point."""
 
     rank: int
     world_size: int
     device: torch.device
 
     def barrier(self) -> None:
-        """Waits on the host until every rank is here and has finished its device's work."""
+        """Waits on the host until every rank has arrived and finished its device's work."""
         self.synchronize()
         self.slowest([0.0])
 
@@ -29,7 +29,7 @@ class Ranks:
             torch.cuda.synchronize(self.device)
 
     def slowest(self, values: Sequence[float]) -> list[float]:
-        """Returns the largest of each value over the ranks."""
+        """Returns the maximum of each value over the ranks."""
         largest = torch.tensor(values, dtype=torch.float64, device=self.device)
         if self.world_size > 1:
             dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -38,7 +38,7 @@ class Ranks:
 
 @cache
 def parallel_groups(tp_size: int, world_size: int) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """Returns this rank's tensor-parallel group, of neighbours, and its data-parallel group, None with a single
+    """Returns this rank's tensor-parallel group of neighbouring ranks, and its data-parallel group: None with a single
     replica."""
     if tp_size == world_size:
         return dist.group.WORLD, None
@@ -48,11 +48,12 @@ def parallel_groups(tp_size: int, world_size: int) -> tuple[dist.ProcessGroup | 
     return tensor, data
 
 
-def stream_seed(seed: int, what: str, rank: int | None = None) -> int:
-    """Returns a seed for each thing that is drawn; without a rank the same on all of them."""
-    digest = hashlib.sha256(f"{seed} {what} {rank}".encode()).digest()
+def stream_seed(seed: int, name: str, rank: int | None = None) -> int:
+    """Returns a seed for the random numbers of this name; without a rank the same on all ranks."""
+    digest = hashlib.sha256(f"{seed} {name} {rank}".encode()).digest()
     return int.from_bytes(digest[:6])
 
 
-def stream(device: torch.device, seed: int, what: str, rank: int | None = None) -> torch.Generator:
-    return torch.Generator(device).manual_seed(stream_seed(seed, what, rank))
+def stream(device: torch.device, seed: int, name: str, rank: int | None = None) -> torch.Generator:
+    """Returns a generator seeded by `stream_seed`."""
+    return torch.Generator(device).manual_seed(stream_seed(seed, name, rank))

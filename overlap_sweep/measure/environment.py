@@ -1,6 +1,6 @@
-"""What the numbers were measured on: the machine, and its GPUs' clocks, power and temperature now and during a run.
+"""Records the machine, and its GPUs' clocks, power and temperature now and during a run.
 
-rocm-smi is a program whose keys differ from version to version: they are looked for by regular expressions.
+The keys of rocm-smi differ between versions, so they are found by regular expressions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KEYS = {
     # MI300 has no edge sensor.
     "temperature_c": (r"temperature.*junction", r"temperature.*edge", r"temperature"),
 }
-"""By name the keys, the best first."""
+"""Patterns of keys by name of the reading, the best first."""
 
 _CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*mhz", re.IGNORECASE)
 
@@ -48,12 +48,13 @@ _UNIQUE_ID = "Unique ID"
 Cards = Mapping[str, Mapping[str, Any]]
 
 ROCM_SMI_INTERVAL_S = 1.0
-"""At least so long between two calls of rocm-smi: each is a process that takes some tenths of a second."""
+"""Shortest time between two calls of rocm-smi: each is a process that takes some tenths of a second."""
 
 
 @cache
 def nvml_handle(device: torch.device) -> Any | None:
-    """Returns the GPU's NVML handle (NVML's order need not be CUDA's); None without NVML, and for a MIG part."""
+    """Returns the GPU's NVML handle by UUID, because NVML's order may differ from CUDA's; None without NVML or for
+    MIG."""
     try:
         pynvml.nvmlInit()
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
@@ -62,7 +63,7 @@ def nvml_handle(device: torch.device) -> Any | None:
 
 
 def read_nvml(handle: Any) -> dict[str, float]:
-    """Returns the GPU's readings: parts of one (MIG) and virtual ones have fewer. A lost GPU is a NVMLError."""
+    """Returns the GPU's readings; MIG parts and virtual GPUs have fewer. NVMLError if the GPU is lost."""
     queries: dict[str, Callable[[], float]] = {
         "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
         "memory_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
@@ -70,61 +71,64 @@ def read_nvml(handle: Any) -> dict[str, float]:
         "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
         "throttle_reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
     }
-    told = {}
+    readings = {}
     for name, query in queries.items():
         with contextlib.suppress(pynvml.NVMLError_NotSupported):
-            told[name] = query()
-    return told
+            readings[name] = query()
+    return readings
 
 
 def query_rocm_smi(card: str | None = None) -> tuple[Cards, str]:
-    """Returns what rocm-smi says of the card (`card0`), or of all, and its output. Warns where it fails."""
+    """Returns rocm-smi's readings of the card (`card0`), or of all cards, and its output. Warns if it fails."""
     command = ["rocm-smi", *(("-d", card.removeprefix("card")) if card else ()), *_QUERY]
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S).stdout.strip()
     except (FileNotFoundError, PermissionError):
-        warnings.warn("rocm-smi is not in PATH: clocks, power and temperatures are not recorded", stacklevel=2)
+        warnings.warn("rocm-smi is not in PATH; clocks, power and temperatures are not recorded.", stacklevel=2)
         return {}, ""
     except subprocess.TimeoutExpired:
-        warnings.warn(f"rocm-smi did not answer in {TIMEOUT_S:g} s", stacklevel=2)
+        warnings.warn(
+            f"rocm-smi did not answer within {TIMEOUT_S:g} s; clocks, power and temperatures are not recorded.",
+            stacklevel=2,
+        )
         return {}, ""
     return rocm_cards(text), text
 
 
 def rocm_cards(text: str) -> Cards:
-    """Returns the cards in rocm-smi's output. Warnings may stand before its JSON, such as that a card sleeps."""
+    """Returns the cards in rocm-smi's output. Its JSON may follow warnings, such as that a card sleeps."""
     start = text.find("{")
     try:
-        told, _ = json.JSONDecoder().raw_decode(text[start:] if start >= 0 else "")
+        cards, _ = json.JSONDecoder().raw_decode(text[start:] if start >= 0 else "")
     except ValueError:
-        warnings.warn(f"rocm-smi told nothing: {text[:200]}", stacklevel=2)
+        warnings.warn(f"rocm-smi printed no JSON: {text[:200]}", stacklevel=2)
         return {}
-    return {name: card for name, card in told.items() if re.fullmatch(r"card\d+", name)}
+    return {name: card for name, card in cards.items() if re.fullmatch(r"card\d+", name)}
 
 
 def rocm_values(card: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the card's readings: the second die of a MI250 has no power of its own."""
+    """Returns the card's readings; the second die of an MI250 has no power reading."""
     values = {}
     for name, patterns in _KEYS.items():
         number = _CLOCK if name.endswith("_mhz") else _NUMBER
-        told = [
+        found = [
             float(match[1])
             for pattern in patterns
             for key, value in card.items()
             if re.match(pattern, key, re.IGNORECASE) and (match := number.search(str(value)))
         ]
-        if told:
-            values[name] = told[0]
+        if found:
+            values[name] = found[0]
     return values
 
 
 def rocm_card(device: torch.device, cards: Cards) -> str | None:
-    """Returns the device's card: the one with its unique ID. Those for desktops have none; they are counted."""
+    """Returns the device's card: the one with its unique ID, or by index, because desktop cards have no ID."""
     # HIP gives the digits of the ID as the bytes of the UUID.
     unique = bytes.fromhex(str(torch.cuda.get_device_properties(device).uuid).replace("-", "")).decode(
         "ascii", "replace"
     )
-    by_id = {str(told.get(_UNIQUE_ID, "")).lower().removeprefix("0x"): name for name, told in cards.items()}
+    by_id = {str(card.get(_UNIQUE_ID, "")).lower().removeprefix("0x"): name for name, card in cards.items()}
     if unique.lower() in by_id:
         return by_id[unique.lower()]
     index = device.index or 0
@@ -132,27 +136,28 @@ def rocm_card(device: torch.device, cards: Cards) -> str | None:
         index = int(visible.split(",")[index])
     if (name := f"card{index}") in cards:
         return name
-    warnings.warn(f"rocm-smi knows no {name} for {device}: its clocks, power and temperature are missing", stacklevel=2)
+    message = f"rocm-smi lists no {name} for {device}; its clocks, power and temperature are not recorded."
+    warnings.warn(message, stacklevel=2)
     return None
 
 
 class Sample(NamedTuple):
-    """A GPU's readings at a moment."""
+    """A GPU's readings at one time."""
 
     values: dict[str, float]
-    """`sm_clock_mhz`, `memory_clock_mhz`, `power_w`, `temperature_c`, and of NVML `throttle_reasons` (its bits), as far
-    as the GPU tells."""
+    """`sm_clock_mhz`, `memory_clock_mhz`, `power_w`, `temperature_c`, and with NVML `throttle_reasons` (bits), as far
+    as the GPU reports them."""
     rocm_smi_output: str | None = None
-    """The same as rocm-smi put it, on AMD."""
+    """The output of rocm-smi, on AMD."""
 
 
 NOTHING = Sample({})
 
 
 class DeviceSampler:
-    """`with DeviceSampler(device, interval_s) as sampler:` takes a sample of this one GPU every interval.
+    """`with DeviceSampler(device, interval_s) as sampler:` takes a sample of this GPU every interval.
 
-    Nothing is taken on a CPU, with an interval of 0, and where neither NVML nor rocm-smi can be asked.
+    It takes none on a CPU, with an interval of 0, and without NVML and rocm-smi.
     """
 
     def __init__(self, device: torch.device, interval_s: float) -> None:
@@ -161,14 +166,14 @@ class DeviceSampler:
         self._wanted = device.type == "cuda" and interval_s > 0
         self._taken: list[tuple[float, Sample]] = []
         self._ended = threading.Event()
-        # A daemon keeps no process alive that ends without leaving the block.
+        # A daemon thread does not keep alive a process that ends inside the block.
         self._thread = threading.Thread(target=self._run, name="DeviceSampler", daemon=True)
 
     def __enter__(self) -> DeviceSampler:
         read = _reader_for(self._device) if self._wanted else None
         if read:
             self._read = read
-            # The first step has one, too, and a GPU that cannot be asked fails here.
+            # The first step needs a sample too, and a GPU that cannot be read fails here.
             self._take()
             self._thread.start()
         return self
@@ -179,7 +184,7 @@ class DeviceSampler:
             self._thread.join()
 
     def last_before(self, unix_s: float) -> Sample:
-        """Returns the last sample that was taken by then (seconds since 1970); an empty one where there is none."""
+        """Returns the last sample up to this time (seconds since 1970); an empty one if there is none."""
         place = bisect_right(self._taken, unix_s, key=lambda taken: taken[0])
         return self._taken[place - 1][1] if place else NOTHING
 
@@ -188,7 +193,7 @@ class DeviceSampler:
             while not self._ended.wait(self._interval_s):
                 self._take()
         except Exception:
-            # A run is worth more than its samples. What was told before must not be taken for what came after.
+            # The run goes on without samples. An empty one keeps the last one from being used for later times.
             traceback.print_exc()
             self._taken.append((time.time(), NOTHING))
 
@@ -213,7 +218,7 @@ def _rocm_sample(card: str) -> Sample:
 
 
 def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the launcher's record of the machine (`identity.machine`), and what only torch knows."""
+    """Returns the launcher's record of the machine (`identity.machine`) with the properties that only torch knows."""
     if device.type != "cuda":
         return dict(machine)
     properties = torch.cuda.get_device_properties(device)
@@ -230,7 +235,7 @@ def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, A
 
 
 def conditions(ranks: Ranks) -> dict[str, Any]:
-    """Returns the machine's load, and every rank's GPU readings of now by NVML or rocm-smi, if they answer."""
+    """Returns the machine's load, and present readings of every rank's GPU from NVML or rocm-smi, if they answer."""
     load: dict[str, Any] = {"load_1min": os.getloadavg()[0]}
     if ranks.device.type != "cuda":
         return load

@@ -1,4 +1,4 @@
-"""Kineto traces of this rank: of one pass at a time, and of a training run's steps by the profiler's own schedule."""
+"""Records Kineto traces of this rank: of single passes, and of training steps by the profiler's schedule."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from overlap_sweep.measure.timing import Variant, meet, spin
 from overlap_sweep.results.run_directory import keep, trace_file
 
 SPIN_US = 10_000.0
-"""Enqueueing an operator takes the profiled host some milliseconds."""
+"""Length of the spin: under the profiler the host needs some milliseconds to enqueue an operator."""
 
 TENSORBOARD_DIRECTORY = "torch_profiler"
 
 NO_CHROME_TRACE = (
-    "The profiled steps left no Chrome trace: on ROCm exporting one is known to crash. profiling.tensorboard=true "
-    "exports nevertheless, for TensorBoard; profiling.rocprofv3=true records by other means."
+    "No Chrome trace was written: exporting one is known to crash on ROCm. profiling.rocprofv3=true records a trace; "
+    "profiling.tensorboard=true exports one for TensorBoard all the same."
 )
 
-SAME_EXPORT = "On ROCm the export of traces for TensorBoard is the one that is known to crash."
+SAME_EXPORT = "Exporting traces for TensorBoard is known to crash on ROCm."
 
 
 def capture_each(variants: Mapping[str, Variant], ranks: Ranks, iterations: int, directory: Path) -> list[str]:
     """Writes a trace of every variant under its name. Returns the file names of all ranks' traces. Collective.
 
-    Every iteration is a `ProfilerStep#i` range, and starts when all ranks are there. What holds a GPU back until its
-    iteration is enqueued stays outside of the range, so that the trace has no gaps but the operator's own.
+    Every iteration is a `ProfilerStep#i` range and starts when all ranks are ready. The spin that holds a GPU back
+    until its iteration is enqueued is outside the range, so that the only gaps in the trace are the operator's own.
     """
     for name, variant in variants.items():
-        # Point-to-point transfers on gloo run in threads of their own.
+        # Point-to-point transfers on gloo run in other threads.
         everywhere = _ExperimentalConfig(profile_all_threads=True)
         variant.get_ready()
         with profile(activities=_activities(ranks), experimental_config=everywhere) as profiler:
@@ -49,13 +49,13 @@ def capture_each(variants: Mapping[str, Variant], ranks: Ranks, iterations: int,
                     spin(ranks, SPIN_US)
                     meet(ranks)
                 with record_function(f"ProfilerStep#{iteration}"):
-                    kept = variant.forward(iteration)
+                    output = variant.forward(iteration)
                     if variant.backward:
-                        variant.backward(iteration, kept)
+                        variant.backward(iteration, output)
                     ranks.synchronize()
         trace = directory / trace_file(ranks.rank, name)
         keep(_exported(profiler, trace), trace)
-        # The result names all ranks' traces, so that none may be missing when it is written.
+        # The result names all ranks' traces, so all must exist before it is written.
         ranks.barrier()
     return [trace_file(rank, name) for name in variants for rank in range(ranks.world_size)]
 
@@ -65,8 +65,8 @@ def _activities(ranks: Ranks) -> list[ProfilerActivity]:
 
 
 def _exported(profiler: profile, trace: Path) -> Path:
-    """Exports the profiler's trace to a temporary file beside `trace`, and returns its path."""
-    # The profiler compresses what ends in .gz.
+    """Exports the profiler's trace to a temporary file next to `trace`, and returns its path."""
+    # The profiler compresses files whose name ends in .gz.
     temporary = trace.with_name(f".tmp_{trace.name}")
     profiler.export_chrome_trace(str(temporary))
     return temporary
@@ -74,28 +74,27 @@ def _exported(profiler: profile, trace: Path) -> Path:
 
 @dataclass(frozen=True)
 class ProfiledSteps:
-    """What was recorded, and which of the calls."""
+    """The recorded traces and the recorded calls."""
 
     traces: list[str] = field(default_factory=list)
-    """File names in the run directory, of all ranks and cycles."""
+    """File names of the traces in the run directory, of all ranks and cycles."""
     warnings: list[str] = field(default_factory=list)
     active: list[int] = field(default_factory=list)
-    """The recorded calls of `run_step`, counted from 0: N of their ProfilerStep#N."""
+    """Indices of the recorded calls of `run_step`: N of ProfilerStep#N."""
 
 
 def profile_steps(
     run_step: Callable[[], object], ranks: Ranks, profiling: Mapping[str, Any], directory: Path
 ) -> ProfiledSteps:
-    """Calls `run_step` (wait + warmup + active) * repeat times, and writes what the profiler records of it.
+    """Calls `run_step` (wait + warmup + active) * repeat times, and writes the profiler's traces.
 
-    `profiling` is the options of that name. Each cycle leaves a trace of every rank: `run_directory.trace_file` for
-    analyze.py, and the same file under torch_profiler/rank<r>/ for TensorBoard, as the user wants them. torch exports a
-    recording once ("Trace is already saved"), so TensorBoard's is written here under the name that torch's handler
-    would give it, instead of by that.
+    `profiling`: the options of that name. Each cycle writes a trace per rank, as requested: `run_directory.trace_file`
+    for analyze.py, and the same file under torch_profiler/rank<r>/ for TensorBoard. torch exports a recording only once
+    ("Trace is already saved"), so the file for TensorBoard is a copy under the name that torch's handler would use.
 
-    On ROCm exporting is known to crash, and both are the same export. The Chrome trace, which is on by default, is left
-    out; TensorBoard's, which is only there when asked for, is still written. Without anything to write no step is run.
-    Untested on AMD hardware. Collective.
+    On ROCm exporting is known to crash. The Chrome trace, which is on by default, is left out; the one for TensorBoard,
+    which is off by default, is still written. If nothing is to be written, no step is run. Untested on AMD hardware.
+    Collective.
     """
     chrome, tensorboard, warnings = bool(profiling["chrome_trace"]), bool(profiling["tensorboard"]), []
     if torch.version.hip:
@@ -107,7 +106,7 @@ def profile_steps(
     wait, warmup, active, repeat = (profiling[name] for name in ("wait", "warmup", "active", "repeat"))
     cycle = wait + warmup + active
     written: list[str] = []
-    # Names differ from process to process: what an earlier attempt left would stay beside them.
+    # Names differ between processes, so traces of an earlier attempt would remain.
     folder = directory / TENSORBOARD_DIRECTORY / f"rank{ranks.rank}"
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -131,15 +130,15 @@ def profile_steps(
         record_shapes=profiling["record_shapes"],
         profile_memory=profiling["profile_memory"],
         with_stack=profiling["with_stack"],
-        # Our own threads, too, which may run collectives on gloo. torch 2.13 then leaves out all events of memory.
+        # Our own threads may run collectives on gloo. torch 2.13 then records no memory events.
         experimental_config=_ExperimentalConfig(profile_all_threads=not profiling["profile_memory"]),
     ) as profiler:
         for _ in range(cycle * repeat):
             run_step()
-            # The step's work on the device ends in the step's range.
+            # The device's work must end inside the step's range.
             ranks.synchronize()
             profiler.step()
-    # The result names all ranks' traces, so that none may be missing when it is written.
+    # The result names all ranks' traces, so all must exist before it is written.
     ranks.barrier()
     traces = [trace_file(rank, variant) for variant in written for rank in range(ranks.world_size)] if chrome else []
     recorded = [first + wait + warmup + step for first in range(0, cycle * repeat, cycle) for step in range(active)]

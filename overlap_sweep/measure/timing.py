@@ -1,8 +1,8 @@
-"""Time variants of an operator or layer side by side, in turns, by the slowest rank, and compare what they compute.
+"""Times variants of an operator or layer in turns, by the slowest rank, and compares their results.
 
-A repeat is timed by the host's clock or the GPU's own. On a GPU the host needs longer to enqueue a small operator than
-the GPU needs to run it, so the passes are enqueued behind a spin kernel that keeps the GPU busy meanwhile; when the
-host still comes too late, the turn says so. Whole training steps are timed between marks on their stream.
+A repeat is timed by the host's or the GPU's clock. The host needs longer to enqueue a small operator than the GPU needs
+to run it, so the passes are enqueued behind a spin kernel that keeps the GPU busy; if the host is still too late, the
+turn is marked `late`. Whole training steps are timed between marks on their stream.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ Backward = Callable[[int, Any], Mapping[str, torch.Tensor]]
 L2_BYTES = 128 * 2**20
 """More than any GPU's L2 cache: inputs rotate through at least this much memory."""
 MOST_INPUTS = 64
-"""Of 2 MiB, which is a small model's at TP=8."""
+"""Most inputs to rotate: of 2 MiB each, as a small model has at TP=8."""
 
 SPIN_MARGIN = 1.5
-"""The spin lasts this many times the longest of the variants' last enqueueings."""
+"""Length of the spin / longest of the variants' last enqueue times."""
 
 FIRST_SPIN_US = 2000.0
-"""And at least this long."""
+"""Shortest spin, in microseconds."""
 
 STREAM_PRIORITY = {"normal": 0, "high": -1}
-"""torch's: less is sooner. A high-priority kernel's blocks take the SMs that become free before others'."""
+"""torch's stream priorities: lower runs first. Blocks of a high-priority kernel take free SMs before others."""
 
 
 class Mark:
-    """A moment on the current stream, or on a CPU the moment of its making."""
+    """A moment on the current stream; on a CPU the moment of its creation."""
 
     def __init__(self, device: torch.device) -> None:
         self._event: torch.cuda.Event | None = None
@@ -51,7 +51,7 @@ class Mark:
         self.host_ns = time.perf_counter_ns()
 
     def after_ns(self, origin: Mark) -> int:
-        """Returns the time since the origin; the device must have passed both."""
+        """Returns the time since the origin in nanoseconds; the device must have passed both marks."""
         if self._event is None or origin._event is None:
             return self.host_ns - origin.host_ns
         return round(origin._event.elapsed_time(self._event) * 1e6)
@@ -63,37 +63,37 @@ class Mark:
 
 
 class Anchor(Mark):
-    """A mark that an idle device passes when the host makes it: it ties the two clocks together. They drift apart by
-    microseconds a second."""
+    """A mark that an idle device passes when the host creates it, which aligns the two clocks. They drift apart by
+    microseconds per second."""
 
     def host_after_ns(self, host_ns: int, origin: Mark) -> int:
-        """Returns a moment of the host's clock as time of the device's since the origin."""
+        """Returns a host time as device time since the origin."""
         return self.after_ns(origin) + host_ns - self.host_ns
 
     def lead_ns(self, mark: Mark) -> int:
-        """Returns how much later the device passed a later mark than the host made it."""
+        """Returns how long after its creation on the host the device passed a later mark."""
         return mark.after_ns(self) - (mark.host_ns - self.host_ns)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Passes that follow each other. `forward` and `backward` take the turn's number, to rotate their inputs by."""
+    """Passes that run after each other. `forward` and `backward` take the turn's number, which rotates their inputs."""
 
     forward: Forward
-    """-> what `backward` needs: the output."""
+    """Returns the output, which `backward` takes."""
     backward: Backward | None = None
-    """-> the gradients, by name. None: there is only a forward."""
+    """Returns the gradients by name. None: forward only."""
     step: Callable[[], object] | None = None
-    """What follows in a training step: the optimizer."""
+    """The rest of a training step: the optimizer."""
     prepare: Callable[[], None] | None = None
-    """Untimed, before each of the variant's turns; a first untimed repeat follows it."""
+    """Called untimed before each of the variant's turns, followed by an untimed repeat."""
 
     def get_ready(self) -> None:
         if self.prepare:
             self.prepare()
 
     def passes(self) -> Iterator[tuple[str, Callable[[int, Any], Any]]]:
-        """Yields each pass's name and function of the repeat and of what the pass before it returned."""
+        """Yields each pass's name and its function of the repeat and the previous pass's result."""
         step = self.step
         yield "fwd", lambda repeat, _: self.forward(repeat)
         if self.backward:
@@ -107,17 +107,17 @@ class Turn:
     """One repeat on this rank."""
 
     us: dict[str, float]
-    """By pass."""
+    """Times by pass, in microseconds."""
     late: bool
-    """The host was slower than the GPU."""
+    """Whether the host was slower than the GPU."""
 
 
 Clock = Callable[[Variant, int], Turn]
-"""Returns one repeat, of this number, of every pass. Collective."""
+"""Times every pass of the variant in the repeat of this number. Collective."""
 
 
 def host_clock(ranks: Ranks) -> Clock:
-    """Returns the host's clock; every pass starts when all ranks are there."""
+    """Returns a clock on the host; every pass starts when all ranks are ready."""
 
     def turn(variant: Variant, repeat: int) -> Turn:
         us, kept = {}, None
@@ -132,9 +132,9 @@ def host_clock(ranks: Ranks) -> Clock:
 
 
 def gpu_clock(ranks: Ranks) -> Clock:
-    """Returns a clock by marks on the stream, behind a spin kernel; the ranks meet before each pass, to start
+    """Returns a clock by marks on the stream, behind a spin kernel; ranks synchronise before each pass to start
     together."""
-    # Only the last of each variant: the first run may compile for a second, which no later spin has to outlast.
+    # Only the last time of each variant counts: the first run may include a second of compilation.
     last_enqueue_us: dict[Variant, float] = {}
 
     def turn(variant: Variant, repeat: int) -> Turn:
@@ -150,7 +150,7 @@ def gpu_clock(ranks: Ranks) -> Clock:
             marks[name] = start, Mark(ranks.device)
         enqueue_us = (time.perf_counter_ns() - start_ns) / 1e3
         ranks.barrier()
-        # All ranks spin alike, or the first to wake waits for the last inside its collective.
+        # All ranks spin for the same time, or the first would wait for the last inside its collective.
         last_enqueue_us[variant] = ranks.slowest([enqueue_us])[0]
         us = {name: end.after_ns(start) / 1e3 for name, (start, end) in marks.items()}
         return Turn(us, late=enqueue_us > spin_us)
@@ -164,7 +164,7 @@ def spin(ranks: Ranks, us: float) -> None:
 
 
 def meet(ranks: Ranks) -> None:
-    """Makes the GPUs' streams wait for each other; the host goes on."""
+    """Makes the GPUs' streams wait for each other; the host does not wait."""
     if ranks.world_size > 1:
         dist.all_reduce(_token(ranks.device))
 
@@ -176,7 +176,7 @@ def _token(device: torch.device) -> torch.Tensor:
 
 @cache
 def _cycles_per_us(device: torch.device) -> float:
-    """Returns the rate of the clock that `torch.cuda._sleep` counts in."""
+    """Returns the rate of the clock that `torch.cuda._sleep` counts, per microsecond."""
     cycles = 20_000_000
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(cycles)
@@ -189,7 +189,7 @@ def _cycles_per_us(device: torch.device) -> float:
 
 @dataclass
 class Samples:
-    """Per pass the times of every repeat in microseconds, slowest rank; `all` is their sum."""
+    """Times of every repeat per pass in microseconds, slowest rank; `all` is the sum of the passes."""
 
     us: dict[str, list[float]]
     launch_bound: bool
@@ -198,10 +198,10 @@ class Samples:
 def time_variants(
     variants: Mapping[str, Variant], ranks: Ranks, warmup: int, repeats: int, clock: Clock | None = None
 ) -> dict[str, Samples]:
-    """Times every variant `repeats` times, in turns that rotate, so that drift and order hit all alike.
+    """Times every variant `repeats` times, in rotating turns, so that drift and order affect all alike.
 
-    Turns are numbered through, so that none finds in a cache the input that another variant has just read.
-    Collective over the ranks. With `ranks.world_size` 1 nobody else is waited for.
+    Turns are numbered consecutively, so that none finds its input in a cache where another variant has just read it.
+    Collective over the ranks; with `ranks.world_size` 1 no other rank is waited for.
     """
     clock = clock or (gpu_clock if ranks.device.type == "cuda" else host_clock)(ranks)
     names, number = list(variants), count()
@@ -227,7 +227,7 @@ def _over_ranks(turns: Sequence[Turn], ranks: Ranks) -> Samples:
     us = {name: ranks.slowest([turn.us[name] for turn in turns]) for name in turns[0].us}
     us["all"] = [sum(passes) for passes in zip(*us.values(), strict=True)]
     late = ranks.slowest([float(turn.late) for turn in turns])
-    # A single late repeat moves no median.
+    # A single late repeat does not change the median.
     return Samples(us, sum(late) > len(late) / 2)
 
 
@@ -238,9 +238,9 @@ def summarise(samples_us: list[float]) -> Timing:
 
 
 def relative_error(candidate: Variant, reference: Variant, ranks: Ranks) -> dict[str, float]:
-    """Returns each tensor's largest difference over the reference's largest magnitude, over all ranks; inf for NaN.
+    """Returns each tensor's largest difference / the reference's largest magnitude, over all ranks; inf for NaN.
 
-    Two inputs follow each other, so that what reads the last call's buffer instead of waiting for this one's is found.
+    Two different inputs are used in a row, to detect a variant that reads the previous call's buffer.
     """
     errors: dict[str, Tensor] = {}
     for repeat in range(2):
@@ -248,7 +248,7 @@ def relative_error(candidate: Variant, reference: Variant, ranks: Ranks) -> dict
         for name, expected in theirs.items():
             difference = (ours[name].float() - expected.float()).abs().max()
             error = torch.nan_to_num(difference / expected.float().abs().max(), nan=torch.inf, posinf=torch.inf)
-            # Zeros equal zeros.
+            # 0 / 0: both tensors are zero.
             error = torch.where(difference == 0, difference, error)
             errors[name] = torch.maximum(error, errors[name]) if name in errors else error
     return dict(zip(errors, ranks.slowest(torch.stack(list(errors.values())).tolist()), strict=True))

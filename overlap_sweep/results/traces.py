@@ -8,7 +8,7 @@ from pathlib import Path
 
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import is_trace_of
-from overlap_sweep.trace import TraceRow, in_words
+from overlap_sweep.trace import TraceRow, startup_sentence
 from overlap_sweep.trace.files import TraceFile, read_trace_files
 
 PASSES = ("fwd", "bwd")
@@ -115,7 +115,7 @@ def _reading(files: Mapping[str, TraceFile | None]) -> TraceReading:
     # The other ranks wait for one that starts up.
     startup = sorted({iteration for file in found for iteration in file.startup})
     rows = [row for file in found for row in file.rows]
-    said = [in_words(str(found[0].path.parent), rows, startup)] if startup else []
+    said = [startup_sentence(str(found[0].path.parent), rows, startup)] if startup else []
     steady = [row for row in rows if row.iteration not in startup]
     return TraceReading(
         metrics=summarise(steady),

@@ -1,4 +1,4 @@
-"""Reading profiler traces. Here: the rows of one, their medians and parts, and which are start-up."""
+"""Reads profiler traces. This module: the rows of a trace, their medians and parts, and start-up iterations."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any, Literal
 import msgspec
 
 NOTABLE = 1.1
-"""A first iteration that takes no longer than this times the longest of the others is one of them."""
+"""A first iteration is start-up only if it exceeds this times the longest of the others."""
 
 NOTABLE_BESIDE_ONE = 1.5
-"""The same where only one other is there: by how much iterations vary is then unknown."""
+"""The same factor with a single other iteration, where the variation is unknown."""
 
 Grouping = Literal["class", "kernel", "stream"]
 
 
 class Overlap(msgspec.Struct, kw_only=True):
-    """Times are unions: two kernels side by side count once. Microseconds, exact to the nanosecond."""
+    """Times in microseconds, exact to the nanosecond. They are unions: kernels that run at the same time count once."""
 
     span_us: float
     """From the first start to the last end."""
     gemm_us: float
     comm_us: float
     wait_us: float
-    """Waiting for other ranks without moving data."""
+    """Time spent waiting for other ranks without moving data."""
     overlap_us: float
-    """GEMM and communication at once."""
+    """Time in which GEMM and communication run at the same time."""
     exposed_comm_us: float
-    """Communication with no computation beside it; copies and waits are none."""
+    """Communication while nothing computes; copies and waits are not computation."""
     idle_us: float
-    """The part of the span in which nothing runs, neither waits nor copies."""
+    """Part of the span in which nothing runs, not even waits or copies."""
     overlap_ratio: float | None
     """overlap / min(GEMM, communication); None without GEMMs or without communication."""
     num_gemm_events: int
@@ -46,23 +46,23 @@ class TraceRow(Overlap):
 
     file: str
     rank: int | None
-    """None when the trace doesn't say."""
+    """None if the trace does not record it."""
     iteration: int
-    """N of the trace's ProfilerStep#N; counted from 0 in a trace without."""
+    """N of ProfilerStep#N; counted from 0 in a trace without such steps."""
     phase: str
     """`fwd`; `bwd`; `recompute`, the part of `bwd` in which checkpoints run forward again; or `all` for the whole
     iteration, optimizer included."""
 
 
 class PhaseSummary(Overlap):
-    """One phase of one trace: of every quantity the median over the iterations (of the counts the lower median), and
-    the ratio of these."""
+    """One phase of one trace: the median of every quantity over the iterations (lower median of counts), and the ratio
+    of these medians."""
 
     file: str
     rank: int | None
     phase: str
     iterations: int
-    """How many iterations have the phase."""
+    """Number of iterations that have the phase."""
 
 
 def summarise(rows: Iterable[TraceRow]) -> list[PhaseSummary]:
@@ -86,10 +86,10 @@ def _median(values: list[Any]) -> Any:
 
 
 def startup_iterations(rows: Iterable[TraceRow]) -> list[int]:
-    """Returns the first iterations of a trace that take longer than the later ones vary by; never more than half.
+    """Returns the first iterations of a trace that are clearly slower than the later ones; at most half of all.
 
-    That is: longer than the longest of the later ones by more than what these lie apart. A later one that has fewer
-    GEMMs, such as the last of a trace that breaks off, says nothing about an earlier one.
+    Clearly slower: longer than the longest later one by more than the spread of the later ones. Later iterations with
+    fewer GEMMs, such as the last one of a truncated trace, are not compared.
     """
     whole = sorted((row for row in rows if row.phase == "all"), key=lambda row: row.iteration)
     found: list[int] = []
@@ -108,14 +108,14 @@ def _stands_out(span_us: float, others_us: Sequence[float]) -> bool:
     return span_us > max(NOTABLE * longest, longest + (longest - shortest))
 
 
-def in_words(name: str, rows: Iterable[TraceRow], iterations: Sequence[int]) -> str:
-    """Returns a sentence about the start-up `iterations`, at least one, of the trace or point of that name."""
+def startup_sentence(name: str, rows: Iterable[TraceRow], iterations: Sequence[int]) -> str:
+    """Returns a sentence on the start-up `iterations`, at least one, of the named trace or point."""
     spans = [(row.span_us, row.iteration in iterations) for row in rows if row.phase == "all"]
-    longest, usual = (max(span_us for span_us, startup in spans if startup is which) for which in (True, False))
-    which = f"iteration{'s' if len(iterations) > 1 else ''} {', '.join(map(str, iterations))}"
+    longest, usual = (max(span_us for span_us, startup in spans if startup is kind) for kind in (True, False))
+    numbers = f"iteration{'s' if len(iterations) > 1 else ''} {', '.join(map(str, iterations))}"
     return (
-        f"{name}: {which} took up to {longest:,.1f} us, the later ones at most {usual:,.1f}: start-up, left out of "
-        "medians and of what is chosen by them."
+        f"{name}: start-up {numbers} left out of medians and choices: up to {longest:,.1f} us, later iterations at "
+        f"most {usual:,.1f} us."
     )
 
 
@@ -128,15 +128,15 @@ class PartRow(msgspec.Struct, kw_only=True):
     phase: str
     by: Grouping
     kind: str
-    """gemm, comm, wait, compute or memory; of a stream all that it has, joined by `+`."""
+    """gemm, comm, wait, compute or memory; for a stream all its classes, joined by `+`."""
     library: str
-    """Whose kernels; of a stream all of them, joined by `+`."""
+    """Library of the kernels; for a stream all its libraries, joined by `+`."""
     name: str
-    """Of a kernel as it is in the trace; of a stream its process and number; of a class its kind and library."""
+    """Kernel: its name in the trace; stream: its process and number; class: its kind and library."""
     num_events: int
     busy_us: float
-    """The union of its spans: what runs twice at a time counts once."""
+    """Length of the union of its spans: kernels that run at the same time count once."""
     total_us: float
-    """The sum of its spans."""
+    """Sum of its spans."""
     alone_us: float
-    """The part of busy in which no other part of this grouping runs."""
+    """Part of busy_us in which no other part of this grouping runs."""

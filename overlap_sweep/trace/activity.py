@@ -1,10 +1,10 @@
-"""What ran: every event that is work, its kind, iteration and pass.
+"""Assigns a kind, an iteration and a pass to every event that is work.
 
-Iteration and pass are decided by *moments*: when, and on which thread, the host asked for something. On a device that
-is a kernel's launch, in a CPU trace every operator. What is asked for inside `autograd::engine::evaluate_function`
-belongs to the backward pass; so does what checkpoints recompute there, which is separated. All else is forward, unless
-the trace says more: autograd numbers the operators of a forward computation, so what follows the last backward pass
-without such a number is something else, such as the reduction of gradients.
+Iteration and pass are decided by *moments*: when, and on which thread, the host started something. For a device event
+that is its launch, in a CPU trace the operator itself. Moments inside `autograd::engine::evaluate_function` belong to
+the backward pass; recomputation by checkpoints there is separated. All others are forward, except that autograd numbers
+the operators of a forward computation: what follows the last backward pass without such a number is something else,
+such as the reduction of gradients.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from overlap_sweep.trace.kernel_classes import KernelClass, Kind, classify
 from overlap_sweep.trace.kineto import NO_CORRELATION, Events, Trace
 
 FWD, BWD, NEITHER, RECOMPUTE = range(4)
-"""The optimizer, barriers, and what follows the backward pass are in NEITHER pass; they count in their iteration as a
-whole. So does a CUDA graph that autograd does not know, since it may hold both passes. RECOMPUTE is the part of the
-backward pass in which checkpoints run forward again."""
+"""NEITHER: the optimizer, barriers, and what follows the backward pass; it counts only in the whole iteration. So does
+a CUDA graph that autograd does not know, because it may hold both passes. RECOMPUTE: the part of the backward pass in
+which checkpoints run forward again."""
 
 PHASE_OF_PASS = {FWD: "fwd", BWD: "bwd", RECOMPUTE: "recompute"}
 
 NO_ITERATION = -1
-"""Outside the profiler's steps, in a trace that has them."""
+"""Iteration of events outside the profiler's steps, in a trace that has steps."""
 
 _NOWHERE = np.empty(0, np.intp)
 
@@ -43,10 +43,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True)
 class Assignment:
-    """Columns beside those of some events."""
+    """Iteration and pass of events, as columns."""
 
     iteration: NDArray[np.int64]
-    """N of ProfilerStep#N; without such steps, counted from 0. NO_ITERATION for what is outside of all steps."""
+    """N of ProfilerStep#N; without such steps, counted from 0. NO_ITERATION outside all steps."""
     pass_: NDArray[np.int8]
 
     def __getitem__(self, chosen: NDArray[np.intp]) -> Assignment:
@@ -54,7 +54,8 @@ class Assignment:
 
 
 def assign_device(trace: Trace, is_gemm: NDArray[np.bool_]) -> Assignment:
-    """Returns iteration and pass of each of `trace.device`, of which some are GEMMs: those of its launch.
+    """Returns iteration and pass of each event of `trace.device`: those of its launch. `is_gemm` is a mask of the
+    events.
 
     All kernels of a CUDA graph have the launch of the graph. An event without a launch follows the event before it on
     its stream, or, if that has none either, the event before it on any stream.
@@ -86,15 +87,15 @@ def _iterations_by_graph(
     known: NDArray[np.bool_],
     moment: NDArray[np.intp],
 ) -> NDArray[np.int64]:
-    """Returns iterations where there is no backward pass: each time that the launches of graphs repeat, one starts.
+    """Returns iterations of a trace without a backward pass: one starts each time that the launches of graphs repeat.
 
-    `moment` is that of each device event whose launch is `known`.
+    `moment`: index of the moment of each device event whose launch is `known`.
     """
     launches = np.flatnonzero(is_graph)[np.argsort(moments_ns[is_graph], kind="stable")]
     labels = trace.device.label[known]
     order = np.lexsort((labels, moment))
-    of_launch = np.split(labels[order], np.searchsorted(moment[order], np.arange(1, len(moments_ns))))
-    contents = [tuple(of_launch[launch].tolist()) for launch in launches]
+    labels_by_launch = np.split(labels[order], np.searchsorted(moment[order], np.arange(1, len(moments_ns))))
+    contents = [tuple(labels_by_launch[launch].tolist()) for launch in launches]
     period = _period(contents)
     ordered_ns = np.sort(moments_ns)
     starts_ns = [
@@ -105,18 +106,18 @@ def _iterations_by_graph(
 
 
 def _start_between(ordered_ns: NDArray[np.int64], last_ns: int, first_ns: int) -> int:
-    """Returns when an iteration starts of which `first_ns` surely is part, while `last_ns` is part of the one before.
+    """Returns the start of an iteration that contains `first_ns`, while `last_ns` belongs to the iteration before.
 
-    What was asked for in between belongs to either; the longest pause is taken for the border.
+    Moments in between may belong to either; the longest pause is taken as the border.
     """
     here = ordered_ns[np.searchsorted(ordered_ns, last_ns) : np.searchsorted(ordered_ns, first_ns, side="right")]
     return int(here[1 + np.argmax(np.diff(here))]) if len(here) > 1 else int(first_ns)
 
 
 def _period(sequence: list[tuple[int, ...]]) -> int:
-    """Returns the period of the sequence; its length where it does not repeat.
+    """Returns the period of the sequence; its length if it does not repeat.
 
-    That is its length less that of its longest beginning that is also its end, found as Knuth, Morris and Pratt do.
+    The period is the length minus that of the longest border, found by the Knuth-Morris-Pratt algorithm.
     """
     numbers: dict[tuple[int, ...], int] = {}
     numbered = [numbers.setdefault(contents, len(numbers)) for contents in sequence]
@@ -130,15 +131,15 @@ def _period(sequence: list[tuple[int, ...]]) -> int:
 
 
 def assign_host(trace: Trace, chosen: NDArray[np.intp], is_span: NDArray[np.bool_]) -> Assignment:
-    """Returns iteration and pass of the `chosen` host events, of which some are spans of communication or waiting.
+    """Returns iteration and pass of the `chosen` host events; `is_span`: mask of communication and waits.
 
-    Nothing in a trace ties gloo's spans, most of which run on threads of their own, to the operators that launched
-    them: they are what the threads that run autograd are at the moment. Where a pass waits for its communication before
-    it ends, that is the pass that launched it. So is what runs on any other thread.
+    A trace does not tie gloo's spans, most of which run on threads of their own, to the operators that launched them:
+    they get the iteration and pass that autograd's threads are in at that time. If a pass waits for its communication
+    before it ends, that is the pass that launched it. The same holds for events on any other thread.
     """
     host = trace.host
     backward, forward = np.unique(host.lane[_named(trace, _BACKWARD)]), np.unique(host.lane[trace.forward])
-    # Operators of helping threads may be numbered too; those of a thread that also runs backward tell enough.
+    # Operators of helper threads may be numbered too; a thread that also runs backward is enough.
     lanes = backward if np.isin(backward, forward).any() else np.union1d(backward, forward)
     moments = np.flatnonzero(np.isin(host.lane, lanes)) if len(lanes) else np.arange(len(host))
     moments = moments[np.argsort(host.start_ns[moments], kind="stable")]
@@ -151,21 +152,21 @@ def assign_host(trace: Trace, chosen: NDArray[np.intp], is_span: NDArray[np.bool
 
 
 def _assign_moments(trace: Trace, moments: Events, is_gemm: NDArray[np.bool_]) -> Assignment:
-    """Returns iteration and pass of each moment. `is_gemm`: which are known to have asked for a GEMM."""
+    """Returns iteration and pass of each moment. `is_gemm`: mask of the moments known to launch a GEMM."""
     pass_ = np.full(len(moments), FWD, np.int8)
     backward = trace.host[_named(trace, _BACKWARD)]
     pass_[_inside(backward, moments)] = BWD
     # Collectives are numbered wherever they are called.
     numbered = trace.host[trace.forward & ~_named(trace, _COLLECTIVE)]
-    again = _inside(backward, numbered)
-    pass_[_inside(numbered[again], moments)] = RECOMPUTE
+    recomputed = _inside(backward, numbered)
+    pass_[_inside(numbered[recomputed], moments)] = RECOMPUTE
     pass_[_inside(trace.host[_named(trace, _NEITHER)], moments)] = NEITHER
     is_forward = pass_ == FWD
     if len(numbered):
-        surely = is_forward & _inside(numbered[~again], moments)
+        surely = is_forward & _inside(numbered[~recomputed], moments)
         pass_[_matches(trace, _GRAPH_LAUNCH)[moments.label] & is_forward & ~surely] = NEITHER
     else:
-        # All that is not backward is taken for forward; that another iteration has begun, a GEMM tells best.
+        # All that is not backward counts as forward; a GEMM is the best sign that another iteration has begun.
         surely = is_forward & (is_gemm | (not (is_forward & is_gemm).any()))
     steps = _named(trace, _STEP)
     if steps.any():
@@ -174,8 +175,8 @@ def _assign_moments(trace: Trace, moments: Events, is_gemm: NDArray[np.bool_]) -
         iteration = _iterations_by_turn(moments.start_ns, pass_, surely)
     if len(numbered):
         late = (pass_ == FWD) & ~surely & (moments.start_ns > _last_backward_ns(moments.start_ns, pass_, iteration))
-        # DDP finishes on autograd's thread, after its last function.
-        only_backward = np.setdiff1d(backward.lane, numbered[~again].lane)
+        # DDP finishes on autograd's thread after its last function.
+        only_backward = np.setdiff1d(backward.lane, numbered[~recomputed].lane)
         pass_[late] = np.where(np.isin(moments.lane[late], only_backward), BWD, NEITHER)
     return Assignment(iteration, pass_)
 
@@ -203,14 +204,14 @@ def _iterations_by_step(trace: Trace, steps: Events, moments_ns: NDArray[np.int6
 def _iterations_by_turn(
     moments_ns: NDArray[np.int64], pass_: NDArray[np.int8], surely: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Returns the iteration of each moment: every turn from backward to what is surely forward starts one."""
+    """Returns the iteration of each moment: each change from backward to certain forward starts one."""
     order = np.argsort(moments_ns, kind="stable")
-    telling = order[surely[order] | np.isin(pass_[order], (BWD, RECOMPUTE))]
-    turns = np.flatnonzero((pass_[telling][:-1] != FWD) & (pass_[telling][1:] == FWD))
+    decisive = order[surely[order] | np.isin(pass_[order], (BWD, RECOMPUTE))]
+    turns = np.flatnonzero((pass_[decisive][:-1] != FWD) & (pass_[decisive][1:] == FWD))
     ordered_ns, neither_ns = moments_ns[order], moments_ns[order][pass_[order] == NEITHER]
     starts_ns = []
     for turn in turns:
-        last_ns, first_ns = moments_ns[telling[turn]], moments_ns[telling[turn + 1]]
+        last_ns, first_ns = moments_ns[decisive[turn]], moments_ns[decisive[turn + 1]]
         # An optimizer ends an iteration.
         place = np.searchsorted(neither_ns, first_ns) - 1
         last_ns = max(last_ns, neither_ns[place]) if place >= 0 else last_ns
@@ -230,7 +231,7 @@ def _launches_of(trace: Trace) -> NDArray[np.intp]:
 
 
 def _leaders(known: NDArray[np.bool_], lane: NDArray[np.int32], start_ns: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Returns for each event the index of the one whose launch decides: itself if its launch is known."""
+    """Returns for each event the index of the event whose launch decides: itself if its launch is known."""
     on_stream = _last_known(known, np.lexsort((start_ns, lane)))
     on_any = _last_known(known, np.argsort(start_ns, kind="stable"))
     first = np.flatnonzero(known)[np.argmin(start_ns[known])]
@@ -239,7 +240,7 @@ def _leaders(known: NDArray[np.bool_], lane: NDArray[np.int32], start_ns: NDArra
 
 
 def _last_known(known: NDArray[np.bool_], order: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Returns for each event the index of the last known one up to it in this order, or -1."""
+    """Returns for each event the index of the last known event up to it in this order, or -1."""
     place = np.maximum.accumulate(np.where(known[order], np.arange(len(order)), -1))
     last = np.empty(len(order), np.intp)
     last[order] = np.where(place >= 0, order[place], -1)
@@ -259,9 +260,9 @@ def _named(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
 def _inside(outer: Events, moments: Events) -> NDArray[np.bool_]:
     """Returns a mask of the moments that lie inside one of the events on their own thread."""
     inside = np.zeros(len(moments), bool)
-    of_lane = dict(places_by_value(moments.lane))
+    by_lane = dict(places_by_value(moments.lane))
     for lane, there in places_by_value(outer.lane):
-        here = of_lane.get(lane, _NOWHERE)
+        here = by_lane.get(lane, _NOWHERE)
         inside[here] = contains(merge(outer[there].intervals), moments.start_ns[here])
     return inside
 
@@ -280,7 +281,7 @@ class Activity:
     labels: list[tuple[str, str]]
     """Category and name, by `events.label`."""
     classes: dict[int, KernelClass]
-    """By `events.label`."""
+    """Kernel classes by `events.label`."""
     lanes: list[tuple[str, str]]
     """Process and thread, or device and stream, by `events.lane`."""
 
@@ -301,16 +302,15 @@ def activity_of(trace: Trace) -> Activity:
 
 
 def _outermost(trace: Trace, kind: NDArray[np.int8]) -> NDArray[np.intp]:
-    """Returns the operators that stand for their time on the CPU, where operators call operators; indices into
-    `trace.host`.
+    """Returns the operators that count on the CPU, where operators call operators, as indices into `trace.host`.
 
-    What runs inside a communication span on a thread of gloo's, or inside a GEMM, is part of it. A GEMM that only calls
-    another (aten::linear, aten::matmul) is dropped for the one that it calls. Of other operators the outermost count.
+    Operators inside a communication span on a thread of gloo, or inside a GEMM, are part of it. A GEMM that only calls
+    another (aten::linear, aten::matmul) is dropped. Of other operators the outermost ones count.
     """
     host = trace.host
     order = np.lexsort((-host.end_ns, host.start_ns, host.lane))
     kept = order[kind[order] != IGNORE]
-    # On the thread that called it, a span of point-to-point communication lasts until somebody waits for it.
+    # On the calling thread, a span of point-to-point communication lasts until it is waited for.
     calling = np.isin(host.lane, np.unique(host.lane[_named(trace, _COLLECTIVE) | (kind == GEMM)]))
     swallowing = np.isin(kind[kept], (COMM, WAIT)) & ~calling[kept]
     kept = kept[~_within(host[kept], swallowing) | np.isin(kind[kept], (COMM, WAIT))]
@@ -323,8 +323,8 @@ def _outermost(trace: Trace, kind: NDArray[np.int8]) -> NDArray[np.intp]:
 
 
 def _within(events: Events, outer: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Returns a mask of the events that lie inside another one of `outer` on their thread. Events are sorted by thread,
-    start, -end."""
+    """Returns a mask of the events inside another event of `outer` on their thread. Events must be sorted by thread,
+    start and -end."""
     within = np.zeros(len(events), bool)
     for _, here in places_by_value(events.lane):
         reach = np.maximum.accumulate(np.where(outer[here], events.end_ns[here], np.iinfo(np.int64).min))

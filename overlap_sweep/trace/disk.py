@@ -1,7 +1,7 @@
-"""Trace files on disk: found in directories, recognised among other files there by content, and read in blocks,
-decompressed. And text that is almost JSON, mended.
+"""Finds trace files in directories, recognises them by content, reads them in decompressed blocks, and repairs text
+that is almost JSON.
 
-A directory that somebody sent may hold links and names that lead elsewhere: nothing outside of it is read."""
+A directory from somebody else may have links that lead elsewhere: nothing outside of it is read."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from overlap_sweep.errors import UserError
 SUFFIXES = (".json", ".json.gz")
 
 TIMELINE_MARK = "overlap_sweep timeline"
-"""What a timeline of several ranks says it was made by, before anything else."""
+"""Made-by mark at the beginning of a timeline of several ranks."""
 
 BLOCK_BYTES = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 
 MANY_MEMBERS = 10_000
 LEAST_MEMBER_BYTES = 1024
-"""Of text, on average, where there are so many. bgzip, which makes the smallest that are in use, puts 64 KiB in each;
-millions of empty ones would take minutes."""
+"""Smallest average text per gzip member in a file with many. bgzip puts 64 KiB in each; millions of empty members would
+take minutes."""
 
 RECORD_AGAIN = "copy it again or record the trace again"
 
@@ -45,17 +45,17 @@ NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _ERROR_AT = re.compile(r" \(byte (\d+)\)")
 
 Report = Callable[[str], None]
-"""Called with what is wrong, such as `is cut short`."""
+"""Called with the damage, such as `is cut short`."""
 
 
 def is_below(path: Path, root: Path) -> bool:
     """Returns whether the path lies below `root` with all links followed; `root` itself may be one."""
-    # Unlike Path.resolve it takes links that lead in circles.
+    # Path.resolve would raise for links that form a circle.
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
 
 
 def is_special(path: Path) -> bool:
-    """Returns whether reading it would block or never end."""
+    """Returns whether reading the file would block or never end."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -64,8 +64,8 @@ def is_special(path: Path) -> bool:
 
 
 def links_out(root: Path, denied: Callable[[OSError], object] | None = None) -> Iterator[Path]:
-    """Yields directories below `root` that are links to somewhere else. Nothing looks into them. `denied` is called for
-    each directory that cannot be listed."""
+    """Yields directories below `root` that are links to outside; they are not searched. `denied` is called for each
+    directory that cannot be listed."""
     for folder, names, _ in os.walk(root, onerror=denied):
         for name in sorted(names):
             path = Path(folder, name)
@@ -74,24 +74,24 @@ def links_out(root: Path, denied: Callable[[OSError], object] | None = None) -> 
 
 
 def find_traces(directory: Path) -> list[Path]:
-    """Returns all traces at or below a directory, `rank2` before `rank10`, without timelines that were made of them."""
+    """Returns all traces at or below a directory, `rank2` before `rank10`, without merged timelines."""
     files = [path for path in _candidates(directory) if not _leads_out(path, directory)]
     return [path for path in files if path.is_file() and _is_trace(path)]
 
 
 def refused_links(directory: Path) -> list[str]:
-    """Returns a sentence for each link that may be a trace and leads elsewhere: nothing looks into it."""
+    """Returns a sentence for each possible trace that is a link to outside; it is not read."""
     links = [path for path in _candidates(directory) if _leads_out(path, directory)]
     return [f"{link} is a link that leads out of {directory}, so it is not read; copy the file." for link in links]
 
 
 def is_timeline(path: Path) -> bool:
-    """Returns whether the file is a timeline of several ranks: no rank's trace, and ours to replace."""
+    """Returns whether the file is a merged timeline, which may be overwritten."""
     return _marked(beginning(path)[0])
 
 
 def natural_order(path: Path) -> list[list[str | int]]:
-    """Returns a key to sort paths by: numbers in names count by their value."""
+    """Returns a sort key for paths that orders numbers in names by value."""
     return [[int(word) if i % 2 else word for i, word in enumerate(re.split(r"(\d+)", part))] for part in path.parts]
 
 
@@ -104,8 +104,8 @@ def _leads_out(path: Path, directory: Path) -> bool:
 
 
 def _is_trace(path: Path) -> bool:
-    """Returns whether it is a trace: results and reports are .json files, too; only traces are compressed, so reading
-    one that is damaged as a trace will say what is wrong."""
+    """Returns whether the file is a trace. Results and reports are .json files too, but only traces are compressed: a
+    damaged compressed file counts as a trace, so that reading it reports the damage."""
     text, whole = beginning(path)
     if _marked(text):
         return False
@@ -117,7 +117,7 @@ def _marked(text: bytes) -> bool:
 
 
 def beginning(path: Path) -> tuple[bytes, bool]:
-    """Returns the beginning of the file's text as far as it can be read, and whether all of it could be."""
+    """Returns the beginning of the file's text as far as it is readable, and whether it was undamaged."""
     damage: list[str] = []
     try:
         return next(blocks(path, damage.append), b""), not damage
@@ -126,9 +126,9 @@ def beginning(path: Path) -> tuple[bytes, bool]:
 
 
 def blocks(path: Path, report_damage: Report) -> Iterator[bytes]:
-    """Yields blocks of at most BLOCK_BYTES or little more, none empty. UserError when the file cannot be read at all.
+    """Yields non-empty blocks of about BLOCK_BYTES at most. UserError when the file cannot be read at all.
 
-    What a damaged compressed file holds up to the damage is given; then the damage is reported and the blocks end.
+    A damaged compressed file is read up to the damage, which is then reported.
     """
     try:
         with path.open("rb") as file:
@@ -138,44 +138,44 @@ def blocks(path: Path, report_damage: Report) -> Iterator[bytes]:
                 else iter(lambda: file.read(BLOCK_BYTES), b"")
             )
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; give a trace (.json or .json.gz) of torch.profiler.") from None
+        raise UserError(f"{path} does not exist; give a trace (.json or .json.gz) from torch.profiler.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); {RECORD_AGAIN}.") from None
 
 
 def is_gzip(path: Path) -> bool:
-    """Returns whether it is gzip by its content: files get renamed, and some tools gzip without saying so."""
+    """Returns whether the content is gzip: a file's name may not show it."""
     with path.open("rb") as file:
         return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
 
 
 def _inflated(file: BinaryIO, path: Path, report_damage: Report) -> Iterator[bytes]:
-    """Yields decompressed blocks. A gzip file may have several members; what follows the last is no part of it."""
+    """Yields decompressed blocks. A gzip file may have several members; data after the last one is ignored."""
     pending, members, text_bytes = memoryview(b""), 0, 0
     while pending or (pending := memoryview(file.read(BLOCK_BYTES))):
         if bytes(pending[: len(GZIP_MAGIC)]) != GZIP_MAGIC[: len(pending)]:
             return
         members += 1
         if members > MANY_MEMBERS and text_bytes < members * LEAST_MEMBER_BYTES:
-            said = f"more than {MANY_MEMBERS:,} gzip members of less than {LEAST_MEMBER_BYTES} bytes each"
-            raise UserError(f"{path} is made of {said}; give what `gzip -dc` makes of it.")
+            members_found = f"more than {MANY_MEMBERS:,} gzip members of less than {LEAST_MEMBER_BYTES} bytes each"
+            raise UserError(f"{path} has {members_found}; decompress it with `gzip -dc` first.")
         # 31: gzip's head and checksum around deflate.
         inflate = isal_zlib.decompressobj(wbits=31)
-        # What follows a member is copied, so little is looked at before it is known to be a long one.
+        # Data after a member is copied, so the window starts small and grows with a long member.
         window = LEAST_MEMBER_BYTES
         while not inflate.eof:
             pending = pending or memoryview(file.read(BLOCK_BYTES))
             if not pending:
                 report_damage("is cut short")
                 return
-            given = pending[:window]
+            chunk = pending[:window]
             try:
-                block = inflate.decompress(given, BLOCK_BYTES)
+                block = inflate.decompress(chunk, BLOCK_BYTES)
             except isal_zlib.error as error:  # type: ignore[misc]
                 report_damage(f"is damaged ({error})")
                 return
             left = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
-            pending = pending[len(given) - len(left) :]
+            pending = pending[len(chunk) - len(left) :]
             window = min(2 * window, BLOCK_BYTES)
             text_bytes += len(block)
             if block:
@@ -183,7 +183,7 @@ def _inflated(file: BinaryIO, path: Path, report_damage: Report) -> Iterator[byt
 
 
 def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yields blocks, small ones joined: each costs its reader as much as its parsing."""
+    """Yields blocks with small ones joined, because each block has a fixed cost for its reader."""
     held = bytearray()
     for block in blocks:
         if not held and len(block) > BLOCK_BYTES // 2:
@@ -198,14 +198,15 @@ def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def as_written_and_mended(text: bytes) -> Iterator[bytes]:
+    """Yields the text, and the mended text if it differs."""
     yield text
     if (other := mended(text)) != text:
         yield other
 
 
 def mended(text: bytes) -> bytes:
-    """Returns the text without what is often found in traces and is no JSON: control characters, bytes that are no
-    UTF-8 and backslashes that escape nothing in names, NaN and infinities, commas before a closing bracket."""
+    """Returns the text without common errors of traces: control characters, invalid UTF-8 and stray backslashes in
+    names, NaN and infinities, commas before a closing bracket."""
     text = text.translate(bytes.maketrans(bytes(range(32)), b" " * 32))
     text = text.decode(errors="replace").encode()
     if b"\\" in text:
@@ -219,16 +220,16 @@ def _right_escape(found: re.Match[bytes]) -> bytes:
 
 
 def damage_of(text: bytes) -> str:
-    """Returns what is wrong with a text that does not parse, apart from what could be mended."""
+    """Returns what is wrong with a text that does not parse even when mended."""
     for number, candidate in enumerate(as_written_and_mended(text)):
         error = error_of(candidate)
         if error is None:
-            return "is no list of events" if number == 0 else "is no valid JSON"
+            return "is not a list of events" if number == 0 else "is not valid JSON"
         if not isinstance(error, RecursionError) and position_of(error, len(candidate)) >= len(candidate):
             return "is cut short"
     if isinstance(error, RecursionError):
         return "is nested too deeply"
-    return f"is no valid JSON ({_ERROR_AT.sub('', str(error))})"
+    return f"is not valid JSON ({_ERROR_AT.sub('', str(error))})"
 
 
 def error_of(text: bytes) -> Exception | None:
@@ -249,5 +250,5 @@ def position_of(error: Exception, length: int) -> int:
 
 
 def is_over(error: Exception) -> bool:
-    """Returns whether all that is wrong is that something follows the list."""
+    """Returns whether the only error is text after the list."""
     return "trailing characters" in str(error)

@@ -1,7 +1,7 @@
 """Exact interval algebra on half-open integer intervals.
 
 Intervals are int64 arrays [n, 2] of (start, end) with start <= end. A *union* is what `merge` returns: sorted,
-disjoint, not touching, none empty. All functions but `merge` and `rows_without_overlap` take unions.
+disjoint, not touching, without empty intervals. All functions but `merge` and `rows_without_overlap` take unions.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def length(union: Intervals) -> int:
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """Returns what lies in both unions."""
+    """Returns the intersection of both unions."""
     return _where(a, b, cover=3)
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """Returns what lies in union `a` and not in union `b`."""
+    """Returns union `a` without union `b`."""
     return _where(a, b, cover=1)
 
 
 def contains(union: Intervals, moments: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Returns which of the moments [m] lie in the union; an interval's end does not."""
+    """Returns a mask of the moments [m] that lie in the union; an interval's end is outside."""
     if not len(union):
         return np.zeros(len(moments), bool)
     index = np.searchsorted(union[:, 0], moments, side="right") - 1
@@ -50,8 +50,7 @@ def contains(union: Intervals, moments: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def rows_without_overlap(spans: Iterable[tuple[float, float]]) -> list[list[int]]:
-    """Returns numbers of (start, end) spans, which are sorted by start, row by row: each is in the first row that is
-    free."""
+    """Returns the indices of (start, end) spans, sorted by start, row by row: each is in the first free row."""
     rows: list[list[int]] = []
     ends: list[float] = []
     for number, (start, end) in enumerate(spans):
@@ -75,7 +74,7 @@ def _where(a: Intervals, b: Intervals, cover: int) -> Intervals:
 
 
 def places_by_value(column: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Yields each integer in the column, ascending, with the places where it stands, ascending."""
+    """Yields each distinct integer of the column, ascending, with its positions, ascending."""
     order = np.argsort(column, kind="stable")
     values, first = np.unique(column[order], return_index=True)
     return zip(values.tolist(), np.split(order, first[1:]), strict=False)

@@ -1,4 +1,4 @@
-"""What kind of work an event is: the rules of kernel_classes.yaml, applied to names."""
+"""Classifies events by name with the rules of kernel_classes.yaml."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 Kind = Literal["gemm", "comm", "wait", "compute", "memory", "ignore"]
 _LONGEST_NAME = 1 << 14
-"""Of longer ones the beginning: some expressions take time that grows with its square."""
+"""Longer names are cut: the time of some expressions grows with the square of the length."""
 
 Category = Literal["kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation"]
 
@@ -41,7 +41,7 @@ def classify(category: str, name: str) -> KernelClass:
 
 
 def function_name(kernel: str) -> str:
-    """Returns the qualified name of a kernel's function, of a demangled or Itanium-mangled name.
+    """Returns the qualified name of a kernel's function, from a demangled or Itanium-mangled name.
 
     `void cutlass::Kernel2<cutlass_80_tensorop_gemm>(Params)` is `cutlass::Kernel2`.
     """
@@ -50,13 +50,13 @@ def function_name(kernel: str) -> str:
         return _demangled_function(kernel)
     plain = kernel.replace("(anonymous namespace)", "anonymous")
     plain = _without_brackets(plain)
-    # A name cut off by its producer has brackets that never close.
+    # A truncated name has brackets that never close.
     plain = re.split(r"[<(\[{]", plain, maxsplit=1)[0]
     return plain.split()[-1] if plain.split() else ""
 
 
 def _without_brackets(name: str) -> str:
-    """Returns the name without all that stands in a pair of angle brackets."""
+    """Returns the name without everything in angle brackets."""
     opened: list[int] = []
     parts: list[str] = []
     reach = 0
@@ -85,7 +85,7 @@ def _demangled_function(mangled: str) -> str:
 
 @cache
 def _rules(category: str) -> list[tuple[KernelClass, re.Pattern[str], re.Pattern[str]]]:
-    """Returns class, pattern of the name, pattern of the function; in order."""
+    """Returns class, name pattern and function pattern of each rule, in order."""
     text = resources.files(__package__).joinpath("kernel_classes.yaml").read_bytes()
     return [
         (KernelClass(rule.kind, rule.library), _compile(rule.name), _compile(rule.function))

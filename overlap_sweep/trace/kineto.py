@@ -1,7 +1,7 @@
 """Reads the traces that torch.profiler (Kineto) exports into numpy columns.
 
-Only complete events (`ph` X) of devices, of launches and of CPU operators are kept. Times become integer nanoseconds
-at once: Kineto writes microseconds with three decimals, and sums of floats would not be exact.
+Only complete events (`ph` X) of devices, launches and CPU operators are kept. Times become integer nanoseconds at once:
+Kineto writes microseconds with three decimals, and sums of floats would not be exact.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from overlap_sweep.trace.stream import MOST_RANKS, Document, Event, ExactEvent, 
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
 LAUNCH_SUFFIXES = ("_runtime", "_driver")
-"""cuda_runtime, cuda_driver, and what other devices call theirs. HIP's calls are filed under cuda_runtime."""
+"""cuda_runtime, cuda_driver, and the like of other devices. HIP's calls are in cuda_runtime."""
 
 OLD_CATEGORIES = {
     "Kernel": "kernel",
@@ -35,16 +35,16 @@ OLD_CATEGORIES = {
     "Operator": "cpu_op",
     "Runtime": "cuda_runtime",
 }
-"""How older versions of PyTorch called them."""
+"""Names of the categories in older versions of PyTorch."""
 
 NO_CORRELATION = -1
 
 MOST_DIFFERENT = 1 << 16
-"""Names of events, pairs of process and thread. Traces of torch have some hundreds; so many take seconds, and a million
-took minutes and a gigabyte."""
+"""Most names of events, or pairs of process and thread. Traces of torch have some hundreds; this many take seconds, a
+million took minutes and a gigabyte."""
 
 _MOST_US = 2.0**51
-"""71 years. Integer nanoseconds have room for a time of this size plus a duration, and for what lies between two."""
+"""71 years. Integer nanoseconds can hold a time of this size plus a duration, and differences of two."""
 
 EXACT_UNTIL_US = 2.0**43
 """Up to here (100 days) a float holds microseconds with three decimals to the nanosecond."""
@@ -57,7 +57,7 @@ class Events:
     label: NDArray[np.int32]
     """Index into Trace.labels."""
     lane: NDArray[np.int32]
-    """A number for each pair of process and thread on the host, of device and stream on a device."""
+    """Number of the pair of process and thread on the host, or of device and stream on a device."""
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     correlation: NDArray[np.int64]
@@ -81,11 +81,11 @@ class Trace:
     rank: int | None
     world_size: int | None
     base_time_ns: int
-    """What all times count from, in nanoseconds since 1970; 0 where the trace doesn't say."""
+    """Origin of all times, in nanoseconds since 1970; 0 if the trace does not record it."""
     labels: list[tuple[str, str]]
-    """The different pairs of category and name."""
+    """The distinct pairs of category and name."""
     lanes: list[tuple[str, str]]
-    """The different pairs of process and thread, or of device and stream."""
+    """The distinct pairs of process and thread, or of device and stream."""
     device: Events
     """Kernels, copies and sets. NCCL's annotations on the GPU are left out: they repeat its kernels."""
     launches: Events
@@ -93,9 +93,9 @@ class Trace:
     host: Events
     """CPU operators and annotations."""
     forward: NDArray[np.bool_]
-    """Which of `host` autograd noted as part of a forward computation."""
+    """Mask of `host`: operators that autograd numbered as part of a forward computation."""
     warnings: list[str]
-    """One sentence for each reason why it was read only in part."""
+    """A sentence for each reason why only part of it was read."""
 
 
 _NEITHER, _DEVICE, _LAUNCH, _HOST = range(4)
@@ -112,7 +112,7 @@ def _group(written: str | None) -> int:
 
 
 def _numbering() -> defaultdict[Any, int]:
-    """Returns a mapping that numbers whatever it is asked for, in the order in which it was first asked."""
+    """Returns a mapping that numbers keys in the order of their first lookup."""
     return defaultdict(itertools.count().__next__)
 
 
@@ -127,8 +127,8 @@ class _NeedExactTimes(Exception):
 def read_trace(path: Path | str) -> Trace:
     """Reads a trace, `.json` or gzipped, of any size.
 
-    UserError when it is missing, no trace, or holds no events. What a damaged one holds up to the damage is read, with
-    a warning.
+    UserError when it is missing, is not a trace, or has no events. A damaged trace is read up to the damage, with a
+    warning.
     """
     path = Path(path)
     try:
@@ -150,12 +150,12 @@ def _read(path: Path, document: Document) -> Trace:
             numbers = _numbers(kept, document)
         label = np.fromiter(map(labels.__getitem__, map(attrgetter("cat", "name"), kept)), np.int32, len(kept))
         lane = np.fromiter(map(lanes.__getitem__, map(attrgetter("pid", "tid"), kept)), np.int32, len(kept))
-        _check_number(path, labels, "names of events", "fewer steps, or no annotations that are called anew each time")
+        _check_number(path, labels, "names of events", "fewer steps, or annotations whose names do not change")
         _check_number(path, lanes, "threads and streams", "fewer steps")
         group = np.fromiter((group_of(category) for category, _ in labels), np.int8, len(labels))[label]
-        for number, of_group in parts.items():
+        for number, columns in parts.items():
             chosen = np.flatnonzero(group == number)
-            of_group.append(tuple(column[chosen] for column in (label, lane, *numbers)))
+            columns.append(tuple(column[chosen] for column in (label, lane, *numbers)))
     if not any(len(columns[0]) for number in (_DEVICE, _HOST) for columns in parts[number]):
         raise _nothing_in(path, document)
     # The same process and thread may be written as numbers and as strings.
@@ -179,16 +179,16 @@ def _read(path: Path, document: Document) -> Trace:
     )
 
 
-def _check_number(path: Path, different: Collection[Any], what: str, instead: str) -> None:
-    """Raises UserError where there are more of these than any program has."""
+def _check_number(path: Path, different: Collection[Any], things: str, instead: str) -> None:
+    """Raises UserError if there are more of these than any program has."""
     if len(different) > MOST_DIFFERENT:
-        raise UserError(f"{path} holds more than {MOST_DIFFERENT:,} different {what}; record {instead}.")
+        raise UserError(f"{path} has more than {MOST_DIFFERENT:,} different {things}; record {instead}.")
 
 
 def _numbers(events: Sequence[Event], document: Document) -> tuple[NDArray[Any], ...]:
-    """Returns start, end, correlation, and whether autograd noted the operator as part of a forward computation.
+    """Returns start, end, correlation, and whether autograd numbered the operator as part of a forward computation.
 
-    ValueError, TypeError or ArithmeticError where one of the events has something else than numbers.
+    ValueError, TypeError or ArithmeticError if an event has values that are not numbers.
     """
     count = len(events)
     if document.kind is ExactEvent:
@@ -207,14 +207,14 @@ def _numbers(events: Sequence[Event], document: Document) -> tuple[NDArray[Any],
         NO_CORRELATION if (args := event.args) is None or args.correlation is None else args.correlation
         for event in events
     ]
-    # Where autograd will need it, an operator gets a number; of those that run backward the forward's thread is noted.
+    # autograd numbers operators of the forward; operators that run backward also record the forward's thread.
     forward = [
         (args := event.args) is not None and args.forward_thread == 0 and args.sequence_number is not None
         for event in events
     ]
     return (
         start_ns,
-        # A damaged file may hold negative durations, which are no intervals.
+        # A damaged file may have negative durations.
         start_ns + np.maximum(duration_ns, 0),
         np.fromiter(correlation, np.int64, count),
         np.fromiter(forward, np.bool_, count),
@@ -222,7 +222,7 @@ def _numbers(events: Sequence[Event], document: Document) -> tuple[NDArray[Any],
 
 
 def _has_numbers(event: Event, document: Document) -> bool:
-    """Returns whether the event has numbers, converted from strings if need be. Unusable events are noted."""
+    """Returns whether the event has numbers, converted from strings if need be. Unusable events are counted."""
     try:
         event.dur = event.dur or 0
         if document.kind is Event:
@@ -241,7 +241,7 @@ def _nanoseconds(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:
     if not np.all(np.abs(microseconds) < _MOST_US):
         raise ValueError("a time beyond 71 years")
     whole = np.floor(microseconds)
-    # Multiplying the whole number as a float would lose digits of times that count from 1970.
+    # Multiplying as floats would lose digits of times that count from 1970.
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
 
 
@@ -268,18 +268,18 @@ def _nothing_in(path: Path, document: Document) -> UserError:
     if document.damage:
         return UserError(f"{path} {document.damage}; {RECORD_AGAIN}.")
     if document.malformed:
-        return UserError(f"{path} is JSON but no profiler trace ({document.first_malformed}); {RECORD_AGAIN}.")
+        return UserError(f"{path} is JSON but not a profiler trace ({document.first_malformed}); {RECORD_AGAIN}.")
     return UserError(
-        f"{path} holds neither GPU kernels nor CPU operators; record the trace with the activities CPU and CUDA."
+        f"{path} has neither GPU kernels nor CPU operators; record the trace with the activities CPU and CUDA."
     )
 
 
 def _warnings(path: Path, document: Document) -> list[str]:
     found = []
     if document.damage:
-        found.append(f"{path} {document.damage}: what it holds before that was read; {RECORD_AGAIN}.")
+        found.append(f"{path} {document.damage}: only the events before that were read; {RECORD_AGAIN}.")
     if document.repaired:
-        found.append(f"{path} is not quite JSON: NaN, stray characters, commas or backslashes in it were mended.")
+        found.append(f"{path} is not valid JSON: NaN, stray characters, commas or backslashes were repaired.")
     if document.malformed:
         found.append(f"{path}: {document.malformed} malformed events were left out ({document.first_malformed}).")
     return found

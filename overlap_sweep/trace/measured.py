@@ -1,4 +1,4 @@
-"""How much of the communication was hidden behind computation, and what the time went to, per iteration and pass."""
+"""Measures overlap, exposed communication and the times of kernels and streams, per iteration and phase."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from overlap_sweep.trace.activity import (
 from overlap_sweep.trace.intervals import Intervals, intersect, length, merge, places_by_value, subtract
 
 MOST_ITERATIONS = 10_000
-"""A millisecond each, and a few rows. People record some ten steps."""
+"""Each takes a millisecond and a few rows. Usual traces have about ten steps."""
 
 
 def overlap_rows(activity: Activity, file: str, rank: int | None) -> list[TraceRow]:
-    """Returns one row per iteration and phase that has any work, in order. UserError when there is none to analyse."""
+    """Returns one row per iteration and phase that has any work, in order. UserError when there is no work."""
     if (count := len(np.unique(activity.assignment.iteration))) > MOST_ITERATIONS:
-        raise UserError(f"{file} holds {count:,} iterations, more than {MOST_ITERATIONS:,}; record fewer steps.")
+        raise UserError(f"{file} has {count:,} iterations, more than {MOST_ITERATIONS:,}; record fewer steps.")
     intervals, kind = activity.events.intervals, activity.kind
     rows = [
         TraceRow(file, rank, iteration, phase, **asdict(measure(intervals[chosen], kind[chosen])))
         for iteration, phase, chosen in phases_of(activity)
     ]
     if not rows:
-        raise UserError(f"{file} holds no work inside its iterations but copies; profile at least one forward pass.")
+        raise UserError(f"{file} has no work but copies inside its iterations; profile at least one forward pass.")
     return rows
 
 
 def phases_of(activity: Activity) -> Iterator[tuple[int, str, NDArray[np.intp]]]:
-    """Yields iteration, phase, and the indices of its events; without those phases that have no work."""
+    """Yields iteration, phase and the indices of its events, for phases that have work."""
     kind, assigned = activity.kind, activity.assignment
     for iteration, inside in places_by_value(assigned.iteration):
-        # A copy after the last backward pass (loss.item()) would count as one more iteration.
+        # Otherwise a copy after the last backward pass (loss.item()) would count as another iteration.
         if iteration == NO_ITERATION or not np.isin(kind[inside], (GEMM, COMM, COMPUTE)).any():
             continue
         pass_ = assigned.pass_[inside]
@@ -93,7 +93,7 @@ class _Group(NamedTuple):
 
 
 def breakdown(activity: Activity, file: str, rank: int | None) -> list[PartRow]:
-    """Returns for every iteration and phase its parts in each grouping, the longest busy first."""
+    """Returns the parts of every iteration and phase in each grouping, sorted by busy time."""
     rows: list[PartRow] = []
     intervals = activity.events.intervals
     for iteration, phase, chosen in phases_of(activity):
@@ -122,15 +122,15 @@ def breakdown(activity: Activity, file: str, rank: int | None) -> list[PartRow]:
 def measure_groups(
     intervals: Intervals, group: NDArray[np.intp], num_groups: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Returns per group [num_groups] the length of its union, the sum of its lengths, and how long it runs without any
-    other.
+    """Returns busy, total and alone time per group [num_groups]: length of the union, sum of lengths, and length in
+    which no other group runs.
 
     `intervals` [n, 2] in nanoseconds, `group` [n] from 0 to num_groups - 1.
     """
     total = np.zeros(num_groups, np.int64)
     np.add.at(total, group, intervals[:, 1] - intervals[:, 0])
-    # Shifted apart, the groups merge in one go without touching each other. The moments' ranks leave room for shifting,
-    # however far apart the moments of a damaged trace are.
+    # Shifted apart, all groups merge in one call. Ranks of the moments are shifted instead of the moments, which may be
+    # too far apart in a damaged trace.
     moments, ranks = np.unique(intervals, return_inverse=True)
     unions = merge(ranks.reshape(intervals.shape) + (group * len(moments))[:, None])
     of_union = unions[:, 0] // len(moments)
@@ -146,7 +146,7 @@ def _alone(unions: Intervals, group: NDArray[np.int64], num_groups: int) -> NDAr
     order = np.argsort(moments, kind="stable")
     moments, steps, group = moments[order], steps[order], np.tile(group, 2)[order]
     running = np.cumsum(steps)[:-1]
-    # Where one runs, the sum of the numbers of those that run is its number.
+    # Where a single group runs, the sum of the running groups' numbers is its number.
     which = np.cumsum(steps * group)[:-1]
     alone = np.zeros(num_groups, np.int64)
     np.add.at(alone, which[running == 1], np.diff(moments)[running == 1])
@@ -165,10 +165,9 @@ def _groups(activity: Activity, by: Grouping, chosen: NDArray[np.intp]) -> tuple
             groups.append(_Group("+".join(kinds), "+".join(libraries), " ".join(activity.lanes[number])))
         return groups, lane
     labels, label = np.unique(activity.events.label[chosen], return_inverse=True)
-    of_label = [activity.classes[int(number)] for number in labels]
+    label_classes = [activity.classes[int(number)] for number in labels]
     if by == "kernel":
-        return [_Group(*of, activity.labels[number][1]) for of, number in zip(of_label, labels, strict=True)], label
-    place = {kernel_class: i for i, kernel_class in enumerate(dict.fromkeys(of_label))}
-    return [_Group(*of, " ".join(reversed(of))) for of in place], np.array([place[of] for of in of_label], np.intp)[
-        label
-    ]
+        return [_Group(*of, activity.labels[number][1]) for of, number in zip(label_classes, labels, strict=True)], label
+    place = {kernel_class: i for i, kernel_class in enumerate(dict.fromkeys(label_classes))}
+    groups = [_Group(*of, " ".join(reversed(of))) for of in place]
+    return groups, np.array([place[of] for of in label_classes], np.intp)[label]

@@ -1,8 +1,8 @@
-"""Reads a trace's events a piece of the file at a time, decompressed: neither its text nor all events fit into memory.
+"""Reads a trace's events piece by piece, because neither the decompressed text nor all events may fit into memory.
 
-A piece ends where one event ends and another one begins. That is guessed from the text, and right if the piece parses:
-at a place that looks alike inside of an event or of a string, the piece's brackets or quotes could not close. Where the
-guess is wrong, brackets are counted, which is slower.
+A piece ends between two events. That place is guessed from the text; the guess is right if the piece parses, because
+inside an event or a string the piece's brackets or quotes would not close. If no guess is right, brackets are counted,
+which is slower.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _COMMA = re.compile(rb"\s*,\s*")
 _BRACKET_OR_STRING = re.compile(rb'[{}\[\]]|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 
 _MOST_LISTS = 8
-"""More lists of that name than that are not looked at for the events."""
+"""Number of lists of that name that are tried as the list of events."""
 
 _TRIES = 8
 
@@ -53,15 +53,15 @@ _TAIL_BYTES = 1 << 13
 MANY_ENTRIES = 10_000
 
 LEAST_ENTRY_BYTES = 24
-"""On average, in a piece that has so many. The shortest event that says what ran when, without any blank, has 60."""
+"""Smallest average size in a piece with many entries. The shortest useful event without blanks has 60 bytes."""
 
 _MOST_BYTES = 16 << 20
-"""No piece may be longer. One that is, is no list of events any more."""
+"""Longest piece; a longer one is not a list of events."""
 
 Number = int | float | str | None
 
 MOST_RANKS = 1 << 20
-"""More than any run has; a trace that says so is damaged."""
+"""More than any run has; a trace with a higher rank is damaged."""
 
 _raw_list = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -84,7 +84,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class ExactEvent(Event, gc=False):
-    """An event with times as they are written, for those that a float would round. Several times slower to read."""
+    """An event with decimal times, for times that a float would round. Several times slower to read."""
 
     ts: Decimal | None = None  # type: ignore[assignment]
     dur: Decimal | None = Decimal(0)  # type: ignore[assignment]
@@ -97,21 +97,21 @@ class DistributedInfo(msgspec.Struct):
 
 @dataclass
 class Document:
-    """What was read of a trace beside its events; complete when all of them have been read."""
+    """What a trace holds besides its events; complete once all events have been read."""
 
     kind: type[Event] = Event
-    """What to read events as."""
+    """The type that events are decoded to."""
     distributed: DistributedInfo = field(default_factory=DistributedInfo)
     base_time_ns: int = 0
-    """What all moments count from, in nanoseconds since 1970."""
+    """Origin of all times, in nanoseconds since 1970."""
     damage: str = ""
-    """Such as `is cut short`: what follows the events that were read is lost. Empty of a whole file."""
+    """Such as `is cut short`: the events after it are lost. Empty for an undamaged file."""
     repaired: bool = False
-    """Whether the text had to be mended before it was JSON."""
+    """Whether the text had to be mended to be valid JSON."""
     malformed: int = 0
-    """How many entries of the list are no events, and were left out."""
+    """Number of entries that are not events and were left out."""
     first_malformed: str = ""
-    """Why the first of them is none."""
+    """Reason for the first of them."""
 
     def leave_out(self, why: str) -> None:
         self.malformed += 1
@@ -119,7 +119,7 @@ class Document:
 
 
 class _Broken(Exception):
-    """The text that was read so far is no JSON, whatever may follow."""
+    """The text read so far is not JSON, whatever follows."""
 
 
 class _Document(msgspec.Struct, rename="camel"):
@@ -129,7 +129,7 @@ class _Document(msgspec.Struct, rename="camel"):
 
 
 def pieces(path: Path, document: Document) -> Iterator[list[Event]]:
-    """Yields all events of a trace; what else it says goes into `document`. UserError when it is no trace."""
+    """Yields all events of a trace, and fills in `document`. UserError when it is not a trace."""
     source = blocks(path, partial(setattr, document, "damage"))
     head, rest = _head(source, path, document)
     text, wanted = bytearray(b"[" + rest), 0
@@ -144,20 +144,20 @@ def pieces(path: Path, document: Document) -> Iterator[list[Event]]:
             break
         if events is not None:
             if len(events) > MANY_ENTRIES and length - len(text) < len(events) * LEAST_ENTRY_BYTES:
-                # Another program's list: each entry takes as long as an event, and nothing is to be found in them.
-                document.damage = f"holds entries of less than {LEAST_ENTRY_BYTES} bytes, too short for events"
+                # A list of another program: each entry takes as long to read as an event, and none is one.
+                document.damage = f"has entries of less than {LEAST_ENTRY_BYTES} bytes, too short for events"
                 return
             yield events
-        # Where no end could be found, twice as much text may hold one; so the work stays linear.
+        # If no end was found, retry with twice the text, so that the work stays linear.
         wanted = 0 if events is not None else 2 * len(text)
         if wanted > _MOST_BYTES:
-            document.damage = f"holds no end of an event within {_MOST_BYTES >> 20} MiB"
+            document.damage = f"has no end of an event within {_MOST_BYTES >> 20} MiB"
             break
     yield from _end(head, bytes(text[1:]), document)
 
 
 def _head(source: Iterator[bytes], path: Path, document: Document) -> tuple[bytes, bytes]:
-    """Returns the text before the first event, with the list's bracket, and the text that was read beyond."""
+    """Returns the text before the first event, with the list's bracket, and the text read after it."""
     text, wanted = b"", 0
     for block in source:
         text += block
@@ -168,7 +168,7 @@ def _head(source: Iterator[bytes], path: Path, document: Document) -> tuple[byte
         wanted = 2 * len(text)
         if wanted > _MOST_BYTES:
             raise UserError(
-                f"{path} holds no traceEvents in its first {len(text)} bytes; give one of torch.profiler's."
+                f"{path} has no traceEvents in its first {len(text)} bytes; give a trace from torch.profiler."
             )
     if (found := _find_list(text, document)) is not None:
         return found
@@ -188,21 +188,23 @@ def _find_list(text: bytes, document: Document) -> tuple[bytes, bytes] | None:
 
 
 def _refusal(text: bytes, path: Path, document: Document) -> UserError:
-    """Returns the error on a text that is no trace: nothing in it is a list of events."""
+    """Returns the error for a text without a list of events."""
     if not text.strip():
         return UserError(f"{path} {document.damage or 'is empty'}; {RECORD_AGAIN}.")
     try:
         msgspec.json.decode(text, type=_Document)
     except msgspec.ValidationError as error:
-        return UserError(f"{path} is JSON but no profiler trace ({error}); give one of torch.profiler's.")
+        return UserError(f"{path} is JSON but not a profiler trace ({error}); give a trace from torch.profiler.")
     except NO_JSON:
         return UserError(f"{path} {document.damage or damage_of(text)}; {RECORD_AGAIN}.")
-    return UserError(f"{path} is JSON but no profiler trace (traceEvents is no list); give one of torch.profiler's.")
+    return UserError(
+        f"{path} is JSON but not a profiler trace (traceEvents is not a list); give a trace from torch.profiler."
+    )
 
 
 def _front(text: bytearray, document: Document) -> list[Event] | None:
-    """Returns the events up to the last place between two in `text`, a list that has begun, and takes them out of it.
-    None: there is no such place. _Broken: nor will there be with more text."""
+    """Returns the events before the last place between two events in `text`, a list that has begun, and removes them.
+    None: there is no such place yet. Raises _Broken if more text cannot help."""
     for places in (_guessed_places, _counted_places):
         between = places(text)
         if between and (found := _before(text, [end for end, _ in between], document)):
@@ -215,13 +217,13 @@ def _front(text: bytearray, document: Document) -> list[Event] | None:
 
 
 def _guessed_places(text: bytearray) -> list[tuple[int, int]]:
-    """Returns where each of the last few events may end, and where the next one begins."""
+    """Returns where each of the last few events may end and the next one begins."""
     found = deque(_BETWEEN_EVENTS.finditer(text, max(0, len(text) - _TAIL_BYTES)), _TRIES)
     return [(match.start() + 1, match.end()) for match in found]
 
 
 def _counted_places(text: bytearray) -> list[tuple[int, int]]:
-    """Returns where the last event but one ends, and where the last one begins."""
+    """Returns where the last event but one ends and the last one begins."""
     for end in reversed(_ends_of_entries(text)):
         if comma := _COMMA.match(text, end):
             return [(end, comma.end())]
@@ -229,7 +231,7 @@ def _counted_places(text: bytearray) -> list[tuple[int, int]]:
 
 
 def _ends_of_entries(text: bytes | bytearray) -> list[int]:
-    """Returns where the objects of a list that has begun end."""
+    """Returns the ends of the objects of a list that has begun."""
     ends, depth = [], 0
     for token in _BRACKET_OR_STRING.finditer(text):
         written = text[token.start()]
@@ -245,9 +247,9 @@ def _ends_of_entries(text: bytes | bytearray) -> list[int]:
 
 
 def _before(text: bytearray, ends: list[int], document: Document) -> tuple[int, list[Event]] | None:
-    """Returns the last of the ends at which the list can end, and the events before it."""
+    """Returns the index of the last end at which the list parses, and the events before it."""
     for number in reversed(range(len(ends))):
-        # A bracket in the comma's place saves copying the text.
+        # Writing a bracket over the comma saves copying the text.
         written, text[ends[number]] = text[ends[number]], ord("]")
         try:
             with memoryview(text)[: ends[number] + 1] as listed:
@@ -281,7 +283,7 @@ def _before_mended(text: bytearray, ends: list[int], document: Document) -> tupl
 
 
 def _is_hopeless(text: bytearray) -> bool:
-    """Returns whether no text that begins like this one can be a list."""
+    """Returns whether no continuation of this text can be a list."""
     for listed in as_written_and_mended(bytes(text)):
         error = error_of(listed)
         if error is None or is_over(error) or position_of(error, len(listed)) >= len(listed):
@@ -290,7 +292,7 @@ def _is_hopeless(text: bytearray) -> bool:
 
 
 def _end(head: bytes, rest: bytes, document: Document) -> Iterator[list[Event]]:
-    """Yields the last events, and puts what follows them into `document`."""
+    """Yields the last events, and fills in `document` from the text after them."""
     for number, text in enumerate(as_written_and_mended(head + rest)):
         if head == b"[":
             listed = text
@@ -309,7 +311,7 @@ def _end(head: bytes, rest: bytes, document: Document) -> Iterator[list[Event]]:
 
 
 def _saved(rest: bytes, document: Document) -> Iterator[list[Event]]:
-    """Yields what can still be read of a text that breaks off or breaks down somewhere."""
+    """Yields the readable events of a truncated or damaged text."""
     readable = [_readable(text, document.kind) for text in as_written_and_mended(b"[" + rest)]
     count, listed = max(readable, key=lambda found: found[0])
     document.repaired |= count > readable[0][0]
@@ -317,7 +319,7 @@ def _saved(rest: bytes, document: Document) -> Iterator[list[Event]]:
 
 
 def _readable(text: bytes, kind: type[Event]) -> tuple[int, bytes]:
-    """Returns how many of the objects of a list that has begun can be read from its start, and they alone as a list."""
+    """Returns the number of readable objects from the start of a list, and the list of these alone."""
     ends = _ends_of_entries(text)
 
     def listed(count: int) -> bytes:
@@ -350,7 +352,7 @@ def _learn(found: _Document, document: Document) -> None:
 
 
 def decoded(listed: bytes | memoryview, document: Document) -> list[Event]:
-    """Returns the events of a JSON list; entries that are none are left out and counted."""
+    """Returns the events of a JSON list; other entries are left out and counted."""
     one, several = _decoders(document.kind)
     try:
         return several.decode(listed)

@@ -92,7 +92,7 @@ def test_cards_are_found_behind_a_warning_and_beside_what_is_none() -> None:
     told = json.dumps({**MI250, "system": {"Driver version": "5.18.13"}})
     assert environment.rocm_cards(f"WARNING: AMD GPU device(s) is/are in a low-power state.\n\n{told}\n") == MI250
     for text in ("rocm-smi: error", "{"):
-        with pytest.warns(UserWarning, match="rocm-smi told nothing"):
+        with pytest.warns(UserWarning, match="rocm-smi printed no JSON"):
             assert environment.rocm_cards(text) == {}
 
 
@@ -111,7 +111,7 @@ def test_desktop_cards_are_counted(amd: Callable[[str], Path], monkeypatch: pyte
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
     assert environment.rocm_card(GPU, cards) == "card1"
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3")
-    with pytest.warns(UserWarning, match="knows no card3 for cuda:0"):
+    with pytest.warns(UserWarning, match="lists no card3 for cuda:0"):
         assert environment.rocm_card(GPU, cards) is None
 
 

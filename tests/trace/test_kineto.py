@@ -69,20 +69,20 @@ def test_any_time_is_exact_to_the_nanosecond(tmp_path: Path, times: list[tuple[i
         (b" \n", "is empty"),
         (b"{", "is cut short"),
         (b'{"traceEvents": [{"ph": "X", "ts": 1', "is cut short"),
-        (b"Segmentation fault", "is no valid JSON"),
+        (b"Segmentation fault", "is not valid JSON"),
         (b"\x1f\x8b\x08\x00garbage that is no gzip", "is damaged"),
         (gzip.compress(b"", mtime=0), "is empty"),
         (gzip.compress(b"[]", mtime=0)[:4], "is cut short"),
-        (b'"a string"', "is JSON but no profiler trace"),
-        (b"{}", "is JSON but no profiler trace"),
-        (b'{"traceEvents": 3}', "is JSON but no profiler trace"),
-        (b'{"traceEvents": [3]}', "is JSON but no profiler trace"),
-        (b'{"traceEvents": []}', "holds neither GPU kernels nor CPU operators"),
-        (b"[]", "holds neither GPU kernels nor CPU operators"),
-        (b'[{"ph": "X", "cat": "kernel", "ts": "soon"}]', "is JSON but no profiler trace (malformed number"),
-        (b'[{"ph": "X", "cat": "kernel", "ts": "nan"}]', "is JSON but no profiler trace (malformed number"),
-        (b'[{"ph": "X", "cat": "kernel", "ts": NaN}]', "is JSON but no profiler trace (malformed number"),
-        (b'[{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 1, "dur": 9}]', "holds no work"),
+        (b'"a string"', "is JSON but not a profiler trace"),
+        (b"{}", "is JSON but not a profiler trace"),
+        (b'{"traceEvents": 3}', "is JSON but not a profiler trace"),
+        (b'{"traceEvents": [3]}', "is JSON but not a profiler trace"),
+        (b'{"traceEvents": []}', "has neither GPU kernels nor CPU operators"),
+        (b"[]", "has neither GPU kernels nor CPU operators"),
+        (b'[{"ph": "X", "cat": "kernel", "ts": "soon"}]', "is JSON but not a profiler trace (malformed number"),
+        (b'[{"ph": "X", "cat": "kernel", "ts": "nan"}]', "is JSON but not a profiler trace (malformed number"),
+        (b'[{"ph": "X", "cat": "kernel", "ts": NaN}]', "is JSON but not a profiler trace (malformed number"),
+        (b'[{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 1, "dur": 9}]', "has no work"),
     ],
 )
 def test_bad_files_get_one_sentence_with_the_mend(tmp_path: Path, content: bytes, complaint: str) -> None:
@@ -119,7 +119,7 @@ def test_a_damaged_middle_ends_the_trace_there(tmp_path: Path) -> None:
     path.write_text(f'{{"distributedInfo": {{"rank": 3}}, "traceEvents": [{", ".join(events)}]}}')
     trace = read_trace(path)
     assert (trace.rank, names(trace)) == (3, [f"k{number}" for number in range(6)])
-    assert "is no valid JSON (JSON is malformed: invalid character)" in trace.warnings[0]
+    assert "is not valid JSON (JSON is malformed: invalid character)" in trace.warnings[0]
 
 
 @pytest.mark.parametrize(

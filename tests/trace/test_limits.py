@@ -88,7 +88,7 @@ def test_gzip_members_with_hardly_anything_in_them(tmp_path: Path, monkeypatch: 
     path.write_bytes(members([kernel(0), *(b"," + kernel(i) for i in range(1, 300))]))
     assert len(read_trace(path).device) == 300
     monkeypatch.setattr(disk, "MANY_MEMBERS", 100)
-    assert "more than 100 gzip members of less than 1024 bytes each; give what `gzip -dc`" in refusal(path)
+    assert "more than 100 gzip members of less than 1024 bytes each; decompress it with `gzip -dc`" in refusal(path)
     # As bgzip writes them: a member for every 64 KiB.
     text = listed([kernel(i, name="nvjet_" + "a" * 1000) for i in range(300)])
     path.write_bytes(b"".join(gzip.compress(text[at : at + 2000]) for at in range(0, len(text), 2000)))
@@ -108,5 +108,5 @@ def test_an_entry_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(stream, "_MOST_BYTES", 1 << 20)
     path = tmp_path / "trace.json"
     path.write_bytes(HEAD + b"1," * 2_000_000)
-    with pytest.raises(UserError, match="holds no end of an event within 1 MiB"):
+    with pytest.raises(UserError, match="has no end of an event within 1 MiB"):
         read_trace(path)

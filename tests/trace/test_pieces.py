@@ -335,7 +335,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     assert more < 24 * MIB
     assert found == [[None, [count + 1] * 2, warnings] for warnings in (0, 1, 1)]
     assert more_of_string < 150 * MIB
-    assert "holds no end of an event" in problem
+    assert "has no end of an event" in problem
 
 
 _LIST = ", ".join(['{"name": "a", "ph": "b"}'] * 50)
@@ -351,12 +351,12 @@ LONG_NAME = EVENT.replace("nvjet_k", r"}, {\"ph\": \"X\", gemm<" * (5 * MIB // 2
         ('{"traceEvents": ', "[", 20 * MIB, "", "is nested too deeply"),
         ('{"traceEvents": [{"args": {"x": ', '{"a": ', 3 * MIB, "", "is nested too deeply"),
         ("", '{"traceEvents": [', 3 * MIB, "", "is nested too deeply"),
-        ('"', "a", 20 * MIB, '"', "holds no traceEvents"),
-        ("", " ", 20 * MIB, "", "holds no traceEvents"),
-        ('{"traceEvents": [', ",", 20 * MIB, "", "is no valid JSON"),
-        ('{"traceEvents": [', '},{"ph"', 3 * MIB, "", "is no valid JSON"),
-        ('{"traceEvents": [', '"', 20 * MIB, "", "is no valid JSON"),
-        ('{"traceEvents": [{"name": "', "abcdefghij", 2 * MIB, "", "holds no end of an event"),
+        ('"', "a", 20 * MIB, '"', "has no traceEvents"),
+        ("", " ", 20 * MIB, "", "has no traceEvents"),
+        ('{"traceEvents": [', ",", 20 * MIB, "", "is not valid JSON"),
+        ('{"traceEvents": [', '},{"ph"', 3 * MIB, "", "is not valid JSON"),
+        ('{"traceEvents": [', '"', 20 * MIB, "", "is not valid JSON"),
+        ('{"traceEvents": [{"name": "', "abcdefghij", 2 * MIB, "", "has no end of an event"),
         ('{"traceEvents": [' + EVENT, ',{"ph":X}', 3 * MIB, "]}", None),
         ('{"traceEvents": [', NESTED + ",", 8 * MIB // len(NESTED), NESTED + "]}", None),
         ('{"traceEvents": [', EVENT.replace(" ", "") + ",", 8 * MIB // len(EVENT), EVENT + "]}", None),

@@ -11,7 +11,7 @@ from overlap_sweep.report.iterations import typical_iteration
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.trace import TraceRow, startup_iterations
-from overlap_sweep.trace.files import of_startup, read_trace_files
+from overlap_sweep.trace.files import read_trace_files, startup_warnings
 from overlap_sweep.workloads.tp_training.rows import step_communication
 from tests.make_point import make_point, operator_config
 from tests.results.reading import trace_row
@@ -65,10 +65,10 @@ def test_recorded_ones() -> None:
         "cpu_gloo_tp2_rank0.json.gz": [0],
         "h200x2_cuda_graph_rank0.json.gz": [0],
     }
-    (said,) = of_startup(files)
-    assert said.startswith(f"{TRACES / 'cpu_gloo_tp2_rank0.json.gz'}: iteration 0 took up to 19,434.8 us")
-    assert said.endswith("The same of 1 other trace.")
-    assert of_startup([file for file in files if not file.startup]) == []
+    (sentence,) = startup_warnings(files)
+    assert sentence.startswith(f"{TRACES / 'cpu_gloo_tp2_rank0.json.gz'}: start-up iteration 0 left out")
+    assert sentence.endswith("up to 19,434.8 us, later iterations at most 9,570.4 us. Also in 1 other trace.")
+    assert startup_warnings([file for file in files if not file.startup]) == []
 
 
 def test_medians_leave_startup_out_and_rows_mark_it(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_points_columns_are_of_no_startup_on_any_rank_and_it_is_told(tmp_path:
     points = read_points(tmp_path).points
     reading = read_traces(points)[directory]
     assert reading.metrics["fwd_gemm_us"] == 101.0
-    assert [warning.startswith(f"{directory}: iteration 0 took") for warning in reading.warnings] == [True]
+    assert [warning.startswith(f"{directory}: start-up iteration 0 left out") for warning in reading.warnings] == [True]
 
 
 def test_a_steps_communication_is_of_no_startup(tmp_path: Path) -> None:
@@ -101,4 +101,4 @@ def test_a_steps_communication_is_of_no_startup(tmp_path: Path) -> None:
     found = step_communication(reading)
     assert found
     assert found.exposed_us == 100.0
-    assert [warning.startswith(f"{directory}: iteration 0 took") for warning in reading.warnings] == [True]
+    assert [warning.startswith(f"{directory}: start-up iteration 0 left out") for warning in reading.warnings] == [True]

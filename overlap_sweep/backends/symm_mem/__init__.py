@@ -1,20 +1,20 @@
-"""PyTorch's symmetric-memory operators: what `torch.compile` makes of tensor parallelism under async TP.
+"""PyTorch's symmetric-memory operators, which `torch.compile` uses for tensor parallelism under async TP.
 
-Its methods, none of which has a knob:
+Its methods have no knobs:
 
-- `ring_exchange` is the fused operators, `fused_all_gather_matmul` and `fused_matmul_reduce_scatter`: each rank's chunk
-  is copied peer to peer while another is multiplied. It goes straight from rank to rank instead of around a ring.
-- `bulk` is the low-contention collectives, by copy engines, beside a GEMM that does not need them.
+- `ring_exchange`: the fused operators `fused_all_gather_matmul` and `fused_matmul_reduce_scatter`: each rank's chunk
+  is copied peer to peer while another is multiplied. Chunks go directly from rank to rank instead of around a ring.
+- `bulk`: the low-contention collectives by copy engines, next to a GEMM that does not need them.
 
-The async-TP pass (`torch._inductor.config._micro_pipeline_tp`) puts the fused operators wherever an all-gather feeds a
-GEMM from the left or a reduce-scatter takes a GEMM's product, in all of the model. That is the default here. It leaves
-the all-gather of a saved input alone, whose GEMM, wgrad, has it on the right. What it makes of a training step differs
-from what runs here in three ways (read in torch 2.13, inductor's fx_passes/micro_pipeline_tp.py):
+The async-TP pass (`torch._inductor.config._micro_pipeline_tp`) uses the fused operators wherever an all-gather is the
+left input of a GEMM or a reduce-scatter takes a GEMM's product, in the whole model. That is the default here. It does
+not change the all-gather of a saved input, which is the right input of its GEMM, wgrad. A training step under the pass
+differs from what runs here in three ways (read in torch 2.13, inductor's fx_passes/micro_pipeline_tp.py):
 
-- A GEMM with a bias is fused only where inductor has split the bias off, which it does before elementwise operators.
+- A GEMM with a bias is fused only if inductor has split off the bias, which it does before elementwise operators.
 - Unless activations are checkpointed, a gathered input is kept for backward. Here it is gathered again, as in
-  Megatron-LM, with overlap and without.
-- A gathered input of up to 2048 rows that nothing else needs may be gathered by NVLink multicast. Here it never is.
+  Megatron-LM, with and without overlap.
+- An input of up to 2048 rows that nothing else needs may be gathered by NVLink multicast. Here it never is.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ attention, default_knobs = plain.attention, plain.default_knobs
 
 METHODS = ("ring_exchange", "bulk")
 MAX_CONNECTIONS = 8
-"""With one queue, two streams wait for each other: a fused GEMM and reduce-scatter took 21 % longer
+"""With one connection, two streams wait for each other: a fused GEMM and reduce-scatter took 21 % longer
 (8192x8192x8192, two H200s)."""
 
 ASYNC_TP: dict[str, Setting] = {
     slot: {"method": "ring_exchange"} for slot, methods in space.SLOTS.items() if "ring_exchange" in methods
 }
-"""The slots that the async-TP pass overlaps; it overlaps all of them or none."""
+"""Settings of the slots that the async-TP pass overlaps; it overlaps all of them or none."""
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
@@ -55,9 +55,9 @@ def refusal(point: Mapping[str, Any]) -> str | None:
         return reason
     for slot, setting in settings.items():
         if setting["method"] not in METHODS:
-            return f"backend=symm_mem has no {setting['method']}, which {slot} is given; it has {' and '.join(METHODS)}"
-    if given := {k for s in settings.values() for k in s.keys() - {"method"} - space.absent_knobs("symm_mem", s)}:
-        return f"backend=symm_mem has no {', '.join(sorted(given))}; its methods have no knobs"
+            return f"{slot}: backend=symm_mem has no {setting['method']}; it has {' and '.join(METHODS)}"
+    if used := {k for s in settings.values() for k in s.keys() - {"method"} - space.absent_knobs("symm_mem", s)}:
+        return f"backend=symm_mem has no {', '.join(sorted(used))}; its methods have no knobs"
     return None
 
 
@@ -70,14 +70,14 @@ def has_default(point: Mapping[str, Any]) -> bool:
 
 
 def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
-    """Returns the parameters' shapes, a bias only where the model has one: adding it costs a pass, as the fused
-    operators take none."""
+    """Returns the parameters' shapes, with a bias only if the model has one: the fused operators take none, so adding
+    it costs an extra kernel."""
     shapes: dict[str, tuple[int, ...]] = {"weight": shape.weight_shape}
     return {**shapes, "bias": shape.weight_shape[:1]} if point["model"]["bias"] else shapes
 
 
 def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
-    """Does nothing: the operators allocate the memory that they share at their first call, long before any timing."""
+    """Does nothing: the operators allocate shared memory at their first call, before any timing."""
 
 
 def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
@@ -100,8 +100,8 @@ def close() -> None:
 def layer_slots(config: OverlapConfig, operators: Collection[str]) -> dict[str, Setting]:
     """Returns the settings of these operators' slots that overlap.
 
-    A slot that is not set, and whose overlap is switched on, overlaps as under async TP: by the fused operators if they
-    fit it. That a switch would leave a dgrad nothing but `bulk` holds only for those that are set.
+    A slot that is switched on but not configured overlaps as under async TP: by the fused operators if they fit. A
+    switch that allows a dgrad only `bulk` applies only to configured slots.
     """
     allowed = overlap_cfg.methods_allowed(config.switches)
     unset = {
@@ -113,11 +113,11 @@ def layer_slots(config: OverlapConfig, operators: Collection[str]) -> dict[str, 
 
 
 def layer_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Collection[str]) -> str | None:
-    given = layer_slots(config, operators)
-    if not given:
-        return "its switches leave no slot of this layer to overlap"
+    overlapped = layer_slots(config, operators)
+    if not overlapped:
+        return "the switches leave no slot of this layer to overlap"
     set_slots = plain.overlapped_slots(config, operators)
-    return overlap_cfg.methods_refusal(given) or plain.slots_refusal(point, config, set_slots, refusal)
+    return overlap_cfg.methods_refusal(overlapped) or plain.slots_refusal(point, config, set_slots, refusal)
 
 
 def build_layer(

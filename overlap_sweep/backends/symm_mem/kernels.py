@@ -1,5 +1,5 @@
-"""Kernels by PyTorch's symmetric memory: the operators that its async-TP pass puts into compiled models, and what it
-has for the collective alone beside a GEMM. None that uses multicast."""
+"""Kernels by PyTorch's symmetric memory: the operators of its async-TP pass, and its collectives next to an independent
+GEMM. None of them uses multicast."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ _SETTINGS: dict[str, dict[str, Setting]] = {
         "scatter_gather": {"method": "scatter_gather"},
     },
 }
-"""By kernel and name.
+"""Settings by kernel and name.
 
-ring: fused_all_gather_matmul and fused_matmul_reduce_scatter: each rank's chunk is copied peer to peer while another
-is multiplied. async_input: one GEMM that waits for its input's chunks inside of the kernel (what
+ring: fused_all_gather_matmul and fused_matmul_reduce_scatter, where each rank's chunk is copied peer to peer while
+another is multiplied. async_input: one GEMM that waits for its input's chunks inside the kernel (what
 fused_all_gather_matmul becomes for some sizes under TORCH_SYMM_MEM_ENABLE_NATIVE_ASYNC_TP). bulk: the low-contention
-collectives, by copy engines. one_shot, two_shot: the GEMM writes into shared memory, then one kernel reduces it:
-nothing overlaps, but no NCCL has to be started. scatter_gather: fused_matmul_reduce_scatter, then a low-contention
-all-gather."""
+collectives, by copy engines. one_shot, two_shot: the GEMM writes into shared memory, then one kernel reduces it: no
+overlap, but no NCCL to start. scatter_gather: fused_matmul_reduce_scatter, then a low-contention all-gather."""
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
     if reason := needs_gpus(point):
         return reason
     if point["kernel"] == "gemm_ar" and point["precision"] == "fp8":
-        return "symmetric memory's all-reduces are no FP8 GEMM's; backend=torch has one"
+        return "symmetric memory has no FP8 GEMM with an all-reduce; backend=torch has one"
     return None
 
 
@@ -50,10 +49,10 @@ def implementations(point: Mapping[str, Any]) -> dict[str, Setting]:
 
 def _takes(point: Mapping[str, Any], name: str) -> bool:
     if name == "async_input":
-        # Its kernel is made for bf16, and cuts each rank's rows by the number of ranks.
+        # Its kernel is for bf16, and splits each rank's rows by the number of ranks.
         return point["precision"] == "bf16" and point["m"] % point["tp_size"] ** 2 == 0
     if name in ("one_shot", "two_shot"):
-        # They add in these alone.
+        # They sum only in these precisions.
         return point["precision"] in ("fp32", "bf16")
     if name == "scatter_gather":
         return bool(point["m"] % point["tp_size"] == 0)
@@ -71,7 +70,7 @@ def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: R
 
 
 def close() -> None:
-    # Loading it for this would mean loading torch where a point was refused.
+    # Importing it would load torch even if the point was refused.
     operators = sys.modules.get("overlap_sweep.backends.symm_mem.operators")
     if operators:
         operators.close()

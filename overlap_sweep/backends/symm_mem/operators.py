@@ -1,11 +1,11 @@
-"""PyTorch's symmetric-memory operators, the ones that copy from rank to rank. CUDA only, on one node.
+"""PyTorch's symmetric-memory operators that copy from rank to rank. CUDA only, on one node.
 
-The fused ones cut the rows by rank. While one rank's chunk is multiplied, another's is copied peer to peer, on two
-streams in turn. They are what `torch.compile`'s async-TP pass puts in place of a collective and its GEMM. The
-low-contention ones copy with the copy engines, on a stream of their own, and are waited for later. All of them share
-one buffer per group, which grows when it is too small: only one of them may be under way.
+The fused operators split the rows by rank. While one rank's chunk is multiplied, another's is copied peer to peer, on
+two streams in turn. `torch.compile`'s async-TP pass puts them in place of a collective and its GEMM. The low-contention
+operators use the copy engines on a separate stream and are waited for later. All of them share one buffer per group,
+which grows when it is too small, so only one may run at a time.
 
-None of them here uses multicast: a small all-gather would where the gathered tensor is not asked for, so it always is.
+None of them uses multicast here: a small all-gather would if the gathered tensor is not returned, so it always is.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from overlap_sweep.errors import Refused
 from overlap_sweep.overlap.space import Setting
 
 OLDEST_TORCH = (2, 11)
-"""From here on symmetric memory finds a group by its name; before, each group had to be enabled."""
+"""First version that finds a group by name; before, each group had to be enabled."""
 
 _KernelCall = Callable[[int], Outputs]
 
 
 def missing() -> str | None:
-    """Returns why the operators cannot be used with the torch that is installed, or None."""
+    """Returns why the operators cannot be used with the installed torch, or None."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < OLDEST_TORCH:
-        return f"symmetric memory needs torch {'.'.join(map(str, OLDEST_TORCH))} or later, not {torch.__version__}"
+        return f"symmetric memory requires torch {'.'.join(map(str, OLDEST_TORCH))} or later, not {torch.__version__}"
     return None
 
 
@@ -55,8 +55,8 @@ def close() -> None:
 
 @dataclass(frozen=True)
 class SymmetricMemory:
-    """`torch.overlap.Overlap` of a process group: the fused operators, and the low-contention collectives beside
-    what does not need them."""
+    """`torch.overlap.Overlap` of a process group: the fused operators, and the low-contention collectives next to
+    independent GEMMs."""
 
     group_name: str
 
@@ -78,7 +78,7 @@ class SymmetricMemory:
 
 
 def _pending(result: Tensor, source: Tensor) -> Pending:
-    """Returns the result as Pending: the current stream waits for it by the work that torch has registered for it."""
+    """Returns the result as Pending; waiting uses the work that torch registered for it."""
     return Pending(result, [partial(torch.ops._c10d_functional.wait_tensor, result)], [source])
 
 
@@ -95,7 +95,7 @@ def build_kernel(setting: Setting, problem: Problem) -> _KernelCall:
     if method == "scatter_gather":
         return lambda at: Outputs(memory.all_gather(memory.multiply_scatter(problem.inputs[at].data, matrix)).wait())
     if method == "async_input_mm":
-        # torch's own choice between this and the chunked operator is by an environment variable and by size.
+        # torch chooses between this and the chunked operator by an environment variable and by size.
         native: Any = _symmetric_memory._fused_all_gather_matmul_native
         return lambda at: Outputs(native(problem.inputs[at].data, matrix, memory.group_name)[1])
     if problem.weight.scale is not None:
@@ -124,7 +124,7 @@ def _scatter_fp8(problem: Problem, matrix: Tensor, group: str, at: int) -> Outpu
 
 
 def _all_reduce(problem: Problem, group: str, reduce: Callable[[Tensor, str, str], Tensor]) -> _KernelCall:
-    """Returns the GEMM into memory that all ranks can read, which `reduce` then sums. Collective."""
+    """Returns a call of the GEMM into memory shared by all ranks, followed by `reduce`. Collective."""
     shape = problem.shape
     shared = _symmetric_memory.empty(shape.m, shape.n, dtype=problem.out_dtype, device=problem.weight.data.device)
     _symmetric_memory.rendezvous(shared, group)  # type: ignore[arg-type]

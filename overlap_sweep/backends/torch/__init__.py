@@ -1,5 +1,5 @@
-"""Plain torch.distributed: overlap written with asynchronous collectives and sends, on gloo or NCCL. Layers are torch's
-own norms and attention around its parallel linear operators."""
+"""Plain torch.distributed: overlap by asynchronous collectives and sends, on gloo or NCCL. Layers use torch's own norms
+and attention around the parallel linear operators."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 LAYER_HAS_DEFAULT = False
 
 _OFF_ANYWAY = ("set_sm_margin", "atomic_gemm", "fp8_buf")
-"""Knobs that plain torch and symmetric memory never use: a file may say that they are off. `use_ce` is none of them,
-since without it the SMs would copy, which not all do."""
+"""Knobs that plain torch and symmetric memory never use, which a file may set to off. `use_ce` is not one of them:
+without it the SMs would copy, which not all backends do."""
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
@@ -35,12 +35,12 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     device = point["runtime"]["device"]
     if reason := lacks_precision(point, PRECISIONS):
         return reason
-    given = {knob for setting in settings.values() for knob in setting} - {"method"}
-    foreign = sorted(given - SUPPORTED_KNOBS[device])
+    used = {knob for setting in settings.values() for knob in setting} - {"method"}
+    foreign = sorted(used - SUPPORTED_KNOBS[device])
     if foreign:
         return f"backend=torch has no {', '.join(foreign)} on {device}"
     if point["tp_size"] % 2 and any(setting.get("aggregate") for setting in settings.values()):
-        return f"aggregate pairs the ranks, and tp_size={point['tp_size']} is odd"
+        return f"aggregate requires an even tp_size, not {point['tp_size']}"
     return None
 
 
@@ -61,7 +61,7 @@ def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[st
 
 
 def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
-    """Does nothing: communicators are made once per worker and kept."""
+    """Does nothing: communicators are created once per worker and kept."""
 
 
 def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
@@ -72,11 +72,11 @@ def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: 
 
 
 def close() -> None:
-    """Does nothing: its communicators end with the process group."""
+    """Does nothing: communicators end with the process group."""
 
 
 def overlapped_slots(config: OverlapConfig, operators: Collection[str]) -> dict[str, Setting]:
-    """Returns the settings of these operators' slots that are set and whose switch is on."""
+    """Returns the settings of these operators' slots that are configured and switched on."""
     allowed = overlap_cfg.methods_allowed(config.switches)
     return {slot: s for slot, s in config.slots.items() if slot.partition("_")[0] in operators and allowed[slot]}
 
@@ -94,18 +94,18 @@ def slots_refusal(
     settings: Mapping[str, Setting],
     operator_refusal: Callable[[Mapping[str, Any]], str | None],
 ) -> str | None:
-    """Returns why a slot of a layer cannot overlap as set under the config's switches, or None; a backend's
-    `operator_refusal` says it of a single operator."""
+    """Returns why a slot of a layer cannot overlap as configured, or None. `operator_refusal`: the backend's `refusal`
+    of a single operator."""
     allowed, backend = overlap_cfg.methods_allowed(config.switches), f"backend={point['backend']}"
     for slot, setting in settings.items():
         if "method" not in setting:
-            return f"{slot} is given no method, and {backend} has no default to take one from"
+            return f"{slot} has no method, and {backend} has no default method"
         if (method := setting["method"]) not in allowed[slot]:
-            return f"the switches let {slot} overlap by {' or '.join(sorted(allowed[slot]))} alone, not by {method}"
+            return f"the switches allow {slot} only {' or '.join(sorted(allowed[slot])) or 'no overlap'}, not {method}"
         if unknown := sorted(set(setting) - {"method", *space.KNOBS}):
             return f"{slot}: {backend} has no {', '.join(unknown)}"
-        asked = {name: value for name, value in setting.items() if value or name not in _OFF_ANYWAY}
-        if reason := operator_refusal(space.point_of_slot(point, slot, asked)):
+        configured = {name: value for name, value in setting.items() if value or name not in _OFF_ANYWAY}
+        if reason := operator_refusal(space.point_of_slot(point, slot, configured)):
             return f"{slot}: {reason}"
     return None
 
@@ -123,7 +123,7 @@ def attention(point: Mapping[str, Any], ranks: Ranks) -> tuple[str, list[str]]:
     from overlap_sweep.backends.torch import modules
 
     kernel = modules.attention_kernel(point, ranks)
-    # On a CPU there is nothing faster that training would use.
+    # On a CPU there is no faster kernel that training would use.
     slow = kernel == "unfused" and ranks.device.type == "cuda"
-    warning = "Attention ran unfused, much slower than in training, which makes communication look smaller than it is."
+    warning = "Attention ran unfused and much slower than in training, so communication looks smaller than it is."
     return f"{kernel} (torch)", [warning] if slow else []

@@ -1,4 +1,4 @@
-"""Collectives that may use only a share of the machine, and run beside computation until waited for.
+"""Collectives that may use only a share of the machine and run asynchronously, until waited for.
 
 `num_sm` is a communicator's share: the CTAs of an NCCL communicator; on gloo the number of chunks that move at once,
 each on a worker thread of its own. None is the library's own choice on the group that the worker began with, which is
@@ -23,7 +23,7 @@ from overlap_sweep.measure import Ranks
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-# Called with async_op, or on a rank that is in the group, they return no None.
+# With async_op, or on a rank in the group, they never return None.
 _all_reduce: Callable[..., Any] = dist.all_reduce
 _isend: Callable[..., Any] = dist.isend
 
@@ -46,7 +46,7 @@ class Pending:
 
     def __init__(self, result: Tensor, waits: Sequence[Callable[[], object]], sources: Sequence[Tensor] = ()) -> None:
         self._result, self._waits = result, waits
-        # Kept so that nothing is written over memory that is still being sent.
+        # Kept alive so that memory is not reused while it is being sent.
         self._sources = sources
 
     def wait(self) -> Tensor:
@@ -56,10 +56,10 @@ class Pending:
 
 
 class Communicator:
-    """Collectives of one group, each by one call of torch.distributed, as NCCL has them."""
+    """Collectives of one group, each one call of torch.distributed, as for NCCL."""
 
     def __init__(self, group: Any, world_size: int, first: int = 0) -> None:
-        """`group`: None is all ranks; `first`: the group's first rank among all ranks."""
+        """`group`: None for all ranks; `first`: the group's first rank among all ranks."""
         self._group, self._world_size, self._first = group, world_size, first
 
     def all_gather(self, shard: Tensor) -> Pending:
@@ -73,7 +73,7 @@ class Communicator:
         return Pending(shard, [reduce_scatter(shard, full, group=self._group, async_op=True).wait], [full])
 
     def all_reduce(self, partial: Tensor) -> Pending:
-        """Returns the sum of every rank's `partial`, in its place."""
+        """Returns the sum of every rank's `partial`, in place."""
         return Pending(partial, [_all_reduce(partial, group=self._group, async_op=True).wait])
 
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
@@ -87,16 +87,17 @@ class Communicator:
 def communicator(
     ranks: Ranks, num_sm: int | None = None, cga_size: int | None = None, replicas: int = 1
 ) -> Communicator:
-    """Returns the communicator with this share, made once per worker. Collective, alike on every rank.
+    """Returns the communicator with this share, created once per worker. Collective, with the same arguments on every
+    rank.
 
-    `ranks` are those that communicate. Where there are several `replicas` of them, neighbours among all ranks of the
-    worker group, each replica gets one of its own.
+    `ranks`: the ranks that communicate. With several `replicas`, neighbours among all ranks of the worker group, each
+    replica gets its own communicator.
     """
     on_gpu, world_size = ranks.device.type == "cuda", ranks.world_size
     group, first = None, 0
     if num_sm is not None or replicas > 1:
         firsts = range(0, replicas * world_size, world_size)
-        # Every rank of the worker group has to take part in making every group.
+        # Every rank of the worker group must take part in creating every group.
         groups = [
             dist.new_group(
                 list(range(start, start + world_size)),
@@ -117,7 +118,7 @@ def _options(on_gpu: bool, num_sm: int, cga_size: int | None) -> Any:
         if cga_size is not None:
             options.config.cga_cluster_size = cga_size
         return options
-    # torch keeps these options private; they are the only way to a group's number of threads.
+    # These private options are the only way to set a group's number of threads.
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._threads = num_sm
     options._timeout = timedelta(minutes=30)
@@ -175,9 +176,9 @@ class _Gloo(Communicator):
 class SilentGroup(_ProcessGroup):
     """Looks like a group of `size` ranks to `torch.distributed`; its collectives take no time on the GPU.
 
-    What is gathered is a buffer that was filled once, with copies of the first shard of that shape: a GEMM on real
-    numbers takes longer than one on zeros. What is scattered is a view of this rank's part of the input. It is not
-    registered with torch.distributed, which would want a backend for it; use it as a group, not as a default.
+    An all-gather returns a buffer filled once with copies of the first shard of that shape, because a GEMM on real
+    numbers takes longer than one on zeros. A reduce-scatter returns a view of this rank's part of the input. The group
+    is not registered with torch.distributed, which would require a backend, so it cannot be the default group.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -204,8 +205,8 @@ class SilentGroup(_ProcessGroup):
 
 
 class SilentCommunicator(Communicator):
-    """Moves nothing, for the floor, and takes no time on the host either, which a call of torch.distributed does: 40 to
-    90 us on a CPU. What is gathered and scattered is as with SilentGroup."""
+    """Moves nothing, for the floor, and takes no time on the host, while a call of torch.distributed takes 40 to 90 us
+    on a CPU. Results are as in SilentGroup."""
 
     def __init__(self, ranks: Ranks) -> None:
         super().__init__(SilentGroup(ranks.rank, ranks.world_size), ranks.world_size)
@@ -223,7 +224,7 @@ class SilentCommunicator(Communicator):
 
 
 def _rebind(output: Tensor, source: Tensor) -> None:
-    """Makes `output` a view of `source`'s memory: nothing is copied."""
+    """Makes `output` a view of `source`'s memory, without a copy."""
     output.set_(source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NUM_SPLITS = (2, 4)
 SHARES = {"cuda": (4, 8, 16), "cpu": (1, 2)}
-"""num_sm of what is overlapped: how many CTAs NCCL may take from the GEMM, or chunks that gloo moves at once."""
+"""num_sm of overlapped implementations: CTAs that NCCL may take from the GEMM, or chunks that gloo moves at once."""
 _KNOBS = {"ring_exchange": {"aggregate", "num_sm"}, "pipeline": {"num_splits", "num_sm"}, "bulk": {"num_sm"}}
 
 
@@ -40,7 +40,7 @@ def implementations(point: Mapping[str, Any]) -> dict[str, Setting]:
 
 
 def _pairs(point: Mapping[str, Any]) -> bool:
-    """Returns whether joining two ranks' chunks leaves anything to overlap."""
+    """Returns whether pairing ranks leaves anything to overlap."""
     return bool(point["kernel"] == "ag_gemm" and point["tp_size"] > 2 and point["tp_size"] % 2 == 0)
 
 
@@ -58,7 +58,7 @@ def named(point: Mapping[str, Any], name: str) -> Setting | None:
 
 
 def gather(shard: Tensor, ranks: Ranks) -> Tensor:
-    """Returns [world_size * rows, columns] from [rows, columns] of every rank, also of FP8, which not every library
+    """Returns [world_size * rows, columns] from [rows, columns] of every rank, also for FP8, which not every library
     gathers."""
     from overlap_sweep.backends.torch.communicator import all_gather
     from overlap_sweep.backends.torch.overlap import as_bytes
@@ -70,14 +70,14 @@ def gather(shard: Tensor, ranks: Ranks) -> Tensor:
 
 
 def baselines_of(problem: Problem, ranks: Ranks) -> dict[str, Callable[[int], Outputs]]:
-    """Returns `kernel_shape.BASELINES`, by the library's own collectives as they are called without overlap."""
+    """Returns `kernel_shape.BASELINES`, by the library's own collectives, with no overlap."""
     import torch.distributed as dist
 
     from overlap_sweep.backends.torch.communicator import reduce_scatter
     from overlap_sweep.backends.torch.overlap import multiplied
 
     shape = problem.shape
-    # An all-reduce in place would grow what is in `whole` with every call. Zeros stay zeros.
+    # An in-place all-reduce would make `whole` grow with every call. Zeros stay zeros.
     idle = problem.whole[0].data.new_zeros(shape.output_shape) if shape.kernel == "gemm_ar" else None
 
     def gemm_only(at: int) -> Outputs:

@@ -1,4 +1,5 @@
-"""A parallel linear operator with sequence parallelism, overlapped as its slots say, and the layers made of it.
+"""A parallel linear operator with sequence parallelism, overlapped by the settings of its slots, and the layers made of
+it.
 
 Between the modules of a layer are rows of features: [tokens / tp, hidden] where sequence parallel, [tokens, features /
 tp] between a column-parallel and a row-parallel operator.
@@ -28,7 +29,7 @@ Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 EPSILON = 1e-5
-"""Added to a norm's variance, as Transformer Engine's layers do."""
+"""Epsilon of norms, as in Transformer Engine's layers."""
 
 _KERNELS = {
     SDPBackend.FLASH_ATTENTION: "flash",
@@ -40,12 +41,12 @@ _KERNELS = {
 
 @dataclass(frozen=True)
 class _SlotPlan:
-    """Per phase its method (None does not overlap) and how it communicates and multiplies."""
+    """Method per phase (None: no overlap), and how each phase communicates and multiplies."""
 
     methods: dict[str, str | None]
     overlaps: dict[str, Overlap]
     plain: Overlap
-    """For what a slot's setting leaves alone."""
+    """Overlap of slots that have no setting."""
 
 
 def build_operator(
@@ -56,7 +57,7 @@ def build_operator(
     plain: MakeOverlap,
     overlapped: MakeOverlap | None = None,
 ) -> ParallelLinear:
-    """Returns the point's operator on this rank, its slots overlapped as `settings` say. Collective."""
+    """Returns the point's operator on this rank, its slots overlapped by `settings`. Collective."""
     shape = operator_shape(point, point["operator"])
     shape = {"floor": shape.local(), "tp1": shape.unsharded()}.get(purpose, shape)
     linear = parallel_linear(point["operator"], shape, settings, plain, overlapped)
@@ -96,7 +97,7 @@ def _bias_grad(ctx: Any, dy: Tensor) -> Tensor | None:
 
 
 class _Local(torch.autograd.Function):
-    """The GEMMs alone, in the same form as the parallel ones: the floor, and TP=1."""
+    """The GEMMs only, in the same form as the parallel ones: for the floor and TP=1."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -110,7 +111,7 @@ class _Local(torch.autograd.Function):
 
 
 class _Column(torch.autograd.Function):
-    """x is gathered before the GEMM; its gradient is reduced and scattered after dgrad's GEMM."""
+    """Gathers x before the GEMM; reduces and scatters its gradient after dgrad's GEMM."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, plan: _SlotPlan) -> Tensor:
@@ -130,7 +131,7 @@ class _Column(torch.autograd.Function):
         if plan.methods["dgrad"] in ("ring_exchange", "pipeline"):
             x = gathering.wait()
             return dgrad.multiply_scatter(dy, weight), dy.t() @ x, _bias_grad(ctx, dy), None
-        # Waiting at once is what makes a collective not overlap.
+        # Waiting immediately prevents overlap.
         if not beside_dgrad:
             gathering.wait()
         dx_full = dy @ weight
@@ -143,7 +144,7 @@ class _Column(torch.autograd.Function):
 
 
 class _Row(torch.autograd.Function):
-    """The GEMM's partial sums are reduced and scattered; their gradient is gathered before dgrad's and wgrad's."""
+    """Reduces and scatters the GEMM's partial sums; gathers their gradient before dgrad's and wgrad's GEMMs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, plan: _SlotPlan) -> Tensor:
@@ -168,10 +169,10 @@ def build_layer(
     seed: int,
     overlapped: MakeOverlap | None = None,
 ) -> ParallelLayer:
-    """Returns the layer of `point["layer"]["kind"]`, its slots overlapped as `settings` say: by `overlapped`, by
-    default collectives, as everything else. Collective.
+    """Returns the layer of `point["layer"]["kind"]`, its slots overlapped by `settings`: with `overlapped`, by
+    default collectives, which all other slots use too. Collective.
 
-    The floor is the same layer with collectives that move nothing, so that every tensor has the shape it would have.
+    The floor is the same layer with collectives that move nothing, so that every tensor has the same shape.
     """
     tp_ranks = Ranks(ranks.rank % point["tp_size"], point["tp_size"], ranks.device)
     plain = by_collectives(tp_ranks, point["layer"]["num_replicas"], silent=purpose == "floor")
@@ -209,7 +210,7 @@ class Operator(torch.nn.Module):
         self.bias: torch.nn.Parameter | None = None
         self._linear = linear
         self.weight = torch.nn.Parameter(torch.empty(shape.weight_shape, **form))
-        # Keeps activations at about 1 whatever the model's width.
+        # Keeps activations at about 1 for any width of the model.
         torch.nn.init.normal_(self.weight, std=point["model"]["hidden_size"] ** -0.5)
         if point["model"]["bias"]:
             self.bias = torch.nn.Parameter(torch.zeros(shape.weight_shape[0], **form))

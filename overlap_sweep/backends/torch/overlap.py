@@ -1,7 +1,7 @@
-"""How one slot of a parallel linear communicates and multiplies.
+"""Communication and multiplication of one slot of a parallel linear operator.
 
-The GEMM comes in as a function of row chunks, so that the same code serves forward and backward. Rows are cut
-by rank: chunk `c` is the rows that rank `c` holds when sequence parallel.
+The GEMM is passed as a function of row chunks, so that the same code serves forward and backward. Rows are split by
+rank: chunk `c` has the rows of rank `c` under sequence parallelism.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.space import Setting
 
 Multiply = Callable[[Tensor, Tensor], Any]
-"""Multiply the rows of the first tensor, [m, k] or [batch, m, k], by the weight and write them into the second."""
+"""Multiplies the rows of the first tensor, [m, k] or [batch, m, k], by the weight and writes them into the second."""
 
 
 class Overlap(Protocol):
-    """How one slot communicates and multiplies. Rows come in contiguous, a matrix in any layout."""
+    """Communication and multiplication of one slot. Rows are contiguous, a matrix has any layout."""
 
     def gather_multiply(self, shard: Tensor, matrix: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Gathers `shard` [rows, k] and multiplies by `matrix` [k, n].
@@ -42,11 +42,12 @@ class Overlap(Protocol):
 
 
 MakeOverlap = Callable[[Setting], Overlap]
-"""Returns the Overlap for a slot's setting, {} where it does not overlap. Collective."""
+"""Returns the Overlap for a slot's setting; {} means no overlap. Collective."""
 
 
 def by_collectives(ranks: Ranks, replicas: int = 1, *, silent: bool = False) -> Callable[[Setting], Collectives]:
-    """Returns the factory of `Collectives` among `ranks`, one of `replicas` such groups; `silent`: nothing is moved."""
+    """Returns the factory of `Collectives` among `ranks`, one of `replicas` groups; `silent`: collectives move
+    nothing."""
     if silent:
         nothing = SilentCommunicator(ranks)
         return lambda setting: Collectives(nothing, ranks, setting)
@@ -57,7 +58,7 @@ def by_collectives(ranks: Ranks, replicas: int = 1, *, silent: bool = False) -> 
 
 @dataclass(frozen=True)
 class Collectives:
-    """`Overlap` by collectives and sends of torch.distributed, cut as the setting says."""
+    """`Overlap` by collectives and sends of torch.distributed, split by the setting."""
 
     comm: Communicator
     ranks: Ranks
@@ -88,8 +89,8 @@ class Collectives:
         return full
 
     def _ring_gather(self, shard: Tensor, product: Tensor, multiply: Multiply) -> Tensor:
-        """Gathers and multiplies chunks that move around the ring of ranks; with `aggregate` neighbours swap theirs
-        first, and pairs of chunks move around the ring of pairs."""
+        """Gathers and multiplies chunks that move around the ring of ranks; with `aggregate` neighbours first swap
+        chunks, and pairs of chunks move around the ring of pairs."""
         rank, world = self.ranks.rank, self.ranks.world_size
         width = 2 if self.setting.get("aggregate") else 1
         full = shard.new_empty(world * shard.shape[0], *shard.shape[1:])
@@ -110,8 +111,8 @@ class Collectives:
         return full
 
     def pipelined_gather_into(self, shard: Tensor, product: Tensor, multiply: Multiply) -> None:
-        """Multiplies the gathered shards into `product`, in splits; what was gathered is not kept. Each split holds
-        some rows of every rank's shard, and moves while the one before it is multiplied."""
+        """Multiplies the gathered shards into `product`, in splits; the gathered input is not kept. A split has some
+        rows of every rank's shard, and moves while the previous one is multiplied."""
         splits = shard.tensor_split(min(self.setting["num_splits"], shard.shape[0]))
         moving = [self.comm.all_gather(split) for split in splits]
         by_rank = product.view(self.ranks.world_size, shard.shape[0], -1).tensor_split(len(splits), dim=1)
@@ -166,7 +167,7 @@ class Collectives:
         moving = []
         for part, into in zip(by_rank.tensor_split(splits, dim=1), shard.tensor_split(splits), strict=True):
             product = form.new_empty(*part.shape[:2], columns)
-            # Batched, since that reads the split's rows where they lie. Copying them together first made the four
+            # Batched, because that reads the split's rows in place. Copying them together first made the four
             # splits of an 8192x3584x4096 GEMM take 28 % longer than the GEMM in one piece, against 3 % (H200, bf16).
             multiply(part, product)
             moving.append(self.comm.reduce_scatter(product.flatten(0, 1), into))
@@ -176,7 +177,7 @@ class Collectives:
 
 
 def multiply_by_matrix(matrix: Tensor, bias: Tensor | None = None) -> Multiply:
-    """Returns the multiplication by `matrix` [k, n] from the right; of [m, k] also with a bias [n]."""
+    """Returns the multiplication by `matrix` [k, n] from the right; for [m, k] also with a bias [n]."""
 
     def multiply(rows: Tensor, product: Tensor) -> None:
         if rows.dim() == 3:
@@ -190,7 +191,7 @@ def multiply_by_matrix(matrix: Tensor, bias: Tensor | None = None) -> Multiply:
 
 
 def multiply_by(weight: Operand, scale: Tensor | None) -> Multiply:
-    """Returns the multiplication by the transpose of `weight` [n, k], of rows that have this scale.
+    """Returns the multiplication of rows with this scale by the transpose of `weight` [n, k].
 
     The rows may be FP8 as bytes, which is how they are communicated.
     """
@@ -203,7 +204,7 @@ def multiply_by(weight: Operand, scale: Tensor | None) -> Multiply:
             for part, into in zip(rows, product, strict=True):
                 multiply_fp8(part, into)
             return
-        # Accumulated fast, as in the forward of FP8 training.
+        # Fast accumulation, as in the forward of FP8 training.
         form: dict[str, Any] = {"out_dtype": product.dtype, "use_fast_accum": True, "out": product}
         torch._scaled_mm(rows.view(weight.data.dtype), matrix, scale_a=scale, scale_b=weight.scale, **form)
 
@@ -211,7 +212,7 @@ def multiply_by(weight: Operand, scale: Tensor | None) -> Multiply:
 
 
 def multiplied(problem: Problem, at: int, rows: Tensor, product: Tensor | None = None) -> Tensor:
-    """Returns this rank's whole GEMM on `rows`, which belong to input `at`: in `product`, or newly allocated."""
+    """Returns this rank's whole GEMM on `rows` of input `at`, in `product` or newly allocated."""
     if product is None:
         product = rows.new_empty(rows.shape[0], problem.shape.gemm_shape[1], dtype=problem.out_dtype)
     multiply_by(problem.weight, problem.inputs[at].scale)(rows, product)
@@ -219,8 +220,8 @@ def multiplied(problem: Problem, at: int, rows: Tensor, product: Tensor | None =
 
 
 def multiply_beside(problem: Problem, at: int, overlap: Overlap) -> Outputs:
-    """Returns the GEMM while a collective runs that it does not depend on: the gather of the same input, or the
-    reduction of the same product, made earlier."""
+    """Runs the GEMM next to an independent collective, and returns both results: the gather of the same input, or the
+    reduction of the same product computed earlier."""
     whole = problem.whole[at].data
     if problem.shape.gathers:
         gathering = overlap.all_gather(as_bytes(problem.inputs[at].data))

@@ -38,7 +38,7 @@ MEGATRON_NAMES = {
 Switches = dict[str, bool]
 
 DEFAULTS: Switches = {ours: SWITCH_DEFAULTS[theirs] for ours, theirs in MEGATRON_NAMES.items()}
-"""Of Megatron-Core and of `te.TransformerLayer`."""
+"""Defaults of Megatron-Core and of `te.TransformerLayer`."""
 
 SWITCHES_OF_PARALLEL = {
     "column": ("ub_overlap_ag", "ub_overlap_rs_dgrad", "ub_bulk_dgrad", "ub_bulk_wgrad"),
@@ -46,7 +46,7 @@ SWITCHES_OF_PARALLEL = {
 }
 
 OLDEST = {"transformer_engine": ("transformer-engine", (2, 15)), "megatron.core": ("megatron-core", (0, 16))}
-"""The distribution of each package, and the first version in which everything is found that we use."""
+"""Distribution and oldest supported version of each package."""
 
 _CUDNN = re.compile(r"(/\S*)/libcudnn[^/\s]*\.so\S*$", re.MULTILINE)
 
@@ -68,10 +68,10 @@ def unusable(package: str = "transformer_engine") -> str | None:
     try:
         installed = version(distribution)
     except PackageNotFoundError:
-        # On PYTHONPATH without being installed, as Megatron-LM's sources are in some images.
+        # On PYTHONPATH but not installed, as Megatron-LM's sources in some images.
         return None
     if tuple(map(int, re.findall(r"\d+", installed)[:2])) < oldest:
-        return f"{distribution} {installed} is too old; overlap_sweep needs {'.'.join(map(str, oldest))} or later"
+        return f"{distribution} {installed} is too old; overlap_sweep requires {'.'.join(map(str, oldest))} or later"
     return None
 
 
@@ -95,46 +95,47 @@ def _userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
 
 
 def _fp8_refusal(shape: LinearShape) -> str | None:
-    """Returns why cuBLAS cannot multiply it in FP8, or None: dimensions must divide by 16, rows of inputs by 8."""
-    for what, size in zip(("outputs", "inputs"), shape.weight_shape, strict=True):
+    """Returns why cuBLAS cannot multiply it in FP8, or None: dimensions must be divisible by 16, rows of inputs by
+    8."""
+    for name, size in zip(("outputs", "inputs"), shape.weight_shape, strict=True):
         if size % 16:
-            return f"FP8 GEMMs need dimensions that divide by 16, and a rank has {size} {what}"
+            return f"FP8 GEMMs require dimensions divisible by 16, but a rank has {size} {name}"
     rows = shape.tokens // shape.tp_size
-    return f"FP8 GEMMs need rows that divide by 8, and a rank has {rows} tokens" if rows % 8 else None
+    return f"FP8 GEMMs require rows divisible by 8, but a rank has {rows} tokens" if rows % 8 else None
 
 
 def _setting_refusal(slot: str, setting: Mapping[str, Any], point: Mapping[str, Any], shape: LinearShape) -> str | None:
     phase = slot.partition("_")[2]
     method, tp_size = setting["method"], point["tp_size"]
     if method != "ring_exchange" and tp_size not in space.USERBUFFERS_RANKS:
-        return f"userbuffers have no kernels for {method} on tp_size={tp_size}; they are for 2, 4 and 8 ranks"
+        return f"userbuffers have no kernels for {method} on tp_size={tp_size}, only for 2, 4 and 8 ranks"
     if setting.get("aggregate") and tp_size % 2:
-        return f"aggregate joins the chunks of two neighbours, and tp_size={tp_size} is odd"
+        return f"aggregate requires an even tp_size, not {tp_size}"
     fp8 = point["precision"].startswith("fp8")
     if setting.get("atomic_gemm"):
         if not fp8:
             return "Transformer Engine: atomic GEMM overlap is supported for FP8 GEMMs only"
         if (cuda := cuda_major()) and cuda >= 13:
-            return f"Transformer Engine: atomic GEMM requires CUDA >=12.2.0 and <13.0.0, and this is CUDA {cuda}"
+            return f"Transformer Engine: atomic GEMM requires CUDA >=12.2.0 and <13.0.0, but this is CUDA {cuda}"
     if setting.get("fp8_buf"):
         if not fp8:
-            return "fp8_buf needs an FP8 precision"
+            return "fp8_buf requires an FP8 precision"
         if point["precision"] == "fp8_current":
-            return "Transformer Engine: a reduce-scatter in FP8 needs delayed scaling, which knows the output's scale"
+            return "Transformer Engine: a reduce-scatter in FP8 (fp8_buf) requires precision=fp8_delayed"
     if setting.get("num_splits"):
-        # The pipeline cuts the GEMM along the weight's rows, or for dgrad along its columns.
+        # The pipeline splits the GEMM along the weight's rows, or for dgrad along its columns.
         cut = shape.in_features if phase == "dgrad" else shape.out_features
         chunk, rest = divmod(cut, setting["num_splits"])
         if rest or (fp8 and chunk % 16):
-            return f"{slot}: {cut} columns cannot be cut into num_splits={setting['num_splits']} equal parts" + (
-                " of a multiple of 16" if fp8 else ""
+            return f"{slot}: {cut} columns cannot be split into num_splits={setting['num_splits']} equal parts" + (
+                " divisible by 16" if fp8 else ""
             )
     return None
 
 
 @cache
 def cuda_major() -> int | None:
-    """Returns the CUDA that Transformer Engine was built for, by the name of its compiled code's package."""
+    """Returns the major version of CUDA that Transformer Engine was built for, from its package's name."""
     for major in (12, 13):
         try:
             version(f"transformer-engine-cu{major}")
@@ -183,7 +184,7 @@ def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: 
 
 
 def close() -> None:
-    # Loading it for this would mean loading Transformer Engine, for which many a point has no use.
+    # Importing it would load Transformer Engine, which many points do not need.
     userbuffers = sys.modules.get(f"{__name__}.userbuffers")
     if userbuffers:
         userbuffers.destroy()
@@ -209,9 +210,9 @@ def operator_switches(operator: str, purpose: Purpose, settings: Mapping[str, Se
 
 def layer_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Collection[str]) -> str | None:
     if point["tp_size"] not in space.USERBUFFERS_RANKS:
-        return f"userbuffers have no kernels for tp_size={point['tp_size']}; they are for 2, 4 and 8 ranks"
+        return f"userbuffers have no kernels for tp_size={point['tp_size']}, only for 2, 4 and 8 ranks"
     if config.switches["tp_comm_overlap_disable_fc1"] and "fc1" in operators:
-        return "Transformer Engine's layers cannot switch off fc1's overlap alone, as tp_comm_overlap_disable_fc1 asks"
+        return "Transformer Engine's layers do not support tp_comm_overlap_disable_fc1"
     if reason := overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config, operators):
         return reason
     set_slots = ((slot, s) for slot, s in config.slots.items() if slot.partition("_")[0] in operators and "method" in s)
@@ -243,28 +244,28 @@ def attention_backend() -> str | None:
     if chosen["use_flash_attention"]:
         return f"flash ({chosen['flash_attention_backend']})"
     if chosen["use_fused_attention"]:
-        # cuDNN 9 says 91900 for 9.19.0.
+        # cuDNN 9 returns 91900 for 9.19.0.
         major, rest = divmod(torch.backends.cudnn.version() or 0, 10_000)
         return f"fused (cuDNN {major}.{rest // 100}.{rest % 100})"
     return "unfused"
 
 
 def attention_warnings(backend: str | None, maps: str | None = None) -> list[str]:
-    """Returns a sentence for everything that makes attention slower than it should be.
+    """Returns a sentence for each reason why attention is slower than it should be.
 
-    `maps`: the text of the process's /proc/<pid>/maps, by default this one's.
+    `maps`: text of a process's /proc/<pid>/maps, by default of this process.
     """
     directories = cudnn_directories(Path("/proc/self/maps").read_text() if maps is None else maps)
     warnings = []
     if len(directories) > 1:
         warnings.append(
-            f"Two cuDNNs are loaded, from {' and '.join(directories)}: Transformer Engine may refuse fused attention "
-            "without a word. Set CUDNN_HOME to the one that torch uses."
+            f"Two cuDNN libraries are loaded, from {' and '.join(directories)}, so that Transformer Engine may "
+            "silently refuse fused attention. Set CUDNN_HOME to the one that torch uses."
         )
     if backend == "unfused":
         warnings.append(
-            "Attention ran unfused, much slower than in training, which makes communication look smaller than it is: "
-            "see NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 for why flash and fused attention were refused."
+            "Attention ran unfused and much slower than in training, so communication looks smaller than it is. "
+            "NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 shows why flash and fused attention were refused."
         )
     return warnings
 

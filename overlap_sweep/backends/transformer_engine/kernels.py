@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("fp16", "bf16", "fp8")
 SHARES = (4, 8, 16)
-"""num_sm of what is measured unasked."""
+"""num_sm of the implementations that are measured by default."""
 
 _KNOBS_OF_ALL = {"num_sm", "cga_size", "set_sm_margin"}
 _KNOBS = {
@@ -37,7 +37,7 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     if reason := lacks_precision(point, PRECISIONS):
         return reason
     if point["precision"] == "fp16" and point["kernel"] == "gemm_rs":
-        return "Transformer Engine's userbuffers add in bf16, not in fp16"
+        return "Transformer Engine's userbuffers sum in bf16, not in fp16"
     return None
 
 
@@ -45,35 +45,37 @@ def implementations(point: Mapping[str, Any]) -> dict[str, Setting]:
     settings: list[Setting] = [{"method": "ring_exchange"}]
     if point["kernel"] == "ag_gemm":
         settings.append({"method": "ring_exchange", "aggregate": True})
-    # With more SMs it has computed wrong numbers wherever it was tried without multicast, and right ones by chance.
+    # Without multicast more SMs computed wrong results wherever it was tried, and right ones only by chance.
     settings.append({"method": "ring_exchange", "use_ce": False, "num_sm": 1})
     if point["kernel"] == "gemm_rs":
         settings += [{"method": "pipeline", "num_splits": 4, "num_sm": share} for share in SHARES]
         settings.append({"method": "pipeline", "num_splits": 2, "num_sm": SHARES[-1]})
     settings += [{"method": "bulk", "num_sm": share} for share in SHARES]
-    taken = {space.setting_name(told): _whole(point, told) for told in settings}
-    return {name: setting for name, setting in taken.items() if setting}
+    completed = {space.setting_name(setting): _completed(point, setting) for setting in settings}
+    return {name: setting for name, setting in completed.items() if setting}
 
 
 def named(point: Mapping[str, Any], name: str) -> Setting | None:
-    told = space.setting_of(name)
-    return _whole(point, told) if told else None
+    setting = space.setting_of(name)
+    return _completed(point, setting) if setting else None
 
 
-def _whole(point: Mapping[str, Any], told: Setting) -> Setting | None:
-    """Returns the setting with all knobs, Transformer Engine's defaults filled in; None if it takes no such setting."""
-    method, ranks = told["method"], point["tp_size"]
-    if set(told) - {"method", *_KNOBS[method]} or (method != "ring_exchange" and ranks not in space.USERBUFFERS_RANKS):
+def _completed(point: Mapping[str, Any], setting: Setting) -> Setting | None:
+    """Returns the setting with Transformer Engine's defaults filled in; None if it does not support the setting."""
+    method, ranks = setting["method"], point["tp_size"]
+    if method != "ring_exchange" and ranks not in space.USERBUFFERS_RANKS:
+        return None
+    if set(setting) - {"method", *_KNOBS[method]}:
         return None
     gathers = point["kernel"] == "ag_gemm"
-    # With two ranks there is one pair, and nothing left to overlap.
-    if told.get("aggregate") and not (gathers and ranks > 2 and ranks % 2 == 0):
+    # Two ranks are one pair, which leaves nothing to overlap.
+    if setting.get("aggregate") and not (gathers and ranks > 2 and ranks % 2 == 0):
         return None
-    if method == "pipeline" and (gathers or (point["n"] % told.get("num_splits", 4))):
+    if method == "pipeline" and (gathers or (point["n"] % setting.get("num_splits", 4))):
         return None
-    if told.get("num_sm", 1) > space.USERBUFFERS_MOST_SMS:
+    if setting.get("num_sm", 1) > space.USERBUFFERS_MOST_SMS:
         return None
-    return space.without_idle_knobs({"num_sm": SHARES[-1], **space.USERBUFFERS_DEFAULTS[method], **told})
+    return space.without_idle_knobs({"num_sm": SHARES[-1], **space.USERBUFFERS_DEFAULTS[method], **setting})
 
 
 def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
@@ -83,7 +85,7 @@ def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: R
 
 
 def close() -> None:
-    # Loading it for this would mean loading Transformer Engine, for which a refused point has no use.
+    # Importing it would load Transformer Engine, which a refused point does not need.
     userbuffers = sys.modules.get("overlap_sweep.backends.transformer_engine.userbuffers")
     if userbuffers:
         userbuffers.close_kernels()

@@ -1,6 +1,6 @@
 """A parallel linear operator and whole layers made of Transformer Engine's modules, in its precisions.
 
-FP8 scales stay what they are once they fit, except in layers that train.
+FP8 scales are frozen once calibrated, except in layers that train.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from overlap_sweep.overlap.models import LinearShape, operator_shape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 
 CALIBRATION_STEPS = {"fp8_delayed": 3, "fp8_current": 1}
-"""Delayed scaling runs its first step with scales of 1, the second with those of the first step's weights and
-activations; the gradients' come one step later. Every FP8 layer quantises its weights at least once."""
+"""Steps until FP8 scales have settled. Delayed scaling uses scales of 1 in its first step and those of the first step's
+weights and activations in the second; gradients follow one step later. Weights must be quantised at least once."""
 
 ModuleForward = Callable[[Tensor, bool], Tensor]
-"""forward(x, first): `first` has FP8 weights quantised; later calls use them again, as in the microbatches of a
-training step."""
+"""forward(x, first): `first` quantises FP8 weights, which later calls reuse, as in the microbatches of a training
+step."""
 
 
 def autocast(precision: str, group: dist.ProcessGroup | None) -> AbstractContextManager[Any]:
     """Returns the precision's autocast context. Delayed scaling agrees on its scales over `group`."""
     recipe: Recipe
     if precision == "fp8_delayed":
-        # Without a group the library would take the default one, in which nobody else may be reducing.
+        # Without a group the library would use the default one, where other ranks may not take part.
         recipe = DelayedScaling(reduce_amax=group is not None)
     elif precision == "fp8_current":
         recipe = Float8CurrentScaling()
@@ -59,18 +59,17 @@ def calibrate(precision: str, step: Callable[[], object]) -> None:
 
     Two layers calibrated on the same inputs compute with the same scales.
     """
-    # A layer that trained in an earlier point is not to be updated with this one.
+    # Layers that trained in earlier points must not be updated with this one.
     FP8GlobalStateManager.reset()
     for _ in range(CALIBRATION_STEPS.get(precision, 0)):
         step()
 
 
 def freeze() -> None:
-    """Keeps all scales as they are.
+    """Freezes all scales.
 
-    No step updates them any more or reduces them over the ranks: Megatron-LM does that once for a whole model, so it is
-    no part of one operator's time. Layers enter themselves for updates in their first forward only, and the library
-    forgets them here.
+    Steps no longer update them or reduce them over the ranks: Megatron-LM does that once for a whole model, so it is
+    not part of an operator's time. Layers register for updates only in their first forward, and the reset removes them.
     """
     FP8GlobalStateManager.reset()
 
@@ -172,7 +171,7 @@ def _megatron_module(
         "skip_bias_add": False,
         "is_expert": False,
         "tp_comm_buffer_name": point["operator"],
-        # Megatron-Core asks for a group at TP=1 too.
+        # Megatron-Core requires a group at TP=1 too.
         "tp_group": group or _silent_group(0, 1),
     }
     if shape.parallel == "column":
@@ -197,13 +196,13 @@ def build_layer(
     kind, batch = point["layer"]["kind"], point["layer"]["micro_batch_size"]
 
     def prepare() -> None:
-        # Those that overlap nothing do it too, though they use none of it: the pause lets the GPU cool and its clocks
-        # rise, and must be the same for all.
+        # Layers with no overlap do it too: the pause lets the GPU cool and its clocks rise, so it must be the same for
+        # all.
         if tp_size > 1:
             userbuffers.destroy()
             userbuffers.initialize_for(point, config.slots)
 
-    # A layer looks for its buffers when it is made.
+    # A layer looks up its buffers when it is created.
     prepare()
     group, _ = parallel_groups(tp_size, ranks.world_size)
     if purpose == "floor":
@@ -212,15 +211,15 @@ def build_layer(
     module = _layer(point, group, _te_switches(config.switches))
     if config.switches.get("tp_comm_overlap_disable_qkv"):
         _disable_qkv(module, _te_switches(config.switches))
-    # Training updates the scales in every step, and with the library's own state those of every layer in the process,
-    # as those of one model: so a layer that trains has a state of its own.
+    # Training updates the scales in every step. The library's global state would update every layer in the process as
+    # one model, so a layer that trains has its own state.
     state = FP8GlobalState() if training else None
 
     def forward(layer: torch.nn.Module, x: Tensor, first: bool) -> Tensor:
         if state is not None:
             FP8GlobalStateManager.quantization_state = state
         with autocast(precision, group):
-            # FP8 weights are quantised in the first of several calls, which later ones use again.
+            # FP8 weights are quantised in the first of several calls and reused by the others.
             output = layer(x, is_first_microbatch=first)
         return output[0] if isinstance(output, tuple) else output
 
@@ -235,7 +234,7 @@ def build_layer(
 
 
 def _te_switches(switches: Mapping[str, bool]) -> Switches:
-    """Returns Transformer Engine's arguments for Megatron-Core's switches; no switches at all is no overlap."""
+    """Returns Transformer Engine's arguments for Megatron-Core's switches; no switches mean no overlap."""
     on = switches.get("tp_comm_overlap", False)
     return {ours: on and switches[theirs] for ours, theirs in MEGATRON_NAMES.items()}
 
@@ -252,7 +251,7 @@ def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: 
         "init_method": _initializer(hidden_size),
     }
     if kind in ("linear", "layernorm_linear"):
-        # The attention's output projection, or that to queries, keys and values.
+        # The attention's output projection, or the projection to queries, keys and values.
         operator = "proj" if kind == "linear" else "qkv"
         shape = operator_shape(point, operator)
         own = {name: switches[name] for name in SWITCHES_OF_PARALLEL[shape.parallel]}
@@ -292,7 +291,7 @@ def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: 
 
 
 def _initializer(hidden_size: int) -> Callable[[Tensor], Tensor]:
-    """Returns an initialiser that keeps activations at about 1 whatever the model's width.
+    """Returns an initialiser that keeps activations at about 1 for any width of the model.
 
     The library's fixed deviation makes the attention of wide models all but one-hot, where the last bit of a sum
     decides, and nothing could be compared.
@@ -301,8 +300,8 @@ def _initializer(hidden_size: int) -> Callable[[Tensor], Tensor]:
 
 
 def _disable_qkv(module: torch.nn.Module, switches: Switches) -> None:
-    """Applies Megatron-Core's tp_comm_overlap_disable_qkv, for which te's layers have no argument: pipelined overlap of
-    this linear is off, the bulk overlaps are as their own switches say."""
+    """Applies Megatron-Core's tp_comm_overlap_disable_qkv, for which te's layers have no argument: switches off
+    pipelined overlap of this linear operator; bulk overlap follows its own switches."""
     for part in module.modules():
         if isinstance(part, te.LayerNormLinear):
             part.ub_overlap_ag_fprop = False

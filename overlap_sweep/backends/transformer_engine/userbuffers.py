@@ -1,8 +1,8 @@
-"""Transformer Engine's communicators: those of its layers, which are initialised again in a living process whenever the
-configuration changes, and those of kernels, each with a buffer of its own. All of a process share what the first to be
-destroyed takes down, so there are never both.
+"""Transformer Engine's communicators: those of its layers, which are initialised again in the same process when the
+configuration changes, and those of kernels, each with its own buffer. They share state that the first one destroyed
+frees, so both kinds never exist at once.
 
-They print from C++; the worker has standard output redirected to the point's log.
+They print from C++; the worker redirects standard output to the point's log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-import transformer_engine.pytorch  # noqa: F401  it makes the next one importable
+import transformer_engine.pytorch  # noqa: F401  makes the next one importable
 import transformer_engine_torch as tex
 from torch import Tensor
 from transformer_engine.pytorch.cpp_extensions import general_gemm
@@ -32,14 +32,14 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.space import Setting
 
 _BROKEN = re.compile(r"CUDA error|out of memory|NCCL", re.IGNORECASE)
-"""In the library's own RuntimeErrors: something went wrong, where the others say that something is not supported."""
+"""Marks RuntimeErrors of the library that are failures; the others mean that something is not supported."""
 
 _current: dict[str, Any] | None = None
 """The arguments of the last initialize_ub; None while there are no userbuffers."""
 
 
 def initialize_for(point: Mapping[str, Any], ub_cfgs: Mapping[str, Setting]) -> None:
-    """Initialises the userbuffers for the point of an operator or a layer: see `initialize`."""
+    """Initialises the userbuffers for a point of an operator or a layer, see `initialize`."""
     initialize(
         tokens=point["workload"]["tokens"],
         hidden_size=point["model"]["hidden_size"],
@@ -55,8 +55,8 @@ def initialize(
 ) -> None:
     """Initialises exactly this configuration; does nothing if it is initialised already. Collective.
 
-    A slot that is not in `ub_cfgs` is set up as the library does by default, and used only by layers whose switches
-    (`operator_switches`) are on. Refused, with the library's reason, when it does not take the configuration.
+    A slot that is not in `ub_cfgs` gets the library's default, and is used only by layers whose switches
+    (`operator_switches`) are on. Raises Refused with the library's reason if it rejects the configuration.
     """
     global _current
     mode = base.UserBufferQuantizationMode
@@ -71,13 +71,13 @@ def initialize(
     if wanted == _current:
         return
     destroy()
-    # No rank may take down its buffers while another still reads them.
+    # No rank may free its buffers while another still reads them.
     torch.cuda.synchronize()
     dist.barrier()
     try:
         with _kept_bootstrap_groups(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            # The library writes into the slots' settings.
+            # The library modifies the slots' settings.
             base.initialize_ub(**{**wanted, "ub_cfgs": deepcopy(wanted["ub_cfgs"])})
     except (ValueError, AssertionError, RuntimeError) as error:
         if isinstance(error, (torch.OutOfMemoryError, dist.DistError)) or _BROKEN.search(str(error)):
@@ -89,13 +89,13 @@ def initialize(
 
 
 def destroy() -> None:
-    """Frees the buffers. Collective, since other ranks may still be reading them."""
+    """Frees the buffers. Collective, because other ranks may still read them."""
     global _current
     if _current is not None:
         torch.cuda.synchronize()
         dist.barrier()
-        # destroy_ub also throws away all that torch.compile has made. Nothing compiled here knows of userbuffers, and
-        # a layer's fused functions would take a tenth of a second to be compiled again at each turn.
+        # destroy_ub also resets torch.compile. Nothing compiled here depends on userbuffers, and compiling a layer's
+        # fused functions again would take a tenth of a second per turn.
         with patch.object(torch.compiler, "reset"):
             base.destroy_ub()
         _current = None
@@ -106,9 +106,9 @@ _groups: dict[Any, Any] = {}
 
 @contextmanager
 def _kept_bootstrap_groups() -> Iterator[None]:
-    """Makes initialize_ub use the same process groups every time.
+    """Makes initialize_ub reuse its process groups.
 
-    It makes new ones at each call and never destroys them: sockets and threads, or with NCCL half a gigabyte of GPU
+    It creates new ones at each call and never destroys them: sockets and threads, or with NCCL half a gigabyte of GPU
     memory, for every point of a sweep.
     """
 
@@ -131,10 +131,10 @@ def _kept_bootstrap_groups() -> Iterator[None]:
 
 
 KERNEL_STREAMS = 3
-"""That GEMMs of one ring exchange run on, as in initialize_ub."""
+"""Number of streams for the GEMMs of one ring exchange, as in initialize_ub."""
 
 Held = list[Any]
-"""A kernel's communicator, until it is closed."""
+"""A list with a kernel's communicator; empty once it is closed."""
 _open: list[Held] = []
 
 
@@ -161,7 +161,7 @@ def _communicator(
     """Returns a communicator like those that initialize_ub makes for a slot."""
     fp8 = dtype == torch.float8_e4m3fn
     lowest, highest = tex.get_stream_priority_range()
-    what = size, torch.uint8 if fp8 else dtype, _bootstrap(point["runtime"]["bootstrap_backend"]), ranks.world_size
+    buffer = size, torch.uint8 if fp8 else dtype, _bootstrap(point["runtime"]["bootstrap_backend"]), ranks.world_size
     common = {
         "num_max_streams": KERNEL_STREAMS,
         "comm_cga_size": setting["cga_size"],
@@ -173,19 +173,20 @@ def _communicator(
     }
     kind = tex.CommOverlapType.AG if gathers else tex.CommOverlapType.RS
     if setting["method"] == "ring_exchange":
-        return tex.CommOverlapP2P(*what, kind, use_ce=setting["use_ce"], aggregate=setting["aggregate"], **common)
-    return tex.CommOverlap(*what, comm_type=kind, num_splits=setting.get("num_splits", 4), **common)
+        return tex.CommOverlapP2P(*buffer, kind, use_ce=setting["use_ce"], aggregate=setting["aggregate"], **common)
+    return tex.CommOverlap(*buffer, comm_type=kind, num_splits=setting.get("num_splits", 4), **common)
 
 
 @cache
 def _bootstrap(backend: str) -> Any:
-    """Returns the helper that exchanges the buffers' handles, made once: a process group is never wholly freed."""
+    """Returns the helper that exchanges the buffers' handles; created once, because a process group is never fully
+    freed."""
     group = dist.new_group(backend=backend)
     return tex.CommOverlapHelper(group, group)
 
 
 def _for_gemm(operand: Operand, data: Tensor | None = None) -> Any:
-    """Returns the operand, or other data of its kind, in the form that Transformer Engine multiplies."""
+    """Returns the operand, or other data of its kind, in the form that Transformer Engine's GEMM takes."""
     data = operand.data if data is None else data
     if operand.scale is None:
         return data
@@ -230,7 +231,8 @@ def _bulk_gather(held: Held, weight: Any, problem: Problem, at: int) -> Outputs:
 
 
 def _bulk_scatter(held: Held, weight: Any, problem: Problem, at: int) -> Outputs:
-    """Runs the GEMM beside a reduce-scatter of the product, copied in first: in a layer the last GEMM wrote it."""
+    """Runs the GEMM next to a reduce-scatter of the product, which is first copied in; in a layer the GEMM before wrote
+    it."""
     (comm,) = held
     comm.copy_into_buffer(problem.whole[at].data, local_chunk=False)
     product = _gemm(comm, weight, _for_gemm(problem.inputs[at]), problem, bulk_overlap=True)
@@ -238,7 +240,7 @@ def _bulk_scatter(held: Held, weight: Any, problem: Problem, at: int) -> Outputs
 
 
 def close_kernels() -> None:
-    """Frees all of the kernels' communicators. Collective: no rank may while another still reads its buffers."""
+    """Frees all communicators of kernels. Collective, because other ranks may still read the buffers."""
     torch.cuda.synchronize()
     dist.barrier()
     for held in _open:

@@ -115,7 +115,7 @@ def test_settings_reach_flux_and_share_one_buffer() -> None:
         (HOPPER, "fp8", None, "Flux has FP8 for compute capability 8.9 only, and this is 9.0"),
         (
             *(BLACKWELL, "fp16", {"gemm_rs": ["scatter"]}),
-            "Flux runs on GPUs of compute capability 8.0, 8.9, 9.0, and this is 10.0",
+            "Flux runs on GPUs of compute capability 8.0, 8.9, 9.0, but this GPU has 10.0",
         ),
     ],
     ids=["fp8 on sm89", "fp8 on sm90", "sm100"],
@@ -186,7 +186,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 INSTALL = ("pip install --no-build-isolation byte-flux==1.1.1", "torch 2.4 to 2.6")
-ANOTHER = ("is another package than ByteDance's Flux; uninstall it",)
+ANOTHER = ("is not ByteDance's Flux; uninstall it",)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_what_is_refused_of_fp8_and_whose_names_are_known(installed: Any) -> Non
     """What else is refused, and which names it has, is in tests/golden/expected/refusals/kernel.txt."""
     installed(FAKE)
     assert kernels.refusal(flux_point("ag_gemm")) is None
-    rows = "Flux needs rows of a multiple of 16 bytes, and a rank's weight has 24 inputs"
+    rows = "Flux requires rows of a multiple of 16 bytes, but a rank's weight has 24 inputs"
     assert kernels.refusal(flux_point("ag_gemm", "fp8", k=24)) == rows
     transposed = {"method": "ring_exchange", "use_ce": False, "transpose_weight": True}
     assert kernels.named(flux_point("ag_gemm", "bf16"), "ring_ce0_transposed") == transposed

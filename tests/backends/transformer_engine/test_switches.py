@@ -129,7 +129,7 @@ def test_parameters_of_every_operator(operator: str, model: dict[str, Any], name
     [
         ("transformer_engine", "2.9.0+70f53666.nv25.11", "transformer-engine 2.9.0+70f53666.nv25.11 is too old"),
         ("transformer_engine", "2.20.2", None),
-        ("megatron.core", "0.15.0rc8", "megatron-core 0.15.0rc8 is too old; overlap_sweep needs 0.16 or later"),
+        ("megatron.core", "0.15.0rc8", "megatron-core 0.15.0rc8 is too old; overlap_sweep requires 0.16 or later"),
         ("megatron.core", "0.16.0", None),
         ("megatron.core", "1.0", None),
     ],

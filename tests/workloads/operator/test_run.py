@@ -57,7 +57,7 @@ def test_a_search_tries_each_method_once() -> None:
     assert [str(candidate) for candidate in found["fwd"]] == ["ring"]
     bwd = ["dgrad bulk + wgrad bulk", "dgrad bulk", "ring", "wgrad bulk"]
     assert [str(candidate) for candidate in found["bwd"]] == bwd
-    pipeline = "backend=symm_mem has no pipeline, which fc1_dgrad is given; it has ring_exchange and bulk"
+    pipeline = "fc1_dgrad: backend=symm_mem has no pipeline; it has ring_exchange and bulk"
     assert list(refused) == [pipeline]
 
 
@@ -97,4 +97,4 @@ def test_without_gpus_every_point_is_skipped_with_the_reason(tmp_path: Path) -> 
     (result,) = launch.results().values()
     assert result.status == "skipped"
     assert str(result.error) in done.stderr
-    assert result.error == "backend=symm_mem needs GPUs; backend=torch runs on cpu"
+    assert result.error == "backend=symm_mem requires GPUs; backend=torch runs on cpu"
