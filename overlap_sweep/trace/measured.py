@@ -167,7 +167,9 @@ def _groups(activity: Activity, by: Grouping, chosen: NDArray[np.intp]) -> tuple
     labels, label = np.unique(activity.events.label[chosen], return_inverse=True)
     label_classes = [activity.classes[int(number)] for number in labels]
     if by == "kernel":
-        return [_Group(*of, activity.labels[number][1]) for of, number in zip(label_classes, labels, strict=True)], label
+        return [
+            _Group(*of, activity.labels[number][1]) for of, number in zip(label_classes, labels, strict=True)
+        ], label
     place = {kernel_class: i for i, kernel_class in enumerate(dict.fromkeys(label_classes))}
     groups = [_Group(*of, " ".join(reversed(of))) for of in place]
     return groups, np.array([place[of] for of in label_classes], np.intp)[label]
