@@ -83,7 +83,7 @@ def write_sweep_of_training(directory: Path) -> Path:
     point = resolved("fsdp", **{"training.batch_size": 4096})
     make_point("fsdp", directory, point, name="large", status="failed", error="CUDA out of memory")
     refused = resolved("fsdp", **{"distributed.strategy": "ddp", "fsdp.forward_prefetch": 1})
-    reason = "fsdp.forward_prefetch changes nothing under DDP"
+    reason = "fsdp.forward_prefetch has no effect under DDP"
     make_point("fsdp", directory, refused, name="refused", status="skipped", error=reason)
     return directory
 

@@ -90,7 +90,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
     f"compare {DEFAULT} {LOGS}": ("holds traces and", f"{LOGS} holds telemetry"),
     f"compare {LOGS}/rank_0_metrics.jsonl {LOGS}": ("telemetry of one rank", f"its directory: {LOGS}."),
     f"compare {LOGS} bare": ("copy the rank_<r>_metrics.jsonl files too",),
-    "compare a=bare b=bare": ("copy the rank_<r>_metrics.jsonl of",),
+    "compare a=bare b=bare": ("copy the rank_<r>_metrics.jsonl files of",),
     "timeline nowhere": ("nowhere does not exist",),
     "timeline empty": ("holds no traces",),
     "timeline five": ("has 5 points", "bulk_sm1, bulk_sm2, bulk_sm3 and 2 more."),
@@ -180,7 +180,7 @@ DAMAGED: dict[str, tuple[tuple[str, ...], str]] = {
     "compare cuda rocm": (
         (
             "warning: ",
-            "rank_1_metrics.jsonl: line 5 is no telemetry of a step",
+            "rank_1_metrics.jsonl: line 5 is not a telemetry record",
         ),
         "rocm against cuda",
     ),

@@ -119,7 +119,7 @@ def test_what_cannot_be_started_is_an_error_of_the_user_unless_the_launcher_only
     check_wrapper(operator_config())
     with initialize_config_dir(str(ROOT / "conf"), version_base=None):
         config = compose("config", overrides=[*FSDP, "profiling.rocprofv3=true"])
-    with pytest.raises(UserError, match="needs rocprofv3 in PATH"):
+    with pytest.raises(UserError, match="requires rocprofv3 in PATH"):
         resolve(config)
     monkeypatch.setattr(group_config, "_elsewhere", True)
     assert resolve(config)["profiling"]["rocprofv3"]

@@ -1,4 +1,4 @@
-"""Training steps of a ranking model under FSDP2 or DDP: what of their communication is hidden."""
+"""Training steps of a ranking model under FSDP2 or DDP: how much of their communication is hidden."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _ENVIRONMENT = re.compile(r"(NCCL|RCCL|TORCH_NCCL|HSA|GPU|UCX|FI|MSCCLPP)_[A-Z0-
 _REFUSED = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "give runtime.max_connections instead",
     "NCCL_NVLS_ENABLE": "give runtime.multicast instead",
-    "NCCL_CONF_FILE": "give its variables instead, so that results tell them",
+    "NCCL_CONF_FILE": "give its variables instead, so that results record them",
     "NCCL_ALGO=NVLS": "multicast is off; leave it out",
     "GPU_DEVICE_ORDINAL": "set HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES in your shell",
 }
-"""Variables, or values of them, and what to do instead."""
+"""Refused variables, or values of them, with what to do instead."""
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the point with batch, steps and precision, without the options that training does not use."""
+    """Returns the point with batch size, steps and precision filled in, without unused options."""
     device, distributed, profiling = point["runtime"]["device"], dict(point["distributed"]), dict(point["profiling"])
     if point["backend"] != "auto":
-        raise UserError(f"backend={point['backend']}: who shards is said by distributed.strategy; leave backend out.")
+        raise UserError(f"backend={point['backend']}: workload=fsdp uses distributed.strategy; leave backend out.")
     training = {**TRAINING_ON[device], **{name: v for name, v in point["training"].items() if v is not None}}
-    # It says where results go, not what is measured.
+    # It changes where results go, not what is measured.
     training.pop("output_dir", None)
     if profiling["enabled"] is None:
         profiling["enabled"] = point["profile"] != "none"
@@ -50,7 +50,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     fsdp["forward_prefetch"] = int(fsdp["forward_prefetch"])
     _check_choice("fsdp.reshard_after_forward", fsdp["reshard_after_forward"], 2, "ranks")
     samples = training["batch_size"] * training["gradient_accumulation"] * distributed["dp_size"]
-    # Of the backbone's input.
+    # Tokens of the backbone's input.
     tokens = ranking["sequence_length"] + ranking["num_sparse_features"] + 1
     return {
         **{name: point[name] for name in (*_OF_ALL, *_KEPT)},
@@ -62,81 +62,81 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _environment(asked: Mapping[str, Any]) -> dict[str, str]:
+def _environment(variables: Mapping[str, Any]) -> dict[str, str]:
     """Returns the variables that are set. UserError for one that is not of NCCL, RCCL or their transports."""
-    for name in asked:
+    for name, value in variables.items():
         if name not in _REFUSED and not _ENVIRONMENT.fullmatch(name):
-            raise UserError(f"distributed.env.{name} is no variable of NCCL, RCCL or HIP; set it in your shell.")
-        if isinstance(asked[name], list | dict):
-            raise UserError(f"distributed.env.{name}={asked[name]} is no single value; quote it: '\"a,b\"'.")
-        for refused in (name, f"{name}={str(asked[name])[:4].upper()}"):
-            if refused in _REFUSED and asked[name] is not None:
-                raise UserError(f"distributed.env.{name}={asked[name]}: {_REFUSED[refused]}.")
-    return {name: str(int(v) if isinstance(v, bool) else v) for name, v in asked.items() if v is not None}
+            raise UserError(f"distributed.env.{name} is not a variable of NCCL, RCCL or HIP; set it in your shell.")
+        if isinstance(value, list | dict):
+            raise UserError(f"distributed.env.{name}={value} is not a single value; quote it: '\"a,b\"'.")
+        for refused in (name, f"{name}={str(value)[:4].upper()}"):
+            if refused in _REFUSED and value is not None:
+                raise UserError(f"distributed.env.{name}={value}: {_REFUSED[refused]}.")
+    return {name: str(int(v) if isinstance(v, bool) else v) for name, v in variables.items() if v is not None}
 
 
-def _check_choice(name: str, asked: Any, lowest: int, what: str) -> None:
-    """Raises UserError unless `asked` is true, false or a number from `lowest` on."""
-    if not isinstance(asked, bool) and not (isinstance(asked, int) and lowest <= asked <= 1024):
-        raise UserError(f"{name}={asked} is neither true, false nor a number of {what}; give one of them.")
+def _check_choice(name: str, value: Any, lowest: int, unit: str) -> None:
+    """Raises UserError unless `value` is true, false or a number from `lowest` on."""
+    if not isinstance(value, bool) and not (isinstance(value, int) and lowest <= value <= 1024):
+        raise UserError(f"{name}={value} is invalid; give true, false or a number of {unit} from {lowest} to 1024.")
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
+    """Returns why the completed point cannot be trained, or which option has no effect in it; None if it is valid."""
     distributed, fsdp, ranks = point["distributed"], point["fsdp"], point["distributed"]["dp_size"]
     if lacking := models.lacks(point["model"]):
         return lacking
-    if point["model"]["num_attention_heads"] % point["model"]["num_kv_heads"]:
-        return "the attention heads do not divide by the key-value heads"
+    heads, kv_heads = point["model"]["num_attention_heads"], point["model"]["num_kv_heads"]
+    if heads % kv_heads:
+        return f"model.num_attention_heads={heads} is not divisible by model.num_kv_heads={kv_heads}"
     if point["compile"]["mode"] and point["compile"]["options"]:
         return "torch.compile takes compile.mode or compile.options, not both"
     if not point["compile"]["enabled"] and point["compile"] != asdict(Compile()):
-        return "the other options of compile change nothing without compile.enabled=true"
+        return "the other compile options have no effect without compile.enabled=true"
     if point["profiling"]["tensorboard"] and not point["profiling"]["enabled"]:
-        return "profiling.tensorboard writes nothing without profiling.enabled=true"
+        return "profiling.tensorboard has no effect without profiling.enabled=true"
     for section, names, why in _unused(point):
         usual = asdict(_SECTIONS[section]())
         if changed := [name for name in names if point[section][name] != usual[name]]:
             return f"{section}.{changed[0]} {why}"
     if distributed["strategy"] == "ddp":
         if distributed["overlap_reduce_scatter"] and not distributed["enable_overlap"]:
-            return "distributed.overlap_reduce_scatter needs distributed.enable_overlap"
+            return "distributed.overlap_reduce_scatter requires distributed.enable_overlap=true"
         return None
     if not fsdp["use_orig_params"]:
-        return "FSDP2 has no flat parameters: fsdp.use_orig_params=false was FSDP1's"
+        return "fsdp.use_orig_params=false is an option of FSDP1; FSDP2 has no flat parameters"
     if ranks % fsdp["replicas"]:
-        return f"distributed.dp_size={ranks} does not divide by fsdp.replicas={fsdp['replicas']}"
+        return f"distributed.dp_size={ranks} is not divisible by fsdp.replicas={fsdp['replicas']}"
     shards, group = ranks // fsdp["replicas"], fsdp["reshard_after_forward"]
     if not isinstance(group, bool) and fsdp["replicas"] > 1:
-        return (
-            "fsdp.reshard_after_forward takes no number of ranks beside fsdp.replicas, each of which would make its own"
-        )
+        return "fsdp.reshard_after_forward must be true or false with fsdp.replicas"
     if not isinstance(group, bool) and (shards % group or group >= shards):
-        return f"fsdp.reshard_after_forward={group} is no smaller part of {shards} ranks"
+        return f"fsdp.reshard_after_forward={group} must be smaller than the {shards} ranks and divide them"
     return None
 
 
 def _unused(point: Mapping[str, Any]) -> Iterator[tuple[str, Iterable[str], str]]:
-    """Yields a section, those of its options that have no effect beside the others, and why."""
+    """Yields a section, those of its options that have no effect with the others, and why."""
     distributed, fsdp = point["distributed"], point["fsdp"]
     if distributed["strategy"] == "ddp":
-        yield "fsdp", [name for name in fsdp if name != "sync_module_states"], "changes nothing under DDP"
+        yield "fsdp", [name for name in fsdp if name != "sync_module_states"], "has no effect under DDP"
         if distributed["enable_overlap"]:
             idle = ["auxiliary"] if distributed["overlap_reduce_scatter"] else ["auxiliary", "reduce_scatter"]
-            yield "streams", idle, "changes nothing here: DDP only all-reduces"
+            yield "streams", idle, "has no effect under DDP, which only all-reduces"
     else:
         idle = ["overlap_reduce_scatter", "bucket_cap_mb", "gradient_as_bucket_view"]
-        yield "distributed", idle, "changes nothing under FSDP2"
+        yield "distributed", idle, "has no effect under FSDP2"
         if fsdp["replicas"] == 1:
-            yield "streams", ["all_reduce"], "changes nothing without fsdp.replicas: there is no all-reduce"
+            yield "streams", ["all_reduce"], "has no effect without fsdp.replicas: there is no all-reduce"
     if not distributed["overlap_reduce_scatter"]:
         clone = "overlap_clone_for_reduce_scatter"
-        yield "distributed", [clone], "changes nothing without distributed.overlap_reduce_scatter"
+        yield "distributed", [clone], "has no effect without distributed.overlap_reduce_scatter"
     if not distributed["enable_overlap"]:
-        yield "streams", point["streams"], "is a stream of distributed.enable_overlap, which is off"
+        yield "streams", point["streams"], "has no effect without distributed.enable_overlap=true"
 
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """Trains with telemetry, profiles, and compares with no overlap and with no communication."""
+    """Trains with telemetry, profiles, and compares with no overlap and without communication."""
     from overlap_sweep.workloads.fsdp.run import forget, run_training
 
     try:
@@ -159,15 +159,15 @@ def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
-    """Returns the point's workers, not shared if it leaves process groups behind: FSDP2 makes two, and keeps them, for
-    each unit that stays gathered within a smaller group."""
+    """Returns the requirements on the workers. They are not shared if the point leaves process groups behind: FSDP2
+    makes two for each unit that is resharded to a smaller group, and keeps them."""
     leaves_groups = type(point["fsdp"]["reshard_after_forward"]) is int
     return Workers(
         max_connections=8,
         environment=point["distributed"]["env"],
         wrapper=_rocprofv3(point["profiling"], directory),
-        wrapper_missing="profiling.rocprofv3=true needs rocprofv3 in PATH, which comes with ROCm (/opt/rocm/bin); add "
-        "it, or leave profiling.rocprofv3 out.",
+        wrapper_missing="profiling.rocprofv3=true requires rocprofv3 in PATH; add ROCm's (/opt/rocm/bin), or leave "
+        "profiling.rocprofv3 out.",
         company=str(directory) if leaves_groups else "",
     )
 

@@ -1,4 +1,4 @@
-"""Training runs: which setting trains fastest, and what each knob changes, among the points that may be compared."""
+"""Training runs: the fastest setting among the points that may be compared, and the rows it is chosen from."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from overlap_sweep.workloads.fsdp.result import (
 
 
 class TrainingCase(NamedTuple):
-    """What must be equal for training steps to be compared at all. They may differ in batch, accumulation and
-    precision: they are compared by the time that a sample takes."""
+    """Properties that must be equal for training steps to be compared. Batch size, accumulation and precision may
+    differ: settings are compared by time per sample."""
 
     model: str
     sizes: str
-    """In words."""
+    """Sizes of the ranking model, in words."""
     ranks: int
     device: str
     key: str
-    """Different for other sizes, whatever they are called."""
+    """Digest of all sizes, as names may be equal for different sizes."""
 
     @property
     def brief(self) -> str:
-        """Returns the case without sizes or device. `model` isn't what is trained: backbone layers have its widths."""
+        """Returns the case without sizes or device. Only the widths of the backbone layers are those of `model`."""
         return f"ranking model (widths of {self.model}), {self.ranks} rank{'s' if self.ranks > 1 else ''}"
 
     def __str__(self) -> str:
@@ -62,31 +62,31 @@ class TrainingCase(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingRow(StepTimes):
-    """One setting, over all points that measured it, or over one of them. Times are of a step unless they say
-    otherwise."""
+    """One setting, pooled over all points that measured it, or of one point. Times are per step unless noted."""
 
     knobs: Knobs
     setting: str
-    """In words, without what all settings of the case share."""
+    """The changed knobs in words, without those that all settings of the case share."""
     points: tuple[str, ...]
     samples_per_step: int
     tokens_per_step: int
     parameters: int
     precision: str
     timing: Timing
-    """The steps of all its points as they were measured."""
+    """Step times of all its points, as measured."""
     host_us: float | None
-    """None on a CPU, where it is what computes."""
+    """Time in which the host enqueues a step; None on a CPU."""
     launch_bound: bool
-    """The device waits for the host: the schedule of its communication says little."""
+    """Whether the device waits for the host, so that the schedule of communication hardly matters."""
     baseline_launch_bound: bool
-    """The same of `none` or `floor`, which the hidden fraction is measured against."""
+    """Whether `none` or `floor` is launch-bound, so that the hidden fraction is unreliable."""
     peak_memory_gb: float | None
     loss: float | None
-    """After the last step of the recorded run; None where it is no number."""
+    """Loss after the last step of the recorded run; None if it is NaN or infinite."""
     compiled: str
+    """Compiler of the layers, `no`, or `no: ` and the reason."""
     standing: str = ""
-    """`best`, `best, proven`, or `only` where there is no other setting; empty for the others."""
+    """`best`, `best, proven`, or `only` if there is no other setting; empty for the others."""
 
     @property
     def of_sample(self) -> Estimate:
@@ -127,17 +127,19 @@ class TrainingAnalysis:
     case: TrainingCase
     points: list[Point]
     rows: list[TrainingRow]
-    """From fast to slow, by the time that a sample takes."""
+    """Rows from fast to slow, by time per sample."""
     reference: TrainingRow
-    """The simplest: what gains are told against."""
+    """The simplest setting, which gains compare with."""
     best: TrainingRow
-    """What a search settled, where one did; else by `choose`."""
+    """The best setting: a search's answer if there was one, else that of `choose`."""
     settled: bool
+    """Whether a search measured the best setting again after choosing it."""
     reason: str
+    """Why it is the best."""
     differing: list[str]
-    """The knobs that are not the same in all rows."""
+    """Knobs that differ between the rows."""
     shared: str
-    """The knobs that were turned in all of them, in words; empty for none."""
+    """Changed knobs that all rows share, in words; empty if there are none."""
 
     @property
     def parameters(self) -> int:
@@ -159,15 +161,15 @@ class TrainingAnalysis:
         if not any(row.relative for row in self.rows):
             return "Times are as measured in each point."
         return (
-            "Times are relative to the common floor, by the floor that was measured beside each, but for those that "
-            "the host limits or whose floor no other point has."
+            "Times are relative to the floor of the same point, which cancels drift; launch-bound settings and those "
+            "whose floor no other point shares are as measured."
         )
 
 
 def analyse_training(
     points: Iterable[Point], searches: Mapping[Path, KnobRecord] | None = None
 ) -> list[TrainingAnalysis]:
-    """Returns an analysis of the `ok` training points for each case; `searches` by their directories."""
+    """Returns an analysis of the `ok` training points for each case. `searches`: records by directory."""
     cases: dict[TrainingCase, list[Point]] = defaultdict(list)
     for point in points:
         if point.workload == "fsdp" and point.status == "ok":
@@ -176,6 +178,7 @@ def analyse_training(
 
 
 def training_case(point: Point) -> TrainingCase:
+    """Returns the case that a point belongs to."""
     config = point.config
     ranking, model = config["ranking"], config["model"]
     sizes = (
@@ -187,17 +190,17 @@ def training_case(point: Point) -> TrainingCase:
 
 
 def choose(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, str]:
-    """Returns the simplest row, unless another is faster, and why. One that diverges is chosen only if all do."""
+    """Returns the simplest row unless another is faster, and why. A diverging row is chosen only if all diverge."""
     usable = sorted((row for row in rows if row.loss is not None), key=lambda row: row.simplicity) or list(rows)
     if len(rows) == 1:
-        return rows[0], "the only one that was measured"
+        return rows[0], "the only setting measured"
     choice = verdict.choose(usable, lambda row: row.of_sample)
     chosen, fastest = choice.chosen, choice.fastest
     if chosen is fastest or len(usable) == 1:
         reason = f"fastest of {len(usable)}"
     else:
         by, noise = (value_us / chosen.of_sample.time_us for value_us in (choice.faster_by_us, choice.noise_us))
-        reason = f"simplest; within the noise of {fastest.setting}, {-by:+.1%} time, noise {noise:.1%}"
+        reason = f"simplest within the noise of the fastest, {fastest.setting} ({-by:+.1%} time, noise {noise:.1%})"
     return chosen, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
 
 
@@ -242,8 +245,8 @@ def point_row(point: Point, standing: str = "") -> TrainingRow:
 def _best(
     rows: Mapping[frozenset[tuple[str, str]], TrainingRow], points: Sequence[Point], searches: Mapping[Path, KnobRecord]
 ) -> tuple[TrainingRow, str, bool]:
-    """Returns the best, why, and whether a search settled it: a search measures its answer again after choosing it, in
-    alternation with the baseline, and what seems faster here only seemed so when it was tried."""
+    """Returns the best row, why, and whether a search settled it: a search measures its answer again, in alternation
+    with the baseline, so that it is not just the luckiest of many."""
     settled = {
         frozen(knobs_of(point.config)): search
         for directory, record in searches.items()
@@ -263,10 +266,10 @@ def _best(
 
 def _has_answer(config: Mapping[str, Any], search: KnobSearch) -> bool:
     baseline = {key: values[0] for key, values in search.knobs.items() if values}
-    typed = dict(override.partition("=")[::2] for override in search.overrides)
-    wanted = {key.lstrip("+"): value for key, value in {**typed, **baseline, **search.best}.items()}
+    options = dict(override.partition("=")[::2] for override in search.overrides)
+    wanted = {key.lstrip("+"): value for key, value in {**options, **baseline, **search.best}.items()}
     settings = flat(config)
-    # What is no part of a point changes nothing in it; a choice of a group, such as model=llama3_8b, is its name.
+    # Keys that are not part of a point are ignored; the choice of a group, such as model=llama3_8b, is its name.
     return all(
         _alike(key, in_words(settings.get(key, settings.get(f"{key}.name")))) == _alike(key, value)
         for key, value in wanted.items()
@@ -283,7 +286,7 @@ def _alike(key: str, value: str) -> str:
 
 
 def _row(knobs: Knobs, shown: Collection[str] | None, points: Sequence[Point], times: StepTimes) -> TrainingRow:
-    """Returns the row of one setting over its points; `shown` are the knobs that name it, None for all."""
+    """Returns the row of one setting over its points. `shown`: the knobs that name it, None for all."""
     runs = [measured(point.result) for point in points]
     limited = {name for point in points if point.result for name in limited_by_host(point.result)}
     hosts_us = [run.host_us["point"] for run in runs if "point" in run.host_us]

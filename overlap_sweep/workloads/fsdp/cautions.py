@@ -1,4 +1,4 @@
-"""What to know before believing what is said about training steps."""
+"""Caveats of the answers about training steps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from overlap_sweep.workloads.fsdp.result import limited_by_host, measured
 
 LOSS_TOLERANCE = {"fp32": 1e-3}
 DEFAULT_LOSS_TOLERANCE = 0.05
-"""By how much of itself, and of the run's first one, a loss may be off: reductions in another order round differently,
-and steps add it up. What is learnt by heart has a loss that is next to nothing, and rounding is all of it."""
+"""Largest relative difference of a loss, by precision. Reductions in another order round differently, and steps add
+that up. It is relative to the larger of the loss and the run's first loss: rounding dominates a loss near zero."""
 
 
 def cautions(analysis: TrainingAnalysis) -> list[str]:
-    """Returns the cautions, a sentence each; empty if all is well."""
+    """Returns the caveats, a sentence each; empty if there are none."""
     return [
         *_trains_differently(analysis),
         *_no_losses(analysis),
@@ -44,18 +44,18 @@ def _environments(analysis: TrainingAnalysis) -> Iterator[str]:
 def _trains_differently(analysis: TrainingAnalysis) -> Iterator[str]:
     best, reference = analysis.best, analysis.reference
     if same_training(best.knobs) != same_training(reference.knobs):
-        yield f"The best, {best.setting}, does not compute the same as {reference.setting}."
+        yield f"The best setting, {best.setting}, trains differently from {reference.setting}: compare their losses."
 
 
 def _no_losses(analysis: TrainingAnalysis) -> Iterator[str]:
     for point in analysis.points:
         losses = measured(point.result).losses
         if None in losses:
-            yield f"{point.name} has a loss that is no number from step {losses.index(None) + 1} on: it does not train."
+            yield f"{point.name} diverges: the loss is NaN or infinite from step {losses.index(None) + 1} on."
 
 
 def _wrong_losses(analysis: TrainingAnalysis) -> Iterator[str]:
-    """Yields points whose losses differ from others': with equal seeds, schedules must not change the losses."""
+    """Yields points with deviating losses: with equal seeds, schedules must not change the losses."""
     groups: dict[tuple[Any, ...], list[Point]] = defaultdict(list)
     for point in analysis.points:
         groups[repr(point.config["workload"].get("seed")), *same_training(knobs_of(point.config))].append(point)
@@ -71,8 +71,8 @@ def _wrong_losses(analysis: TrainingAnalysis) -> Iterator[str]:
             error, step = max(off, default=(0.0, 0))
             if error > tolerance:
                 yield (
-                    f"{name} has a loss of {of_point[step]:.4g} after step {step + 1}, and those that compute the same "
-                    f"{middle[step]:.4g}: don't trust it before you know why."
+                    f"{name} has a loss of {of_point[step]:.4g} after step {step + 1}, equivalent settings have "
+                    f"{middle[step]:.4g}: find out why before you use it."
                 )
 
 
@@ -83,34 +83,32 @@ def _numbers(losses: Iterable[float | None]) -> list[float]:
 
 def _of_settings(analysis: TrainingAnalysis) -> Iterator[str]:
     """Yields a sentence for each problem, with the settings that have it."""
-    doubts: dict[str, Callable[[TrainingRow], bool]] = {
-        "What communication costs without overlap cannot be told from noise, so that hidden fractions say nothing": (
-            lambda row: not row.hidden.known
+    problems: dict[str, Callable[[TrainingRow], bool]] = {
+        "Hidden fraction unknown, since none - floor is within the noise": lambda row: not row.hidden.known,
+        "Launch-bound, so the times say little about overlap (use larger batches or compile.enabled=true)": (
+            lambda row: row.launch_bound
         ),
-        "Launch-bound: the host takes as long to enqueue a step as the device to run it, and what is hidden is hidden "
-        "behind the host (larger batches, or compile.enabled=true, help)": lambda row: row.launch_bound,
-        "The host limits the step without overlap, or without communication, which the hidden fraction is measured "
-        "against": lambda row: row.baseline_launch_bound and not row.launch_bound,
-        "The layers could not be compiled; `compiled` in training.csv says why": (
-            lambda row: row.compiled.startswith("no:")
+        "The baseline (none or floor) is launch-bound, so the hidden fraction is unreliable": (
+            lambda row: row.baseline_launch_bound and not row.launch_bound
         ),
+        "The layers could not be compiled (see compiled in training.csv)": lambda row: row.compiled.startswith("no:"),
     }
-    for doubt, holds in doubts.items():
+    for problem, holds in problems.items():
         settings = [row.setting for row in analysis.rows if holds(row)]
         if settings:
             every = len(settings) == len(analysis.rows) > 1
-            yield f"{doubt}: {'all settings' if every else some_of(settings, separator='; ')}."
+            yield f"{problem}: {'all settings' if every else some_of(settings, separator='; ')}."
 
 
 def _drift(analysis: TrainingAnalysis) -> Iterator[str]:
-    """Yields by how much the steps without communication, which many points measure alike, drifted."""
+    """Yields the drift of the floor, which many points measure alike."""
     times_us = defaultdict(list)
     for point in sorted(analysis.points, key=lambda point: (point.result and point.result.started) or ""):
         assert point.result
-        # Where the host limits, it is the host's time.
+        # A launch-bound floor is the host's time.
         if "floor" not in limited_by_host(point.result):
             times_us[same_floor(knobs_of(point.config))].append(measured(point.result).step["floor"].median_us)
     changes = [later_change(of_floor) for of_floor in times_us.values() if len(of_floor) > 1]
     worst = max(changes, key=abs, default=0.0)
     if abs(worst) >= NOTABLE_DRIFT:
-        yield f"Baselines drifted: the step without communication by up to {worst:+.0%}."
+        yield f"Baselines drifted: the floor changed by up to {worst:+.0%} during the sweep."

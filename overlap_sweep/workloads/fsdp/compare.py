@@ -1,5 +1,5 @@
-"""Training runs against each other: which is which, and every quantity of their telemetry with its noise; and a step's
-time in its history."""
+"""Training runs in comparisons: matches runs, and compares every quantity of their telemetry with its noise. Also the
+step time for histories."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from overlap_sweep.results.verdict import differ, mean_ratio, ratio
 from overlap_sweep.workloads.fsdp import result as training_result
 from overlap_sweep.workloads.fsdp.knobs import knobs_of, setting_in_words
 from overlap_sweep.workloads.fsdp.telemetry import Run, read_telemetry
-from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES, MeasuredRun, measure, tell_dips
+from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES, MeasuredRun, describe_dips, measure
 
 Verdict = Literal["better", "worse", "same", "lower", "higher"]
-"""`lower` and `higher` where neither is better."""
+"""`lower` and `higher` are for quantities where neither is better."""
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 _ANOTHER_MODEL = ("model.", "ranking.")
 _WORK = (*_ANOTHER_MODEL, "training.batch_size", "training.gradient_accumulation", "precision", "ranks")
-"""Settings, or what their names begin with, that change how much there is to do."""
+"""Settings, or prefixes of their names, that change the amount of work."""
 _NAMES_ONLY = ("model.name", "model.source")
 _KNOBS = (
     "repetition",
@@ -51,14 +51,14 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
     """Returns nothing: training runs are compared by their telemetry."""
     trained = any(point.workload == "fsdp" and point.status == "ok" for point in points)
     lacking = (
-        "has training results without telemetry; copy the rank_<r>_metrics.jsonl of their run directories, too, to "
-        "compare them."
+        "has training results without telemetry; to compare them, copy the rank_<r>_metrics.jsonl files of their run "
+        "directories too."
     )
     return Comparable([], lacking=lacking if trained else "")
 
 
 def samples(result: Result) -> dict[str, Sample]:
-    """Returns the sample of the step, also if the host limits it."""
+    """Returns the sample of the step, even if it is launch-bound."""
     step = training_result.measured(result).step
     setting = f"{workloads.world_size(result.point)} ranks, {setting_in_words(knobs_of(result.point))}"
     sample = Sample((step["point"],), step["none"].median_us, "step", result.point["workload"]["tokens"])
@@ -82,7 +82,7 @@ def _table() -> Table[Any]:
 COMPARED = Comparing(
     measured,
     samples,
-    # How long it trains before its steps are timed, where that is written, and how it is looked at.
+    # Length of the run before its steps are timed, output, profiling and telemetry don't change the step time.
     changes_nothing=("training.max_steps", "training.log_interval", "training.output_dir", "profiling", "telemetry"),
     telemetry=_compare,
     telemetry_table=_table,
@@ -91,7 +91,7 @@ COMPARED = Comparing(
 
 @dataclass(frozen=True)
 class TelemetryDataset:
-    """All runs of one operand."""
+    """All runs of one operand of a comparison."""
 
     label: str
     path: Path
@@ -102,7 +102,7 @@ class TelemetryDataset:
 
 @dataclass(frozen=True)
 class QuantityRatio:
-    """One quantity of a run beside the reference's; None for a run that lacks it."""
+    """One quantity of a run and of the reference's run; None for a run that lacks it."""
 
     dataset: str
     reference: str
@@ -112,7 +112,7 @@ class QuantityRatio:
     ours: Estimate | None
     theirs: Estimate | None
     judged: bool = True
-    """Otherwise it is neither better nor worse: both did not do the same work."""
+    """False if the runs did different work, so that neither is better."""
 
     @property
     def ratio(self) -> float:
@@ -143,20 +143,20 @@ class QuantityRatio:
 
 @dataclass(frozen=True)
 class RunMatch:
-    """A run beside the reference's run of the same point."""
+    """A run and the matching run of the reference."""
 
     dataset: str
     reference: str
     ours: MeasuredRun
     theirs: MeasuredRun
     quantities: dict[str, QuantityRatio]
-    """In the order of QUANTITIES, those that either knows; `step_ms` both know."""
+    """Quantities that either run has, in the order of QUANTITIES; both have `step_ms`."""
     settings: dict[str, dict[str, Any]]
-    """By setting that differs and label the value, the reference's first: knobs, where both are known, and `ranks`."""
+    """Settings that differ, with the value by label, the reference's first: knobs if both are known, and `ranks`."""
 
     @property
     def different_work(self) -> list[str]:
-        """Returns the settings that differ and change the amount of work; empty if both do the same."""
+        """Returns the differing settings that change the amount of work; empty if both do the same work."""
         return [name for name in self.settings if name.startswith(_WORK) and name not in _NAMES_ONLY]
 
 
@@ -167,10 +167,10 @@ class TelemetryComparison:
     datasets: list[TelemetryDataset]
     reference: str
     candidates: list[str]
-    """The labels of those that are compared with it."""
+    """Labels of the datasets that are compared with the reference."""
     matches: list[RunMatch]
     unmatched: list[str]
-    """A sentence for each side that has runs which the other has not."""
+    """A sentence for each side that has runs which the other lacks."""
 
     def of(self, label: str) -> list[RunMatch]:
         return [match for match in self.matches if match.dataset == label]
@@ -183,11 +183,11 @@ def read_telemetry_dataset(label: str, path: Path) -> TelemetryDataset:
     for run in map(measure, reading.runs):
         if len(run.numbers) > 1:
             runs.append(run)
-            warnings += [tell_dips(run)] if run.dips else []
+            warnings += [describe_dips(run)] if run.dips else []
         else:
             problems.append(
-                f"{run.run.directory} has {len(run.numbers) or 'no'} step of all ranks beside warm-up and the "
-                "profiler's, too few; train for more."
+                f"{run.run.directory} has fewer than two steps of all ranks after warm-up, not profiled; train for "
+                "more steps."
             )
     if not runs:
         raise UserError(problems[0])
@@ -203,17 +203,16 @@ def compare_telemetry(
     compared = [one for one in datasets if one is not base and candidate in (None, one.label)]
     pairs = {dataset.label: _pairs(dataset.runs, base.runs) for dataset in compared}
     matches = [_match(label, reference, *pair) for label, of_one in pairs.items() for pair in of_one]
-    unmatched = [said for dataset in compared for said in _unmatched(dataset, base, pairs[dataset.label])]
+    unmatched = [line for dataset in compared for line in _unmatched(dataset, base, pairs[dataset.label])]
     if not matches:
         raise UserError(
-            f"No run is in both: {' '.join(unmatched)} Give runs of the same names, or of the same settings but for "
-            "those that differ throughout, or one run of each."
+            f"No runs match: {' '.join(unmatched)} Give runs with equal names or equal swept settings, or one run each."
         )
     return TelemetryComparison(list(datasets), reference, list(pairs), matches, unmatched)
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Returns the run's knobs as result.json has them, such as `fsdp.forward_prefetch`; empty for logs alone."""
+    """Returns the run's knobs as in result.json, such as `fsdp.forward_prefetch`; empty for logs without a result."""
     if not run.point:
         return {}
     config = run.point.config
@@ -226,8 +225,8 @@ _Pair = tuple[MeasuredRun, MeasuredRun]
 
 
 def _pairs(ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun]) -> list[_Pair]:
-    """Returns pairs in the order of `theirs`: one run of each is a pair, else runs of the same name; if no name is in
-    both, runs with equal values of what was swept, whatever differs between the datasets throughout."""
+    """Returns pairs in the order of `theirs`. Single runs are a pair; otherwise runs of the same name match, or, if no
+    name is in both, runs with equal swept settings."""
     if len(ours) == len(theirs) == 1:
         return [(ours[0], theirs[0])]
     by_name = {one.name: one for one in ours}
@@ -236,7 +235,7 @@ def _pairs(ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun]) -> list[_
 
 
 def _pairs_by_settings(ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun]) -> list[_Pair]:
-    """Returns the pairs of runs with equal swept settings; none for logs alone, nor for ambiguous matches."""
+    """Returns the pairs of runs with equal swept settings; none for logs without results or for ambiguous matches."""
     own, others = ([settings_of(one.run) for one in runs] for runs in (ours, theirs))
     if not all(own) or not all(others):
         return []
@@ -265,13 +264,13 @@ def _unmatched(dataset: TelemetryDataset, base: TelemetryDataset, pairs: Sequenc
 
 
 def settings_throughout(matches: Sequence[RunMatch]) -> dict[str, dict[str, Any]]:
-    """Returns the settings that differ in every pair, and in the same way."""
+    """Returns the settings that differ in the same way in every pair."""
     first, *others = (match.settings for match in matches)
     return {name: values for name, values in first.items() if all(one.get(name) == values for one in others)}
 
 
 def mean_ratios(matches: Sequence[RunMatch]) -> dict[str, float]:
-    """Returns by quantity the geometric mean over the runs, if every run has a ratio above 0."""
+    """Returns the geometric mean of the ratios by quantity, if every run has a ratio above 0."""
     found = {name: [m.quantities[name].ratio for m in matches if name in m.quantities] for name in QUANTITIES}
     return {
         name: mean_ratio(ratios)
@@ -282,7 +281,7 @@ def mean_ratios(matches: Sequence[RunMatch]) -> dict[str, float]:
 
 def _match(label: str, reference: str, ours: MeasuredRun, theirs: MeasuredRun) -> RunMatch:
     own, others = ({**settings_of(one.run), "ranks": one.run.num_ranks} for one in (ours, theirs))
-    # Of logs alone only the ranks are known.
+    # Logs without a result only tell the number of ranks.
     names = own.keys() & others.keys() if min(len(own), len(others)) == 1 else {**others, **own}
     settings = {
         name: {reference: others.get(name), label: own.get(name)} for name in names if own.get(name) != others.get(name)

@@ -1,5 +1,4 @@
-"""Comparisons of training runs as they are shown and written: every quantity of every run, what else differs, and
-charts."""
+"""The report of comparisons of training runs: quantities of every run, differing settings, and charts."""
 
 from __future__ import annotations
 
@@ -37,12 +36,12 @@ from overlap_sweep.workloads.fsdp.compare import (
 from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES, MeasuredRun
 
 FEW_RUNS = 3
-"""Of more, only step times are printed unless all quantities are asked for."""
+"""Number of runs up to which all quantities are printed; of more runs only step times, unless `--by point`."""
 HEADLINES = ("step_ms", "exposed_comm_ms", "hidden_comm_fraction", "samples_per_s", "floor_us")
-"""Whose ratios the answer has."""
+"""Quantities whose ratios are in the answer."""
 
 MOST_POINTS = 720
-"""Of a line: of more steps some are left out."""
+"""Points of a line in a chart; longer runs are thinned out."""
 MOST_PANELS = 30
 LONGEST_WORD = 60
 LINES = {
@@ -52,7 +51,7 @@ LINES = {
     "hidden_comm_ms": ("overlapped", "series4"),
     "exposed_comm_ms": ("exposed", "bad"),
 }
-"""Of a timeline: name and colour by quantity."""
+"""Name and colour of the lines of a timeline, by quantity."""
 OVERLAID = {
     "step_ms": Axis("step, ms", from_zero=True),
     "hidden_comm_fraction": Axis("hidden communication", format=".0%", domain=(0.0, 1.0)),
@@ -96,8 +95,8 @@ def report(compared: TelemetryComparison, all_runs: bool) -> Comparison:
 
 
 def telemetry_summary(compared: TelemetryComparison) -> dict[str, Any]:
-    """Returns every dataset's runs with aggregates and settings, their relation to the reference's, and the machines
-    and commands that measured them. NaN if something is undefined."""
+    """Returns the runs of every dataset with aggregates, settings and ratios to the reference, and the machines and
+    commands that measured them. NaN for undefined values."""
     return {
         "kind": "telemetry",
         "reference": compared.reference,
@@ -164,12 +163,12 @@ def _print(compared: TelemetryComparison, console: Console, all_runs: bool) -> N
             _print_table("", [match.quantities["step_ms"] for match in matches], console)
             print_lines(["--by point prints every quantity of each run."], console, indent=0)
         if common := settings_throughout(matches) if matches else {}:
-            console.print("\nSettings that differ throughout:")
+            console.print("\nSettings that differ in all runs:")
             print_lines([f"{name}: {by_label(values)}" for name, values in common.items()], console)
     console.print()
     note = (
-        f"Medians over the steps, without warm-up and the profiler's; ratio: over {compared.reference}'s. "
-        f"same: inside the noise of both, or within {MARGIN:.1%}."
+        f"Medians over the steps, without warm-up and profiled steps. ratio: value / {compared.reference}'s. "
+        f"same: within the noise of both, or within {MARGIN:.1%}."
     )
     print_lines([*compared.unmatched, note], console, indent=0)
 
@@ -182,14 +181,14 @@ def _print_table(title: str, rows: Iterable[QuantityRatio], console: Console) ->
 
 def _answer(matches: Sequence[RunMatch]) -> str:
     if not matches:
-        return "no run of both"
+        return "No runs match."
     counts = [match.quantities["step_ms"].verdict for match in matches]
     numbers = ", ".join(f"{counts.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in counts)
     ratios = mean_ratios(matches)
     means = ", ".join(f"{name} {as_ratio(ratios[name])}" for name in HEADLINES if name in ratios)
     different = sum(bool(match.different_work) for match in matches)
-    work = f", {different} not the same work" if different else ""
-    return f"{counted(len(matches), 'matching run')}{work}, by step time {numbers}. Ratios, geometric means: {means}"
+    work = f" ({different} with different work)" if different else ""
+    return f"{counted(len(matches), 'matching run')}{work}. Step time: {numbers}. Geometric mean ratios: {means}."
 
 
 def _machine(dataset: TelemetryDataset) -> str:
@@ -208,8 +207,8 @@ def _timeline(dataset: TelemetryDataset) -> Chart:
         )
         for measured in dataset.runs[:MOST_PANELS]
     ]
-    title = f"{shortened(dataset.label, LONGEST_WORD)}: what the time of each step went to"
-    explained = "Mean over the ranks; the step itself: its slowest rank. Without warm-up."
+    title = f"{shortened(dataset.label, LONGEST_WORD)}: breakdown of the step time"
+    explained = "Mean over the ranks; step: the slowest rank. Without warm-up."
     return Chart(timeline_file(dataset.label), panels, title, [explained])
 
 
@@ -219,12 +218,12 @@ def _overlay(compared: TelemetryComparison) -> Chart:
     for match in compared.matches[:MOST_PANELS]:
         both = ((match.reference, match.theirs, "series1"), (match.dataset, match.ours, "series2"))
         for quantity, axis in OVERLAID.items():
-            # Without communication nothing of it is hidden.
+            # The hidden share is undefined without communication.
             if all(quantity in run.steps for _, run, _ in both):
                 lines = [_line(run, quantity, shortened(label, LONGEST_WORD), colour) for label, run, colour in both]
                 panels.append(Lines(match.ours.name[-LONGEST_WORD:], "", Axis("global step"), axis, lines))
     title = shortened(f"{', '.join(compared.candidates)} against {compared.reference}", LONGEST_WORD)
-    explained = "Steps of the slowest rank, and the hidden share of communication; without warm-up."
+    explained = "Step time of the slowest rank, and hidden share of communication; without warm-up."
     return Chart("overlay.png", panels, title, [explained])
 
 

@@ -14,149 +14,148 @@ AS_MIXED_PRECISION = {**BY_TORCH, "fp32": "none", "float32": "none"}
 
 @dataclass
 class Ranking:
-    """The ranking model: embedded features and a user's history through a transformer backbone, whose layers have the
-    sizes of `model`, into the probability of a click. The data is synthetic."""
+    """The ranking model: a transformer backbone, whose layers have the sizes of `model`, predicts the probability of a
+    click from embedded features and a user's history. The data is synthetic."""
 
     num_layers: int = ranged(8, 1, 1024)
     """Layers of the backbone; each is a unit of sharding and of communication."""
     sequence_length: int = ranged(128, 1, 2**20)
-    """Events in a user's history: tokens, beside one for each sparse feature and one for all dense ones."""
+    """Events in a user's history. Each is a token, as is each sparse feature; all dense features together are one."""
     num_sparse_features: int = ranged(16, 1, 4096)
-    """Categorical features, each with an embedding table of its own."""
+    """Categorical features, each with its own embedding table."""
     num_dense_features: int = ranged(32, 1, 2**16)
-    """Numerical features, which a linear layer embeds together."""
+    """Numerical features, embedded together by a linear layer."""
     vocab_size: int = ranged(1000, 2, 2**31 - 1)
     """Rows of each embedding table."""
 
 
 @dataclass
 class Fsdp:
-    """Scheduling of `fully_shard`. Nothing here concerns DDP but `sync_module_states`."""
+    """Scheduling of `fully_shard`. Under DDP only `sync_module_states` has an effect."""
 
     forward_prefetch: Any = any_of(False, "false, true, or a number of layers")
-    """Gather the next layer's parameters before this one's forward: false leaves it to torch, which gathers a layer
-    when the host comes to it; true is one layer ahead, a number so many."""
+    """Number of layers whose parameters are all-gathered ahead in the forward pass; true: 1. false: torch gathers each
+    layer when the host reaches it."""
     backward_prefetch: str | None = one_of("BACKWARD_PRE", "BACKWARD_PRE", "BACKWARD_POST")
-    """Gather the next layer's parameters before this one's gradients are computed, or after; null: when they are
-    needed."""
+    """In the backward pass, all-gather the next layer's parameters before the current layer's gradients are computed
+    (BACKWARD_PRE) or after (BACKWARD_POST). null: when they are needed."""
     limit_all_gathers: bool = False
-    """The host waits before it has more than two layers gathered that are not yet computed. FSDP2 needs no such limit;
-    FSDP1 had it."""
+    """Let the host wait while two gathered layers are not computed yet, as FSDP1 does. FSDP2 does not need it."""
     reshard_after_forward: Any = any_of(True, "true, false, or a number of ranks")
-    """Free the gathered parameters after the forward, and gather them again for the backward; false keeps them; a
-    number keeps them in groups of so many ranks."""
+    """Free the gathered parameters after the forward pass and gather them again for the backward pass. false: keep
+    them. A number: reshard them to groups of that many ranks."""
     sync_module_states: bool = True
-    """Rank 0's initial parameters are broadcast; false: every rank draws the same ones."""
+    """Broadcast rank 0's initial parameters. false: every rank draws the same ones."""
     use_orig_params: bool = True
-    """FSDP2 knows no flat parameters: false is refused."""
+    """Option of FSDP1. FSDP2 has no flat parameters, so false is refused."""
     replicas: int = ranged(1, 1, 1024)
-    """Hybrid sharding: so many groups of ranks with a whole model each, whose gradients are all-reduced."""
+    """Number of replicas in hybrid sharding. Each group of ranks shards a whole model; gradients are all-reduced
+    between groups."""
     reduce_dtype: str | None = one_of(None, "fp32", "bf16", "fp16", also=BY_TORCH)
-    """In which gradients are reduced; null: as they are computed."""
+    """Data type in which gradients are reduced. null: the type in which they are computed."""
 
 
 @dataclass
 class Training:
-    """The training loop, and how much there is to compute in each step."""
+    """The training loop and the amount of work in each step."""
 
     max_steps: int | None = ranged(None, 2, 10**6)
-    """Steps of the run that the telemetry records; null: 30, on a CPU 8. The comparison with `none` and `floor` comes
-    after it."""
+    """Steps of the run that telemetry records, before the comparison with `none` and `floor`. null: 30, on a CPU 8."""
     log_interval: int = ranged(10, 1, 10**6)
     """Steps between lines in worker.log."""
     batch_size: int | None = ranged(None, 1, 2**20)
-    """Samples of a rank's micro batch; null: 64, on a CPU 4."""
+    """Samples in each rank's micro batch. null: 64, on a CPU 4."""
     gradient_accumulation: int = ranged(1, 1, 4096)
-    """Micro batches of a step; only the last one's backward reduces gradients."""
+    """Micro batches in a step; gradients are reduced in the backward pass of the last one."""
     mixed_precision: str | None = one_of(None, "bf16", "fp16", "none", also=AS_MIXED_PRECISION)
-    """What is computed in. null: bf16, on a CPU none. FSDP2 gathers and computes in it; DDP computes by autocast. fp16
-    scales the loss."""
+    """Data type of computation. FSDP2 gathers parameters in it, DDP uses autocast; fp16 scales the loss. null: bf16, on
+    a CPU none."""
     learning_rate: float = ranged(1e-4, 0.0, 100.0)
-    """Of AdamW, after its warm-up."""
+    """Learning rate of AdamW after warm-up."""
     warmup_steps: int = ranged(5, 0, 10**6)
     """Steps over which the learning rate rises linearly."""
     weight_decay: float = ranged(0.01, 0.0, 100.0)
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     grad_clip_norm: float = ranged(1.0, 0.0, 10**6)
-    """Largest norm of the gradients. 0: they are not clipped, only their norm is recorded."""
+    """Gradients are clipped to this norm. 0: not clipped, only their norm is recorded."""
     output_dir: str | None = None
-    """Where the run directory is made instead of `multirun/<date>/<time>`: that of a single run, or the sweep's."""
+    """Directory for the run or sweep, instead of `multirun/<date>/<time>`."""
 
 
 @dataclass
 class Distributed:
-    """Who holds what, and how collectives are issued."""
+    """Strategy and ranks, and how collectives are issued."""
 
     strategy: str = one_of("fsdp2", "fsdp2", "ddp")
     """`fsdp2`: `fully_shard` on each layer; `ddp`: DistributedDataParallel."""
     dp_size: int = ranged(2, 1, 1024)
     """Data-parallel ranks: the world size of the torchrun group."""
     enable_overlap: bool = False
-    """Issue the collectives on streams of our own, with `streams`' priorities: DDP's all-reduces through a
-    communication hook, FSDP2's through its custom collectives. false: where the library issues them."""
+    """Issue the collectives on separate streams with the priorities of `streams`, through DDP's communication hook or
+    FSDP2's custom collectives. false: on the library's own streams."""
     overlap_reduce_scatter: bool = False
-    """DDP with enable_overlap: also reduce and scatter every bucket, for nothing but the load."""
+    """DDP with enable_overlap: also reduce-scatter every bucket, as additional load."""
     overlap_clone_for_reduce_scatter: bool = True
-    """DDP with overlap_reduce_scatter: of a copy, so that the two collectives don't share memory."""
+    """DDP with overlap_reduce_scatter: reduce-scatter a copy, so that the two collectives don't share memory."""
     bucket_cap_mb: float = ranged(25.0, 0.001, 10**5)
-    """Size of DDP's gradient buckets, MiB."""
+    """Size of DDP's gradient buckets, in MiB."""
     gradient_as_bucket_view: bool = True
     """DDP: gradients are views of the buckets."""
     env: dict[str, Any] = field(default_factory=dict)
-    """Environment of the workers, for NCCL, RCCL and their transports. null: not set. Another environment is another
-    torchrun group."""
+    """Environment variables of the workers for NCCL, RCCL and their transports; null: not set. Each environment needs
+    its own torchrun group."""
 
 
 @dataclass
 class Streams:
-    """Priorities of the streams that `distributed.enable_overlap` makes, on a GPU."""
+    """Priorities of the streams that `distributed.enable_overlap` creates on a GPU."""
 
     compute: str = one_of("normal", "normal", "high")
-    """Stream of the computation."""
+    """Priority of the computation's stream."""
     all_reduce: str = one_of("high", "normal", "high")
-    """Stream of DDP's all-reduces."""
+    """Priority of the all-reduces' stream."""
     reduce_scatter: str = one_of("high", "normal", "high")
-    """Stream of reduce-scatters of gradients."""
+    """Priority of the stream for reduce-scatters of gradients."""
     auxiliary: str = one_of("high", "normal", "high")
-    """Stream of all-gathers of parameters."""
+    """Priority of the stream for all-gathers of parameters."""
 
 
 @dataclass
 class Compile:
-    """torch.compile of every layer. Where it fails, the layers run as they are, and the reason is recorded."""
+    """torch.compile of every layer. If it fails, the layers run uncompiled, and the reason is recorded."""
 
     enabled: bool = False
     """Compile the layers."""
     backend: str = "inductor"
-    """torch.compile's backend. On ROCm inductor becomes aot_eager."""
+    """torch.compile's backend. On ROCm, inductor is replaced by aot_eager."""
     mode: str | None = None
     """torch.compile's mode, such as max-autotune."""
     fullgraph: bool = False
-    """Fail where the layer has a graph break."""
+    """Fail if the layer has a graph break."""
     dynamic: bool | None = None
     """Compile for dynamic shapes. null: torch decides."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Handed to torch.compile; not together with `mode`."""
+    """torch.compile's options; not together with `mode`."""
 
 
 @dataclass
 class Profiling:
-    """torch.profiler over further steps of the run; their telemetry is marked."""
+    """torch.profiler over additional steps, whose telemetry is marked."""
 
     enabled: bool | None = None
-    """Run the profiler. null: unless `profile=none`."""
+    """Run the profiler. null: yes, unless `profile=none`."""
     wait: int = ranged(1, 0, 10**4)
-    """Steps without the profiler, in each cycle."""
+    """Steps without the profiler at the start of each cycle."""
     warmup: int = ranged(1, 0, 10**4)
-    """Steps under the profiler that are thrown away."""
+    """Profiled steps that are discarded."""
     active: int = ranged(2, 1, 10**4)
-    """Steps that are kept."""
+    """Profiled steps that are kept."""
     repeat: int = ranged(1, 1, 1000)
-    """Cycles, each with a trace of its own."""
+    """Number of cycles, each with its own trace."""
     tensorboard: bool = False
     """Also write `torch_profiler/rank<r>/` for TensorBoard."""
     chrome_trace: bool = True
-    """Write the traces that analyze.py reads. ROCm's are not written: exporting them is known to crash."""
+    """Write the traces that analyze.py reads. Not on ROCm, where exporting them is known to crash."""
     record_shapes: bool = False
     """Record the operators' input shapes in the trace."""
     profile_memory: bool = False
@@ -164,35 +163,35 @@ class Profiling:
     with_stack: bool = False
     """Record Python stacks in the trace."""
     rocprofv3: bool = False
-    """Run the workers under AMD's rocprofv3, whose output goes to rocprofv3/ in the run directory."""
+    """Run the workers under AMD's rocprofv3, with output in rocprofv3/ of the run directory."""
     rocprofv3_args: str = "--kernel-trace --memory-copy-trace --rccl-trace"
-    """What rocprofv3 is to record: its command-line options."""
+    """Command-line options of rocprofv3 that select what it records."""
 
 
 @dataclass
 class Telemetry:
-    """What is recorded beside the spans."""
+    """Telemetry of the GPUs."""
 
     sample_interval_s: float = ranged(0.1, 0.0, 3600.0)
-    """Between samples of clocks, power and temperature, by NVML or rocm-smi; 0: none are taken."""
+    """Seconds between samples of clocks, power and temperature, by NVML or rocm-smi. 0: no samples."""
 
 
 @dataclass
 class WorkloadOptions:
-    """Training steps of a ranking model under FSDP2 or DDP, compared with the same steps whose collectives have the
-    device to themselves (`none`), and without communication (`floor`); see `fsdp`, `training`, `distributed`."""
+    """Training steps of a ranking model under FSDP2 or DDP, compared with the same steps with no overlap (`none`) and
+    without communication (`floor`); see `fsdp`, `training`, `distributed`."""
 
     name: str = "fsdp"
     tokens: int | None = ranged(None, 1, 2**31 - 1)
-    """Tokens of all ranks' micro batches of a step: what `training` and `ranking` say."""
+    """Tokens per step, over all ranks and micro batches; set by `training` and `ranking`."""
     warmup: int = ranged(1, 0, 1000)
-    """Untimed turns of every variant before the first timed one, after the run that the telemetry records."""
+    """Untimed rounds of every variant before the timed ones, after the run that telemetry records."""
     repeats: int = ranged(7, 3, 1000)
-    """Timed turns of every variant."""
+    """Timed rounds of every variant."""
     steps: int = ranged(3, 1, 1000)
-    """Consecutive steps of each turn, after an untimed one; their mean is the turn's time."""
+    """Consecutive steps in each round, after an untimed one; the round's time is their mean."""
     seed: int = ranged(0, 0, 2**31 - 1)
-    """Of parameters and data."""
+    """Random seed of parameters and data."""
 
 
 @dataclass
@@ -215,10 +214,10 @@ class Config(ModelConfig):
 
 
 HOST_LIMITS = 0.95
-"""Share of a step's time from which on the host that enqueues it is what takes so long."""
+"""A step is launch-bound if the host needs at least this share of its time to enqueue it."""
 
 TRAINING_ON: dict[str, dict[str, Any]] = {
     "cuda": {"max_steps": 30, "batch_size": 64, "mixed_precision": "bf16"},
     "cpu": {"max_steps": 8, "batch_size": 4, "mixed_precision": "none"},
 }
-"""What null stands for in `training`, by device."""
+"""Values for null in `training`, by device."""

@@ -1,4 +1,4 @@
-"""What each knob changes: every two settings of training steps that differ in nothing else."""
+"""The effect of each knob, from all pairs of settings that differ in that knob alone."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, TrainingRow
 from overlap_sweep.workloads.fsdp.knobs import brief, in_words, order
 
 MANY_PAIRS = 5
-"""From so many on it is seen how far pairs are apart."""
+"""Number of pairs from which the noise is estimated from their spread."""
 MOST_ROWS = 40
-"""On a terminal."""
+"""Rows on a terminal."""
 
 
 @dataclass(frozen=True)
 class KnobChange:
-    """One change of one knob, over all pairs of settings that differ in it alone. Changes are of the time that a sample
-    takes: -0.1 is a tenth less."""
+    """One change of one knob, over all pairs of settings that differ in it alone. Changes are relative changes of the
+    time per sample: -0.1 is 10 % less."""
 
     knob: str
     before: str
-    """The usual value, or where neither is usual the smaller one."""
+    """The default value, or the smaller one if neither is the default."""
     after: str
     pairs: int
+    """Number of pairs."""
     change: float
-    """The median of the pairs."""
+    """Median change of the pairs."""
     noise: float
-    """Of that median."""
+    """Noise of that median."""
     change_beside_best: float | None
-    """Of the pair with all other knobs as in the best setting, which was chosen for being fast: luck is in it."""
+    """Change of the pair with all other knobs as in the best setting; biased, as that was chosen for its time."""
     taken: bool
-    """Whether the best setting has it as it is after the change."""
+    """Whether the best setting has the value after the change."""
 
     @property
     def change_text(self) -> str:
@@ -47,7 +48,7 @@ class KnobChange:
 
 C = Column[KnobChange]
 EFFECTS = Table(
-    *("knobs", "one row per change of one knob; changes are of the time that a sample takes"),
+    *("knobs", "one row per change of one knob; changes of the time per sample"),
     (
         C("knob", lambda one: one.knob, kind="text", header="knob", words=lambda one: brief(one.knob)),
         C("before", lambda one: one.before, kind="text", header="from"),
@@ -55,24 +56,24 @@ EFFECTS = Table(
         C("pairs", lambda one: one.pairs, kind="count", header="pairs"),
         C("change", lambda one: one.change, "Median of the pairs.", header="time", words=lambda one: one.change_text),
         attribute("noise", header="noise", show="{:.1%}".format),
-        attribute("change_beside_best", header="beside the best", show="{:+.1%}".format),
-        C("taken", lambda one: one.taken, "The best setting has it as after the change.", "flag"),
+        attribute("change_beside_best", header="in best", show="{:+.1%}".format),
+        C("taken", lambda one: one.taken, "The best setting has the value after the change.", "flag"),
     ),
 )
 
 
 def knob_changes(analysis: TrainingAnalysis) -> list[KnobChange]:
-    """Returns every change of each knob from one value to another, the largest effect first."""
+    """Returns every change of each knob from one value to another, largest effect first."""
     found = [change for knob in analysis.differing for change in _changes(knob, analysis)]
     return sorted(found, key=lambda change: -abs(change.change))
 
 
 def knobs_exhibit(analysis: TrainingAnalysis) -> list[Exhibit]:
-    """Returns the table of what each knob contributed, with the knobs for which that is unknown."""
+    """Returns the table of the knobs' effects, with a note on the knobs whose effect is unknown."""
     changes = knob_changes(analysis)
-    told = {change.knob for change in changes}
-    untold = [brief(knob) for knob in analysis.differing if knob not in told]
-    notes = [f"Never changed alone in runs that can be compared: {', '.join(untold)}."] if untold else []
+    known = {change.knob for change in changes}
+    unknown = [brief(knob) for knob in analysis.differing if knob not in known]
+    notes = [f"Never changed alone in comparable runs: {', '.join(unknown)}."] if unknown else []
     if not changes:
         return [Exhibit(notes=notes)] if notes else []
     listing = Listing(
@@ -81,15 +82,15 @@ def knobs_exhibit(analysis: TrainingAnalysis) -> list[Exhibit]:
         most_rows=MOST_ROWS,
     )
     explained = (
-        "Of the time that a sample takes, the median of all pairs of settings that differ in this knob alone, without "
-        "those that are launch-bound or diverge; beside the best: that pair with all other knobs as there, which "
-        "flatters what is taken, as the best was chosen for its time."
+        "time: change of the time per sample, median of all pairs of settings that differ in this knob alone and are "
+        "neither launch-bound nor diverging. in best: the pair with all other knobs as in the best setting; biased "
+        "towards that setting, which was chosen for its time."
     )
-    return [Exhibit(listing=listing, heading="What each knob contributed", explained=explained, notes=notes)]
+    return [Exhibit(listing=listing, heading="Effect of each knob", explained=explained, notes=notes)]
 
 
 def _changes(knob: str, analysis: TrainingAnalysis) -> Iterator[KnobChange]:
-    """Yields the changes of one knob. If the host limits a side, or one diverges, the knob's effect is unknown."""
+    """Yields the changes of one knob, without pairs in which a setting is launch-bound or diverges."""
     alike: dict[tuple[str, ...], list[TrainingRow]] = defaultdict(list)
     for row in analysis.rows:
         if not row.launch_bound and row.loss is not None:
@@ -114,7 +115,7 @@ def _changes(knob: str, analysis: TrainingAnalysis) -> Iterator[KnobChange]:
 
 
 def _noise(changes: list[float], pairs: list[tuple[TrainingRow, TrainingRow]]) -> float:
-    """Returns the noise of the median: of MANY_PAIRS from their spread, else that of a typical pair."""
+    """Returns the noise of the median: from MANY_PAIRS on from their spread, else that of a typical pair."""
     if len(changes) >= MANY_PAIRS:
         return estimate(changes).noise_us
     relative = [

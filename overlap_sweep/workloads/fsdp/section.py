@@ -1,4 +1,4 @@
-"""Training steps for people and programs: the best setting, and what each knob contributed."""
+"""The report on training steps: columns, the best setting, the effect of each knob, and charts."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ from overlap_sweep.workloads.fsdp.knobs import (
 )
 
 MOST_ROWS = 40
-"""On a terminal."""
+"""Rows on a terminal."""
 RANK = 0
-"""Whose trace the timeline is made of."""
+"""Rank whose trace the timeline shows."""
 MOST_BARS = 30
-"""As many as are looked at; the table has all."""
+"""Bars in the chart; the table has all settings."""
 PARTS = [
-    Key("without communication (floor)", "gemm"),
+    Key("floor", "gemm"),
     Key("exposed communication", "comm"),
-    Key("hidden (to none)", "saved"),
+    Key("hidden communication", "saved"),
 ]
 
 A = Column[TrainingAnalysis]
@@ -87,7 +87,7 @@ KNOBS = (
     _knob("bucket_cap_mb", "number", "distributed.bucket_cap_mb"),
     _knob("compile", "flag", "compile.enabled"),
 )
-"""The knobs that have columns of their own; the others are in `setting`."""
+"""Knobs with their own columns; the others are in `setting`."""
 
 
 def _us(name: str, explained: str, read: str = "", **more: Any) -> C:
@@ -101,20 +101,20 @@ MEASURED = (
     attribute("q1_us", read="timing.q1_us"),
     attribute("q3_us", read="timing.q3_us"),
     C("repeats", lambda row: len(row.timing.samples_us), kind="count"),
-    _us("none_us", "Time of the same step with every collective alone on the GPU: nothing overlaps."),
+    _us("none_us", "Time of the same step with no overlap: each collective runs alone on the GPU."),
     _us("floor_us", "Time of the same step without communication."),
     _us("host_us", "", dropped=3),
     attribute("speedup", header="speedup", show="{:.2f}x".format, high_first=True),
     C(
         "hidden_fraction",
         lambda row: row.hidden.fraction if row.hidden.known else None,
-        "(none_us - time_us) / (none_us - floor_us), round by round; empty where its noise is half or more.",
+        "(none_us - time_us) / (none_us - floor_us), from pairs of the same round; empty if its noise is 0.5 or more.",
         header="hidden",
         words=lambda row: row.hidden.in_words,
         high_first=True,
     ),
     C("hidden_noise", lambda row: row.hidden.noise if row.hidden.known else None),
-    _us("exposed_comm_us", "Time that communication adds to the step: time_us less floor_us.", "exposed_us", dropped=6),
+    _us("exposed_comm_us", "Time that communication adds to the step: time_us - floor_us.", "exposed_us", dropped=6),
     attribute("us_per_sample", read="of_sample.time_us"),
     attribute("samples_per_step", kind="count"),
     attribute("samples_per_s", header="samples/s", show="{:,.0f}".format, high_first=True),
@@ -122,18 +122,18 @@ MEASURED = (
     attribute("peak_memory_gb", header="peak GB", show="{:.1f}".format, dropped=4, queried=True),
     attribute("parameters", kind="count"),
     attribute(
-        *("loss", "Loss after the last step of the recorded run; empty where it is not a number."),
+        *("loss", "Loss after the last step of the recorded run; empty if it is NaN or infinite."),
         header="loss",
         show=as_loss,
         dropped=1,
         queried=True,
     ),
-    attribute("compiled", "Compiler of the layers, or why they were not compiled.", "text"),
+    attribute("compiled", "Compiler of the layers, or the reason why they were not compiled.", "text"),
     attribute("launch_bound", "The CPU takes as long to enqueue the step as the GPU to run it.", "flag"),
     attribute(
         *(
             "baseline_launch_bound",
-            "The step of none_us or floor_us is launch-bound, so hidden_fraction is unreliable.",
+            "none_us or floor_us is launch-bound, so hidden_fraction is unreliable.",
             "flag",
         )
     ),
@@ -147,7 +147,7 @@ MEASURED = (
     C("", lambda row: row.note, kind="text", header="note", style="reason"),
 )
 _OF_POINTS = ("q1_us", "q3_us", "repeats", "chosen")
-"""Columns of single points alone."""
+"""Columns of single points only."""
 TOGETHER = tuple(column for column in MEASURED if column.name not in _OF_POINTS)
 
 TABLE = Table(
@@ -195,27 +195,27 @@ ANSWERS = Table(
         A(
             "reference",
             lambda analysis: analysis.reference.setting,
-            "Setting with the fewest changed options, which gain compares with.",
+            "Setting with the fewest changed options, which gain is relative to.",
             "text",
         ),
         A("gain", lambda analysis: analysis.gain, "samples_per_s over that of the reference, minus 1."),
         A(
             "proven",
             lambda analysis: analysis.settled,
-            "A search measured the setting again after it had chosen it.",
+            "A search measured the setting again after choosing it.",
             "flag",
         ),
         A("reason", lambda analysis: analysis.reason, kind="text"),
     ),
 )
 LEGEND = (
-    "none: the same step with every collective alone on the device; floor: without communication; exposed: what "
-    "communication adds to the step; hidden is (none - time) / (none - floor) by rounds, - where it is all noise."
+    "none: the same step with no overlap (each collective alone on the GPU); floor: without communication; exposed: "
+    "time - floor; hidden: (none - time) / (none - floor), - if within the noise."
 )
 
 
 def section(sources: Sources) -> Section | None:
-    """Returns the section on training, with the best setting of each case; None without such points."""
+    """Returns the section on training, with the best setting of each case; None if there are no training points."""
     points = sources.points("fsdp")
     if not points:
         return None
@@ -233,10 +233,10 @@ def section(sources: Sources) -> Section | None:
         what="training runs",
         title="Training steps",
         topic="FSDP training",
-        explained=f"{LEGEND} What is within the noise of the fastest is a tie, which the setting wins that turns the "
-        "fewest knobs.",
+        explained=f"{LEGEND} Settings within the noise of the fastest are ties; the one with the fewest changed knobs "
+        "wins.",
         answers=list(map(_answer, analyses)),
-        points=Listing(TABLE, rows, "Every point of the training runs, as measured in that point."),
+        points=Listing(TABLE, rows, "Every training point, as measured."),
         report={"training": list(map(_report, analyses)), "training_points": TABLE.records(rows)},
         decided=Listing(ANSWERS, analyses),
         launch_bound=sum(row.is_launch_bound for row in rows),
@@ -255,7 +255,7 @@ def _answer(analysis: TrainingAnalysis) -> Answer:
         card=_card(analysis),
         cautions=cautions(analysis),
         compared=Listing(
-            *(COMPARED, analysis.rows, "Every setting, from fast to slow by the time that a sample takes."),
+            *(COMPARED, analysis.rows, "Every setting, from fast to slow by time per sample."),
             chosen=lambda row: row is analysis.best,
             reference=lambda row: row is analysis.reference,
             most_rows=MOST_ROWS,
@@ -269,7 +269,7 @@ def _answer(analysis: TrainingAnalysis) -> Answer:
 
 
 def _timeline(analysis: TrainingAnalysis) -> Exhibit:
-    """Returns when the streams of a step of the best setting run, below the same step without overlap."""
+    """Returns the timeline of the streams in a step of the best setting, below the same step with no overlap."""
     of_best = [point for point in analysis.points if frozen(knobs_of(point.config)) == frozen(analysis.best.knobs)]
     found = [(point, path) for point in of_best if (path := listed_trace(point, trace_file(RANK)))]
 
@@ -284,23 +284,23 @@ def _timeline(analysis: TrainingAnalysis) -> Exhibit:
         name="timeline",
         heading="Streams of a step",
         brief="Timeline",
-        drawn="A typical step under the profiler, which slows it down: compare what runs beside what, and take times "
-        "from above. Blue are GEMMs, green other computation, orange communication; exposed is communication with no "
-        "computation beside it.",
+        drawn="A typical profiled step: see what runs concurrently, but take times from the table, as profiling slows "
+        "the step down. Blue: GEMMs; green: other computation; orange: communication; exposed: communication with no "
+        "concurrent computation.",
     )
 
 
 def settings_bars(analysis: TrainingAnalysis) -> Rows:
     """Returns the settings from fast to slow, by the time per sample."""
-    # What the others are told against is shown, however slow it is.
-    told = (analysis.best, analysis.reference)
-    rows = [row for i, row in enumerate(analysis.rows) if i < MOST_BARS or row in told]
+    # The best and the reference are shown, however slow they are.
+    kept = (analysis.best, analysis.reference)
+    rows = [row for i, row in enumerate(analysis.rows) if i < MOST_BARS or row in kept]
     left_out = len(analysis.rows) - len(rows)
-    more = f"; {len(rows)} of {len(analysis.rows)} settings, the fastest" if left_out else ""
+    more = f"; the fastest {len(rows)} of {len(analysis.rows)} settings" if left_out else ""
     return Rows(
         title=f"{analysis.case.brief} on {analysis.case.device}",
         subtitle="median of the steps, slowest rank, with its noise",
-        axis=Axis(f"us a sample{more}"),
+        axis=Axis(f"us per sample{more}"),
         parts=PARTS,
         columns=["time us", "hidden", "vs none", "samples/s"],
         rows=[_setting_bar(row, row is analysis.best) for row in rows],
@@ -321,21 +321,18 @@ def _setting_bar(row: TrainingRow, best: bool) -> Row:
 
 
 def _card(analysis: TrainingAnalysis) -> Card:
-    """Returns what to do, at a glance."""
+    """Returns the setting to use, at a glance."""
     best, reference = analysis.best, analysis.reference
-    times = (
-        f"{as_us(best.time_us)} us a step, {best.samples_per_s:,.0f} samples/s, {best.speedup:.2f}x none, hidden "
-        f"{best.hidden.in_words}."
-    )
+    times = f"{_times(best)}, {best.samples_per_s:,.0f} samples/s."
     if best is not reference:
         headline = f"Use {best.setting}: {analysis.gain:+.1%} samples/s over {reference.setting}"
     elif len(analysis.rows) == 1:
         headline = f"{best.setting}: nothing to compare with"
     else:
-        headline = f"Keep {best.setting}: nothing that was tested is faster beyond the noise"
+        headline = f"Keep {best.setting}: nothing tested was faster beyond the noise"
     sentences = [times, f"{as_sentence(analysis.reason)}."]
     if analysis.shared:
-        sentences.append(f"All were measured with {analysis.shared}.")
+        sentences.append(f"All settings have {analysis.shared}.")
     return Card(title(analysis), headline, sentences, use=[analysis.overrides] if analysis.overrides else [])
 
 
@@ -347,19 +344,22 @@ def _sentences(analysis: TrainingAnalysis) -> list[str]:
         instead = f"{best.samples_per_s:,.0f} instead of {reference.samples_per_s:,.0f} with {reference.setting}"
         gains = f"{analysis.gain:+.1%} samples/s ({instead})"
     only = len(analysis.rows) == 1
-    lines = [
-        f"{'measured' if only else 'best'}: {best.setting}, {gains}; {as_us(best.time_us)} us a step, "
-        f"{best.speedup:.2f}x none, hidden {best.hidden.in_words}{'' if only else f'; {analysis.reason}'}"
-    ]
+    reason = "" if only else f" {as_sentence(analysis.reason)}."
+    lines = [f"{'Measured' if only else 'Best'}: {best.setting}, {gains}; {_times(best)}.{reason}"]
     if analysis.overrides:
-        lines.append(f"to set: {analysis.overrides}")
+        lines.append(f"To set: {analysis.overrides}")
     if analysis.shared:
-        lines.append(f"all with: {analysis.shared}")
+        lines.append(f"All settings have {analysis.shared}.")
     return lines
 
 
+def _times(row: TrainingRow) -> str:
+    hidden = f"{row.hidden.in_words} hidden" if row.hidden.known else "hidden fraction unknown"
+    return f"{as_us(row.time_us)} us per step, {row.speedup:.2f}x as fast as no overlap, {hidden}"
+
+
 def _report(analysis: TrainingAnalysis) -> dict[str, Any]:
-    """Returns an entry of `training`: the best setting, all `settings`, and what each knob contributed in `knobs`."""
+    """Returns a case's entry in tuning_report.json: the best setting, all `settings`, and the effects of `knobs`."""
     environment, *others = environments(analysis.points)
     (best,) = ANSWERS.records([analysis])
     return {

@@ -1,8 +1,8 @@
-"""The contract of a training run's telemetry, a file per rank in the run directory with a line per step; and how it is
-read, of whole run directories or of logs that were copied alone.
+"""The format of a training run's telemetry, one file per rank in the run directory with one line per step, and its
+reader, for whole run directories and for logs alone.
 
-Times are in milliseconds, since that is what the field's telemetry is in; everything else here is in microseconds.
-A file that cannot be read gives one sentence, whoever wrote it, and the rest is analysed.
+Times are in milliseconds, as usual for telemetry; the rest of the package has microseconds. A file that cannot be read
+gives one sentence, and the rest is analysed.
 """
 
 from __future__ import annotations
@@ -26,51 +26,52 @@ if TYPE_CHECKING:
 
 COMPUTE, ALL_REDUCE, REDUCE_SCATTER, AUXILIARY = "compute", "all_reduce", "reduce_scatter", "auxiliary"
 STREAMS = (COMPUTE, ALL_REDUCE, REDUCE_SCATTER, AUXILIARY)
-"""What a span is counted as. `auxiliary`: all-gathers of parameters."""
+"""Kinds of spans. `auxiliary`: all-gathers of parameters."""
 
 MOST_BYTES = 1 << 30
-"""Of one file, which is read line by line: a line has some 10 kB."""
+"""Largest size of a file, which is read line by line; a line has about 10 kB."""
 
 Ms = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
-"""Up to 11 days."""
+"""A time in milliseconds, up to 11 days."""
 _Sample = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)] | None
 
 
 class Device(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """The last sample of a GPU before the step ended, as far as the device reports it."""
+    """The last sample of a GPU before the step ended; None for values that it does not report."""
 
     sm_clock_mhz: _Sample = None
     memory_clock_mhz: _Sample = None
     power_w: _Sample = None
     temperature_c: _Sample = None
     throttle_reasons: float | None = None
-    """NVML's bits."""
+    """NVML's bit mask."""
 
 
 class Step(msgspec.Struct, kw_only=True, frozen=True):
-    """What analysis reads of one step of one rank. None is what other recorders don't report, or what is undefined."""
+    """The fields of one step of one rank that analysis reads. None for undefined values, and for those that another
+    recorder does not report."""
 
     step: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
-    """Counted through over the run; those under the profiler that it throws away have no line."""
+    """Number of the step in the run; profiled steps that are discarded have no line."""
     rank: int
     profiled: bool = False
-    """torch.profiler was on: its spans are the same, its times are longer."""
+    """Whether torch.profiler was on: the spans are the same, but take longer."""
     step_ms: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
-    """From its start to the end of its optimizer, on the device."""
+    """Time on the device from the step's start to the end of its optimizer."""
     streams_ms: dict[str, Ms]
-    """For how long each of STREAMS was active: unions of its spans."""
+    """Time in which each of STREAMS was active, as the union of its spans."""
     compute_allreduce_ms: Ms | None = None
-    """Computation and an all-reduce at once; likewise the next two."""
+    """Time in which computation and an all-reduce overlap; likewise the next two."""
     compute_reducescatter_ms: Ms | None = None
     compute_auxiliary_ms: Ms | None = None
     overlap_ms: Ms
-    """Computation and any communication at once."""
+    """Time in which computation and any communication overlap."""
     exposed_comm_ms: Ms
-    """Communication without computation beside it."""
+    """Time of communication with no concurrent computation."""
     overlap_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.001)] | None
     """overlap / min(computation, communication); None without either."""
     loss: float | None = None
-    """Mean over all ranks' samples; None where it is no number."""
+    """Mean over all ranks' samples; None if it is NaN or infinite."""
     device: Device = Device()
 
     @property
@@ -81,7 +82,7 @@ class Step(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Segment(msgspec.Struct, kw_only=True):
-    """A part of the step, in ms from its start, in which the same streams, at least one, were active."""
+    """A part of the step, in ms from its start, in which the active streams (at least one) did not change."""
 
     start_ms: float
     end_ms: float
@@ -89,23 +90,23 @@ class Segment(msgspec.Struct, kw_only=True):
 
 
 class StepRecord(Step, kw_only=True, frozen=True):
-    """One line as it is written, mostly segments."""
+    """One line as it is written."""
 
     started: float
-    """When the host began it: seconds since 1970, UTC."""
+    """Time at which the host began the step: seconds since 1970, UTC."""
     active_segments: list[Segment]
     utilisation: dict[str, float]
-    """By stream, the share of the step in which it was active."""
+    """Share of the step in which each stream was active."""
     mean_concurrency: float
-    """Streams that were active at a time, averaged over the time in which any was."""
+    """Mean number of active streams, over the time in which any was active."""
     max_concurrency: int
     learning_rate: float
     grad_norm: float | None
-    """Before clipping, over all ranks; None where it is infinite (fp16, whose step is then left out)."""
+    """Norm of the gradients over all ranks, before clipping; None if it is infinite (fp16 then skips the step)."""
     loss_scale: float | None = None
-    """Of fp16."""
+    """Loss scale of fp16; None for other precisions."""
     rocm_smi_output: str | None = None
-    """The device's sample as rocm-smi put it."""
+    """The device's sample as printed by rocm-smi."""
 
 
 def write_metrics(path: Path, records: Iterable[StepRecord]) -> None:
@@ -116,8 +117,8 @@ def write_metrics(path: Path, records: Iterable[StepRecord]) -> None:
 
 
 def overlap_of(spans_ns: Mapping[str, Sequence[tuple[int, int]]], step_ns: int) -> dict[str, Any]:
-    """Returns the fields of a StepRecord that follow from its spans: by stream (start, end) in nanoseconds, from the
-    step's start. What reaches beyond the step is counted, too."""
+    """Returns the fields of a StepRecord that follow from its spans. `spans_ns`: (start, end) by stream, in nanoseconds
+    from the step's start. Spans beyond the end of the step count, too."""
     import numpy as np
 
     from overlap_sweep.trace.intervals import intersect, length, merge, subtract
@@ -150,7 +151,7 @@ def overlap_of(spans_ns: Mapping[str, Sequence[tuple[int, int]]], step_ns: int) 
 
 
 def _segments(unions: Mapping[str, Intervals]) -> Iterator[tuple[int, int, list[str]]]:
-    """Yields the intervals in which the same streams, at least one, are active, in order."""
+    """Yields in order the intervals with unchanged active streams, at least one: (start, end, streams)."""
     moments = sorted({int(moment) for union in unions.values() for moment in union.ravel()})
     at = dict.fromkeys(unions, 0)
     for start, end in pairwise(moments):
@@ -166,13 +167,13 @@ def _segments(unions: Mapping[str, Intervals]) -> Iterator[tuple[int, int, list[
 
 @dataclass(frozen=True)
 class Run:
-    """One training run: its telemetry, and its result where that lies beside it."""
+    """One training run: its telemetry, and its result if that is in the same directory."""
 
     name: str
-    """Its directory's; with those above it where several have the same."""
+    """Name of its directory, or the relative path if several have the same name."""
     directory: Path
     steps: dict[int, dict[int, Step]]
-    """By rank and number of the step, none empty."""
+    """Steps by rank and number; no rank is empty."""
     point: Point | None = None
 
     @property
@@ -181,7 +182,7 @@ class Run:
 
     @property
     def num_ranks(self) -> int:
-        """Returns the number of ranks, as far as known also of those without telemetry here."""
+        """Returns the number of ranks, including those without telemetry if there is a result."""
         return int(self.point.config["distributed"]["dp_size"]) if self.point else self.ranks[-1] + 1
 
     @property
@@ -201,9 +202,9 @@ class TelemetryReading:
 
     runs: list[Run]
     problems: list[str]
-    """A sentence for each file that could not be read, or not whole."""
+    """A sentence for each file that could not be read completely."""
     warnings: list[str]
-    """What a reader must know: ranks that are missing, runs that failed and are left out."""
+    """Caveats for the reader: missing ranks, failed runs that are left out."""
 
 
 def read_telemetry(root: Path) -> TelemetryReading:
@@ -225,13 +226,13 @@ def read_telemetry(root: Path) -> TelemetryReading:
             runs.append(Run(names[directory], directory, steps, point))
             warnings += _cautions(runs[-1])
     if not runs:
-        reason = [*problems, *warnings, "it holds no rank_<r>_metrics.jsonl; give a run's directory."][0]
+        reason = [*problems, *warnings, "no rank_<r>_metrics.jsonl found; give a run directory."][0]
         raise UserError(f"{root} has no telemetry to compare: {reason}")
     return TelemetryReading(runs, problems, warnings)
 
 
 def _read_run(directory: Path, root: Path) -> tuple[dict[int, dict[int, Step]], list[str]]:
-    """Returns the steps by rank, and a sentence for each file that could not be read, or not whole."""
+    """Returns the steps by rank, and a sentence for each file that could not be read completely."""
     found, problems = {}, []
     for rank, path in find_metrics(directory).items():
         try:
@@ -242,17 +243,17 @@ def _read_run(directory: Path, root: Path) -> tuple[dict[int, dict[int, Step]], 
             continue
         if wrong:
             more = f", and {len(wrong) - 1} more lines" if len(wrong) > 1 else ""
-            problems.append(f"{path}: {wrong[0]}{more}: left out.")
+            problems.append(f"{path}: {wrong[0]}{more}; left out.")
         elif not steps:
-            problems.append(f"{path} has no whole step; remove it.")
+            problems.append(f"{path} has no complete step; remove it.")
         if steps:
             found[rank] = steps
     return found, problems
 
 
 def _read_steps(path: Path, rank: int) -> tuple[dict[int, Step], list[str]]:
-    """Returns the steps by number, and what is wrong with other lines. An incomplete last line is ignored silently,
-    since runs are killed."""
+    """Returns the steps by number, and the errors of other lines. An incomplete last line is ignored, since runs may be
+    killed."""
     steps: dict[int, Step] = {}
     wrong: list[str] = []
     with path.open("rb") as file:
@@ -262,10 +263,10 @@ def _read_steps(path: Path, rank: int) -> tuple[dict[int, Step], list[str]]:
             try:
                 step = msgspec.json.decode(line, type=Step)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                wrong.append(f"line {number} is no telemetry of a step ({error})")
+                wrong.append(f"line {number} is not a telemetry record ({error})")
                 continue
             if step.rank != rank or step.step in steps:
-                wrong.append(f"line {number} is of rank {step.rank}, step {step.step}: another rank's, or there twice")
+                wrong.append(f"line {number} (rank {step.rank}, step {step.step}) is another rank's or a duplicate")
             else:
                 steps[step.step] = step
     return steps, wrong
@@ -283,7 +284,7 @@ def _names(directories: list[Path], root: Path) -> dict[Path, str]:
 
 def _cautions(run: Run) -> Iterator[str]:
     if run.num_ranks > len(run.ranks):
-        yield f"{run.name} has the telemetry of {len(run.ranks)} of {run.num_ranks} ranks."
+        yield f"{run.name} has telemetry of only {len(run.ranks)} of {run.num_ranks} ranks."
     if run.result and run.result.launch_bound:
         yield f"{run.name} is launch-bound: the host could not enqueue as fast as the GPU ran."
     for warning in run.result.warnings if run.result else []:

@@ -1,5 +1,5 @@
-"""Summaries of a run's steps: which of them count, which hide less than the others, and every quantity over the ranks
-and over the steps."""
+"""Summaries of a run's steps: the steps that count, those that hide less than the others, and every quantity over the
+ranks and steps."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 WARM_UP_SHARE = 0.1
+"""Share of the steps that counts as warm-up."""
 LESS_HIDDEN_BY = 0.1
-"""Share of its communication that a step must hide less than the others to be told of."""
+"""A step is reported if its hidden share of communication is less than the median by this and by MADS."""
 MADS = 6.0
-"""And so many median absolute deviations."""
+"""Number of median absolute deviations."""
 
 
 class Quantity(NamedTuple):
     better: str
-    """`lower`, `higher`, or `` where neither is."""
+    """`lower`, `higher`, or empty if neither is better."""
     meaning: str
     of_step: Callable[[Sequence[Step]], float] | None = None
-    """Of one step of all ranks; NaN where it is undefined. None of what is no step's."""
+    """Returns the value of one step from all its ranks, NaN if undefined. None for quantities of whole runs."""
 
 
 def _mean(better: str, meaning: str, value: Callable[[Step], float | None]) -> Quantity:
-    """Returns the mean over the ranks that report a value; NaN if none does."""
+    """Returns the quantity that is the mean over the ranks that report a value, NaN if none does."""
 
     def mean(steps: Sequence[Step]) -> float:
         known = [found for step in steps if (found := value(step)) is not None]
@@ -48,39 +49,41 @@ def _active(better: str, stream: str, what: str) -> Quantity:
 
 
 QUANTITIES = {
-    "step_ms": Quantity("lower", "step, the slowest rank of each", lambda steps: max(step.step_ms for step in steps)),
+    "step_ms": Quantity("lower", "step time of the slowest rank", lambda steps: max(step.step_ms for step in steps)),
     "compute_ms": _active("lower", COMPUTE, "computation"),
     "comm_ms": _mean("lower", "any communication in a step", lambda step: step.overlap_ms + step.exposed_comm_ms),
-    "hidden_comm_ms": _mean("", "communication with computation beside it", lambda step: step.overlap_ms),
-    "exposed_comm_ms": _mean("lower", "communication without computation beside it", lambda step: step.exposed_comm_ms),
+    "hidden_comm_ms": _mean("", "communication with concurrent computation", lambda step: step.overlap_ms),
+    "exposed_comm_ms": _mean(
+        "lower", "communication without concurrent computation", lambda step: step.exposed_comm_ms
+    ),
     "hidden_comm_fraction": _mean(
-        "higher", "hidden / all communication of a step", lambda step: step.hidden_comm_fraction
+        "higher", "hidden / total communication of a step", lambda step: step.hidden_comm_fraction
     ),
     "overlap_ratio": _mean("higher", "overlap / min(computation, communication)", lambda step: step.overlap_ratio),
     "all_reduce_ms": _active("", ALL_REDUCE, "all-reduces"),
     "reduce_scatter_ms": _active("", REDUCE_SCATTER, "reduce-scatters"),
     "auxiliary_ms": _active("", AUXILIARY, "all-gathers of parameters"),
-    "compute_allreduce_ms": _mean("", "computation and an all-reduce at once", lambda step: step.compute_allreduce_ms),
+    "compute_allreduce_ms": _mean("", "overlap of computation and all-reduces", lambda step: step.compute_allreduce_ms),
     "compute_reducescatter_ms": _mean(
-        "", "computation and a reduce-scatter at once", lambda step: step.compute_reducescatter_ms
+        "", "overlap of computation and reduce-scatters", lambda step: step.compute_reducescatter_ms
     ),
-    "compute_auxiliary_ms": _mean("", "computation and an all-gather at once", lambda step: step.compute_auxiliary_ms),
-    "samples_per_s": Quantity("higher", "samples of all ranks per second of the slowest rank's step"),
+    "compute_auxiliary_ms": _mean("", "overlap of computation and all-gathers", lambda step: step.compute_auxiliary_ms),
+    "samples_per_s": Quantity("higher", "samples of all ranks per second, by the slowest rank's step time"),
     "sm_clock_mhz": _mean("", "SM clock", lambda step: step.device.sm_clock_mhz),
-    "power_w": _mean("", "power of a GPU", lambda step: step.device.power_w),
-    "temperature_c": _mean("", "temperature of a GPU", lambda step: step.device.temperature_c),
+    "power_w": _mean("", "power of the GPU", lambda step: step.device.power_w),
+    "temperature_c": _mean("", "temperature of the GPU", lambda step: step.device.temperature_c),
     "final_loss": Quantity("", "loss of the last step without the profiler"),
-    "time_us": Quantity("lower", "whole step of the point, timed in turns with the next two after the recorded run"),
-    "none_us": Quantity("lower", "the same with every collective alone on the device"),
-    "floor_us": Quantity("lower", "the same computation without communication"),
-    "speedup": Quantity("higher", "none / point, of the i-th samples of both"),
-    "hidden_fraction": Quantity("higher", "median of none - point / median of none - floor, each of the i-th samples"),
-    "peak_memory_gb": Quantity("lower", "most that tensors took on a GPU of any rank, 10^9 bytes"),
+    "time_us": Quantity("lower", "step time, timed after the recorded run, in turns with none and floor"),
+    "none_us": Quantity("lower", "the same step with no overlap: each collective alone on the device"),
+    "floor_us": Quantity("lower", "the same step without communication"),
+    "speedup": Quantity("higher", "none_us / time_us, of samples of the same round"),
+    "hidden_fraction": Quantity("higher", "median of none - time / median of none - floor, of the same rounds"),
+    "peak_memory_gb": Quantity("lower", "peak memory of tensors on any rank's GPU, 10^9 bytes"),
 }
-"""What is compared, in order. Where a name has no unit, it is a plain number."""
+"""Quantities that are compared, in order. A name without a unit is a plain number."""
 
 Series: TypeAlias = "dict[str, NDArray[np.float64]]"
-"""By quantity one value for each of the same steps; NaN where it is undefined."""
+"""Values by quantity, one for each step; NaN if undefined."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +92,13 @@ class MeasuredRun:
 
     run: Run
     numbers: list[int]
-    """Of the steps that count."""
+    """Numbers of the steps that count."""
     steps: Series
-    """Of the same steps."""
+    """Quantities of these steps."""
     aggregates: dict[str, Estimate]
-    """By quantity, as far as it is known, the median with its noise, in the quantity's own unit. The noise of a single
-    value is NaN."""
+    """Median and noise of each known quantity, in its own unit. The noise of a single value is NaN."""
     dips: list[int]
-    """The steps that hide much less than the others."""
+    """Numbers of the steps that hide much less than the others."""
 
     @property
     def name(self) -> str:
@@ -104,15 +106,15 @@ class MeasuredRun:
 
 
 def counted_steps(run: Run) -> list[int]:
-    """Returns the numbers of the steps that count: those that all ranks recorded, without the profiler's and without
-    warm-up, the first tenth of them, which compiles, allocates, and makes communicators."""
+    """Returns the numbers of the steps that count: recorded by all ranks, not profiled, and after warm-up, the first
+    tenth, which compiles, allocates, and creates communicators."""
     numbers = sorted(set.intersection(*map(set, run.steps.values())))
     plain = [number for number in numbers if not any(step.profiled for step in _of_all(run, number))]
     return plain[math.ceil(WARM_UP_SHARE * len(plain)) :]
 
 
 def find_dips(numbers: Sequence[int], steps: Series) -> list[int]:
-    """Returns the steps that hide a much smaller share of their communication than usual in the run."""
+    """Returns the steps that hide a much smaller share of their communication than the run's median."""
     import numpy as np
 
     if "hidden_comm_fraction" not in steps:
@@ -123,20 +125,20 @@ def find_dips(numbers: Sequence[int], steps: Series) -> list[int]:
     return [number for number, share in zip(numbers, shares, strict=True) if share < usual - tolerance]
 
 
-def tell_dips(run: MeasuredRun) -> str:
-    """Returns a sentence on the steps that hide less, with their clock beside the others'."""
+def describe_dips(run: MeasuredRun) -> str:
+    """Returns a sentence on the steps that hide less, with their SM clock and the run's."""
     import numpy as np
 
     clocks, clock = run.steps.get("sm_clock_mhz"), ""
     if clocks is not None:
         in_dips = clocks[np.isin(run.numbers, run.dips)]
-        clock = f"; their SM clock was {np.nanmean(in_dips):,.0f} MHz, the run's median is {np.nanmedian(clocks):,.0f}"
-    which = f"{'steps' if len(run.dips) > 1 else 'step'} {some_of(run.dips)}"
-    return f"{run.name}: of {len(run.numbers)} steps much less is hidden in {which}{clock}."
+        clock = f" (SM clock {np.nanmean(in_dips):,.0f} MHz, median of the run {np.nanmedian(clocks):,.0f} MHz)"
+    which = f"steps {some_of(run.dips)} hide" if len(run.dips) > 1 else f"step {run.dips[0]} hides"
+    return f"{run.name}: {which} much less communication than the other {len(run.numbers) - len(run.dips)}{clock}."
 
 
 def series(run: Run, numbers: Sequence[int]) -> Series:
-    """Returns each quantity by step, over the ranks, without quantities that no step has."""
+    """Returns each quantity by step, over all ranks, without quantities that no step has."""
     import numpy as np
 
     every = [_of_all(run, number) for number in numbers]
@@ -172,7 +174,7 @@ def measure(run: Run) -> MeasuredRun:
 
 
 def _timed(times: Mapping[str, Timing]) -> dict[str, list[float]]:
-    """Returns the samples of whole steps, and of their quotient."""
+    """Returns the samples of the timed steps and of the speedup."""
     point, none, floor = (times[name].samples_us for name in VARIANTS)
     return {
         **{"time_us": point, "none_us": none, "floor_us": floor},

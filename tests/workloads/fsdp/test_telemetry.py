@@ -16,7 +16,7 @@ import pytest
 from overlap_sweep.errors import UserError
 from overlap_sweep.workloads.fsdp import telemetry
 from overlap_sweep.workloads.fsdp.telemetry import Run, read_telemetry
-from overlap_sweep.workloads.fsdp.telemetry_steps import counted_steps, measure, tell_dips
+from overlap_sweep.workloads.fsdp.telemetry_steps import counted_steps, describe_dips, measure
 from tests.make_point import make_point
 from tests.workloads.fsdp.telemetry_logs import SLOW_DEVICE, record, wobbling, write_logs, write_run
 
@@ -159,7 +159,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_nothing_to_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "rank_0_metrics.jsonl").write_bytes(b"{")
-    with pytest.raises(UserError, match="has no whole step"):
+    with pytest.raises(UserError, match="has no complete step"):
         read_telemetry(tmp_path)
 
 
@@ -188,12 +188,12 @@ NOISY = {(n, r): {"hidden_ms": 20.0 + (n * 37 % 11) * 2} for n in range(1, 30) f
     ],
     ids=["all alike", "exposed", "slower", "noisy", "small"],
 )
-def test_steps_that_hide_much_less_are_told(tmp_path: Path, dips: Dips, expected: list[int]) -> None:
+def test_steps_that_hide_much_less_are_found(tmp_path: Path, dips: Dips, expected: list[int]) -> None:
     assert measure(only_run(write_run(tmp_path, dips=dips))).dips == expected
 
 
-def test_dips_are_told_with_their_clock(tmp_path: Path) -> None:
+def test_dips_are_described_with_their_clock(tmp_path: Path) -> None:
     dips = {(9, rank): EXPOSED for rank in range(2)}
-    told = tell_dips(measure(only_run(write_run(tmp_path / "run", dips=dips))))
-    clock = "their SM clock was 1,410 MHz, the run's median is 1,980"
-    assert told == f"run: of 27 steps much less is hidden in step 9; {clock}."
+    described = describe_dips(measure(only_run(write_run(tmp_path / "run", dips=dips))))
+    clock = "SM clock 1,410 MHz, median of the run 1,980 MHz"
+    assert described == f"run: step 9 hides much less communication than the other 26 ({clock})."

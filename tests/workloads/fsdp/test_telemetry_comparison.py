@@ -130,14 +130,16 @@ def test_logs_of_other_ranks_are_other_work(tmp_path: Path) -> None:
 def test_nothing_in_common_is_one_sentence(tmp_path: Path) -> None:
     for place in ("a/x", "a/y", "b/z"):
         write_run(tmp_path / place, steps=5)
-    with pytest.raises(UserError, match="No run is in both: 2 only in a, not in b: x, y") as error:
+    with pytest.raises(UserError, match="No runs match: 2 only in a, not in b: x, y") as error:
         compared(a=tmp_path / "a", b=tmp_path / "b")
     assert "\n" not in str(error.value)
 
 
 def test_a_dataset_of_runs_that_are_too_short_is_an_error(tmp_path: Path) -> None:
     write_logs(tmp_path, [record(0)])
-    with pytest.raises(UserError, match="too few; train for more"):
+    with pytest.raises(
+        UserError, match="fewer than two steps of all ranks after warm-up, not profiled; train for more"
+    ):
         read_telemetry_dataset("a", tmp_path)
 
 
@@ -226,5 +228,5 @@ def test_runs_that_differ_in_what_was_swept_are_no_pairs(
     tmp_path: Path, ours: list[dict[str, Any]], throughout: dict[str, Any]
 ) -> None:
     theirs = write_sweep_of_runs(tmp_path / "a", [{"training.batch_size": size} for size in (16, 32)])
-    with pytest.raises(UserError, match="No run is in both: 2 only in a"):
+    with pytest.raises(UserError, match="No runs match: 2 only in a"):
         compared(a=theirs, b=write_sweep_of_runs(tmp_path / "b", ours, **throughout))
