@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +19,11 @@ LIBRARIES = ("torch", "transformer-engine", "megatron-core", "hydra-core")
 def launch_program() -> str:
     """Returns the command that measures, as this process was started: `python launch.py` or `overlap-sweep launch`."""
     return "overlap-sweep launch" if _is_installed_command() else "python launch.py"
+
+
+def launch_command() -> str:
+    """Returns this launch as it can be typed again."""
+    return shlex.join([*launch_program().split(), *sys.argv[1:]])
 
 
 def analyze_program() -> str:

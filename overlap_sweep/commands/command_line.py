@@ -23,6 +23,8 @@ from overlap_sweep.errors import UserError, nearest
 from overlap_sweep.program import analyze_program, print_version
 
 DEFAULT_COMMAND = "report"
+USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
+"""Click's, of which some versions of Typer have a copy of their own."""
 
 EXAMPLES = """
 Choose the best overlap of every slot from measured points, query and compare them, or analyse profiler traces.
@@ -60,12 +62,24 @@ class _CommandOrDirectory(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command. A UserError becomes one line on stderr and exit status 1."""
+        """Runs the command. A UserError becomes one line on stderr and exit status 1, wrong usage one and status 2."""
         try:
             return super().invoke(ctx)
         except UserError as error:
             print_error(str(error))
             ctx.exit(1)
+        except USAGE_ERROR as error:
+            print_error(_usage_error(error, ctx.command_path))
+            ctx.exit(2)
+
+
+def _usage_error(error: Any, program: str) -> str:
+    """Returns the parser's error in one line."""
+    if near := getattr(error, "possibilities", None):
+        return f"Unknown option {error.option_name}. Did you mean {near[0]}?"
+    where = error.ctx.command_path if error.ctx else program
+    message = error.format_message().removeprefix("Invalid value: ")
+    return f"{message}{'' if message.endswith(('.', '?')) else '.'} See {where} --help."
 
 
 app = typer.Typer(

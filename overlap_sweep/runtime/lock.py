@@ -6,14 +6,13 @@ import errno
 import fcntl
 import os
 import platform
-import shlex
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.program import launch_command
 from overlap_sweep.results.run_directory import LOCK_FILE, one_line
 
 CLAIM_FILE = ".claim"
@@ -41,7 +40,7 @@ def hold(directory: Path) -> None:
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     who = f"process {os.getpid()} of {os.environ.get('USER') or os.getuid()} on {platform.node()}"
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{who} since {since}: {shlex.join(['python', *sys.argv])}".encode(), 0)
+    os.pwrite(descriptor, f"{who} since {since}: {launch_command()}".encode(), 0)
 
 
 def refuse_if_read_only(directory: Path, kind: str) -> None:

@@ -7,7 +7,6 @@ the best of each, what is nearly as good, and presets are run side by side on th
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import DEFAULT, FILE, NONE, TUNED, OverlapConfig
+from overlap_sweep.program import launch_command
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.terminal import print_answers, print_written
@@ -73,7 +73,7 @@ def tune(
         # Of a run over the same directory that this one goes on from: they hold until they are run again.
         together=earlier.together if earlier else [],
         proofs=earlier.proofs if earlier else [],
-        command=shlex.join(["python", *sys.argv]),
+        command=launch_command(),
         started=now(),
         wall_s=0.0,
     )
@@ -311,7 +311,7 @@ def _with_tp_sizes(values: dict[str, list[str]], config: DictConfig) -> tuple[di
     limited = not elsewhere() and (device == "cuda" or (device == "auto" and gpus))
     possible = [size for size in asked if size <= gpus] if limited else asked
     if not possible:
-        raise UserError(f"tensor parallelism needs 2 GPUs at least and {gpus} is visible; or use runtime.device=cpu.")
+        raise UserError(f"Tensor parallelism needs at least 2 GPUs; {gpus} visible. Try runtime.device=cpu.")
     missing = [f"TP={size}" for size in asked if size not in possible]
     notice = f"{', '.join(missing)} left out: {gpus} GPUs are visible" if missing else None
     return {**values, "tp_size": list(map(str, possible))}, notice

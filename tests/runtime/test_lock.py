@@ -86,7 +86,7 @@ def test_a_held_directory_is_refused_until_its_owner_is_dead(tmp_path: Path) -> 
     lock.hold(tmp_path)
     assert len(lock._held) == 1
     owner = rf"process {process.pid} of .+ on {re.escape(platform.node())}"
-    since = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: python -c .+ x=1,2"
+    since = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: python launch.py .+ x=1,2"
     assert re.match(rf"{tmp_path} is in use by {owner} {since}", str(refused.value))
     assert (tmp_path / LOCK_FILE).read_text().startswith(f"process {os.getpid()} of ")
 

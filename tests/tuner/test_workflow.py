@@ -329,7 +329,7 @@ def test_a_preset_that_cannot_be_read_is_said_before_anything_is_launched(tmp_pa
         ("cuda", 3, 8, "2", "TP=4, TP=8 left out: 3 GPUs are visible"),
         ("cuda", 9, 7, "2 4", None),
         ("cuda", 8, 1, None, "max_tp_size=1 leaves nothing that communicates"),
-        ("cuda", 1, 8, None, "needs 2 GPUs at least and 1 is visible"),
+        ("cuda", 1, 8, None, "needs at least 2 GPUs; 1 visible"),
     ],
 )
 def test_tp_sizes_are_powers_of_two_up_to_what_was_asked_for_and_what_there_is(
