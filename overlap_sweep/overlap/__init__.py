@@ -1,1 +1,1 @@
-"""The domain of tensor-parallel overlap: slots, methods, knobs, their files, and the sizes of models."""
+"""Tensor-parallel overlap: slots, methods, knobs, their files, and model sizes."""

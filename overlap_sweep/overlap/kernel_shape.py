@@ -1,4 +1,4 @@
-"""The one GEMM and the one collective that `workload=kernel` compares implementations of."""
+"""Shapes of the GEMM and the collective whose implementations `workload=kernel` compares."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ KERNELS = {
 }
 
 CUSTOM = "custom"
-"""In place of a model's name where the sizes were given."""
+"""Stands for a model's name if the sizes were given."""
 
 SEQUENTIAL = "sequential"
-"""The baseline: one after the other, by torch's GEMM and NCCL (or gloo)."""
+"""The baseline: torch's GEMM and NCCL (or gloo), one after the other."""
 GEMM_ONLY = "gemm_only"
 COMM_ONLY = "comm_only"
 BASELINES = (SEQUENTIAL, GEMM_ONLY, COMM_ONLY)
-"""What is measured beside every implementation."""
+"""Measured with every implementation."""
 
 _INPUT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 _OUTPUT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
-"""An FP8 GEMM multiplies FP8 into bf16."""
+"""The output of an FP8 GEMM is bf16."""
 PRECISION_OF_DTYPE = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}
-"""torch's names of the types that a kernel multiplies in, and ours."""
+"""Our names of the input types, by torch's."""
 
 
 @dataclass(frozen=True)
 class KernelShape:
-    """`y = x W^T` of all ranks together: x [m, k], W [n, k], y [m, n].
+    """Global shape of `y = x W^T`: x [m, k], W [n, k], y [m, n].
 
     ag_gemm: a rank holds x [m / tp, k] and W [n / tp, k], gathers x, and computes y [m, n / tp].
-    gemm_rs: a rank holds x [m, k / tp] and W [n, k / tp]; its y [m / tp, n] is a part of the sum over the ranks.
-    gemm_ar: the same, and every rank gets the whole sum, y [m, n].
+    gemm_rs: a rank holds x [m, k / tp] and W [n, k / tp], and gets its part y [m / tp, n] of the sum over the ranks.
+    gemm_ar: the same, but every rank gets the whole sum y [m, n].
     """
 
     kernel: str
@@ -78,12 +78,12 @@ class KernelShape:
 
     @property
     def flops(self) -> int:
-        """Returns one rank's operations: a multiplication and an addition for each product."""
+        """Returns one rank's floating-point operations, counting multiplications and additions."""
         return 2 * self.m * self.n * self.k // self.tp_size
 
     def link_bytes(self, precision: str) -> float:
-        """Returns the bytes that a rank receives, and sends, when nothing is sent twice: (tp - 1) / tp of the whole
-        tensor, twice that for an all-reduce. nccl-tests' bus bandwidth counts the same."""
+        """Returns the fewest bytes that a rank can send and receive: (tp - 1) / tp of the tensor, twice that for an
+        all-reduce. nccl-tests' bus bandwidth counts the same."""
         whole = self.m * (self.k * _INPUT_BYTES[precision] if self.gathers else self.n * _OUTPUT_BYTES[precision])
         return whole * (self.tp_size - 1) / self.tp_size * (2 if self.kernel == "gemm_ar" else 1)
 
@@ -91,5 +91,5 @@ class KernelShape:
         """Returns why these sizes cannot be cut into `tp_size` equal parts, or None."""
         for name in {"ag_gemm": "mn", "gemm_rs": "km", "gemm_ar": "k"}[self.kernel]:
             if getattr(self, name) % self.tp_size:
-                return f"{self.kernel}: {name}={getattr(self, name)} does not divide by tp_size={self.tp_size}"
+                return f"{self.kernel}: {name}={getattr(self, name)} is not divisible by tp_size={self.tp_size}"
         return None

@@ -1,8 +1,8 @@
-"""From a model to the shapes of its parallel linear operators.
+"""Model sizes, and the shapes of a model's parallel linear operators.
 
-Swept is the dense form: in every layer one projection from the hidden state to all heads' queries, keys and values, one
-back, and one MLP. What an architecture has of that and in which fields, tests/overlap/test_model_forms.py holds to
-transformers' own models; what is not in FORMS is refused. No torch: configs are transformers'.
+Supported are dense layers: one projection from the hidden state to all heads' queries, keys and values, one back, and
+one MLP. FORMS lists which config fields of an architecture have their sizes (tests/overlap/test_model_forms.py checks
+them against transformers' models); other architectures are refused. No torch: configs are transformers'.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SIZES_OF = {
     **dict.fromkeys(("qkv", "proj"), ("num_kv_heads", "head_dim")),
     **dict.fromkeys(("fc1", "fc2"), ("ffn_hidden_size", "gated_mlp")),
 }
-"""Of an operator, beside those of the whole model."""
+"""Sizes that an operator needs besides those of the whole model."""
 HUB_TIMEOUT_S = 1.0
-"""In which it has to answer."""
+"""Timeout of a request to the Hugging Face hub."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class LinearShape:
         return rows, self.weight_shape[0]
 
     def local(self) -> LinearShape:
-        """Returns the same GEMMs as one rank's: an operator without communication."""
+        """Returns one rank's GEMMs as an operator without communication."""
         out_features, in_features = self.weight_shape
         return replace(self, in_features=in_features, out_features=out_features, tp_size=1)
 
@@ -67,16 +67,16 @@ class LinearShape:
     def refusal(self) -> str | None:
         """Returns why these sizes cannot be cut into `tp_size` equal parts, or None."""
         cut = ("outputs", self.out_features) if self.parallel == "column" else ("inputs", self.in_features)
-        for what, count in (cut, ("tokens", self.tokens)):
+        for dimension, count in (cut, ("tokens", self.tokens)):
             if count % self.tp_size:
-                return f"{count} {what} do not divide by tp_size={self.tp_size}"
+                return f"{count} {dimension} are not divisible by tp_size={self.tp_size}"
         return None
 
 
 def linear_shape(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) -> LinearShape:
     """Returns the shape of one operator of a resolved model. UserError if the model has no such operator."""
     if lacking := lacks(model, [operator]):
-        raise UserError(f"{lacking} .")
+        raise UserError(f"{lacking}.")
     hidden, heads = model["hidden_size"], model["num_attention_heads"]
     if operator == "qkv":
         sizes = hidden, (heads + 2 * model["num_kv_heads"]) * model["head_dim"]
@@ -95,13 +95,13 @@ def operator_shape(point: Mapping[str, Any], operator: str) -> LinearShape:
 
 
 def lacks(model: Mapping[str, Any], operators: Collection[str] = tuple(OPERATORS)) -> str | None:
-    """Returns why the resolved model lacks some of these operators, and what to do, or None."""
+    """Returns why the resolved model lacks one of these operators and what to do, or None."""
     instead = model.get("instead") or {}
     for operator in operators:
         if operator in instead:
             left = ",".join(name for name in OPERATORS if name not in instead)
             sweep = f"sweep operator={left}, or " if left and len(operators) == 1 else ""
-            sizes = " ".join(f"model.{name}=..." for name in SIZES_OF[operator])
+            sizes = " and ".join(f"model.{name}" for name in SIZES_OF[operator])
             return f"{operator}: {instead[operator]}; {sweep}give {sizes}"
     return None
 
@@ -111,9 +111,9 @@ def refusal(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) 
     if lacking := lacks(model, [operator]):
         return lacking
     if operator in ("qkv", "proj") and model["num_attention_heads"] % tp_size:
-        return f"{operator}: {model['num_attention_heads']} attention heads do not divide by tp_size={tp_size}"
+        return f"{operator}: {model['num_attention_heads']} attention heads are not divisible by tp_size={tp_size}"
     if operator == "qkv" and model["num_kv_heads"] % tp_size:
-        return f"qkv: {model['num_kv_heads']} key-value heads do not divide by tp_size={tp_size}"
+        return f"qkv: {model['num_kv_heads']} key-value heads are not divisible by tp_size={tp_size}"
     reason = linear_shape(model, operator, tokens, tp_size).refusal()
     return f"{operator}: {reason}" if reason else None
 
@@ -128,15 +128,15 @@ _FAMILIES = {"llama3": "Llama-3", "gpt3": "GPT-3", "qwen3": "Qwen3"}
 
 
 def title_of(name: str) -> str:
-    """Returns `Llama-3 8B` for `llama3_8b`; names that are none of conf/model's stay as they are."""
+    """Returns a title such as `Llama-3 8B` for `llama3_8b`; names that are not in conf/model are returned unchanged."""
     ours = _OURS.fullmatch(name)
     return f"{_FAMILIES[ours[1]]} {ours[2].replace('_', '.')}B" if ours else name
 
 
 def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the model with every size filled in, by its Hugging Face config where `source=hf`, or raises UserError.
+    """Returns the model with all sizes, with `source=hf` from its Hugging Face config. UserError if one is missing.
 
-    Of operators that the config's model has not, the sizes are None, and `instead` says by operator what it has.
+    Sizes of operators that the model lacks are None; `instead` has by operator what the model has instead.
     """
     given = {name: model[name] for name in SIZES if model[name] is not None}
     read, instead = read_hf(str(model["name"])) if model["source"] == "hf" else ({}, {})
@@ -145,12 +145,12 @@ def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
         sizes.setdefault("num_kv_heads", sizes.get("num_attention_heads"))
         if "head_dim" not in sizes and sizes.get("num_attention_heads") and sizes.get("hidden_size"):
             sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
-    # An operator whose sizes are given is what they say.
+    # Sizes that the user gives make the operator dense.
     instead = {operator: has for operator, has in instead.items() if given.keys().isdisjoint(SIZES_OF[operator])}
     unsized = {name for operator in instead for name in SIZES_OF[operator]}
     missing = [name for name in SIZES if sizes.get(name) is None and name not in unsized]
     if missing:
-        raise UserError(f"model {model['name']} has no {', '.join(missing)}; give model.{missing[0]}=... .")
+        raise UserError(f"model {model['name']} has no {', '.join(missing)}; give model.{missing[0]}.")
     sizes |= dict.fromkeys(unsized)
     plain = sizes["gated_mlp"] is False
     layer = {"normalization": "LayerNorm" if plain else "RMSNorm", "bias": plain, **sizes}
@@ -159,18 +159,18 @@ def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_hf(name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns `sizes_of` the config of this name."""
+    """Returns `sizes_of` for the config of this name."""
     return sizes_of(_read_hf_config(name), name)
 
 
 def read_hf_fields(name: str) -> dict[str, Any]:
-    """Returns the fields in which a language model's config differs from its class; without what concerns neither
-    weights nor computation, and without dropout."""
+    """Returns the fields of a language model's config that differ from its class's defaults, without dropout and those
+    that change neither weights nor computation."""
     config = _read_hf_config(name)
     fields = {**config.to_diff_dict(), "model_type": config.model_type}
     always = ("num_hidden_layers", "vocab_size", "tie_word_embeddings", "rms_norm_eps", "rope_parameters")
     fields |= {name: value for name in always if (value := getattr(config, name, None)) is not None}
-    # Weights are drawn, however others are stored.
+    # Weights are random, so it does not matter how the checkpoint stores them.
     stored = ("dtype", "torch_dtype", "quantization_config", "pretraining_tp")
     idle = (*stored, "architectures", "transformers_version", "use_cache", "_name_or_path", "auto_map")
     return {
@@ -181,29 +181,31 @@ def read_hf_fields(name: str) -> dict[str, Any]:
 
 
 def _read_hf_config(name: str) -> Any:
-    """Returns the config in a local folder, a config.json, the local Hugging Face cache, or the hub, in this order.
+    """Returns the config from a local folder, a config.json, the local Hugging Face cache, or the hub, in this order.
 
-    Without a network a hub name fails within seconds: transformers would retry for 23.
+    Without a network it fails within seconds; transformers would retry for 23.
     """
     source = _find_hf_config(name)
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
-        # Unless it is forbidden, transformers offers to run what a config calls its code.
+        # By default transformers offers to run code that a config names.
         return AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config()
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         lines = str(error).strip().splitlines()
-        # Behind the name of what has checked it.
+        # The first line names the validator.
         reason = lines[-1].strip() if isinstance(error, StrictDataclassError) else lines[0]
-        raise UserError(f"model.name={name} is no config that transformers knows ({reason}); give its sizes.") from None
+        raise UserError(
+            f"model.name={name} is not a config that transformers knows ({reason}); give its sizes."
+        ) from None
 
 
 def _find_hf_config(name: str) -> str:
     path = Path(name).expanduser()
     if path.exists():
         if path.is_dir() and not (path / "config.json").exists():
-            raise UserError(f"model.name={name} is a folder without a config.json; give one that has it.")
+            raise UserError(f"model.name={name} is a folder without a config.json; give a folder with one.")
         return str(path)
     if name.endswith(".json") or name.startswith((".", "/", "~")):
         raise UserError(f"model.name={name} does not exist; give a folder, a config.json or a Hugging Face name.")
@@ -213,41 +215,39 @@ def _find_hf_config(name: str) -> str:
     try:
         cached = try_to_load_from_cache(name, "config.json")
     except HFValidationError:
-        raise UserError(
-            f"model.name={name} is no path and no Hugging Face name; names look like owner/model."
-        ) from None
+        raise UserError(f"model.name={name} is neither a path nor a Hugging Face name, such as owner/model.") from None
     if isinstance(cached, str):
         return cached
     try:
         get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=HUB_TIMEOUT_S)
     except HfHubHTTPError:
-        # It has answered; transformers says what is wrong.
+        # The hub answered; transformers reports what is wrong.
         return name
     except Exception as error:
-        # Of whichever HTTP client the installed huggingface_hub is made with.
+        # The type depends on the HTTP client of the installed huggingface_hub.
         raise UserError(
             f"model.name={name} is not in the local cache and the hub cannot be reached ({error}); "
-            "give a local folder, a config.json, or the sizes (model.hidden_size=... and so on)."
+            "give a local folder, a config.json, or the sizes (model.hidden_size and so on)."
         ) from None
     return name
 
 
 @dataclass(frozen=True)
 class Form:
-    """How an architecture is sized: by which fields of its config. The defaults are Llama's."""
+    """The config fields that have an architecture's sizes. The defaults are Llama's."""
 
     kv_heads: str = "num_key_value_heads"
-    """Without it every head has its own keys and values."""
+    """Field of the number of key-value heads; if missing, as many as attention heads."""
     head_dim: str = "head_dim"
-    """Without it the heads share the hidden size."""
+    """Field of the head size; if missing, hidden size / number of heads."""
     ffn: str = "intermediate_size"
-    """Without it four times the hidden size."""
+    """Field of the MLP's size; if missing, four times the hidden size."""
     gated: bool = True
     normalization: str = "RMSNorm"
     attention: str = ""
-    """What it has instead of dense attention."""
+    """What the architecture has instead of dense attention, if anything."""
     mlp: str = ""
-    """What it has instead of one dense MLP."""
+    """What the architecture has instead of one dense MLP, if anything."""
 
 
 _LLAMA = Form()
@@ -283,18 +283,18 @@ _NAMES = (
     (replace(_LINEAR, mlp="experts"), "qwen3_5_moe_text qwen3_next"),
 )
 FORMS = {name: form for form, names in _NAMES for name in names.split()}
-"""By transformers' model_type."""
+"""Forms by transformers' model_type."""
 
 
 def sizes_of(config: Any, name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns a language model's sizes and normalization by its config, without the sizes of operators that it lacks;
-    and by such an operator what it has instead. UserError for an architecture that is on no list."""
+    """Returns a language model's sizes and normalization from its config, without the sizes of operators that it lacks,
+    and by such operator what it has instead. UserError for an unsupported architecture."""
     form = FORMS.get(config.model_type)
     if form is None or getattr(config, "add_cross_attention", False):
         also = "" if form is None else " with cross-attention"
         raise UserError(
-            f"model.name={name} is a {config.model_type}{also}, which is not known to have the layers that are swept; "
-            "give sizes instead of a config: model.source=sizes model.hidden_size=... (see conf/model)."
+            f"model.name={name}: the architecture {config.model_type}{also} is not supported; "
+            "give sizes instead: model.source=sizes model.hidden_size=<size> and so on (see conf/model)."
         )
     sizes = {
         "hidden_size": config.hidden_size,

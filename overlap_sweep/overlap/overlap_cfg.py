@@ -1,7 +1,7 @@
-"""Files that Megatron-LM takes as tp_comm_overlap_cfg: slots with their methods and knobs, by YAML.
+"""YAML files that Megatron-LM reads as tp_comm_overlap_cfg: slots with their methods and knobs.
 
-Which overlaps are on at all is not in such a file but in Megatron-Core's switches. Those that `analyze.py` writes name
-the switches to set in their comments, and are read here together with them.
+Such a file does not turn overlaps on or off; Megatron-Core's switches do. Files that `analyze.py` writes name the
+switches to set in their comments, and `read` reads those too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SWITCH_DEFAULTS = {
     "tp_comm_overlap_disable_qkv": False,
     "tp_comm_overlap_disable_fc1": False,
 }
-"""Megatron-Core's, but for the first, without which nothing overlaps and no such file is read."""
+"""Megatron-Core's defaults, except the first: without it nothing overlaps and no such file is read."""
 
 FLAGS = {
     "tp_comm_overlap": "--tp-comm-overlap",
@@ -43,14 +43,14 @@ FLAGS = {
 """The command line options of Megatron-LM that change a switch from its default; the others have none."""
 
 NONE, DEFAULT, TUNED, FLOOR = "none", "default", "tuned", "floor"
-"""Ways to run a whole layer: no overlap; the library's own; what a tuner came to; the GEMMs without communication."""
+"""Variants of a whole layer: no overlap; the library's own; the tuner's; the same GEMMs without communication."""
 FILE = "file:"
-"""Begins the name of a variant whose configuration is a file; its path follows."""
+"""Prefix of the name of a variant that is configured by a file; the path follows."""
 ASYNC_TP_BACKEND = "symm_mem"
-"""Its default overlap is PyTorch's async TP."""
+"""The backend whose default overlap is PyTorch's async TP."""
 
 NO_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
-"""What PyYAML raises about texts that are none: `!!int ""` is an IndexError to it."""
+"""Exceptions of PyYAML for text that is not YAML, such as IndexError for `!!int ""`."""
 
 _SCATTER = frozenset({"ring_exchange", "pipeline"})
 _GATHER = frozenset({"ring_exchange"})
@@ -59,9 +59,9 @@ _OFF: frozenset[str] = frozenset()
 
 _SWITCH_COMMENT = re.compile(r"^#\s+(tp_comm_\w+):\s+(true|false)\b", re.MULTILINE)
 
-_HEAD = "# What the backend was given (Transformer Engine: initialize_ub's ub_cfgs).\n"
-_HEAD_OF_OPERATOR = f"{_HEAD}# The operator's slots that are not here were not overlapped.\n"
-_HEAD_OF_LAYER = f"{_HEAD}# Slots that are not here ran, where their switch is on, at the default of the library.\n"
+_HEAD = "# Settings passed to the backend (Transformer Engine: ub_cfgs of initialize_ub).\n"
+_HEAD_OF_OPERATOR = f"{_HEAD}# Slots of the operator that are not listed were not overlapped.\n"
+_HEAD_OF_LAYER = f"{_HEAD}# Slots that are not listed ran at the library's default if their switch is on.\n"
 
 _MORE_KNOBS = {"is_reduce_scatter", "comm_priority", "gemm_priority", "pipeline_rs_overlap_first_gemm"}
 
@@ -71,14 +71,14 @@ class OverlapConfig:
     """How a layer overlaps."""
 
     slots: dict[str, space.Setting] = field(default_factory=dict)
-    """initialize_ub's `ub_cfgs`; a slot that is not in it runs at the library's default, if there is one and the slot's
-    switch is on."""
+    """Settings by slot, as in initialize_ub's `ub_cfgs`; other slots run at the library's default, if there is one and
+    the slot's switch is on."""
     switches: dict[str, bool] = field(default_factory=lambda: dict(SWITCH_DEFAULTS))
-    """Empty for a single operator: its other slots are not overlapped."""
+    """Values of Megatron-Core's switches. Empty for a single operator, whose other slots are not overlapped."""
 
 
 def read(path: Path) -> OverlapConfig:
-    """Reads one file. UserError, which says what to do, when it is no such file."""
+    """Returns the configuration in a file. UserError if it is not a tp_comm_overlap_cfg."""
     try:
         text = path.read_text()
         slots = yaml.safe_load(text)
@@ -88,7 +88,9 @@ def read(path: Path) -> OverlapConfig:
         ) from None
     slots = {} if slots is None else slots
     if not isinstance(slots, dict) or not all(isinstance(setting, dict) for setting in slots.values()):
-        raise UserError(f"{path} is no tp_comm_overlap_cfg; it should map slots such as fc1_dgrad to their settings.")
+        raise UserError(
+            f"{path} is not a tp_comm_overlap_cfg: it must map slots, such as fc1_dgrad, to their settings."
+        )
     if mistake := _mistake(slots):
         raise UserError(f"{path}: {mistake}.")
     named = {name: value == "true" for name, value in _SWITCH_COMMENT.findall(text) if name in SWITCH_DEFAULTS}
@@ -99,14 +101,14 @@ def read(path: Path) -> OverlapConfig:
 
 
 def no_switches(comments: Iterable[str]) -> list[str]:
-    """Returns the same lines, quoted where `read` would take them for switches: they hold names that anybody may have
-    given."""
+    """Returns the lines, with quotes around those that `read` would take for switches: user-chosen names may look like
+    one."""
     lines = (line for entry in comments for line in entry.splitlines() or [""])
     return [f"'{line.strip()}'" if _SWITCH_COMMENT.match(f"# {line}") else line for line in lines]
 
 
 def text(config: OverlapConfig) -> str:
-    """Returns the text of the file, as `read` reads it."""
+    """Returns the text of the file, which `read` can read."""
     switches = "".join(f"#   {name}: {str(on).lower()}\n" for name, on in config.switches.items())
     return (_HEAD_OF_LAYER + switches if switches else _HEAD_OF_OPERATOR) + yaml.safe_dump(
         config.slots, sort_keys=False
@@ -117,17 +119,18 @@ def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Returns what is wrong with a file's slots, knobs or values, or None."""
     for slot, setting in slots.items():
         if slot not in space.SLOTS:
-            return f"{slot} is no slot; they are {', '.join(slot for slot, methods in space.SLOTS.items() if methods)}"
+            known = ", ".join(name for name, methods in space.SLOTS.items() if methods)
+            return f"{slot} is not a slot; choose among {known}"
         if not space.SLOTS[slot]:
-            return f"{slot} rides on its dgrad and cannot be configured; leave it out"
+            return f"{slot} follows its dgrad and cannot be configured; leave it out"
         unknown = sorted(map(str, set(setting) - {"method", *space.KNOBS, *_MORE_KNOBS}))
         if unknown:
-            return f"{slot} has no {', '.join(unknown)}; its knobs are {', '.join(space.KNOBS)}"
+            return f"{slot} has no knob {', '.join(unknown)}; choose among {', '.join(space.KNOBS)}"
         for knob, value in setting.items():
             right = value in space.METHODS if knob == "method" else isinstance(value, int)
             if not right or (knob in space.COUNTS and value < 1):
-                # A few lines of YAML may be lists and maps of any size.
-                return f"{slot} takes no {knob}={reprlib.repr(value)}"
+                # With YAML aliases a short file can hold a huge value.
+                return f"{slot} has an invalid {knob}={reprlib.repr(value)}"
     return None
 
 
@@ -137,7 +140,7 @@ def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
         return reason
     for slot, setting in slots.items():
         if (num_sm := setting.get("num_sm", 0)) > space.USERBUFFERS_MOST_SMS:
-            return f"{slot}: num_sm={num_sm} is more than the {space.USERBUFFERS_MOST_SMS} that userbuffers take"
+            return f"{slot}: num_sm={num_sm} is more than the {space.USERBUFFERS_MOST_SMS} that userbuffers support"
     return None
 
 
@@ -151,18 +154,18 @@ def methods_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def methods_allowed(switches: Mapping[str, bool]) -> dict[str, frozenset[str]]:
-    """Returns by slot the methods that its overlap may have under these switches; empty where it is off.
+    """Returns the overlapping methods that each slot can have under these switches; empty if it is off.
 
-    A slot whose overlap is on can take one of the methods only: none of it is not to be had.
+    A slot that is on cannot run without overlap.
 
-    What a switch does was read in Megatron-Core 0.16.1 (core/extensions/transformer_engine.py) and Transformer Engine
-    2.20 (pytorch/module/linear.py, layernorm_linear.py). Megatron-Core's comments on tp_comm_bulk_dgrad and
+    As in Megatron-Core 0.16.1 (core/extensions/transformer_engine.py) and Transformer Engine 2.20
+    (pytorch/module/linear.py, layernorm_linear.py). Megatron-Core's comments on tp_comm_bulk_dgrad and
     tp_comm_bulk_wgrad are interchanged; the code does what the names say.
     """
     on = {name: on and switches["tp_comm_overlap"] for name, on in switches.items()}
     allowed = {}
     for operator in ("qkv", "fc1"):
-        # It turns off what is pipelined with the operator's own GEMMs; the bulk overlaps stay.
+        # Turns off the overlap with the operator's own GEMMs; the bulk overlaps stay on.
         disabled = switches[f"tp_comm_overlap_disable_{operator}"]
         own_scatter = on["tp_comm_overlap_rs_dgrad"] and not disabled
         allowed[f"{operator}_fprop"] = _GATHER if on["tp_comm_overlap_ag"] and not disabled else _OFF
@@ -175,7 +178,7 @@ def methods_allowed(switches: Mapping[str, bool]) -> dict[str, frozenset[str]]:
 
 
 def scatters_dgrad(slots: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Returns whether any dgrad reduces and scatters its own output instead of gathering beside its GEMM."""
+    """Returns whether any dgrad overlaps the reduce-scatter of its own output instead of an all-gather in bulk."""
     return any(space.scatters_dgrad(operator, slots) for operator in space.OPERATORS)
 
 
@@ -190,13 +193,13 @@ def switches_refusal(config: OverlapConfig, operators: Collection[str] = tuple(s
         wanted = switches["tp_comm_overlap_rs_dgrad"] and not switches[off]
         if wanted and not scatters:
             return (
-                f"tp_comm_overlap_rs_dgrad holds for qkv and fc1 alike, and {operator}_dgrad is not set to "
+                f"tp_comm_overlap_rs_dgrad applies to qkv and fc1 alike, but {operator}_dgrad is not set to "
                 "ring_exchange or pipeline"
             )
         if scatters and not wanted and switches["tp_comm_bulk_dgrad"]:
             switch = f"{off} is on" if switches[off] else "tp_comm_overlap_rs_dgrad is off"
             return (
-                f"{switch}, so that {operator}_dgrad overlaps in bulk, and its buffers are set up for "
+                f"{switch}, so {operator}_dgrad overlaps by bulk, but its buffers are set up for "
                 f"{config.slots[f'{operator}_dgrad']['method']}"
             )
     return None
@@ -209,8 +212,8 @@ def overlaps(config: OverlapConfig, operators: Collection[str]) -> bool:
 
 
 def megatron_arguments(config: OverlapConfig, tp_size: int, file: str = "") -> list[str]:
-    """Returns the lines that Megatron-LM's command line takes to train with the configuration, whose slots are in
-    `file`; empty where nothing is to overlap. Megatron-LM refuses the overlap without sequence parallelism."""
+    """Returns Megatron-LM's command line arguments for the configuration, whose slots are in `file`; empty if overlap
+    is off. Megatron-LM refuses the overlap without sequence parallelism."""
     if not config.switches.get("tp_comm_overlap"):
         return []
     changed = [name for name, on in config.switches.items() if on != SWITCH_DEFAULTS[name]]
@@ -219,7 +222,7 @@ def megatron_arguments(config: OverlapConfig, tp_size: int, file: str = "") -> l
         *([f"--tp-comm-overlap-cfg {shlex.quote(file)}"] if file else []),
         *(FLAGS[name] for name in changed if name in FLAGS),
         *(
-            f"# no option, in TransformerConfig: {name}={config.switches[name]}"
+            f"# no option, set in TransformerConfig: {name}={config.switches[name]}"
             for name in changed
             if name not in FLAGS
         ),
@@ -237,8 +240,8 @@ def spoken(variant: str, backend: str) -> str:
 
 
 def without_folders(variants: Iterable[str]) -> dict[str, str]:
-    """Returns by variant `file:best.yaml` for `file:/a/b/best.yaml`: sweeps keep their files in folders of their own.
-    Those that would be called the same keep their folders."""
+    """Returns short names by variant, such as `file:best.yaml` for `file:/a/b/best.yaml`. Files of equal names keep
+    their folders."""
     short = {one: FILE + PurePath(one.removeprefix(FILE)).name if one.startswith(FILE) else one for one in variants}
     count = Counter(short.values())
     return {variant: name if count[name] == 1 else variant for variant, name in short.items()}

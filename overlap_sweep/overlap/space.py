@@ -1,4 +1,4 @@
-"""The search space: slots, methods and knobs, what is valid together, and what a point is called.
+"""The search space: slots, methods and knobs, their valid combinations, and the names of settings.
 
 Vocabulary and rules are Transformer Engine 2.x's: a slot is an operator and a phase (`fc1_dgrad`), and the
 communication that the slot carries decides which methods it takes.
@@ -13,7 +13,7 @@ from typing import Any
 from overlap_sweep.config import MOST_SMS
 
 OPERATORS = {"qkv": "column", "proj": "row", "fc1": "column", "fc2": "row"}
-"""The linear operators of a transformer layer and the dimension of the weight that tensor parallelism cuts."""
+"""The linear operators of a transformer layer, column or row parallel."""
 
 LAYER_KINDS = ("linear", "layernorm_linear", "layernorm_mlp", "multihead_attention", "transformer_layer")
 
@@ -27,7 +27,7 @@ METHODS = ("none", "bulk", "ring_exchange", "pipeline")
 KNOBS = ("num_sm", "aggregate", "num_splits", "cga_size", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf")
 MOST_OF = {"num_sm": MOST_SMS, "num_splits": 1024, "cga_size": 16}
 COUNTS = tuple(MOST_OF)
-"""The knobs that are numbers; the others are on or off."""
+"""The knobs that are positive integers; the others are true or false."""
 
 _GATHER = ("ring_exchange",)
 _SCATTER = ("ring_exchange", "pipeline")
@@ -47,13 +47,13 @@ _KNOBS_OF_METHOD = {
     "pipeline": ("num_sm", "num_splits", "cga_size", "set_sm_margin", "atomic_gemm", "fp8_buf"),
 }
 
-_KNOBS_OF_SOME = {
-    "aggregate": "joins the chunks of an all-gather",
-    "fp8_buf": "is for a reduce-scatter that can be in FP8",
+_NEED_OF_KNOB = {
+    "aggregate": "needs an all-gather in chunks",
+    "fp8_buf": "needs a reduce-scatter that can be in FP8",
 }
 
 Setting = dict[str, Any]
-"""What one slot is given: `method` and the knobs that apply to it. A slot without overlap has none at all."""
+"""The setting of one slot: `method` and the knobs that apply to it. Slots without overlap have none."""
 
 
 def slot(operator: str, phase: str) -> str:
@@ -66,23 +66,23 @@ def methods_of(operator: str, phase: str) -> tuple[str, ...]:
 
 
 SLOTS = {slot(operator, phase): methods_of(operator, phase) for operator in OPERATORS for phase in PHASES}
-"""The overlapping methods of every slot; none at all where nothing about it can be chosen."""
+"""The overlapping methods of every slot; empty if it cannot be configured."""
 
 
 def gathers(operator: str, phase: str, method: str) -> bool:
-    """Returns whether the slot overlaps an all-gather under this method (otherwise a reduce-scatter)."""
+    """Returns whether the slot overlaps an all-gather under this method; otherwise a reduce-scatter."""
     if phase == "dgrad" and OPERATORS[operator] == "column":
         return method == "bulk"
     return (OPERATORS[operator], phase) in {("column", "fprop"), ("row", "dgrad")}
 
 
 def knobs_of(operator: str, phase: str, method: str) -> tuple[str, ...]:
-    """Returns the knobs that change anything in this slot under this method."""
+    """Returns the knobs that have an effect in this slot under this method."""
     absent = set()
     if not gathers(operator, phase, method):
         absent.add("aggregate")
-    # FP8 activations are always gathered as they are, and a ring exchange of dgrad's own output is never in FP8
-    # (Transformer Engine 2.20 leaves out the knob there).
+    # FP8 activations are always gathered in FP8, and a ring exchange of dgrad's own output is never in FP8:
+    # Transformer Engine 2.20 ignores the knob there.
     if gathers(operator, phase, method) or (phase, method) == ("dgrad", "ring_exchange"):
         absent.add("fp8_buf")
     return tuple(knob for knob in _KNOBS_OF_METHOD[method] if knob not in absent)
@@ -94,24 +94,24 @@ def settings(point: Mapping[str, Any]) -> dict[str, Setting]:
     With `phase=all` every phase of the operator that takes the method gets it. This is also the content of
     tp_comm_overlap_cfg.yaml.
     """
-    operator, given = point["operator"], {}
-    for phase, asked in _asked(point).items():
-        method = asked["method"]
+    operator, slots = point["operator"], {}
+    for phase, requested in _requested(point).items():
+        method = requested["method"]
         if method in methods_of(operator, phase):
-            knobs = {k: asked[k] for k in knobs_of(operator, phase, method) if asked.get(k) is not None}
-            given[slot(operator, phase)] = {"method": method, **knobs}
-    return given
+            knobs = {k: requested[k] for k in knobs_of(operator, phase, method) if requested.get(k) is not None}
+            slots[slot(operator, phase)] = {"method": method, **knobs}
+    return slots
 
 
 def point_of_slot(point: Mapping[str, Any], slot: str, setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the point of one operator that overlaps this slot alone, by this setting."""
+    """Returns a point that overlaps only this slot, with this setting."""
     operator, _, phase = slot.partition("_")
     unset = {**dict.fromkeys(KNOBS), "phases": None}
     return {**point, **unset, **setting, "operator": operator, "phase": phase}
 
 
-def _asked(point: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Returns by phase the method and knobs that are asked for, whether they are valid there or not."""
+def _requested(point: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Returns the requested method and knobs by phase, valid or not."""
     if point.get("phases"):
         return {phase: point["phases"][phase] for phase in PHASES if phase in point["phases"]}
     return dict.fromkeys(PHASES if point["phase"] == "all" else (point["phase"],), point)
@@ -120,88 +120,88 @@ def _asked(point: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
 def phases_mistake(phases: Any) -> str | None:
     """Returns what is wrong with a point's `phases`, or None."""
     if not isinstance(phases, Mapping) or not phases:
-        return f"phases={phases} is no map of phases; give phases={{fprop: {{method: ring_exchange}}}}"
-    for phase, asked in phases.items():
+        return f"phases={phases} is not a map; give one such as phases={{fprop: {{method: ring_exchange}}}}"
+    for phase, setting in phases.items():
         if phase not in PHASES:
-            return f"phases: {phase} is not known; choose among {', '.join(PHASES)}"
-        if not isinstance(asked, Mapping) or asked.get("method") not in METHODS:
-            return f"phases.{phase}.method is not one of {', '.join(METHODS)}; give it one"
-        if unknown := sorted(set(map(str, asked)) - {"method", *KNOBS}):
-            return f"phases.{phase}: {', '.join(unknown)} is no knob; choose among {', '.join(KNOBS)}"
-        for knob in (knob for knob in asked if knob != "method" and asked[knob] is not None):
-            value, wanted = asked[knob], "a whole number from 1 on" if knob in COUNTS else "true or false"
+            return f"phases: {phase} is not known; choose one of {', '.join(PHASES)}"
+        if not isinstance(setting, Mapping) or setting.get("method") not in METHODS:
+            return f"phases.{phase}.method must be one of {', '.join(METHODS)}"
+        if unknown := sorted(set(map(str, setting)) - {"method", *KNOBS}):
+            return f"phases.{phase} has no knob {', '.join(unknown)}; choose among {', '.join(KNOBS)}"
+        for knob in (knob for knob in setting if knob != "method" and setting[knob] is not None):
+            value, valid = setting[knob], "an integer of at least 1" if knob in COUNTS else "true or false"
             if isinstance(value, bool) == (knob in COUNTS) or not isinstance(value, int) or value < (knob in COUNTS):
-                return f"phases.{phase}.{knob}={value} is wrong; give {wanted}"
+                return f"phases.{phase}.{knob}={value} must be {valid}"
     return None
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
     """Returns why the point is invalid on any backend, or None."""
-    operator, given, asked = point["operator"], settings(point), _asked(point)
-    methods = {phase: setting["method"] for phase, setting in asked.items() if setting["method"] != "none"}
+    operator, slots, requested = point["operator"], settings(point), _requested(point)
+    methods = {phase: setting["method"] for phase, setting in requested.items() if setting["method"] != "none"}
     if not methods:
         return None
     if point["tp_size"] == 1:
-        return "tp_size=1 communicates nothing that could overlap; its only method is none"
-    misfits = [phase for phase, method in methods.items() if slot(operator, phase) not in given]
-    if misfits and (point.get("phases") or not given):
+        return "tp_size=1 has no communication to overlap; set method=none"
+    misfits = [phase for phase, method in methods.items() if slot(operator, phase) not in slots]
+    if misfits and (point.get("phases") or not slots):
         where = "" if len(misfits) == len(PHASES) else f"_{misfits[0]}"
         return f"{methods[misfits[0]]} does not fit {operator}{where}: {describe_methods(operator)}"
-    if reason := wgrad_refusal(operator, given):
+    if reason := wgrad_refusal(operator, slots):
         return reason
-    for knob, what in _KNOBS_OF_SOME.items():
-        if any(a.get(knob) for a in asked.values()) and not any(knob in setting for setting in given.values()):
-            used = ", ".join(dict.fromkeys(setting["method"] for setting in given.values()))
-            return f"{knob} {what}, and {used} on {', '.join(given)} has none"
+    for knob, need in _NEED_OF_KNOB.items():
+        if any(r.get(knob) for r in requested.values()) and not any(knob in setting for setting in slots.values()):
+            used = ", ".join(dict.fromkeys(setting["method"] for setting in slots.values()))
+            return f"{knob} {need}; {used} on {', '.join(slots)} has none"
     return None
 
 
 def scatters_dgrad(operator: str, slots: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Returns whether the operator's dgrad reduces and scatters its own output instead of gathering beside its GEMM."""
+    """Returns whether the operator's dgrad overlaps the reduce-scatter of its own output, not an all-gather in bulk."""
     method = slots.get(slot(operator, "dgrad"), {}).get("method")
     return OPERATORS[operator] == "column" and method is not None and not gathers(operator, "dgrad", method)
 
 
 def wgrad_refusal(operator: str, slots: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Returns why the operator's wgrad cannot have its setting beside its dgrad's, or None."""
+    """Returns why the operator's wgrad and dgrad settings exclude each other, or None."""
     if scatters_dgrad(operator, slots) and slot(operator, "wgrad") in slots:
         method = slots[slot(operator, "dgrad")]["method"]
         return (
-            f"{operator}_wgrad cannot be configured beside {operator}_dgrad by {method}, "
-            "which leaves nothing for it to overlap"
+            f"{operator}_wgrad must have no overlap if {operator}_dgrad overlaps by {method}, "
+            "which leaves it no communication"
         )
     return None
 
 
 def describe_methods(operator: str) -> str:
-    """Returns one line that says which methods each slot of the operator takes."""
+    """Returns the methods of each slot of the operator, in one line."""
     slots = (f"{slot(operator, phase)} takes {', '.join(('none', *methods_of(operator, phase)))}" for phase in PHASES)
     return "; ".join(slots)
 
 
 def passes(point: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the passes whose time the point is about."""
+    """Returns the passes under test."""
     touched = {PASS_OF_PHASE[name.rsplit("_", 1)[1]] for name in settings(point)}
     if not touched:
-        touched = {PASS_OF_PHASE[phase] for phase in _asked(point)}
+        touched = {PASS_OF_PHASE[phase] for phase in _requested(point)}
     return tuple(p for p in PASSES if p in touched)
 
 
 FP32_TOLERANCE = 1e-4
 DEFAULT_TOLERANCE = 2e-2
-"""Of fp16 and bf16, which round each partial sum. A wrong chunk is off by 1."""
+"""For fp16 and bf16, which round each partial sum. A wrong chunk has an error of 1."""
 FP8_SUM_TOLERANCE = 0.2
-"""Where partial sums are rounded to FP8 (two or three bits of mantissa) before they are added."""
+"""For reductions in FP8 (two or three bits of mantissa)."""
 
 
 def tolerance(point: Mapping[str, Any]) -> float:
-    """Returns the largest relative error at which an operator point still counts as right."""
+    """Returns the largest allowed relative error of an operator point."""
     sums_fp8 = any(setting.get("fp8_buf") for setting in settings(point).values())
     return allowed_error(point, FP8_SUM_TOLERANCE if sums_fp8 else None)
 
 
 def allowed_error(point: Mapping[str, Any], usual: float | None = None) -> float:
-    """Returns the relative error that a point allows: the user's, else `usual`, else that of one GEMM in its
+    """Returns the largest allowed relative error: the user's, else `usual`, else that of one GEMM in the point's
     precision."""
     if usual is None:
         usual = FP32_TOLERANCE if point["precision"] == "fp32" else DEFAULT_TOLERANCE
@@ -216,7 +216,7 @@ _SHORT_KNOBS = {
 
 
 def setting_name(setting: Mapping[str, Any] | None) -> str:
-    """Returns a slot's setting in a word: `none`, `bulk_sm4`, `ring_agg0`, `pipeline_sm8_split4`."""
+    """Returns the name of a setting: `none`, `bulk_sm4`, `ring_agg0`, `pipeline_sm8_split4`."""
     if not setting or setting["method"] == "none":
         return "none"
     parts = [setting["method"].removesuffix("_exchange")]
@@ -225,7 +225,7 @@ def setting_name(setting: Mapping[str, Any] | None) -> str:
 
 
 def setting_of(name: str) -> Setting | None:
-    """Returns the setting of that `setting_name`, its knobs in any order; None if there is none, or a knob is out of
+    """Returns the setting of that name, with its knobs in any order; None if it is not a name or a knob is out of
     range."""
     method = next((m for m in METHODS[1:] if re.match(rf"{m.removesuffix('_exchange')}(_|$)", name)), None)
     if method is None:
@@ -250,8 +250,8 @@ USERBUFFERS_DEFAULTS: dict[str, dict[str, Any]] = {
     "ring_exchange": {"aggregate": False, "cga_size": 1, "set_sm_margin": False, "use_ce": True},
     "pipeline": {"num_splits": 4, "cga_size": 2, "set_sm_margin": True},
 }
-"""What Transformer Engine 2.20 gives to a method by default. They are always given explicitly: initialize_ub takes a
-missing knob from the default of the slot, which may be that of another method."""
+"""Transformer Engine 2.20's default knobs by method. They are always passed explicitly: initialize_ub takes a missing
+knob from the slot's default, which may belong to another method."""
 
 USERBUFFERS_DEFAULT_SETTINGS: dict[str, Setting] = {
     slot: {"method": method, "num_sm": 1 if method == "ring_exchange" else 16, **USERBUFFERS_DEFAULTS[method]}
@@ -262,53 +262,50 @@ USERBUFFERS_DEFAULT_SETTINGS: dict[str, Setting] = {
     }.items()
     for slot in slots
 }
-"""How Transformer Engine 2.20 overlaps a slot that it is told nothing of. A slot that it is told something of takes the
-rest from here, too."""
+"""Transformer Engine 2.20's default settings by slot. Knobs missing from a slot's setting also come from here."""
 
 COPY_ENGINE_SMS = 1
-"""The num_sm of a ring exchange by copy engines, which makes nothing of it."""
+"""num_sm of a ring exchange by copy engines, on which it has no effect."""
 
 USERBUFFERS_MOST_SMS = 32
-"""Its kernels count their blocks up to this number and tell the other ranks then: more blocks may tell too early."""
+"""Its kernels signal the other ranks after this number of blocks: with more they may signal too early."""
 USERBUFFERS_RANKS = (2, 4, 8)
-"""The sizes of group that its kernels for bulk and pipeline are compiled for; with another nothing is launched at all,
-without a word. A ring exchange copies between neighbours and takes any."""
+"""Group sizes that its bulk and pipeline kernels are compiled for; with others it silently launches nothing. A ring
+exchange copies between neighbours and works with any size."""
 
 _ALWAYS_SHOWN = ("method", "aggregate", "num_splits")
 
 
 def brief_name(setting: Mapping[str, Any] | None) -> str:
-    """Returns a slot's setting in a word for tables, without the knobs that have the method's defaults."""
+    """Returns the short name of a setting, without the knobs at the method's defaults."""
     if not setting:
         return "none"
     usual = USERBUFFERS_DEFAULTS[setting["method"]]
-    told = {name: v for name, v in setting.items() if name in _ALWAYS_SHOWN or usual.get(name) != v}
-    return setting_name(told)
+    shown = {name: v for name, v in setting.items() if name in _ALWAYS_SHOWN or usual.get(name) != v}
+    return setting_name(shown)
 
 
 WITHOUT_KNOBS = ("symm_mem",)
 """Backends whose methods have no knobs."""
 
 
-def absent_knobs(backend: str | None, asked: Mapping[str, Any]) -> set[str]:
-    """Returns the knobs among those that every point has by default, num_sm and aggregate=0, that the backend lacks: a
-    point is the same whatever they are, and has the same name."""
+def absent_knobs(backend: str | None, setting: Mapping[str, Any]) -> set[str]:
+    """Returns the knobs set by default (num_sm, aggregate=false) that the backend lacks: they change neither the point
+    nor its name."""
     if backend not in WITHOUT_KNOBS:
         return set()
-    return {"num_sm"} if asked.get("aggregate") else {"num_sm", "aggregate"}
+    return {"num_sm"} if setting.get("aggregate") else {"num_sm", "aggregate"}
 
 
 def without_idle_knobs(setting: Setting) -> Setting:
-    """Returns the setting with every knob that changes nothing at its usual value, so that equal settings are equal."""
+    """Returns the setting with knobs without effect at their defaults, so that equivalent settings are equal."""
     by_copy_engines = setting["method"] == "ring_exchange" and setting.get("use_ce")
     return {**setting, "num_sm": COPY_ENGINE_SMS} if by_copy_engines else setting
 
 
 def settings_name(settings: Mapping[str, Setting]) -> str:
-    """Returns the settings of one pass in words: `none`, `ring_agg0`, `dgrad bulk_sm4`, and of two slots `dgrad
-    bulk_sm4 + wgrad bulk_sm2`.
-
-    The phase is named wherever the pass has two slots that the setting could be of.
+    """Returns the name of one pass's settings: `none`, `ring_agg0`, `dgrad bulk_sm4`, or for two slots
+    `dgrad bulk_sm4 + wgrad bulk_sm2`. The phase is included if the setting could belong to either slot of the pass.
     """
     if len(settings) < 2 and not any(setting["method"] == "bulk" for setting in settings.values()):
         return next(map(brief_name, settings.values()), "none")

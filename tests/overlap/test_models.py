@@ -48,7 +48,7 @@ def test_sharded_shapes() -> None:
 @pytest.mark.parametrize(
     ("operator", "tokens", "tp_size", "says"),
     [
-        ("fc1", 8192, 5, "6144 outputs do not divide by tp_size=5"),
+        ("fc1", 8192, 5, "6144 outputs are not divisible by tp_size=5"),
         ("fc2", 100, 8, "100 tokens"),
         ("qkv", 8190, 6, "heads"),
         ("proj", 8192, 3, "heads"),
@@ -105,12 +105,12 @@ def test_operators_that_a_model_has_not_are_refused_and_the_others_are_sized(tmp
     for operator in ("fc1", "fc2"):
         said = (
             f"{operator}: qwen3_moe has experts instead of one dense MLP; sweep operator=qkv,proj, "
-            "or give model.ffn_hidden_size=... model.gated_mlp=..."
+            "or give model.ffn_hidden_size and model.gated_mlp"
         )
         assert models.refusal(model, operator, 8192, 4) == said
         with pytest.raises(UserError) as error:
             models.linear_shape(model, operator, 8192, 1)
-        assert str(error.value) == f"{said} ."
+        assert str(error.value) == f"{said}."
     assert models.lacks(model) is not None
 
 
@@ -147,11 +147,11 @@ def test_no_network_is_told_within_a_second(monkeypatch: pytest.MonkeyPatch, off
     [
         ("./nowhere", "does not exist"),
         ("nowhere/config.json", "does not exist"),
-        ("a/b/c/d", "no Hugging Face name"),
-        ("broken", "no config"),
+        ("a/b/c/d", "nor a Hugging Face name"),
+        ("broken", "not a config"),
         ("empty", "without a config.json"),
-        ("mamba", "is a mamba, which is not known to have the layers that are swept; give sizes"),
-        ("musicgen", "no config that transformers knows .Multiple valid text configs"),
+        ("mamba", "the architecture mamba is not supported; give sizes"),
+        ("musicgen", "not a config that transformers knows .Multiple valid text configs"),
     ],
 )
 def test_names_of_no_config_are_one_clear_error(

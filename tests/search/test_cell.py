@@ -87,7 +87,7 @@ def test_refusals_are_counted_by_their_reason() -> None:
     assert list(map(str, of_pass["fwd"])) == ["pipeline_sm1_split4", "pipeline_sm16_split4"]
     assert refused == {
         "fc2_fprop: 256 columns cannot be split into num_splits=3 equal parts": 3,
-        "fc2_fprop: num_sm=40 is more than the 32 that userbuffers take": 1,
+        "fc2_fprop: num_sm=40 is more than the 32 that userbuffers support": 1,
     }
 
 

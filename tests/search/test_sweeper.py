@@ -208,7 +208,7 @@ def test_what_is_searched_is_said_by_params_by_the_command_line_instead_and_with
             ("operator=fc2", "method=bulk"),
             "There is nothing to search: none of the operator's slots takes a swept method.",
         ),
-        (("tp_size=1",), "There is nothing to search: tp_size=1 communicates nothing"),
+        (("tp_size=1",), "There is nothing to search: tp_size=1 has no communication"),
         (("num_sm=interval(1,4)",), "num_sm=interval(1,4): a search needs discrete values"),
         (("num_sm=1,2", "search.min_num_sm=3"), "None of num_sm=1,2 is between search.min_num_sm=3 and"),
         (("phase=fprop,dgrad",), "phase=fprop,dgrad: a search takes one phase; use phase=all."),

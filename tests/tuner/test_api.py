@@ -160,9 +160,9 @@ def test_its_own_reason_is_the_error(tmp_path: Path, capfd: pytest.CaptureFixtur
     ("model", "options", "reason"),
     [
         ("llama3_8b", {"max_tp_size": 1}, "max_tp_size=1 leaves nothing that communicates"),
-        ("llama3_8b", {"tp_size": 3}, "attention heads do not divide by tp_size=3"),
+        ("llama3_8b", {"tp_size": 3}, "attention heads are not divisible by tp_size=3"),
         ("llama3_8b", {"max_minutes": "five"}, 'search.max_minutes="five" is not a number'),
-        ("no/such/model", {}, "no/such/model is no path and no Hugging Face name"),
+        ("no/such/model", {}, "no/such/model is neither a path nor a Hugging Face name"),
         ("llama3_8c", {}, "Did you mean llama3_8b?"),
     ],
 )

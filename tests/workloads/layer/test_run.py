@@ -52,7 +52,7 @@ def test_a_layer_whose_operators_the_model_has_not_is_refused_and_the_others_run
         kind: layer.refusal(torch_point(model=unsized, layer={"kind": kind, "variants": ["none"]}))
         for kind in ("transformer_layer", "layernorm_mlp", "multihead_attention")
     }
-    said = "fc1: it has experts instead; give model.ffn_hidden_size=... model.gated_mlp=..."
+    said = "fc1: it has experts instead; give model.ffn_hidden_size and model.gated_mlp"
     assert reasons == {"transformer_layer": said, "layernorm_mlp": said, "multihead_attention": None}
 
 

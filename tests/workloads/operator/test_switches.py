@@ -178,6 +178,6 @@ def test_what_megatron_takes_is_what_differs_from_its_defaults() -> None:
         "--tensor-model-parallel-size 4 --sequence-parallel --tp-comm-overlap",
         "--tp-comm-overlap-cfg 'best of all.yaml'",
         "--disable-tp-comm-overlap-ag",
-        "# no option, in TransformerConfig: tp_comm_overlap_disable_qkv=True",
+        "# no option, set in TransformerConfig: tp_comm_overlap_disable_qkv=True",
     ]
     assert megatron_arguments(OverlapConfig({}, {**DEFAULTS, "tp_comm_overlap": False}), 4) == []
