@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import conf_folder, print_version
-from overlap_sweep.runtime.mistakes import errors_in_one_line, flags_first
+from overlap_sweep.runtime.mistakes import check_hydra_keys, errors_in_one_line, flags_first
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import run_point
 from overlap_sweep.runtime.start import remove_leftovers
@@ -72,6 +72,7 @@ def main() -> None:
     try:
         with errors_in_one_line():
             sys.argv[1:] = flags_first(sys.argv[1:])
+            check_hydra_keys(sys.argv[1:])
             measure()
         outcomes.hear_of_other_processes()
         if not outcomes.searching:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -50,13 +50,12 @@ def _refuse(message: str) -> NoReturn:
     raise UserError(f"{message}. {_see_help()}")
 
 
-def check_keys(overrides: Iterable[str]) -> None:
-    """Raises UserError for the first option that no workload has."""
-    schemas = [workloads.schema(name) for name in workloads.names()]
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
+def check_hydra_keys(arguments: Sequence[str]) -> None:
+    """Raises UserError for the first option below `hydra.` that Hydra lacks: with a + Hydra would take and ignore it."""
+    given = get_args_parser().parse_args(list(arguments)).overrides
+    for override in OverridesParser.create().parse_overrides(given):
         key = override.key_or_group
-        is_group = "/" in key or key == "experiment"
-        if not (is_group or override.is_hydra_override() or any(has_key(schema, key) for schema in schemas)):
+        if override.is_hydra_override() and "/" not in key and not has_key(HydraConf, key.removeprefix("hydra.")):
             raise UserError(unknown_option(key))
 
 
