@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -12,7 +13,7 @@ from omegaconf import DictConfig
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import conf_folder, print_version
-from overlap_sweep.runtime.mistakes import check_hydra_keys, errors_in_one_line, flags_first
+from overlap_sweep.runtime.mistakes import check_keys, errors_in_one_line, flags_first
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import run_point
 from overlap_sweep.runtime.start import remove_leftovers
@@ -72,7 +73,7 @@ def main() -> None:
     try:
         with errors_in_one_line():
             sys.argv[1:] = flags_first(sys.argv[1:])
-            check_hydra_keys(sys.argv[1:])
+            check_keys(get_args_parser().parse_args(sys.argv[1:]).overrides)
             measure()
         outcomes.hear_of_other_processes()
         if not outcomes.searching:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -50,12 +50,19 @@ def _refuse(message: str) -> NoReturn:
     raise UserError(f"{message}. {_see_help()}")
 
 
-def check_hydra_keys(arguments: Sequence[str]) -> None:
-    """Raises UserError for the first option below `hydra.` that Hydra lacks: with a + Hydra would take and ignore it."""
-    given = get_args_parser().parse_args(list(arguments)).overrides
-    for override in OverridesParser.create().parse_overrides(given):
+def check_keys(overrides: Iterable[str]) -> None:
+    """Raises UserError for the first option that neither a workload nor Hydra has."""
+    schemas = [workloads.schema(name) for name in workloads.names()]
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.key_or_group
-        if override.is_hydra_override() and "/" not in key and not has_key(HydraConf, key.removeprefix("hydra.")):
+        if "/" in key or key == "experiment":
+            continue
+        if override.is_hydra_override():
+            # With a + Hydra would take it and ignore it.
+            is_known = has_key(HydraConf, key.removeprefix("hydra."))
+        else:
+            is_known = any(has_key(schema, key) for schema in schemas)
+        if not is_known:
             raise UserError(unknown_option(key))
 
 

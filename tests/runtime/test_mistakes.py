@@ -38,7 +38,7 @@ MISTAKES = {
     "workload=fsdp fsdp.forward_prefech=1": "Unknown option fsdp.forward_prefech. Did you mean fsdp.forward_prefetch?",
     "something=8": "Unknown option something. See python launch.py workload=<name> --help.",
     "m=0": "m requires workload=kernel.",
-    "+hydra.foo=3": "Unknown option hydra.foo. --cfg hydra shows what Hydra has.",
+    "+hydra.foo=3": "Unknown option hydra.foo. Did you mean hydra.mode?",
     "+hydra.sweep.dirr=x": "Unknown option hydra.sweep.dirr. Did you mean hydra.sweep.dir?",
     "hydra.sweep.dirr=x": "Unknown option hydra.sweep.dirr. Did you mean hydra.sweep.dir?",
     "hydra/launcher=slurm hydra.launcher.partitoin=x": (
