@@ -1,4 +1,4 @@
-"""Where the files of a run directory may lie, and how much they may hold, whoever wrote them."""
+"""Checks on the location and size of the files of a run directory, which anybody may have written."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from overlap_sweep.trace.disk import is_below, is_special
 
 MEASURE_AGAIN = "remove it and measure the point again"
 MOST_BYTES = 64 << 20
-"""Of one file: a result has some 100 kB."""
+"""Largest file that is read; a result has some 100 kB."""
 MOST_YAML_BYTES = 1 << 20
-"""Reading it takes a second."""
+"""Largest YAML file that is read; reading it takes a second."""
 _MOST_VALUES = 100_000
-"""Also in a file of a few lines whose aliases name each other."""
+"""Most values in a file; with YAML aliases a few lines can hold many."""
 _DEEPEST = 32
 _LARGEST = 2**63
 
 
 def check_place(path: Path, root: Path, most_bytes: int | None = MOST_BYTES) -> None:
-    """Raises UserError unless it is absent, or an ordinary file below `root` of no more than so many bytes."""
+    """Raises UserError unless `path` is absent or a regular file below `root` of at most `most_bytes`."""
     if not is_below(path, root):
         raise UserError(f"{path} is a link that leads out of {root}, so it is not read; copy the file there.")
     if is_special(path):
-        raise UserError(f"{path} is no ordinary file, so it is not read; remove it.")
+        raise UserError(f"{path} is not a regular file, so it is not read; remove it.")
     if most_bytes and path.exists() and path.stat().st_size > most_bytes:
-        raise UserError(f"{path} has more than {most_bytes >> 20} MiB, so it is not read; remove it.")
+        raise UserError(f"{path} is larger than {most_bytes >> 20} MiB, so it is not read; remove it.")
 
 
 def read_yaml(path: Path) -> Any:
-    """Returns the content. UserError where it is no YAML, or more than a configuration could hold."""
+    """Returns the content. UserError if it is not YAML or larger than any configuration."""
     try:
         content = yaml.safe_load(path.read_bytes())
     except (OSError, *NO_YAML) as error:
@@ -45,7 +45,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def excess(content: Iterable[Any]) -> str | None:
-    """Returns why the content is too large or too deep to be walked or written; None where it is not."""
+    """Returns why the content is too large or too deep to be processed, or None."""
     for count, (value, depth) in enumerate(_walk(content), start=1):
         if count > _MOST_VALUES:
             return f"holds more than {_MOST_VALUES} values"
@@ -57,7 +57,7 @@ def excess(content: Iterable[Any]) -> str | None:
 
 
 def _walk(content: Iterable[Any], depth: int = 0) -> Iterator[tuple[Any, int]]:
-    """Yields each node with its depth: without end where the content contains itself."""
+    """Yields each value with its depth; endlessly if the content contains itself."""
     for value in content:
         yield value, depth
         if depth <= _DEEPEST and isinstance(value, dict | list):

@@ -1,4 +1,4 @@
-"""What workloads give to comparisons and histories: times, by keys that are the same whoever measured them."""
+"""Times that workloads give to comparisons and histories, by keys that are the same for all sweeps."""
 
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ from overlap_sweep.results.points import Case
 from overlap_sweep.results.verdict import Scatter
 
 WHOLE = "all"
-"""The pass of what has but one: a layer, a kernel, a copy."""
+"""The pass of workloads that have only one: layers, kernels, copies."""
 BASELINES = {NONE, DEFAULT, FLOOR}
-"""Settings that are the same thing in every dataset."""
+"""Settings that mean the same in every dataset."""
 
 
 class Key(NamedTuple):
-    """What was measured. A field that is compared and not matched is None while keys are matched."""
+    """Identifies what was measured. Fields that are compared instead of matched are None while keys are matched."""
 
     model: Any
-    """None of kernels and copies, which are the same where their sizes are."""
+    """Name of the model; None for kernels and copies, which are identified by their sizes."""
     tokens: Any
     precision: Any
     backend: Any
     device: Any
     tp_size: Any
     operator: str
-    """Or whatever else was measured, with the sizes that make it the same."""
+    """The operator, or what else was measured, with its sizes."""
     pass_name: str
     setting: Any
-    """What the pass is given, in a word: knobs of slots, a variant, an implementation; empty for the pass, whatever
-    its setting."""
+    """Name of the setting: knobs of slots, a variant, an implementation. Empty for the pass with any setting."""
 
-    def named(self, telling: Sequence[str]) -> str:
-        """Returns the pass in words, after the values of these fields, which distinguish it from other cases."""
-        values = {name: str(getattr(self, name)) for name in telling if getattr(self, name) is not None}
+    def named(self, shown: Sequence[str]) -> str:
+        """Returns the name of the pass, after the values of the fields to show, which distinguish its case."""
+        values = {name: str(getattr(self, name)) for name in shown if getattr(self, name) is not None}
         case = [f"{value} tokens" if name == "tokens" else value for name, value in values.items()]
         return " ".join([*case, f"TP={self.tp_size} {self.operator} {self.pass_name}"])
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Returns a sort key: case, TP size, operators in the layer's order, the others last; settings keep theirs."""
+        """Returns a sort key: case, TP size, operators in the layer's order, others last; settings keep their order."""
         operators = list(space.OPERATORS)
         place = operators.index(self.operator) if self.operator in operators else len(operators)
         case = (str(self.model), self.tokens or 0, str(self.precision), str(self.backend), str(self.device))
@@ -53,33 +52,33 @@ class Key(NamedTuple):
 
 
 def key_of_pass(case: Case, tp_size: int, operator: str, pass_name: str) -> Key:
-    """Returns the key of a pass, of no setting yet."""
+    """Returns the key of a pass, without a setting."""
     return Key(**case._asdict(), tp_size=tp_size, operator=operator, pass_name=pass_name, setting="")
 
 
 @dataclass(frozen=True)
 class KeyedTime:
-    """All measurements of one thing, pooled."""
+    """All measurements with one key, pooled."""
 
     key: Key
     time: Estimate
     none_us: float | None
-    """None where it was not measured without overlap."""
+    """Time with no overlap; None if it was not measured."""
     floor_us: float | None
     points: tuple[str, ...]
 
     @property
     def hidden_fraction(self) -> float:
-        """Returns the share of the communication that is hidden; NaN where it is undefined."""
+        """Returns the hidden fraction; NaN if it is undefined."""
         if self.none_us is None or self.floor_us is None:
             return math.nan
         return hidden_fraction(self.time.time_us, self.none_us, self.floor_us)
 
 
 def pooled(key: Key, points: Sequence[tuple[str, Mapping[str, Timing]]], between: Scatter) -> list[KeyedTime]:
-    """Returns the times of several points by setting: relative to the none time beside them, where every point has one.
+    """Returns the pooled times of several points, one per setting, relative to each point's none time if all have one.
 
-    `key` is that of no setting yet, `points` are their names and times by setting, `between` is their scatter.
+    `key` has no setting, `points` are names and times by setting, `between` is the scatter between points.
     """
     every_none = [times[NONE] for _, times in points if NONE in times]
     none = pooled_none(every_none) if len(every_none) == len(points) else None
@@ -102,30 +101,30 @@ def pooled(key: Key, points: Sequence[tuple[str, Mapping[str, Timing]]], between
 
 
 class Decision(NamedTuple):
-    """What is best for a pass."""
+    """The best setting of a pass."""
 
     best: KeyedTime
     slots: Mapping[str, str]
-    """What each slot of the pass is given in it, in a word."""
+    """Name of its setting for each slot of the pass."""
     tried: frozenset[str]
-    """The slots that some point overlapped."""
+    """Slots that some point tried to overlap."""
 
 
 @dataclass(frozen=True)
 class Comparable:
-    """What a workload gives to the comparison of one dataset."""
+    """The times and decisions of one workload in one dataset."""
 
     times: list[KeyedTime]
     decisions: dict[Key, Decision] = field(default_factory=dict)
-    """By key without a setting."""
+    """Decisions by key, whose setting is empty."""
     proofs: list[str] = field(default_factory=list)
-    """What was proven of whole layers, or could not be."""
+    """Verdicts of the tuner's proofs on whole layers."""
     lacking: str = ""
-    """Why there are no times though there are points that are ok, behind the directory's name."""
+    """Why there are no times although some points are ok; follows the directory's name in a sentence."""
 
 
 def together(parts: Sequence[Comparable]) -> Comparable:
-    """Returns what several workloads give to the comparison of the same dataset."""
+    """Returns several workloads' parts of the same dataset, joined."""
     return Comparable(
         times=[time for part in parts for time in part.times],
         decisions={key: decision for part in parts for key, decision in part.decisions.items()},
@@ -138,8 +137,8 @@ class Sample(NamedTuple):
     """One measurement of one setting, for its history."""
 
     timings: tuple[Timing, ...]
-    """Of the passes whose times add up to the point's."""
+    """Timings of the passes whose times add up to the point's."""
     none_us: float | None
-    """None where it was not measured without overlap."""
+    """Time with no overlap; None if it was not measured."""
     pass_name: str
     tokens: int | None

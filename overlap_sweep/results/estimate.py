@@ -1,4 +1,4 @@
-"""Medians with their noise: what makes two times different, and how repeated measurements are put together."""
+"""Medians with their noise: when two times differ, and how repeated measurements are pooled."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from itertools import pairwise
 from overlap_sweep.results.measured import Timing
 
 CONFIDENCE = 0.95
-"""What an interval covers, and 1 minus how often two equal times are told apart."""
+"""Coverage of the intervals; 1 minus the rate at which equal times are found different."""
 
 TYPICAL_CORRELATION = 0.3
-"""Between one sample and the next: the median over recorded operators, layers and training steps on H200s."""
+"""Correlation of successive samples: median over recorded operators, layers and training steps on H200s."""
 _SAMPLES_BEHIND_IT = 10
-"""How many samples of one's own weigh as much as that."""
+"""Number of own samples that weigh as much as the typical correlation."""
 _EFFICIENCY = 0.37
-"""Of an interquartile range as a measure of spread, against the standard deviation: it counts for so many samples."""
+"""Statistical efficiency of the interquartile range against the standard deviation."""
 _IQR_OF_SD = 1.349
 _MEDIAN_OF_MEAN = 1.2533
-"""The standard error of a median over that of a mean: sqrt(pi / 2). These three hold for normal errors."""
+"""Standard error of a median over that of a mean: sqrt(pi / 2). These three are for normal errors."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median time, in microseconds, and how well it is known."""
+    """A median time in microseconds, with its uncertainty."""
 
     time_us: float
     noise_us: float
-    """Half-width of its confidence interval, which covers the true time with a probability of CONFIDENCE."""
+    """Half-width of the confidence interval, which covers the true time with a probability of CONFIDENCE."""
     repeats: int
     freedom: float = math.inf
-    """Degrees of freedom that the noise was estimated with: how well the noise itself is known."""
+    """Degrees of freedom of the noise: how well the noise itself is known."""
 
     @property
     def error_us(self) -> float:
@@ -42,16 +42,16 @@ class Estimate:
         return self.noise_us / student(1 - CONFIDENCE, self.freedom)
 
     def differs_from(self, other: Estimate, pairs: int = 1) -> bool:
-        """Returns whether the two are apart by more than chance explains, with a probability of CONFIDENCE.
+        """Returns whether the two times differ beyond the noise, with a probability of CONFIDENCE.
 
-        `pairs` is how many such questions one decision asks: the best of many equal settings would seem faster by
-        chance, so that each must be surer (Bonferroni). Errors add in quadrature; degrees of freedom by Welch and
-        Satterthwaite.
+        `pairs` is the number of comparisons of one decision: the best of many equal settings would seem faster by
+        chance, so each comparison must be surer (Bonferroni). Errors add in quadrature; degrees of freedom by Welch
+        and Satterthwaite.
         """
         return abs(self.time_us - other.time_us) > gap_noise_us(self, other, pairs)
 
     def plus(self, other: Estimate, sign: int = 1) -> Estimate:
-        """Returns the sum of the two, or with a sign of -1 their difference: errors add in either."""
+        """Returns the sum of the two, or with sign=-1 their difference; errors add in both."""
         noise_us, freedom = _sum_of_noises((self.noise_us, self.freedom), (other.noise_us, other.freedom))
         return Estimate(self.time_us + sign * other.time_us, noise_us, self.repeats + other.repeats, freedom)
 
@@ -60,19 +60,19 @@ class Estimate:
         return replace(self, time_us=self.time_us / unit_us, noise_us=self.noise_us / unit_us)
 
     def with_error(self, error_us: float, freedom: float = math.inf) -> Estimate:
-        """Returns the same with a further, independent error, given as a standard error."""
+        """Returns the estimate with a further independent error, given as a standard error."""
         further = (_half_width(error_us, freedom), freedom)
         noise_us, both = _sum_of_noises((self.noise_us, self.freedom), further)
         return replace(self, noise_us=noise_us, freedom=both)
 
 
 EXACTLY_ONE = Estimate(1.0, 0.0, 1)
-"""What a ratio is where nothing differs."""
+"""The ratio of a time to itself."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a ratio lies with a probability of CONFIDENCE."""
+    """Confidence interval of a ratio, with a coverage of CONFIDENCE."""
 
     low: float
     high: float
@@ -82,14 +82,14 @@ class Interval:
 
 
 def gap_noise_us(one: Estimate, other: Estimate, pairs: int = 1) -> float:
-    """Returns what the difference of the two must exceed; NaN where a noise is unknown."""
+    """Returns the noise that the difference of the two must exceed; NaN if a noise is unknown."""
     noise_us, freedom = _sum_of_noises((one.noise_us, one.freedom), (other.noise_us, other.freedom))
     return noise_us * student((1 - CONFIDENCE) / pairs, freedom) / student(1 - CONFIDENCE, freedom)
 
 
 @cache
 def student(error: float, freedom: float) -> float:
-    """Returns the two-sided quantile of Student's distribution: beyond it on either side lies a probability of `error`.
+    """Returns the two-sided quantile of Student's distribution, with a total tail probability of `error`.
 
     Expansion in 1 / freedom; Abramowitz and Stegun, 26.7.5. At 2 degrees of freedom and 5 % it is 2 % low.
     """
@@ -109,7 +109,7 @@ def _half_width(error_us: float, freedom: float) -> float:
 
 
 def _sum_of_noises(*noises: tuple[float, float]) -> tuple[float, float]:
-    """Returns half-width and degrees of freedom of a sum of independent errors, each given so."""
+    """Returns half-width and degrees of freedom of a sum of independent errors, each given as the same pair."""
     errors = [(noise_us / student(1 - CONFIDENCE, freedom), freedom) for noise_us, freedom in noises]
     total = math.hypot(*(error for error, _ in errors))
     spread = sum(error**4 / freedom for error, freedom in errors)
@@ -118,7 +118,7 @@ def _sum_of_noises(*noises: tuple[float, float]) -> tuple[float, float]:
 
 
 def correlation(samples: Sequence[float]) -> float:
-    """Returns the correlation between one sample and the next, from 0 to 0.9; of few samples mostly the typical one.
+    """Returns the correlation of successive samples, from 0 to 0.9; for few samples mostly the typical one.
 
     The first sample autocorrelation, less its bias of -(1 + 4 r) / n (Marriott and Pope, Biometrika 41, 1954).
     """
@@ -133,7 +133,7 @@ def correlation(samples: Sequence[float]) -> float:
 
 
 def estimate(*series: Sequence[float]) -> Estimate:
-    """Returns the median of all samples, which may come in several series. Each series is in the order of measuring.
+    """Returns the median of all samples of one or several series, each in the order of measuring, and its noise.
 
     Its noise is that of a median of n (1 - r) / (1 + r) independent samples, where r is the correlation between
     successive ones; NaN of a single sample.
@@ -154,10 +154,10 @@ def estimate(*series: Sequence[float]) -> Estimate:
 
 
 def normalised(pairs: Iterable[tuple[Timing, Timing]], none: Estimate) -> Estimate:
-    """Pools measurements of one setting, each relative to the none time that was measured beside it.
+    """Returns the pooled measurements of one setting, each relative to the none time of the same point.
 
     `pairs` are (setting, none of the same point). Each sample is scaled by the ratio of the case's none time to its
-    own, so that drift between points cancels; the noise of that own none time is part of the result's.
+    own, so that drift between points cancels. The noise of that none time is part of the result's noise.
     """
     series: list[list[float]] = []
     besides = []
@@ -173,22 +173,22 @@ def normalised(pairs: Iterable[tuple[Timing, Timing]], none: Estimate) -> Estima
 
 
 def pooled_none(timings: Sequence[Timing]) -> Estimate:
-    """Returns the none time of a case: the median over its points, with the noise of all samples, drift taken out."""
+    """Returns the none time of a case: the median over its points, with the noise of all samples, without drift."""
     time_us = statistics.median(timing.median_us for timing in timings)
     scaled = [[sample * time_us / timing.median_us for sample in timing.samples_us] for timing in timings]
     return replace(estimate(*scaled), time_us=time_us)
 
 
 def hidden_fraction(time_us: float, none_us: float, floor_us: float) -> float:
-    """Returns (none - t) / (none - floor): 1 hides all communication, 0 none, below 0 harms. NaN where none is free."""
+    """Returns (none - t) / (none - floor): 1 is perfect, 0 useless, negative harmful. NaN if none <= floor."""
     return (none_us - time_us) / (none_us - floor_us) if none_us > floor_us else math.nan
 
 
 NOTABLE_DRIFT = 0.05
-"""From this change on the report speaks of drift."""
+"""Change from which the report warns of drift."""
 
 
 def later_change(times_us: Sequence[float]) -> float:
-    """Returns the median of the later half over the median of the earlier half, minus 1. Of at least two times."""
+    """Returns the median of the later half over that of the earlier half, minus 1, for at least two times."""
     half = len(times_us) // 2
     return statistics.median(times_us[-half:]) / statistics.median(times_us[:half]) - 1

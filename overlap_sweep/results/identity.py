@@ -1,5 +1,5 @@
-"""The machine that a point is measured on, as far as it is known without torch; and when two measurements are of the
-same thing: the same point, on machines that may stand for each other."""
+"""The machine that a point is measured on, without torch; and when two measurements are of the same point on equivalent
+machines."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from pathlib import Path
 from typing import Any
 
 HOW_TO_RUN = ("timeout_s", "timeout_factor", "start_timeout_s", "retries", "isolate")
-"""Of a point's `runtime`: when it is given up and in whose company it runs, not what is measured. Results of earlier
-versions have `timeout_factor`."""
+"""Options of a point's `runtime` that don't change what is measured. Results of earlier versions have
+`timeout_factor`."""
 
 LIBRARIES = ("torch", "transformer-engine", "megatron-core", "nccl")
-"""Of an environment's `packages`: other versions give other times."""
+"""Packages whose version changes times."""
 
 _SWITCHES = re.compile(r"(NVTE|UB|NCCL|TORCH_SYMM_MEM|NVSHMEM|FLUX|CUDA_DEVICE_MAX)_(?!.*DEBUG)")
-"""Environment variables that change what the libraries do."""
+"""Prefixes of environment variables that change what the libraries do."""
 
 
 def point_identity(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of a resolved configuration that says what is measured. Without nulls: an option that a later
-    version adds makes no new point while it is not used."""
+    """Returns the part of a resolved configuration that determines what is measured. Without nulls, so that an unused
+    option of a later version makes no new point."""
     runtime = {name: value for name, value in point["runtime"].items() if name not in HOW_TO_RUN}
     identity: dict[str, Any] = _without_nulls({**point, "runtime": runtime})
     return identity
 
 
 def point_key(point: Mapping[str, Any]) -> str:
-    """Returns a short text that is equal for configurations that measure the same."""
+    """Returns a digest that is equal for configurations that measure the same."""
     return key_of(point_identity(point))
 
 
@@ -52,8 +52,8 @@ def library_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def environment_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of a result's environment that must be equal: device, driver, links between the GPUs,
-    libraries. Not the host: the nodes of a cluster are alike."""
+    """Returns the part of a result's environment that must be equal to compare times: device, driver, links between
+    GPUs, libraries. Not the host, since the nodes of a cluster are alike."""
     same = {name: environment.get(name) for name in ("device", "gpus", "driver", "links")}
     if environment.get("device") == "cpu":
         same |= {name: environment.get(name) for name in ("cpu", "cpu_count")}
@@ -63,7 +63,7 @@ def environment_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_of(identity: Mapping[str, Any]) -> str:
-    """Returns a short text that is equal for equal identities."""
+    """Returns a digest that is equal for equal identities."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -79,11 +79,11 @@ RECORDED_VARIABLES = (
     "CUDNN_HOME",
 )
 RECORDED_PREFIXES = ("NVTE_", "UB_", "NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "FLUX_")
-"""The libraries' own variables change what they run."""
+"""Prefixes of the libraries' own variables."""
 
 
 def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[str, Any]:
-    """Returns host, GPUs, driver, topology and library versions, for so many workers on `device` with `environ`."""
+    """Returns host, GPUs, driver, topology and library versions for `world_size` workers on `device` with `environ`."""
     found: dict[str, Any] = {
         "host": platform.node(),
         "platform": platform.platform(),
@@ -99,14 +99,14 @@ def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[st
     }
     if device == "cuda":
         found |= _gpus()
-        # A single GPU uses none, however many the job or the machine has.
+        # A single GPU uses no links.
         found["links"] = found["links"] if world_size > 1 else []
     return found
 
 
 @cache
 def _gpus() -> dict[str, Any]:
-    """Returns what NVIDIA's driver says of the GPUs; None for what is unknown, and on AMD's GPUs."""
+    """Returns names, driver and links of NVIDIA's GPUs; None for unknown values and on AMD's GPUs."""
     listed = _nvidia_smi("--query-gpu=name,driver_version", "--format=csv,noheader,nounits")
     rows = [tuple(part.strip() for part in line.split(",")) for line in (listed or "").splitlines()]
     names = sorted({row[0] for row in rows})
@@ -121,10 +121,10 @@ def _gpus() -> dict[str, Any]:
 
 
 def gpu_links(topology: str) -> list[str]:
-    """Returns the kinds of link between GPUs in what `nvidia-smi topo -m` draws, such as `["NV18"]` or `["NODE",
+    """Returns the kinds of link between GPUs in the output of `nvidia-smi topo -m`, such as `["NV18"]` or `["NODE",
     "SYS"]`.
 
-    The drawing itself also has network cards and CPU affinities, in which nodes that are alike differ.
+    Its network cards and CPU affinities are left out: they differ between nodes that are alike.
     """
     rows = [line.split() for line in topology.splitlines() if re.match(r"GPU\d+\s", line)]
     return sorted({cell for row in rows for cell in row[1 : 1 + len(rows)]} - {"X"})
@@ -137,7 +137,7 @@ def _packages() -> dict[str, str | None]:
 
 
 def installed_version(package: str) -> str | None:
-    """Returns the package's version; None where it is not installed."""
+    """Returns the package's version; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -154,7 +154,7 @@ def _cpu_name() -> str:
 
 
 def _nvidia_smi(*arguments: str) -> str | None:
-    """Returns what nvidia-smi says, without its terminal colours; None where there is none (AMD, some containers)."""
+    """Returns the output of nvidia-smi without terminal colours; None if it is missing (AMD, some containers)."""
     try:
         answer = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,7 +1,7 @@
-"""What measured types are made of: times, settings, and what analysis reads of a point's configuration.
+"""Building blocks of measured types: times, settings, and the configuration fields that analysis reads.
 
-Every workload declares what its points measure as a `Measured`, in its module `result`. Reading a result is converting
-it to that type, so that ranges and what must fit together are said there and nowhere else.
+Every workload declares the measurements of its points as a `Measured`, in its module `result`. Results are read by
+converting them to that type, which checks ranges and consistency.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from overlap_sweep.results.run_directory import Result
 
 Us = Annotated[float, msgspec.Meta(ge=1e-6, lt=1e15)]
-"""A time. Rates and speedups are quotients by times, and charts take logarithms of them; 1e15 us are 31 years."""
+"""A time in microseconds, positive since rates divide by it and charts take its logarithm; 1e15 us are 31 years."""
 Gb = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Total = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 _SHOWN = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]"
 PRINTABLE = rf"^{_SHOWN}*\Z"
 Name = Annotated[str, msgspec.Meta(max_length=100, pattern=PRINTABLE)]
-"""Of a knob, a variant or an implementation, which outside packages may call anything; tables have a cell for it."""
+"""Name of a knob, a variant or an implementation, short enough for a table."""
 FileName = Annotated[str, msgspec.Meta(max_length=255, pattern=rf"^(?!\.\.?\Z|.*/){_SHOWN}+\Z")]
-"""Of something that lies in the same directory."""
+"""Name of a file in the same directory."""
 Scalar = str | int | float | bool | None
 _ROUNDING = 1e-6
-"""Relative: quartiles of equal times may be a last digit apart."""
+"""Relative tolerance: quartiles of equal times may differ in the last digit."""
 
 
 def one_of(choices: Iterable[str]) -> msgspec.Meta:
-    """Returns the constraint to these strings."""
+    """Returns a constraint to these strings."""
     return msgspec.Meta(pattern=rf"^({'|'.join(choices)})\Z")
 
 
 def options_type(
     schema: type, required: Iterable[str] = (), check: Callable[[Any], None] | None = None, **types: Any
 ) -> Any:
-    """Returns the type that checks options of a configuration: a struct with the fields of `schema`, their ranges and
-    choices, or what is said in `types` instead. Those that are not `required` may be null or lack, as in results of
-    versions that did not have them. `check` raises ValueError for what does not fit together."""
+    """Returns a struct type that checks recorded options: the fields of `schema` with their ranges and choices, or
+    with the type in `types`. Fields that are not `required` may be null or missing, as in results of earlier versions.
+    `check` raises ValueError for inconsistent options."""
     needed = set(required)
     return msgspec.defstruct(
         schema.__name__,
@@ -59,7 +59,7 @@ def options_type(
 
 
 def _option_type(declared: Field[Any], kind: Any) -> Any:
-    """Returns the type of a field. Texts are printable, since they are shown; a field of any type has scalars."""
+    """Returns the type of a field. Texts must be printable; a field of type Any takes scalars."""
     metadata: Mapping[str, Any] = declared.metadata
     if "choices" in metadata:
         text: Any = Annotated[str, one_of(filter(None, metadata["choices"]))]
@@ -76,7 +76,7 @@ Slot = Annotated[str, one_of(space.SLOTS)]
 
 
 class Timing(msgspec.Struct):
-    """One variant's times of one pass, in microseconds: for each repeat the slowest rank, then order statistics."""
+    """One variant's times of one pass, in microseconds: samples of the slowest rank, and their quartiles."""
 
     median_us: Us
     q1_us: Us
@@ -84,22 +84,22 @@ class Timing(msgspec.Struct):
     samples_us: Annotated[list[Us], msgspec.Meta(min_length=2)]
 
     def __post_init__(self) -> None:
-        for what, low_us, high_us in (
+        for name, low_us, high_us in (
             ("quartiles", self.q1_us, self.q3_us),
             ("samples", min(self.samples_us, default=0.0), max(self.samples_us, default=0.0)),
         ):
             if not low_us <= self.median_us * (1 + _ROUNDING) or not self.median_us <= high_us * (1 + _ROUNDING):
-                raise ValueError(f"a median of {self.median_us:g} us outside of its {what}")
+                raise ValueError(f"the median, {self.median_us:g} us, is outside its {name}")
 
 
 def check_pairs(timings: Iterable[Timing]) -> None:
-    """Raises ValueError unless all have the same number of samples: the i-th were taken side by side."""
+    """Raises ValueError unless all have the same number of samples, whose i-th were taken in the same round."""
     if len({len(timing.samples_us) for timing in timings}) > 1:
         raise ValueError("unequal numbers of samples")
 
 
 class Setting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What one slot is given: space.KNOBS, and what else Transformer Engine takes."""
+    """The setting of one slot: space.KNOBS, and Transformer Engine's other knobs."""
 
     method: Annotated[str, one_of(space.METHODS)] | None = None
     num_sm: Count | None = None
@@ -143,8 +143,7 @@ class RuntimeConfig(msgspec.Struct):
 
 
 class ComposedConfig(msgspec.Struct, kw_only=True):
-    """What analysis reads of every point's configuration as Hydra composed it: null is what workload or machine
-    decide."""
+    """The configuration fields that analysis reads, as Hydra composed them; null if workload or machine decide."""
 
     workload: WorkloadConfig
     runtime: RuntimeConfig
@@ -172,24 +171,24 @@ class Speedup(NamedTuple):
     speedup: float
     reference: str = "none"
     ranks: bool = True
-    """Whether the largest of a sweep is the best of it."""
+    """Whether the largest speedup of a sweep is its best result."""
 
     def __str__(self) -> str:
         return f"{self.speedup:.3f}x {self.reference}"
 
 
 class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
-    """What a point measured. Every workload has its own type, `MEASURED` of its module `result`, whose tag is the
-    workload's name and whose `__post_init__` raises ValueError for what cannot be."""
+    """The measurements of a point. Every workload has its own type, `MEASURED` of its module `result`, whose tag is the
+    workload's name and whose `__post_init__` raises ValueError for impossible values."""
 
     composed: ClassVar[type[ComposedConfig]] = ShardedConfig
     resolved: ClassVar[type[ComposedConfig]] = ResolvedConfig
 
     def check(self, result: Result) -> None:
-        """Raises ValueError where it cannot be what the result's point measured."""
+        """Raises ValueError if the measurements don't fit the result's point."""
 
     def compared(self, result: Result) -> Speedup | None:
-        """Returns how much faster the result's point is than the same without overlap, if that was measured."""
+        """Returns the speedup of the result's point over no overlap; None if that was not measured."""
         return None
 
     @property
@@ -199,5 +198,5 @@ class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
 
     @classmethod
     def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a composed configuration with what the workload alone decides."""
+        """Returns a composed configuration with the values that the workload fills in."""
         return dict(config)

@@ -1,4 +1,4 @@
-"""Reads run directories: every point that launching left, whatever became of it."""
+"""Reads run directories: every launched point, whatever its status."""
 
 from __future__ import annotations
 
@@ -12,31 +12,27 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import analyze_program
-from overlap_sweep.results.checks import (
-    MOST_YAML_BYTES,
-    check_place,
-    read_yaml,
-)
+from overlap_sweep.results.checks import MOST_YAML_BYTES, check_place, read_yaml
 from overlap_sweep.results.measured import Measured
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, check_composed, find_points, read_result
 from overlap_sweep.trace.disk import links_out
 
 HYDRA_CONFIG = ".hydra/config.yaml"
 LONGEST_NAME = 160
-"""File systems take 255 bytes."""
+"""Longest name of a folder; file systems allow 255 bytes."""
 
 M = TypeVar("M", bound=Measured)
 PointStatus = Literal["ok", "failed", "timeout", "skipped", "missing"]
 
 
 def fitting(name: str) -> str:
-    """Returns the name fit for a folder; a long one ends in a digest of itself."""
+    """Returns the name, shortened for a folder: a long one ends in a digest."""
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 9]}_{digest}"
 
 
 class Case(NamedTuple):
-    """What must be equal for two times to be compared at all."""
+    """The conditions that must be equal to compare two times."""
 
     model: str
     backend: str
@@ -46,7 +42,7 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Returns a name that is fit for a folder."""
+        """Returns a name for a folder."""
         model = self.model.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
         name = f"{model}_{self.backend}_{self.device}_{self.precision}_tokens{self.tokens}"
         return fitting(re.sub(r"[^A-Za-z0-9_.-]+", "-", name))
@@ -57,13 +53,13 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Point:
-    """One run directory as it was found."""
+    """One run directory."""
 
     directory: Path
     status: PointStatus
-    """`missing`: the point was started, or is running still, but there is no result.json."""
+    """Status of the result; `missing` if there is no result.json: the point was aborted or is still running."""
     config: Mapping[str, Any]
-    """The point's configuration as result.json records it, or of a missing point as Hydra composed it."""
+    """The configuration that result.json records; for a missing point the one that Hydra composed."""
     result: Result | None
 
     @property
@@ -76,14 +72,14 @@ class Point:
         return str(self.config["workload"]["name"])
 
     def measured_as(self, kind: type[M]) -> M:
-        """Returns what it measured; for points that are ok."""
+        """Returns the measurements of an ok point."""
         assert self.result
         return self.result.measured_as(kind)
 
     @property
     def why_not_ok(self) -> str:
-        """Returns the reason in one line; for points that are not ok."""
-        return self.result.reason if self.result else "no result.json: given up, or still running"
+        """Returns the reason of a point that is not ok, in one line."""
+        return self.result.reason if self.result else "no result.json: aborted or still running"
 
     @property
     def case(self) -> Case:
@@ -99,7 +95,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Reading:
-    """All points below a directory, and one sentence for each that could not be read."""
+    """All points below a directory, and one sentence per problem in reading them."""
 
     root: Path
     points: list[Point]
@@ -107,15 +103,14 @@ class Reading:
 
 
 def read_points(root: Path) -> Reading:
-    """Reads the run directories at or below `root`: a date's, a sweep's, or a single one.
+    """Returns the points at or below `root`: the directory of a date, a sweep or a point.
 
-    UserError when there is nothing to analyse. A result.json that cannot be read is no reason to lose the others:
-    it becomes one of the problems.
+    UserError if there is nothing to analyse. A result.json that cannot be read becomes one of the problems.
     """
     if not root.exists():
         raise UserError(f"{root} does not exist; give a directory that launch.py wrote, such as multirun/<date>.")
     if root.is_file():
-        raise UserError(f"{root} is a file; give its directory, or see `{analyze_program()} trace --help` for traces.")
+        raise UserError(f"{root} is a file; give its directory, or for a trace see `{analyze_program()} trace --help`.")
     points, problems = [], []
     denied: list[OSError] = []
     for directory in find_points(root):
@@ -126,7 +121,7 @@ def read_points(root: Path) -> Reading:
         except OSError as error:
             denied.append(error)
         except RecursionError:
-            problems.append(f"{directory} holds a file that is nested too deeply to be read; remove it.")
+            problems.append(f"{directory} has a file that is nested too deeply to be read; remove it.")
     for link in links_out(root, denied.append):
         if (link / RESULT_FILE).exists() or (link / HYDRA_CONFIG).exists():
             problems.append(f"{link} is a link that leads out of {root}, so it is not read; copy the directory there.")
@@ -149,9 +144,9 @@ def group_cases(points: Iterable[Point], workload: str) -> dict[Case, list[Point
 
 def _read_point(directory: Path, root: Path) -> Point:
     if not directory.relative_to(root).as_posix().isprintable():
-        raise UserError(f"{str(directory)!a} has a name that cannot be shown, so it is not read; rename it.")
+        raise UserError(f"{str(directory)!a} has unprintable characters in its name, so it is not read; rename it.")
     path = directory / RESULT_FILE
-    # A link that leads nowhere exists no less.
+    # A broken link must be refused, too.
     if path.exists() or path.is_symlink():
         check_place(path, root)
         result = read_result(path)

@@ -23,7 +23,7 @@ DIFFERENT_ENVIRONMENTS = "The points were measured in different environments; se
 
 
 def environments(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Returns the different environments of the points, the most frequent first."""
+    """Returns the distinct environments of the points, the most frequent first."""
     found = [point.result.environment if point.result else {} for point in points]
     by_key = {key_of(environment): environment for environment in found}
     return [by_key[key] for key, _ in Counter(map(key_of, found)).most_common()]

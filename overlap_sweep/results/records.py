@@ -1,4 +1,4 @@
-"""What lies beside the points of a sweep that searched: tuner.json, search.json and knobs.json."""
+"""The records that a search leaves next to its points: tuner.json, search.json and knobs.json."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SCHEMA = 1
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """The content of a file beside the points of a sweep."""
+    """The content of a file next to the points of a sweep."""
 
     FILE: ClassVar[str]
     MEND: ClassVar[str]
-    """What to do where it cannot be read."""
+    """What to do if it cannot be read."""
 
     schema: int = SCHEMA
 
@@ -30,19 +30,20 @@ class Record(msgspec.Struct, kw_only=True):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Reads the record. UserError for any other content, or a later schema."""
+        """Returns the record. UserError if it is invalid or of a later schema."""
         try:
             record = msgspec.json.decode(path.read_bytes(), type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
             raise UserError(f"{path} cannot be read ({one_line(error)}); {cls.MEND}.") from None
         if record.schema > SCHEMA:
-            said = f"has schema {record.schema}, this version reads up to {SCHEMA}"
-            raise UserError(f"{path} {said}; update overlap_sweep.")
+            raise UserError(
+                f"{path} has schema {record.schema}, this version reads up to {SCHEMA}; update overlap_sweep."
+            )
         return record
 
     @classmethod
     def read_all(cls, root: Path, problems: list[str]) -> dict[Path, Self]:
-        """Returns the records at or below `root` by directory; each that cannot be read becomes a problem."""
+        """Returns the records at or below `root` by directory; unreadable ones are added to `problems`."""
         found = {}
         for path in sorted(root.rglob(cls.FILE)):
             try:
@@ -54,33 +55,33 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 class LayerTrial(msgspec.Struct, kw_only=True):
-    """A layer point of the tuner: configurations side by side at one TP size."""
+    """A layer point of the tuner: several configurations in turns at one TP size."""
 
     tp_size: Count
     point: FileName
-    """The name of its run directory, beside tuner.json."""
+    """Name of its run directory, next to tuner.json."""
     variants: dict[str, str]
-    """What they are called in reports, and the name of each in the point's `variants`. Of a proof: `none`, `default`,
-    `tuned`, and `preset <file name>`. Of a trial before it: `best of each slot` and what was changed in the others."""
+    """Names of the variants in the point, by their label in reports. Labels of a proof: `none`, `default`, `tuned` and
+    `preset <file name>`; of combinations before it: `best of each slot`, and what the others change."""
 
 
 class TunerRecord(Record, kw_only=True):
-    """The content of tuner.json: what belongs to what in a sweep of the tuner."""
+    """The content of tuner.json: command, durations and layer points of a sweep of the tuner."""
 
     FILE = "tuner.json"
     MEND = "remove it, or run the tuner again"
 
     command: str
     started: str
-    """UTC, ISO 8601."""
+    """Start time, UTC, ISO 8601."""
     wall_s: float
-    """So far; from the command to the last layer point."""
+    """Seconds from the start of the command to the last layer point so far."""
     search_s: float = 0.0
-    """The part of it that measured operators, with the start of the processes."""
+    """Seconds of it for measuring operators, including the start of the processes."""
     points: int = 0
-    """Operator points that the search measured."""
+    """Number of operator points that the search measured."""
     dropped: dict[str, str] = msgspec.field(default_factory=dict)
-    """By TP size or operator, in words, why it was not searched (to the end)."""
+    """Why a TP size or operator was not searched, or not completely, by its label."""
     together: list[LayerTrial] = msgspec.field(default_factory=list)
     proofs: list[LayerTrial] = msgspec.field(default_factory=list)
 
@@ -89,7 +90,7 @@ class TriedSetting(msgspec.Struct, kw_only=True):
     """One setting of a pass that a search measured."""
 
     setting: str
-    """In a word, such as `dgrad bulk_sm4 + wgrad bulk_sm2`."""
+    """Name of the setting, such as `dgrad bulk_sm4 + wgrad bulk_sm2`."""
     time_us: float | None = None
     noise_us: float | None = None
     measurements: int = 0
@@ -103,20 +104,20 @@ class PassSearch(msgspec.Struct, kw_only=True):
     operator: str
     pass_name: str = msgspec.field(name="pass")
     chosen: dict[str, dict[str, Any]] = {}
-    """By slot the fastest that was found; empty for no overlap."""
+    """The fastest setting found, by slot; empty for no overlap."""
     time_us: float | None = None
     none_us: float | None = None
     floor_us: float | None = None
     evaluations: int = 0
-    """Measurements of settings."""
+    """Number of settings measured."""
     exhaustive: int = 0
-    """Settings that there are."""
+    """Number of settings in the search space."""
     stopped: str = ""
-    """Why it ended."""
+    """Why the search ended."""
     notes: list[str] = []
-    """What was dropped on the way, and why."""
+    """What was dropped during the search, and why."""
     refused: dict[str, int] = {}
-    """By reason, how many settings make no sense."""
+    """Number of invalid settings by reason."""
     tried: list[TriedSetting] = []
 
     def __post_init__(self) -> None:
@@ -124,24 +125,24 @@ class PassSearch(msgspec.Struct, kw_only=True):
 
 
 class SearchRecord(Record, kw_only=True):
-    """The content of search.json, which a search leaves beside its points."""
+    """The content of search.json, which a search writes next to its points."""
 
     FILE = "search.json"
     MEND = "remove it, or search again"
 
     points: int = 0
-    """Baselines included."""
+    """Number of points, baselines included."""
     reused: int = 0
-    """How many of them an earlier run had measured."""
+    """Number of them that an earlier run measured."""
     elapsed_s: float = 0.0
     rounds: int = 0
     dropped: dict[str, str] = msgspec.field(default_factory=dict)
-    """By what was searched for, why it was not, or not to the end."""
+    """Why a task was not searched, or not completely, by its label."""
     searches: list[PassSearch] = msgspec.field(default_factory=list)
 
 
 class Gain(msgspec.Struct):
-    """By which share of the slower time something is faster, and how far that may be off; negative: it is slower."""
+    """How much faster something is, as a share of the slower time, with its noise; negative if it is slower."""
 
     share: float
     noise: float
@@ -152,68 +153,68 @@ class Gain(msgspec.Struct):
 
 
 class Contribution(msgspec.Struct, kw_only=True):
-    """One knob that the best setting has otherwise than the baseline."""
+    """One knob whose value in the best setting differs from the baseline."""
 
     key: str
     baseline: str
     value: str
     alone: Gain | None
-    """Of the value in the baseline; null where that cannot be measured."""
+    """Gain of changing only this knob in the baseline; null if it cannot be measured."""
     taken_away: Gain | None
-    """What the best setting gains over itself with the baseline's value; null where that cannot be measured."""
+    """Gain of the best setting over itself with this knob at the baseline's value; null if it cannot be measured."""
 
 
 class TriedKnobs(msgspec.Struct, kw_only=True):
-    """One setting that was measured. Times in microseconds, the machine's drift taken out."""
+    """One setting that was measured. Times in microseconds, without the machine's drift."""
 
     changed: dict[str, str]
-    """By key what is not as in the baseline."""
+    """Values that differ from the baseline, by key."""
     time_us: float
     noise_us: float
     measurements: int
-    """Of the search; those of the proof are not among them."""
+    """Number of measurements in the search, without those of the proof."""
 
 
 class KnobSearch(msgspec.Struct, kw_only=True):
-    """One search: the knobs of one model, number of ranks and whatever else was not searched."""
+    """One search over the knobs, for one model, number of ranks and other fixed options."""
 
     label: str
     overrides: list[str]
-    """Of the baseline, as typed."""
+    """Overrides of the baseline, as typed."""
     knobs: dict[str, list[str]]
-    """By key the values, the baseline's first."""
+    """Values to search by key, the baseline's first."""
     best: dict[str, str] = {}
-    """By key what is not as in the baseline; empty: nothing is faster."""
+    """Values of the best setting that differ from the baseline, by key; empty if nothing is faster."""
     time_us: float | None = None
-    """Of the best setting: a step, or whatever the workload's time is."""
+    """Time of the best setting: of a step, or what the workload measures."""
     baseline_us: float | None = None
     gain: Gain | None = None
-    """Over the baseline."""
+    """Gain of the best setting over the baseline."""
     over_none: Gain | None = None
-    """Of the best setting over the same without overlap."""
+    """Gain of the best setting over the same with no overlap."""
     proven: bool = False
-    """The gain is of measurements that were taken after the choice, in alternation."""
+    """Whether the gain was measured after the choice, in alternation with the baseline."""
     by_time: bool = False
-    """The proof compares times as they are; else relative to what was measured beside them, which does not depend on
-    the knobs."""
+    """Whether the proof compares plain times; otherwise times relative to each point's own reference, which does not
+    depend on the knobs."""
     contributions: list[Contribution] = []
     points: int = 0
     settings: int = 0
-    """How many of the grid were measured."""
+    """Number of settings of the grid that were measured."""
     grid: int = 0
     host_bound: int = 0
-    """Points whose time is that of the host, which enqueues no faster."""
+    """Number of points limited by the host."""
     stopped: str = ""
-    """Why the search ended before its end; empty otherwise."""
+    """Why the search ended early; empty if it did not."""
     dropped: str = ""
-    """Why there is no answer at all."""
+    """Why there is no answer; empty if there is one."""
     notes: list[str] = []
     refused: dict[str, int] = {}
-    """By reason, how many settings that were thought of make no sense."""
+    """Number of invalid settings by reason."""
     left_out: dict[str, str] = {}
-    """By key, why it was not searched."""
+    """Why a knob was not searched, by key."""
     tried: list[TriedKnobs] = []
-    """Fastest first."""
+    """The measured settings, fastest first."""
 
     def __post_init__(self) -> None:
         if self.answered and self.best and not self.gain:
@@ -221,17 +222,17 @@ class KnobSearch(msgspec.Struct, kw_only=True):
 
     @property
     def answered(self) -> bool:
-        """Returns whether the search has an answer, be it that nothing is faster than the baseline."""
+        """Returns whether the search has an answer, which may be to keep the baseline."""
         return self.time_us is not None and self.baseline_us is not None
 
     @property
     def settles(self) -> bool:
-        """Returns whether the answer holds against what the points say one by one."""
+        """Returns whether the answer overrides the ranking of the single points."""
         return self.answered and (self.proven or not self.best)
 
     @property
     def never_tried(self) -> dict[str, list[str]]:
-        """Returns by key the values that no setting had."""
+        """Returns the values that no setting had, by key."""
         found = {}
         for key, values in self.knobs.items():
             had = {tried.changed.get(key, values[0]) for tried in self.tried} if values else set()
@@ -248,24 +249,24 @@ class KnobRecord(Record, kw_only=True):
 
     points: int = 0
     reused: int = 0
-    """How many of them an earlier run had measured."""
+    """Number of them that an earlier run measured."""
     elapsed_s: float = 0.0
     searches: list[KnobSearch] = msgspec.field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Records:
-    """The records by the sweep's directory, in the order of their names."""
+    """The records by the sweep's directory, sorted."""
 
     tuners: dict[Path, TunerRecord]
     searches: dict[Path, SearchRecord]
     knobs: dict[Path, KnobRecord]
     problems: list[str]
-    """One sentence for each that cannot be read: its points are analysed all the same."""
+    """One sentence per record that cannot be read; its points are analysed anyway."""
 
     @property
     def layer_trials(self) -> dict[Path, LayerTrial]:
-        """Returns the whole layers that tuners measured, by run directory."""
+        """Returns the layer points that tuners measured, by run directory."""
         tuners = self.tuners.items()
         return {folder / trial.point: trial for folder, one in tuners for trial in (*one.together, *one.proofs)}
 

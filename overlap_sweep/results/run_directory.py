@@ -1,6 +1,6 @@
-"""The contract between launching and analysing: what lies in a point's run directory.
+"""The contract between launching and analysis: the files of a point's run directory.
 
-Launching writes one `result.json` per point, whole or not at all; analysis reads nothing but these directories.
+Launching writes one `result.json` per point, whole or not at all; analysis reads only these directories.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ RESULT_FILE = "result.json"
 SETTINGS_FILE = "tp_comm_overlap_cfg.yaml"
 LOG_FILE = "worker.log"
 LOCK_FILE = ".lock"
-"""Of a sweep's directory: see runtime/lock.py."""
+"""Name of the lock in a sweep's directory; see runtime/lock.py."""
 
 PROFILERS_FOLDERS = ("torch_profiler", "rocprofv3")
-"""What profilers write beside the traces."""
+"""Folders that profilers write next to the traces."""
 
 _METRICS = re.compile(r"rank_(\d+)_metrics\.jsonl")
 
 LONGEST_REASON = 300
-"""Characters of why a file cannot be read."""
+"""Longest reason why a file cannot be read, in characters."""
 
 Status = Literal["ok", "failed", "timeout", "skipped"]
 
@@ -53,12 +53,12 @@ class Attempt(msgspec.Struct, kw_only=True):
     """A failed try at the point."""
 
     status: Literal["lost", "failed", "timeout"]
-    """`lost`: its node was, which need not be the point's fault."""
+    """Outcome; `lost` if its node was lost, which need not be the point's fault."""
     error: str = ""
     started: str
-    """UTC, ISO 8601."""
+    """Start time, UTC, ISO 8601."""
     where: str
-    """Host, and the Slurm job if it was in one."""
+    """Host, and the Slurm job if there was one."""
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -70,41 +70,41 @@ class Result(msgspec.Struct, kw_only=True):
     """The resolved configuration."""
     status: Status
     error: str | None = None
-    """Why the point is not ok: for `skipped` the reason, else the exception and the log's tail."""
+    """Why the point is not ok: the reason if it was skipped, else the exception and the end of the log."""
     settings: dict[str, dict[str, Any]] = {}
-    """Per overlapped slot the method and knobs that the backend was given; empty where it is told by variant."""
+    """Method and knobs passed to the backend, by overlapped slot; empty if `measured` has them by variant."""
     measured: Any = None
-    """A `Measured`, the workload's own; null unless the point is ok."""
+    """The measurements, a `Measured` of the workload's own type; null unless the point is ok."""
     warnings: list[str] = []
-    """What a reader must know before believing the numbers, one sentence each."""
+    """Caveats of the numbers, one sentence each."""
     objective_us: Us | None = None
-    """What a sweeper minimises. Of an operator the time of both passes, told through the `none` beside each, so that
-    methods which overlap one pass and methods which overlap both compare."""
+    """The time that a sweeper minimises. For an operator the time of both passes, relative to the none time of each,
+    so that methods for one pass compare with methods for both."""
     relative_error: dict[str, float | None] = {}
-    """Largest difference from the operator without overlap over the largest magnitude there: output, gradients; null
-    where it is infinite. Of a failed layer by variant and tensor."""
+    """Largest difference from the operator with no overlap, over its largest magnitude, by tensor (output, gradients);
+    null if infinite. For a failed layer by variant and tensor."""
     launch_bound: bool = False
-    """The host could not enqueue as fast as the GPU ran: the times say nothing about the GPU."""
+    """Whether the host could not enqueue as fast as the GPU ran, so that times say nothing about the GPU."""
     environment: dict[str, Any] = {}
     conditions: dict[str, Any] = {}
-    """What changes from moment to moment: clocks, temperatures, load, before and after."""
+    """Clocks, temperatures and load before and after the measurement."""
     traces: list[FileName] = []
     """File names in the run directory, one per rank and variant."""
     started: str | None = None
-    """UTC, ISO 8601."""
+    """Start time, UTC, ISO 8601."""
     wall_s: float | None = None
     earlier_attempts: list[Attempt] = []
-    """Before this one, in the same sweep."""
+    """Failed attempts before this one, in the same sweep."""
     reused_from: str | None = None
-    """Of a result that was not measured here but taken from a store: which, where and when it was measured."""
+    """Origin of a result reused from a store: store, place and time of the measurement."""
 
     @property
     def reason(self) -> str:
-        """Returns in a line why the point is not ok."""
+        """Returns why the point is not ok, in one line."""
         return (self.error or self.status).splitlines()[0]
 
     def measured_as(self, kind: type[_Measured]) -> _Measured:
-        """Returns what a point that is ok measured."""
+        """Returns the measurements of an ok point."""
         assert isinstance(self.measured, kind)
         return self.measured
 
@@ -134,7 +134,7 @@ _Config = TypeVar("_Config", bound=ComposedConfig)
 
 
 class _Parts(msgspec.Struct, Generic[_Config, _Measured]):
-    """The parts of a result of one workload that Result leaves open."""
+    """The parts of a result whose types depend on the workload."""
 
     point: _Config
     measured: _Measured | None = None
@@ -153,12 +153,12 @@ class _Head(msgspec.Struct):
 
 
 def trace_file(rank: int, variant: str = "") -> str:
-    """Returns the name of a rank's trace. A layer has one per variant; an operator some of `none` beside its own."""
+    """Returns the name of a rank's trace. Layers have one per variant, operators also some of `none`."""
     return f"{_trace_start(variant)}{rank}.json.gz"
 
 
 def is_trace_of(variant: str, name: str) -> bool:
-    """Returns whether a file of that name is a trace of the variant."""
+    """Returns whether a file name is that of a trace of the variant."""
     return name.startswith(_trace_start(variant))
 
 
@@ -167,23 +167,23 @@ def _trace_start(variant: str) -> str:
 
 
 def metrics_file(rank: int) -> str:
-    """Returns the name of a rank's telemetry of a training run."""
+    """Returns the name of a rank's telemetry file of a training run."""
     return f"rank_{rank}_metrics.jsonl"
 
 
 def find_metrics(directory: Path) -> dict[int, Path]:
-    """Returns by rank the telemetry files in this directory."""
+    """Returns the telemetry files in this directory by rank."""
     found = ((_METRICS.fullmatch(path.name), path) for path in directory.iterdir() if path.is_file())
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def settings_file(variant: str = "") -> str:
-    """Returns the name of the file with the backend's settings; a layer has one per variant."""
+    """Returns the name of the file with the backend's settings; layers have one per variant."""
     return SETTINGS_FILE.replace(".yaml", f"_{_word(variant)}.yaml") if variant else SETTINGS_FILE
 
 
 def _word(variant: str) -> str:
-    """Returns the variant, such as `file:/a/b.yaml`, as part of a file's name."""
+    """Returns the variant, such as `file:/a/b.yaml`, in a form for file names."""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", variant)
 
 
@@ -198,9 +198,9 @@ def write_json(path: Path, content: msgspec.Struct) -> Path:
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
-    """Writes to a temporary name beside `path`, flushes to disk, and renames."""
+    """Writes to a temporary name next to `path`, flushes to disk, and renames."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    # In a directory from somebody else the name may be a link to anywhere.
+    # In somebody else's directory the name may be a link to anywhere.
     temporary.unlink(missing_ok=True)
     with temporary.open("xb") as file:
         file.write(content)
@@ -208,7 +208,7 @@ def write_atomically(path: Path, content: bytes) -> Path:
 
 
 def keep(temporary: Path, path: Path) -> Path:
-    """Gives a file that was written beside `path` its name, so that after power loss it is whole or absent."""
+    """Renames a file that was written next to `path`, so that after power loss it is whole or absent."""
     flush(temporary)
     temporary.replace(path)
     flush(path.parent)
@@ -216,7 +216,7 @@ def keep(temporary: Path, path: Path) -> Path:
 
 
 def flush(path: Path) -> None:
-    """Flushes a file, or a directory's entries, to the disk before this returns."""
+    """Flushes a file or the entries of a directory to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -225,10 +225,10 @@ def flush(path: Path) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Removes what an earlier attempt at the point left, except its log."""
+    """Removes the files of an earlier attempt at the point, except its log."""
     leftovers = [directory / RESULT_FILE, *directory.glob(".*.tmp")]
     leftovers += [*directory.glob("trace_*.json.gz"), *directory.glob(".tmp_trace_*")]
-    # Of a training run, made of its result.
+    # Written from the result of a training run.
     leftovers += directory.glob("results_*_tp*_dp*.json")
     leftovers += find_metrics(directory).values() if directory.is_dir() else ()
     for path in leftovers:
@@ -238,7 +238,7 @@ def clear(directory: Path) -> None:
 
 
 def read_result(path: Path) -> Result:
-    """Reads one result.json. UserError where it is no whole result of a point, of this schema."""
+    """Returns the content of a result.json. UserError if it is damaged or of another schema."""
     try:
         text = path.read_bytes()
     except PermissionError as error:
@@ -249,8 +249,7 @@ def read_result(path: Path) -> Result:
 
 
 def decoded_result(text: bytes | str, where: str, mend: str) -> Result:
-    """Returns the content of a result.json. UserError, which begins with `where`, for anything else: damaged, edited by
-    hand, or made by another program."""
+    """Returns the content of a result.json. UserError, which begins with `where`, if it is damaged or not a result."""
     try:
         content = msgspec.json.decode(text)
         head = msgspec.convert(content, _Head)
@@ -280,7 +279,7 @@ def _check(result: Result) -> None:
 
 
 def _workload_type(point: _Named, where: str) -> type[Measured]:
-    """Returns the type of the workload's measurements. UserError, which begins with `where`, for an unknown one."""
+    """Returns the type of the workload's measurements. UserError, which begins with `where`, if it is unknown."""
     try:
         return measured_type(point.workload.name)
     except UserError as error:
@@ -290,43 +289,43 @@ def _workload_type(point: _Named, where: str) -> type[Measured]:
 
 
 def check_composed(config: Any, path: Path) -> type[Measured]:
-    """Returns the type of what a point measures that was composed so; UserError when it is no point's configuration."""
+    """Returns the type of a point's measurements from its composed configuration. UserError if it is not one."""
     try:
         kind = _workload_type(msgspec.convert(config, _Named), str(path))
         msgspec.convert(config, kind.composed)
     except msgspec.ValidationError as error:
         raise UserError(
-            f"{path} describes no point ({one_line(error)}), so none was measured; remove {path.parent.parent}."
+            f"{path} is not a point's configuration ({one_line(error)}); remove {path.parent.parent}."
         ) from None
     return kind
 
 
 def now() -> str:
-    """Returns the time as results have it: ISO 8601, UTC, to the second."""
+    """Returns the current time in the format of results: ISO 8601, UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def one_line(said: Exception | str) -> str:
-    """Returns the text of an error or a file, fit to be shown in a line."""
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(said))
+def one_line(message: Exception | str) -> str:
+    """Returns the text of an error or a file as one printable line of limited length."""
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message))
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} ..."
 
 
 def find_points(directory: Path) -> list[Path]:
-    """Returns the run directories at or below `directory`, sorted: with a result, or dead before one."""
+    """Returns the run directories at or below `directory`, sorted, with or without a result."""
     found = {path.parent for path in directory.rglob(RESULT_FILE)}
     found |= {path.parent.parent for path in directory.rglob(".hydra/config.yaml")}
     return sorted(found)
 
 
 def find_telemetry(directory: Path) -> list[Path]:
-    """Returns the directories with telemetry at or below `directory`, sorted; links to elsewhere are not followed."""
+    """Returns the directories with telemetry at or below `directory`, sorted; links are not followed."""
     folders = (Path(folder) for folder, _, files in os.walk(directory) if any(map(_METRICS.fullmatch, files)))
     return sorted(folder for folder in folders if find_metrics(folder))
 
 
 def last_sweep(root: Path = Path("multirun")) -> Path:
-    """Returns the sweep below `root` that was last worked on. UserError when there is none."""
+    """Returns the sweep below `root` that ran last. UserError if there is none."""
     found = [path for pattern in (f"*/{LOCK_FILE}", f"*/*/{LOCK_FILE}") for path in root.glob(pattern)]
     if not found:
         raise UserError(f"there is no sweep below {root}; give its directory: resume=<directory>.")

@@ -1,4 +1,4 @@
-"""What the profiler saw of each point: all of it in one iteration of one rank, so that it fits together."""
+"""Trace metrics of each point, all from one iteration of one rank, so that they are consistent."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ PASSES = ("fwd", "bwd")
 QUANTITIES = (
     *("gemm_us", "comm_us", "overlap_us", "overlap_ratio", "span_us", "exposed_comm_us", "wait_us", "idle_us"),
 )
-"""Of a trace row; columns have `fwd_` or `bwd_` before it."""
+"""Quantities of a trace row; their columns begin with `fwd_` or `bwd_`."""
 
 WHOLE_COLUMNS = ("total_span_us", "total_overlap_ratio", "num_gemm_events", "num_comm_events")
-"""Sums over the two passes, and the ratio of sums."""
+"""Columns with sums over the two passes, and the ratio of sums."""
 
 METRICS = (*(f"{phase}_{quantity}" for phase in PASSES for quantity in QUANTITIES), *WHOLE_COLUMNS)
-"""Every column that comes from a trace."""
+"""All columns from traces."""
 
 _Phases = Mapping[str, TraceRow]
-"""One iteration of one rank, by phase."""
+"""Rows of one iteration of one rank, by phase."""
 
 
 @dataclass
 class TraceReading:
-    """What the traces of one point say."""
+    """The contents of one point's traces."""
 
     metrics: dict[str, float] = field(default_factory=dict)
-    """By column; columns without a value are left out."""
+    """Values by column; columns without a value are missing."""
     missing: list[str] = field(default_factory=list)
-    """Names of traces that result.json lists and that are not there."""
+    """Names of traces that result.json lists but that don't exist."""
     problems: list[str] = field(default_factory=list)
-    """One sentence for each trace that is there and cannot be read."""
+    """One sentence per trace that cannot be read."""
     warnings: list[str] = field(default_factory=list)
-    """One sentence for each that was read only in part, and one where start-up is left out."""
+    """One sentence per trace that was read only in part, and one if start-up iterations were left out."""
     rows: list[TraceRow] = field(default_factory=list)
-    """Of all ranks, without iterations that are start-up."""
+    """Rows of all ranks, without start-up iterations."""
     startup: list[int] = field(default_factory=list)
-    """Those iterations."""
+    """The start-up iterations that were left out."""
 
 
 def summarise(rows: Iterable[TraceRow]) -> dict[str, float]:
-    """Returns the columns of METRICS, all of the same iteration and rank: of the iterations with most passes, the one
-    of (lower) median operator time, and in it the slowest rank."""
+    """Returns the columns of METRICS, all from the same iteration and rank: among the iterations with the most passes
+    the one with the (lower) median operator time, and in it the slowest rank."""
     iterations: dict[int, dict[str, dict[str, TraceRow]]] = {}
     for row in rows:
         iterations.setdefault(row.iteration, {}).setdefault(row.file, {})[row.phase] = row
@@ -60,7 +60,7 @@ def summarise(rows: Iterable[TraceRow]) -> dict[str, float]:
 
 def _metrics(phases: _Phases) -> dict[str, float]:
     """Returns the columns that have a value."""
-    of_passes = {
+    pass_columns = {
         f"{phase}_{quantity}": getattr(phases[phase], quantity)
         for phase in PASSES
         if phase in phases
@@ -74,7 +74,7 @@ def _metrics(phases: _Phases) -> dict[str, float]:
         sum(row.num_gemm_events for row in passes),
         sum(row.num_comm_events for row in passes),
     )
-    columns = {**of_passes, **dict(zip(WHOLE_COLUMNS, whole, strict=True))}
+    columns = {**pass_columns, **dict(zip(WHOLE_COLUMNS, whole, strict=True))}
     return {column: value for column, value in columns.items() if value is not None}
 
 
@@ -83,45 +83,45 @@ def _operator_us(phases: _Phases) -> float:
 
 
 def _passes(phases: _Phases) -> list[TraceRow]:
-    """Returns the passes; the whole where the trace does not separate them, such as in a CUDA graph."""
+    """Returns the rows of the passes, or of the whole if the trace does not separate them, as in a CUDA graph."""
     return [phases[phase] for phase in PASSES if phase in phases] or [phases["all"]]
 
 
 def read_traces(points: Iterable[Point]) -> dict[Path, TraceReading]:
-    """Returns the readings by run directory; points that list no traces have an empty one."""
+    """Returns the trace readings by run directory; empty ones for points without traces."""
     names = {point.directory: own_traces(point) for point in points}
-    paths = [directory / name for directory, of_point in names.items() for name in of_point]
+    paths = [directory / name for directory, listed in names.items() for name in listed]
     files = {file.path: file for file in read_trace_files([path for path in paths if path.exists()], with_parts=False)}
     return {
-        directory: _reading({name: files.get(directory / name) for name in of_point})
-        for directory, of_point in names.items()
+        directory: _reading({name: files.get(directory / name) for name in listed})
+        for directory, listed in names.items()
     }
 
 
 def own_traces(point: Point) -> list[str]:
-    """Returns the names of the point's traces, without those of `none` that some have beside them."""
+    """Returns the names of the point's traces, without those of `none`."""
     return [name for name in (point.result.traces if point.result else []) if not is_trace_of("none", name)]
 
 
 def listed_trace(point: Point, name: str) -> Path | None:
-    """Returns the path of a point's trace, or None if it has none of this name."""
+    """Returns the path of a point's trace; None if it has no trace of this name."""
     path = point.directory / name
     return path if point.result and name in point.result.traces and path.is_file() else None
 
 
 def _reading(files: Mapping[str, TraceFile | None]) -> TraceReading:
-    """Returns the reading. `files` by the name that result.json lists; None for those that are not there."""
+    """Returns the reading. `files` are by the name in result.json, None if missing."""
     found = [file for file in files.values() if file]
-    # The other ranks wait for one that starts up.
+    # If one rank starts up, the others wait for it.
     startup = sorted({iteration for file in found for iteration in file.startup})
     rows = [row for file in found for row in file.rows]
-    said = [startup_sentence(str(found[0].path.parent), rows, startup)] if startup else []
+    left_out = [startup_sentence(str(found[0].path.parent), rows, startup)] if startup else []
     steady = [row for row in rows if row.iteration not in startup]
     return TraceReading(
         metrics=summarise(steady),
         missing=[name for name, file in files.items() if file is None],
         problems=[file.problem for file in found if file.problem],
-        warnings=[*(warning for file in found for warning in file.warnings), *said],
+        warnings=[*(warning for file in found for warning in file.warnings), *left_out],
         rows=steady,
         startup=startup,
     )

@@ -1,9 +1,7 @@
-"""Which of several settings wins, and what became faster from one session to another, for every workload: one rule, in
-one place.
+"""Decides for all workloads which of several settings wins, and whether two sessions differ.
 
-A setting is taken instead of the reference (no overlap, the sequential kernel, the defaults) only if it is faster than
-the reference itself by more than chance explains, however many were tried; of those that are, the simplest that cannot
-be told from the fastest.
+A setting is chosen instead of the reference (no overlap, the sequential kernel, the defaults) only if it is faster
+beyond the noise, however many were tried. Among those, the simplest within the noise of the fastest wins.
 """
 
 from __future__ import annotations
@@ -19,34 +17,34 @@ from overlap_sweep.results.estimate import Estimate, gap_noise_us
 T = TypeVar("T")
 
 TYPICAL_SCATTER = {"cuda": 0.003, "cpu": 0.02}
-"""Standard deviation of one setting's time between points, as a share of it, by kind of device: of times that are told
-through what was measured beside them. The largest, of small kernels, that benchmarks/repeated_settings.sh found twice;
-large ones have 0.001 or less."""
+"""Standard deviation of one setting's time between points, as a share of it, by kind of device, for times relative to a
+baseline of the same point. The largest value, of small kernels, that benchmarks/repeated_settings.sh found twice; large
+ones have 0.001 or less."""
 TYPICAL_SCATTER_OF_LAYERS = {"cuda": 0.001, "cpu": 0.02}
-"""The same of whole layers, whose variants take turns in one process group."""
+"""The same for whole layers, whose variants take turns in one process group."""
 TYPICAL_SCATTER_OF_STEPS = {"cuda": 0.01, "cpu": 0.05}
-"""The same of whole training steps, as measured."""
+"""The same for plain times of whole training steps."""
 TYPICAL_SCATTER_OF_HOST = 0.07
-"""The same of steps that take as long as the host takes to enqueue them."""
+"""The same for steps that are limited by the host."""
 _TYPICAL_WEIGHT = 4
-"""How many degrees of freedom of repetitions count as much as what is typical."""
+"""Degrees of freedom of repetitions that weigh as much as the typical scatter."""
 _MEDIAN_OF_MEAN = 1.2
-"""The standard error of the median of a few points over that of their mean: 1.09 of four, 1.25 of many."""
+"""Standard error of the median of a few points over that of their mean: 1.09 for four, 1.25 for many."""
 _STEADY_WEIGHT = 12.0
-"""Degrees of freedom of its own that weigh as much as the noise of all settings together."""
+"""Degrees of freedom of one setting's noise that weigh as much as the noise of all settings."""
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """How far apart points of equal settings are, beyond the noise within each."""
+    """The scatter between points of equal settings, beyond the noise within each."""
 
     share: float
     """Standard deviation between points, as a share of the time."""
     freedom: float = inf
-    """How well it is known; infinite of what is typical."""
+    """Degrees of freedom; infinite for the typical scatter."""
 
     def added_to(self, estimate: Estimate, points: int) -> Estimate:
-        """Returns the estimate of a setting that was measured in so many points, of which it is the median."""
+        """Returns the estimate, the median of that many points, with the scatter added to its noise."""
         of_median = _MEDIAN_OF_MEAN if points > 2 else 1.0
         return estimate.with_error(estimate.time_us * self.share * of_median / sqrt(points), self.freedom)
 
@@ -54,11 +52,11 @@ class Scatter:
 def scatter(
     repeated: Iterable[Sequence[Estimate]], typical: float, baselines: Iterable[Sequence[Estimate]] = ()
 ) -> Scatter:
-    """Returns the scatter between points, from those of every setting that was measured more than once.
+    """Returns the scatter between points, from the settings that were measured more than once.
 
-    The variance of their times less that within them, weighted with the typical variance by degrees of freedom.
-    `baselines` is what every point measures beside its setting: where those differ from point to point by more than is
-    typical, settings do so, too. Where they differ by less, that says little: they have less that could differ.
+    It is the variance of their times minus that within them, averaged with the typical variance by degrees of freedom.
+    `baselines` are the other times that every point measures: if those scatter by more than is typical, so do settings.
+    If they scatter by less, that is not used.
     """
     found = [_between(points) for points in repeated]
     freedom = sum(free for _, free in found)
@@ -75,7 +73,7 @@ def _with_typical(squares: float, freedom: int, typical: float) -> Scatter:
 
 
 def _between(points: Sequence[Estimate]) -> tuple[float, int]:
-    """Returns the sum of squares of relative times between points, beyond the noise within, and its freedom."""
+    """Returns the sum of squares of relative times between points, beyond the noise, and its degrees of freedom."""
     if len(points) < 2:
         return 0.0, 0
     mean_us, freedom = fmean(point.time_us for point in points), len(points) - 1
@@ -85,7 +83,7 @@ def _between(points: Sequence[Estimate]) -> tuple[float, int]:
 
 
 def scatters_of_steps(repeated: Iterable[tuple[Sequence[Estimate], bool]], device_kind: str) -> dict[bool, Scatter]:
-    """Returns the scatter of training steps, by whether the host limits them, from the points of every setting."""
+    """Returns the scatter of training steps, separately for those that the host limits (True)."""
     settings = list(repeated)
     typical = {False: TYPICAL_SCATTER_OF_STEPS[device_kind], True: TYPICAL_SCATTER_OF_HOST}
     return {
@@ -97,9 +95,9 @@ def scatters_of_steps(repeated: Iterable[tuple[Sequence[Estimate], bool]], devic
 def steadied(estimates: Sequence[Estimate]) -> list[Estimate]:
     """Returns the estimates with their noises moderated by each other.
 
-    A noise that rests on some twenty samples is itself uncertain by a quarter; of many settings that were measured
-    alike one is always far too small, and that one would seem to win. Each squared relative error is averaged with that
-    of all together, weighted by degrees of freedom (Smyth, Statistical Applications in Genetics 3 (1), 2004).
+    A noise from twenty samples is itself uncertain by a quarter. Among many settings one has a noise that is far too
+    small, and would seem to win. So each squared relative error is averaged with that of all settings, weighted by
+    degrees of freedom (Smyth, Statistical Applications in Genetics 3 (1), 2004).
     """
     known = [one for one in estimates if one.error_us > 0]
     if len(known) < 2:
@@ -119,17 +117,17 @@ def _steadied(one: Estimate, common: float) -> Estimate:
 
 @dataclass(frozen=True)
 class Choice(Generic[T]):
-    """The setting chosen among several, and those settings."""
+    """The setting chosen among several."""
 
     chosen: T
     fastest: T
-    """Of those that beat the reference; of all others where none does."""
+    """The fastest setting that beats the reference; if none does, the fastest of the others."""
     won: bool
-    """Whether anything beats the reference."""
+    """Whether any setting beats the reference."""
     faster_by_us: float = 0.0
-    """The fastest than what was chosen; negative where it is slower."""
+    """How much faster the fastest is than the chosen; negative if it is slower."""
     noise_us: float = 0.0
-    """What that must exceed to be told from nothing."""
+    """Noise of that difference."""
 
     @property
     def gap(self) -> str:
@@ -139,12 +137,12 @@ class Choice(Generic[T]):
 
     @property
     def all_slower(self) -> bool:
-        """Returns whether everything is slower than the reference beyond the noise."""
+        """Returns whether all settings are slower than the reference beyond the noise."""
         return not self.won and self.faster_by_us < -self.noise_us
 
 
 def choose(settings: Sequence[T], estimate_of: Callable[[T], Estimate]) -> Choice[T]:
-    """Returns the reference, which comes first, or what beats it. The others are sorted from simple to complex."""
+    """Returns the choice between the reference, which comes first, and settings sorted from simple to complex."""
     reference, *others = zip(settings, steadied([estimate_of(setting) for setting in settings]), strict=True)
     if not others:
         return Choice(reference[0], reference[0], won=False)
@@ -162,31 +160,31 @@ def choose(settings: Sequence[T], estimate_of: Callable[[T], Estimate]) -> Choic
 
 
 MARGIN = 0.005
-"""Sessions differ by more than the noise within each of them: a smaller difference is a tie, whatever the noise."""
+"""Relative difference below which two sessions tie, whatever their noise: sessions differ by more than that."""
 
 Verdict = Literal["faster", "slower", "same"]
 VERDICTS: tuple[Verdict, ...] = ("faster", "slower", "same")
 
 
 def differ(one: Estimate, reference: Estimate) -> bool:
-    """Returns whether two sessions measured something different: beyond the noise of both, and beyond MARGIN."""
+    """Returns whether the times of two sessions differ beyond their noise and MARGIN."""
     beyond = abs(one.time_us - reference.time_us) > MARGIN * abs(reference.time_us)
     return beyond and one.differs_from(reference)
 
 
 def verdict(time: Estimate, reference: Estimate) -> Verdict:
-    """Returns which of two sessions was faster."""
+    """Returns whether the session was faster or slower than the reference."""
     if not differ(time, reference):
         return "same"
     return "faster" if time.time_us < reference.time_us else "slower"
 
 
 def ratio(value: float | None, reference: float | None) -> float:
-    """Returns the quotient; NaN where it is unknown or undefined."""
+    """Returns the quotient; NaN if it is unknown or undefined."""
     return nan if value is None or not reference else value / reference
 
 
 def mean_ratio(ratios: Iterable[float]) -> float:
-    """Returns the geometric mean of those that are known; NaN of none."""
+    """Returns the geometric mean of the known ratios; NaN if there are none."""
     known = [one for one in ratios if not isnan(one)]
     return geometric_mean(known) if known else nan

@@ -168,7 +168,7 @@ def test_what_is_no_ordinary_file_is_not_waited_for(tmp_path: Path, name: str) -
     make_point("operator", tmp_path, **BULK)
     (tmp_path / "bad").mkdir()
     os.mkfifo(tmp_path / "bad" / name)
-    assert "is no ordinary file" in only_problem(tmp_path)
+    assert "is not a regular file" in only_problem(tmp_path)
 
 
 def test_a_directory_that_cannot_be_read_is_a_sentence_beside_the_rest(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ TRAINING: Damages = {
         "`$.measured.step[...].samples_us[0]`",
     ),
     "huge": (lambda r: r["measured"]["step"]["point"].update(median_us=1e300), "`$.measured.step[...].median_us`"),
-    "quartiles": (lambda r: r["measured"]["step"]["point"].update(q1_us=1600.0), "outside of its quartiles"),
-    "outside": (lambda r: r["measured"]["step"]["point"].update(samples_us=[1.0] * 5), "outside of its samples"),
+    "quartiles": (lambda r: r["measured"]["step"]["point"].update(q1_us=1600.0), "is outside its quartiles"),
+    "outside": (lambda r: r["measured"]["step"]["point"].update(samples_us=[1.0] * 5), "is outside its samples"),
     "variant": (
         lambda r: r["measured"]["step"].update({"\x1b[2J": r["measured"]["step"]["none"]}),
         "`key` in `$.measured.step`",
@@ -122,7 +122,7 @@ COPIES: Damages = {
         lambda r: r["measured"]["times"]["gemm"].update(samples_us=[0.0] * 5),
         "`$.measured.times[...].samples_us[0]`",
     ),
-    "quartiles": (lambda r: r["measured"]["times"]["gemm"].update(q3_us=1.0), "outside of its quartiles"),
+    "quartiles": (lambda r: r["measured"]["times"]["gemm"].update(q3_us=1.0), "is outside its quartiles"),
     "bytes": (lambda r: r["measured"].update(bytes_copied=0), "`$.measured.bytes_copied`"),
     "operations": (lambda r: r["measured"].update(flops=-1), "`$.measured.flops`"),
     "variant": (lambda r: r["measured"]["launch_bound"].update({"\x00": True}), "`key` in `$.measured.launch_bound`"),
@@ -243,7 +243,7 @@ OPERATORS: Damages = {
         lambda r: r["measured"]["times"]["fwd"]["floor"].update(q1_us=5e-324),
         "`$.measured.times[...].floor.q1_us`",
     ),
-    "outside": (lambda r: r["measured"]["times"]["fwd"]["floor"].update(q1_us=1e9), "outside of its quartiles"),
+    "outside": (lambda r: r["measured"]["times"]["fwd"]["floor"].update(q1_us=1e9), "is outside its quartiles"),
 }
 
 OF_WORKLOAD = {"fsdp": TRAINING, "copy_engine": COPIES, "tp_training": STACKS, "layer": LAYERS, "operator": OPERATORS}
