@@ -145,7 +145,7 @@ class Sweep:
             if result.status != "ok":
                 self.drop(task.label, f"its baseline without overlap failed: {result.reason}")
             elif result.launch_bound:
-                self.drop(task.label, "it is launch-bound, so overlap cannot change its time")
+                self.drop(task.label, "it is launch-bound: its times say nothing about the GPU")
             else:
                 task.baseline = result
         for task in tasks[len(results) :]:

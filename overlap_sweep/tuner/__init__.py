@@ -1,8 +1,9 @@
-"""`tune` and what it returns: the tuner's workflow as a function."""
+"""The tuner's workflow as a Python function, `tune`, which returns a `Report`."""
 
 from __future__ import annotations
 
 import difflib
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,10 +18,10 @@ from overlap_sweep.tuner.report import Report
 __all__ = ["Report", "tune"]
 
 EXPERIMENT = "+experiment=tp_overlap_tuner"
-"""What launch.py is told to run the tuner."""
+"""Override that makes launch.py run the tuner."""
 
 ENDING_S = 10.0
-"""After an interruption, how long the tuner may take to tidy up before it is asked once more."""
+"""Time for the tuner to end after an interrupt before it is terminated."""
 
 
 def tune(
@@ -49,12 +50,12 @@ def tune(
 ) -> Report:
     """Finds the fastest overlap settings of a model on this machine, and proves them on the whole layer.
 
-    `model` is one of conf/model (`llama3_70b`), a Hugging Face name, a local folder or a config.json. What is left
-    None is as `python launch.py -m +experiment=tp_overlap_tuner` has it; `overrides` are further arguments of it. It
-    runs in processes of its own, over `output_dir` (default: multirun/<date>/<time> here); run again over the same
-    directory it goes on where it was, also after Ctrl-C. `quiet` prints nothing.
+    `model` is a preset of conf/model (`llama3_70b`), a Hugging Face name, a local folder or a config.json. None means
+    the default of `python launch.py -m +experiment=tp_overlap_tuner`; `overrides` are further arguments of that
+    command. It runs in separate processes and writes to `output_dir` (default: multirun/<date>/<time>). Called again
+    with the same `output_dir`, also after Ctrl-C, it continues. `quiet` prints nothing.
 
-    UserError when it could not be run, with its own reason.
+    UserError with the command's error if it fails.
     """
     arguments = [*model_overrides(model), f"max_tp_size={max_tp_size}", f"tuner.prove={override_value(prove)}"]
     tp_sizes = [tp_size] if isinstance(tp_size, int) else tp_size
@@ -84,8 +85,8 @@ def tune(
 
 
 def model_overrides(model: str) -> list[str]:
-    """Returns what chooses a preset, or a Hugging Face name, a folder or a config.json. UserError where a name that is
-    none of these is almost a preset's."""
+    """Returns the overrides that choose a preset, a Hugging Face name, a folder or a config.json. UserError for a
+    misspelt preset."""
     presets = sorted(path.stem for path in (conf_folder() / "model").glob("*.yaml"))
     if model in presets:
         return [f"model={model}"]
@@ -96,7 +97,7 @@ def model_overrides(model: str) -> list[str]:
 
 
 def _run(command: Sequence[str], *, quiet: bool) -> None:
-    """Runs the command and shows what it prints, unless `quiet`. UserError with its own reason where it fails."""
+    """Runs the command and shows its output unless `quiet`. UserError with the command's error if it fails."""
     process = subprocess.Popen(
         command,
         env=environment_with_package(),
@@ -107,7 +108,7 @@ def _run(command: Sequence[str], *, quiet: bool) -> None:
         errors="replace",
     )
     assert process.stderr
-    reason = f"the tuner said nothing; it was run as: {list(command)}"
+    reason = f"The tuner failed without a message; it was run as: {shlex.join(command)}"
     with process:
         try:
             for line in process.stderr:
@@ -116,17 +117,17 @@ def _run(command: Sequence[str], *, quiet: bool) -> None:
                 if line.startswith("error: ") or not reason.startswith("error: "):
                     reason = line.strip() or reason
         except KeyboardInterrupt:
-            said = _ended(process)
+            output = _ended(process)
             if not quiet:
-                sys.stderr.write(said)
+                sys.stderr.write(output)
             raise
     if process.returncode:
         raise UserError(reason.removeprefix("error: "))
 
 
 def _ended(process: subprocess.Popen[str]) -> str:
-    """Waits for a process that was interrupted, too, by the terminal or the notebook's server, as both interrupt whole
-    groups of processes; asks it to stop where it was not. Returns what it said at the end."""
+    """Waits for the interrupted process and returns the rest of its stderr. Terminals and notebook servers interrupt
+    whole process groups; if the process does not end in time, it is terminated."""
     try:
         return process.communicate(timeout=ENDING_S)[1]
     except (subprocess.TimeoutExpired, KeyboardInterrupt):

@@ -1,7 +1,7 @@
-"""The content of tuning_report.json, typed, as far as `Report` gives it to Python.
+"""The content of tuning_report.json as typed objects.
 
-Times are in microseconds, fractions from 0 to 1; what is unknown or undefined is None. Attributes are called as the
-columns of docs/columns.md.
+Times are in microseconds, shares are fractions from 0 to 1, and unknown values are None. Attributes have the names of
+the columns in docs/columns.md.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Setting = dict[str, str | int | bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What was measured, on what: only times of one case are compared."""
+    """A model, backend, device and precision. Only times of the same case are comparable."""
 
     name: str
-    """Fit for a file name; the `case` of other entries."""
+    """Name of the case, valid in file names; other entries refer to it as `case`."""
     model: str
     backend: str
     device: str
     precision: str | None
     tokens: int | None
-    """In the whole batch."""
+    """Tokens in the whole batch."""
     measured: str | None
-    """When, UTC."""
+    """Time of the measurement, UTC."""
 
     def __str__(self) -> str:
         return f"{self.model}, {self.tokens} tokens, {self.precision}, backend {self.backend} on {self.device}"
@@ -42,26 +42,26 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What to do at one TP size, in words."""
+    """The recommendation for one TP size, in words."""
 
     case: str
     tp_size: int
     headline: str
     sentences: list[str]
-    """What that comes from."""
+    """Explanation of the headline."""
     is_best_tp_size: bool
     """Whether it is the largest TP size that scales."""
     file: str
-    """The YAML for Megatron-LM, relative to the report's directory; empty where there is none."""
+    """The YAML for Megatron-LM, relative to the report's directory; empty if there is none."""
     use: list[str]
-    """Lines for Megatron-LM's command line, with the file's name alone; empty where the answer is not to overlap."""
+    """Lines for Megatron-LM's command line, with the file's name only; empty if the answer is no overlap."""
     to_set: list[str]
-    """The switches of Megatron-Core that must not keep their defaults, and why."""
+    """Switches of Megatron-Core to change from their defaults, with reasons."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BestSetting:
-    """The best setting of a slot. Its times are those of the slot's pass, fwd or bwd: dgrad and wgrad can only be timed
+    """The best setting of a slot. Times are of the slot's pass, fwd or bwd, since dgrad and wgrad can only be timed
     together."""
 
     case: str
@@ -72,13 +72,13 @@ class BestSetting:
     tokens: int | None
     tp_size: int
     slot: str
-    """Operator and phase: `fc1_dgrad`."""
+    """Operator and phase, such as `fc1_dgrad`."""
     operator: str
     phase: Literal["fprop", "dgrad", "wgrad"]
     setting: Setting | None
-    """None: no overlap is best."""
+    """Method and knobs; None if no overlap is best."""
     method: str
-    """`none`, `bulk`, `ring_exchange` or `pipeline`; it and the knobs below are those of `setting`."""
+    """Method of `setting`: `none`, `bulk`, `ring_exchange` or `pipeline`. The knobs below are of `setting` too."""
     num_sm: int | None
     """SMs of the communication kernels."""
     aggregate: bool | None
@@ -92,84 +92,85 @@ class BestSetting:
     time_us: float | None
     """Median time of the pass with this setting."""
     noise_us: float | None
-    """Half-width of its 95 % interval."""
+    """Half-width of the 95 % interval of `time_us`."""
     none_us: float | None
-    """The same without overlap."""
+    """Median time without overlap."""
     default_us: float | None
-    """The same with the library's own overlap; None where it has none."""
+    """Median time with the library's default overlap; None if it has none."""
     floor_us: float | None
-    """The same GEMMs without communication."""
+    """Median time of the same GEMMs without communication."""
     hidden_fraction: float | None
     """(none_us - time_us) / (none_us - floor_us): 1 is perfect, 0 useless, negative harmful."""
     speedup: float | None
     """none_us / time_us."""
     overlap_ratio: float | None
-    """Overlapped time over the shorter of GEMMs and communication, from the trace; None where it was not profiled."""
+    """Overlapped time / min(GEMM time, communication time), from the trace; None if not profiled."""
     reason: str
     """Why it was chosen."""
     final_setting: str
-    """What to train with, in a word: where Megatron-Core's switches or the whole layer forbid `setting`, another."""
+    """Name of the setting to train with. It differs from `setting` if Megatron-Core's switches or the whole layer
+    require another one."""
     setting_in_yaml: Setting | None
-    """The same as the YAML has it; None where the slot is not in it."""
+    """The setting in the YAML; None if the slot is not in it."""
     proven: bool
     """Whether a whole layer was measured with it."""
     recommended: str | None
-    """The fastest way to run the whole layer: `tuned`, `none`, `default` or a preset; None where unproven."""
+    """The fastest variant of the whole layer: `tuned`, `none`, `default` or a preset; None if unproven."""
     layer_ratio: float | None
-    """The recommended layer's time over that of no overlap."""
+    """Time of the recommended layer / time with no overlap."""
     layer_ratio_low: float | None
-    """Lower end of its 95 % interval."""
+    """Lower end of the 95 % interval of `layer_ratio`."""
     layer_ratio_high: float | None
     points: list[str]
-    """The run directories that were measured with it."""
+    """Run directories of points with this setting."""
 
     @property
     def pass_name(self) -> str:
-        """Returns the column `pass`, a word that Python keeps for itself: `fwd` or `bwd`."""
+        """Returns the column `pass`, which is a keyword in Python: `fwd` or `bwd`."""
         return space.PASS_OF_PHASE[self.phase]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTimes:
-    """The whole layer, run in one way."""
+    """Times of one variant of the whole layer."""
 
     variant: str
     fwd_us: float | None
     bwd_us: float | None
     optimizer_us: float | None
-    """None without an optimizer."""
+    """Time of the optimizer; None without one."""
     time_us: float | None
-    """All of it."""
+    """Median time of the whole iteration."""
     noise_us: float | None
-    """Half-width of its 95 % interval."""
+    """Half-width of the 95 % interval of `time_us`."""
     none_us: float | None
-    """The layer without overlap."""
+    """Median time of the layer without overlap."""
     floor_us: float | None
-    """The layer without communication."""
+    """Median time of the layer without communication."""
     speedup: float | None
     """none_us / time_us."""
     reference: str
-    """The way that `ratio` is to: `none`, or where that was not measured the first."""
+    """Variant that `ratio` compares with: `none`, or the first if that was not measured."""
     ratio: float | None
-    """Of the time to that of `reference` in the same round, median of the rounds; below 1 is faster."""
+    """Time / time of `reference` in the same round, median over rounds; below 1 is faster."""
     ratio_low: float | None
-    """Lower end of its 95 % interval."""
+    """Lower end of the 95 % interval of `ratio`."""
     ratio_high: float | None
     hidden_fraction: float | None
     """(none_us - time_us) / (none_us - floor_us)."""
     launch_bound: bool
-    """The host was too slow: the times say nothing about the device."""
+    """Whether the host was too slow, so that the times say nothing about the GPU."""
     relative_error: float | None
-    """The largest of any tensor, against no overlap."""
+    """Largest relative error of any tensor, compared with no overlap."""
     settings: dict[str, Setting]
-    """By slot."""
+    """Settings by slot."""
     switches: dict[str, bool]
-    """Megatron-Core's; empty without overlap."""
+    """Megatron-Core's switches; empty without overlap."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """One time over another, with its 95 % interval; below 1 is faster."""
+    """Ratio of two times with its 95 % interval; below 1 is faster."""
 
     ratio: float
     low: float
@@ -178,8 +179,8 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The whole layer at one TP size under no overlap, the library's default, the tuned settings and presets; where
-    nothing could be proven, why."""
+    """The whole layer at one TP size with no overlap, the library's default, the tuned settings and presets, or the
+    reason why nothing was proven."""
 
     case: str | None
     tp_size: int
@@ -187,20 +188,20 @@ class Proof:
     verdict: str
     """The result in a sentence."""
     point: str | None
-    """The layer's run directory; None where none was run."""
+    """The layer's run directory; None if no layer was run."""
     variants: dict[str, LayerTimes]
-    """By `none`, `default`, `tuned`, `preset <name>` and `floor`, the GEMMs without communication."""
+    """Times by variant: `none`, `default`, `tuned`, `preset <name>` and `floor`."""
     warnings: list[str] = field(default_factory=list)
     recommended: str | None = None
-    """The variant to train with; None where unproven, and so those below."""
+    """The variant to train with. It and the fields below are None if unproven."""
     best_other: str | None = None
-    """The fastest variant beside `tuned`."""
+    """The fastest variant other than `tuned`."""
     tuned_to: dict[str, Ratio] | None = None
-    """The time of `tuned` over that of each other variant."""
+    """Time of `tuned` / time of each other variant."""
     settings: dict[str, Setting] | None = None
-    """The recommended ones by slot."""
+    """Recommended settings by slot."""
     switches: dict[str, bool] | None = None
-    """Megatron-Core's, all of them, to go with the settings."""
+    """All switches of Megatron-Core that belong to the settings."""
     file: str | None = None
     """The YAML for Megatron-LM, relative to the report's directory."""
     reason: str | None = None
@@ -215,20 +216,20 @@ class UnmeasuredSlot:
     tp_size: int
     slot: str
     runs: str
-    """What the exported files make of it: `off`, at the library's `default`, or `as set`."""
+    """How the slot runs with the exported files: `off`, the library's `default`, or `as set`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """What to do about one pass of an operator, or about a whole layer. `str()` gives the sentence."""
+    """The recommendation for one pass of an operator or a whole layer. `str()` gives the sentence."""
 
     tp_size: int
     operator: str | None
-    """None: the whole layer."""
+    """The operator; None for the whole layer."""
     pass_name: str | None
-    """`fwd` or `bwd`; None: the whole layer."""
+    """`fwd` or `bwd`; None for the whole layer."""
     is_proven: bool
-    """Of a whole layer, whether it could be proven; of an operator always true."""
+    """Whether the whole layer proves it; always true for an operator."""
     sentence: str
 
     def __str__(self) -> str:
@@ -236,7 +237,7 @@ class Recommendation:
 
 
 class PassAdvice(msgspec.Struct):
-    """A recommendation for one pass as tuning_report.json has it."""
+    """A recommendation for one pass, as in tuning_report.json."""
 
     tp_size: int
     operator: str
@@ -245,7 +246,7 @@ class PassAdvice(msgspec.Struct):
 
 
 class Content(msgspec.Struct):
-    """What is read of tuning_report.json; without operators the lists are not there."""
+    """The parts of tuning_report.json that are read; without operators the lists are missing."""
 
     cases: list[Case] = []
     answers: list[Answer] = []
@@ -257,11 +258,9 @@ class Content(msgspec.Struct):
 
 
 def read_content(path: Path) -> Content:
-    """Reads tuning_report.json. UserError where it is missing or lacks anything."""
+    """Reads tuning_report.json. UserError if it is missing or incomplete."""
     if not path.exists():
-        raise UserError(
-            f"{path.parent} holds no {path.name}; analyse it first, or give the directory of a tuner's sweep."
-        )
+        raise UserError(f"{path.parent} has no {path.name}; analyse it first, or give the directory of a tuner sweep.")
     try:
         return msgspec.json.decode(path.read_bytes(), type=Content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:

@@ -1,4 +1,4 @@
-"""A report as a notebook shows it: a card with the answer of each TP size, and a table of the best settings."""
+"""Renders a report in a notebook: a card with the answer for each TP size, and a table of the best settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def html(report: Report) -> str:
-    """Returns an element without scripts, and with no style but its own."""
+    """Returns an HTML element with inline styles and without scripts."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

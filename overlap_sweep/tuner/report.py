@@ -1,4 +1,4 @@
-"""The answer for a model in Python: what tuning_report.json and the files beside it say."""
+"""The tuner's answer for a model in Python, read from tuning_report.json and the exported files."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FILES = ("*.txt", "*.json", "*.yaml", "*.py", "*.csv", "*.parquet", "*.html")
-"""What lies beside the run directories and does not belong to a single point."""
+"""Patterns of the report's files, which are next to the run directories."""
 
 
 class Report:
-    """The answer for a model, read from the directory of a tuner's sweep or of any analysed one."""
+    """The answer for a model, read from the directory of a tuner's sweep or any analysed sweep."""
 
     def __init__(self, directory: Path | str) -> None:
-        """UserError where the directory has no tuning_report.json, or one that cannot be read."""
+        """Reads the directory's tuning_report.json. UserError if it is missing or cannot be read."""
         self.directory = Path(directory)
         self._content = read_content(self.directory / REPORT_FILE)
 
     @property
     def cases(self) -> list[Case]:
-        """Returns what was measured: after `tune` one case."""
+        """Returns the measured cases; after `tune` there is one."""
         return self._content.cases
 
     @property
     def answers(self) -> list[Answer]:
-        """Returns what to do in words, an entry per TP size."""
+        """Returns the recommendation in words, one per case and TP size."""
         return self._content.answers
 
     @property
     def best(self) -> list[BestSetting]:
-        """Returns the best setting of each TP size and slot, measured operator by operator."""
+        """Returns the best setting of each TP size and slot, from single operators."""
         return self._content.best
 
     @property
     def proof(self) -> dict[int, Proof]:
-        """Returns by TP size what the whole layer says; empty where none was run."""
+        """Returns the proofs on the whole layer by TP size; empty if none was run."""
         return {proof.tp_size: proof for proof in self._content.proof if proof.point}
 
     @property
     def recommendations(self) -> list[Recommendation]:
-        """Returns sentences: the proofs' verdicts, one per TP size and pass of an operator; last the unproven."""
+        """Returns the recommendations: proven layers, then passes of operators, then unproven layers."""
         layers = [
             Recommendation(
                 tp_size=tp_size,
@@ -84,42 +84,43 @@ class Report:
 
     @property
     def tp_scaling(self) -> Scaling | None:
-        """Returns whether a larger TP size pays, by operator and in sum; None where several cases were measured."""
+        """Returns whether a larger TP size pays, by operator and in total; None if several cases were measured."""
         return self._content.tp_scaling
 
     @property
     def unmeasured_slots(self) -> list[UnmeasuredSlot]:
-        """Returns the slots that no point overlapped, and what the exported files make of them."""
+        """Returns the slots that no point overlapped, and how they run with the exported files."""
         return self._content.unmeasured_slots
 
     @property
     def files(self) -> dict[str, Path]:
-        """Returns the written reports, tables and exported files by name, without the run directories."""
-        # A directory that somebody sent may hold links to anything.
+        """Returns the reports, tables and exported files by name, without the run directories."""
+        # A directory from somebody else may contain links to anything.
         here = self.directory.resolve()
         found = sorted(path for pattern in FILES for path in self.directory.glob(pattern))
         return {path.name: path for path in found if path.is_file() and path.resolve().is_relative_to(here)}
 
     def yaml(self, tp_size: int) -> Path:
-        """Returns the path of the file for Megatron-LM. UserError when there is none for this TP size."""
+        """Returns the path of the file for Megatron-LM. UserError if there is none for this TP size."""
         written = [answer for answer in self.answers if answer.tp_size == tp_size]
         if len(written) > 1:
             cases = ", ".join(answer.case for answer in written)
             raise UserError(
-                f"TP={tp_size} was measured for several cases ({cases}); take the file of one of `answers`."
+                f"TP={tp_size} was measured for several cases ({cases}); use the `file` of one of `answers`."
             )
         if not written or not written[0].file:
-            raise UserError(f"{self.directory} has no file for TP={tp_size}: it was not searched.")
+            raise UserError(f"{self.directory} has no file for TP={tp_size}, which was not searched.")
         return self.directory / written[0].file
 
     def switches(self, tp_size: int) -> dict[str, bool]:
-        """Returns Megatron-Core's switches to train with, fields of its TransformerConfig. UserError as `yaml`."""
+        """Returns Megatron-Core's switches to train with, which are fields of its TransformerConfig. UserError as in
+        `yaml`."""
         return overlap_cfg.read(self.yaml(tp_size)).switches
 
     def megatron_arguments(self, tp_size: int) -> list[str]:
-        """Returns the arguments of Megatron-LM that train with the file; empty where the answer is not to overlap.
+        """Returns the arguments of Megatron-LM that train with the file; empty if the answer is no overlap.
 
-        UserError as `yaml`, and where a switch is needed that Megatron-LM has no argument for.
+        UserError as in `yaml`, and if Megatron-LM has no argument for a necessary switch.
         """
         path = self.yaml(tp_size)
         config = overlap_cfg.read(path)
@@ -131,8 +132,8 @@ class Report:
         return shlex.split("\n".join(lines))
 
     def ub_cfgs(self, tp_size: int) -> dict[str, Setting] | None:
-        """Returns the slots of the file for Transformer Engine's `initialize_ub`; None where the answer is not to
-        overlap, since an empty map gives every slot the library's default. UserError as `yaml`."""
+        """Returns the file's settings for Transformer Engine's `initialize_ub`; None if the answer is no overlap, since
+        an empty map would give every slot the library's default. UserError as in `yaml`."""
         config = overlap_cfg.read(self.yaml(tp_size))
         return config.slots if config.switches["tp_comm_overlap"] else None
 
@@ -143,7 +144,7 @@ class Report:
         return pd.read_parquet(self.directory / "points.parquet")
 
     def save(self, directory: Path | str) -> list[Path]:
-        """Copies `files` there; returns the copies."""
+        """Copies `files` to the directory; returns the copies."""
         target = Path(directory)
         target.mkdir(parents=True, exist_ok=True)
         if target.resolve() == self.directory.resolve():
@@ -162,7 +163,7 @@ class Report:
         return [str(case), *(f"  TP={a.tp_size}: {a.headline}{f': {a.file}' if a.file else ''}" for a in answers)]
 
     def _repr_html_(self) -> str:
-        """Returns the answers and the best settings for a notebook."""
+        """Returns the answers and best settings as HTML for a notebook."""
         from overlap_sweep.tuner.notebook import html
 
         return html(self)

@@ -1,7 +1,7 @@
-"""From a model to files for Megatron-LM: every TP size is searched, tried together, and proven, smallest first.
+"""From a model to files for Megatron-LM: searches every TP size, tries the best settings together, and proves them.
 
-The best of each slot need not be the best together: slots share SMs, copy engines and power with their neighbours. So
-the best of each, what is nearly as good, and presets are run side by side on the whole layer.
+The best setting of each slot need not be the best in combination: slots share SMs, copy engines and power with their
+neighbours. So the best settings, nearly as good ones and presets are run side by side on the whole layer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TP_SIZES = (2, 4, 8)
 BEST = "best of each slot"
 
 CONFIGS = "configs"
-"""Beside the points: the files that the layers overlap by."""
+"""Folder next to the points with the tp_comm_overlap_cfg files of the layers."""
 
 _OF_OPERATORS = ("workload", "operator", "phases", "profile", "repetition")
 
@@ -59,18 +59,18 @@ _OF_LAYERS = {declared.name for declared in fields(WorkloadOptions)}
 def tune(
     config: DictConfig, context: HydraContext, launcher: Launcher, params: Mapping[str, Any], arguments: Sequence[str]
 ) -> None:
-    """Runs everything, prints the answer, and writes all files into the sweep's directory.
+    """Runs the tuner, prints the answer, and writes all files into the sweep's directory.
 
-    UserError when there is nothing to tune; nothing was started then.
+    UserError, before anything runs, if there is nothing to tune.
     """
     values, notice = _with_tp_sizes(swept_values(context, params, arguments), config)
-    # Before anything is started or written: it would be noticed minutes later.
+    # Before anything runs; otherwise the error would come minutes later.
     check_presets(config.tuner.presets, values["tp_size"])
     whole = Sweep(config, context, launcher, values)
     path = whole.measurements.directory / TunerRecord.FILE
     earlier = TunerRecord.read(path) if path.exists() else None
     record = TunerRecord(
-        # Of a run over the same directory that this one goes on from: they hold until they are run again.
+        # The trials of an earlier run over the same directory are valid until they are run again.
         together=earlier.together if earlier else [],
         proofs=earlier.proofs if earlier else [],
         command=launch_command(),
@@ -92,7 +92,7 @@ def tune(
 
 
 def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> None:
-    """Searches the operators of a TP size (of every model and precision), then tries their best on the layer."""
+    """Searches the operators of a TP size for every model and precision, then tries the best settings on the layer."""
     began_s = time.monotonic()
     smallest = min(task.point["tp_size"] for task in whole.tasks)
     tuner = whole.config.tuner
@@ -120,21 +120,21 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
 
 
 def _layer_refusal(task: Task) -> str | None:
-    """Returns why no whole layer of the model can run at the task's TP size, whatever single operators can; or None."""
+    """Returns why a whole layer of the model cannot run at the task's TP size, though single operators can, or None."""
     point = task.point
     if lacking := models.lacks(point["model"]):
-        return f"{lacking}, or search without a whole layer: tuner.prove=false"
+        return f"{lacking}, or search without a whole layer with tuner.prove=false"
     sizes = point["model"], point["workload"]["tokens"], point["tp_size"]
     reasons = (models.refusal(sizes[0], operator, *sizes[1:]) for operator in space.OPERATORS)
     return next(filter(None, reasons), None)
 
 
 def _prove(whole: Sweep, task: Task, record: TunerRecord) -> None:
-    """Tries the best combinations of the task's case together, and the best of them against everything else."""
+    """Tries the best combinations of the task's case on the layer, and compares the fastest with everything else."""
     tuner, tp_size = whole.config.tuner, task.point["tp_size"]
     chosen = case_of(task, whole.analysed(_analysis_config(whole))).plans.get(tp_size)
     if chosen is None:
-        # Every point of it was launch-bound.
+        # All its points were launch-bound.
         return
     found = combinations(chosen.choices, max(1, tuner.together), tuner.within, tuner.unmeasured)
     found |= {f"preset {path.stem}": overlap_cfg.read(path) for path in _preset_files(tuner.presets, tp_size)}
@@ -147,14 +147,14 @@ def _prove(whole: Sweep, task: Task, record: TunerRecord) -> None:
     variants = {NONE: NONE, DEFAULT: DEFAULT, TUNED: tuned, **presets(tuner.presets, tp_size)}
     result = _run_trial(whole, task, "proof", variants, record.proofs)
     if result.status in ("failed", "timeout") and tuned != NONE:
-        # Whether it is the tuned one that breaks the layer must be known before anybody trains with it.
+        # Shows whether the tuned settings break the layer.
         del variants[TUNED]
         _run_trial(whole, task, "proof_without_tuned", variants, record.proofs)
 
 
 def _write_config(whole: Sweep, task: Task, name: object, config: OverlapConfig) -> str:
-    """Writes the configuration; returns the variant under which a layer finds it. One that overlaps nothing is `none`,
-    and no file says that."""
+    """Writes the configuration; returns its variant for layers. A configuration without overlap is `none` and has no
+    file."""
     if not config.switches["tp_comm_overlap"]:
         return NONE
     folder = whole.measurements.directory / CONFIGS
@@ -164,12 +164,12 @@ def _write_config(whole: Sweep, task: Task, name: object, config: OverlapConfig)
 
 
 def _run_trial(whole: Sweep, task: Task, name: str, variants: Mapping[str, str], trials: list[LayerTrial]) -> Result:
-    """Measures one layer under these variants, given by their names in reports, and adds it to the trials, in place of
-    the same one of an earlier run."""
+    """Measures one layer with these variants, by their names in reports, and adds it to the trials, replacing that of
+    an earlier run."""
     point = f"{name}_{case_word(task)}"
     job = _layer_job(whole, task, point, list(dict.fromkeys(variants.values())))
     if variants.get(TUNED) == NONE and not workloads.load("layer").overlap_configs(job.point):
-        # A layer of which nothing can overlap is skipped, and that no overlap is best would remain unproven.
+        # A layer without any possible overlap would be skipped, and the answer "no overlap" remain unproven.
         job = _layer_job(whole, task, point, [NONE])
     (result,) = whole.measurements.run([job])
     at = next((index for index, other in enumerate(trials) if other.point == point), len(trials))
@@ -189,7 +189,7 @@ def _layer_job(whole: Sweep, task: Task, subdirectory: str, variants: list[str])
 
 
 def case_word(task: Task) -> str:
-    """Returns a name, fit for a file, that distinguishes the cases of a sweep."""
+    """Returns a unique name of the task's case in the sweep, valid in file names."""
     point = task.point
     model = str(point["model"]["name"]).rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
     parts = model, f"tp{point['tp_size']}", point["backend"], point["precision"], f"tokens{point['workload']['tokens']}"
@@ -206,11 +206,11 @@ def _holds_for_layers(override: str) -> bool:
 def combinations(
     choices: Sequence[PassChoice], limit: int, within: float, unmeasured: str = "off"
 ) -> dict[str, OverlapConfig]:
-    """Returns at most `limit` different configurations by description: first the plan of these choices, then with one
-    pass's setting replaced by another way to overlap it, those that should cost least first.
+    """Returns at most `limit` different configurations by description: first the plan of these choices, then plans with
+    one pass's setting replaced by another, smallest slowdown first.
 
-    A setting that is slower than the chosen one by more than `within` of its time is not tried. Each configuration is
-    what Megatron-Core's switches allow, with slots that nothing was measured of as `unmeasured` says.
+    Settings that are slower than the chosen one by more than the fraction `within` are left out. Every configuration is
+    possible with Megatron-Core's switches; slots without measurements follow `unmeasured`.
     """
     found = {BEST: plan(choices, unmeasured).config}
     for choice, other in _alternatives(choices, within):
@@ -223,7 +223,7 @@ def combinations(
 
 
 def _alternatives(choices: Sequence[PassChoice], within: float) -> Iterator[tuple[PassChoice, Measured]]:
-    """Yields for each choice its best candidate that overlaps by other methods, and its best one by the same."""
+    """Yields each choice's best other candidate with the same methods and the best with other methods, within reach."""
     near = []
     for choice in choices:
         kinds_seen = set()
@@ -244,8 +244,8 @@ def _methods(candidate: Measured) -> dict[str, str]:
 
 
 def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
-    """Returns the fastest combination on the layer: the first unless another is faster beyond the noise. None where the
-    layer ran and all of them were left out, since they compute wrong numbers there."""
+    """Returns the fastest combination on the layer: the first, unless another is faster beyond the noise. None if the
+    layer ran but all combinations computed wrong numbers."""
     first = next(iter(names))
     if result.status != "ok":
         return first
@@ -263,24 +263,24 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
 
 
 def presets(paths: Sequence[str] | None, tp_size: int) -> dict[str, str]:
-    """Returns the variants of the files that the user named, by their names in reports."""
+    """Returns the variants of the user's preset files, by their names in reports."""
     files = _preset_files(paths, tp_size)
     return {f"preset {path.stem}": f"file:{path}" for path in files}
 
 
 def check_presets(paths: Sequence[str] | None, tp_sizes: Sequence[str]) -> None:
-    """Raises UserError where a file that the user named is no tp_comm_overlap_cfg."""
+    """Raises UserError if a preset file is not a valid tp_comm_overlap_cfg."""
     for tp_size in tp_sizes:
         by_name: dict[str, Path] = {}
         for path in _preset_files(paths, tp_size):
             overlap_cfg.read(path)
             other = by_name.setdefault(path.stem, path)
             if other != path:
-                raise UserError(f"tuner.presets: {other} and {path} would have one name in the report; rename one.")
+                raise UserError(f"tuner.presets: {other} and {path} have the same name in the report; rename one.")
 
 
 def _preset_files(paths: Sequence[str] | None, tp_size: int | str) -> list[Path]:
-    return [Path(given.replace("{tp}", str(tp_size))).expanduser() for given in paths or ()]
+    return [Path(path.replace("{tp}", str(tp_size))).expanduser() for path in paths or ()]
 
 
 def _analysis_config(whole: Sweep) -> AnalysisConfig:
@@ -299,28 +299,28 @@ def _keep(whole: Sweep, record: TunerRecord) -> None:
 
 
 def _with_tp_sizes(values: dict[str, list[str]], config: DictConfig) -> tuple[dict[str, list[str]], str | None]:
-    """Returns the values with the TP sizes to search, smallest first, and what to say of those that the machine has too
-    few GPUs for. UserError when none is left."""
+    """Returns the values with the TP sizes to search, smallest first, and a notice about those that need more GPUs than
+    are visible. UserError if none is left."""
     if "tp_size" in values:
         return values, None
-    asked = [size for size in TP_SIZES if size <= config.max_tp_size]
-    if not asked:
-        raise UserError(f"max_tp_size={config.max_tp_size} leaves nothing that communicates; give 2 or more.")
+    sizes = [size for size in TP_SIZES if size <= config.max_tp_size]
+    if not sizes:
+        raise UserError(f"max_tp_size={config.max_tp_size} leaves no communication to overlap; give 2 or more.")
     device = config.runtime.device
     gpus = 0 if elsewhere() or device == "cpu" else visible_gpus()
     limited = not elsewhere() and (device == "cuda" or (device == "auto" and gpus))
-    possible = [size for size in asked if size <= gpus] if limited else asked
+    possible = [size for size in sizes if size <= gpus] if limited else sizes
     if not possible:
         raise UserError(f"Tensor parallelism needs at least 2 GPUs; {gpus} visible. Try runtime.device=cpu.")
-    missing = [f"TP={size}" for size in asked if size not in possible]
-    notice = f"{', '.join(missing)} left out: {gpus} GPUs are visible" if missing else None
+    missing = [f"TP={size}" for size in sizes if size not in possible]
+    notice = f"{', '.join(missing)} left out: only {gpus} GPUs are visible" if missing else None
     return {**values, "tp_size": list(map(str, possible))}, notice
 
 
 def cannot_scale(baselines: Sequence[Result], tolerance: float) -> str | None:
-    """Returns why a TP size cannot be efficient whatever its overlap, given its operators without overlap; or None.
+    """Returns why a TP size cannot scale with any overlap, from its operators' baselines, or None.
 
-    Its times can at best be the floor's. It scales while they are at most (1 + tolerance) x TP=1's / TP size.
+    Its time can at best be the floor. It scales while that is at most (1 + tolerance) x TP=1's time / TP size.
     """
     tp_size = baselines[0].point["tp_size"]
     floor_us, tp1_us = 0.0, 0.0
@@ -334,6 +334,6 @@ def cannot_scale(baselines: Sequence[Result], tolerance: float) -> str | None:
     if ratio <= 1 + tolerance + ROUNDING:
         return None
     return (
-        f"even with all communication hidden it would take {ratio:.2f} times TP=1's time / {tp_size}, and "
-        f"{1 + tolerance:.2f} is allowed (tuner.drop_tp_sizes=false searches it all the same)"
+        f"even with all communication hidden it would take {ratio:.2f} times TP=1's time / {tp_size}, more than the "
+        f"allowed {1 + tolerance:.2f} (tuner.drop_tp_sizes=false searches it anyway)"
     )

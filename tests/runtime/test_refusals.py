@@ -124,7 +124,7 @@ def test_a_key_of_model_that_a_file_of_ones_own_gives_in_vain_is_refused(tmp_pat
         (("phases={dgrad:bulk}",), "phases.dgrad.method is not one of"),
         (("workload=kernel", "m=0"), "error: m=0 is out of range"),
         (("-m", "workload=fsdp", "hydra/sweeper=bisect", "fsdp.forward_prefetch=0,1"), "use hydra/sweeper=knobs"),
-        (("-m", "workload=layer", "hydra/sweeper=bisect", "tp_size=1,2"), "sweep it without a search"),
+        (("-m", "workload=layer", "hydra/sweeper=bisect", "tp_size=1,2"), "sweep that without a search"),
     ],
 )
 def test_wrong_input_is_one_clear_error_and_nothing_is_started(

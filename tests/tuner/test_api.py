@@ -159,7 +159,7 @@ def test_its_own_reason_is_the_error(tmp_path: Path, capfd: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("model", "options", "reason"),
     [
-        ("llama3_8b", {"max_tp_size": 1}, "max_tp_size=1 leaves nothing that communicates"),
+        ("llama3_8b", {"max_tp_size": 1}, "max_tp_size=1 leaves no communication to overlap"),
         ("llama3_8b", {"tp_size": 3}, "attention heads are not divisible by tp_size=3"),
         ("llama3_8b", {"max_minutes": "five"}, 'search.max_minutes="five" is not a number'),
         ("no/such/model", {}, "no/such/model is neither a path nor a Hugging Face name"),
@@ -181,7 +181,7 @@ def test_whatever_went_wrong_is_said_once(
     [
         ("print('error: too few', file=sys.stderr); print('2 ok', file=sys.stderr); sys.exit(1)", "too few"),
         ("sys.exit('no more memory')", "no more memory"),
-        ("sys.exit(7)", "the tuner said nothing; it was run as: "),
+        ("sys.exit(7)", "The tuner failed without a message; it was run as: "),
     ],
 )
 def test_the_reason_is_the_error_line_or_else_the_last(script: str, reason: str) -> None:

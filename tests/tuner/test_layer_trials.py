@@ -137,7 +137,7 @@ def test_presets_are_checked_for_every_tp_size_and_named_after_their_files(tmp_p
         check_presets([of_each_size], ["2", "4"])
     paths = [write_preset(tmp_path / folder / "tp4.yaml") for folder in ("a", "b")]
     check_presets([paths[0], paths[0]], ["4"])
-    with pytest.raises(UserError, match="would have one name"):
+    with pytest.raises(UserError, match="have the same name"):
         check_presets(paths, ["4"])
 
 

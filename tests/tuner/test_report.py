@@ -73,7 +73,7 @@ def test_the_file_comes_with_its_arguments(report: Report, directory: Path) -> N
         *("--tensor-model-parallel-size", "2", "--sequence-parallel", "--tp-comm-overlap"),
         *("--tp-comm-overlap-cfg", str(path), "--tp-comm-overlap-rs-dgrad"),
     ]
-    with pytest.raises(UserError, match="no file for TP=8: it was not searched"):
+    with pytest.raises(UserError, match="no file for TP=8, which was not searched"):
         report.megatron_arguments(8)
 
 
@@ -148,7 +148,7 @@ def test_a_directory_without_operators_has_an_empty_report(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "holds no tuning_report.json; analyse it first"),
+        (None, "has no tuning_report.json; analyse it first"),
         ('{"best": [{"slot": "fc1_dgrad"}]}', "missing required field"),
         ('{"best"', "cannot be read"),
     ],
