@@ -157,5 +157,5 @@ def _main_columns(rows: pd.DataFrame, table: Table[Any], mentioned: Sequence[str
     """Returns the columns to show: those of the case where there are several, the usual ones that have a value in any
     row, and those of the condition."""
     cases = [name for name in CASE if name in rows and rows[name].nunique() > 1]
-    usual = [name for name in table.told if name in rows and name not in CASE and rows[name].notna().any()]
+    usual = [name for name in table.default_columns if name in rows and name not in CASE and rows[name].notna().any()]
     return list(dict.fromkeys([*cases, *usual, *mentioned]))

@@ -159,7 +159,7 @@ ROWS: Table[Times] = Table(
         *(_version("megatron_core", "megatron-core"), _version("nccl")),
         Column("hosts", lambda times: ", ".join(times.hosts), kind="text"),
         attribute(
-            *("first", "When the first of the measurements began, UTC.", "text"),
+            *("first", "Start of the first measurement, UTC.", "text"),
             header="first measured",
             show=lambda first: first[:16].replace("T", " "),
             dropped=3,

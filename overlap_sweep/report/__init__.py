@@ -1,1 +1,1 @@
-"""What `analyze.py` writes and prints: YAML for Megatron-LM, JSON, text, tables."""
+"""Output of `analyze.py`: terminal, text, tables, JSON, page and charts."""

@@ -1,4 +1,4 @@
-"""What all comparisons have in common: how workloads take part, tables on terminals of any width, charts and files."""
+"""Parts common to all comparisons: how workloads take part, tables, charts and files."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ STYLES = {
     **dict.fromkeys(("slower", "worse"), "red"),
     "appeared": "yellow",
 }
-"""Of a row by its verdict."""
+"""Style of a row by its verdict."""
 FEW_VALUES = 3
 LONGEST_VALUE = 60
 TABLE_FILE = "comparison"
 LONGEST_WORD = 120
-"""Of a label in a file's name."""
+"""Most characters of a label in a file's name."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One PNG: charts below each other, under a title where they are several."""
+    """One PNG: charts below each other, with a common title if there are several."""
 
     file_name: str
     drawn: Sequence[Form]
@@ -59,22 +59,22 @@ class Chart:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two or more of a kind beside each other, as they are shown and written."""
+    """A comparison of two or more datasets, to be printed and written."""
 
     table: Table[Any]
-    """Its name is what the rows are, in plural."""
+    """The table of the rows; its name is the plural of what a row is."""
     rows: Sequence[Any]
     show: Callable[[Console], None]
-    """Prints it for people."""
+    """Prints the comparison for people."""
     summary: Callable[[], Mapping[str, Any]]
-    """Returns the content of `summary_file`; NaN where something is undefined."""
+    """Returns the content of `summary_file`; NaN for undefined values."""
     charts: Callable[[], list[Chart]]
     problems: Sequence[str]
     warnings: Sequence[str] = ()
     summary_file: str = "comparison.json"
 
     def frame(self) -> pd.DataFrame:
-        """Returns the rows as programs take them."""
+        """Returns the rows as a DataFrame."""
         return to_frame(self.table.records(self.rows), self.table.types)
 
 
@@ -86,27 +86,27 @@ class Comparing:
     """How a workload takes part in comparisons and histories: `COMPARED` in its module `compare`."""
 
     measured: Callable[[Sequence[Point], Records], Comparable]
-    """Returns what one dataset has of it, whose points these are, of whatever workload."""
+    """Returns the workload's times in a dataset, given all points of the dataset."""
     samples: Callable[[Result], Mapping[str, Sample]]
-    """Returns the times of a point that is ok by setting, but for those that the host limited."""
+    """Returns the times of an ok point by setting, without launch-bound ones."""
     matched: Sequence[str] = ()
-    """Options, or groups of them, that keys tell: they are no differences of configuration."""
+    """Options, or groups of them, that the keys cover: they do not count as differences of configuration."""
     changes_nothing: Sequence[str] = ()
-    """Options, or groups of them, that change neither what is timed nor how, such as `training.max_steps`: points that
-    differ in nothing else have one history."""
+    """Options, or groups of them, that do not change the time, such as `training.max_steps`: points that differ only in
+    these share a history."""
     telemetry: CompareTelemetry | None = None
-    """Compares directories with telemetry, given with their labels; the label of the reference, and of the only one
-    that is to be compared with it; and whether tables have every quantity of each run, however many."""
+    """Compares directories with telemetry. Takes labels with directories, the label of the reference, that of the only
+    candidate or None, and whether tables have every quantity of every run."""
     telemetry_table: Callable[[], Table[Any]] | None = None
     """Returns the table of such comparisons."""
 
 
 def write_files(directory: Path, compared: Comparison, frame: pd.DataFrame, plots: bool) -> list[Path]:
-    """Writes all files at once, after all could be made. UserError where the directory cannot be written to."""
+    """Writes all files once all contents are complete. UserError where the directory cannot be written to."""
     parquet = io.BytesIO()
     frame.to_parquet(parquet, index=False)
     contents = {
-        # What is no number of JSON's becomes null.
+        # NaN and infinities become null.
         compared.summary_file: msgspec.json.format(msgspec.json.encode(compared.summary()), indent=2) + b"\n",
         f"{TABLE_FILE}.csv": csv_of(frame).encode(),
         f"{TABLE_FILE}.parquet": parquet.getvalue(),
@@ -122,7 +122,7 @@ def write_files(directory: Path, compared: Comparison, frame: pd.DataFrame, plot
 
 
 def _unused(name: str, taken: Iterable[str]) -> str:
-    """Returns the name, numbered where labels differ only in what no file's name should have."""
+    """Returns the name, numbered if labels differ only in characters that file names cannot have."""
     lower = {one.lower() for one in taken}
     label, _, end = name.rpartition("_")
     names = chain([name], (f"{label}-{i}_{end}" for i in count(2)))
@@ -162,12 +162,12 @@ def as_ratio(ratio: float) -> str:
 
 
 def by_label(values: Mapping[str, Any], several: bool = False) -> str:
-    """Returns `old=2.10.0, new=2.11.0`; `several`: with all values of its points, as in `new=2.11.0 or 2.12.0`."""
-    told = []
+    """Returns `old=2.10.0, new=2.11.0`; with `several`, values are lists, as in `new=2.11.0 or 2.12.0`."""
+    parts = []
     for label, value in values.items():
         every = value if several else [value]
-        told.append(f"{label}={some_of(map(_value, every), FEW_VALUES, ' or ') or '-'}")
-    return ", ".join(told)
+        parts.append(f"{label}={some_of(map(_value, every), FEW_VALUES, ' or ') or '-'}")
+    return ", ".join(parts)
 
 
 def _value(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Lines and tables on a terminal of any width, or in a pipe or file in which nothing may be wrapped or cut."""
+"""Prints lines and tables to a terminal of any width, or unwrapped and uncut to a pipe or file."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from overlap_sweep.report.table import Column
 R = TypeVar("R")
 
 UNBOUNDED = 10_000
-"""The width of what is no terminal, in columns."""
+"""Width of a pipe or file, in columns."""
 GAP = 2
 """Columns between two cells."""
 NARROWEST_NAME = 20
-"""The shortest that a name in the last column is cut to, in columns."""
+"""Shortest length to which a name in the last column is cut, in columns."""
 
 
 class _Visible:
-    """Something to be printed, the control characters in its text escaped: rich's own are apart from the text."""
+    """A renderable with control characters in its text escaped; rich's own control codes are separate from the text."""
 
     def __init__(self, shown: ConsoleRenderable) -> None:
         self._shown = shown
@@ -42,7 +42,7 @@ class _Escaping(RenderHook):
 
 
 def console_for(stream: IO[str]) -> Console:
-    """Returns a console that never cuts what goes into a pipe or a file, and interprets no markup in texts."""
+    """Returns a console that does not cut lines in a pipe or file and does not interpret markup."""
     width = None if stream.isatty() else UNBOUNDED
     console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=width is not None)
     console.push_render_hook(_Escaping())
@@ -50,7 +50,7 @@ def console_for(stream: IO[str]) -> Console:
 
 
 def print_lines(lines: Iterable[str], console: Console, indent: int = 2, hanging: int = 2) -> None:
-    """Prints each line indented by so many columns; what wraps on a terminal is indented further by `hanging`."""
+    """Prints each line indented by `indent` columns; wrapped lines are indented further by `hanging`."""
     for line in lines:
         if console.soft_wrap:
             console.print(" " * indent + line)
@@ -75,10 +75,10 @@ def print_table(
     group: Callable[[R], Any] = lambda row: None,
     cut_last: bool = False,
 ) -> None:
-    """Prints the columns that have a header. Rows next to each other of another `group` are set apart.
+    """Prints the columns that have a header. A blank line separates groups of rows, as by `group`.
 
-    On a narrow terminal those columns go first that may be dropped, and the last is shortened if it may be cut; each
-    row is lines of text instead, where that does not help.
+    On a narrow terminal columns that may be dropped are dropped first, and the last one is shortened if it may be cut;
+    if that does not help, each row becomes lines of text.
     """
     if title:
         console.print(f"\n{title}", style="bold")
@@ -92,7 +92,7 @@ def print_table(
     else:
         _print_stacked([column for column, _ in shown], rows, console)
         return
-    # Laid out once, where rich would weigh each cell of thousands of rows.
+    # Laid out here, because rich would measure each cell of thousands of rows.
     widths[-1] = min(widths[-1], room)
     cells = [
         [_padded(column, text, width) for text in texts] for (column, texts), width in zip(kept, widths, strict=True)
@@ -108,7 +108,7 @@ def print_table(
         console.print(Text("\n".join(text for text, _ in lines), look), soft_wrap=True)
     if dropped := sorted((column for column, _ in shown if 0 < column.dropped <= turn), key=lambda one: -one.dropped):
         names = ", ".join(column.header.strip() for column in dropped)
-        print_lines([f"No room for {names}: a wider terminal shows them."], console, indent=0)
+        print_lines([f"Hidden columns: {names}. A wider terminal shows them."], console, indent=0)
 
 
 def _padded(column: Column[Any], text: str, width: int) -> str:
@@ -118,11 +118,11 @@ def _padded(column: Column[Any], text: str, width: int) -> str:
 
 
 def _print_stacked(columns: Sequence[Column[R]], rows: Sequence[R], console: Console) -> None:
-    """Prints each row as lines: its texts first, then what needs its header to be understood."""
+    """Prints each row as lines: first its texts, then its numbers with their headers."""
     for row in rows:
         texts = [column.text(row) for column in columns if column.kind == "text" and column.header != "note"]
         notes = [column.text(row) for column in columns if column.header == "note"]
-        told = f" ({notes[0]})" if any(notes) else ""
-        print_lines([f"{', '.join(filter(None, texts))}{told}"], console)
+        note = f" ({notes[0]})" if any(notes) else ""
+        print_lines([f"{', '.join(filter(None, texts))}{note}"], console)
         named = [(column.header.strip(), column.text(row)) for column in columns if column.kind != "text"]
         print_lines([", ".join(f"{header} {text}" for header, text in named if text)], console, indent=4)

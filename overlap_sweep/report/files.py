@@ -1,4 +1,4 @@
-"""Write the answers beside the results: each file whole or not at all, nothing of launching's touched."""
+"""Writes reports next to the results, each file atomically; the launcher's files are not changed."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ SCHEMA = 1
 
 
 def write_reports(analysis: Analysis, directory: Path, *, with_plots: bool = False) -> list[Path]:
-    """Writes every file into `directory`, made if need be, and returns the paths, summary first."""
+    """Writes all files into `directory`, which is created if needed, and returns the paths, summary first."""
     try:
         written: list[Path] = []
 
         def write(name: str, content: bytes) -> None:
             path = directory / name
             if not is_below(path.parent, directory):
-                raise UserError(f"{path.parent} is a link that leads out of {directory}; remove it, or give --output.")
+                raise UserError(
+                    f"{path.parent} is a link that leads out of {directory}; remove it, or use another --output."
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             written.append(write_atomically(path, content))
 
         for name, content in _contents(analysis):
             write(name, content)
-        beside = [path.relative_to(directory).as_posix() for path in written]
-        for name, content in page_files(analysis, beside, with_plots=with_plots):
+        other_files = [path.relative_to(directory).as_posix() for path in written]
+        for name, content in page_files(analysis, other_files, with_plots=with_plots):
             write(name, content)
         return written
     except OSError as error:
@@ -46,7 +48,7 @@ def write_reports(analysis: Analysis, directory: Path, *, with_plots: bool = Fal
 
 
 def _contents(analysis: Analysis) -> Iterator[tuple[str, bytes]]:
-    """Yields paths below the report's directory, and what to write there."""
+    """Yields paths below the report's directory with their contents."""
     yield SUMMARY_FILE, summary_text(analysis).encode()
     yield REPORT_FILE, msgspec.json.format(msgspec.json.encode(_report(analysis)), indent=2) + b"\n"
     for section in analysis.sections:
@@ -56,8 +58,8 @@ def _contents(analysis: Analysis) -> Iterator[tuple[str, bytes]]:
 
 
 def _report(analysis: Analysis) -> dict[str, Any]:
-    """Returns the content of tuning_report.json: times in microseconds, None for what is unknown or undefined. What was
-    measured has the keys of its section's `report`."""
+    """Returns the content of tuning_report.json: times in microseconds, None for unknown or undefined values.
+    Measurements have the keys of their section's `report`."""
     reading, config = analysis.sources.reading, analysis.sources.config
     return {
         "schema": SCHEMA,
@@ -69,15 +71,15 @@ def _report(analysis: Analysis) -> dict[str, Any]:
         "counts": analysis.counts,
         "problems": analysis.problems,
         "commands": launch_commands(reading.points),
-        **{name: _plain(said) for section in analysis.sections for name, said in section.report.items()},
+        **{name: _plain(content) for section in analysis.sections for name, content in section.report.items()},
     }
 
 
-def _plain(said: Any) -> Any:
-    """Returns the same content without the numbers that JSON lacks, however deep they lie."""
-    if isinstance(said, dict):
-        return {name: _plain(value) for name, value in said.items()}
-    return [_plain(value) for value in said] if isinstance(said, list) else finite(said)
+def _plain(content: Any) -> Any:
+    """Returns the content with NaN and infinities replaced by None, at any depth."""
+    if isinstance(content, dict):
+        return {name: _plain(value) for name, value in content.items()}
+    return [_plain(value) for value in content] if isinstance(content, list) else finite(content)
 
 
 def _table(section: Section) -> Iterator[tuple[str, bytes]]:

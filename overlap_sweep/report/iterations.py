@@ -1,4 +1,4 @@
-"""Timelines from traces: a typical iteration of one variant above that of another, on the same time axis."""
+"""Timelines from traces: typical iterations of several variants below each other on one time axis."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ CLASSES = {
     "compute": "other computation",
     "memory": "copies",
 }
-"""What is drawn, from top to bottom, in the colour of that name, and what a lane of it is called."""
+"""Classes from top to bottom: name of the colour, and name of the lane."""
 MOST_SPANS = 800
-"""Drawn of one iteration: the longest."""
+"""Most spans drawn of one iteration: the longest."""
 LONGEST_NAME = 90
 
 
 @dataclass(frozen=True)
 class Span:
-    """One kernel or copy, or on a CPU one operator. Microseconds from the iteration's first start."""
+    """One kernel or copy, or on a CPU one operator. Times in microseconds from the start of the iteration."""
 
     start_us: float
     end_us: float
@@ -51,12 +51,12 @@ class Span:
     library: str
     name: str
     phase: str
-    """`fwd`, `bwd`, `recompute`, or empty for what belongs to neither pass."""
+    """`fwd`, `bwd`, `recompute`, or empty if it belongs to neither pass."""
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """What one rank did in one iteration, by start."""
+    """The spans of one rank in one iteration, sorted by start."""
 
     rank: int | None
     number: int
@@ -67,21 +67,21 @@ class Iteration:
 class Timeline:
     chart: charts.Gantt
     notes: list[str]
-    """What is missing."""
+    """A sentence for each variant that is missing."""
 
 
 def timeline(title: str, sides: Mapping[str, Path | None], pass_name: str | None = None) -> Timeline | None:
-    """Returns the iterations below each other, or one pass of them; None where no trace shows any. `sides`: the traces
-    by what they are of."""
+    """Returns typical iterations below each other, or one pass of them; None if there is no trace. `sides`: traces by
+    name of the variant."""
     lanes: list[charts.Lane] = []
     notes = []
     for name, trace in sides.items():
-        iteration = _kept_iteration(trace) if trace else None
+        iteration = _cached_iteration(trace) if trace else None
         shown = [span for span in iteration.spans if pass_name in (None, span.phase)] if iteration else []
         if shown:
             lanes += _lanes(name, shown)
         else:
-            notes.append(f"No trace shows {name}.")
+            notes.append(f"Trace missing: {name}.")
     return Timeline(charts.Gantt(title, "us", lanes), notes) if lanes else None
 
 
@@ -90,28 +90,28 @@ COLLECTIVES = {
     "reduce-scatter": re.compile(r"reduce_?scatter", re.IGNORECASE),
     "all-reduce": re.compile(r"all_?reduce", re.IGNORECASE),
 }
-"""By the names of kernels, and on a CPU of operators."""
+"""Patterns of the names of kernels, or on a CPU of operators."""
 
 
 def stream_timeline(title: str, sides: Mapping[str, Path | None]) -> Timeline | None:
-    """Returns one step of each side, a lane for each stream, and below them when communication is exposed; None where
-    no trace shows any. `sides`: the traces by what they are of."""
+    """Returns a typical step of each side, with a lane per stream and one for exposed communication; None if there is
+    no trace. `sides`: traces by name of the variant."""
     lanes: list[charts.Lane] = []
     notes = []
     for name, trace in sides.items():
-        step = _kept_iteration(trace) if trace else None
+        step = _cached_iteration(trace) if trace else None
         if step and step.spans:
             rank = "" if step.rank is None else f"rank {step.rank}, "
             lanes += _stream_lanes(f"{name}: {rank}step {step.number}", step.spans)
         else:
-            notes.append(f"No trace shows {name}.")
+            notes.append(f"Trace missing: {name}.")
     return Timeline(charts.Gantt(title, "us", lanes), notes) if lanes else None
 
 
 def _stream_lanes(title: str, spans: Sequence[Span]) -> Iterator[charts.Lane]:
     from overlap_sweep.trace.intervals import rows_without_overlap
 
-    # Kernels of one pass may run late beside the other: its GEMMs say when it is.
+    # Kernels of one pass may run late, during the other: a pass is where its GEMMs run.
     yield _passes(title, [span for span in spans if span.kind == "gemm"] or spans, 0.0, with_times=False)
     streams: dict[tuple[str, str], list[Span]] = defaultdict(list)
     longest = {id(span) for span in sorted(spans, key=lambda span: span.start_us - span.end_us)[:MOST_SPANS]}
@@ -132,7 +132,7 @@ def _stream_lanes(title: str, spans: Sequence[Span]) -> Iterator[charts.Lane]:
 
 
 def _carries(spans: Sequence[Span]) -> str:
-    """Returns what a stream is there for, by what takes most of its time."""
+    """Returns the kind of work that takes most of a stream's time."""
     busy_us: dict[str, float] = defaultdict(float)
     for span in spans:
         kind = "compute" if span.kind in ("gemm", "compute") else CLASSES[span.kind]
@@ -143,7 +143,7 @@ def _carries(spans: Sequence[Span]) -> str:
 
 
 def _exposed_us(spans: Sequence[Span]) -> list[tuple[float, float]]:
-    """Returns when there is communication without computation beside it."""
+    """Returns the intervals in which communication runs while nothing computes."""
     import numpy as np
 
     from overlap_sweep.trace.intervals import merge, subtract
@@ -156,8 +156,7 @@ def _exposed_us(spans: Sequence[Span]) -> list[tuple[float, float]]:
 
 
 def typical_iteration(path: Path | str) -> Iteration:
-    """Returns the iteration whose span is the (lower) median of those that are no start-up. UserError when there is
-    none."""
+    """Returns the iteration with the (lower) median span, without start-up. UserError when there is none."""
     from overlap_sweep.trace.activity import activity_of
     from overlap_sweep.trace.kineto import read_trace
     from overlap_sweep.trace.measured import overlap_rows
@@ -195,13 +194,14 @@ def _spans(activity: Activity, number: int) -> list[Span]:
     ]
 
 
-def _kept_iteration(path: Path) -> Iteration | None:
-    """Returns the typical iteration, read once; None where the trace cannot be read, which analysis has reported."""
+def _cached_iteration(path: Path) -> Iteration | None:
+    """Returns the typical iteration from the cache or the trace; None if the trace cannot be read, which analysis
+    reports."""
     content = key_of(path)
     if content is None:
         return None
     try:
-        # What is kept depends on this module, too.
+        # The cached content also depends on this module.
         key = f"{content} {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}"
         made = cached_bytes("timelines", key, lambda: msgspec.json.encode(typical_iteration(path)))
         return msgspec.json.decode(made, type=Iteration)
@@ -210,8 +210,7 @@ def _kept_iteration(path: Path) -> Iteration | None:
 
 
 def _lanes(title: str, shown: Sequence[Span]) -> Iterator[charts.Lane]:
-    """Yields the passes, then lanes by class, as many as it needs to draw what runs at once, with times from the first
-    start on."""
+    """Yields the passes, then as many lanes per class as run at the same time; times count from the first start."""
     from overlap_sweep.trace.intervals import rows_without_overlap
 
     origin_us = min(span.start_us for span in shown)
@@ -224,7 +223,7 @@ def _lanes(title: str, shown: Sequence[Span]) -> Iterator[charts.Lane]:
 
 
 def _passes(title: str, shown: Sequence[Span], origin_us: float, *, with_times: bool = True) -> charts.Lane:
-    """Returns the lane that says when each pass runs, and of what the lanes below it are."""
+    """Returns the lane of the passes, whose name is the title of the lanes below it."""
     passes = []
     for name, words in PASS_WORDS.items():
         if own := [span for span in shown if span.phase == name]:

@@ -1,4 +1,4 @@
-"""How numbers and words are written for people, and where programs cannot take them as they are."""
+"""Formats numbers and words for people, and escapes them for programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 MANY_US = 10_000
-"""Of so long a time a tenth of a microsecond is noise."""
+"""From this time on, tenths of a microsecond are not shown."""
 
 PASS_WORDS = {"fwd": "forward", "bwd": "backward"}
 
@@ -19,7 +19,7 @@ def as_us(time_us: float) -> str:
 
 
 def as_percent(fraction: float) -> str:
-    """Returns the fraction in percent; `-` where it is undefined."""
+    """Returns the fraction in percent; `-` if it is undefined."""
     return "-" if math.isnan(fraction) else f"{fraction:.0%}"
 
 
@@ -33,18 +33,18 @@ def as_duration(seconds: float) -> str:
 
 
 def as_sentence(words: str) -> str:
-    """Returns the words with a capital."""
+    """Returns the words with a capital first letter."""
     return words[:1].upper() + words[1:]
 
 
-NAMES_TOLD = 4
+NAMES_SHOWN = 4
 
 
-def some_of(names: Iterable[Any], most: int = NAMES_TOLD, separator: str = ", ") -> str:
-    """Returns `a, b`; of many the first ones, and how many more."""
-    told = list(map(str, names))
-    more = f" and {len(told) - most} more" if len(told) > most else ""
-    return f"{separator.join(told[:most])}{more}"
+def some_of(names: Iterable[Any], most: int = NAMES_SHOWN, separator: str = ", ") -> str:
+    """Returns `a, b`; of many names the first ones and the number of others."""
+    texts = list(map(str, names))
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return f"{separator.join(texts[:most])}{more}"
 
 
 def counted(count: int, noun: str) -> str:
@@ -56,15 +56,16 @@ def shortened(text: str, longest: int) -> str:
 
 
 def visible(text: str) -> str:
-    """Returns the text with invisible characters escaped, such as control ones: a terminal would obey them."""
+    """Returns the text with invisible characters escaped, such as control characters, which a terminal would
+    execute."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def comments(entries: Iterable[str]) -> str:
-    """Returns lines that are comments to YAML and Python alike, whatever they hold: neither knows more ends of lines
-    than `splitlines`, and neither takes control characters even there."""
+    """Returns comment lines for YAML and Python with any content: `splitlines` covers all line ends of both, and
+    control characters are escaped."""
     lines = (line for entry in entries for line in entry.splitlines() or [""])
     return "".join(f"# {visible(line)}".rstrip() + "\n" for line in lines)
 
@@ -77,19 +78,19 @@ def visible_json(text: str) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Returns the value; None for the numbers that JSON lacks."""
+    """Returns the value; None for NaN and infinities."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_rate(rate: float) -> str:
-    """Returns the rate with three digits; empty where there is none."""
+    """Returns the rate with three digits; empty if it is unknown."""
     if math.isnan(rate):
         return ""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def as_loss(loss: float) -> str:
-    """Returns the loss as text: that of a run that has learnt its data by heart is next to nothing."""
+    """Returns the loss with four significant digits, because it may be close to 0."""
     return f"{loss:.4g}"
 
 

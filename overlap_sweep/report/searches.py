@@ -1,4 +1,4 @@
-"""What searches found, in lines: those for the settings of passes (search.json), and those over knobs (knobs.json)."""
+"""Results of searches as lines of text: for settings of passes (search.json) and for knobs (knobs.json)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from overlap_sweep.report.numbers import as_duration, as_us
 from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, PassSearch, Records, SearchRecord
 
 Titled = Iterable[tuple[str, list[str]]]
-"""Headings with their lines."""
+"""Headings with lines of text."""
 
 
 def print_titled(found: Titled, console: Console) -> None:
@@ -25,7 +25,7 @@ def print_titled(found: Titled, console: Console) -> None:
 
 
 def pass_searches(records: Records, root: Path) -> Titled:
-    """Returns for every search.json its searches, one line each, and their notes."""
+    """Yields a heading per search.json, with one line per search and its notes."""
     for directory, record in records.searches.items():
         known = records.tuners[directory].dropped if directory in records.tuners else {}
         lines = [f"{record.points} points in {as_duration(record.elapsed_s)}", *_pass_lines(record, known)]
@@ -33,9 +33,9 @@ def pass_searches(records: Records, root: Path) -> Titled:
 
 
 def knob_searches(records: Mapping[Path, KnobRecord], root: Path) -> Titled:
-    """Returns for every knobs.json its answers, and what they rest on."""
+    """Yields a heading per knobs.json, with its answers and their basis."""
     for directory, record in records.items():
-        yield f"The search over knobs{_where(directory, root)}", knob_lines(record)
+        yield f"Search for knobs{_where(directory, root)}", knob_lines(record)
 
 
 def _where(directory: Path, root: Path) -> str:
@@ -43,21 +43,22 @@ def _where(directory: Path, root: Path) -> str:
 
 
 def _pass_lines(record: SearchRecord, known: Mapping[str, str]) -> Iterator[str]:
-    """Yields the lines on the passes. `known`: the values whose being dropped is reported elsewhere."""
-    said = set()
+    """Yields the lines on the passes. `known`: dropped values that are reported elsewhere."""
+    reported = set()
     for search in record.searches:
         yield pass_line(search)
         yield from (f"  {note}" for note in search.notes)
         # The same for both passes of an operator.
         operator = search.model, search.tp_size, search.operator
-        yield from (f"  refused {n} times: {why}" for why, n in search.refused.items() if (operator, why) not in said)
-        said |= {(operator, why) for why in search.refused}
-    yield from (f"Dropped: {what}: {why}" for what, why in record.dropped.items() if known.get(what) != why)
+        refused = {why: n for why, n in search.refused.items() if (operator, why) not in reported}
+        yield from (f"  Refused {n} times: {why}" for why, n in refused.items())
+        reported |= {(operator, why) for why in search.refused}
+    yield from (f"Dropped: {name}: {why}" for name, why in record.dropped.items() if known.get(name) != why)
 
 
 def pass_line(search: PassSearch) -> str:
-    """Returns the answer for one pass in a line."""
-    name = space.settings_name(search.chosen) if search.chosen else "don't overlap"
+    """Returns the answer for one pass as a line."""
+    name = space.settings_name(search.chosen) if search.chosen else "no overlap"
     gain = ""
     if search.chosen and search.time_us and search.none_us:
         gain = f", {as_us(search.time_us)} us, {search.none_us / search.time_us:.2f}x no overlap"
@@ -68,8 +69,8 @@ def pass_line(search: PassSearch) -> str:
 
 
 def knob_lines(record: KnobRecord) -> list[str]:
-    """Returns the answers, and what they rest on."""
-    reused = f", {record.reused} of them measured before" if record.reused else ""
+    """Returns the answers and their basis."""
+    reused = f", {record.reused} of them reused" if record.reused else ""
     lines = [line for search in record.searches for line in _knob_search_lines(search)]
     return [*lines, f"{record.points} points{reused} in {as_duration(record.elapsed_s)}"]
 
@@ -78,13 +79,13 @@ def _headline(search: KnobSearch) -> str:
     if search.time_us is None or search.baseline_us is None:
         return f"no answer: {search.dropped or search.stopped}"
     if not search.best:
-        early = f" in what was measured until {search.stopped}" if search.stopped else ""
-        return f"nothing is faster than the baseline{early}, {as_us(search.time_us)} us: keep it"
+        early = f" (stopped early: {search.stopped})" if search.stopped else ""
+        return f"keep the baseline ({as_us(search.time_us)} us); nothing tested was faster{early}"
     assert search.gain
-    over_none = f", {_gain_in_words(search.over_none)} than the same without overlap" if search.over_none else ""
+    over_none = f", {_gain_in_words(search.over_none)} than no overlap" if search.over_none else ""
     times = f"{as_us(search.time_us)} us instead of {as_us(search.baseline_us)}"
-    what = f"{times}, {_gain_in_words(search.gain)} than the baseline{over_none}"
-    return what if search.proven else f"{what}; NOT PROVEN: no points were left to measure it again"
+    gain = f"{times}, {_gain_in_words(search.gain)} than the baseline{over_none}"
+    return gain if search.proven else f"{gain}; NOT PROVEN: no points were left to measure it again"
 
 
 def pasted(search: KnobSearch) -> str:
@@ -102,21 +103,21 @@ def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
         yield from (f"  {line}" for line in _contribution_lines(search.contributions))
         yield f"  {search.settings} of {search.grid} settings measured, in {search.points} points"
         if search.stopped:
-            yield f"  Stopped early: {search.stopped}; there may be something faster."
+            yield f"  Stopped early: {search.stopped}. Settings that were not measured may be faster."
     if search.by_time:
-        yield "  What was measured beside the settings differs between them: compared by their times as they are."
+        yield "  The baselines differ between settings, so the settings are compared by their times."
     if search.host_bound:
-        yield f"  In {search.host_bound} of the points the host, not the device, is what takes so long."
+        yield f"  {search.host_bound} of the points are launch-bound: the host is slower than the device."
     yield from (f"  {note}" for note in search.notes)
-    yield from (f"  refused {count} times: {reason}" for reason, count in search.refused.items())
-    yield from (f"  {key} was not searched: {reason}" for key, reason in search.left_out.items())
+    yield from (f"  Refused {count} times: {reason}" for reason, count in search.refused.items())
+    yield from (f"  Not searched: {key}: {reason}" for key, reason in search.left_out.items())
     if search.tried and search.never_tried:
         values = (f"{key}={','.join(missing)}" for key, missing in search.never_tried.items())
-        yield f"  never tried: {' '.join(values)}"
+        yield f"  Never tried: {' '.join(values)}"
 
 
 def _contribution_lines(contributions: Collection[Contribution]) -> Iterator[str]:
-    rows = [("knob", "baseline", "best", "gains alone", "gains in the best setting")]
+    rows = [("knob", "baseline", "best", "gain alone", "gain in the best setting")]
     rows += [(c.key, c.baseline, c.value, _gain_share(c.alone), _gain_share(c.taken_away)) for c in contributions]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows if contributions else ():
@@ -132,5 +133,5 @@ def _gain_share(gain: Gain | None) -> str:
 
 def _gain_in_words(gain: Gain) -> str:
     if not gain.sure:
-        return f"no faster beyond the noise, {100 * gain.share:+.1f} % (± {100 * gain.noise:.1f}),"
+        return f"not faster beyond the noise, {100 * gain.share:+.1f} % (± {100 * gain.noise:.1f}),"
     return f"{100 * abs(gain.share):.1f} % (± {100 * gain.noise:.1f}) {'less' if gain.share > 0 else 'more'} time"

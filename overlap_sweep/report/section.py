@@ -1,5 +1,4 @@
-"""What a workload reports of its measurements. Terminal, summary.txt, report.html, tables and tuning_report.json are
-renderings of it."""
+"""The report of a workload. Terminal, summary.txt, report.html, tables and tuning_report.json are renderings of it."""
 
 from __future__ import annotations
 
@@ -21,96 +20,96 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sources:
-    """All that an analysis is made of."""
+    """The inputs of an analysis."""
 
     reading: Reading
     records: Records
-    """What the sweeps that searched say of themselves."""
+    """Records of searches."""
     config: AnalysisConfig
     command: str = ""
-    """What was typed to analyse them."""
+    """The command line of the analysis."""
 
     def points(self, workload: str) -> list[Point]:
-        """Returns the points of a workload, whatever became of them."""
+        """Returns the points of a workload, of any status."""
         return [point for point in self.reading.points if point.workload == workload]
 
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A chart or a table with its notes. A terminal shows those with a table or notes."""
+    """A chart or a table with notes. A terminal shows only those with a table or notes."""
 
     chart: Callable[[], Form | None] | None = None
-    """Returns what is to be drawn, or None where it would show nothing; only the page asks for it."""
+    """Returns the chart, or None if it would be empty; only the page calls it."""
     name: str = ""
-    """What tells the chart's file from others of the same answer, behind the section's name and the answer's number."""
+    """Last part of the chart's file name, after the section's name and the answer's number."""
     small: bool = False
-    """Whether the chart does without the page's whole width."""
+    """Whether the chart does not need the page's full width."""
     listing: Listing[Any] | None = None
     heading: str = ""
     brief: str = ""
-    """The heading in a word, for a link to it at the top of the page; empty: there is none."""
+    """One word for the link at the top of the page; empty: no link."""
     explained: str = ""
     drawn: str = ""
-    """How the chart is read."""
+    """How to read the chart."""
     notes: Sequence[str] = ()
     parts: Callable[[], Sequence[Exhibit]] | None = None
-    """Returns what the page has below this heading: small charts side by side, others below each other."""
+    """Returns the exhibits below this heading on the page: small charts side by side, others below each other."""
     folded: str = ""
-    """What is clicked on the page to see it; empty: it is open."""
+    """Text to click on the page to unfold it; empty: not folded."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """One of several answers that are compared at a glance: side by side on the page, one by one on a terminal."""
+    """A short answer: cards are side by side on the page and one after the other on a terminal."""
 
     title: str
     headline: str
-    """In a few words."""
+    """The answer in a few words."""
     sentences: list[str]
     """What to do, and how sure it is."""
     basis: list[str] = field(default_factory=list)
-    """What that rests on, a sentence each; the page folds it."""
+    """Sentences with the basis of the answer; folded on the page."""
     advised: str = ""
-    """In a few words, why this is the card to take; empty where it is not."""
+    """Why this card is recommended, in a few words; empty if it is not."""
     file: str = ""
-    """Where it is written, as seen from the page."""
+    """Path of the file to use, relative to the page."""
     to_set: list[str] = field(default_factory=list)
-    """Lines of configuration, to be read as they are."""
+    """Lines of configuration, shown verbatim."""
     code: list[str] = field(default_factory=list)
     """The file's content in blocks, for the page."""
     use: list[str] = field(default_factory=list)
-    """Lines that switch it on where one trains, to be copied from the page."""
+    """Lines for training with it, to be copied from the page."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer for one case: points that may be compared with each other."""
+    """The answer for one case, that is for comparable points."""
 
     title: str
-    """What was measured, and on what."""
+    """What was measured, and on which machine."""
     sentences: list[str]
-    """What to do first, then what that comes from."""
+    """What to do, then the reasons."""
     cautions: list[str]
-    """What to know before believing it."""
+    """Reasons to doubt the answer, a sentence each."""
     compared: Listing[Any]
-    """What the answer was chosen from."""
+    """Rows that the answer was chosen from."""
     points: list[Point]
     cards: list[Card] = field(default_factory=list)
     card: Card | None = None
-    """What the page says instead of the sentences, where there are no cards; None: the sentences."""
+    """The page's card if there are no cards; None: made of the sentences."""
     legend: str = ""
-    """What the columns mean, below the table on the terminal."""
+    """Explanation of the columns, below the table on the terminal."""
     brief: str = ""
-    """The title in a few words, for links to it and for what is said of several answers; empty: there are no links."""
+    """Short title for links and lists of answers; empty: no links."""
     charts: list[Exhibit] = field(default_factory=list)
     more: list[Exhibit] = field(default_factory=list)
-    """Tables beside the one of what was compared."""
+    """Further tables."""
     details: list[str] = field(default_factory=list)
-    """For summary.txt alone."""
+    """Lines for summary.txt only."""
 
     @property
     def shown_cards(self) -> list[Card]:
-        """Returns the cards of the page: its own, or one of what it says."""
+        """Returns the cards of the page: its own, or one made of the sentences."""
         headline, *more = self.sentences or [""]
         return self.cards or [self.card or Card(self.title, headline, more)]
 
@@ -120,51 +119,52 @@ class File:
     """A file that a workload writes."""
 
     directory: Path
-    """The analysed one, a run directory in it, or one of the workload's own; there, or at the same place in `--output`.
+    """The analysed directory, a run directory in it, or one of the workload's own; with `--output` at the same place
+    there.
     """
     name: str
     content: Callable[[], bytes]
     kind: str = ""
-    """What such files are called together, where they are not listed one by one: `results_*.json`."""
+    """Common name of files that are not listed one by one, such as `results_*.json`; empty: listed."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """All that a workload reports."""
+    """The report of one workload."""
 
     name: str
-    """Fit for an address of the page, and for the names of charts."""
+    """Name for the page's addresses and the charts' files."""
     what: str
-    """What was measured, in a word or two and in plural: `copies`."""
+    """What was measured, in one or two words, plural: `copies`."""
     title: str
     explained: str
-    """What was measured and how it is to be read, on the page."""
+    """What was measured and how to read it, on the page."""
     answers: list[Answer]
     points: Listing[PointRow[Any]]
     """Every point, for files, queries and the page."""
     report: dict[str, Any]
-    """What tuning_report.json says, by its keys."""
+    """Keys and contents for tuning_report.json."""
     decided: Listing[Any] | None = None
-    """The answers as rows, for `--format` and `--fail-if`; None: the points. Those with a caption
-    are shown before the answers, where there are several."""
+    """The answers as rows, for `--format` and `--fail-if`; None: the points. With a caption they are shown before
+    several answers."""
     files: list[File] = field(default_factory=list)
-    """Beside the tables and charts."""
+    """Files besides tables and charts."""
     more: list[Exhibit] = field(default_factory=list)
-    """What is of no single answer, behind all of them."""
+    """Exhibits that belong to no single answer, after all answers."""
     most_tables: int | None = None
-    """Of more answers than so many a terminal shows only the rows that sum them up."""
+    """With more answers than this a terminal shows only the summary."""
     most_charts: int | None = None
-    """The page has charts of the first so many answers."""
+    """The page has charts for this many answers, the first ones."""
     topic: str = ""
-    """What it is about, for the page's title: `tensor-parallel overlap`; empty: `what`."""
+    """Topic for the page's title: `tensor-parallel overlap`; empty: `what`."""
     subjects: list[str] = field(default_factory=list)
-    """What was measured of no model, for the page's title."""
+    """Subjects other than models, for the page's title."""
     launch_bound: int = 0
-    """Points whose times say nothing about the device."""
+    """Number of launch-bound points."""
     problems: list[str] = field(default_factory=list)
     """A sentence for each file that could not be read."""
     warnings: list[str] = field(default_factory=list)
-    """A sentence for each file that was read only in part."""
+    """A sentence for each file of which only part was read."""
 
     @cached_property
     def records(self) -> list[Row]:
@@ -178,7 +178,7 @@ class Section:
 
     @property
     def summary(self) -> Listing[Any] | None:
-        """Returns several answers in a table, where the answers as rows have a caption."""
+        """Returns the table that sums up several answers; None if the answers as rows have no caption."""
         return self.decided if self.decided and self.decided.caption and len(self.answers) > 1 else None
 
     @property
@@ -189,26 +189,26 @@ class Section:
 
 @dataclass(frozen=True)
 class Analysis:
-    """All that is known about a directory of results."""
+    """The analysis of a directory of results."""
 
     sources: Sources
     sections: list[Section]
 
     @property
     def problems(self) -> list[str]:
-        """Returns a sentence for each file that is there and cannot be read."""
+        """Returns a sentence for each file that cannot be read."""
         reading, records = self.sources.reading, self.sources.records
-        of_sections = [problem for section in self.sections for problem in section.problems]
-        return [*reading.problems, *records.problems, *of_sections]
+        section_problems = [problem for section in self.sections for problem in section.problems]
+        return [*reading.problems, *records.problems, *section_problems]
 
     @property
     def warnings(self) -> list[str]:
-        """Returns a sentence for each file that was read only in part."""
+        """Returns a sentence for each file of which only part was read."""
         return [warning for section in self.sections for warning in section.warnings]
 
     @property
     def counts(self) -> dict[str, int]:
-        """Returns the number of points by status, and of those that cannot be read or believed."""
+        """Returns the number of points by status, and of unreadable and launch-bound ones."""
         points, unreadable = self.sources.reading.points, len(self.sources.reading.problems)
         found = Counter(point.status for point in points)
         return {

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 R = TypeVar("R")
-"""What a row of a table is made of."""
+"""Type of a table's rows."""
 S = TypeVar("S")
 
 Row = dict[str, Any]
-"""A row as programs take it: by column; None for what is unknown or does not apply."""
+"""A row for programs, by column; None for values that are unknown or do not apply."""
 
 Kind = Literal["text", "count", "number", "flag"]
 PANDAS: Mapping[Kind, str] = {"text": "string", "count": "Int64", "number": "float64", "flag": "boolean"}
@@ -37,30 +37,30 @@ class Column(Generic[R]):
     """One column of a table of `R`."""
 
     name: str
-    """In files and queries, with its unit; empty for a column that only people see."""
+    """Name in files and queries, with its unit; empty for a column that is only in tables for people."""
     value: Callable[[R], Any]
-    """The cell; None or NaN for what is unknown or undefined."""
+    """Returns the cell; None or NaN for unknown or undefined values."""
     about: str = ""
-    """A sentence that explains it; without one, what the vocabulary has for the name."""
+    """Sentence that explains the column; default: the vocabulary's for the name."""
     kind: Kind = "number"
     header: str = ""
-    """In tables for people; empty for a column that is in files alone."""
+    """Header in tables for people; empty for a column that is only in files."""
     show: Callable[[Any], str] = as_text
-    """How people read the value. Not called for what is unknown or undefined, which is an empty cell."""
+    """Formats the value for people. Not called for unknown or undefined values, whose cells are empty."""
     words: Callable[[R], str] | None = None
-    """Instead of `show`, where the text takes more than the value; the value is what the page sorts by."""
+    """Returns the text from the row, instead of `show`; the page sorts by the value."""
     dropped: int = 0
-    """In which turn a narrow terminal does without it, from 1 on; 0: it is always there."""
+    """Order in which a narrow terminal drops the column, from 1 on; 0: never."""
     page_only: bool = False
-    """Whether no terminal shows it, however wide."""
+    """Whether only the page shows it, no terminal."""
     differing: bool = False
-    """Shown only where rows differ in it."""
+    """Whether it is shown only if rows differ in it."""
     queried: bool = False
-    """A query shows it unasked, though tables for people have it not, or not as a column of its own."""
+    """Whether a query shows it by default although other tables for people do not."""
     high_first: bool = False
-    """Whether one looks for its highest numbers first."""
+    """Whether high numbers are better, so that the page sorts them first."""
     style: str | Callable[[R], str] = ""
-    """A class of the page's style sheet, such as `setting` or `reason`."""
+    """Class in the page's style sheet, such as `setting` or `reason`."""
 
     def __post_init__(self) -> None:
         if not self.about:
@@ -68,7 +68,7 @@ class Column(Generic[R]):
 
     @property
     def unit(self) -> str:
-        """Returns the unit of its numbers; of other values what they are."""
+        """Returns the unit of its numbers; for other values their kind."""
         return unit(self.name, self.kind)
 
     def text(self, row: R) -> str:
@@ -89,12 +89,12 @@ def is_unknown(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Table(Generic[R]):
-    """Columns in their order, and what their rows are."""
+    """Ordered columns, and what a row is."""
 
     name: str
     """The stem of its files: `copies` of copies.csv and copies.parquet."""
     rows: str
-    """What they are, for the column reference: `one row per point`."""
+    """Meaning of a row for the column reference: `one row per point`."""
     columns: tuple[Column[R], ...]
 
     @property
@@ -108,8 +108,8 @@ class Table(Generic[R]):
         return [column for column in self.columns if column.header]
 
     @property
-    def told(self) -> list[str]:
-        """Returns the columns of files that a query shows by default: every terminal's, and those that are marked."""
+    def default_columns(self) -> list[str]:
+        """Returns the columns that a query shows by default: those of any terminal, and those marked `queried`."""
         shown = [
             column.name
             for column in self.written
@@ -119,11 +119,11 @@ class Table(Generic[R]):
 
     @property
     def types(self) -> dict[str, str]:
-        """Returns the pandas type of each column of files, in their order."""
+        """Returns the pandas type of each column of files, in order."""
         return {column.name: PANDAS[column.kind] for column in self.written}
 
     def details(self, row: R) -> dict[str, str]:
-        """Returns the cells that people see, by header: the row's tooltip in charts."""
+        """Returns the cells for people by header, for the row's tooltip in charts."""
         return {column.header: column.text(row) for column in self.shown}
 
     def records(self, rows: Iterable[R]) -> list[Row]:
@@ -133,38 +133,38 @@ class Table(Generic[R]):
 
 @dataclass(frozen=True)
 class Listing(Generic[R]):
-    """Rows of a table, as they are shown to people."""
+    """Rows of a table and how to show them to people."""
 
     table: Table[R]
     rows: Sequence[R]
     caption: str = ""
-    """What the rows are, above the table of the page."""
+    """Caption of the table on the page."""
     chosen: Callable[[R], bool] = field(default=lambda row: False)
-    """Whether the row is the answer, or one of them."""
+    """Returns whether the row is an answer."""
     reference: Callable[[R], bool] = field(default=lambda row: False)
-    """Whether the row is what gains are told against, which is shown however far down it is."""
+    """Returns whether the row is the reference of gains, which is always shown."""
     faint: Callable[[R], bool] = field(default=lambda row: False)
-    """Whether the row is only there to be compared with."""
+    """Returns whether the row is only a baseline."""
     group: Callable[[R], Any] = field(default=lambda row: None)
-    """Rows next to each other that differ in it are set apart."""
+    """Returns the row's group; a blank line separates groups."""
     most_rows: int | None = None
-    """On a terminal; of more the first ones, and the chosen."""
+    """Most rows on a terminal: the first ones, the chosen and the reference; None: all."""
     order: Callable[[R], Any] | None = None
-    """What the page sorts the rows by; None: they stay as they are."""
+    """Sort key of the rows on the page; None: not sorted."""
     link: Callable[[R], int] | None = None
-    """Of rows that sum up answers: which of them the row is about, from 0 on."""
+    """Index of the answer that a row of a summary is about."""
 
     @property
     def records(self) -> list[Row]:
-        """Returns the rows as programs take them."""
+        """Returns the rows for programs."""
         return self.table.records(self.rows)
 
     @property
     def columns(self) -> list[Column[R]]:
-        """Returns the shown columns that have a text in any row."""
-        return [column for column in self.table.shown if self._tells(column)]
+        """Returns the shown columns with a text in any row."""
+        return [column for column in self.table.shown if self._is_needed(column)]
 
-    def _tells(self, column: Column[R]) -> bool:
+    def _is_needed(self, column: Column[R]) -> bool:
         if column.differing:
             return len({column.text(row) for row in self.rows}) > 1
         return any(column.text(row) for row in self.rows)
@@ -178,18 +178,18 @@ def to_frame(rows: Sequence[Row], types: Mapping[str, str]) -> pd.DataFrame:
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet would compute instead of showing it."""
+"""Beginnings of cells that a spreadsheet would compute as formulas."""
 
 
 def csv_of(frame: pd.DataFrame) -> str:
-    """Returns CSV that may be opened with anything: Parquet and JSON have the texts as they are."""
+    """Returns CSV that is safe to open in a spreadsheet; Parquet and JSON have the original texts."""
     texts = frame.select_dtypes(["object", "string"]).columns
     shown = frame.assign(**{name: frame[name].map(csv_cell, na_action="ignore") for name in texts})
     return shown.to_csv(index=False, lineterminator="\n")
 
 
 def csv_cell(value: Any) -> Any:
-    """Returns the value; of a text what can be shown, with an apostrophe before what would be a formula."""
+    """Returns the value; in texts, invisible characters are escaped and formulas get a leading apostrophe."""
     if not isinstance(value, str):
         return value
     return visible(f"'{value}" if value.startswith(_FORMULA) else value)
@@ -197,15 +197,15 @@ def csv_cell(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class PointRow(Generic[R]):
-    """One point of a sweep, whatever became of it, or one of the parts that it measured."""
+    """One point of a sweep, of any status, or one of its measured parts."""
 
     point: Point
     root: Path
     """The directory that was analysed."""
     measured: R | None
-    """What a point that is ok measured."""
+    """Measurements of an ok point; None for others."""
     part: str = ""
-    """What the row is about, of a point that has several rows: a phase."""
+    """Part that the row is about if the point has several rows, such as a phase."""
 
     @property
     def directory(self) -> str:
@@ -213,7 +213,7 @@ class PointRow(Generic[R]):
 
     @property
     def why_not_ok(self) -> str:
-        """Returns the reason in one line; empty where the point is ok."""
+        """Returns the reason in one line; empty if the point is ok."""
         return "" if self.point.status == "ok" else self.point.why_not_ok
 
     @property
@@ -228,7 +228,7 @@ def _status(row: PointRow[Any]) -> str:
 def _error(row: PointRow[Any]) -> str | None:
     if row.point.result:
         return row.point.result.error
-    return "no result.json: the point was given up, or is still running"
+    return "no result.json: the point is still running or its launcher was stopped"
 
 
 POINT: Column[PointRow[Any]] = Column("point", lambda row: row.point.name, kind="text")
@@ -250,12 +250,12 @@ ERROR: Column[PointRow[Any]] = Column("error", _error, kind="text")
 
 
 def attribute(name: str, about: str = "", kind: Kind = "number", read: str = "", **more: Any) -> Column[Any]:
-    """Returns the column of the row's attribute `read`, by default the one of the column's name."""
+    """Returns the column of the row's attribute `read`; default: the attribute of the column's name."""
     return Column(name, attrgetter(read or name), about, kind, **more)
 
 
 def asked(name: str, *path: str, **more: Any) -> Column[PointRow[Any]]:
-    """Returns a column of the point's configuration, at `path` (by default at its own name)."""
+    """Returns a column of the point's configuration at `path` (default: the column's name)."""
 
     def value(row: PointRow[Any]) -> Any:
         found: Any = row.point.config
@@ -267,7 +267,7 @@ def asked(name: str, *path: str, **more: Any) -> Column[PointRow[Any]]:
 
 
 def through(column: Column[R], get: Callable[[S], R | None], **changes: Any) -> Column[S]:
-    """Returns the same column of rows that `get` takes an R from; empty where it takes None."""
+    """Returns the column for rows from which `get` returns an R; empty where it returns None."""
 
     def of(call: Callable[[R], Any], nothing: Any) -> Callable[[S], Any]:
         def found(row: S) -> Any:
@@ -286,12 +286,12 @@ def through(column: Column[R], get: Callable[[S], R | None], **changes: Any) -> 
 
 
 def of_measured(column: Column[R]) -> Column[PointRow[R]]:
-    """Returns the same column of points: empty for those that measured nothing."""
+    """Returns the column for points; empty for points without measurements."""
     return through(column, lambda row: row.measured)
 
 
 def points_table(
     name: str, rows: str, of_point: Iterable[Column[PointRow[R]]], measured: Iterable[Column[R]]
 ) -> Table[PointRow[R]]:
-    """Returns the table of all points of a workload: what is known of each, then what was measured."""
+    """Returns the table of all points of a workload: columns of the point, then of its measurements."""
     return Table(name, rows, (*of_point, *map(of_measured, measured)))

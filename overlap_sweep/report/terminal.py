@@ -1,4 +1,4 @@
-"""The answer for people: on a terminal of any width, in a pipe, and in summary.txt."""
+"""Prints the answers to a terminal of any width, a pipe, or summary.txt."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def summary_text(analysis: Analysis) -> str:
 
 
 def print_answers(analysis: Analysis, console: Console, whole: bool = False) -> None:
-    """Prints what each workload says, then what was left out; `whole`: every table, with all its rows."""
+    """Prints each workload's answers, then the points that are not ok; `whole`: all tables with all rows."""
     reading = analysis.sources.reading
     print_titled(knob_searches(analysis.sources.records.knobs, reading.root), console)
     for section in analysis.sections:
         print_section(section, console, whole)
     counts = {name: count for name, count in analysis.counts.items() if count}
     points = counts.pop("points")
-    told = ", ".join(f"{count} {name}" for name, count in counts.items())
-    console.print(f"\n{counted(points, 'point')}: {told}")
+    by_status = ", ".join(f"{count} {name}" for name, count in counts.items())
+    console.print(f"\n{counted(points, 'point')}: {by_status}")
     _print_not_ok(reading.points, console)
 
 
 def print_written(paths: Sequence[Path], console: Console, sections: Sequence[Section] = ()) -> None:
-    """Prints where the files are: the directory once, then names; of those of one kind, how many."""
+    """Prints the directory, then the names of the files; for files of one kind their number."""
     root = paths[0].parent
-    of_kind = {file.name: file.kind for section in sections for file in section.files if file.kind}
-    names = [str(path.relative_to(root)) for path in paths if path.parent == root or path.name not in of_kind]
-    kinds = Counter(of_kind[path.name] for path in paths if path.parent != root and path.name in of_kind)
+    kind_of = {file.name: file.kind for section in sections for file in section.files if file.kind}
+    names = [str(path.relative_to(root)) for path in paths if path.parent == root or path.name not in kind_of]
+    kinds = Counter(kind_of[path.name] for path in paths if path.parent != root and path.name in kind_of)
     names += [f"{kind} of {number} run directories" for kind, number in kinds.items()]
     console.print(f"\nWritten to {root}: {', '.join(names)}")
 
@@ -74,13 +74,13 @@ def _print_not_ok(points: Sequence[Point], console: Console) -> None:
 
 
 def print_section(section: Section, console: Console, whole: bool = False) -> None:
-    """Prints what sums all answers up, then each with the table that it comes from, of very many only what to know
-    before believing them; `whole`: all of them, with all rows of each."""
+    """Prints the summary of all answers, then each answer with its table; of very many answers only the cautions.
+    `whole`: all answers with all rows."""
     if section.summary:
         print_listing(section.summary, console, section.file, whole, section.summary.caption)
     if not whole and section.most_tables is not None and len(section.answers) > section.most_tables:
         print_lines(_cautions_of_all(section.answers), console, indent=0)
-        where = "Reasons, and all that was compared, are in summary.txt and report.html."
+        where = "summary.txt and report.html have the reasons and all compared settings."
         print_lines([where], console, indent=0)
         return
     for answer in section.answers:
@@ -90,7 +90,7 @@ def print_section(section: Section, console: Console, whole: bool = False) -> No
 
 
 def _cautions_of_all(answers: Sequence[Answer]) -> list[str]:
-    """Returns each once, with the answers that it is about."""
+    """Returns each caution once, with the answers that it applies to."""
     found: dict[str, list[str]] = {}
     for answer in answers:
         for caution in answer.cautions:
@@ -99,7 +99,7 @@ def _cautions_of_all(answers: Sequence[Answer]) -> list[str]:
 
 
 def print_answer(answer: Answer, console: Console, file: str, whole: bool = False) -> None:
-    """Prints the answer first, then what was compared, then what to know before believing it."""
+    """Prints the answer, then the compared settings, then the cautions."""
     console.print(f"\n{answer.title}", style="bold")
     print_lines(answer.sentences, console)
     for card in answer.cards:
@@ -123,7 +123,7 @@ def _print_card(card: Card, console: Console) -> None:
 
 
 def print_exhibit(exhibit: Exhibit, console: Console, whole: bool) -> None:
-    """Prints its table and notes, if it has any: charts are the page's."""
+    """Prints the exhibit's table and notes, if it has any; charts are only on the page."""
     if not (exhibit.listing or exhibit.notes):
         return
     if exhibit.heading:
@@ -135,7 +135,7 @@ def print_exhibit(exhibit: Exhibit, console: Console, whole: bool) -> None:
 
 def print_listing(listing: Listing[R], console: Console, file: str, whole: bool = False, title: str = "") -> None:
     """Prints the rows below their headers; one below the other where the terminal is too narrow. Of more than
-    `most_rows` the first, the chosen and the reference, unless the `whole` table is wanted: `file` has all."""
+    `most_rows` only the first, the chosen and the reference, unless `whole`; `file` has all."""
     most = None if whole else listing.most_rows
     rows = [
         row

@@ -1,5 +1,5 @@
-"""All ranks of a run on one timeline, as a trace that Perfetto and chrome://tracing load: a process for each rank, with
-tracks for its iterations and passes, and for each kind of kernels as many as run at once."""
+"""Merges the traces of a run's ranks into one timeline for Perfetto and chrome://tracing: a process per rank, with
+tracks for iterations, passes and each kind of kernels."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from overlap_sweep.trace.kineto import read_trace
 from overlap_sweep.trace.measured import phases_of
 
 WHOLE = "all"
-"""The phase that is the whole iteration."""
-COUNTER = "GEMM and communication at once"
+"""The phase of the whole iteration."""
+COUNTER = "GEMM and communication overlap"
 KINDS = {
     GEMM: ("GEMM", "gemm", "thread_state_running"),
     COMPUTE: ("computation", "compute", "rail_response"),
@@ -32,11 +32,11 @@ KINDS = {
     WAIT: ("wait", "wait", "grey"),
     MEMORY: ("copies", "memory", "rail_load"),
 }
-"""From top to bottom: title, category, and one of chrome://tracing's colours; Perfetto colours by name."""
+"""Kinds from top to bottom: title, category, and a colour of chrome://tracing; Perfetto colours by name."""
 RANKS_NAMED = 16
 
 _Span = tuple[int, int, str, dict[str, Any]]
-"""Something on a track: start and end in the trace's own nanoseconds, name, other fields of the event."""
+"""A span on a track: start and end in the trace's own nanoseconds, name, other fields of the event."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class RankTimeline:
     rank: int | None
     world_size: int | None
     base_time_ns: int
-    """Since 1970; 0 where the trace doesn't say what it counts from."""
+    """Origin of the trace's times since 1970; 0 if the trace does not record it."""
     device: str
-    """Such as `device 0`; of several devices all."""
+    """Name of the device, such as `device 0`, or of all devices."""
     activity: Activity
     phases: dict[int, dict[str, NDArray[np.intp]]]
-    """By iteration and phase, which of the activity's events are in it."""
+    """Indices of the activity's events by iteration and phase."""
 
     def span_ns(self, iteration: int, phase: str = WHOLE) -> tuple[int, int]:
-        """Returns the first start and the last end, as the trace counts."""
+        """Returns the first start and the last end in the trace's own nanoseconds."""
         events, inside = self.activity.events, self.phases[iteration][phase]
         return int(events.start_ns[inside].min()), int(events.end_ns[inside].max())
 
@@ -70,7 +70,7 @@ class Timeline:
     spans: int
     iterations: list[int]
     notes: list[str]
-    """One sentence each: how the ranks were aligned, and which are missing."""
+    """Sentences on missing ranks and on ranks that were aligned without a common clock."""
 
 
 class _Event(msgspec.Struct, omit_defaults=True):
@@ -88,16 +88,16 @@ class _Event(msgspec.Struct, omit_defaults=True):
 
 
 def read_rank(path: Path) -> tuple[RankTimeline, list[str]]:
-    """Returns one rank's work, and what its reader warned of. UserError when it cannot be read or has no iteration."""
+    """Returns one rank's work and the reader's warnings. UserError when it cannot be read or has no iteration."""
     trace = read_trace(path)
     activity = activity_of(trace)
     phases: dict[int, dict[str, NDArray[np.intp]]] = {}
-    for iteration, phase, of_phase in phases_of(activity):
-        drawn = of_phase[activity.kind[of_phase] != IGNORE]
+    for iteration, phase, events in phases_of(activity):
+        drawn = events[activity.kind[events] != IGNORE]
         if len(drawn):
             phases.setdefault(iteration, {})[phase] = drawn
     if not phases:
-        raise UserError(f"{path} holds no work inside its iterations; profile at least one forward pass.")
+        raise UserError(f"{path} has no work inside its iterations; profile at least one forward pass.")
     devices = sorted({activity.lanes[lane][0] for lane in np.unique(activity.events.lane)})
     timeline = RankTimeline(
         path=path,
@@ -112,13 +112,14 @@ def read_rank(path: Path) -> tuple[RankTimeline, list[str]]:
 
 
 def build(ranks: Sequence[RankTimeline], iteration: int | None = None) -> Timeline:
-    """Returns all iterations or one of them. UserError where two ranks are the same, or none has the iteration."""
+    """Returns the timeline of all iterations or of one. UserError for two traces of one rank or an unknown
+    iteration."""
     ordered = _in_order(ranks)
     wanted = sorted({number for rank in ordered for number in rank.phases})
     if iteration is not None:
         if iteration not in wanted:
             raise UserError(
-                f"There is no iteration {iteration}; choose among {', '.join(map(str, wanted[:20]))}, or all."
+                f"There is no iteration {iteration}; choose one of {', '.join(map(str, wanted[:20]))}, or all."
             )
         wanted = [iteration]
     shifts, notes = _shifts_ns(ordered)
@@ -135,7 +136,7 @@ def build(ranks: Sequence[RankTimeline], iteration: int | None = None) -> Timeli
         for event in _events(rank, pid, tids, first_ns - shift, own)
     ]
     document = {
-        # First, so that it is found without reading the rest.
+        # First in the file, so that it is found without reading the rest.
         "otherData": {"made_by": TIMELINE_MARK, "traces": [str(rank.path) for rank in ordered]},
         "displayTimeUnit": "ms",
         "traceEvents": events,
@@ -161,7 +162,7 @@ def _missing_ranks(ranks: Sequence[RankTimeline]) -> list[str]:
     """Returns a sentence if any ranks are missing."""
     sizes = {rank.world_size for rank in ranks if rank.world_size}
     if len(sizes) > 1:
-        return [f"The traces are of runs of {' and '.join(map(str, sorted(sizes)))} ranks; are they of one run?"]
+        return [f"The traces record runs of {' and '.join(map(str, sorted(sizes)))} ranks; give the traces of one run."]
     if not sizes or any(rank.rank is None for rank in ranks):
         return []
     (size,) = sizes
@@ -171,7 +172,7 @@ def _missing_ranks(ranks: Sequence[RankTimeline]) -> list[str]:
 
 
 def _shifts_ns(ranks: Sequence[RankTimeline]) -> tuple[list[int], list[str]]:
-    """Returns the shift of each rank's times onto one clock, and a note if it is a guess."""
+    """Returns the shift of each rank's times onto a common clock, and a note if there is no common clock."""
     common = sorted(set.intersection(*(set(rank.phases) for rank in ranks)))
     spans_ns = [rank.span_ns(common[0] if common else min(rank.phases)) for rank in ranks]
     bases_ns = [rank.base_time_ns for rank in ranks]
@@ -183,15 +184,15 @@ def _shifts_ns(ranks: Sequence[RankTimeline]) -> tuple[list[int], list[str]]:
     # Ranks that communicate work on the same iteration at the same time.
     if len(ranks) == 1 or (common and same_base and last_start_ns < first_end_ns):
         return bases_ns, []
-    what = f"iteration {common[0]}" if common else "each rank's first iteration, for none is common to all"
-    note = f"The ranks' clocks don't agree: aligned at the start of {what}, so that skew between them is not shown."
+    start = f"iteration {common[0]}" if common else "each rank's first iteration"
+    note = f"The ranks have no common clock: aligned at the start of {start}, so skew between ranks is not shown."
     return [-start_ns for start_ns, _ in spans_ns], [note]
 
 
 def _events(
     rank: RankTimeline, pid: int, tids: Iterator[int], origin_ns: int, iterations: Sequence[int]
 ) -> Iterator[_Event]:
-    """Yields a rank's events. `origin_ns`: where the timeline begins, as the rank's own trace counts."""
+    """Yields a rank's events. `origin_ns`: start of the timeline in the rank's own nanoseconds."""
     name = rank.path.name if rank.rank is None else f"rank {rank.rank}"
     yield _Event("M", pid, 0, "process_name", args={"name": f"{name} ({rank.device})"})
     yield _Event("M", pid, 0, "process_sort_index", args={"sort_index": pid - 1})
@@ -211,7 +212,7 @@ def _events(
 
 
 def _us(nanoseconds: int) -> msgspec.Raw:
-    """Returns microseconds with three decimals: exact, where a float would have any number of digits."""
+    """Returns microseconds with exactly three decimals, which a float could not guarantee."""
     sign = "-" if nanoseconds < 0 else ""
     return msgspec.Raw(f"{sign}{abs(nanoseconds) // 1000}.{abs(nanoseconds) % 1000:03d}".encode())
 
@@ -219,7 +220,7 @@ def _us(nanoseconds: int) -> msgspec.Raw:
 def _tracks(
     rank: RankTimeline, iterations: Sequence[int], chosen: NDArray[np.intp]
 ) -> Iterator[tuple[str, list[_Span]]]:
-    """Yields titles with their spans, by start; what overlaps on a track would be drawn wrong, and is on one below."""
+    """Yields tracks as titles with spans sorted by start; overlapping spans go to further tracks."""
     whole: list[_Span] = [(*rank.span_ns(number), f"iteration {number}", {"cat": "iteration"}) for number in iterations]
     passes: list[_Span] = [
         (*rank.span_ns(number, phase), name, {"cat": "pass", "args": {"iteration": number}})

@@ -263,8 +263,8 @@ def test_a_narrow_terminal_leaves_out_the_least_important_columns(made: Made, tm
         header = next(line for line in text.splitlines() if "implementation  backend" in line)
         assert [name for name in optional if name not in header] == optional[:missing]
         assert "time us" in header
-        sentence = f"No room for {', '.join(reversed(optional[:missing]))}: a wider terminal shows them."
-        assert (sentence in " ".join(text.split())) == ("No room for" in text) == bool(missing)
+        sentence = f"Hidden columns: {', '.join(reversed(optional[:missing]))}. A wider terminal shows them."
+        assert (sentence in " ".join(text.split())) == ("Hidden columns:" in text) == bool(missing)
 
 
 def test_a_terminal_of_160_columns_shows_every_column_of_stacks(tmp_path: Path) -> None:

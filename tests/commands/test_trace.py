@@ -210,7 +210,7 @@ def test_ranks_of_different_clocks_are_aligned_at_their_first_common_iteration(t
     timeline = build([read_rank(path)[0] for path in paths])
     events = events_of(timeline.content)
     (note,) = timeline.notes
-    assert note.startswith("The ranks' clocks don't agree: aligned at the start of iteration 4")
+    assert note.startswith("The ranks have no common clock: aligned at the start of iteration 4")
     assert (iteration_starts(events, 1), iteration_starts(events, 2)) == ([0.0, 1000.0, 2000.0], [1000.0, 2000.0])
 
 

@@ -32,7 +32,7 @@ ROWS = [("odd", 3), ("odd", 1)]
 def test_a_column_is_shown_and_queried_as_it_says() -> None:
     assert [column.header for column in Listing(TABLE, ROWS).columns] == ["number", "squared", "cubed"]
     assert Listing(TABLE, [*ROWS, ("even", 2)]).columns[0].header == "kind"
-    assert TABLE.told == ["kind", "number", "square", "status"]
+    assert TABLE.default_columns == ["kind", "number", "square", "status"]
     assert Listing(TABLE, ROWS).records[0] == {"kind": "odd", "number": 3, "square": 9, "cube": 27, "fourth": 81}
 
 

@@ -184,7 +184,7 @@ def test_where_everything_fails_the_answer_is_no_overlap_and_without_a_baseline_
     for search in record(tmp_path)["searches"]:
         assert (search["chosen"], search["tried"], search["time_us"]) == ({}, [], search["none_us"])
         assert search["notes"]
-    assert capsys.readouterr().out.count("don't overlap") == 2
+    assert capsys.readouterr().out.count(": no overlap;") == 2
     assert record(tmp_path)["dropped"] == {"qwen3_0_6b TP=2 fc1": "its baseline without overlap failed: no luck"}
 
 
@@ -249,7 +249,7 @@ def test_every_pass_is_searched_and_answered_by_what_was_measured_and_again_noth
     assert {"fwd", "bwd"} in [{space.PASS_OF_PHASE[phase] for phase in result.point["phases"]} for result in results]
     assert (found["points"], found["reused"], found["dropped"]) == (len(results), 0, {})
     for one in found["searches"]:
-        answer = space.settings_name(one["chosen"]) if one["chosen"] else "don't overlap"
+        answer = space.settings_name(one["chosen"]) if one["chosen"] else "no overlap"
         line = f"search: qwen3_0_6b TP=2 fc1 {one['pass']}: {re.escape(answer)}"
         assert re.search(f"^{line}.* of {one['exhaustive']} settings measured; no untested", done.stdout, re.MULTILINE)
         assert sum(entry["measurements"] for entry in one["tried"]) == one["evaluations"]

@@ -1,4 +1,4 @@
-"""report.html, one file that needs no network, and, where they are asked for, the PNGs beside it, from one analysis."""
+"""Writes report.html, a single file that needs no network, and optionally its charts as PNGs."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from overlap_sweep.results.provenance import environments, launch_commands, mach
 FILE_NAME = "report.html"
 PLOTS = "plots"
 MOST_ROWS = 3000
-"""Of a section's table of all points; some 0.7 kB each."""
+"""Most rows of a section's table of all points; about 0.7 kB each."""
 MOST_LINKS = 12
-"""To the answers of a section, at the top of the page."""
+"""Most links to the answers of a section, at the top of the page."""
 MOST_CARDS = 6
-"""Of a section, at the top of the page; of more a row each, and the cards where the answers are."""
+"""Most cards of a section at the top of the page; with more, a row each there and the cards next to the answers."""
 MOST_SENTENCES = 3
-"""Of a card, in sight."""
+"""Sentences of a card that are not folded."""
 MOST_SUBJECTS = 3
-"""In the page's title; and as many topics."""
+"""Most subjects, and most topics, in the page's title."""
 BEYOND = 1e300
-"""Sorts below everything that is measured."""
+"""Sort key after all measured values."""
 
 
 @dataclass(frozen=True)
 class Cell:
     text: str
     order: float | str | None = None
-    """What it sorts by, where that is not its text."""
+    """Sort key, if it is not the text."""
     kind: str = ""
-    """`number`, or what a style sheet tells apart."""
+    """`number`, or a class of the style sheet."""
     link: str = ""
-    """An address of the page."""
+    """Address on the page."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class PageTable:
     caption: str = ""
 
     def turn(self, place: int) -> int:
-        """Returns when the page does without the column where it lacks room, from 1 on: first numbers that only pages
-        have, then as terminals do, then numbers from right to left, last what one looks for highs in, counts and texts.
-        The first column, times, status and notes stay: 0."""
+        """Returns the order in which a narrow page drops the column, from 1 on: first page-only numbers, then as on
+        terminals, then numbers from right to left, last numbers where high is better, counts and texts. 0, never: the
+        first column, times, status and notes."""
         column = self.columns[place]
         if place == 0 or column.name == "time_us" or column.header in ("status", "note"):
             return 0
@@ -76,7 +76,7 @@ class PageTable:
 
 @dataclass(frozen=True)
 class ShownExhibit:
-    """An exhibit with its chart and table as the page has them."""
+    """An exhibit with its chart and table, ready for the page."""
 
     address: str
     exhibit: Exhibit
@@ -90,7 +90,7 @@ class ShownExhibit:
 
     @property
     def charts(self) -> Iterator[Figure]:
-        """Yields its own charts, and those of its parts."""
+        """Yields its own charts and those of its parts."""
         yield from [self.chart] if self.chart else []
         for part in self.parts:
             yield from part.charts
@@ -98,11 +98,11 @@ class ShownExhibit:
 
 @dataclass(frozen=True)
 class ShownSection:
-    """A section as the page has it."""
+    """A section, ready for the page."""
 
     section: Section
     answers: list[tuple[str, Answer, list[ShownExhibit]]]
-    """With their addresses."""
+    """Address, answer and exhibits of each answer."""
     more: list[ShownExhibit]
 
     @property
@@ -113,7 +113,7 @@ class ShownSection:
 
     @property
     def explained_columns(self) -> list[Column[Any]]:
-        """Returns the columns that its sentences may speak of."""
+        """Returns the columns that its sentences may mention."""
         tables = [answer.compared.table for _, answer, _ in self.answers][:1]
         return [column for table in [*tables, self.section.points.table] for column in table.columns]
 
@@ -125,16 +125,18 @@ class ShownSection:
 
     @property
     def points(self) -> PageTable | None:
-        """Returns the table of all points; None where there are too many."""
+        """Returns the table of all points; None if there are too many."""
         listing = self.section.points
         return points_table(listing) if len(listing.rows) <= MOST_ROWS else None
 
 
-def page_files(analysis: Analysis, beside: Sequence[str], *, with_plots: bool = False) -> Iterator[tuple[str, bytes]]:
-    """Yields paths below the report's directory, and what to write there: the page, then its charts as PNGs, which
-    takes most of a report's time. `beside` are the names of the other files there."""
+def page_files(
+    analysis: Analysis, other_files: Sequence[str], *, with_plots: bool = False
+) -> Iterator[tuple[str, bytes]]:
+    """Yields paths below the report's directory with their contents: the page, then its charts as PNGs, which take most
+    of the time. `other_files`: names of the other files there."""
     sections = [_shown(section) for section in analysis.sections]
-    yield FILE_NAME, _page(analysis, sections, beside).encode()
+    yield FILE_NAME, _page(analysis, sections, other_files).encode()
     exhibits = (exhibit for shown in sections for *_, exhibits in shown.answers for exhibit in exhibits)
     for chart in (chart for exhibit in exhibits for chart in exhibit.charts) if with_plots else ():
         yield f"{PLOTS}/{chart.name}.png", png(chart)
@@ -151,7 +153,7 @@ def _shown(section: Section) -> ShownSection:
 
 
 def _exhibits(address: str, exhibits: Sequence[Exhibit]) -> list[ShownExhibit]:
-    """Returns the exhibits that show anything. Charts, which are files, too, are named after their place."""
+    """Returns the exhibits that are not empty. Charts, which are also files, are named by their place."""
     found = []
     for number, one in enumerate(exhibits, start=1):
         form = one.chart() if one.chart else None
@@ -167,7 +169,7 @@ def _exhibits(address: str, exhibits: Sequence[Exhibit]) -> list[ShownExhibit]:
     return found
 
 
-def _page(analysis: Analysis, sections: Sequence[ShownSection], beside: Sequence[str]) -> str:
+def _page(analysis: Analysis, sections: Sequence[ShownSection], other_files: Sequence[str]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     here = Path(__file__).parent
@@ -188,7 +190,7 @@ def _page(analysis: Analysis, sections: Sequence[ShownSection], beside: Sequence
         machines=list(_machines(reading.points)),
         commands=[*launch_commands(reading.points), analysis.sources.command],
         problems=analysis.problems,
-        beside=beside,
+        other_files=other_files,
         style=style_sheet() + f":root {{ --font: {FONT}; }}\n" + (here / "page.css").read_text(),
         tables_style=_of_itables("dt_bundle.css"),
         config=script_safe(json.dumps(chart_config())),
@@ -200,25 +202,25 @@ def _page(analysis: Analysis, sections: Sequence[ShownSection], beside: Sequence
 
 def _title(analysis: Analysis) -> str:
     """Returns `Llama-3 8B on 2 x NVIDIA H200: tensor-parallel overlap`."""
-    points, told = analysis.sources.reading.points, [section for section in analysis.sections if section.answers]
+    points, answered = analysis.sources.reading.points, [section for section in analysis.sections if section.answers]
     models = dict.fromkeys(title_of(point.case.model) for point in points if point.case.model != CUSTOM)
-    subjects = list(dict.fromkeys([*models, *(subject for section in told for subject in section.subjects)]))
+    subjects = list(dict.fromkeys([*models, *(subject for section in answered for subject in section.subjects)]))
     machine = machines_in_brief(points)
     about = " on ".join(filter(None, [some_of(subjects, MOST_SUBJECTS), machine]))
     topics = some_of(
-        dict.fromkeys(section.topic or section.what for section in told or analysis.sections), MOST_SUBJECTS
+        dict.fromkeys(section.topic or section.what for section in answered or analysis.sections), MOST_SUBJECTS
     )
     return f"{about}: {topics}" if about else as_sentence(topics)
 
 
 def _machines(points: Sequence[Point]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields what is known of each environment, the most frequent first, with what was measured there."""
+    """Yields a heading and the values of each environment, the most frequent first."""
     with_result = [point for point in points if point.result and point.result.environment]
     first: dict[str, Any] = {}
     for environment in environments(with_result):
         own = [point for point in with_result if point.result and point.result.environment == environment]
         known = {name: value for name, value in flat(environment).items() if value is not None}
-        # Of the others only what differs from the first.
+        # Other environments only list what differs from the first.
         new = {name: value for name, value in known.items() if not first or first.get(name) != value}
         new |= {name: "-" for name in first if name not in known}
         lines = {name: value if isinstance(value, list) else [value] for name, value in new.items()}
@@ -236,14 +238,14 @@ def _vega_script() -> str:
     def make() -> bytes:
         import vl_convert
 
-        # Without an argument it makes the bundle of vegaEmbed; its stub requires one.
+        # Without an argument it returns the bundle of vegaEmbed; its stub requires one.
         return vl_convert.javascript_bundle().encode()  # type: ignore[call-arg]
 
     return _in_script(cached_bytes("scripts", f"vega {version('vl-convert-python')}", make).decode())
 
 
 def _of_itables(name: str) -> str:
-    """Returns a file of DataTables as itables packs it: a style sheet, or a module that exports DataTables."""
+    """Returns a file of DataTables from itables: a style sheet, or a module that exports DataTables."""
     # Importing the package would import pandas.
     spec = find_spec("itables")
     assert spec
@@ -252,12 +254,12 @@ def _of_itables(name: str) -> str:
 
 
 def _in_script(code: str) -> str:
-    r"""Returns the code with `<\/` for `</`: equal in JavaScript's strings and comments, where alone it may be."""
+    r"""Returns the code with `<\/` for `</`, which means the same in JavaScript's strings and comments."""
     return code.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
 
 def page_table(listing: Listing[Any]) -> PageTable:
-    """Returns the listing's rows with the columns that people see."""
+    """Returns the listing's rows with the columns for people."""
     columns = listing.columns
     rows = [[_cell(column, row, listing.chosen(row)) for column in columns] for row in _in_order(listing)]
     return PageTable(columns, rows, listing.caption)
@@ -280,16 +282,16 @@ def _in_order(listing: Listing[Any]) -> Sequence[Any]:
 
 
 def points_table(listing: Listing[PointRow[Any]]) -> PageTable:
-    """Returns all points, with a note on each, such as the reason of one that is not ok, and its directory."""
+    """Returns all points with a note, such as why a point is not ok, and the directory."""
     notes = [column for column in listing.table.shown if column.header == "note"]
 
     def note(row: PointRow[Any]) -> str:
         return row.why_not_ok or (notes[0].text(row) if notes else "")
 
     columns = [column for column in listing.columns if column.header != "note"]
-    # Beside the status, where it is in sight.
-    beside = next((i for i, column in enumerate(columns, start=1) if column.header == "status"), 0)
-    columns.insert(beside, Column("", note, kind="text", header="note", style="reason"))
+    # Next to the status, where it is visible.
+    note_place = next((i for i, column in enumerate(columns, start=1) if column.header == "status"), 0)
+    columns.insert(note_place, Column("", note, kind="text", header="note", style="reason"))
     columns.append(Column("", lambda row: row.directory, kind="text", header="point"))
     return page_table(replace(listing, table=replace(listing.table, columns=tuple(columns))))
 

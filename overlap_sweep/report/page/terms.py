@@ -1,6 +1,6 @@
-"""What the page explains where it stands: the columns of tables, and the words for them in sentences.
+"""Explanations on the page: of columns of tables, and of the words for them in sentences.
 
-Every explanation is in the page once, in its list of terms; headings and words refer to it, and a tooltip shows it.
+Every explanation is on the page once, in its list of terms; headings and words refer to it, and a tooltip shows it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WORDS = {
     "over_bound": ("the bound",),
     "speedup": ("speedup",),
 }
-"""By column, how sentences call it."""
+"""Words in sentences for columns, by column."""
 
 
 @dataclass
@@ -31,12 +31,12 @@ class Terms:
     """The explanations that a page refers to."""
 
     explained: dict[tuple[str, str], str] = field(default_factory=dict)
-    """By name and explanation, the id."""
+    """Ids by name and explanation."""
 
     def id_of(self, column: Column[Any]) -> str:
-        """Returns the id of the column's explanation; empty where nothing is to be said."""
-        says_it = column.header.replace(" ", "_")
-        in_files = f"In files: {column.name}." if column.name not in ("", says_it) else ""
+        """Returns the id of the column's explanation; empty if there is none."""
+        plain_header = column.header.replace(" ", "_")
+        in_files = f"In files: {column.name}." if column.name not in ("", plain_header) else ""
         text = " ".join(filter(None, [column.about, in_files]))
         return self._id(column.header, text) if text else ""
 
@@ -44,7 +44,7 @@ class Terms:
         return self.explained.setdefault((name, text), f"term-{len(self.explained) + 1}")
 
     def marked(self, text: str, columns: Iterable[Column[Any]]) -> Markup:
-        """Returns the sentence, in which the first word for each of the columns refers to what explains it."""
+        """Returns the sentence, in which the first word for each column refers to its explanation."""
         known = {word: column for column in columns for word in WORDS.get(column.name, ())}
         if not known:
             return escape(text)
@@ -53,12 +53,12 @@ class Terms:
         return Markup("").join(self._pieces(text, words, known))
 
     def _pieces(self, text: str, words: re.Pattern[str], known: dict[str, Column[Any]]) -> Iterator[Markup]:
-        said: set[str] = set()
+        explained: set[str] = set()
         for i, piece in enumerate(words.split(text)):
             column = known.get(piece) if i % 2 else None
-            term = self.id_of(column) if column and column.name not in said else ""
+            term = self.id_of(column) if column and column.name not in explained else ""
             if column and term:
-                said.add(column.name)
+                explained.add(column.name)
                 yield Markup('<span class="term" tabindex="0" aria-describedby="{}">{}</span>').format(term, piece)
             else:
                 yield escape(piece)

@@ -133,7 +133,7 @@ def test_a_page_has_charts_of_some_kernels_and_answers_of_all(tmp_path: Path, mo
     page = files["report.html"].decode()
     assert page.count('<figure class="chart') == sum(name.startswith("plots/kernels_") for name in files) == 3
     assert len(re.findall('id="kernels-[0-9]-table"', page)) == 4
-    assert "Charts are drawn of the first 3" in page
+    assert "Only the first 3 answers have charts." in page
 
 
 def test_too_many_rows_of_kernels_are_left_to_the_csv_file(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_the_streams_of_a_training_step_say_when_communication_is_exposed(tmp_pa
     none, best = (next(one for one in traces if ("none" in one.name) is is_none) for is_none in (True, False))
     drawn = stream_timeline("a step", {"no overlap": none, "best": best, "missing": None})
     assert drawn
-    assert drawn.notes == ["No trace shows missing."]
+    assert drawn.notes == ["Trace missing: missing."]
     names = [lane.name for lane in drawn.chart.lanes]
     assert [name.split(":")[0] for name in names if "step" in name] == ["no overlap", "best"]
     assert all("rank 0, step" in name for name in names if "step" in name)
