@@ -141,7 +141,7 @@ def test_too_many_rows_of_kernels_are_left_to_the_csv_file(made: Made, monkeypat
     monkeypatch.setattr("overlap_sweep.report.page.MOST_ROWS", 10)
     page = page_of(made("kernels"))
     assert 'id="kernels-table"' not in page
-    assert "19 rows here: see kernels.csv" in page
+    assert "kernels.csv has all 19 rows of kernels" in page
 
 
 # Bars and curves of training.
