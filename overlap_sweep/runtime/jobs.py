@@ -70,18 +70,18 @@ class Sweep:
                 raise UserError(f"{earlier} does not exist; give the directory of an earlier sweep, or resume=last.")
         sweep = cls(config, context, task)
         # Before a sweeper writes anything there.
-        refuse_if_held(sweep.given)
+        refuse_if_held(sweep.typed_directory)
         return sweep
 
     @property
-    def given(self) -> Path:
+    def typed_directory(self) -> Path:
         """Returns the directory as the user typed it, for messages."""
         return Path(str(self.config.hydra.sweep.dir))
 
     @property
     def directory(self) -> Path:
         # Normalised like Hydra's directories of points, without `..`.
-        return Path(os.path.normpath(self.given.absolute()))
+        return Path(os.path.normpath(self.typed_directory.absolute()))
 
     def set_up(self) -> None:
         """Prepares Hydra's globals and logging, as every launcher must before it composes."""
@@ -99,7 +99,7 @@ class Sweep:
         subdir = str(config.hydra.sweep.subdir)
         directory = self.directory / subdir
         if not directory.resolve().is_relative_to(self.directory.resolve()):
-            raise UserError(f"hydra.sweep.subdir={subdir} leaves {self.given}; give one inside it.")
+            raise UserError(f"hydra.sweep.subdir={subdir} leaves {self.typed_directory}; give one inside it.")
         return Job(number, overrides, config, point, directory)
 
     def run(self, job: Job) -> JobReturn:
@@ -187,7 +187,7 @@ def begin(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int
     distinct(jobs)
     check_store(sweep.config)
     sweep.directory.mkdir(parents=True, exist_ok=True)
-    hold(sweep.given)
+    hold(sweep.typed_directory)
     listen()
     # A search itself knows which of its later points were measured.
     return _where_measured(sweep, jobs) if first_index == 0 else jobs
@@ -212,7 +212,7 @@ def _where_measured(sweep: Sweep, jobs: Sequence[Job]) -> list[Job]:
 def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[JobReturn]:
     """Runs every distinct job without a result; returns in the order of `job_overrides`. UserError as in `begin`."""
     jobs = begin(sweep, job_overrides, first_index)
-    refuse_living_jobs(sweep.given)
+    refuse_living_jobs(sweep.typed_directory)
     points = distinct(jobs)
     kept = keep_results(sweep, points)
     left = sorted((job for job in points if job.directory not in kept), key=lambda job: shared_by(job.point))
