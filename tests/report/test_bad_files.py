@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,20 @@ def test_what_is_no_ordinary_file_is_not_waited_for(tmp_path: Path, name: str) -
     assert "is not a regular file" in only_problem(tmp_path)
 
 
+@contextmanager
+def unprivileged(directory: Path) -> Iterator[None]:
+    """Makes the process a user who may read the directory, but no closed files: none is closed to root."""
+    user = os.geteuid()
+    for folder in (directory, *directory.parents):
+        if folder.stat().st_uid == user and folder.is_relative_to(tempfile.gettempdir()):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    os.seteuid(user or 65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
 def test_a_directory_that_cannot_be_read_is_a_sentence_beside_the_rest(tmp_path: Path) -> None:
     for name in ("good", "no_entry", "unreadable", "earlier"):
         make_point("operator", tmp_path, **BULK, name=name)
@@ -178,13 +194,8 @@ def test_a_directory_that_cannot_be_read_is_a_sentence_beside_the_rest(tmp_path:
     rewrite(tmp_path / "earlier", lambda result: result.update(schema=1))
     (tmp_path / "no_entry").chmod(0)
     (tmp_path / "unreadable" / RESULT_FILE).chmod(0)
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)
-    user = os.geteuid()
-    # Nothing is closed to root.
-    os.seteuid(user or 65534)
-    reading = read_points(tmp_path)
-    os.seteuid(user)
+    with unprivileged(tmp_path):
+        reading = read_points(tmp_path)
     (tmp_path / "no_entry").chmod(0o755)
     assert [point.name for point in reading.points] == ["good"]
     mends = {"no_entry": "make it readable", "unreadable": "make it readable", "earlier": "measure the point again"}
