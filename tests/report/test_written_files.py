@@ -222,7 +222,7 @@ def test_a_stack_whose_losses_deviate_has_the_step(tmp_path: Path) -> None:
         make_point("tp_training", tmp_path, stack_config(impl))
     found = {row.impl: results(row, STACKS) for row in stacks_of(tmp_path).of_points}
     assert {impl: content["deviates"] for impl, content in found.items()} == {
-        "autotp": "loss deviates at step 3: no number instead of 6.7",
+        "autotp": "loss is NaN instead of 6.7 at step 3",
         "megatron": "",
         "fsdp_dtensor": "",
     }

@@ -1,5 +1,4 @@
-"""Training steps of a language model by one of several tensor-parallel stacks, under equal settings: how a point is
-completed, and which points cannot be trained."""
+"""Training steps of a language model by one of several tensor-parallel stacks, with equal settings."""
 
 from __future__ import annotations
 
@@ -31,30 +30,30 @@ _ONLY_OF = {
     "tp_comm_overlap": ("megatron",),
     "tp_comm_overlap_cfg": ("megatron",),
 }
-"""Options that the others ignore."""
+"""Options that only these implementations use; the others ignore them."""
 _LIBRARIES = {
     "autotp": ("transformers", "deepspeed"),
     "fsdp_dtensor": ("transformers",),
     "async_tp": ("transformers",),
     "megatron": (),
 }
-"""Whose version is part of the point, beside those that every result's environment is compared by."""
+"""Libraries whose versions are part of the point, in addition to those in every result's environment."""
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the point with the model's whole config, steps and precision, without options that are not used."""
+    """Returns the point with the model's full config, steps and precision filled in, without unused options."""
     device, impl = point["runtime"]["device"], point["impl"] or DEFAULT_IMPL
     if point["backend"] != "auto":
-        raise UserError(f"backend={point['backend']}: who trains is said by impl; leave backend out.")
+        raise UserError(f"backend={point['backend']}: workload=tp_training uses impl; leave backend out.")
     dp_size, training = point["dp_size"] or 1, dict(point["tp_training"])
-    unasked = TP_TRAINING_ON[device] | {name: getattr(TpTraining(), name) for name in _ONLY_OF}
-    training |= {name: value for name, value in unasked.items() if training[name] is None}
-    # It says where results go, not what is measured.
+    defaults = TP_TRAINING_ON[device] | {name: getattr(TpTraining(), name) for name in _ONLY_OF}
+    training |= {name: value for name, value in defaults.items() if training[name] is None}
+    # It changes where results go, not what is measured.
     training.pop("output_dir")
     if training["warmup_steps"] >= training["num_training_steps"]:
         raise UserError(
-            f"tp_training.warmup_steps={training['warmup_steps']} leaves nothing of "
-            f"tp_training.num_training_steps={training['num_training_steps']} to be timed; give more steps."
+            f"tp_training.warmup_steps={training['warmup_steps']} leaves no steps to time of "
+            f"tp_training.num_training_steps={training['num_training_steps']}; give more steps."
         )
     training |= {name: None for name, impls in _ONLY_OF.items() if impl not in impls}
     if training["sequence_parallel"] is None:
@@ -83,29 +82,29 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
-    """Returns Megatron-Core's configuration, if a file was given; Transformer Engine's defaults are in none."""
-    given = point.get("overlap_cfg")
-    return {"": OverlapConfig(given["slots"], given["switches"])} if given else {}
+    """Returns Megatron-Core's overlap configuration if a file was given, else nothing."""
+    config = point.get("overlap_cfg")
+    return {"": OverlapConfig(config["slots"], config["switches"])} if config else {}
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
-    """Returns why the completed point cannot be trained, or not by its implementation, or None."""
-    of_impl = _megatron_refusals if point["impl"] == "megatron" else _hugging_face_refusals
-    of_all = chain(_model_refusals(point), of_impl(point))
-    return next((reason for wrong, reason in of_all if wrong), None)
+    """Returns why the completed point cannot be trained by its implementation, or None."""
+    impl_refusals = _megatron_refusals if point["impl"] == "megatron" else _hugging_face_refusals
+    refusals = chain(_model_refusals(point), impl_refusals(point))
+    return next((reason for refused, reason in refusals if refused), None)
 
 
 def _model_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    """Yields pairs of a condition that would be wrong and its message; likewise the next two. Later ones may rely on
-    earlier ones."""
+    """Yields pairs of a condition that refuses the point and its message, as do the next two functions. Later
+    conditions rely on earlier ones."""
     model, tp_size, training = point["language_model"], point["tp_size"], point["tp_training"]
     heads, kv_heads, length = model["num_attention_heads"], model["num_key_value_heads"], training["seq_length"]
     for name in ("num_key_value_heads", "num_attention_heads", "intermediate_size"):
-        reason = f"{name}={model[name]} of {point['model']['name']} does not divide by tp_size={tp_size}; use a divisor"
+        reason = f"{name}={model[name]} of {point['model']['name']} is not divisible by tp_size={tp_size}"
         yield model[name] % tp_size, reason
-    yield heads % kv_heads, f"num_attention_heads={heads} does not divide by num_key_value_heads={kv_heads}"
-    yield model["head_dim"] % 2, f"head_dim={model['head_dim']} is odd, and rotary embeddings turn pairs"
-    reason = f"tp_training.seq_length={length} does not divide by tp_size={tp_size}; use a multiple"
+    yield heads % kv_heads, f"num_attention_heads={heads} is not divisible by num_key_value_heads={kv_heads}"
+    yield model["head_dim"] % 2, f"head_dim={model['head_dim']} is odd; rotary embeddings require an even one"
+    reason = f"tp_training.seq_length={length} is not divisible by tp_size={tp_size}; use a multiple"
     yield training["sequence_parallel"] and length % tp_size, reason
 
 
@@ -113,68 +112,69 @@ def _hugging_face_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]
     impl, training = point["impl"], point["tp_training"]
     on_cpu, in_sequence = point["runtime"]["device"] == "cpu", training["sequence_parallel"]
     if impl == "autotp":
-        reason = "impl=autotp needs DeepSpeed, which is not installed; pip install 'overlap-sweep[autotp]'"
+        reason = "impl=autotp requires DeepSpeed, which is not installed; pip install 'overlap-sweep[autotp]'"
         yield find_spec("deepspeed") is None, reason
-        yield in_sequence, "AutoTP has no sequence parallelism: leave tp_training.sequence_parallel out"
+        yield in_sequence, "impl=autotp has no sequence parallelism; leave tp_training.sequence_parallel out"
         bare = training["autocast"] or not training["zero_stage"]
-        reason = "AutoTP scales float16's loss under ZeRO without autocast only; use tp_training.dtype=bfloat16"
+        reason = "impl=autotp supports float16 only with ZeRO and no autocast; use tp_training.dtype=bfloat16"
         yield training["dtype"] == "float16" and bare, reason
     if impl == "async_tp":
-        yield on_cpu, "asynchronous TP copies from GPU to GPU, and runtime.device is cpu; use impl=fsdp_dtensor"
-        reason = "asynchronous TP overlaps nothing at tp_size=1 or without tp_training.sequence_parallel"
+        yield on_cpu, "impl=async_tp requires GPUs; use impl=fsdp_dtensor"
+        reason = "impl=async_tp requires tp_size > 1 and tp_training.sequence_parallel"
         yield not in_sequence, f"{reason}; use impl=fsdp_dtensor"
     if training["attn_impl"] == "flash_attention_2":
         whole = point["precision"] == "fp32" and not training["autocast"]
-        yield on_cpu or whole, "tp_training.attn_impl=flash_attention_2 is for GPUs, bfloat16 and float16; use sdpa"
-        reason = "tp_training.attn_impl=flash_attention_2 needs the package flash-attn; install it, or use sdpa"
+        reason = "tp_training.attn_impl=flash_attention_2 requires a GPU and bfloat16 or float16; use sdpa"
+        yield on_cpu or whole, reason
+        reason = "tp_training.attn_impl=flash_attention_2 requires the package flash-attn; install it, or use sdpa"
         yield find_spec("flash_attn") is None, reason
 
 
 def _megatron_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    """Yields also where Megatron-Core would compute something else than the others, or cannot overlap as configured."""
+    """Yields also conditions in which Megatron-Core computes different results, or cannot overlap as configured."""
     model, training, tp_size = point["language_model"], point["tp_training"], point["tp_size"]
     lacking = unusable("megatron.core")
-    yield lacking, f"impl=megatron needs Megatron-Core: {lacking}"
-    for option, asked in {"autocast": False, "compile": False, "vocab_parallel": True}.items():
-        yield training[option] != asked, f"impl=megatron has tp_training.{option}={asked} only: leave it out"
+    yield lacking, f"impl=megatron requires Megatron-Core: {lacking}"
+    for option, only in {"autocast": False, "compile": False, "vocab_parallel": True}.items():
+        yield training[option] != only, f"impl=megatron supports only tp_training.{option}={only}; leave it out"
     same = ", ".join(name for name, one in sorted(ARCHITECTURES.items()) if one.megatron)
-    reason = f"impl=megatron is known to compute what Hugging Face does for {same} only, not {model['model_type']}"
+    reason = f"impl=megatron supports the architectures {same}, not {model['model_type']}"
     yield not architecture(model["model_type"]).megatron, reason
     rope = model["rope_parameters"]
     partial_rope = rope["rope_type"] != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0
-    yield partial_rope, f"impl=megatron has the default rotary embedding only, and the model's is {rope['rope_type']}"
+    yield partial_rope, f"impl=megatron supports only the default rotary embedding; the model's is {rope['rope_type']}"
     known = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     for name, value in known.items():
         own = model.get(name, value)
-        yield own != value, f"impl=megatron has {name}={value} only, and the model has {name}={own}"
-    # Mistral's is used whenever there is one, that of others where they say so.
+        yield own != value, f"impl=megatron supports only {name}={value}; the model has {name}={own}"
+    # Mistral uses its window whenever it has one, others only with use_sliding_window.
     window = model.get("sliding_window") if model.get("use_sliding_window", model["model_type"] == "mistral") else None
-    reason = f"impl=megatron attends to the whole sequence, and the model's sliding_window={window} is shorter"
+    reason = f"impl=megatron has no sliding window; the model's sliding_window={window} is shorter than the sequence"
     yield window is not None and window < training["seq_length"], reason
-    yield point["runtime"]["device"] == "cpu", "impl=megatron is for GPUs, and runtime.device is cpu"
+    yield point["runtime"]["device"] == "cpu", "impl=megatron requires GPUs"
     lacking = unusable()
     yield lacking, lacking or ""
     config = overlap_configs(point).get("")
-    reason = "tp_training.tp_comm_overlap_cfg overlaps nothing without tp_training.sequence_parallel"
+    reason = "tp_training.tp_comm_overlap_cfg requires tp_training.sequence_parallel=true"
     yield config and tp_size > 1 and not training["sequence_parallel"], reason
     if overlaps(point):
-        mend = "give tp_training.tp_comm_overlap=false"
-        reason = f"userbuffers are set up for bfloat16, not {training['dtype']}; {mend} or tp_training.dtype=bfloat16"
+        fix = "give tp_training.tp_comm_overlap=false"
+        reason = f"userbuffers support bfloat16, not {training['dtype']}; {fix} or tp_training.dtype=bfloat16"
         yield point["precision"] != "bf16", reason
         if config:
             refused = overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config)
             yield refused, refused or ""
         else:
-            reason = f"Transformer Engine's defaults have no kernels for tp_size={tp_size}, only for 2, 4 and 8 ranks"
-            yield tp_size not in space.USERBUFFERS_RANKS, f"{reason}; {mend} or a tp_comm_overlap_cfg"
+            reason = f"Transformer Engine's default overlap supports 2, 4 and 8 ranks, not tp_size={tp_size}"
+            yield tp_size not in space.USERBUFFERS_RANKS, f"{reason}; {fix} or a tp_comm_overlap_cfg"
 
 
 def overlaps(point: Mapping[str, Any]) -> bool:
     """Returns whether userbuffers overlap the point's tensor-parallel communication."""
-    training, given = point["tp_training"], point.get("overlap_cfg")
+    training, config = point["tp_training"], point.get("overlap_cfg")
     # With one rank the point has no sequence_parallel.
-    asked = training["tp_comm_overlap"] and training["sequence_parallel"] and point["runtime"]["device"] == "cuda"
-    return bool(asked and (given is None or given["switches"]["tp_comm_overlap"]))
+    enabled = training["tp_comm_overlap"] and training["sequence_parallel"] and point["runtime"]["device"] == "cuda"
+    return bool(enabled and (config is None or config["switches"]["tp_comm_overlap"]))
 
 
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
@@ -189,8 +189,8 @@ def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
-    """Returns the point's workers. Stacks patch what others run, and their memory is compared: none shares a process
-    with another."""
+    """Returns the requirements on the workers. Stacks never share processes, since they patch each other's libraries,
+    and their memory is compared."""
     # With eight queues, NCCL's kernels wait for a GEMM that has taken all SMs: a ring exchange took 22 % longer.
     return Workers(max_connections=1 if point["impl"] == "megatron" else 8, company=point["impl"])
 

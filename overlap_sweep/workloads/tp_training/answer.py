@@ -1,4 +1,4 @@
-"""Training steps of a language model by tensor-parallel stacks: which is fastest, and whether they compute the same."""
+"""Tensor-parallel stacks: the fastest on each grid of ranks, and whether their losses agree."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTraining
 from overlap_sweep.workloads.tp_training.rows import Grid, Losses, StepCommunication, TpTrainingRow, rows_of
 
 _USUAL = {"learning_rate": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42}
-"""Of tp_training: what a case is not told with."""
-NEXT_TOLD = 3
-"""Settings that are told behind the fastest; the table has all."""
+"""Default options of tp_training, which a case does not name."""
+MOST_NAMED = 3
+"""Slower settings in the sentence on a grid; the table has all."""
 
 
 class TpTrainingCase(NamedTuple):
-    """What must be equal for implementations, and sizes of tensor and data parallelism, to be compared."""
+    """Properties that must be equal for implementations and grids of ranks to be compared."""
 
     model: str
     num_layers: int
@@ -39,7 +39,7 @@ class TpTrainingCase(NamedTuple):
     more: str
     """The other options that are not at their defaults, in words."""
     architecture: str
-    """A digest of the model's whole config."""
+    """Digest of the model's full config."""
 
     @classmethod
     def of(cls, point: Point) -> TpTrainingCase:
@@ -67,7 +67,7 @@ class GridAnswer:
 
     case: TpTrainingCase
     rows: list[TpTrainingRow]
-    """From fast to slow."""
+    """Rows from fast to slow."""
 
     @property
     def grid(self) -> Grid:
@@ -75,18 +75,18 @@ class GridAnswer:
 
     @property
     def comparable(self) -> list[TpTrainingRow]:
-        """Returns the implementations that compute what they should; the first is the answer."""
+        """Returns the rows that neither deviate nor diverge; the first is the answer."""
         return [row for row in self.rows if row.may_win]
 
     @property
     def best(self) -> TpTrainingRow | None:
-        """Returns the fastest implementation; None if none computes what it should."""
+        """Returns the fastest row; None if all deviate or diverge."""
         return next(iter(self.comparable), None)
 
     @property
     def ties(self) -> list[TpTrainingRow]:
-        """Returns the best, and what is not slower than it beyond the noise: any of them might have come out best by
-        chance, so that all pairs count."""
+        """Returns the best row and those not slower beyond the noise. The noise counts all pairs, since any row might
+        have come out best by chance."""
         rows = self.comparable
         pairs = max(len(rows) * (len(rows) - 1) // 2, 1)
         return [row for row in rows if row is rows[0] or not row.step.differs_from(rows[0].step, pairs)]
@@ -98,9 +98,9 @@ class TpTrainingAnalysis:
 
     case: TpTrainingCase
     answers: list[GridAnswer]
-    """By number of ranks and grid."""
+    """Answers by number of ranks and grid."""
     of_points: list[TpTrainingRow]
-    """The rows of every point by itself."""
+    """One row for each point."""
 
     @property
     def rows(self) -> list[TpTrainingRow]:
@@ -112,14 +112,14 @@ class TpTrainingAnalysis:
 
     @property
     def best(self) -> TpTrainingRow | None:
-        """Returns the best of all by throughput per GPU; None if none computes what it should."""
+        """Returns the row with the highest throughput per GPU; None if all deviate or diverge."""
         return max((row for row in self.rows if row.may_win), key=lambda row: row.tokens_per_s_per_gpu, default=None)
 
 
 def analyse_tp_training(
     points: Iterable[Point], communication: Mapping[Path, StepCommunication]
 ) -> list[TpTrainingAnalysis]:
-    """Returns an analysis of the `ok` points for each case; `communication` by run directory."""
+    """Returns an analysis of the `ok` points for each case. `communication`: by run directory."""
     cases: dict[TpTrainingCase, list[Point]] = defaultdict(list)
     for point in points:
         if point.workload == "tp_training" and point.status == "ok":
@@ -147,15 +147,15 @@ def _analysis(
 
 
 def tolerance_of(precision: str) -> dict[str, float]:
-    """Returns the relative differences of losses and of gradients' norms that rounding explains: bf16 and fp16 keep 8
-    and 11 bits, and every implementation adds in another order."""
+    """Returns the relative differences of losses and gradient norms that rounding explains: bf16 and fp16 keep 8 and 11
+    bits, and every implementation adds in another order."""
     return {"loss": 1e-4, "grad_norm": 1e-3} if precision == "fp32" else {"loss": 1e-2, "grad_norm": 5e-2}
 
 
 def _losses(rows: Iterable[TpTrainingRow]) -> dict[Path, Losses]:
-    """Returns by run directory how losses compare, for runs given the same data as others. Implementations are compared
-    with each other; if there is only one, its settings are. Each is compared with the median of all, so that one that
-    is wrong among three or more shows; of two each is compared with the other."""
+    """Returns how losses compare by run directory, for runs with the same data as others. Implementations are compared
+    with each other, or settings if there is only one implementation. The reference is the median of all, which shows a
+    single wrong one among three or more; two are compared with each other."""
     of_sizes: dict[int, list[TpTrainingRow]] = defaultdict(list)
     for row in rows:
         of_sizes[row.grid.dp_size].append(row)
@@ -185,7 +185,7 @@ def _compared(
             reference = _median(_median(getattr(run[number], name) for run in runs) for runs in others)
             difference = _relative(value, reference)
             if difference > most and not deviates:
-                deviates = f"{name} deviates at step {number}: {_number(value)} instead of {_number(reference)}"
+                deviates = f"{name} is {_number(value)} instead of {_number(reference)} at step {number}"
             if name == "loss":
                 largest = max(largest, difference)
     return Losses(largest, deviates)
@@ -205,52 +205,53 @@ def _relative(value: float | None, reference: float | None) -> float:
 
 
 def _number(value: float | None) -> str:
-    return "no number" if value is None else f"{value:.6g}"
+    return "NaN" if value is None else f"{value:.6g}"
 
 
 def headline(analysis: TpTrainingAnalysis) -> str:
-    """Returns which implementation to train with, in a few words."""
+    """Returns the implementation to train with, in a few words."""
     best = analysis.best
     if best is None:
-        return "No answer: all deviate or diverge"
+        return "No answer: all settings deviate or diverge"
     (answer,) = (answer for answer in analysis.answers if best in answer.rows)
     if best in answer.ties and len(answer.ties) > 1:
-        return f"A tie on {answer.grid}: {', '.join(row.setting for row in answer.ties)}"
+        return f"Tie on {answer.grid}: {', '.join(row.setting for row in answer.ties)}"
     return f"Use {best.setting} on {answer.grid}"
 
 
 def in_words(analysis: TpTrainingAnalysis) -> list[str]:
-    """Returns the answers, a sentence each: for each grid, for all, and whether losses agree."""
+    """Returns a sentence for each grid, the best of all, and whether the losses agree."""
     lines = [_grid_in_words(answer) for answer in analysis.answers]
     if analysis.best and len(lines) > 1:
-        lines.append(f"most tokens/s per GPU: {analysis.best.name}, {analysis.best.tokens_per_s_per_gpu:,.0f}")
+        lines.append(f"Most tokens/s per GPU: {analysis.best.name}, {analysis.best.tokens_per_s_per_gpu:,.0f}.")
     compared = [(row.name, row.losses) for row in analysis.rows if row.losses]
-    deviating = [f"{name} computes something else: {losses.deviates}" for name, losses in compared if losses.deviates]
+    deviating = [f"{name} deviates: {losses.deviates}." for name, losses in compared if losses.deviates]
     if compared and not deviating:
-        lines.append(f"the losses agree (largest difference {max(losses.largest for _, losses in compared):.1g})")
+        largest = max(losses.largest for _, losses in compared)
+        lines.append(f"The losses agree (largest relative difference {largest:.1g}).")
     return [*lines, *deviating]
 
 
 def _grid_in_words(answer: GridAnswer) -> str:
     best, ties = answer.best, answer.ties
     if best is None:
-        return f"{answer.grid}: no answer, as all deviate or diverge"
-    said = [f"{best.setting} takes {as_us(best.time_us)} us a step, {best.tokens_per_s:,.0f} tokens/s"]
-    for row in answer.comparable[1 : NEXT_TOLD + 1]:
-        said.append(f"{row.setting} {_over(row, best)} as long{', a tie' if row in ties else ''}")
-    return f"{answer.grid}: {'; '.join(said)}"
+        return f"{answer.grid}: no answer, all settings deviate or diverge."
+    parts = [f"{best.setting} takes {as_us(best.time_us)} us per step, {best.tokens_per_s:,.0f} tokens/s"]
+    for row in answer.comparable[1 : MOST_NAMED + 1]:
+        parts.append(f"{row.setting} {_over(row, best)} as long{' (tie)' if row in ties else ''}")
+    return f"{answer.grid}: {'; '.join(parts)}."
 
 
 def _over(slower: TpTrainingRow, faster: TpTrainingRow) -> str:
-    """Returns the ratio of the slower's step time to the faster's, and its interval by the noise of both: a factor to
-    both sides, as a ratio is positive, however large the noise. A single timed step has no noise."""
+    """Returns the ratio of the slower's step time to the faster's, with its interval from the noise of both: a factor
+    on either side, so that it stays positive. A single timed step has no noise."""
     ratio = slower.time_us / faster.time_us
     factor = 1 + gap_noise_us(slower.step.relative_to(slower.time_us), faster.step.relative_to(faster.time_us))
     return f"{ratio:.2f}x" if math.isnan(factor) else f"{ratio:.2f}x [{ratio / factor:.2f}, {ratio * factor:.2f}]"
 
 
 def cautions(analysis: TpTrainingAnalysis) -> list[str]:
-    """Returns what to know before believing the answers, a sentence each."""
+    """Returns the caveats of the answers, a sentence each."""
     bound = ", ".join(row.name for row in analysis.rows if row.launch_bound)
-    said = [f"Launch-bound: the GPU waits for the host there, so the time is that of the host: {bound}."]
-    return [*(said if bound else []), *recorded_warnings(analysis.points)]
+    launch_bound = [f"Launch-bound, so the times are the host's, not the GPU's: {bound}."] if bound else []
+    return [*launch_bound, *recorded_warnings(analysis.points)]

@@ -1,4 +1,4 @@
-"""Tensor-parallel stacks in comparisons and histories: how long their steps take."""
+"""Tensor-parallel stacks in comparisons and histories: their step times."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, setting_of
 
 STEP = "step"
-"""The pass of a training run."""
+"""Name of the pass: a whole training step."""
 DEFAULTS = "defaults"
-"""The setting of which every option is at its default."""
+"""Name of the setting with every option at its default."""
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
-    """Returns the step times of all stacks; also of those that compute something else than the others, which their own
-    report shows."""
+    """Returns the step times of all stacks, including those with deviating losses, which their own report names."""
     analyses = analyse_tp_training(points, {})
     return Comparable([_time(analysis.case, row) for analysis in analyses for row in analysis.rows])
 
 
 def samples(result: Result) -> dict[str, Sample]:
-    """Returns the sample of the step, also if the host limits it."""
+    """Returns the sample of the step, even if it is launch-bound."""
     point = result.point
     options = setting_of(point).removeprefix(point["impl"])
     sample = Sample((result.measured_as(TpTrainingRun).timing,), None, STEP, point["workload"]["tokens"])
@@ -38,13 +37,13 @@ COMPARED = Comparing(
     measured,
     samples,
     matched=("impl", "dp_size"),
-    # They say what is told of it.
+    # They affect the report only.
     changes_nothing=("tp_training.log_interval", "tp_training.peak_tflops"),
 )
 
 
 def _time(case: TpTrainingCase, row: TpTrainingRow) -> KeyedTime:
-    """Returns the step time, with the implementation as backend, so that two sweeps of one each are compared."""
+    """Returns the step time, with the implementation as backend, so that sweeps of two implementations compare."""
     micro_batches = f" x {case.gradient_accumulation_steps}" if case.gradient_accumulation_steps > 1 else ""
     options = row.setting.removeprefix(row.impl).strip()
     key = Key(

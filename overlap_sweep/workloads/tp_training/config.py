@@ -1,7 +1,7 @@
 """The typed configuration of `workload=tp_training`. The field docstrings are the manual.
 
-The names are those that such benchmarks have on their command lines. Who trains is said by the top-level `impl`, on how
-many ranks by `tp_size` and `dp_size`, which model by `model`, `model.num_layers` among it.
+The names are those of usual benchmark scripts. The implementation is `impl`, the ranks are `tp_size` and `dp_size`, the
+model is `model`, with its number of layers `model.num_layers`.
 """
 
 from __future__ import annotations
@@ -17,68 +17,66 @@ IMPLEMENTATIONS = ("autotp", "fsdp_dtensor", "async_tp", "megatron")
 DEFAULT_IMPL = "fsdp_dtensor"
 
 SEQUENCE_PARALLEL = ("async_tp", "megatron")
-"""Implementations that are so unasked, where there is more than one tensor-parallel rank: they overlap nothing
-else."""
+"""Implementations that use sequence parallelism by default, since they overlap nothing without it."""
 
 PRECISION_OF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-"""By `tp_training.dtype`."""
+"""Precision by `tp_training.dtype`."""
 
 
 @dataclass
 class TpTraining:
-    """How a causal language model is trained. What concerns one implementation only is ignored by the others, so that
-    all can be swept with one command; the point then has null there."""
+    """Training of a causal language model. Options of one implementation are ignored by the others (null in their
+    points), so that one command can sweep all."""
 
     attn_impl: str | None = one_of("sdpa", "sdpa", "flash_attention_2", "eager")
-    """Hugging Face's attention. Not for megatron, whose attention is Transformer Engine's."""
+    """Hugging Face's attention implementation. Not for megatron, which uses Transformer Engine's."""
     zero_stage: int | None = ranged(1, 0, 2)
-    """autotp: what DeepSpeed's ZeRO shards over the data-parallel ranks: 0 nothing, 1 the optimizer's state, 2 also
+    """autotp: DeepSpeed's ZeRO stage, sharding over the data-parallel ranks. 0: none; 1: optimizer states; 2: also
     gradients."""
     vocab_parallel: bool = True
-    """Each tensor-parallel rank holds a part of the vocabulary's rows of the embedding and the output projection, and
-    the loss is computed without gathering logits. false: every rank holds all; not for megatron."""
+    """Shard embedding and output projection over the tensor-parallel ranks by vocabulary, and compute the loss without
+    gathering logits. false: every rank holds all rows; not for megatron."""
     sequence_parallel: bool | None = None
-    """Between the parallel linears each rank holds a part of the sequence. null: for async_tp and megatron, which
-    overlap nothing without it. Not for autotp, which has none."""
+    """Shard activations between the parallel linears by sequence. null: true for async_tp and megatron, which overlap
+    nothing without it, else false. Not for autotp."""
     compile: bool = False
     """torch.compile every layer; async_tp always does. Not for megatron."""
     tp_comm_overlap: bool | None = True
     """megatron, on a GPU with sequence_parallel: overlap by Transformer Engine's userbuffers."""
     tp_comm_overlap_cfg: str | None = None
-    """megatron: the tuned file, such as `analyze.py` or the tuner writes it, with the switches in its comments. null:
+    """megatron: tuned YAML file, as written by the tuner or `analyze.py`, with the switches in its comments. null:
     Transformer Engine's defaults."""
     batch_size: int = ranged(1, 1, 2**20)
-    """Sequences of a data-parallel rank's micro batch."""
+    """Sequences in each data-parallel rank's micro batch."""
     seq_length: int | None = ranged(None, 2, 2**24)
-    """Tokens of a sequence. null: 2048, on a CPU 64."""
+    """Tokens per sequence. null: 2048, on a CPU 64."""
     num_training_steps: int | None = ranged(None, 2, 10**6)
-    """Steps that are run. null: 100, on a CPU 8."""
+    """Number of training steps. null: 100, on a CPU 8."""
     warmup_steps: int | None = ranged(None, 0, 10**6)
-    """The first steps, which no time or memory is taken from. null: 5, on a CPU 2."""
+    """First steps, which don't count for times and memory. null: 5, on a CPU 2."""
     gradient_accumulation_steps: int = ranged(1, 1, 4096)
-    """Micro batches of a step."""
+    """Micro batches per step."""
     learning_rate: float = ranged(1e-5, 0.0, 100.0)
-    """Of AdamW, constant."""
+    """Learning rate of AdamW, constant."""
     weight_decay: float = ranged(0.01, 0.0, 100.0)
-    """Of AdamW, for all parameters alike."""
+    """Weight decay of AdamW, for all parameters."""
     max_grad_norm: float = ranged(1.0, 0.0, 10**6)
-    """Largest norm of the gradients over all ranks. 0: gradients are not clipped, only their norm is recorded."""
+    """Gradients are clipped to this norm over all ranks. 0: not clipped, only their norm is recorded."""
     dtype: str | None = one_of(None, *PRECISION_OF, also=TORCHS)
-    """What is computed and communicated in. null: bfloat16, on a CPU float32. Weights and the optimizer's state are
-    kept in float32 by all implementations; float16 scales the loss."""
+    """Data type of computation and communication. Weights and optimizer states are float32 in all implementations;
+    float16 scales the loss. null: bfloat16, on a CPU float32."""
     autocast: bool = False
-    """By torch.autocast to `dtype`, with parameters in float32, instead of computing in parameters of `dtype`. Not for
-    megatron."""
+    """Use torch.autocast to `dtype` with float32 parameters, instead of parameters in `dtype`. Not for megatron."""
     activation_checkpointing: bool = False
-    """Keep only the layers' inputs and compute the rest again in the backward."""
+    """Keep only the layers' inputs and recompute the rest in the backward pass."""
     log_interval: int = ranged(10, 1, 10**6)
-    """Steps between lines in worker.log. For each the host waits for the device."""
+    """Steps between lines in worker.log. The host waits for the device at each."""
     output_dir: str | None = None
-    """Where the run directories are made instead of in `multirun/<date>/<time>`. Single runs may share it, too."""
+    """Directory for the run directories, instead of `multirun/<date>/<time>`. Several runs may share it."""
     seed: int = ranged(42, 0, 2**31 - 1)
-    """Of initial weights and data, which are the same for all implementations."""
+    """Random seed of initial weights and data, which are the same for all implementations."""
     peak_tflops: float | None = ranged(None, 0.001, 10**6)
-    """Of one GPU in `dtype`, dense, for model FLOP utilisation. null: what is known of the GPU by its name."""
+    """Dense peak of one GPU in `dtype`, in TFLOP/s, for model FLOP utilisation. null: from the GPU's name, if known."""
 
 
 @dataclass
@@ -88,22 +86,22 @@ class WorkloadOptions:
 
     name: str = "tp_training"
     tokens: int | None = ranged(None, 1, 2**40)
-    """Tokens of a step, of all data-parallel ranks' micro batches: what `tp_training` says."""
+    """Tokens per step, over all data-parallel ranks and micro batches; set by `tp_training`."""
     repeats: int | None = ranged(None, 1, 10**6)
-    """Timed steps: what `tp_training` says."""
+    """Timed steps; set by `tp_training`."""
     profiled: int = ranged(2, 1, 100)
-    """Steps under the profiler, after the timed ones, unless `profile=none`."""
+    """Profiled steps after the timed ones, unless `profile=none`."""
 
 
 @dataclass
 class Config(TensorParallelConfig):
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
     impl: str | None = one_of(None, *IMPLEMENTATIONS)
-    """Who trains: `autotp`, DeepSpeed's AutoTP and ZeRO; `fsdp_dtensor`, FSDP2 over the
-    data-parallel ranks and DTensor over the tensor-parallel ones; `async_tp`, the same with PyTorch's asynchronous TP;
-    `megatron`, Megatron-Core. null: fsdp_dtensor."""
+    """Training stack. `autotp`: DeepSpeed's AutoTP and ZeRO; `fsdp_dtensor`: FSDP2 over the data-parallel ranks and
+    DTensor over the tensor-parallel ones; `async_tp`: the same with PyTorch's asynchronous TP; `megatron`:
+    Megatron-Core. null: fsdp_dtensor."""
     dp_size: int | None = ranged(None, 1, 1024)
-    """Data-parallel ranks; it runs on tp_size x dp_size. null: 1."""
+    """Number of data-parallel ranks; the total is tp_size x dp_size. null: 1."""
     tp_training: TpTraining = field(default_factory=TpTraining)
 
     reads_of_model: ClassVar[tuple[str, ...]] = (
@@ -117,4 +115,4 @@ TP_TRAINING_ON: dict[str, dict[str, Any]] = {
     "cuda": {"seq_length": 2048, "num_training_steps": 100, "warmup_steps": 5, "dtype": "bfloat16"},
     "cpu": {"seq_length": 64, "num_training_steps": 8, "warmup_steps": 2, "dtype": "float32"},
 }
-"""What null stands for, by device."""
+"""Values for null, by device."""

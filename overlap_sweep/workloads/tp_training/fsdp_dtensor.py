@@ -257,7 +257,7 @@ class AsyncTp(FsdpDtensor):
         # Inductor's pass is skipped without it.
         if not dist.is_nccl_available():
             raise Refused(
-                "asynchronous TP needs a PyTorch with NCCL: without it nothing is fused; use impl=fsdp_dtensor"
+                "impl=async_tp requires PyTorch with NCCL, without which nothing is fused; use impl=fsdp_dtensor"
             )
         with warnings.catch_warnings():
             # Deprecated, as if it were not needed; without it the compile pass fuses nothing.
@@ -316,9 +316,9 @@ class Collectives:
 
     def facts(self) -> Facts:
         details = {name: self._found[name] for name in (GATHERED, SCATTERED, *LEFT)}
-        said = [
-            f"async TP made no {name} of the layers' graphs: that part of the communication is not overlapped."
+        not_fused = [
+            f"async_tp found no {name} in the layers' graphs, so that communication is not overlapped."
             for name in (GATHERED, SCATTERED)
             if not details[name]
         ]
-        return Facts({**details, "compiled_graphs": self._graphs}, said)
+        return Facts({**details, "compiled_graphs": self._graphs}, not_fused)

@@ -77,8 +77,8 @@ def language_model(model: Mapping[str, Any]) -> dict[str, Any]:
     fields = read_hf_fields(str(model["name"])) if model["source"] == "hf" else _by_sizes(model)
     if "rope_parameters" not in fields:
         raise UserError(
-            f"model.name={model['name']} has no rotary embedding, which every model that can be trained has; choose "
-            "another."
+            f"model.name={model['name']} has no rotary embedding, which workload=tp_training requires; choose another "
+            "model."
         )
     given = {
         "model_type": model["architecture"],
@@ -105,15 +105,13 @@ def language_model(model: Mapping[str, Any]) -> dict[str, Any]:
 def _by_sizes(model: Mapping[str, Any]) -> dict[str, Any]:
     if model["architecture"] is None:
         raise UserError(
-            f"model {model['name']} has no architecture, so it is no language model; give model.architecture=llama or "
-            "another, or a model that has one."
+            f"model={model['name']} has no architecture, which a language model needs; give model.architecture=llama "
+            "or another, or choose a model that has one."
         )
     more = architecture(model["architecture"]).more
     for name in ("num_layers", "vocab_size"):
         if model[name] is None:
-            raise UserError(
-                f"model {model['name']} has no {name}, which a language model needs; give model.{name}=... ."
-            )
+            raise UserError(f"model={model['name']} has no {name}, which a language model needs; give model.{name}.")
     return {
         **{"hidden_act": "silu", "max_position_embeddings": _LONGEST_CONTEXT, "rms_norm_eps": 1e-6},
         **{"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 10_000.0}},

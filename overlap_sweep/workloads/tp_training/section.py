@@ -1,5 +1,4 @@
-"""Tensor-parallel stacks for people and programs: which is fastest on which ranks, and the measurements behind it.
-Columns, section, and the charts of a step's parts and of losses."""
+"""The report on tensor-parallel stacks: columns, the fastest on each grid of ranks, and charts of steps and losses."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any
 
 from overlap_sweep.report import charts
 from overlap_sweep.report.charts.palette import SERIES
-from overlap_sweep.report.numbers import as_count, as_loss, as_percent, as_sentence, as_us
+from overlap_sweep.report.numbers import as_count, as_loss, as_percent, as_us
 from overlap_sweep.report.section import Answer, Card, Exhibit, File, Section, Sources
 from overlap_sweep.report.table import (
     DEVICE,
@@ -72,7 +71,7 @@ ASKED = (
     P(
         "setting",
         lambda row: setting_of(row.point.config),
-        "Training stack, and its options that are not at their defaults.",
+        "Training stack, with its options that are not at their defaults.",
         "text",
         header="setting",
         style="setting",
@@ -83,7 +82,7 @@ ASKED = (
 MEASURED = (
     attribute(
         "time_us",
-        "Time of one training step: median of the steps after the warm-up, of the slowest rank.",
+        "Time of one training step: median of the steps after warm-up, of the slowest rank.",
         header="time us",
         show=as_us,
     ),
@@ -95,7 +94,7 @@ MEASURED = (
     attribute("tokens_per_s_per_gpu", header="tokens/s/GPU", show="{:,.0f}".format, high_first=True),
     attribute("tflops_per_gpu", header="TFLOP/s/GPU", show="{:,.3g}".format, high_first=True, page_only=True),
     attribute(
-        *("mfu", "Model FLOP utilisation: tflops_per_gpu over the GPU's dense peak; empty where that is not known."),
+        *("mfu", "Model FLOP utilisation: tflops_per_gpu over the GPU's dense peak; empty if that is unknown."),
         header="MFU",
         show="{:.1%}".format,
         dropped=9,
@@ -106,7 +105,7 @@ MEASURED = (
         *(
             "comm_us",
             "total_us",
-            "Time of communication in one profiled step, on the rank that waits least for the others.",
+            "Communication time in one profiled step, on the rank that waits least for the others.",
         ),
         header="comm us",
         show=as_us,
@@ -115,7 +114,7 @@ MEASURED = (
     _communication(
         "exposed_comm_us",
         "exposed_us",
-        "Part of comm_us with no computation beside it.",
+        "Part of comm_us with no concurrent computation.",
         header="exposed us",
         show=as_us,
         dropped=6,
@@ -124,10 +123,10 @@ MEASURED = (
     _communication(
         "comm_wait_us",
         "waiting_us",
-        "How much longer communication takes on another rank, which waits there for this one.",
+        "Additional communication time of the rank that waits most for the others.",
     ),
     attribute(
-        *("loss", "Loss of the last step; empty where it is not a number."),
+        *("loss", "Loss of the last step; empty if it is NaN or infinite."),
         header="loss",
         words=lambda row: "-" if row.loss is None else as_loss(row.loss),
         dropped=1,
@@ -135,20 +134,18 @@ MEASURED = (
     C(
         "losses_agree",
         lambda row: None if row.losses is None else not row.deviates,
-        "Losses agree with those of the other stacks on the same data; empty where there are none.",
+        "Losses agree with those of the other stacks on the same data; empty if there are none.",
         "flag",
         queried=True,
     ),
     C(
         "loss_difference",
         lambda row: row.losses.largest if row.losses else None,
-        "Largest relative difference of a loss from the other stacks' at the same step.",
+        "Largest relative difference between its loss and the other stacks' at the same step.",
     ),
-    attribute(
-        "launch_bound", "The CPU is hardly ahead of the GPU, so the step takes as long as the CPU needs.", "flag"
-    ),
+    attribute("launch_bound", "The CPU is hardly ahead of the GPU, so the step time is the CPU's.", "flag"),
 )
-CHOSEN = attribute("chosen", "The fastest on its tp_size and dp_size.", "flag", queried=True)
+CHOSEN = attribute("chosen", "The fastest setting for its tp_size and dp_size.", "flag", queried=True)
 NOTE = C("", attrgetter("note"), kind="text", header="note", style="reason")
 
 TABLE = points_table(
@@ -167,20 +164,20 @@ ANSWERS = Table(
         A(
             "tied",
             lambda answer: ", ".join(row.setting for row in answer.ties[1:]) or None,
-            "Settings that are not slower than it beyond the noise.",
+            "Other settings within its noise.",
             "text",
         ),
     ),
 )
 
 LEGEND = (
-    "time: median of the steps after the warm-up, of the slowest rank. comm: in a profiled step, of the rank that "
-    "waits least for the others; hidden: the share with computation beside it. tie: a difference inside the noise."
+    "time: median of the steps after warm-up, slowest rank. comm: communication in a profiled step, on the rank that "
+    "waits least; hidden: its share with concurrent computation. tie: a difference within the noise."
 )
 
 
 def section(sources: Sources) -> Section | None:
-    """Returns the section on stacks, an answer for each model and its sizes; None without such points."""
+    """Returns the section on stacks, with an answer for each model and sizes; None if there are no such points."""
     points = sources.points("tp_training")
     if not points:
         return None
@@ -194,11 +191,11 @@ def section(sources: Sources) -> Section | None:
         what="tensor-parallel stacks",
         title="Tensor-parallel training",
         topic="tensor-parallel training",
-        explained=f"{LEGEND} All implementations begin with the same weights and read the same data: whose losses "
-        "deviate computes something else, and is never the fastest.",
+        explained=f"{LEGEND} All implementations start with the same weights and read the same data; those with "
+        "deviating losses are never chosen.",
         answers=[_answer(analysis) for analysis in analyses],
         points=Listing(
-            *(TABLE, rows, "Every point of the tensor-parallel stacks, as measured in that point."),
+            *(TABLE, rows, "Every point of the tensor-parallel stacks, as measured."),
             chosen=lambda row: bool(row.measured and row.measured.chosen),
         ),
         report={
@@ -226,10 +223,10 @@ def _answer(analysis: TpTrainingAnalysis) -> Answer:
     return Answer(
         title=f"Tensor-parallel training of {analysis.case}, {as_count(analysis.rows[0].run.parameters)} parameters",
         sentences=in_words(analysis),
-        card=Card(str(analysis.case), headline(analysis), list(map(as_sentence, in_words(analysis)))),
+        card=Card(str(analysis.case), headline(analysis), in_words(analysis)),
         cautions=cautions(analysis),
         compared=Listing(
-            *(COMPARED, analysis.rows, "Every setting, by ranks and from fast to slow."),
+            *(COMPARED, analysis.rows, "Every setting, by grid of ranks, from fast to slow."),
             chosen=lambda row: row.chosen,
             group=lambda row: row.grid,
         ),
@@ -257,7 +254,7 @@ def _report(analysis: TpTrainingAnalysis) -> dict[str, Any]:
 
 
 MOST_BARS = 30
-"""As many as are looked at; the table has all."""
+"""Bars in the chart; the table has all settings."""
 BESIDE_BARS = ("time_us", "tokens_per_s_per_gpu", "mfu")
 PARTS = [
     charts.Key("forward", "gemm"),
@@ -267,9 +264,9 @@ PARTS = [
 ]
 
 MOST_CURVES = 10
-"""As many as can be told apart; who deviates is among them."""
+"""Curves in the chart, deviating ones first; more would be hard to distinguish."""
 MOST_POINTS = 400
-"""Of a curve: more than a chart has pixels for."""
+"""Points of a curve; a chart has fewer pixels."""
 
 
 def stacks_bars(analysis: TpTrainingAnalysis) -> charts.Rows:
@@ -280,7 +277,7 @@ def stacks_bars(analysis: TpTrainingAnalysis) -> charts.Rows:
     return charts.Rows(
         title=str(analysis.case),
         subtitle="median of the steps, slowest rank",
-        axis=charts.Axis(f"us a step{more}"),
+        axis=charts.Axis(f"us per step{more}"),
         parts=PARTS,
         columns=[column.header for column in beside],
         rows=[

@@ -139,7 +139,7 @@ def test_the_loss_leaves_logits_as_they_are() -> None:
 
 def test_async_tp_needs_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
-    with pytest.raises(Refused, match="needs a PyTorch with NCCL"):
+    with pytest.raises(Refused, match="requires PyTorch with NCCL"):
         run.load("async_tp")(tp_point("impl=async_tp"), ALONE, None)
 
 
@@ -157,14 +157,13 @@ def test_async_tp_warns_where_nothing_was_fused() -> None:
         **{FUSED[0]: 1, FUSED[1]: 0, "all_gather_into_tensor": 1, "reduce_scatter_tensor": 0, "compiled_graphs": 1}
     }
     assert facts.warnings == [
-        "async TP made no fused_matmul_reduce_scatter of the layers' graphs: that part of the communication is not "
-        "overlapped."
+        "async_tp found no fused_matmul_reduce_scatter in the layers' graphs, so that communication is not overlapped."
     ]
     # Or it might be gathered by multicast.
     assert gathered.kwargs["return_A"]
 
 
-NO_GPU = "impl=megatron is for GPUs, and runtime.device is cpu"
+NO_GPU = "impl=megatron requires GPUs"
 """What is said where nothing else is wrong."""
 ROPE = {"rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0}
 
