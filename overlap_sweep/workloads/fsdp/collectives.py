@@ -1,9 +1,9 @@
-"""Every collective of a training step, in one of three modes: as configured, alone on the device, or not at all. So one
-model serves the point and what it is compared with. And when it ran, and the computation beside it.
+"""Issues every collective of a training step in one of three modes: as configured, alone on the device, or not at all.
+So one model serves the point and its baselines. Records when collectives and computation ran.
 
 Marks are read when the device has passed them; nothing waits for one until `resolve`. An idle stream passes the mark
-before a collective some tenths of a millisecond before the host has launched it, so a span also knows about when the
-host launched it, and an `Anchor` what the device's clock said then.
+before a collective some tenths of a millisecond before the host launches it, so a span also has the approximate time of
+the launch, and an `Anchor` relates the host's clock to the device's.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ POINT, NONE, FLOOR = "point", "none", "floor"
 """The modes: as configured; each collective while nothing computes; no communication."""
 
 GATHERED_LAYERS = 2
-"""With fsdp.limit_all_gathers: how many may be gathered and not yet computed."""
+"""Number of layers that may be gathered and not yet computed, with fsdp.limit_all_gathers."""
 
 GLOO_THREADS = 2
-"""Of each of torch's gloo groups: so many collectives run at once."""
+"""Threads of each of torch's gloo groups: the number of collectives that run concurrently."""
 
 WAITING = "waiting"
-"""Runs nothing, and waits for what NCCL does on its own stream."""
+"""Stream that runs nothing and only waits for collectives on NCCL's own stream."""
 
 Issue = Callable[..., dist.Work | None]
 """Calls a collective, with `async_op`."""
 
 
 Spans = dict[str, list[tuple[int, int]]]
-"""By stream, in nanoseconds from the step's start."""
+"""(start, end) by stream, in nanoseconds from the step's start."""
 
 LAUNCHED_AT = 0.7
-"""When an idle stream begins a collective, as a share of the host's time from the mark before it to its call's return.
+"""Time at which an idle stream begins a collective, as a share of the host's time from the mark to the call's return.
 By the profiler's kernels it is 0.63 to 0.77, in calls of 135 to 240 us. When the call returns, the kernel has been
 running for 35 to 80 us, and for longer where another thread took the interpreter."""
 
 
 @dataclass
 class Queue:
-    """What runs collectives in the order in which it is handed them: NCCL's stream, or gloo's threads."""
+    """A queue that runs collectives in order: NCCL's stream, or gloo's threads."""
 
     servers: int
-    """How many it runs at once."""
+    """Number of collectives that run concurrently."""
     spans: list[Span] = field(default_factory=list)
-    """Those of the step."""
+    """Spans of the current step."""
 
 
 @dataclass(eq=False)
@@ -70,9 +70,9 @@ class Span:
     end: Mark | None = None
     queue: Queue | None = None
     ended: Future[None] | None = None
-    """When `end` is there, if not at once."""
+    """Future that completes when `end` is set; None if it is set by the caller."""
     launched_ns: int | None = None
-    """About when the host launched the collective, by its clock; None for what has many launches."""
+    """Approximate launch time by the host's clock; None for computation, which has many launches."""
 
     def resolve(self, origin: Mark, anchor: Anchor) -> tuple[int, int]:
         """Returns (start, end) in nanoseconds. Queued work began when it was handed over and a server was free."""
@@ -91,7 +91,7 @@ class Span:
 
 @dataclass
 class Recorder:
-    """The spans of the current step, recorded while `on`."""
+    """Records the spans of the current step while `on`."""
 
     device: torch.device
     on: bool = False
@@ -110,8 +110,8 @@ class Recorder:
         return span
 
     def launched(self, span: Span) -> None:
-        """Notes that the call that launches the collective has returned. On a CPU gloo's thread takes it then or later,
-        which cannot be observed."""
+        """Records that the launching call has returned. On a CPU gloo's thread starts then or later, which cannot be
+        observed."""
         if self.device.type == "cuda":
             span.launched_ns = launch_between(span.start.host_ns, time.perf_counter_ns())
 
@@ -160,8 +160,8 @@ def resolve(spans: list[Span], origin: Mark, anchor: Anchor) -> Spans:
 
 
 class Streams:
-    """The compute stream, and one for each kind of communication. On a CPU there are none: gloo's threads run beside
-    the computation."""
+    """The compute stream, and one for each kind of communication. There are none on a CPU, where gloo's threads run
+    concurrently with the computation."""
 
     def __init__(self, priorities: Mapping[str, str], device: torch.device) -> None:
         self._streams: dict[str, torch.cuda.Stream] = {}
@@ -193,11 +193,11 @@ class Collectives:
     """Issues collectives in the current mode, and records them."""
 
     def __init__(self, ranks: Ranks, streams: Streams, recorder: Recorder, own_streams: bool) -> None:
-        """Creates the issuer. `own_streams`: in mode `point` every collective runs on the stream of its kind, instead
-        of the library's."""
+        """Creates the issuer. `own_streams`: in mode `point`, run every collective on the stream of its kind instead of
+        the library's."""
         self.mode = POINT
         self.blocked_s = 0.0
-        """How long the host has waited for the device in `wait_for_layers`."""
+        """Time for which the host has waited for the device in `wait_for_layers`."""
         self.streams, self.recorder = streams, recorder
         self._ranks, self._own_streams = ranks, own_streams
         self._on_gpu = ranks.device.type == "cuda"
@@ -206,18 +206,18 @@ class Collectives:
         self._thread = ThreadPoolExecutor(1)
 
     def own_stream(self, name: str) -> torch.cuda.Stream | None:
-        """Returns the stream of a kind of collectives, or None if they have none of their own."""
+        """Returns the stream of a kind of collectives, or None if they run on the library's."""
         return self.streams[name] if self._own_streams and self._on_gpu else None
 
     def now(self, stream: str, issue: Issue) -> None:
-        """Issues a collective that is done before the current stream goes on."""
+        """Issues a collective that completes before the current stream continues."""
         if self._on_gpu:
             self._on_stream(stream, issue)
         else:
             self._recorded(stream, issue, self._queue)
 
     def later(self, stream: str, issue: Issue) -> dist.Work | None:
-        """Issues a collective, done once the returned work was waited for. Returns None if it is done already."""
+        """Issues a collective. Returns the work to wait for, or None if it is done already."""
         if self.mode == NONE:
             self.now(stream, issue)
             return None
@@ -261,8 +261,8 @@ class Collectives:
     def _on_nccls_stream(self, stream: str, issue: Issue) -> torch.cuda.Stream:
         """Issues a collective on NCCL's stream. Returns the stream that waits for it."""
         span, work = self._handed_over(stream, issue)
-        # Not by Future.then: its callback takes the next of torch's pool of 32 streams and has it wait for the
-        # collective, and that one may be the stream that computes.
+        # Not by Future.then: its callback lets the next of torch's pool of 32 streams wait for the collective, and
+        # that one may be the compute stream.
         with torch.cuda.stream(self.streams[WAITING]):
             work.get_future().wait()
             self.recorder.end(span)
@@ -276,8 +276,8 @@ class Collectives:
         return span, work
 
     def reduced(self, stream: str, issue: Issue, value: Tensor) -> Future[Tensor]:
-        """Returns a future that is done, for a stream that waits for it, when the collective is: it holds `value`,
-        which the collective changes in place."""
+        """Returns a future of `value`, which the collective changes in place. A stream that waits for the future waits
+        for the collective."""
         if self.mode == NONE:
             self.alone(stream, issue)
         if self.mode != POINT:
@@ -293,8 +293,8 @@ class Collectives:
             return self._done(value)
 
     def alone(self, stream: str, issue: Issue) -> None:
-        """Issues a collective within what counts as computation: a layer's backward, where DDP asks for it in mode
-        `none`, or the optimizer's step."""
+        """Issues a collective during computation, which it interrupts: DDP's in a layer's backward in mode `none`, or
+        that of the gradients' norm."""
         with self.recorder.not_computing():
             self.now(stream, issue)
 
@@ -304,24 +304,24 @@ class Collectives:
         if self._on_gpu:
             wait = _StreamWork(self._beside(stream, issue)).wait
         else:
-            # gloo's reduce-scatter has nobody to tell when it ends, but the one who waits for it.
+            # gloo's reduce-scatter has no completion callback; only a waiting thread knows when it ends.
             wait = self._thread.submit(self._recorded, stream, issue).result
         self._unfinished.append((wait, tensors))
 
     def end_step(self) -> None:
-        """Waits, on the compute stream, for the collectives that nothing has waited for."""
+        """Lets the compute stream wait for the collectives that nothing else waits for."""
         for wait, _ in self._unfinished:
             wait()
         self._unfinished.clear()
 
     def _done(self, value: Tensor) -> Future[Tensor]:
-        """Returns a future that is done when the current stream's work is."""
+        """Returns a future that completes with the current stream's work."""
         future: Future[Tensor] = Future(devices=[self._ranks.device] if self._on_gpu else None)
         future.set_result(value)
         return future
 
     def start_step(self) -> None:
-        # The spans of the last step keep its queue.
+        # A new queue: the spans of the last step keep theirs.
         self._queue = Queue(servers=1 if self._on_gpu else GLOO_THREADS)
         self._computed: deque[Mark] = deque()
 
@@ -330,8 +330,8 @@ class Collectives:
         self._computed.append(self.recorder.mark())
 
     def wait_for_layers(self) -> None:
-        """Blocks the host before another layer is gathered, until only `GATHERED_LAYERS` are not computed, this one
-        included."""
+        """Blocks the host before another layer is gathered, until at most `GATHERED_LAYERS`, including that one, are
+        not computed."""
         began_s = time.perf_counter()
         while len(self._computed) >= GATHERED_LAYERS:
             self._computed.popleft().wait()

@@ -1,4 +1,4 @@
-"""What was chosen about a training step, knob by knob, under the names that a user types."""
+"""The knobs of a training step, under the names that a user types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from overlap_sweep.workloads.fsdp.config import TRAINING_ON, Compile, Distributed, Fsdp, Streams, Training
 
 Knobs = dict[str, Any]
-"""By name, such as `fsdp.forward_prefetch` and `distributed.env.NCCL_ALGO`; scalars."""
+"""Scalar values by name, such as `fsdp.forward_prefetch` and `distributed.env.NCCL_ALGO`."""
 
 _SECTIONS = {"fsdp": Fsdp, "training": Training, "distributed": Distributed, "streams": Streams, "compile": Compile}
 _RUNTIME: Knobs = {"max_connections": None, "threads_per_rank": 1, "multicast": False}
@@ -22,17 +22,18 @@ _NO_KNOBS = {
     *("training.max_steps", "training.log_interval", "training.output_dir"),
     *("distributed.dp_size", _ENVIRONMENT, _OPTIONS),
 }
-"""How long a run is and where it goes; how many ranks it has, which is not compared; and what is taken apart."""
+"""Options that are not knobs: length and output of a run, its ranks (which are never compared), and mappings whose
+entries are knobs of their own."""
 
 DEVICE = "runtime.device"
-"""No knob; it stands among them since some defaults depend on it."""
+"""Not a knob, but kept with them since some defaults depend on it."""
 TRAINS_DIFFERENTLY = frozenset(
     {
         *("training.batch_size", "training.gradient_accumulation", "training.mixed_precision", "fsdp.reduce_dtype"),
         *("training.learning_rate", "training.warmup_steps", "training.weight_decay", "training.grad_clip_norm"),
     }
 )
-"""They change what is computed, not only when."""
+"""Knobs that change what is computed, not only when."""
 
 SCHEDULING = frozenset(
     {
@@ -44,15 +45,15 @@ SCHEDULING = frozenset(
         *("runtime.max_connections", "runtime.multicast"),
     }
 )
-"""They leave the step without communication as it is, as do the variables of the libraries that communicate: through it
-the points that differ in nothing else are compared."""
+"""Knobs that don't change the floor, like the variables of the communication libraries. Points that differ in these
+alone share a floor, by which they are compared."""
 
 _OF_COLLECTIVES = tuple(f"{_ENVIRONMENT}.{library}_" for library in ("NCCL", "RCCL", "TORCH_NCCL"))
-"""Any other variable may change what computes, too."""
+"""Prefixes of variables that only affect communication; others may affect computation, too."""
 
 _BARE = re.compile(r"[A-Za-z0-9_.-]+")
 _NO_STRINGS = {"null", "true", "false", "nan", "inf"}
-"""Words that Hydra's grammar reads as something else."""
+"""Words that Hydra's grammar does not read as strings."""
 _BEFORE_QUOTE = re.compile(r'(\\+)(?="|$)')
 """Backslashes that would escape a quote."""
 
@@ -62,12 +63,12 @@ _DECLARED: Knobs = {
     **{f"runtime.{name}": value for name, value in _RUNTIME.items()},
 }
 USUAL = {name: value for name, value in _DECLARED.items() if name not in _NO_KNOBS}
-"""What each is by default. Variables of the environment are not set."""
+"""Default value of each knob. Environment variables are not set by default."""
 
 
 def knobs_of(config: Mapping[str, Any]) -> Knobs:
-    """Returns every knob of a training point. Points in which one would change nothing are skipped (`refusal`), so that
-    equal settings are equal."""
+    """Returns every knob of a training point. Points with ineffective knobs are skipped (`refusal`), so that equivalent
+    settings are equal."""
     flat = {f"{name}.{knob}": value for name in _SECTIONS for knob, value in config[name].items()}
     flat |= {f"runtime.{name}": config["runtime"].get(name, default) for name, default in _RUNTIME.items()}
     knobs = {name: flat.get(name, default) for name, default in USUAL.items()}
@@ -89,7 +90,7 @@ def usual(knobs: Knobs, name: str) -> Any:
 
 
 def changed(knobs: Knobs) -> list[str]:
-    """Returns the knobs that are not at their defaults: how far a setting is from the simplest."""
+    """Returns the knobs that are not at their defaults; the simplest setting has none."""
     return [name for name, value in knobs.items() if name != DEVICE and value != usual(knobs, name)]
 
 
@@ -101,12 +102,12 @@ def differing(settings: Iterable[Knobs]) -> list[str]:
 
 
 def frozen(knobs: Knobs) -> frozenset[tuple[str, str]]:
-    """Returns a hashable key, equal for equal settings whatever is not set in them; true is not 1."""
+    """Returns a hashable key that ignores unset knobs and distinguishes true from 1."""
     return frozenset((name, repr(value)) for name, value in knobs.items() if value is not None)
 
 
 def same_floor(knobs: Knobs) -> frozenset[tuple[str, str]]:
-    """Returns a key that is equal for settings whose steps without communication do the same."""
+    """Returns a key that is equal for settings with the same floor."""
     return frozen(
         {name: v for name, v in knobs.items() if name not in SCHEDULING and not name.startswith(_OF_COLLECTIVES)}
     )
@@ -141,12 +142,12 @@ def setting_in_words(knobs: Knobs, shown: Collection[str] | None = None) -> str:
 
 
 def overrides(knobs: Knobs, shown: Collection[str]) -> str:
-    """Returns the same as shell arguments."""
+    """Returns the changed knobs among `shown` as shell arguments."""
     return " ".join(shlex.quote(_override(name, knobs[name])) for name in changed(knobs) if name in shown)
 
 
 def _override(name: str, value: Any) -> str:
-    # Of these the configuration lists few or none, and Hydra adds others only if told to.
+    # Hydra adds keys that the configuration does not list only with ++.
     added = "++" if name.startswith((f"{_ENVIRONMENT}.", f"{_OPTIONS}.")) else ""
     return f"{added}{name}={_quoted(value) if isinstance(value, str) else in_words(value)}"
 

@@ -1,5 +1,5 @@
-"""A ranking model: features and a user's history, embedded, through a transformer, into the logit of a click. Its units
-mark when they compute, its layers can be compiled; and the micro batches that it is trained with."""
+"""A ranking model, which predicts the logit of a click from embedded features and a user's history with a transformer,
+and its micro batches. Its units mark when they compute, and its layers can be compiled."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from overlap_sweep.workloads.fsdp.collectives import Recorder
 EPSILON = 1e-5
 INIT_STD = 0.02
 POOL = 8
-"""Micro batches that are different."""
+"""Number of different micro batches."""
 NOT_COMPILED = "no"
 LONGEST_REASON = 200
-"""Characters: inductor lists all of its options in a line."""
+"""Longest recorded reason, in characters: inductor lists all of its options in one line."""
 
 
 class Batch(NamedTuple):
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
 
 class Features(nn.Module):
-    """All that is known of a sample, as tokens: [batch, 1 + num_sparse + sequence_length, hidden]."""
+    """Embeds the features of each sample as tokens: [batch, 1 + num_sparse + sequence_length, hidden]."""
 
     def __init__(self, ranking: Mapping[str, Any], hidden: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Features(nn.Module):
     def give(self, batch: Batch) -> Tensor:
         """Keeps the batch's rows for the next forward; returns the forward's input, the dense features.
 
-        A unit has one input, which needs a gradient: the mark of its backward's end hangs on that.
+        A unit has one input, which requires a gradient: the mark at the end of its backward depends on it.
         """
         tables = torch.arange(batch.sparse.shape[1], device=batch.sparse.device) * self._rows
         self._ids = batch.sparse + tables, batch.history
@@ -65,7 +65,7 @@ class Features(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Attention of all tokens to all, then an MLP, each after a norm and beside a residual."""
+    """Bidirectional attention, then an MLP, each after a norm and with a residual connection."""
 
     def __init__(self, model: Mapping[str, Any]) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class TransformerLayer(nn.Module):
 
 
 class Head(nn.Module):
-    """The logit of a click from the token of the dense features: [batch, 1]."""
+    """Computes the logit of a click from the token of the dense features: [batch, 1]."""
 
     def __init__(self, model: Mapping[str, Any]) -> None:
         super().__init__()
@@ -125,10 +125,10 @@ class _Entry(torch.autograd.Function):
 
 
 class Unit(nn.Module):
-    """A part of the model that is sharded and gathered as a whole, with marks where its own computation begins and
-    ends, forward and backward: after its parameters are there, and before its gradients are reduced.
+    """A part of the model that is sharded and gathered as a whole. Marks the begin and end of its computation, forward
+    and backward: after its parameters are gathered, and before its gradients are reduced.
 
-    FSDP2's hooks are on this module and so lie outside of the marks, which are in its forward.
+    FSDP2's hooks are on this module and therefore outside of the marks, which are in its forward.
     """
 
     def __init__(self, body: nn.Module, recorder: Recorder) -> None:
@@ -137,14 +137,14 @@ class Unit(nn.Module):
         self._recorder = recorder
         self.forward_ended: Callable[[], object] = _nothing
         self.backward_ended: Callable[[], object] = _nothing
-        """Called on the host where that is enqueued."""
+        """Called on the host when the end of the computation is enqueued."""
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.body(_Entry.apply(x, self._recorder.begin_computing, self._end_backward))
         self._recorder.end_computing()
         self.forward_ended()
         assert output.grad_fn is not None
-        # It runs after the hooks of the tensor, of which FSDP2's waits for the parameters.
+        # It runs after the tensor's hooks, among them FSDP2's, which waits for the parameters.
         output.grad_fn.register_prehook(self._begin_backward)
         return output
 
@@ -199,8 +199,8 @@ def _norm(model: Mapping[str, Any]) -> nn.Module:
 
 
 def draw_micro_batches(point: Mapping[str, Any], ranks: Ranks) -> list[Batch]:
-    """Returns this rank's parts of the micro batches, which are drawn once and used in turn, so that no loader disturbs
-    the measurement: the same samples whatever the number of ranks that share them."""
+    """Returns this rank's parts of the micro batches, which are drawn once and used in turn, so that no data loader
+    disturbs the measurement. The samples do not depend on the number of ranks."""
     return [_draw(point, ranks, index) for index in range(POOL)]
 
 
@@ -214,7 +214,7 @@ def _draw(point: Mapping[str, Any], ranks: Ranks, index: int) -> Batch:
         return torch.randint(rows, (samples, count), generator=generator)
 
     dense = torch.randn(samples, dense_features, generator=generator)
-    # Something that can be learnt, so that the loss says whether the gradients are right.
+    # A learnable label, so that the loss shows whether the gradients are right.
     clicked = (dense.mean(dim=1) > 0).float()
     whole = Batch(ids(ranking["num_sparse_features"]), ids(ranking["sequence_length"]), dense, clicked)
     mine = slice(ranks.rank * per_rank, (ranks.rank + 1) * per_rank)
@@ -224,20 +224,19 @@ def _draw(point: Mapping[str, Any], ranks: Ranks, index: int) -> Batch:
 def compile_layers(
     layers: Sequence[nn.Module], config: Mapping[str, Any], example: Callable[[nn.Module], None], ranks: Ranks
 ) -> str:
-    """Compiles every layer in place, as `config` (`config.Compile`) asks; collective.
+    """Compiles every layer in place with the options of `config` (`config.Compile`). Returns the backend's name, `no`,
+    or `no: ` and the reason, which is also printed. Collective.
 
-    `example(layer)` runs one forward and backward. It is tried on the first layer, whose code all others share: where
-    that raises on any rank, all ranks keep their layers as they were. Called before anything is sharded, since a layer
-    that fails inside of FSDP2's hooks leaves its parameters gathered.
+    `example(layer)` runs one forward and backward. It is tried on the first layer, whose code all others share: if it
+    raises on any rank, all ranks keep their layers uncompiled. Called before sharding, since a layer that fails inside
+    of FSDP2's hooks leaves its parameters gathered.
 
-    `nn.Module.compile` replaces how the module is called, not the module: a wrapper of `torch.compile(layer)` would put
-    `_orig_mod.` into the name of every parameter, and with it into the state dict.
-
-    Returns `no`, the backend's name, or `no: ` and the reason, which is printed, too.
+    Uses `nn.Module.compile`, since the wrapper of `torch.compile(layer)` would put `_orig_mod.` into the name of every
+    parameter, and into the state dict.
     """
     if not config["enabled"]:
         return NOT_COMPILED
-    # What other points of the process have compiled would decide what is compiled now, and whether at all.
+    # Code compiled for earlier points of the process would affect whether and what is compiled now.
     torch._dynamo.reset()
     options = _options(config)
     try:
@@ -245,13 +244,13 @@ def compile_layers(
         example(layers[0])
         reason = ""
     except Exception as error:
-        reason = _told(error)
+        reason = _reason(error)
     (failed,) = ranks.slowest([float(bool(reason))])
     if failed:
-        reason = reason or "it failed on another rank, whose log says why"
-        # What `compile` set; there is no function that takes it back.
+        reason = reason or "it failed on another rank; see that rank's log"
+        # Undoes `compile`, for which torch has no function.
         layers[0]._compiled_call_impl = None
-        print(f"torch.compile is left out: {reason}", flush=True)
+        print(f"torch.compile failed, so the layers run uncompiled: {reason}", flush=True)
         return f"{NOT_COMPILED}: {reason}"
     for layer in layers[1:]:
         layer.compile(**options)
@@ -267,8 +266,8 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "mode": config["mode"], "options": dict(config["options"]) or None}
 
 
-def _told(error: Exception) -> str:
-    """Returns `<type>: <first line>` of the backend's own error rather than dynamo's."""
+def _reason(error: Exception) -> str:
+    """Returns `<type>: <first line>` of the backend's error, rather than dynamo's."""
     cause = getattr(error, "inner_exception", error)
     line = next(iter(str(cause).splitlines()), "")
     return f"{type(cause).__name__}: {line[:LONGEST_REASON]}{'...' if len(line) > LONGEST_REASON else ''}"

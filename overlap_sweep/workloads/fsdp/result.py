@@ -1,5 +1,5 @@
-"""What a point of workload=fsdp measured: training steps, overlapped, not overlapped and without communication; and
-their times, comparable between points that were measured minutes apart, with their noise."""
+"""Measurements of a point of workload=fsdp: training steps as configured, with no overlap, and without communication.
+Also step times with noise that are comparable between points measured minutes apart."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VARIANTS = ("point", "none", "floor")
 _MOST_VARIANTS = 20
 _MOST_OTHER_KNOBS = 100
 _LONGEST_OPTIONS = 2000
-"""As JSON: a setting's name has them all."""
+"""Longest options of torch.compile as JSON, in characters, since a setting's name has them all."""
 _Losses = Annotated[list[float | None], msgspec.Meta(min_length=1, max_length=10**6)]
 
 
@@ -81,19 +81,19 @@ class TrainingRun(Measured, kw_only=True, tag="fsdp"):
     resolved = ResolvedTraining
 
     step: Annotated[dict[Name, Timing], msgspec.Meta(max_length=_MOST_VARIANTS)]
-    """A whole step with all its micro batches and the optimizer, by variant: `point`; `none`, the same with every
-    collective alone on the device; `floor`, the same computation without communication. Their i-th samples were taken
-    side by side, so they pair."""
+    """Time of a whole step with all its micro batches and the optimizer, by variant: `point`; `none`, each collective
+    alone on the device; `floor`, without communication. Their i-th samples pair: they were taken in the same round."""
     host_us: dict[Name, Annotated[float, msgspec.Meta(ge=0)]]
-    """By variant how long the host took to enqueue a step, without waiting for the device: median, slowest rank. Empty
-    on a CPU; without a variant whose launches waited for the device."""
+    """Time in which the host enqueues a step, without waiting for the device, by variant: median, slowest rank. Empty
+    on a CPU; without variants whose launches waited for the device."""
     samples_per_step: Total
-    """Of all ranks and micro batches."""
+    """Samples in a step, over all ranks and micro batches."""
     parameters: Total
+    """Number of the whole model's parameters."""
     losses: _Losses
-    """By step of the recorded run, mean over all ranks' samples; null where it is no number."""
+    """Loss after each step of the recorded run, mean over all ranks' samples; null if it is NaN or infinite."""
     peak_memory_gb: Gb | None = None
-    """Most that tensors took on a GPU of any rank, 10^9 bytes; null on a CPU."""
+    """Peak memory of tensors on the GPU of any rank, 10^9 bytes; null on a CPU."""
     compiled: Annotated[str, msgspec.Meta(max_length=10_000)] = "no"
     """`no`; the backend that compiled the layers; or `no: ` and why it could not."""
     telemetry: list[FileName] = msgspec.field(default_factory=list)
@@ -112,9 +112,9 @@ class TrainingRun(Measured, kw_only=True, tag="fsdp"):
 
     @classmethod
     def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the config with what training alone decides; a precision left to the device is unknown."""
-        asked = config["training"]["mixed_precision"]
-        precision = "fp32" if asked == "none" else asked
+        """Returns the config with backend and precision filled in; a precision left to the device is unknown."""
+        mixed_precision = config["training"]["mixed_precision"]
+        precision = "fp32" if mixed_precision == "none" else mixed_precision
         return {**config, "backend": config["distributed"]["strategy"], "precision": precision, "tp_size": 1}
 
     def compared(self, result: Result) -> Speedup | None:
@@ -135,15 +135,15 @@ def measured(result: Result | None) -> TrainingRun:
 
 
 def limited_by_host(result: Result) -> list[str]:
-    """Returns the step variants that took the host nearly as long to enqueue as the device to run."""
+    """Returns the launch-bound variants, which the host enqueued hardly faster than the device ran them."""
     run = measured(result)
     limited = {name for name in VARIANTS if run.host_us.get(name, 0.0) >= HOST_LIMITS * run.step[name].median_us}
     return [name for name in VARIANTS if name in limited or (name == "point" and result.launch_bound)]
 
 
 def sample(result: Result) -> Sample:
-    """Returns the step's sample for a search over knobs. A host-limited step counts, but not relative to its floor:
-    that is the host's time, too, and the slowest host would seem the fastest setting."""
+    """Returns the step's sample for a search over knobs. A launch-bound step counts, but not relative to its floor:
+    that is the host's time, too, so that the slowest host would seem the fastest setting."""
     run = measured(result)
     point_us, none_us, floor_us = (tuple(run.step[name].samples_us) for name in ("point", "none", "floor"))
     work = str(sorted(same_floor(knobs_of(result.point)), key=str))
@@ -158,7 +158,7 @@ class Hidden(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Returns whether it is conclusive: an interval as wide as all the communication leaves nothing."""
+        """Returns whether it is conclusive: its noise interval is narrower than the range from 0 to 1."""
         return self.noise < 0.5
 
     @property
@@ -170,7 +170,7 @@ class Hidden(NamedTuple):
 def hidden(step: Mapping[str, Timing]) -> Hidden:
     """Returns the hidden fraction, unknown if `none` takes no longer than `floor`: there is nothing to hide.
 
-    It is the ratio of the medians of the differences of samples taken side by side; its noise is theirs in quadrature.
+    It is the ratio of the medians of differences within rounds; its noise is theirs in quadrature.
     """
     samples = (step[name].samples_us for name in ("point", "none", "floor"))
     rounds = list(zip(*samples, strict=True))
@@ -188,15 +188,15 @@ class StepTimes:
     """The times of a step in one setting, over all its points."""
 
     step: Estimate
-    """Its noise is also what points of equal settings are apart, where that was measured."""
+    """Time as configured; its noise includes the scatter between points of the same setting."""
     none: Estimate
-    """Every collective alone on the device."""
+    """Time with every collective alone on the device."""
     floor: Estimate
-    """No communication."""
+    """Time without communication."""
     hidden: Hidden
-    """By the rounds of its points."""
+    """Hidden fraction from the rounds of its points."""
     relative: bool
-    """Times are relative to the floors that were measured beside it; else as measured."""
+    """Whether times are relative to the floors of the same points; else they are as measured."""
 
     @property
     def time_us(self) -> float:
@@ -212,7 +212,7 @@ class StepTimes:
 
     @property
     def speedup(self) -> float:
-        """Returns the speedup over the same step with every collective alone on the device."""
+        """Returns the speedup over the same step with no overlap."""
         return self.none_us / self.time_us
 
     @property
@@ -231,11 +231,11 @@ def times_as_measured(point: Point) -> StepTimes:
 def compared_times(settings: Sequence[Sequence[Point]]) -> list[StepTimes]:
     """Returns the times of each setting's points, for all settings of a case.
 
-    A point's time can be given relative to its own floor, the step without communication measured in turns with it:
-    what slows the whole machine cancels, but the floor's own noise is added. Which of the two is larger shows at
-    settings measured in several points: relative times are used if they bring those closer together, and also if there
-    are none such, since drift of some percent is common. A point that the host limits in any variant takes no part: its
-    floor is the host's time, and dividing by it would make the slowest host the fastest setting.
+    A point's time can be given relative to its own floor, which was measured in turns with it: drift of the machine
+    cancels, but the floor's noise is added. Settings measured in several points show which of the two is larger:
+    relative times are used if they bring these points closer together, or if there are no such settings, since drift of
+    some percent is common. Points with a launch-bound variant take no part: their floor is the host's time, and
+    dividing by it would make the slowest host the fastest setting.
     """
     works = [same_floor(knobs_of(points[0].config)) for points in settings]
     floors: dict[frozenset[tuple[str, str]], list[Timing]] = defaultdict(list)
@@ -253,7 +253,7 @@ def compared_times(settings: Sequence[Sequence[Point]]) -> list[StepTimes]:
         ),
         settings[0][0].config["runtime"]["device"],
     )
-    # Relative to nothing but itself, a time gains the floor's noise for nothing.
+    # A floor that no other point shares would only add its noise.
     pools = [floors[work] if relative and len(floors[work]) > 1 else [] for work in works]
     return [
         _pooled(_steps(points), [] if (limited := _limited(points)) else pool, between[limited])
@@ -277,7 +277,7 @@ def _steps(points: Iterable[Point]) -> list[dict[str, Timing]]:
 
 
 def _limited(points: Iterable[Point]) -> bool:
-    """Returns whether the host limits any variant of any of the points."""
+    """Returns whether any variant of any of the points is launch-bound."""
     return any(limited_by_host(point.result) for point in points if point.result)
 
 

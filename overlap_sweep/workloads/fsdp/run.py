@@ -1,4 +1,4 @@
-"""A training run: recorded, profiled, and compared with itself without overlap and without communication."""
+"""A training run: recorded, profiled, and compared with the same steps with no overlap and without communication."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _step(training: TrainingSteps, mode: str, _turn: int) -> Step:
 
 
 def _set_up(point: Mapping[str, Any], ranks: Ranks) -> tuple[TrainingSteps, int, str]:
-    """Returns the model in training, its number of parameters, and what compiled it."""
+    """Returns the training steps, the model's number of parameters, and the compiler of its layers."""
     recorder, streams = Recorder(ranks.device), Streams(point["streams"], ranks.device)
     collectives = Collectives(ranks, streams, recorder, point["distributed"]["enable_overlap"])
     model = _initial_model(point, ranks, recorder)
@@ -79,7 +79,7 @@ def _set_up(point: Mapping[str, Any], ranks: Ranks) -> tuple[TrainingSteps, int,
     layers = [unit.body for unit in model.units[1:-1]]
     compiled = compile_layers(layers, point["compile"], partial(_try, point), ranks)
     with streams.computing():
-        # DDP's gradients are summed up on the stream that it was made on.
+        # DDP accumulates gradients on the stream on which it was created.
         distributed: nn.Module = model
         if point["backend"] == "ddp":
             distributed = replicate(model, point, ranks, collectives)
@@ -87,7 +87,7 @@ def _set_up(point: Mapping[str, Any], ranks: Ranks) -> tuple[TrainingSteps, int,
             shard(model, point, ranks, collectives)
     training = TrainingSteps(distributed, point, ranks, collectives)
     if ranks.device.type == "cuda":
-        # Not of the whole model that every rank has had until it was sharded.
+        # Not the peak of the whole model, which every rank has until it is sharded.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     return training, parameters, compiled
@@ -96,7 +96,7 @@ def _set_up(point: Mapping[str, Any], ranks: Ranks) -> tuple[TrainingSteps, int,
 def _compare(
     point: Mapping[str, Any], in_mode: Mapping[str, Variant], ranks: Ranks
 ) -> tuple[dict[str, Timing], dict[str, float]]:
-    """Times whole steps in turns. Returns their times by mode, and on a GPU the host's."""
+    """Times whole steps in turns. Returns their times and, on a GPU, the host's times, by mode."""
     clock = SteadyClock(ranks, point["workload"]["steps"])
     samples = time_variants(in_mode, ranks, point["workload"]["warmup"], point["workload"]["repeats"], clock)
     times = {mode: summarise(found.us["step"]) for mode, found in samples.items()}
@@ -107,7 +107,7 @@ def _compare(
 
 
 def forget(ranks: Ranks) -> None:
-    """Frees what a run has left: models and FSDP2's hooks refer to each other, and the next point needs the memory."""
+    """Frees a run's memory, which the next point needs: models and FSDP2's hooks refer to each other."""
     gc.collect()
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -131,7 +131,7 @@ def _initial_model(point: Mapping[str, Any], ranks: Ranks, recorder: Recorder) -
     with torch.device(ranks.device):
         model = RankingModel(point["model"], point["ranking"], recorder)
     synced = point["fsdp"]["sync_module_states"]
-    # What rank 0 will send need not be drawn by the others, but it must be seen if it was not sent.
+    # Each rank draws different values, so that the losses show if rank 0's were not broadcast.
     draws = ranks.rank if synced else 0
     initialise(model, stream(ranks.device, point["workload"]["seed"], "parameters", draws))
     if synced and point["backend"] == "fsdp2" and ranks.world_size > 1:
@@ -141,7 +141,7 @@ def _initial_model(point: Mapping[str, Any], ranks: Ranks, recorder: Recorder) -
 
 
 def _try(point: Mapping[str, Any], layer: nn.Module) -> None:
-    """Runs one layer forward and backward as training will call it."""
+    """Runs one layer forward and backward as training does."""
     device = next(layer.parameters()).device
     dtype = DTYPES[point["precision"]]
     tokens = point["workload"]["tokens"] // _samples_per_step(point)
@@ -162,7 +162,7 @@ class Recording:
 
     def __init__(self, directory: Path, ranks: Ranks, sampler: DeviceSampler, log_interval: int) -> None:
         self.losses: list[float | None] = []
-        """Of the steps that were not profiled, mean over all ranks; None where it is no number."""
+        """Losses of the steps that were not profiled, mean over all ranks; None if NaN or infinite."""
         self._path, self._ranks, self._sampler = directory / metrics_file(ranks.rank), ranks, sampler
         self._log_interval = log_interval
         self._waiting: list[tuple[Step, bool]] = []
@@ -192,7 +192,7 @@ class Recording:
         if self._ranks.rank == 0:
             print(
                 f"step {last.step}: loss {losses[-1]:.4f}, {1e3 * last.step_ms:,.0f} us, "
-                f"{1e3 * last.exposed_comm_ms:,.0f} us of communication exposed",
+                f"{1e3 * last.exposed_comm_ms:,.0f} us exposed communication",
                 flush=True,
             )
 

@@ -1,4 +1,4 @@
-"""Who holds what of the model: FSDP2, each unit sharded, and DDP, a model on every rank."""
+"""Distributes the model: FSDP2 shards each unit, DDP keeps a replica on every rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shard(model: RankingModel, point: Mapping[str, Any], ranks: Ranks, collectiv
     fsdp = point["fsdp"]
     replicas = fsdp["replicas"]
     mesh = _mesh(ranks.device.type, ranks.world_size, replicas)
-    # Gradients come in the type that parameters are gathered in.
+    # Gradients have the type in which parameters are gathered.
     reduce_dtype = DTYPES[fsdp["reduce_dtype"]] if fsdp["reduce_dtype"] else None
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[point["precision"]], reduce_dtype=reduce_dtype)
     reshard = fsdp["reshard_after_forward"]
@@ -41,7 +41,7 @@ def shard(model: RankingModel, point: Mapping[str, Any], ranks: Ranks, collectiv
         unit.set_custom_all_gather(gather)  # type: ignore[operator]
         unit.set_custom_reduce_scatter(scatter)  # type: ignore[operator]
         if replicas > 1:
-            # Not FSDP2's own hybrid sharding: of its all-reduce nobody hears.
+            # Not FSDP2's own hybrid sharding, whose all-reduce cannot be observed.
             unit.set_all_reduce_hook(  # type: ignore[operator]
                 partial(_add_replicas, mesh["replicate"].get_group(), replicas, collectives),
                 stream=collectives.own_stream(ALL_REDUCE),
@@ -51,22 +51,22 @@ def shard(model: RankingModel, point: Mapping[str, Any], ranks: Ranks, collectiv
 
 @cache
 def _mesh(device: str, ranks: int, replicas: int) -> DeviceMesh:
-    """Returns the mesh, cached for all points of a group: each makes process groups that stay."""
+    """Returns the mesh, cached for all points of a group, since each mesh creates process groups that stay."""
     if replicas == 1:
-        # That of the world has a group already.
+        # The mesh of the whole world uses the existing group.
         return init_device_mesh(device, (ranks,), mesh_dim_names=("shard",))
     return init_device_mesh(device, (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
 
 
 def _schedule(units: Sequence[Any], fsdp: Mapping[str, Any], collectives: Collectives) -> None:
-    """Sets which unit prefetches which. torch's own schedule is implicit: forward the host runs ahead, backward each
-    unit gathers the one before it."""
+    """Sets the units that each unit prefetches. By default the host runs ahead in the forward, and each unit gathers
+    the one before it in the backward."""
     ahead = fsdp["forward_prefetch"]
     for index, unit in enumerate(units):
         if ahead:
             unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + ahead])
         if fsdp["backward_prefetch"] != "BACKWARD_PRE":
-            # Only a list that is not empty takes the place of torch's own, and the unit itself is gathered already.
+            # Only a non-empty list replaces torch's own; the unit itself is gathered already.
             unit.set_modules_to_backward_prefetch([unit])
         if fsdp["backward_prefetch"] == "BACKWARD_POST" and index:
             unit.backward_ended = partial(units[index - 1].unshard, async_op=True)
@@ -81,8 +81,8 @@ def _add_replicas(group: dist.ProcessGroup, replicas: int, collectives: Collecti
         collectives.now(ALL_REDUCE, partial(dist.all_reduce, gradients, group=group))
     gradients.div_(replicas)
     if gradients.is_cuda:
-        # FSDP2 lets go of them once they are cast, and the stream of the reduce-scatter that made them would reuse the
-        # memory while this one still reduces.
+        # FSDP2 releases them once they are cast, and the reduce-scatter's stream would reuse the memory while this
+        # stream still reduces.
         gradients.record_stream(torch.cuda.current_stream())
 
 
@@ -101,7 +101,7 @@ class _Gather(AllGather):
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:  # type: ignore[override]
         if self._collectives.mode != FLOOR:
             return torch.empty(*size, dtype=dtype, device=device)
-        # What nobody gathers is computed with all the same: numbers, and at the speed of numbers like weights.
+        # Parameters that are not gathered: values like weights, as the speed of GEMMs depends on the values.
         key = (*size, dtype)
         if key not in self._stale:
             self._stale[key] = torch.empty(*size, dtype=dtype, device=device).normal_(std=0.02)
@@ -115,7 +115,7 @@ class _Gather(AllGather):
         if self._limited and self._collectives.mode == POINT:
             self._collectives.wait_for_layers()
         issue = partial(dist.all_gather_into_tensor, output_tensor, input_tensor, group)
-        # On a CPU there is no stream that could wait: FSDP2 waits for the work.
+        # On a CPU there are no streams: FSDP2 waits for the work.
         if async_op or output_tensor.device.type == "cpu":
             return self._collectives.later(AUXILIARY, issue)
         self._collectives.now(AUXILIARY, issue)
@@ -162,14 +162,14 @@ def replicate(
             _add_load(gradients, distributed["overlap_clone_for_reduce_scatter"], ranks, collectives)
         return collectives.reduced(ALL_REDUCE, partial(dist.all_reduce, gradients), gradients)
 
-    # As its own hooks are: DDP looks for these annotations among the builtins.
+    # DDP checks these annotations, which postponed evaluation would turn into strings.
     hook.__annotations__ = {"bucket": dist.GradBucket, "return": Future[Tensor]}
     replicated.register_comm_hook(None, hook)
     return replicated
 
 
 def _add_load(gradients: Tensor, clone: bool, ranks: Ranks, collectives: Collectives) -> None:
-    """Adds a reduce-scatter of the bucket, as mere load, beside its all-reduce."""
+    """Adds a reduce-scatter of the bucket as load, concurrent with its all-reduce."""
     short = -gradients.numel() % ranks.world_size
     whole = gradients.clone() if clone else gradients
     whole = pad(whole, (0, short)) if short else whole
@@ -183,7 +183,7 @@ def _add_load(gradients: Tensor, clone: bool, ranks: Ranks, collectives: Collect
 
 @cache
 def _group_of_load(world_size: int) -> dist.ProcessGroup:
-    """Returns a separate group, which waits for none of the all-reduces."""
+    """Returns a separate group, whose collectives don't wait for the all-reduces."""
     group = dist.new_group(list(range(world_size)))
     assert group is not None
     return group

@@ -1,4 +1,4 @@
-"""One training step after the other: micro batches, gradients, optimizer; and the clock that times whole steps."""
+"""Training steps (micro batches, gradients, optimizer), and the clock that times whole steps."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from overlap_sweep.workloads.fsdp.sharding import DTYPES
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE
 
 HELD_UP = 0.9
-"""Share of a step's time from which on the host may have waited for the device inside of its launches,"""
+"""The host was held up in its launches if enqueuing takes more than this share of a step's time,"""
 LEAD = 0.05
-"""and share of a step that the device then has still to do when the host has enqueued the last one."""
+"""and the device still has more than this share of a step to run when the last one is enqueued."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Step:
     learning_rate: float
     loss_scale: float | None
     host_s: float
-    """To enqueue it, without waiting for the device where that is known."""
+    """Time in which the host enqueued it, without known waits for the device."""
 
 
 class TrainingSteps:
@@ -90,7 +90,7 @@ class TrainingSteps:
             recorder.end_computing()
             end = recorder.mark()
             with torch.no_grad():
-                # Its number among autograd's would make it the last of the forward.
+                # Without no_grad, trace readers would take it for the last operation of the forward.
                 loss = torch.stack(losses).mean()
         self._taken += 1
         waited_s = collectives.blocked_s - blocked_s
@@ -108,8 +108,8 @@ class TrainingSteps:
         )
 
     def freeze(self) -> None:
-        """Makes further steps change neither weights nor loss scale, taking as long as before: without communication
-        ranks would not agree on it."""
+        """Freezes weights and loss scale for further steps, which take as long as before: without communication, ranks
+        would diverge."""
         self._fixed_scale = self._scaler.get_scale() if self._scaler.is_enabled() else None
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0
@@ -147,7 +147,7 @@ class TrainingSteps:
         began_s = time.perf_counter()
         self._scaler.step(self._optimizer)
         if self._scaler.is_enabled():
-            # It asks the device whether the gradients are finite.
+            # The scaler waits for the device to know whether the gradients are finite.
             self.collectives.blocked_s += time.perf_counter() - began_s
         self._scaler.update(self._fixed_scale)
         self._optimizer.zero_grad()
@@ -155,7 +155,7 @@ class TrainingSteps:
         return norm
 
     def _norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Returns the norm of all gradients. For those that FSDP2 shards, ranks wait for each other."""
+        """Returns the norm of all gradients. Collective for gradients that FSDP2 shards."""
         sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
         if not sharded:
             return nn.utils.get_total_norm(gradients)
@@ -167,8 +167,8 @@ class TrainingSteps:
 
 
 class SteadyClock:
-    """Times several consecutive whole steps as in training, after one that is not timed. No spin kernel: the host runs
-    ahead as far as it does there."""
+    """Times several consecutive whole steps, after an untimed one. Without a spin kernel: the host runs ahead as far as
+    in training."""
 
     def __init__(self, ranks: Ranks, steps: int) -> None:
         self._ranks, self._steps = ranks, steps
@@ -191,8 +191,8 @@ class SteadyClock:
         return Turn({"step": step_us}, late=False)
 
     def host_us(self, variant: Variant) -> float | None:
-        """Returns the host's time per step: median over the turns, slowest rank. None if the host was held up: a device
-        takes about a thousand launches ahead, and a step may have more of them. Collective."""
+        """Returns the host's time per step: median over the rounds, slowest rank. None if the host was held up: a
+        device queues about a thousand launches, and a step may have more. Collective."""
         host_us, behind = self._ranks.slowest([median(self._host_us[variant]), -median(self._lead[variant])])
         (step_us,) = self._ranks.slowest([median(self._step_us[variant])])
         held_up = host_us > HELD_UP * step_us and -behind > LEAD

@@ -124,6 +124,6 @@ def _on_one_rank_only(ranks: Ranks, failing: int | None) -> tuple[str, set[bool]
 @pytest.mark.parametrize("failing", [0, 1, None])
 def test_a_failure_on_one_rank_is_one_of_all(failing: int | None) -> None:
     found = run_ranks(2, _on_one_rank_only, failing, keep="cpu")
-    reasons = dict.fromkeys(range(2), "no: it failed on another rank, whose log says why")
+    reasons = dict.fromkeys(range(2), "no: it failed on another rank; see that rank's log")
     reasons |= {failing: f"no: ValueError: on rank {failing}"}
     assert found == [("aot_eager", {True}) if failing is None else (reasons[rank], {False}) for rank in range(2)]
