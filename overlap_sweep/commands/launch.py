@@ -73,7 +73,10 @@ def main() -> None:
     try:
         with errors_in_one_line():
             sys.argv[1:] = flags_first(sys.argv[1:])
-            check_keys(get_args_parser().parse_args(sys.argv[1:]).overrides)
+            arguments = get_args_parser().parse_args(sys.argv[1:])
+            # With -sc the overrides are those of shell completion, such as query=bash.
+            if not arguments.shell_completion:
+                check_keys(arguments.overrides)
             measure()
         outcomes.hear_of_other_processes()
         if not outcomes.searching:
