@@ -1,4 +1,4 @@
-"""What a point of workload=tp_training measured: training steps of a language model by a tensor-parallel stack."""
+"""Measurements of a point of workload=tp_training: training steps of a language model by a tensor-parallel stack."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ASKED = (
 )
 _FILE = Annotated[str, msgspec.Meta(max_length=4096, pattern=PRINTABLE)]
 _Options = options_type(TpTraining, _ASKED, tp_comm_overlap_cfg=_FILE)
-"""As they were asked for: null is what the device or the implementation decides."""
+"""Options as composed; null is decided by the device or the implementation."""
 _ResolvedOptions = options_type(
     TpTraining,
     _ASKED,
@@ -72,24 +72,25 @@ class TpTrainingStep(msgspec.Struct, kw_only=True):
     CPU."""
 
     step: _Whole
-    """Counted from 0."""
+    """Number of the step, from 0."""
     warmup: bool
-    """One of the first, which count in nothing but the comparison of losses."""
+    """Whether it is a warm-up step, which counts only in the comparison of losses."""
     loss: float | None
-    """Mean over all ranks' tokens; null where it is no number."""
+    """Mean over all ranks' tokens; null if it is NaN or infinite."""
     grad_norm: Annotated[float, msgspec.Meta(ge=0)] | None
-    """Before clipping, over all ranks; null where it is no number (float16, whose step is then left out)."""
+    """Norm over all ranks before clipping; null if it is NaN or infinite (float16 then skips the step)."""
     step_us: Us
-    """From its first micro batch to the end of its optimizer, on the device."""
+    """Time on the device from the first micro batch to the end of the optimizer."""
     forward_us: _PartUs
-    """Of all micro batches together; so is the backward, to which the reduction of gradients belongs."""
+    """Forward time of all micro batches."""
     backward_us: _PartUs
+    """Backward time of all micro batches, including the reduction of gradients."""
     optimizer_us: _PartUs
-    """With clipping, and with what the stack gathers after it."""
+    """Time of clipping, the optimizer, and the stack's gathers after it."""
     memory_allocated_gb: Gb | None = None
-    """When the host had enqueued the step."""
+    """Allocated memory when the host had enqueued the step."""
     memory_peak_gb: Gb | None = None
-    """Most since the end of the warm-up."""
+    """Peak memory since the end of the warm-up."""
 
 
 class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
@@ -98,17 +99,17 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
 
     steps: Annotated[list[TpTrainingStep], msgspec.Meta(max_length=10**6)]
     parameters: Total
-    """Of the whole model, up to norms, biases and the vocabulary's padding."""
+    """Parameters of the whole model, without norms, biases and the vocabulary's padding."""
     tokens_per_step: Total
-    """Of all data-parallel ranks and micro batches; likewise the next two."""
+    """Tokens of all data-parallel ranks and micro batches; likewise the next two."""
     samples_per_step: Total
     flops_per_step: Annotated[float, msgspec.Meta(gt=0, lt=1e30)]
-    """language_model.flops_per_token of all tokens."""
+    """language_model.flops_per_token times the tokens."""
     host_ahead_us: Annotated[float, msgspec.Meta(gt=-1e15, lt=1e15)] | None = None
-    """How far the host was ahead of the device at the end of a step's last backward: median over the timed steps, of
-    the rank where it is least. Near zero the host takes so long, or the stack waits for the device. null on a CPU."""
+    """Lead of the host over the device at the end of a step's last backward: median over the timed steps, smallest of
+    the ranks. Near zero the host limits the step, or the stack waits for the device. null on a CPU."""
     details: dict[str, Any] = msgspec.field(default_factory=dict)
-    """What the implementation tells of itself, such as who computes attention."""
+    """Facts reported by the implementation, such as the attention backend."""
 
     def __post_init__(self) -> None:
         if not self.timed_steps:

@@ -1,6 +1,5 @@
-"""The measurements of a tensor-parallel stack's setting: its steps, over all points of the same setting and ranks, and
-how much of a step's communication the profiler saw hidden behind computation. And results_{impl}_tp{n}_dp{m}.json of
-one run, with field names as in well-known benchmark scripts."""
+"""Rows of tensor-parallel stacks: the steps of each setting, pooled over its points, and the hidden share of profiled
+communication. Also results_{impl}_tp{n}_dp{m}.json of a run, with field names as in well-known benchmark scripts."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _OF_SETTING = (
     *("zero_stage", "attn_impl", "vocab_parallel", "sequence_parallel", "compile", "tp_comm_overlap"),
     *("tp_comm_overlap_cfg", "autocast", "activation_checkpointing"),
 )
-"""Options that say how it is computed, not what."""
+"""Options that change how a step is computed, not what."""
 
 
 class Grid(NamedTuple):
@@ -51,15 +50,15 @@ class Grid(NamedTuple):
 class StepCommunication:
     """Communication of one step in microseconds, the median over the profiled steps. Concurrent parts count once.
 
-    A collective's kernel runs from when its rank arrives until the last one has, so on all ranks but that it is mostly
-    waiting. What counts is the rank whose communication takes least in the step.
+    A collective's kernel runs from the arrival of its rank to that of the last one, so all other ranks mostly wait. The
+    rank with the least communication time in the step counts.
     """
 
     total_us: float
     exposed_us: float
-    """With no computation beside it."""
+    """Time with no concurrent computation."""
     waiting_us: float = 0.0
-    """How much longer the communication of another rank takes: it waits there for this one."""
+    """Additional communication time of the rank that waits most."""
 
     @property
     def hidden_fraction(self) -> float:
@@ -68,13 +67,12 @@ class StepCommunication:
 
 
 class Losses(NamedTuple):
-    """How losses and gradients of one run compare with those of others that were given the same data."""
+    """Comparison of a run's losses and gradient norms with those of other runs on the same data."""
 
     largest: float
-    """Relative difference of a loss; infinite where one of the two is no number."""
+    """Largest relative difference of a loss; infinite if one of the two is NaN or infinite."""
     deviates: str
-    """Where first they are beyond the tolerance, such as `loss deviates at step 4: 6.4 instead of 6.6`; empty where it
-    computes the same."""
+    """First difference beyond the tolerance, such as `loss is 6.4 instead of 6.6 at step 4`; empty if there is none."""
 
 
 @dataclass(eq=False)
@@ -83,17 +81,18 @@ class TpTrainingRow:
 
     grid: Grid
     setting: str
-    """The implementation, with what is not at its default."""
+    """The implementation, with its options that are not at their defaults."""
     points: list[Point]
     step: Estimate
+    """Step time."""
     communication: StepCommunication | None
-    """Of its first point that has traces."""
+    """Communication in its first point with traces."""
     losses: Losses | None = None
-    """None where nothing was given the same data."""
+    """Comparison of losses; None if no other run has the same data."""
     chosen: bool = False
-    """Whether it is the fastest on its ranks."""
+    """Whether it is the fastest on its grid."""
     place: str = ""
-    """Among those on its ranks: `fastest` or `tie`, or empty."""
+    """`fastest`, `tie` or empty, among the settings on its grid."""
 
     @property
     def name(self) -> str:
@@ -119,8 +118,8 @@ class TpTrainingRow:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Returns the shares of the timed steps' parts, which add up to 1. The slowest rank of each part counts, so if
-        ranks differ the parts may take longer than the step: then they are shares of their sum."""
+        """Returns the shares of the step's parts, which add up to 1. Each part's slowest rank counts, so the parts may
+        take longer than the step: then they are shares of their sum."""
         timed = ("forward_us", "backward_us", "optimizer_us")
         parts_us = [sum(getattr(step, name) for step in self.steps) for name in timed]
         together_us = max(sum(step.step_us for step in self.steps), sum(parts_us))
@@ -164,7 +163,7 @@ class TpTrainingRow:
 
     @property
     def deviates(self) -> bool:
-        """Returns whether it computes something else than the others."""
+        """Returns whether its losses or gradient norms deviate from the others'."""
         return self.losses is not None and bool(self.losses.deviates)
 
     @property
@@ -201,7 +200,7 @@ def setting_of(config: Mapping[str, Any]) -> str:
 
 
 def _word(name: str, value: Any) -> str:
-    # Of a file without its folder.
+    # A file's name without its folder.
     return f"{name}={str(value).lower() if isinstance(value, bool) else PurePath(str(value)).stem[:40]}"
 
 

@@ -1,9 +1,9 @@
-"""A training run of one implementation: one step after the other, with marks between its parts, which are read when the
-device has passed them, and then some steps under the profiler. And what is equal for all implementations: groups of
-ranks, initial weights, each drawn whole by its Hugging Face name, and batches of tokens, drawn before the first step.
+"""A training run of one implementation: timed steps, with marks between their parts, then profiled steps. Also what all
+implementations share: groups of ranks, initial weights by Hugging Face name, and batches of tokens, which are drawn
+before the first step.
 
-An implementation, a stack, is a class of this package. It is called with point, ranks and groups on every rank, and is
-an Implementation with the weights of `initial_weights`. Refused from it skips the point.
+An implementation (stack) is a class that is called with point, ranks and groups on every rank, and follows the protocol
+Implementation with the weights of `initial_weights`. If it raises Refused, the point is skipped.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from overlap_sweep.workloads.tp_training.language_model import architecture, flo
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
 HOST_LEADS = 0.05
-"""Share of a step by which the host must be ahead at the end of the backward, or it may be what takes the time. Before
-the optimizer, since some stacks wait for the device there."""
+"""A step is launch-bound if the host's lead at the end of the backward is below this share of it. Before the optimizer,
+since some stacks wait for the device there."""
 _OF_RANK = (
     *("grad_norm", "step_us", "forward_us", "backward_us", "optimizer_us"),
     *("memory_allocated_gb", "memory_peak_gb"),
 )
-"""Fields of TpTrainingStep of which the largest over the ranks counts; there is no memory on a CPU."""
+"""Fields of TpTrainingStep whose maximum over the ranks counts; no memory on a CPU."""
 _GB = 1e9
 LESS_MEMORY = (
     "out of device memory; give a smaller tp_training.batch_size or tp_training.seq_length, "
@@ -47,7 +47,7 @@ LESS_MEMORY = (
 
 @dataclass(frozen=True)
 class Groups:
-    """This rank's groups. The tensor-parallel ranks, neighbours, compute the same tokens, the data-parallel ones have
+    """This rank's groups. Tensor-parallel ranks are neighbours and compute the same tokens; data-parallel ranks have
     the same weights."""
 
     mesh: DeviceMesh
@@ -71,12 +71,12 @@ def groups_of(ranks: Ranks, tp_size: int, dp_size: int) -> Groups:
 
 @dataclass(frozen=True)
 class Facts:
-    """What only the implementation knows of how it trains."""
+    """Facts about a run that only the implementation knows."""
 
     details: dict[str, Any] = field(default_factory=dict)
-    """Of result.json, such as who computes attention. JSON."""
+    """Details for result.json, such as the attention backend."""
     warnings: list[str] = field(default_factory=list)
-    """What a reader must know before believing the numbers, one sentence each."""
+    """Caveats for the reader, one sentence each."""
 
 
 class Implementation(Protocol):
@@ -123,7 +123,7 @@ _CLASSES = {
 
 
 def padded_vocab_size(vocab_size: int, tp_size: int) -> int:
-    """Returns the padded size: equally many rows on every tensor-parallel rank, as many as GEMM kernels like."""
+    """Returns the padded size: the same number of rows on every tensor-parallel rank, divisible by 8 for fast GEMMs."""
     multiple = 8 * tp_size
     return -(-vocab_size // multiple) * multiple
 
@@ -154,11 +154,11 @@ def initial_weights(point: Mapping[str, Any], ranks: Ranks) -> Callable[[str, Se
 
 
 MOST_BATCHES = 128
-"""Micro batches that are different; longer runs begin again. A model that saw few of them many times would know them by
-heart, and near a loss of zero rounding decides what it is."""
+"""Number of different micro batches; longer runs start over. With few of them the model would memorise the data, and
+rounding dominates a loss near zero."""
 SKEW = 4
-"""Of the draw: low tokens are frequent, as in language, so that there is something to learn, and a loss that moves says
-whether the gradients are right."""
+"""Skew of the token distribution: low tokens are frequent, as in language, so that the model can learn, and the loss
+shows whether the gradients are right."""
 
 
 def token_batches(point: Mapping[str, Any], ranks: Ranks, dp_rank: int) -> list[tuple[Tensor, Tensor]]:
@@ -243,16 +243,16 @@ def _memory_given_back(ranks: Ranks) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Step:
-    """A step as it was enqueued."""
+    """An enqueued step."""
 
     micro_batches: list[tuple[Mark, Mark, Mark]]
-    """Of each where its forward begins, where its backward does, and where that ends."""
+    """Marks of each micro batch: begin of forward, begin of backward, end of backward."""
     end: Mark
     loss: Tensor
     """Mean over this rank's micro batches."""
     grad_norm: Tensor
     memory_bytes: tuple[int, ...]
-    """Allocated, and the peak; empty on a CPU."""
+    """Allocated and peak memory; empty on a CPU."""
 
     @property
     def computed(self) -> Mark:
