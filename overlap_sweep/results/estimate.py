@@ -160,14 +160,14 @@ def normalised(pairs: Iterable[tuple[Timing, Timing]], none: Estimate) -> Estima
     own, so that drift between points cancels. The noise of that none time is part of the result's noise.
     """
     series: list[list[float]] = []
-    besides = []
-    for timing, beside in pairs:
-        scale = none.time_us / beside.median_us
+    baseline_noises = []
+    for timing, baseline in pairs:
+        scale = none.time_us / baseline.median_us
         series.append([sample * scale for sample in timing.samples_us])
-        own = estimate(beside.samples_us)
-        besides.append((own.noise_us * scale * timing.median_us / beside.median_us, own.freedom))
+        own = estimate(baseline.samples_us)
+        baseline_noises.append((own.noise_us * scale * timing.median_us / baseline.median_us, own.freedom))
     pooled = estimate(*series)
-    shares = [(noise_us / len(besides), freedom) for noise_us, freedom in besides]
+    shares = [(noise_us / len(baseline_noises), freedom) for noise_us, freedom in baseline_noises]
     noise_us, freedom = _sum_of_noises((pooled.noise_us, pooled.freedom), *shares)
     return Estimate(pooled.time_us, noise_us, pooled.repeats, freedom)
 

@@ -45,8 +45,8 @@ class Scatter:
 
     def added_to(self, estimate: Estimate, points: int) -> Estimate:
         """Returns the estimate, the median of that many points, with the scatter added to its noise."""
-        of_median = _MEDIAN_OF_MEAN if points > 2 else 1.0
-        return estimate.with_error(estimate.time_us * self.share * of_median / sqrt(points), self.freedom)
+        factor = _MEDIAN_OF_MEAN if points > 2 else 1.0
+        return estimate.with_error(estimate.time_us * self.share * factor / sqrt(points), self.freedom)
 
 
 def scatter(
@@ -60,8 +60,8 @@ def scatter(
     """
     found = [_between(points) for points in repeated]
     freedom = sum(free for _, free in found)
-    of_baselines = (_with_typical(*_between(points), typical) for points in baselines)
-    unrepeated = max([Scatter(typical), *of_baselines], key=lambda one: one.share)
+    baseline_scatters = (_with_typical(*_between(points), typical) for points in baselines)
+    unrepeated = max([Scatter(typical), *baseline_scatters], key=lambda one: one.share)
     if not freedom:
         return unrepeated
     return _with_typical(sum(squares for squares, _ in found), freedom, unrepeated.share)

@@ -60,8 +60,8 @@ def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     words = [*begin, *([point["phase"]] if point["phase"] != "all" else [])]
     if point["method"] != "none":
         return [*words, space.setting_name({"method": point["method"], **knobs})]
-    was_asked = "num_sm" not in absent and any(override.startswith("num_sm=") for override in overrides)
-    return [*words, "none", *([f"sm{point['num_sm']}"] if was_asked else [])]
+    is_requested = "num_sm" not in absent and any(override.startswith("num_sm=") for override in overrides)
+    return [*words, "none", *([f"sm{point['num_sm']}"] if is_requested else [])]
 
 
 def _sample(result: Result) -> Sample:

@@ -117,9 +117,9 @@ def _trace_of(candidate: Candidate, points: Sequence[Point], pass_name: str) -> 
 
 def _none_trace(points: Sequence[Point]) -> Path | None:
     """Returns the first trace of `none`, recorded with another point or by one of its own; None without one."""
-    beside = [listed_trace(point, trace_file(RANK, "none")) for point in points]
+    with_points = [listed_trace(point, trace_file(RANK, "none")) for point in points]
     plain = [listed_trace(p, trace_file(RANK)) for p in points if p.result and not p.result.settings]
-    return next(filter(None, [*beside, *plain]), None)
+    return next(filter(None, [*with_points, *plain]), None)
 
 
 def num_sm_lines(case: CaseAnalysis, tp_size: int) -> list[tuple[PassChoice, Lines]]:
