@@ -1,9 +1,9 @@
-"""Seconds a point from the start of a sweep until the first point would run.
+"""Measures the seconds per point from the start of a sweep until its first point would run.
 
     python benchmarks/composition.py
 
-312 points of one model are composed, checked and named as by launch.py -m; none is run. CPU time is told too: on a
-machine that others share it says more.
+312 points of one model are composed, checked and named as by launch.py -m; none is run. CPU time is printed too,
+because wall time is unreliable on a shared machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
 
     def stop(sweep: Sweep, jobs: Sequence[Job]) -> NoReturn:
         wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
-        print(f"{len(jobs)} points: {wall_s / len(jobs):.4f} s a point, {cpu_s / len(jobs):.4f} s of CPU")
+        print(f"{len(jobs)} points: {wall_s / len(jobs):.4f} s per point, {cpu_s / len(jobs):.4f} s of CPU time")
         raise SystemExit
 
     launching.keep_results = stop

@@ -1,10 +1,10 @@
-"""How often equal settings are told apart, and real differences found, by the decisions of every workload.
+"""Measures how often the decisions of every workload separate equal settings, and find real differences.
 
     python -m benchmarks.equal_settings [TRIALS]
 
-Points are made up with normal noise of 1 % between samples (correlated or not) and between points, and go through the
-very functions that analyse sweeps. `apart` is the share of trials of truly equal settings in which one is preferred;
-`found` that in which a setting that is faster by three times the noise told beside it is preferred.
+Points are simulated with normal noise of 1 % between samples (correlated or not) and between points, and go through the
+functions that analyse sweeps. `apart` is the share of trials with equal settings in which one is preferred; `found` the
+share in which a setting that is faster by three times its reported noise is preferred.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NOISE = 0.01
 
 
 class Noise(NamedTuple):
-    """How noisy made-up samples and points are."""
+    """Noise of simulated samples and points."""
 
     correlation: float
     between: float

@@ -1,8 +1,8 @@
-"""Files that are no traces of any program, and how soon they are refused: seconds, peak memory and what is said.
+"""Measures how soon files that are not traces are refused: seconds, peak memory and message.
 
 python benchmarks/hostile_traces.py [--megabytes 200]
 
-Each is written into a temporary directory, and read in a process of its own. Before they were refused the first took
+Each is written to a temporary directory and read in a separate process. Before they were refused the first took
 33 s, the names (92 MB) 108 s and 1.2 GB, the members of a single event each (62 MB) more than two minutes and 2.8 GB.
 """
 

@@ -1,8 +1,8 @@
-"""What naive timing says of kernels, beside GPU-bound timing: PyTorch's fused operators, and what they compare with.
+"""Compares naive with GPU-bound timing of kernels: PyTorch's fused operators and their baselines.
 
     torchrun --nproc-per-node 8 benchmarks/kernel_naive_timing.py [CUDA_DEVICE_MAX_CONNECTIONS]
 
-Naive is the loop that everybody writes first: enqueue twenty calls, wait for the GPU, divide. Each rank's GEMM is the
+Naive timing is the usual loop: enqueue twenty calls, wait for the GPU, divide. Each rank's GEMM is the
 same on any number of ranks.
 """
 
@@ -31,7 +31,7 @@ LOCAL_GEMMS = {
     "ag_gemm": [(8192, 8192, 7168), (8192, 8192, 1280)],
     "gemm_rs": [(8192, 7168, 8192), (8192, 1280, 8192)],
 }
-"""By kernel m, k and n of one rank's GEMM."""
+"""Sizes m, k and n of one rank's GEMM, by kernel."""
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""What naive timing says of overlapped operators, beside GPU-bound timing: the table of docs/measuring.md.
+"""Compares naive with GPU-bound timing of overlapped operators: the table of docs/measuring.md.
 
     torchrun --nproc-per-node 8 benchmarks/naive_timing.py [model ...]
 
-Naive is the loop that everybody writes first: enqueue twenty forward and backward passes, wait for the GPU, divide.
+Naive timing is the usual loop: enqueue twenty forward and backward passes, wait for the GPU, divide.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Records the trace of a small tensor-parallel step on gloo: `python benchmarks/record_gloo_trace.py DIR [N ranks]`.
 
-Rank r writes DIR/rank<r>.json. A step holds what a backend for CPUs does: a blocking all-gather before a GEMM, one
-beside a GEMM, a reduce-scatter beside a GEMM, and point-to-point transfers by a helper thread beside a GEMM.
+Rank r writes DIR/rank<r>.json. A step has the operations of a CPU backend: a blocking all-gather before a GEMM, and
+during GEMMs an all-gather, a reduce-scatter, and point-to-point transfers by a helper thread.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Records small traces of other overlaps than our own, on two GPUs:
+"""Records small traces of other programs' overlap, on two GPUs:
 
     torchrun --nproc-per-node 2 benchmarks/record_gpu_traces.py DIR [CASE...]
 
-Rank r writes DIR/<case>_rank<r>.json.gz, and rank 0 DIR/<case>.expected.json: how many matrix products PyTorch was
-asked for in each pass of an iteration, counted by its dispatcher and not from the trace. NVLink multicast stays off.
+Rank r writes DIR/<case>_rank<r>.json.gz, and rank 0 DIR/<case>.expected.json: the number of matrix products in
+each pass of an iteration, counted by PyTorch's dispatcher and not from the trace. NVLink multicast stays off.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Record a response surface: every operator of a model under a list of overlap configurations, for search.replay.
+"""Records a response surface for replay_search.py: every operator of a model under a list of overlap configurations.
 
     python benchmarks/record_surface.py OUT.jsonl MODEL TP [override ...]
 
@@ -23,7 +23,7 @@ from overlap_sweep.results.run_directory import Result, find_points, read_result
 
 LADDER = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 AT_REST = 16
-"""What dgrad has while wgrad varies, and the other way round."""
+"""Setting of dgrad while wgrad varies, and the other way round."""
 
 Phases = dict[str, dict[str, Any]]
 

@@ -1,10 +1,10 @@
-"""How often the decisions of sweeps tell apart what is truly equal: from points measured again and again.
+"""Measures how often the decisions of sweeps separate equal settings, from points measured repeatedly.
 
-    python -m benchmarks.repeated_settings OUT     (what repeated_settings.sh measured)
+    python -m benchmarks.repeated_settings OUT     (written by repeated_settings.sh)
 
-Groups of points are drawn whose settings are equal, named as if they were different ones, and decided between as in any
-sweep. `scatter` is the standard deviation of a point's time between points beyond the noise within each, as a share: of
-operators, kernels and layers relative to what was measured beside it.
+Groups of points with equal settings are drawn, named as different settings, and decided between as in a sweep.
+`scatter` is the standard deviation between points beyond the noise within each, as a share of the time; for operators,
+kernels and layers relative to the baselines of the same point.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Run the search of hydra/sweeper=bisect against recorded response surfaces: what it would have cost and found.
+"""Runs the search of hydra/sweeper=bisect on recorded response surfaces: its cost and its result.
 
 python -m benchmarks.replay_search FILE... [--format table|json]
 
 A recording has one JSON line per measurement: `model`, `tp`, `kind` (`none`, `floor` or `overlap`), `cfg` (the ub_cfgs;
 a slot that it does not name ran at the library's default), and `times[operator]`: forward ms, backward ms, spread of
-the forward and of the backward ms over the repeats. A line may hold some of the operators only.
+the forward and of the backward ms over the repeats. A line may have only some of the operators.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RecordedCell:
     operator: str
     pass_name: str
     samples: Mapping[Candidate, list[Estimate]]
-    """In the order in which they were recorded; `none` among them."""
+    """Measurements in the order of recording, including `none`."""
 
     @property
     def cell(self) -> Cell:
@@ -75,13 +75,15 @@ def read(path: Path) -> list[RecordedCell]:
             if line.strip():
                 lines.append(json.loads(line))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}); give a recorded surface, one JSON object a line.") from None
+        raise UserError(
+            f"{path} cannot be read ({error}); give a recorded surface, one JSON object per line."
+        ) from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {number}: no JSON ({error.msg}); give a recorded surface.") from None
+        raise UserError(f"{path}, line {number}: not JSON ({error.msg}); give a recorded surface.") from None
     try:
         cells = list(_cells(lines))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise UserError(f"{path} is no recorded surface ({type(error).__name__}: {error}).") from None
+        raise UserError(f"{path} is not a recorded surface ({type(error).__name__}: {error}).") from None
     if not cells:
         raise UserError(f"{path} has no model with a `none` and an `overlap` measurement; give a recorded surface.")
     return cells
@@ -156,7 +158,7 @@ class Row:
     """Recorded time of what was chosen over that of the best recorded, `none` included, minus 1."""
     chosen: str
     settings: dict[str, dict[str, Any]]
-    """What was chosen, by slot; empty for none."""
+    """Chosen settings by slot; empty for no overlap."""
     time_us: float
     best: str
     best_us: float
@@ -217,8 +219,10 @@ class Format(StrEnum):
 
 
 def main(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Recorded surfaces, one JSON object a line.")],
-    format: Annotated[Format, typer.Option(help="How to print the rows; totals of json go to stderr.")] = Format.table,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Recorded surfaces, one JSON object per line.")],
+    format: Annotated[
+        Format, typer.Option(help="Format of the rows; with json the totals go to stderr.")
+    ] = Format.table,
 ) -> None:
     """Run the search of hydra/sweeper=bisect against recorded response surfaces.
 

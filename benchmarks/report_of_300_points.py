@@ -1,8 +1,8 @@
-"""Analysing 300 run directories for the first time and again, and opening the page that comes of it.
+"""Times the analysis of 300 run directories, first and repeated, and the opening of the report page.
 
 python benchmarks/report_of_300_points.py [DIRECTORY]        (default: 300 made-up points with recorded traces)
 
-Every run of analyze.py is timed from start to exit, in a cache of its own. The page is opened in Chromium, which has to
+Every run of analyze.py is timed from start to exit, with a separate cache. The page is opened in Chromium, which must
 be installed, until its charts are drawn and its table can be sorted.
 """
 

@@ -1,4 +1,4 @@
-"""What keeping a torchrun group alive saves: the 15-point sweep, once as it is and once with a group per point.
+"""Measures what keeping a torchrun group alive saves: a 15-point sweep with shared groups and with a group per point.
 
 python benchmarks/shared_groups.py [extra overrides ...]
 """

@@ -1,10 +1,10 @@
-"""What it costs to give every point a Slurm job of its own: one sweep, packed in several ways, on the tests' cluster.
+"""Measures the cost of one Slurm job per point: a sweep packed in several ways, on the tests' cluster.
 
     python -m benchmarks.slurm_packing [POINTS]
 
-A cluster of two nodes with 8 pretended GPUs each is started on this machine, which needs root, and the sweep of tiny
-points at TP size 2 runs on the CPU. Jobs that run side by side share this machine's cores, unlike on a real cluster:
-what is compared is mostly the start of processes, and how many GPUs are held meanwhile.
+A cluster of two nodes with 8 simulated GPUs each is started on this machine, which requires root. The sweep of tiny
+points at TP size 2 runs on the CPU. Concurrent jobs share this machine's cores, unlike on a real cluster, so the
+comparison is mostly of process starts and of GPUs held meanwhile.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("points", type=int, nargs="?", default=30)
     points = parser.parse_args().points
-    table = Table("way", "jobs", "wall s", "s a point", "GPU-seconds held", title=f"{points} points, TP size 2")
+    table = Table("way", "jobs", "wall s", "s per point", "GPU-seconds held", title=f"{points} points, TP size 2")
     with started_cluster() as cluster:
         for way, options in WAYS.items():
             wall_s, jobs, held_s = run(cluster, points, options)

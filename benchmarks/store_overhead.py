@@ -1,6 +1,6 @@
-"""What a store costs per measurement: the time to add one and to find one, by how many it holds.
+"""Measures the cost of a store per measurement: the time to add and to find one, by size of the store.
 
-The measurements are copies of one real result with other values of num_sm and other times of day.
+The measurements are copies of one real result with different num_sm and times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def varied(result: Result, number: int) -> Result:
 
 
 def timed_ms(call: Callable[[int], Any]) -> list[float]:
-    """Of each of TIMED calls."""
+    """Returns the times of TIMED calls in milliseconds."""
     taken = []
     for number in range(TIMED):
         start = time.perf_counter()
@@ -57,8 +57,8 @@ def measure(path: Path, result: Result, size: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("result", type=Path, help="a result.json that is ok")
-    parser.add_argument("--directory", type=Path, help="where to make stores; by default the system's temporary one")
+    parser.add_argument("result", type=Path, help="result.json of an ok point")
+    parser.add_argument("--directory", type=Path, help="directory of the stores; default: the system's")
     arguments = parser.parse_args()
     result = read_result(arguments.result)
     headers = ["add", "slowest add", "first find", "find", "find nothing"]

@@ -1,4 +1,4 @@
-"""A sweep of 300 points with what a real one has: smooth surfaces over num_sm, noise, failures, traces."""
+"""Makes up a realistic sweep of 300 points: smooth surfaces over num_sm, noise, failures, traces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NONE_TRACE = TRACES / "h200x4_llama3_70b_layer_none.json.gz"
 BEST_TRACE = TRACES / "h200x4_llama3_70b_layer_ring_rs.json.gz"
 
 TIMES_US = {"qkv": (420.0, 860.0), "proj": (400.0, 690.0), "fc1": (1480.0, 2990.0), "fc2": (760.0, 1510.0)}
-"""Of the GEMMs alone at TP=4, forward and backward."""
+"""Times of the GEMMs alone at TP=4, forward and backward."""
 COMMUNICATION_US = {"qkv": (190.0, 380.0), "proj": (200.0, 210.0), "fc1": (190.0, 390.0), "fc2": (200.0, 215.0)}
 NUM_SMS = (1, 2, 4, 8, 16, 24, 32)
 REPEATS = 20

@@ -1,10 +1,10 @@
-"""Reading and analysing one trace: seconds and peak memory, beside json.load and Holistic Trace Analysis.
+"""Compares seconds and peak memory of our trace reader with json.load and Holistic Trace Analysis.
 
 python benchmarks/trace_reader.py TRACE [--megabytes 500] [--hta PYTHON]
 
-TRACE, of Kineto and not larger than that, is repeated, later and with other correlations and steps, until so many
-megabytes of JSON are reached. --hta names the Python of an environment that has HolisticTraceAnalysis. Every reader
-runs in a process of its own; the times are those of its work, without its imports.
+TRACE, a smaller Kineto trace, is repeated with shifted times, correlations and steps up to that many megabytes of JSON.
+--hta names the Python of an environment with HolisticTraceAnalysis. Every reader runs in a separate process; its
+imports are not timed.
 """
 
 from __future__ import annotations

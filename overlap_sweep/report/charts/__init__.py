@@ -1,8 +1,7 @@
-"""Charts in three forms that know no workload: rows of bars and dots, lines, gantt.
+"""Three forms of charts, independent of workloads: rows of bars and dots, lines, and gantt.
 
-Whoever wants a chart builds a `Rows`, `Lines` or `Gantt` of plain values and gives it to `figures.figure`: how it is
-drawn, colours and PNGs come with the form. Colours are names of `palette.COLOURS`; `details` are what a tooltip says,
-by title.
+A chart is a `Rows`, `Lines` or `Gantt` of plain values, which `figures.figure` draws. Colours are names of
+`palette.COLOURS`; `details` are the tooltip's texts by title.
 """
 
 from __future__ import annotations
@@ -12,23 +11,23 @@ from dataclasses import dataclass, field
 
 SOLID, DASHED, DOTTED = (1, 0), (5, 3), (1, 3)
 TICK = "M-.2,-1.2H.2V1.2H-.2Z"
-"""A shape, beside those that Vega-Lite has by name: an upright bar."""
+"""Shape of an upright bar, which Vega-Lite has no name for."""
 
 
 @dataclass(frozen=True)
 class Axis:
     title: str = ""
     format: str = ""
-    """As d3 has it, such as `.0%`; empty: as many digits as the values need."""
+    """Format of d3, such as `.0%`; empty: as many digits as the values need."""
     domain: tuple[float, float] | None = None
-    """Where it begins and ends; None: where the values do, and a margin."""
+    """Ends of the axis; None: those of the values, with a margin."""
     from_zero: bool = False
     logarithmic: bool = False
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a colour means."""
+    """An entry of the legend: the meaning of a colour."""
 
     name: str
     colour: str
@@ -38,7 +37,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Reference:
-    """A line across the plot, at what is compared with it."""
+    """A line across the plot at a value to compare with."""
 
     name: str
     at: float
@@ -51,7 +50,7 @@ class Reference:
 class Dot:
     at: float
     low: float | None = None
-    """With its noise, to `high`."""
+    """Lower end of its noise; the upper one is `high`."""
     high: float | None = None
     colour: str = "accent"
     shape: str = "circle"
@@ -59,20 +58,20 @@ class Dot:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A bar from zero, cut into parts that follow each other, and dots; with neither it is a heading."""
+    """A bar from zero in consecutive parts, and dots; with neither it is a heading."""
 
     name: str
     cells: list[str] = field(default_factory=list)
-    """What stands on the right, by column."""
+    """Texts on the right, by column."""
     bold: bool = False
     details: dict[str, str] = field(default_factory=dict)
     ends: list[float] = field(default_factory=list)
-    """Where each part of the bar ends; the next one begins there."""
+    """End of each part of the bar, where the next one begins."""
     low: float | None = None
-    """The bar with its noise, to `high`."""
+    """Lower end of the bar's noise; the upper one is `high`."""
     high: float | None = None
     colour: str = ""
-    """Of the bar instead of its part's, where there is but one."""
+    """Colour of a bar with a single part, instead of the part's."""
     dots: list[Dot] = field(default_factory=list)
 
 
@@ -84,14 +83,14 @@ class Rows:
     subtitle: str
     axis: Axis
     rows: list[Row]
-    """From top to bottom."""
+    """In order from top to bottom."""
     parts: list[Key] = field(default_factory=list)
-    """Of bars."""
+    """Parts of the bars."""
     columns: list[str] = field(default_factory=list)
     """Headers of the cells."""
     references: list[Reference] = field(default_factory=list)
     legend: list[Key] = field(default_factory=list)
-    """What other colours mean than those of parts."""
+    """Meanings of colours other than those of parts."""
 
 
 def cut(base: float, time: float, whole: float) -> list[float]:
@@ -104,12 +103,12 @@ class LinePoint:
     x: float
     y: float
     low: float | None = None
-    """With its noise, to `high`."""
+    """Lower end of its noise; the upper one is `high`."""
     high: float | None = None
     ringed: bool = False
-    """What was chosen."""
+    """Whether it was chosen, which a ring shows."""
     label: str = ""
-    """Above it."""
+    """Text above the point."""
     details: dict[str, str] = field(default_factory=dict)
 
 
@@ -119,7 +118,7 @@ class Line:
     points: list[LinePoint]
     colour: str
     shape: str = "circle"
-    """Of its points; empty where they are not marked."""
+    """Shape of its points; empty: not marked."""
     dash: Sequence[int] = SOLID
     width_px: float = 1.8
     connected: bool = True
@@ -127,14 +126,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines over a quantity, with noise at their points, and what they are compared with."""
+    """Lines over a quantity, with noise at their points, and references."""
 
     title: str
     subtitle: str
     x: Axis
     y: Axis
     lines: list[Line]
-    """From the lowest to the topmost."""
+    """Lines from the lowest layer to the topmost."""
     references: list[Reference] = field(default_factory=list)
 
 
@@ -144,7 +143,7 @@ class Span:
     end: float
     colour: str
     text: str = ""
-    """Within it."""
+    """Text inside the span."""
     details: dict[str, str] = field(default_factory=dict)
 
 
@@ -157,13 +156,13 @@ class Lane:
 
 @dataclass(frozen=True)
 class Gantt:
-    """What ran when: lanes of spans below each other, on one time axis."""
+    """Lanes of spans below each other on one time axis."""
 
     title: str
     unit: str
     lanes: list[Lane]
-    """From top to bottom."""
+    """In order from top to bottom."""
 
 
 Form = Rows | Lines | Gantt
-"""All that one chart is drawn from, in the order of drawing."""
+"""The forms of charts."""

@@ -32,7 +32,7 @@ MOST_TICKS = 20
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where a row has its name, its cells and its bar; heights in pixels, below the row's middle."""
+    """Places of a row's name, cells and bar; heights in pixels below the row's middle."""
 
     row_px: int
     bar_px: int
@@ -40,7 +40,7 @@ class _Layout:
     gap_px: int
     """Between columns of cells."""
     references_px: int
-    """Where the names of references stand, from the top of the plot."""
+    """Place of the references' names, from the top of the plot."""
     name_px: int | None = None
     """None: the axis has the names."""
 
@@ -73,11 +73,11 @@ def _rows(rows: Rows, layout: _Layout) -> Json:
             dots.append({**own, "at": dot.at, "colour": colour(dot.colour), "shape": dot.shape})
             noise.append({"row": key, "low": dot.low, "high": dot.high, "colour": colour(dot.colour)})
     axis = replace(rows.axis, from_zero=rows.axis.from_zero or bool(pieces))
-    told, y = tooltip(row.details for row in rows.rows), row_axis(keys, named=layout.name_px is None)
+    tips, y = tooltip(row.details for row in rows.rows), row_axis(keys, named=layout.name_px is None)
     bar = {"x": place("start", axis), "x2": "end", "color": OWN_COLOUR}
     at = {"x": place("at", axis), "color": OWN_COLOUR, "shape": OWN_SHAPE}
     lower = {"yOffset": layout.bar_px}
-    layers = [layer("bar", pieces, {"height": 13, **lower}, y=y, tooltip=told, **bar)] if pieces else []
+    layers = [layer("bar", pieces, {"height": 13, **lower}, y=y, tooltip=tips, **bar)] if pieces else []
     ends = rows.axis.domain or [piece["end"] for piece in pieces] + [dot["at"] for dot in dots]
     for one in rows.references:
         # At the right edge it would run into the cells' titles.
@@ -90,16 +90,16 @@ def _rows(rows: Rows, layout: _Layout) -> Json:
     known = [one for one in noise if one["low"] is not None]
     spread = {"x": place("low", axis), "x2": "high", "color": OWN_COLOUR}
     layers.append(layer("rule", known, {"strokeWidth": 1.5, **lower}, y=y, **spread))
-    layers.append(layer("point", dots, {"filled": True, "size": 60, "opacity": 1, **lower}, y=y, tooltip=told, **at))
+    layers.append(layer("point", dots, {"filled": True, "size": 60, "opacity": 1, **lower}, y=y, tooltip=tips, **at))
     if layout.name_px is not None:
         bold = {"fontWeight": {"expr": "datum.weight"}, "align": "left", "dy": layout.name_px, "limit": NAME_PX}
-        layers.append(layer("text", names, bold, x=constant(0), y=y, text="name", tooltip=told))
+        layers.append(layer("text", names, bold, x=constant(0), y=y, text="name", tooltip=tips))
     edge, header = constant("width"), constant(-8)
     for j, (title, right_px) in enumerate(zip(rows.columns, _columns_px(rows, layout), strict=True)):
         style: Json = {"align": "right", "dx": right_px}
         layers.append(layer("text", [{}], {**style, "color": colour("muted")}, x=edge, y=header, text=constant(title)))
         style |= {"dy": layout.cells_px}
-        layers.append(layer("text", names, style, x=edge, y=y, text=f"cell{j}", tooltip=told))
+        layers.append(layer("text", names, style, x=edge, y=y, text=f"cell{j}", tooltip=tips))
     height_px = layout.row_px * len(keys)
     keys_above = legend([*rows.parts, *rows.legend], offset_px=10 - layout.references_px)
     return chart([*layers, *keys_above], height_px, rows.title, rows.subtitle)
@@ -138,22 +138,22 @@ def draw_lines(lines: Lines) -> Json:
             layers.append(layer("line", rows, {"clip": True, **_stroke(line)}, x=x(), y=y()))
         for point in line.points:
             own = {"x": point.x, "y": point.y, "colour": colour(line.colour), **detail_fields(point.details)}
-            # What is not marked has a tooltip all the same.
+            # Points that are not marked have a tooltip too.
             mark = {"shape": line.shape or "circle", "opacity": 1 if line.shape else 0}
             marked += [{**own, **mark}] if line.shape or point.details else []
             noisy += [{**own, "low": point.low, "high": point.high}] if point.low is not None else []
             ringed += [own] if point.ringed else []
             labelled += [{**own, "label": point.label}] if point.label else []
-    told = tooltip(point.details for point in points)
+    tips = tooltip(point.details for point in points)
     opacity = {"field": "opacity", "scale": None, "type": "quantitative"}
     look = {"color": OWN_COLOUR, "shape": OWN_SHAPE, "opacity": opacity}
     ring = {"size": 190, "color": colour("ink"), "strokeWidth": 2, "opacity": 1}
     words = {"dy": -14, "fontWeight": 600}
     layers += [
         layer("rule", noisy, {"strokeWidth": 1.5}, x=x(), y=y("low"), y2="high", color=OWN_COLOUR),
-        layer("point", marked, {"filled": True, "size": 42, "clip": True}, x=x(), y=y(), tooltip=told, **look),
-        layer("point", ringed, ring, x=x(), y=y(), tooltip=told),
-        layer("text", labelled, words, x=x(), y=y(), text="label", color=OWN_COLOUR, tooltip=told),
+        layer("point", marked, {"filled": True, "size": 42, "clip": True}, x=x(), y=y(), tooltip=tips, **look),
+        layer("point", ringed, ring, x=x(), y=y(), tooltip=tips),
+        layer("text", labelled, words, x=x(), y=y(), text="label", color=OWN_COLOUR, tooltip=tips),
     ]
     keys = [Key(line.name, line.colour, shape=line.shape or "stroke", dash=line.dash) for line in lines.lines]
     keys += [Key(one.name, one.colour, shape="stroke", dash=one.dash) for one in lines.references]
@@ -176,7 +176,7 @@ def draw_gantt(gantt: Gantt) -> Json:
         for key, lane in zip(keys, gantt.lanes, strict=True)
         for span in lane.spans
     ]
-    told = tooltip(span.details for lane in gantt.lanes for span in lane.spans)
+    tips = tooltip(span.details for lane in gantt.lanes for span in lane.spans)
     end = max(span["end"] for span in spans)
     y = row_axis(keys)
 
@@ -190,7 +190,7 @@ def draw_gantt(gantt: Gantt) -> Json:
     look = {"color": OWN_COLOUR, "stroke": {"condition": wide, **OWN_COLOUR}}
     style = {"height": LANE_PX * 0.82, "strokeWidth": 0.7}
     layers = [
-        layer("bar", spans, style, x=x("start"), x2="end", y=y, tooltip=told, **look),
-        layer("text", [span for span in spans if span["text"]], {}, x=x("middle"), y=y, text="text", tooltip=told),
+        layer("bar", spans, style, x=x("start"), x2="end", y=y, tooltip=tips, **look),
+        layer("text", [span for span in spans if span["text"]], {}, x=x("middle"), y=y, text="text", tooltip=tips),
     ]
     return chart(layers, LANE_PX * len(keys), gantt.title)

@@ -26,14 +26,14 @@ class Figure:
     """A chart without colours and width of its own: it takes those of the page, or of the PNG."""
 
     name: str
-    """Fit for a file and for an element's id."""
+    """Name for a file and an element's id."""
     description: str
-    """For those who cannot see it: the tables have its numbers."""
+    """Text for readers who cannot see it; the tables have its numbers."""
     spec: dict[str, Any]
     narrow: dict[str, Any] | None = None
-    """What differs in the specification on a narrow screen, where anything does."""
+    """Parts of the specification that differ on a narrow screen, if any."""
     scrolls: bool = False
-    """On a narrow screen it keeps its width and scrolls."""
+    """Whether it keeps its width and scrolls on a narrow screen."""
 
     @property
     def untitled(self) -> Figure:
@@ -47,7 +47,7 @@ class Figure:
 
     @property
     def narrow_json(self) -> str:
-        """Returns what differs on a narrow screen, likewise; empty where nothing does."""
+        """Returns the parts that differ on a narrow screen as JSON; empty if none do."""
         return _as_json(self.narrow) if self.narrow else ""
 
 
@@ -77,7 +77,7 @@ def _without_control(spec: Any) -> Any:
 
 
 def script_safe(text: str) -> str:
-    """Returns JSON that ends no script element and begins no comment, whatever it holds."""
+    """Returns JSON that cannot end a script element or begin a comment."""
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

@@ -31,7 +31,7 @@ COLOURS = {
     "series5": ("#7a6300", "#d9bd4e"),
     "series6": ("#5a54a6", "#a9a3f0"),
 }
-"""By name, on a light and on a dark page."""
+"""Colours by name, for a light and a dark page."""
 
 SERIES = tuple(name for name in COLOURS if name.startswith("series"))
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")

@@ -18,7 +18,7 @@ LETTER_PX = 6
 LEGEND_PX = 350
 """Charts may stand beside each other, or on a phone."""
 SUBTITLE_WIDTH = 84
-"""In characters: as long as a panel is wide."""
+"""Width of a subtitle in characters, as wide as a panel."""
 NAME_PX = 330
 """The longest name of a row; Vega cuts what is longer, and the tooltip has it."""
 
