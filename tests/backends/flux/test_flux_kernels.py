@@ -112,7 +112,7 @@ def test_settings_reach_flux_and_share_one_buffer() -> None:
     ("capability", "precision", "names", "refused"),
     [
         (ADA, "fp8", None, None),
-        (HOPPER, "fp8", None, "Flux has FP8 for compute capability 8.9 only, and this is 9.0"),
+        (HOPPER, "fp8", None, "Flux has FP8 for compute capability 8.9 only, but this GPU has 9.0"),
         (
             *(BLACKWELL, "fp16", {"gemm_rs": ["scatter"]}),
             "Flux runs on GPUs of compute capability 8.0, 8.9, 9.0, but this GPU has 10.0",
