@@ -241,13 +241,13 @@ def recording(path: Path, *lines: Mapping[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ('{"model": "m"}\n{"mod', "line 2: no JSON"),
+        ('{"model": "m"}\n{"mod', "line 2: not JSON"),
         ("", "has no model with a `none`"),
         (json.dumps(line("overlap", {}, 1, 2, 0, 0)), "has no model with a `none`"),
-        ('{"a": 1}\n', "is no recorded surface (KeyError: 'times')"),
-        ("[1, 2]\n", "is no recorded surface (TypeError"),
-        (json.dumps(line("overlap", None, 1, 2, 0, 0)), "is no recorded surface"),
-        (json.dumps(line("overlap", {}, 1, 2, 0, 0, operator="fc3")), "is no recorded surface"),
+        ('{"a": 1}\n', "is not a recorded surface (KeyError: 'times')"),
+        ("[1, 2]\n", "is not a recorded surface (TypeError"),
+        (json.dumps(line("overlap", None, 1, 2, 0, 0)), "is not a recorded surface"),
+        (json.dumps(line("overlap", {}, 1, 2, 0, 0, operator="fc3")), "is not a recorded surface"),
         (b"\xff\xfe\x00", "cannot be read"),
         (None, "cannot be read"),
     ],
