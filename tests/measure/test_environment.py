@@ -132,7 +132,7 @@ def test_a_rocm_smi_that_hangs_is_given_up(amd: Callable[[str], Path], monkeypat
     calls = amd("{}")
     (calls.parent / "rocm-smi").write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(environment, "TIMEOUT_S", 0.2)
-    with pytest.warns(UserWarning, match="did not answer in 0.2 s"), DeviceSampler(GPU, 0.01) as sampler:
+    with pytest.warns(UserWarning, match="did not answer within 0.2 s"), DeviceSampler(GPU, 0.01) as sampler:
         assert sampler.last_before(time.time()) == NOTHING
 
 

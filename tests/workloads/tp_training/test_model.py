@@ -207,11 +207,11 @@ def test_megatron_refuses_overlap_that_userbuffers_cannot_do(monkeypatch: pytest
     monkeypatch.setattr(tp_training, "unusable", lambda *_: None)
     alone = {**tp_point("impl=megatron")["tp_training"], "sequence_parallel": False}
     assert on_gpu() == on_gpu({"fc2_fprop": SETTING}) == ""
-    assert "set up for bfloat16" in on_gpu(precision="fp16")
-    assert "no kernels for tp_size=3" in on_gpu(tp_size=3)
+    assert "userbuffers support bfloat16" in on_gpu(precision="fp16")
+    assert "supports 2, 4 and 8 ranks, not tp_size=3" in on_gpu(tp_size=3)
     assert on_gpu({"fc2_fprop": SETTING}, tp_size=3) == ""
     assert "qkv_dgrad is not set to" in on_gpu({"fc1_dgrad": SETTING}, {"tp_comm_overlap_rs_dgrad": True})
-    assert "without tp_training.sequence_parallel" in on_gpu({"fc2_fprop": SETTING}, tp_training=alone)
+    assert "requires tp_training.sequence_parallel=true" in on_gpu({"fc2_fprop": SETTING}, tp_training=alone)
     # Nothing is overlapped.
     assert on_gpu({}, {"tp_comm_overlap": False}, precision="fp16") == ""
     assert on_gpu(precision="fp16", tp_training=alone) == ""
