@@ -118,7 +118,7 @@ def test_without_anything_to_write_nothing_is_run_and_on_rocm_only_tensorboard_s
     monkeypatch.setattr(torch.version, "hip", hip)
     steps, calls = alone(tmp_path, tensorboard=tensorboard, chrome_trace=bool(hip))
     assert (steps.traces, steps.active, len(steps.warnings)) == ([], active, warnings)
-    assert all("no Chrome trace" in said for said in steps.warnings[:1])
+    assert all("No Chrome trace" in said for said in steps.warnings[:1])
     assert (calls > 0) == tensorboard
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path.parent.name for path in files] == ["rank0"] * tensorboard
