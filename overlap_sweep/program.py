@@ -13,7 +13,7 @@ import overlap_sweep
 _PACKAGE = Path(overlap_sweep.__file__).parent
 
 LIBRARIES = ("torch", "transformer-engine", "megatron-core", "hydra-core")
-"""Whose versions decide what can be measured."""
+"""Libraries whose versions decide what can be measured."""
 
 
 def launch_program() -> str:

@@ -12,7 +12,7 @@ from overlap_sweep.errors import UserError
 
 
 class Kind(StrEnum):
-    """What an operand holds; only operands of the same kind are compared."""
+    """Kind of content of an operand; only operands of the same kind are compared."""
 
     results = "results"
     traces = "traces"

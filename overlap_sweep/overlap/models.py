@@ -245,9 +245,9 @@ class Form:
     gated: bool = True
     normalization: str = "RMSNorm"
     attention: str = ""
-    """What the architecture has instead of dense attention, if anything."""
+    """The architecture's replacement of dense attention, such as latent attention; empty if it has none."""
     mlp: str = ""
-    """What the architecture has instead of one dense MLP, if anything."""
+    """The architecture's replacement of one dense MLP, such as experts; empty if it has none."""
 
 
 _LLAMA = Form()

@@ -66,7 +66,7 @@ class Card:
     headline: str
     """The answer in a few words."""
     sentences: list[str]
-    """What to do, and how sure it is."""
+    """Sentences on what to do, and how certain it is."""
     basis: list[str] = field(default_factory=list)
     """Sentences with the basis of the answer; folded on the page."""
     advised: str = ""
@@ -86,9 +86,9 @@ class Answer:
     """The answer for one case, that is for comparable points."""
 
     title: str
-    """What was measured, and on which machine."""
+    """The measured case and its machine, in a line."""
     sentences: list[str]
-    """What to do, then the reasons."""
+    """Sentences: first what to do, then the reasons."""
     cautions: list[str]
     """Reasons to doubt the answer, a sentence each."""
     compared: Listing[Any]

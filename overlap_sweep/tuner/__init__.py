@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UserError, nearest
 from overlap_sweep.program import conf_folder, environment_with_package
 from overlap_sweep.search.measured import override_value
 from overlap_sweep.tuner.report import Report
@@ -90,9 +89,10 @@ def model_overrides(model: str) -> list[str]:
     presets = sorted(path.stem for path in (conf_folder() / "model").glob("*.yaml"))
     if model in presets:
         return [f"model={model}"]
-    nearest = difflib.get_close_matches(model, presets, n=1)
-    if nearest and not Path(model).exists():
-        raise UserError(f"Unknown model {model}. Did you mean {nearest[0]}?")
+    # With a slash it is a name on Hugging Face, or a path.
+    near = None if "/" in model or Path(model).exists() else nearest(model, presets)
+    if near:
+        raise UserError(f"Unknown model {model}. Did you mean {near}?")
     return ["model=hf", f"model.name={override_value(model)}"]
 
 
