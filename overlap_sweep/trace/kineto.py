@@ -14,17 +14,19 @@ from decimal import Decimal
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.trace.disk import RECORD_AGAIN
-from overlap_sweep.trace.stream import MOST_RANKS, Document, Event, ExactEvent, pieces
+from overlap_sweep.trace.stream import MOST_RANKS, Document, Event, ExactEvent, ProcessGroup, pieces
 
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
+MODULE_CATEGORY, MODULE = "python_function", "nn.Module: "
+"""Category and beginning of the name of the calls of modules, in traces recorded with modules or stacks."""
 LAUNCH_SUFFIXES = ("_runtime", "_driver")
 """cuda_runtime, cuda_driver, and the like of other devices. HIP's calls are in cuda_runtime."""
 
@@ -62,6 +64,10 @@ class Events:
     end_ns: NDArray[np.int64]
     correlation: NDArray[np.int64]
     """Joins device events to the launch that caused them; NO_CORRELATION where there is none."""
+    external: NDArray[np.int64]
+    """Joins device events and launches to the operator that called them; NO_CORRELATION where there is none."""
+    detail: NDArray[np.int32]
+    """Index into Trace.details."""
 
     def __len__(self) -> int:
         return len(self.label)
@@ -72,6 +78,26 @@ class Events:
     @property
     def intervals(self) -> NDArray[np.int64]:
         return np.stack((self.start_ns, self.end_ns), axis=1)
+
+
+class Detail(NamedTuple):
+    """What else the trace records of a kernel, copy or collective, as it is written; None where it is missing."""
+
+    collective: str | None = None
+    group: str | None = None
+    group_about: str | None = None
+    group_ranks: str | None = None
+    group_size: int | None = None
+    sent: int | None = None
+    """Elements that this rank gives."""
+    received: int | None = None
+    dtype: str | None = None
+    shape: str | None = None
+    """Grid and block of a kernel, or the dimensions of a collective's arguments on the host."""
+    bytes: int | None = None
+
+
+_NO_DETAIL = Detail()
 
 
 @dataclass(frozen=True)
@@ -86,6 +112,10 @@ class Trace:
     """The distinct pairs of category and name."""
     lanes: list[tuple[str, str]]
     """The distinct pairs of process and thread, or of device and stream."""
+    details: list[Detail]
+    """The distinct details; the first one is empty."""
+    groups: dict[str, ProcessGroup]
+    """Process groups by name."""
     device: Events
     """Kernels, copies and sets. NCCL's annotations on the GPU are left out: they repeat its kernels."""
     launches: Events
@@ -94,11 +124,13 @@ class Trace:
     """CPU operators and annotations."""
     forward: NDArray[np.bool_]
     """Mask of `host`: operators that autograd numbered as part of a forward computation."""
+    modules: Events
+    """Calls of modules on the host, named `nn.Module: Linear_0`."""
     warnings: list[str]
     """A sentence for each reason why only part of it was read."""
 
 
-_NEITHER, _DEVICE, _LAUNCH, _HOST = range(4)
+_NEITHER, _DEVICE, _LAUNCH, _HOST, _MODULE = range(5)
 
 
 def _group(written: str | None) -> int:
@@ -108,6 +140,8 @@ def _group(written: str | None) -> int:
         return _HOST
     if category in DEVICE_CATEGORIES:
         return _DEVICE
+    if category == MODULE_CATEGORY:
+        return _MODULE
     return _LAUNCH if category.endswith(LAUNCH_SUFFIXES) else _NEITHER
 
 
@@ -139,10 +173,18 @@ def read_trace(path: Path | str) -> Trace:
 
 
 def _read(path: Path, document: Document) -> Trace:
-    group_of, labels, lanes = cache(_group), _numbering(), _numbering()
-    parts: dict[int, list[tuple[NDArray[Any], ...]]] = {_DEVICE: [], _LAUNCH: [], _HOST: []}
+    group_of, labels, lanes, details = cache(_group), _numbering(), _numbering(), _numbering()
+    details[_NO_DETAIL]
+    parts: dict[int, list[tuple[NDArray[Any], ...]]] = {_DEVICE: [], _LAUNCH: [], _HOST: [], _MODULE: []}
     for events in pieces(path, document):
-        kept = [event for event in events if event.ph == "X" and group_of(event.cat)]
+        # Traces with stacks have more names of functions than any other names.
+        kept = [
+            event
+            for event in events
+            if event.ph == "X"
+            and (group := group_of(event.cat))
+            and (group != _MODULE or (event.name or "").startswith(MODULE))
+        ]
         try:
             numbers = _numbers(kept, document)
         except (TypeError, ValueError, ArithmeticError):
@@ -150,12 +192,14 @@ def _read(path: Path, document: Document) -> Trace:
             numbers = _numbers(kept, document)
         label = np.fromiter(map(labels.__getitem__, map(attrgetter("cat", "name"), kept)), np.int32, len(kept))
         lane = np.fromiter(map(lanes.__getitem__, map(attrgetter("pid", "tid"), kept)), np.int32, len(kept))
+        detail = np.fromiter((details[_detail(event)] for event in kept), np.int32, len(kept))
         _check_number(path, labels, "names of events", "fewer steps, or annotations whose names do not change")
         _check_number(path, lanes, "threads and streams", "fewer steps")
+        _check_number(path, details, "sizes of kernels and copies", "fewer steps")
         group = np.fromiter((group_of(category) for category, _ in labels), np.int8, len(labels))[label]
         for number, columns in parts.items():
             chosen = np.flatnonzero(group == number)
-            columns.append(tuple(column[chosen] for column in (label, lane, *numbers)))
+            columns.append(tuple(column[chosen] for column in (label, lane, detail, *numbers)))
     if not any(len(columns[0]) for number in (_DEVICE, _HOST) for columns in parts[number]):
         raise _nothing_in(path, document)
     # The same process and thread may be written as numbers and as strings.
@@ -164,6 +208,7 @@ def _read(path: Path, document: Document) -> Trace:
     device, _ = _joined(parts.pop(_DEVICE), same)
     launches, _ = _joined(parts.pop(_LAUNCH), same)
     host, forward = _joined(parts.pop(_HOST), same)
+    modules, _ = _joined(parts.pop(_MODULE), same)
     info = document.distributed
     return Trace(
         rank=_number(info.rank),
@@ -171,10 +216,13 @@ def _read(path: Path, document: Document) -> Trace:
         base_time_ns=document.base_time_ns,
         labels=[(_category(category), name or "") for category, name in labels],
         lanes=list(spelled),
+        details=list(details),
+        groups={group.name: group for group in info.groups},
         device=device,
         launches=launches,
         host=host,
         forward=forward,
+        modules=modules,
         warnings=_warnings(path, document),
     )
 
@@ -207,6 +255,10 @@ def _numbers(events: Sequence[Event], document: Document) -> tuple[NDArray[Any],
         NO_CORRELATION if (args := event.args) is None or args.correlation is None else args.correlation
         for event in events
     ]
+    external = [
+        NO_CORRELATION if (args := event.args) is None or type(args.external_id) is not int else args.external_id
+        for event in events
+    ]
     # autograd numbers operators of the forward; operators that run backward also record the forward's thread.
     forward = [
         (args := event.args) is not None and args.forward_thread == 0 and args.sequence_number is not None
@@ -217,8 +269,38 @@ def _numbers(events: Sequence[Event], document: Document) -> tuple[NDArray[Any],
         # A damaged file may have negative durations.
         start_ns + np.maximum(duration_ns, 0),
         np.fromiter(correlation, np.int64, count),
+        np.fromiter(external, np.int64, count),
         np.fromiter(forward, np.bool_, count),
     )
+
+
+def _detail(event: Event) -> Detail:
+    """Returns what the event's arguments say; values that are not what they should be are left out."""
+    args = event.args
+    if args is None:
+        return _NO_DETAIL
+    shape = None
+    if args.grid is not None:
+        shape = f"{args.grid} {args.block}"
+    elif args.input_dims is not None and (event.name or "").startswith("c10d::"):
+        shape = f"{args.input_dims} {args.input_type}"
+    elif args.collective is None and args.bytes is None:
+        return _NO_DETAIL
+    return Detail(
+        *map(_text, (args.collective, args.group, args.group_about, args.group_ranks)),
+        *map(_size, (args.group_size, args.sent, args.received)),
+        _text(args.dtype),
+        shape,
+        _size(args.bytes),
+    )
+
+
+def _text(written: Any) -> str | None:
+    return None if written is None else str(written)
+
+
+def _size(written: Any) -> int | None:
+    return written if type(written) is int and 0 <= written < 1 << 62 else None
 
 
 def _has_numbers(event: Event, document: Document) -> bool:
@@ -252,8 +334,10 @@ def _exact_ns(microseconds: Decimal | None) -> int:
 
 
 def _joined(parts: list[tuple[NDArray[Any], ...]], lane_of: NDArray[np.int32]) -> tuple[Events, NDArray[np.bool_]]:
-    label, lane, start_ns, end_ns, correlation, forward = map(np.concatenate, zip(*parts, strict=True))
-    return Events(label, lane_of[lane], start_ns, end_ns, correlation), forward
+    label, lane, detail, start_ns, end_ns, correlation, external, forward = map(
+        np.concatenate, zip(*parts, strict=True)
+    )
+    return Events(label, lane_of[lane], start_ns, end_ns, correlation, external, detail), forward
 
 
 def _number(written: int | str | None) -> int | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -67,9 +67,25 @@ _raw_list = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class Args(msgspec.Struct, gc=False):
+    """Any: fields that only describe an event, which a damaged one must not lose it for."""
+
     correlation: Number = None
     sequence_number: Number = msgspec.field(name="Sequence number", default=None)
     forward_thread: Number = msgspec.field(name="Fwd thread id", default=None)
+    external_id: Any = msgspec.field(name="External id", default=None)
+    collective: Any = msgspec.field(name="Collective name", default=None)
+    group: Any = msgspec.field(name="Process Group Name", default=None)
+    group_about: Any = msgspec.field(name="Process Group Description", default=None)
+    group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
+    group_size: Any = msgspec.field(name="Group size", default=None)
+    sent: Any = msgspec.field(name="In msg nelems", default=None)
+    received: Any = msgspec.field(name="Out msg nelems", default=None)
+    dtype: Any = None
+    grid: Any = None
+    block: Any = None
+    bytes: Any = None
+    input_dims: Any = msgspec.field(name="Input Dims", default=None)
+    input_type: Any = msgspec.field(name="Input type", default=None)
 
 
 class Event(msgspec.Struct, gc=False):
@@ -90,9 +106,25 @@ class ExactEvent(Event, gc=False):
     dur: Decimal | None = Decimal(0)  # type: ignore[assignment]
 
 
+class ProcessGroup(msgspec.Struct, frozen=True):
+    name: str = msgspec.field(name="pg_name", default="")
+    about: str = msgspec.field(name="pg_desc", default="")
+    """What the program calls the group; `undefined` if it does not say."""
+    backend: str = msgspec.field(name="backend_config", default="")
+    size: int = msgspec.field(name="pg_size", default=0)
+    ranks: tuple[int, ...] = ()
+
+
 class DistributedInfo(msgspec.Struct):
     rank: int | str | None = None
     world_size: int | str | None = None
+    config: msgspec.Raw = msgspec.field(name="pg_config", default=msgspec.Raw(b"[]"))
+
+    @property
+    def groups(self) -> list[ProcessGroup]:
+        """Returns the process groups; those that are not written as they should be are left out."""
+        groups = [_parsed(ProcessGroup, entry) for entry in _parsed(list[msgspec.Raw], self.config) or ()]
+        return [group for group in groups if group]
 
 
 @dataclass
