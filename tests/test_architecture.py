@@ -9,11 +9,12 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 
 BASE = {"errors", "declared", "options", "cache", "config", "program"}
-BELOW_RESULTS = BASE | {"trace", "overlap"}
+BELOW_RESULTS = BASE | {"trace", "overlap", "diagnosis"}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
     "trace": BASE,
     "overlap": BASE,
+    "diagnosis": BASE | {"trace"},
     "results": BELOW_RESULTS,
     "measure": BELOW_RESULTS | {"results"},
     "backends": BELOW_RESULTS | {"results", "measure"},
@@ -35,7 +36,7 @@ MAY_IMPORT_SLICE = {"operator": {"layer"}, "tuner": {"operator", "layer"}, "sear
 REGISTRY = {"overlap_sweep.workloads.measured_type"}
 """Loads a workload's `result` by name, so results, too, may use it."""
 
-WITHOUT_TORCH = {*BASE, "trace", "overlap", "results", "report", "store", "compare", "commands"}
+WITHOUT_TORCH = {*BASE, "trace", "overlap", "diagnosis", "results", "report", "store", "compare", "commands"}
 WITHOUT_TORCH_IN_SLICES = {"config", "result", "answer", "section", "compare"}
 
 

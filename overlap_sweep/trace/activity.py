@@ -60,7 +60,7 @@ def assign_device(trace: Trace, is_gemm: NDArray[np.bool_]) -> Assignment:
     All kernels of a CUDA graph have the launch of the graph. An event without a launch follows the event before it on
     its stream, or, if that has none either, the event before it on any stream.
     """
-    launch = _launches_of(trace)
+    launch = launches_of(trace)
     known = launch >= 0
     if not known.any():
         nothing = np.zeros(len(launch), np.int64)
@@ -219,7 +219,7 @@ def _iterations_by_turn(
     return np.searchsorted(np.array(starts_ns, np.int64), moments_ns, side="right")
 
 
-def _launches_of(trace: Trace) -> NDArray[np.intp]:
+def launches_of(trace: Trace) -> NDArray[np.intp]:
     """Returns for each device event the index of the first launch with its correlation, or -1."""
     launches, wanted = trace.launches, trace.device.correlation
     if not len(launches):

@@ -1,0 +1,87 @@
+"""Diagnoses why communication is exposed in Kineto traces, and which setting to try. This module: causes and findings."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+Cause = Literal[
+    "none",
+    "dependency",
+    "issued_late",
+    "queue_order",
+    "bandwidth",
+    "straggler",
+    "host_bound",
+    "host_sync",
+    "contention",
+]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+
+Pass = Literal["fwd", "bwd", "other", ""]
+"""Where a collective was launched; `other`: the optimizer and what follows the backward pass; empty: several passes, or a
+trace that does not separate them."""
+
+NEGLIGIBLE = 0.02
+"""Share of a step below which communication costs nothing worth mending."""
+
+LISTED = 0.01
+"""Share of a step from which on a finding is listed."""
+
+
+class Finding(msgspec.Struct, kw_only=True):
+    """One cause of lost time, for one collective of one process group in one pass."""
+
+    cause: Cause
+    lost_us: float
+    """Median per step, of the rank that loses most: an upper bound of what mending this cause alone could gain."""
+    share: float
+    """lost_us / step time."""
+    rank: int | None
+    """Rank that loses most; of a straggler the rank that the others wait for. None if the trace does not record it."""
+    process_group: str
+    """Name and description of the process group; empty if unknown, or if the cause is not about one."""
+    collective: str
+    """Such as all_gather; empty if the cause is not about one."""
+    pass_: Pass = msgspec.field(name="pass", default="")
+    where: str
+    """Module, annotation or operator that launched it; empty if the trace does not know."""
+    evidence: str
+    """A sentence with the numbers that decided."""
+    try_: str = msgspec.field(name="try", default="")
+    """A sentence with the setting to change."""
+
+
+class StepLoss(msgspec.Struct, kw_only=True):
+    """One step of one rank: what was lost. Microseconds."""
+
+    rank: int | None
+    step: int
+    """N of ProfilerStep#N; counted from 0 in a trace without such steps."""
+    step_us: float
+    comm_us: float
+    """Union of communication and of waiting in communication kernels."""
+    exposed_comm_us: float
+    """Part of comm_us in which nothing computes."""
+    idle_us: float
+    """Time in which nothing computes or communicates."""
+    slowed_us: float
+    """What GEMMs lost to communication next to them."""
+    startup: bool
+    """Whether the step was left out, because it contains the profiler's start."""
+
+
+class Diagnosis(msgspec.Struct, kw_only=True):
+    """The findings of one run: of the traces of its ranks."""
+
+    run: str
+    """Common name of the traces, with their directory."""
+    ranks: list[int | None]
+    world_size: int | None
+    findings: list[Finding]
+    """The most worthwhile first."""
+    steps: list[StepLoss]
+    """Steps of every rank."""
+    notes: list[str] = []
+    """A sentence for everything that is unknown, or was left out."""

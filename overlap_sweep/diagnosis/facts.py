@@ -1,0 +1,389 @@
+"""Extracts from one rank's trace what a diagnosis needs: computation, collectives, launches, and waits of the host."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlap_sweep.diagnosis import Pass
+from overlap_sweep.diagnosis.collectives import collective_of, group_of, sizes_of_host
+from overlap_sweep.diagnosis.places import Places
+from overlap_sweep.trace.activity import (
+    BWD,
+    COMM,
+    COMPUTE,
+    FWD,
+    GEMM,
+    MEMORY,
+    NO_ITERATION,
+    RECOMPUTE,
+    WAIT,
+    Activity,
+    activity_of,
+    launches_of,
+)
+from overlap_sweep.trace.intervals import Intervals
+from overlap_sweep.trace.kineto import NO_CORRELATION, Detail, Events, Trace
+
+NEVER = -1
+"""Launch of an event whose launch the trace does not have."""
+
+PASSES: dict[int, Pass] = {FWD: "fwd", BWD: "bwd", RECOMPUTE: "bwd"}
+
+BLOCKS_FROM_NS = 20_000
+"""Shortest call that counts as a wait of the host; synchronising an idle device takes a few microseconds."""
+
+COPY_BLOCKS_FROM_NS = 100_000
+"""The same for asynchronous copies, which block only if the memory is not pinned."""
+
+_SYNC = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize|(cuda|hip)Memcpy$")
+_COPY = re.compile(r"(cuda|hip)MemcpyAsync|hipMemcpyWithStream")
+_C10D = re.compile(r"c10d::(?!barrier|monitored_barrier)|_c10d_functional::(?!wait_tensor|_wrap)")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Computation, sorted by start: kernels, or on a CPU outermost operators. Columns of equal length."""
+
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    launch_ns: NDArray[np.int64]
+    """Start of the launch on the host; of an operator on the CPU its own start; NEVER if unknown."""
+    lane: NDArray[np.int32]
+    """Stream, or on a CPU thread."""
+    is_gemm: NDArray[np.bool_]
+    signature: NDArray[np.int32]
+    """Equal for kernels of the same name, grid and block."""
+    pass_: NDArray[np.int8]
+    """FWD, BWD, RECOMPUTE or NEITHER of trace.activity."""
+    step: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def intervals(self) -> Intervals:
+        return np.stack((self.start_ns, self.end_ns), axis=1)
+
+
+@dataclass
+class Call:
+    """One collective, or one kernel that communicates or waits for another rank."""
+
+    start_ns: int
+    end_ns: int
+    launch_ns: int
+    """Start of the launch on the host; NEVER if unknown."""
+    lane: int
+    """Stream, or on a CPU thread."""
+    step: int
+    pass_: Pass
+    """Pass of the launch."""
+    collective: str
+    """all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, send, recv or send_recv; of kernels that are no
+    collective of a process group their library."""
+    group: str
+    """Name of the process group; empty if unknown."""
+    sent: int | None
+    """Elements that this rank gives; None if unknown."""
+    received: int | None
+    dtype: str | None
+    group_size: int | None
+    where: str
+    is_wait: bool = False
+    """Whether it only waits for other ranks, or signals to them."""
+    thread: int = NEVER
+    """Thread of the launch."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A call in which the host waited for the device."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    """The call of the runtime."""
+    operator: str
+    """Operator that called it, such as aten::item; empty if none did."""
+    where: str
+    thread: int
+
+
+@dataclass(frozen=True)
+class Step:
+    number: int
+    start_ns: int
+    end_ns: int
+    """Start of the next step; of the last one its last event's end."""
+    startup: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group."""
+
+    name: str
+    about: str
+    """What the program calls it; empty if it does not say."""
+    ranks: tuple[int, ...]
+    """Empty if unknown."""
+    size: int | None
+    backend: str = ""
+
+    @property
+    def title(self) -> str:
+        """Returns the name for people."""
+        return f"{self.name} ({self.about})" if self.about else self.name
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What one rank did. Times are nanoseconds on the trace's clock."""
+
+    path: Path
+    rank: int | None
+    world_size: int | None
+    on_device: bool
+    """False if the trace has no device: times are those of operators on the CPU."""
+    base_time_ns: int
+    steps: list[Step]
+    work: Work
+    copies: Intervals
+    """Copies and sets within the rank, [n, 2]."""
+    calls: list[Call]
+    """Sorted by start."""
+    waits: list[Wait]
+    """Sorted by start; only on threads that launch kernels."""
+    groups: dict[str, Group] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    """Kernel or operator name, by signature."""
+    lanes: list[tuple[str, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
+    """Returns the facts of a trace. `startup`: numbers of the steps that contain the profiler's start."""
+    activity = activity_of(trace)
+    launch = launches_of(trace) if len(trace.device) else None
+    places = Places(trace)
+    steps = _steps(activity, startup)
+    calls = list(_calls(trace, activity, launch, places))
+    calls.sort(key=lambda call: (call.start_ns, call.end_ns))
+    names, work = _work(trace, activity, launch)
+    copies = activity.events[np.flatnonzero(activity.kind == MEMORY)].intervals
+    return RankFacts(
+        path=path,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        on_device=launch is not None,
+        base_time_ns=trace.base_time_ns,
+        steps=steps,
+        work=work,
+        copies=copies,
+        calls=calls,
+        waits=list(_waits(trace, places)),
+        groups=_groups(trace, calls),
+        names=names,
+        lanes=trace.lanes,
+        warnings=trace.warnings,
+    )
+
+
+def _steps(activity: Activity, startup: list[int]) -> list[Step]:
+    """Returns the steps that have work, from the first event of each to the first one of the next."""
+    chosen = np.flatnonzero(
+        (activity.assignment.iteration != NO_ITERATION) & np.isin(activity.kind, (GEMM, COMM, COMPUTE))
+    )
+    numbers = activity.assignment.iteration[chosen]
+    found = []
+    for number in np.unique(numbers).tolist():
+        own = activity.events[chosen[numbers == number]]
+        found.append((int(own.start_ns.min()), int(own.end_ns.max()), number))
+    found.sort()
+    starts = [start for start, _, _ in found[1:]]
+    return [
+        Step(number, start, starts[i] if i < len(starts) else end, number in startup)
+        for i, (start, end, number) in enumerate(found)
+    ]
+
+
+def _work(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None) -> tuple[list[str], Work]:
+    events = activity.events
+    chosen = np.flatnonzero(np.isin(activity.kind, (GEMM, COMPUTE)) & (activity.assignment.iteration != NO_ITERATION))
+    chosen = chosen[np.argsort(events.start_ns[chosen], kind="stable")]
+    own = events[chosen]
+    pairs = own.label.astype(np.int64) << 32 | own.detail
+    known, signature = np.unique(pairs, return_inverse=True)
+    launched = own.start_ns if launch is None else _launch_times(trace, launch[chosen])
+    return [activity.labels[pair >> 32][1] for pair in known.tolist()], Work(
+        start_ns=own.start_ns,
+        end_ns=own.end_ns,
+        launch_ns=launched,
+        lane=own.lane,
+        is_gemm=activity.kind[chosen] == GEMM,
+        signature=signature.astype(np.int32),
+        pass_=activity.assignment.pass_[chosen],
+        step=activity.assignment.iteration[chosen],
+    )
+
+
+def _launch_times(trace: Trace, launch: NDArray[np.intp]) -> NDArray[np.int64]:
+    if not len(trace.launches):
+        return np.full(len(launch), NEVER, np.int64)
+    return np.where(launch >= 0, trace.launches.start_ns[np.maximum(launch, 0)], NEVER)
+
+
+def _calls(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, places: Places) -> Iterator[Call]:
+    events, kind = activity.events, activity.kind
+    chosen = np.flatnonzero(np.isin(kind, (COMM, WAIT)) & (activity.assignment.iteration != NO_ITERATION))
+    by_external = _details_by_operator(trace) if launch is not None else {}
+    launched_by = _launched_by(trace, activity, chosen) if launch is None else {}
+    for i in chosen.tolist():
+        kernel_class = activity.classes[int(events.label[i])]
+        if kernel_class.library == "aten":
+            # torch.cuda._sleep waits for nobody.
+            continue
+        detail = trace.details[events.detail[i]]
+        if launch is None:
+            at = launched_by.get(i, i)
+            launch_ns, thread = int(_called_at(trace, activity, at, i)), _thread(trace, activity, at, i)
+            detail = _host_detail(trace, at) if at != i else detail
+        else:
+            place = int(launch[i])
+            launch_ns = int(trace.launches.start_ns[place]) if place >= 0 else NEVER
+            thread = int(trace.launches.lane[place]) if place >= 0 else NEVER
+            if detail.collective is None:
+                found = by_external.get(int(events.external[i]))
+                detail = found._replace(bytes=detail.bytes) if found else detail
+        yield Call(
+            start_ns=int(events.start_ns[i]),
+            end_ns=int(events.end_ns[i]),
+            launch_ns=launch_ns,
+            lane=int(events.lane[i]),
+            step=int(activity.assignment.iteration[i]),
+            pass_=PASSES.get(int(activity.assignment.pass_[i]), "other"),
+            collective=collective_of(detail, activity.labels[events.label[i]][1], kernel_class.library),
+            group=detail.group or "",
+            sent=detail.sent,
+            received=detail.received,
+            dtype=detail.dtype,
+            group_size=detail.group_size,
+            where=places.at(thread, launch_ns),
+            is_wait=bool(kind[i] == WAIT),
+            thread=thread,
+        )
+
+
+def _called_at(trace: Trace, activity: Activity, operator: int, event: int) -> int:
+    """Returns when the collective was called: the operator's start, or the event's own if it has none."""
+    return int(trace.host.start_ns[operator] if operator != event else activity.events.start_ns[event])
+
+
+def _thread(trace: Trace, activity: Activity, operator: int, event: int) -> int:
+    return int(trace.host.lane[operator] if operator != event else activity.events.lane[event])
+
+
+def _details_by_operator(trace: Trace) -> dict[int, Detail]:
+    """Returns what operators on the host say about the collectives that they launched, by External id."""
+    has = np.flatnonzero((trace.host.external != NO_CORRELATION) & (trace.host.detail > 0))
+    details = ((int(trace.host.external[i]), trace.details[trace.host.detail[i]]) for i in has)
+    return {external: detail for external, detail in details if detail.collective}
+
+
+def _launched_by(trace: Trace, activity: Activity, chosen: NDArray[np.intp]) -> dict[int, int]:
+    """Returns for communication on a CPU, indices of `activity.events`, the operator that launched it, an index of
+    `trace.host`.
+
+    gloo's spans run on its own threads in the order of the calls, so each belongs to the first call of its kind that
+    has none yet. A span on the calling thread is inside its operator.
+    """
+    host = trace.host
+    is_call = np.array([_C10D.match(name) is not None for _, name in trace.labels], bool)[host.label]
+    operators = np.flatnonzero(is_call)
+    operators = operators[np.lexsort((-host.end_ns[operators], host.start_ns[operators]))]
+    outermost, reach = [], defaultdict(lambda: -1)
+    for i in operators.tolist():
+        if host.start_ns[i] >= reach[int(host.lane[i])]:
+            outermost.append(i)
+            reach[int(host.lane[i])] = int(host.end_ns[i])
+    waiting: deque[int] = deque(outermost)
+    found: dict[int, int] = {}
+    for event in chosen[np.argsort(activity.events.start_ns[chosen], kind="stable")].tolist():
+        start_ns = int(activity.events.start_ns[event])
+        name = activity.labels[activity.events.label[event]][1]
+        candidates = [i for i in waiting if host.start_ns[i] <= start_ns]
+        own = next((i for i in candidates if _same_kind(trace, i, name)), None)
+        if own is not None:
+            waiting.remove(own)
+            found[event] = own
+    return found
+
+
+_GLOO_KINDS = {
+    "all_reduce": ("all_reduce", "reduce_scatter"),
+    "reduce_scatter": ("reduce_scatter",),
+    "all_to_all": ("all_to_all",),
+}
+
+
+def _same_kind(trace: Trace, operator: int, span: str) -> bool:
+    """Returns whether gloo runs the operator's collective under the span's name: it reduces and scatters by an
+    all-reduce."""
+    kind = collective_of(Detail(), span, "gloo")
+    called = collective_of(Detail(), trace.labels[trace.host.label[operator]][1], "gloo")
+    return called in _GLOO_KINDS.get(kind, (kind,))
+
+
+def _host_detail(trace: Trace, operator: int) -> Detail:
+    """Returns what is known of a collective that ran on the CPU, from its operator or from one inside of it."""
+    host = trace.host
+    inside = np.flatnonzero(
+        (host.lane == host.lane[operator])
+        & (host.start_ns >= host.start_ns[operator])
+        & (host.end_ns <= host.end_ns[operator])
+        & (host.detail > 0)
+    )
+    details = [trace.details[host.detail[i]] for i in inside.tolist()]
+    said = next((detail for detail in details if detail.collective), None)
+    name = trace.labels[host.label[operator]][1]
+    own = said or trace.details[host.detail[operator]]
+    return own if own.collective else sizes_of_host(name, own)
+
+
+def _waits(trace: Trace, places: Places) -> Iterator[Wait]:
+    launches = trace.launches
+    if not len(trace.device):
+        return
+    with_kernels = np.unique(launches.lane[np.isin(launches.correlation, trace.device.correlation)])
+    sync, copy = (
+        np.array([pattern.match(name) is not None for _, name in trace.labels], bool)[launches.label]
+        for pattern in (_SYNC, _COPY)
+    )
+    took = launches.end_ns - launches.start_ns
+    blocked = (sync & (took >= BLOCKS_FROM_NS)) | (copy & (took >= COPY_BLOCKS_FROM_NS))
+    chosen = np.flatnonzero(blocked & np.isin(launches.lane, with_kernels))
+    for i in chosen[np.argsort(launches.start_ns[chosen], kind="stable")].tolist():
+        start_ns, thread = int(launches.start_ns[i]), int(launches.lane[i])
+        yield Wait(
+            start_ns=start_ns,
+            end_ns=int(launches.end_ns[i]),
+            name=trace.labels[launches.label[i]][1],
+            operator=places.operator_at(thread, start_ns),
+            where=places.at(thread, start_ns),
+            thread=thread,
+        )
+
+
+def _groups(trace: Trace, calls: list[Call]) -> dict[str, Group]:
+    """Returns the process groups that communicated."""
+    details = {detail.group: detail for detail in trace.details if detail.group is not None}
+    return {
+        name: group_of(name, details.get(name), trace.groups.get(name)) for name in {c.group for c in calls} if name
+    }

@@ -1,0 +1,97 @@
+"""Finds the module, annotation or operator that was running on a thread at a moment."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlap_sweep.trace.intervals import places_by_value
+from overlap_sweep.trace.kineto import MODULE, Events, Trace
+
+_NO_PLACE = re.compile(r"ProfilerStep#|(nccl|gloo|mpi|ucc|rccl|xccl):|## |PyTorch Profiler|Optimizer\.zero_grad")
+_BACKWARD = "autograd::engine::evaluate_function: "
+_NO_FUNCTION = re.compile(r"aten::|c10d::|_c10d_functional::|record_param_comms")
+_OPERATOR = re.compile(r"aten::|c10d::")
+
+
+class Places:
+    """The named ranges of a trace's host threads."""
+
+    def __init__(self, trace: Trace) -> None:
+        names = [name for _, name in trace.labels]
+        category = [category for category, _ in trace.labels]
+        is_annotation = np.array(
+            [category[i] == "user_annotation" and not _NO_PLACE.match(name) for i, name in enumerate(names)], bool
+        )
+        is_backward = np.array([name.startswith(_BACKWARD) for name in names], bool)
+        is_function = np.array([not _NO_FUNCTION.match(name) for name in names], bool) & ~is_backward
+        is_operator = np.array([_OPERATOR.match(name) is not None for name in names], bool)
+        host = trace.host
+        self._names = names
+        annotations = host[is_annotation[host.label]]
+        self._named = _Nested(_concatenated(annotations, trace.modules))
+        self._functions = _Nested(host[is_backward[host.label] | (trace.forward & is_function[host.label])])
+        self._operators = _Nested(host[is_operator[host.label]])
+
+    def at(self, thread: int, moment_ns: int) -> str:
+        """Returns the innermost module or annotation, else the innermost function of autograd; empty if there is none."""
+        for ranges in (self._named, self._functions):
+            if (label := ranges.innermost(thread, moment_ns)) is not None:
+                return self._names[label].removeprefix(MODULE).removeprefix(_BACKWARD)
+        return ""
+
+    def operator_at(self, thread: int, moment_ns: int) -> str:
+        """Returns the outermost operator of PyTorch; empty if there is none."""
+        label = self._operators.outermost(thread, moment_ns)
+        return "" if label is None else self._names[label]
+
+
+def _concatenated(a: Events, b: Events) -> Events:
+    from dataclasses import fields
+
+    return Events(*(np.concatenate((getattr(a, column.name), getattr(b, column.name))) for column in fields(Events)))
+
+
+class _Nested:
+    """Ranges of several threads; those of one thread contain each other or are apart."""
+
+    def __init__(self, events: Events) -> None:
+        self._by_lane: dict[int, tuple[list[int], list[int], list[int], NDArray[np.int64]]] = {}
+        for lane, here in places_by_value(events.lane):
+            own = events[here[np.lexsort((-events.end_ns[here], events.start_ns[here]))]]
+            starts, ends = own.start_ns.tolist(), own.end_ns.tolist()
+            self._by_lane[lane] = (starts, ends, own.label.tolist(), _parents(starts, ends))
+
+    def _chain(self, lane: int, moment_ns: int) -> list[int]:
+        """Returns the labels of the ranges that contain the moment, from the innermost outwards."""
+        starts, ends, labels, parents = self._by_lane.get(lane, ([], [], [], np.empty(0, np.int64)))
+        i = bisect_right(starts, moment_ns) - 1
+        found = []
+        while i >= 0:
+            if ends[i] > moment_ns:
+                found.append(labels[i])
+            i = int(parents[i])
+        return found
+
+    def innermost(self, lane: int, moment_ns: int) -> int | None:
+        chain = self._chain(lane, moment_ns)
+        return chain[0] if chain else None
+
+    def outermost(self, lane: int, moment_ns: int) -> int | None:
+        chain = self._chain(lane, moment_ns)
+        return chain[-1] if chain else None
+
+
+def _parents(starts: list[int], ends: list[int]) -> NDArray[np.int64]:
+    """Returns the index of the range around each range, or -1."""
+    parents = np.full(len(starts), -1, np.int64)
+    open_: list[int] = []
+    for i, start in enumerate(starts):
+        while open_ and ends[open_[-1]] <= start:
+            open_.pop()
+        parents[i] = open_[-1] if open_ else -1
+        open_.append(i)
+    return parents
