@@ -1,0 +1,272 @@
+"""Finds the calls of different ranks that are one collective, what their clocks differ by, and who came last."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlap_sweep.diagnosis.facts import NEVER, Call, Group, RankFacts
+
+NOBODY = -1
+"""Rank that came last, where no other rank's call was matched."""
+
+SAME_CLOCK_NS = 20_000
+"""Ranks of one host see the end of an NCCL collective at times that differ by less."""
+
+SAME_HOST_CLOCK_NS = 500_000
+"""The same for gloo, whose threads also wait for a core."""
+
+POINT_TO_POINT = frozenset({"send", "recv"})
+MEETING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+"""Nobody ends before the last one has started: everybody needs something of everybody."""
+
+_END_TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
+_EQUAL_SIZES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
+_OF_GROUPS = MEETING | {"broadcast", "reduce", "gather", "scatter", "send_recv"}
+_MOST_FAILURES = 0.1
+_QUANTILES = (0.1, 0.9)
+
+_Member = tuple[int, int]
+"""Index of a rank, and of one of its calls."""
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """When the ranks came to their collectives. Indices of ranks are those of the facts."""
+
+    offsets_ns: list[int]
+    """Per rank: add to its times to get those of the first rank's clock."""
+    last_ns: list[NDArray[np.int64]]
+    """Per rank and call: when the last rank started the same collective, on this rank's clock; NEVER where no other
+    rank's call was matched."""
+    last_rank: list[NDArray[np.intp]]
+    """Per rank and call: the rank that started last; NOBODY where no other rank's call was matched."""
+    matches: list[tuple[_Member, ...]]
+    """The calls of several ranks, as pairs of a rank and an index of its calls, that are one collective."""
+
+
+def arrivals(facts: Sequence[RankFacts]) -> Arrivals:
+    """Returns when the last of these ranks came to each collective.
+
+    Calls are one collective if they have the same process group, step, kind, sizes and place in the order of launches.
+    Groups are the same if they have the same ranks, whatever their names. If the calls of a step differ between ranks,
+    because a trace begins or ends in the step, those are matched that every rank has at its beginning or at its end; a
+    call that would match another one from either side is not. Where collectives end before the last rank has come,
+    they were not the same, and are not matched.
+
+    Calls without a process group are matched by kind (CUDA graphs, gloo), and kernels that are no collectives
+    (userbuffers, peer copies, barriers of symmetric memory) by stream, if all ranks have the same ones. Sends and
+    receives are matched in groups of two ranks; in larger ones a trace does not say who the other rank is.
+    """
+    sequences = list(_sequences(facts))
+    found = [match for sequence in sequences for match in sequence]
+    offsets = _offsets(facts, found)
+    found = [match for sequence in sequences for match in _that_met(facts, sequence, offsets)]
+    last_ns = [np.full(len(rank.calls), NEVER, np.int64) for rank in facts]
+    last_rank = [np.full(len(rank.calls), NOBODY, np.intp) for rank in facts]
+    for match in found:
+        start_ns, last = max((facts[rank].calls[call].start_ns + offsets[rank], rank) for rank, call in match)
+        for rank, call in match:
+            last_ns[rank][call] = start_ns - offsets[rank]
+            last_rank[rank][call] = last
+    return Arrivals(offsets, last_ns, last_rank, found)
+
+
+def _sequences(facts: Sequence[RankFacts]) -> Iterator[list[tuple[_Member, ...]]]:
+    """Yields the matched calls of each process group, or of what stands for one, over all steps."""
+    names = _common_names(facts)
+    by_order: dict[Hashable, dict[int, dict[int, list[int]]]] = defaultdict(lambda: defaultdict(dict))
+    by_stream: dict[int, dict[int, list[int]]] = defaultdict(dict)
+    for number, rank in enumerate(facts):
+        for i, call in enumerate(rank.calls):
+            key = _key(facts, number, call, names[number])
+            if key is not None:
+                by_order[key][call.step].setdefault(number, []).append(i)
+            elif not call.group and call.collective not in POINT_TO_POINT | {"send_recv"}:
+                by_stream[call.step].setdefault(number, []).append(i)
+    for steps in by_order.values():
+        yield [match for ranks in steps.values() for match in _in_order(facts, ranks)]
+    for ranks in by_stream.values():
+        yield list(_on_streams(facts, ranks))
+
+
+def _key(facts: Sequence[RankFacts], number: int, call: Call, names: dict[str, Hashable]) -> Hashable | None:
+    """Returns what calls that may be one collective have in common; None if only their streams can tell."""
+    rank = facts[number]
+    group = rank.groups.get(call.group)
+    if call.group:
+        common = names.get(call.group)
+        if common is None:
+            return None
+    elif rank.on_device and (call.is_wait or call.collective not in _OF_GROUPS | POINT_TO_POINT):
+        return None
+    else:
+        common = ()
+    if call.collective not in POINT_TO_POINT | {"send_recv"}:
+        return (common, call.collective if not call.group else "")
+    size = len(group.ranks) or group.size if group else call.group_size or rank.world_size or len(facts)
+    if size != 2:
+        return None
+    first = rank.rank == min(group.ranks) if group and group.ranks else _is_first(facts, number)
+    return (common, call.collective if call.collective == "send_recv" else (call.collective == "send") == first)
+
+
+def _is_first(facts: Sequence[RankFacts], number: int) -> bool:
+    """Returns whether it is the lower one of two ranks."""
+    return number == min(range(len(facts)), key=lambda i: (facts[i].rank is None, facts[i].rank or 0))
+
+
+def _common_names(facts: Sequence[RankFacts]) -> list[dict[str, Hashable]]:
+    """Returns, per rank, a name for each of its process groups that the same group has on every rank.
+
+    That is its set of ranks. Several groups of the same ranks are told apart by their names, if all of them have the
+    same names, else by what the program calls them; groups that neither tells apart have no common name. Groups whose
+    ranks are unknown go by their names, unless more ranks than they have members know the name.
+    """
+    by_ranks: dict[frozenset[int], dict[int, list[Group]]] = defaultdict(dict)
+    by_name: dict[str, list[Group]] = defaultdict(list)
+    for number, rank in enumerate(facts):
+        for group in rank.groups.values():
+            if group.ranks:
+                by_ranks[frozenset(group.ranks)].setdefault(number, []).append(group)
+            else:
+                by_name[group.name].append(group)
+    found: list[dict[str, Hashable]] = [{} for _ in facts]
+    for ranks, groups in by_ranks.items():
+        told = _telling(list(groups.values()))
+        for number, own in groups.items():
+            found[number] |= {group.name: (ranks, told(group)) for group in own if told(group) is not None}
+    for number, rank in enumerate(facts):
+        for group in rank.groups.values():
+            if not group.ranks and len(by_name[group.name]) <= (group.size or len(facts)):
+                found[number][group.name] = group.name
+    return found
+
+
+def _telling(groups: list[list[Group]]) -> Any:
+    """Returns a function that tells groups of the same ranks apart, from each rank's list of them."""
+    if all(len(own) == 1 for own in groups):
+        return lambda group: ""
+    if len({frozenset(group.name for group in own) for own in groups}) == 1:
+        return lambda group: group.name
+    if all(len({group.about for group in own}) == len(own) for own in groups):
+        return lambda group: group.about
+    return lambda group: None
+
+
+def _in_order(facts: Sequence[RankFacts], ranks: dict[int, list[int]]) -> Iterator[tuple[_Member, ...]]:
+    """Yields matched calls of one step: those at the same place from its beginning, then from its end."""
+    if len(ranks) < 2:
+        return
+    ordered = {number: _launched_in_order(facts[number].calls, calls) for number, calls in ranks.items()}
+    kinds = [[_kind(facts[number].calls[i]) for i in calls] for number, calls in ordered.items()]
+    first, last = _ends_in_common(kinds)
+    for place in (*range(first), *range(-last, 0)):
+        yield tuple((number, calls[place]) for number, calls in ordered.items())
+
+
+def _launched_in_order(calls: Sequence[Call], chosen: list[int]) -> list[int]:
+    """Returns the calls in the order of their launches; kernels of a CUDA graph, which have one launch, as they ran."""
+    if any(calls[i].launch_ns == NEVER for i in chosen):
+        return sorted(chosen, key=lambda i: (calls[i].start_ns, calls[i].end_ns))
+    return sorted(chosen, key=lambda i: (calls[i].launch_ns, calls[i].start_ns))
+
+
+def _kind(call: Call) -> Hashable:
+    """Returns what every rank's call of one collective has."""
+    if call.collective in POINT_TO_POINT:
+        return ("", call.received if call.collective == "recv" else call.sent, call.dtype)
+    sizes = (call.sent, call.received, call.dtype) if call.collective in _EQUAL_SIZES else ()
+    return (call.collective, call.is_wait, *sizes)
+
+
+def _ends_in_common(sequences: Sequence[Sequence[Hashable]]) -> tuple[int, int]:
+    """Returns how many items at the beginning, and at the end, all sequences have in common and in only one way."""
+    shortest = min(map(len, sequences))
+    if all(sequence == sequences[0] for sequence in sequences):
+        return shortest, 0
+    first, last = (
+        sum(1 for _ in takewhile(lambda items: len(set(items)) == 1, zip(*ways, strict=False)))
+        for ways in (sequences, [sequence[::-1] for sequence in sequences])
+    )
+    return min(first, shortest - last), min(last, shortest - first)
+
+
+def _on_streams(facts: Sequence[RankFacts], ranks: dict[int, list[int]]) -> Iterator[tuple[_Member, ...]]:
+    """Yields matched kernels of one step, if every rank has the same ones in the same order on as many streams."""
+    if len(ranks) < 2 or len(ranks) < len(facts):
+        return
+    streams: list[list[list[_Member]]] = []
+    kinds = []
+    for number, chosen in ranks.items():
+        calls = facts[number].calls
+        lanes: dict[int, list[int]] = defaultdict(list)
+        for i in chosen:
+            lanes[calls[i].lane].append(i)
+        # Numbers of streams differ between ranks; streams with the same kernels are taken in the order of their use.
+        ordered = sorted(lanes.values(), key=lambda own: (str([_kind(calls[i]) for i in own]), own[0]))
+        streams.append([[(number, i) for i in own] for own in ordered])
+        kinds.append([[_kind(calls[i]) for i in own] for own in ordered])
+    if all(own == kinds[0] for own in kinds):
+        for same_stream in zip(*streams, strict=True):
+            yield from zip(*same_stream, strict=True)
+
+
+def _that_met(
+    facts: Sequence[RankFacts], matches: list[tuple[_Member, ...]], offsets_ns: list[int]
+) -> list[tuple[_Member, ...]]:
+    """Returns the matches whose ranks were in the collective at once; none if too many of them were not."""
+    met = []
+    for match in matches:
+        calls = [(facts[rank].calls[call], rank) for rank, call in match]
+        last_ns = max(call.start_ns + offsets_ns[rank] for call, rank in calls)
+        first_ns = min(call.end_ns + offsets_ns[rank] for call, rank in calls)
+        if calls[0][0].collective not in MEETING or last_ns <= first_ns + SAME_CLOCK_NS:
+            met.append(match)
+    return met if len(matches) - len(met) <= _MOST_FAILURES * len(matches) else []
+
+
+def _offsets(facts: Sequence[RankFacts], matches: list[tuple[_Member, ...]]) -> list[int]:
+    """Returns what to add to each rank's times to get those of the first rank's clock.
+
+    Traces of one host have one clock, and ranks see the end of a collective at nearly the same time. So the median
+    difference of ends between two ranks is what their clocks differ by, unless a common clock explains the
+    differences: if they are small, or if zero is within their middle four fifths. Ranks without a collective in common
+    are compared through others that have some with both; a rank that has none is taken to have the same clock. Of more
+    than two ranks only collectives of a known process group count: matches of others may be wrong, and _that_met needs
+    the clocks to see it.
+    """
+    differences: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for match in matches:
+        (first, call), *others = match
+        is_sure = len(facts) == 2 or facts[first].calls[call].group
+        if is_sure and facts[first].calls[call].collective in _END_TOGETHER:
+            end_ns = facts[first].calls[call].end_ns + facts[first].base_time_ns
+            for rank, call in others:
+                later_ns = facts[rank].calls[call].end_ns + facts[rank].base_time_ns - end_ns
+                differences[first][rank].append(later_ns)
+                differences[rank][first].append(-later_ns)
+    offsets = [rank.base_time_ns - facts[0].base_time_ns for rank in facts]
+    compared, waiting = {0}, deque([0] if facts else [])
+    while waiting:
+        known = waiting.popleft()
+        shift_ns = offsets[known] - (facts[known].base_time_ns - facts[0].base_time_ns)
+        for rank, all_later_ns in sorted(differences[known].items(), key=lambda item: -len(item[1])):
+            if rank not in compared:
+                compared.add(rank)
+                waiting.append(rank)
+                least_ns = SAME_CLOCK_NS if facts[rank].on_device else SAME_HOST_CLOCK_NS
+                offsets[rank] += shift_ns - _clock_difference_ns(all_later_ns, least_ns)
+    return offsets
+
+
+def _clock_difference_ns(differences_ns: list[int], least_ns: int) -> int:
+    """Returns the median of the differences; 0 if one clock explains them."""
+    lowest, median, highest = np.quantile(differences_ns, (_QUANTILES[0], 0.5, _QUANTILES[1]))
+    return 0 if abs(median) < least_ns or lowest <= 0 <= highest else round(float(median))
