@@ -11,6 +11,8 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable
+from functools import cache
+from importlib import resources
 from pathlib import Path
 
 
@@ -74,6 +76,14 @@ def keep(kind: str, key: bytes | str, content: bytes) -> None:
         Path(temporary).replace(directory / _name(key))
     except OSError:
         Path(temporary).unlink(missing_ok=True)
+
+
+@cache
+def code_digest(package: str) -> str:
+    """Returns a hash of the package's own code and data, without packages inside of it."""
+    files = sorted(resources.files(package).iterdir(), key=lambda file: file.name)
+    sources = [file.read_bytes() for file in files if file.name.endswith((".py", ".yaml"))]
+    return hashlib.sha256(b"\0".join(sources)).hexdigest()
 
 
 def _name(key: bytes | str) -> str:

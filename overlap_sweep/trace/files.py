@@ -1,44 +1,33 @@
-"""Analyses trace files, large ones in several processes, caches the results, and groups the traces into runs: one trace
-per rank, the slowest rank, missing ranks.
+"""Analyses trace files, caches the results, and groups the traces into runs: one trace per rank, the slowest rank,
+missing ranks.
 
-`python -m overlap_sweep.trace.files` is one of these processes. The cache's key has the trace's path and content and
-the code that reads it, see `overlap_sweep.cache`.
+The cache's key has the trace's path and content and the code that reads it, see `overlap_sweep.cache`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import re
-import subprocess
-import sys
-import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, cached_property
-from importlib import resources
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from overlap_sweep.cache import find, keep
+from overlap_sweep.cache import code_digest, find, keep
 from overlap_sweep.errors import UserError
 from overlap_sweep.trace import PartRow, PhaseSummary, TraceRow, startup_iterations, startup_sentence, summarise
-from overlap_sweep.trace.disk import is_gzip
+from overlap_sweep.trace.processes import decoded, encoded, read_each
 from overlap_sweep.trace.stream import MOST_RANKS
 
-TEXT_BYTES_PER_S = 200e6
-GZIP_RATIO = 13
-"""Size of Kineto's text / size of its gzip. Only for estimating how long a file takes, like the line above."""
-
-WORTH_A_PROCESS_S = 0.4
-"""Work that justifies a process, which needs about 0.2 s to start."""
+if TYPE_CHECKING:
+    from overlap_sweep.trace.kineto import Trace
 
 _KIND = "traces"
-_T = TypeVar("_T")
 
 _NOT_ABOUT_CONTENT = " cannot be read ("
 """Marks a problem of the disk or network, which may be temporary."""
@@ -99,16 +88,24 @@ class RunRanks(msgspec.Struct, kw_only=True):
 def read_trace_files(paths: Sequence[Path], with_parts: bool = True) -> list[TraceFile]:
     """Returns the analysis of each trace, in the order of `paths`. Parts, dozens per row, are optional."""
     keys = {path: key_of(path) for path in paths}
-    found = {path: file for path, key in keys.items() if (file := _cached(key, path, with_parts))}
+    found = {path: file for path, key in keys.items() if (file := cached_file(key, path, with_parts))}
     missing = [path for path in keys if path not in found]
-    for path, file in zip(missing, _read_all(missing, with_parts), strict=True):
-        _cache(keys[path], file, with_parts)
+    for path, file in zip(missing, read_each(missing, READER, TraceFile, with_parts), strict=True):
+        cache_file(keys[path], file, with_parts)
         found[path] = file
     return [found[path] for path in paths]
 
 
+READER = f"{__name__}:read_trace_file"
+
+
 def read_trace_file(path: Path, with_parts: bool) -> TraceFile:
     """Reads a trace and returns its analysis, without the cache."""
+    return read_with_trace(path, with_parts)[0]
+
+
+def read_with_trace(path: Path, with_parts: bool) -> tuple[TraceFile, Trace | None]:
+    """Reads a trace and returns its analysis, without the cache, and the trace; None if there is a problem."""
     # Imported here, because numpy is only needed to read traces.
     from overlap_sweep.trace.activity import activity_of
     from overlap_sweep.trace.kineto import read_trace
@@ -119,9 +116,9 @@ def read_trace_file(path: Path, with_parts: bool) -> TraceFile:
         activity = activity_of(trace)
         rows = overlap_rows(activity, str(path), trace.rank)
     except UserError as error:
-        return TraceFile(path, problem=str(error))
+        return TraceFile(path, problem=str(error)), None
     parts = breakdown(activity, str(path), trace.rank) if with_parts else []
-    return TraceFile(path, trace.rank, trace.world_size, rows, parts, trace.warnings)
+    return TraceFile(path, trace.rank, trace.world_size, rows, parts, trace.warnings), trace
 
 
 def startup_warnings(files: Sequence[TraceFile]) -> list[str]:
@@ -133,73 +130,6 @@ def startup_warnings(files: Sequence[TraceFile]) -> list[str]:
     return [f"{startup_sentence(str(found[0].path), found[0].rows, found[0].startup)}{more}"]
 
 
-def _read_all(paths: Sequence[Path], with_parts: bool) -> list[TraceFile]:
-    """Reads traces, with several processes where that is worth it.
-
-    They run this module instead of using multiprocessing, which would run the caller's main module again.
-    """
-    shares = _shares(paths, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    others = [_start(share, with_parts) for share in shares[1:]]
-    found = {path: read_trace_file(path, with_parts) for path in shares[0]}
-    for share, process in zip(shares[1:], others, strict=True):
-        # The files of a process that was killed are read here.
-        files = _results(process, len(share)) or [read_trace_file(path, with_parts) for path in share]
-        found |= zip(share, files, strict=True)
-    return [found[path] for path in paths]
-
-
-def _start(paths: Sequence[Path], with_parts: bool) -> subprocess.Popen[bytes] | None:
-    """Starts a process that reads these traces; None if it cannot be started."""
-    command = [sys.executable, "-m", "overlap_sweep.trace.files"]
-    try:
-        with tempfile.TemporaryFile() as request:
-            request.write(msgspec.msgpack.encode((list(map(str, paths)), with_parts)))
-            request.seek(0)
-            return subprocess.Popen(command, stdin=request, stdout=subprocess.PIPE)
-    except (OSError, UnicodeError):
-        # UnicodeError: a path that is not valid text.
-        return None
-
-
-def _results(process: subprocess.Popen[bytes] | None, count: int) -> list[TraceFile] | None:
-    """Returns the process's results; None if it failed."""
-    try:
-        found = _decoded(process.communicate()[0], list[TraceFile]) if process else []
-    except msgspec.MsgspecError:
-        return None
-    return found if len(found) == count else None
-
-
-def _serve_request() -> None:
-    """Reads the traces named on stdin and writes their analysis to stdout."""
-    paths, with_parts = msgspec.msgpack.decode(sys.stdin.buffer.read())
-    sys.stdout.buffer.write(_encoded([read_trace_file(Path(path), with_parts) for path in paths]))
-
-
-def _encoded(found: Any) -> bytes:
-    return msgspec.msgpack.encode(found, enc_hook=str)
-
-
-def _decoded(content: bytes, kind: type[_T]) -> _T:
-    return msgspec.msgpack.decode(content, type=kind, dec_hook=lambda path, text: path(text))
-
-
-def _shares(paths: Sequence[Path], processes: int) -> list[list[Path]]:
-    """Returns a list of paths for each process worth starting, dealt out largest first."""
-    times_s = {path: _guess_s(path) for path in paths}
-    count = max(1, min(processes, len(paths), int(sum(times_s.values()) / WORTH_A_PROCESS_S)))
-    largest_first = sorted(times_s, key=lambda path: -times_s[path])
-    return [largest_first[number::count] for number in range(count)]
-
-
-def _guess_s(path: Path) -> float:
-    try:
-        return path.stat().st_size * (GZIP_RATIO if is_gzip(path) else 1) / TEXT_BYTES_PER_S
-    except OSError:
-        # Reading it will report the error.
-        return 0.0
-
-
 def key_of(path: Path) -> str | None:
     """Returns a key of the trace's content and of the code that reads it; None if the file cannot be read."""
     try:
@@ -209,37 +139,45 @@ def key_of(path: Path) -> str | None:
         return None
 
 
-def _cached(key: str | None, path: Path, with_parts: bool) -> TraceFile | None:
+def cached_file(key: str | None, path: Path, with_parts: bool) -> TraceFile | None:
     """Returns the cached analysis; None if there is none or it is damaged."""
     content = find(_KIND, f"{key} {path!r} {with_parts}") if key else None
     try:
-        return _decoded(zlib.decompress(content), TraceFile) if content else None
+        return decoded(zlib.decompress(content), TraceFile) if content else None
     except (zlib.error, msgspec.MsgspecError):
         return None
 
 
-def _cache(key: str | None, file: TraceFile, with_parts: bool) -> None:
+def cache_file(key: str | None, file: TraceFile, with_parts: bool) -> None:
     """Caches the analysis, also of a damaged trace, which may have taken as long."""
-    if key is None or (file.problem or "").startswith(f"{file.path}{_NOT_ABOUT_CONTENT}"):
-        return
-    if (file.warnings or file.problem) and key_of(file.path) != key:
-        # The file is still being written: the analysis is of more content than the key.
+    if key is None or not is_of(key, file):
         return
     with suppress(UnicodeError):
         # A path that is not valid text: it is read again next time.
-        keep(_KIND, f"{key} {file.path!r} {with_parts}", zlib.compress(_encoded(file), 1))
+        keep(_KIND, f"{key} {file.path!r} {with_parts}", zlib.compress(encoded(file), 1))
 
 
-@cache
+def is_of(key: str | None, file: TraceFile) -> bool:
+    """Returns whether the file was analysed with the content of the key."""
+    if key is None or (file.problem or "").startswith(f"{file.path}{_NOT_ABOUT_CONTENT}"):
+        return False
+    # A file that is still being written has more content than the key.
+    return not (file.warnings or file.problem) or key_of(file.path) == key
+
+
 def reader_digest() -> str:
     """Returns a hash that changes with the code and the kernel classes."""
-    files = sorted(resources.files(__package__).iterdir(), key=lambda file: file.name)
-    sources = [file.read_bytes() for file in files if file.name.endswith((".py", ".yaml"))]
-    return hashlib.sha256(b"\0".join(sources)).hexdigest()
+    return code_digest(__package__)
 
 
-def ranks_of(files: Sequence[TraceFile]) -> list[RunRanks]:
+def ranks_of(files: Iterable[TraceFile]) -> list[RunRanks]:
     """Returns runs in the order of their first file. Traces whose rank is unknown are in none."""
+    return [_ranks_of_run(name, by_rank) for name, by_rank in runs_of(files).items()]
+
+
+def runs_of(files: Iterable[TraceFile]) -> dict[str, dict[int, TraceFile]]:
+    """Returns the traces by name of the run, in the order of their first file, and by rank. Traces whose rank is
+    unknown are in none."""
     runs: dict[str, dict[int, TraceFile]] = {}
     for file in {file.path: file for file in files}.values():
         if (rank := rank_of(file)) is None:
@@ -250,7 +188,18 @@ def ranks_of(files: Sequence[TraceFile]) -> list[RunRanks]:
         while rank in runs.setdefault(name, {}):
             name = f"{common} ({next(numbers)})"
         runs[name][rank] = file
-    return [_ranks_of_run(name, by_rank) for name, by_rank in runs.items()]
+    return runs
+
+
+def missing_ranks(files: Mapping[int, TraceFile]) -> list[int]:
+    """Returns the ranks of a run with no trace, or one that could not be analysed."""
+    world_size = world_size_of(files.values()) or max(files) + 1
+    return [rank for rank in range(world_size) if rank not in files or files[rank].problem]
+
+
+def world_size_of(files: Iterable[TraceFile]) -> int | None:
+    """Returns the number of ranks of a run; None if no trace records it."""
+    return max((file.world_size or 0 for file in files), default=0) or None
 
 
 def rank_of(file: TraceFile) -> int | None:
@@ -277,9 +226,8 @@ def run_name(path: Path) -> str:
 
 
 def _ranks_of_run(name: str, files: dict[int, TraceFile]) -> RunRanks:
-    world_size = max((file.world_size or 0 for file in files.values()), default=0) or None
+    world_size, missing = world_size_of(files.values()), missing_ranks(files)
     read = {rank: file for rank, file in sorted(files.items()) if not file.problem}
-    missing = sorted(set(range(world_size or max(files) + 1)) - set(read))
     by_phase: dict[str, dict[int, PhaseSummary]] = {}
     for rank, file in read.items():
         for summary in summarise(file.steady_rows):
@@ -307,7 +255,3 @@ def _ranks_of_run(name: str, files: dict[int, TraceFile]) -> RunRanks:
             }
         )
     return RunRanks(name=name, world_size=world_size, ranks=list(read), missing=missing, rows=rows)
-
-
-if __name__ == "__main__":
-    _serve_request()
