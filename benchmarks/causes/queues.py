@@ -1,0 +1,74 @@
+"""Communication that is launched beside GEMMs, and gets in their way or they in its."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from causes.scenario import Job, Step, scenario
+
+
+@scenario(
+    "queue_order",
+    name="manual_connections_1",
+    devices=("cuda",),
+    environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+    twin="manual_connections_32",
+)
+@scenario(
+    "none",
+    "contention",
+    name="manual_connections_32",
+    devices=("cuda",),
+    environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
+)
+def manual_connections(job: Job) -> Step:
+    """Sums of a layer's gradients on a side stream, launched after GEMMs that don't need them; the next layer does."""
+    # Six GEMMs of 0.42 ms, 256 MB in 1.35 ms: hidden, unless the sum stands behind all six in a single hardware queue.
+    rows, size, layers, products = (8192, 4096, 4, 6) if job.on_gpu else (512, 512, 3, 6)
+    x, w = job.random(rows, size), job.random(size, size)
+    gradients = [job.random(128_000_000 if job.on_gpu else 500_000) for _ in range(layers)]
+    side, group, module = job.module.Stream(), job.group("DP"), job.module
+
+    def step() -> None:
+        for gradient in gradients:
+            main = module.current_stream()
+            gradient.mul_(0.5)
+            ready = main.record_event()
+            for _ in range(products):
+                x @ w
+            with module.stream(side):
+                side.wait_event(ready)
+                dist.all_reduce(gradient, group=group)
+            main.wait_stream(side)
+
+    return step
+
+
+# NCCL's thread blocks keep 32 of 132 multiprocessors, and a GEMM with a block for each needs a second round.
+@scenario(
+    "contention",
+    name="many_ctas",
+    devices=("cuda",),
+    environment={"NCCL_MIN_CTAS": "32", "NCCL_MAX_CTAS": "32"},
+)
+# gloo's threads and both ranks' GEMMs share the cores.
+@scenario("contention", name="gloo_beside_products", devices=("cpu",))
+def products_beside_sums(job: Job) -> Step:
+    """All-reduces of gradients beside GEMMs that take longer, and the same GEMMs alone in the same step."""
+    # An all-reduce of 400 MB takes 2.1 ms, three GEMMs beside it 2.5 ms.
+    rows, size, rounds, products = (16384, 4096, 3, 3) if job.on_gpu else (512, 512, 3, 8)
+    x, w = job.random(rows, size), job.random(size, size)
+    gradients = [job.random(200_000_000 if job.on_gpu else 2_000_000) for _ in range(rounds)]
+    group = job.group("DP")
+
+    def step() -> None:
+        for gradient in gradients:
+            gradient.mul_(0.5)
+            work = dist.all_reduce(gradient, group=group, async_op=True)
+            for _ in range(products):
+                x @ w
+            work.wait()
+            for _ in range(products):
+                x @ w
+
+    return step
