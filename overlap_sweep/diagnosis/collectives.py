@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overlap_sweep.trace.kineto import Detail
 from overlap_sweep.trace.stream import ProcessGroup
@@ -12,14 +13,38 @@ from overlap_sweep.trace.stream import ProcessGroup
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.facts import Group
 
+_C10D = "c10d::"
+
+BYTES_OF = {
+    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
+    **dict.fromkeys(("float4_e2m1fn_x2", "bool", "uint8", "int8"), 1),
+    **dict.fromkeys(("bfloat16", "float16", "int16", "uint16"), 2),
+    **dict.fromkeys(("float32", "int32", "uint32", "complex32"), 4),
+    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
+    "complex128": 16,
+}
+"""Bytes of one element, by type."""
+
+_TYPES = {
+    **{"half": "float16", "float": "float32", "double": "float64"},
+    **{"complexhalf": "complex32", "complexfloat": "complex64", "complexdouble": "complex128"},
+    **{"complex<half>": "complex32", "complex<float>": "complex64", "complex<double>": "complex128"},
+    **{"byte": "uint8", "char": "int8", "short": "int16", "int": "int32", "long": "int64"},
+    **{"unsigned char": "uint8", "signed char": "int8", "short int": "int16", "long int": "int64"},
+    **{"short unsigned int": "uint16", "unsigned short": "uint16", "unsigned int": "uint32"},
+    **{"long long": "int64", "long unsigned int": "uint64", "unsigned long": "uint64"},
+}
+"""Types as collectives on GPUs, and as operators record them."""
+
 _KINDS = (
     ("all_gather", re.compile(r"all_?gather", re.IGNORECASE)),
     ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
-    ("all_reduce", re.compile(r"all_?reduce", re.IGNORECASE)),
+    # The last two are kernels of vLLM and aiter.
+    ("all_reduce", re.compile(r"all_?reduce|cross_device_reduce|quickreduce", re.IGNORECASE)),
     ("all_to_all", re.compile(r"all_?to_?all|a2a", re.IGNORECASE)),
     ("broadcast", re.compile(r"broadcast", re.IGNORECASE)),
     ("barrier", re.compile(r"barrier", re.IGNORECASE)),
-    ("send_recv", re.compile(r"send_?recv|coalesced", re.IGNORECASE)),
+    ("send_recv", re.compile(r"send_?recv", re.IGNORECASE)),
     ("send", re.compile(r"(^|\W|_)send", re.IGNORECASE)),
     ("recv", re.compile(r"(^|\W|_)recv|receive", re.IGNORECASE)),
     ("reduce", re.compile(r"reduce", re.IGNORECASE)),
@@ -56,15 +81,75 @@ def group_of(name: str, detail: Detail | None, configured: ProcessGroup | None) 
 
 
 def _ranks(written: str | None) -> tuple[int, ...]:
-    """Returns the ranks of `[0, 1]`; none if the list is cut, as in large groups."""
+    """Returns the ranks of `[0, 1]`; none if the list is cut, `[0, 1, ..., 63]`, as in large groups."""
     try:
         ranks = ast.literal_eval(written or "()")
     except (ValueError, SyntaxError):
         return ()
-    return tuple(rank for rank in ranks if isinstance(rank, int)) if isinstance(ranks, list | tuple) else ()
+    known = isinstance(ranks, list | tuple) and all(type(rank) is int for rank in ranks)
+    return tuple(ranks) if known else ()
 
 
-def sizes_of_host(name: str, detail: Detail) -> Detail:
+def type_of(written: str | None) -> str:
+    """Returns the type as PyTorch calls it, such as bfloat16; as it is written if it is unknown."""
+    name = (written or "").replace("c10::", "").lower()
+    return _TYPES.get(name, name)
+
+
+class _Argument(NamedTuple):
+    """Tensors that an operator was given."""
+
+    elements: int
+    dtype: str | None
+
+
+def sizes_of_host(name: str, detail: Detail, span: Detail | None = None) -> Detail:
     """Returns what the dimensions of an operator's arguments tell about a collective on the CPU; only traces with
-    shapes have them."""
-    return detail
+    shapes have them.
+
+    `name`, `detail`: of the operator, `c10d::_allgather_base_`, or of gloo's own span; `span`: of the span, if it is
+    not the same. c10d's operators are given what they write, then what they read, unless they work in place. Lists of
+    lists of tensors are not recorded, nor the types in a list.
+    """
+    given = _arguments(detail.shape)
+    dtypes = [one.dtype for one in (*given, *_arguments(span.shape if span else None)) if one and one.dtype]
+    sent, received = _sent_and_received(name, [one and one.elements for one in given])
+    return detail._replace(
+        # gloo reduces and scatters by an all-reduce: the operator knows better than the span.
+        collective=name if "c10d" in name else None,
+        sent=sent,
+        received=received,
+        dtype=dtypes[0] if dtypes else None,
+    )
+
+
+def _sent_and_received(name: str, elements: list[int | None]) -> tuple[int | None, int | None]:
+    first, second = (*elements, None, None)[:2]
+    kind = collective_of(Detail(), name, "")
+    if kind in ("all_reduce", "broadcast", "reduce"):
+        return first, first
+    if kind == "send":
+        return first, None
+    if kind == "recv":
+        return None, first
+    # gloo's spans record what is read.
+    return (second, first) if name.startswith(_C10D) else (first, None)
+
+
+def _arguments(shape: str | None) -> list[_Argument | None]:
+    """Returns the tensors in a detail's shape, `[[4], [[2, 3], [5]], []] ['float', 'TensorList', '']`, by argument."""
+    dims, separator, types = (shape or "").partition("] ['")
+    if not separator:
+        return []
+    try:
+        listed = zip(ast.literal_eval(f"{dims}]"), ast.literal_eval(f"['{types}"), strict=True)
+        return [_argument(dimensions, dtype) for dimensions, dtype in listed]
+    except (ValueError, SyntaxError, TypeError):
+        return []
+
+
+def _argument(dimensions: Any, dtype: Any) -> _Argument | None:
+    if dtype == "TensorList":
+        return _Argument(sum(math.prod(one) for one in dimensions), None)
+    # A number has no dimensions, and neither has what is no tensor.
+    return _Argument(math.prod(dimensions), dtype) if dtype and dtype not in ("Scalar", "ScalarList") else None

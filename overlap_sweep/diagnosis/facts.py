@@ -29,7 +29,7 @@ from overlap_sweep.trace.activity import (
     launches_of,
 )
 from overlap_sweep.trace.intervals import Intervals
-from overlap_sweep.trace.kineto import NO_CORRELATION, Detail, Events, Trace
+from overlap_sweep.trace.kineto import NO_CORRELATION, Detail, Trace
 
 NEVER = -1
 """Launch of an event whose launch the trace does not have."""
@@ -100,6 +100,8 @@ class Call:
     """Whether it only waits for other ranks, or signals to them."""
     thread: int = NEVER
     """Thread of the launch."""
+    library: str = ""
+    """Whose kernel it is, such as nccl; on a CPU gloo, mpi or ucc."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,11 @@ def _calls(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, pl
         if launch is None:
             at = launched_by.get(i, i)
             launch_ns, thread = int(_called_at(trace, activity, at, i)), _thread(trace, activity, at, i)
-            detail = _host_detail(trace, at) if at != i else detail
+            detail = (
+                _host_detail(trace, at, detail)
+                if at != i
+                else sizes_of_host(activity.labels[events.label[i]][1], detail)
+            )
         else:
             place = int(launch[i])
             launch_ns = int(trace.launches.start_ns[place]) if place >= 0 else NEVER
@@ -278,6 +284,7 @@ def _calls(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, pl
             where=places.at(thread, launch_ns),
             is_wait=bool(kind[i] == WAIT),
             thread=thread,
+            library=kernel_class.library,
         )
 
 
@@ -341,20 +348,21 @@ def _same_kind(trace: Trace, operator: int, span: str) -> bool:
     return called in _GLOO_KINDS.get(kind, (kind,))
 
 
-def _host_detail(trace: Trace, operator: int) -> Detail:
-    """Returns what is known of a collective that ran on the CPU, from its operator or from one inside of it."""
+def _host_detail(trace: Trace, operator: int, span: Detail) -> Detail:
+    """Returns what is known of a collective that ran on the CPU, from its operator, one inside of it, and its span."""
     host = trace.host
     inside = np.flatnonzero(
         (host.lane == host.lane[operator])
         & (host.start_ns >= host.start_ns[operator])
         & (host.end_ns <= host.end_ns[operator])
         & (host.detail > 0)
-    )
-    details = [trace.details[host.detail[i]] for i in inside.tolist()]
-    said = next((detail for detail in details if detail.collective), None)
-    name = trace.labels[host.label[operator]][1]
-    own = said or trace.details[host.detail[operator]]
-    return own if own.collective else sizes_of_host(name, own)
+    ).tolist()
+    said = next((detail for i in inside if (detail := trace.details[host.detail[i]]).collective), None)
+    if said:
+        return said
+    names = {i: trace.labels[host.label[i]][1] for i in (operator, *inside)}
+    own = next((i for i, name in names.items() if name.startswith("c10d::")), operator)
+    return sizes_of_host(names[own], trace.details[host.detail[own]], span)
 
 
 def _waits(trace: Trace, places: Places) -> Iterator[Wait]:

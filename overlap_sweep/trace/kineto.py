@@ -99,6 +99,9 @@ class Detail(NamedTuple):
 
 _NO_DETAIL = Detail()
 
+_ON_HOST = ("c10d::", "gloo:", "mpi:", "ucc:")
+"""Beginnings of the names of operators and spans whose dimensions are kept."""
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -282,7 +285,7 @@ def _detail(event: Event) -> Detail:
     shape = None
     if args.grid is not None:
         shape = f"{args.grid} {args.block}"
-    elif args.input_dims is not None and (event.name or "").startswith("c10d::"):
+    elif args.input_dims is not None and (event.name or "").startswith(_ON_HOST):
         shape = f"{args.input_dims} {args.input_type}"
     elif args.collective is None and args.bytes is None:
         return _NO_DETAIL
