@@ -63,6 +63,7 @@ class Work:
     pass_: NDArray[np.int8]
     """FWD, BWD, RECOMPUTE or NEITHER of trace.activity."""
     step: NDArray[np.int64]
+    """NO_ITERATION of trace.activity outside all steps."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -102,6 +103,10 @@ class Call:
     """Thread of the launch."""
     library: str = ""
     """Whose kernel it is, such as nccl; on a CPU gloo, mpi or ucc."""
+    computed_before: bool = False
+    """Whether the function of autograd that launched it had launched computation before."""
+    accumulates: bool = False
+    """Whether it was launched where autograd accumulates gradients, or by a hook there."""
 
 
 @dataclass(frozen=True)
@@ -168,13 +173,32 @@ class RankFacts:
     """Kernel or operator name, by signature."""
     lanes: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    libraries: frozenset[str] = frozenset()
+    """What the names in the trace show to be in use, by the names of `LIBRARIES`: for advice alone."""
+
+
+LIBRARIES = {
+    "fsdp2": re.compile(r"FSDP::"),
+    "fsdp1": re.compile(r"FullyShardedDataParallel\."),
+    "ddp": re.compile(r"DistributedDataParallel\.|torch::distributed::reducer"),
+    "transformer_engine": re.compile(r"transformer_engine|_LayerNormLinear|_LayerNormMLP|kuserbuffers|userbuffers_"),
+    "deepspeed": re.compile(r"[Dd]eep[Ss]peed"),
+    "dtensor": re.compile(r"_FromTorchTensor|_ToTorchTensor|Redistribute|_c10d_functional"),
+    "symm_mem": re.compile(r"symm_mem::"),
+    "deep_ep": re.compile(r"deep_ep"),
+}
 
 
 def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
     """Returns the facts of a trace. `startup`: numbers of the steps that contain the profiler's start."""
     activity = activity_of(trace)
     launch = launches_of(trace) if len(trace.device) else None
-    places = Places(trace)
+    computes = np.isin(activity.kind, (GEMM, COMPUTE))
+    if launch is None:
+        moments = activity.events[np.flatnonzero(computes)]
+    else:
+        moments = trace.launches[launch[computes & (launch >= 0)]]
+    places = Places(trace, moments)
     steps = _steps(activity, startup)
     calls = list(_calls(trace, activity, launch, places))
     calls.sort(key=lambda call: (call.start_ns, call.end_ns))
@@ -195,6 +219,11 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
         names=names,
         lanes=trace.lanes,
         warnings=trace.warnings,
+        libraries=frozenset(
+            library
+            for library, pattern in LIBRARIES.items()
+            if any(pattern.search(name) for _, name in trace.labels)
+        ),
     )
 
 
@@ -218,7 +247,7 @@ def _steps(activity: Activity, startup: list[int]) -> list[Step]:
 
 def _work(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None) -> tuple[list[str], Work]:
     events = activity.events
-    chosen = np.flatnonzero(np.isin(activity.kind, (GEMM, COMPUTE)) & (activity.assignment.iteration != NO_ITERATION))
+    chosen = np.flatnonzero(np.isin(activity.kind, (GEMM, COMPUTE)))
     chosen = chosen[np.argsort(events.start_ns[chosen], kind="stable")]
     own = events[chosen]
     pairs = own.label.astype(np.int64) << 32 | own.detail
@@ -244,7 +273,7 @@ def _launch_times(trace: Trace, launch: NDArray[np.intp]) -> NDArray[np.int64]:
 
 def _calls(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, places: Places) -> Iterator[Call]:
     events, kind = activity.events, activity.kind
-    chosen = np.flatnonzero(np.isin(kind, (COMM, WAIT)) & (activity.assignment.iteration != NO_ITERATION))
+    chosen = np.flatnonzero(np.isin(kind, (COMM, WAIT)))
     by_external = _details_by_operator(trace) if launch is not None else {}
     launched_by = _launched_by(trace, activity, chosen) if launch is None else {}
     for i in chosen.tolist():
@@ -253,14 +282,16 @@ def _calls(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, pl
             # torch.cuda._sleep waits for nobody.
             continue
         detail = trace.details[events.detail[i]]
+        name, pass_ = activity.labels[events.label[i]][1], int(activity.assignment.pass_[i])
         if launch is None:
             at = launched_by.get(i, i)
             launch_ns, thread = int(_called_at(trace, activity, at, i)), _thread(trace, activity, at, i)
-            detail = (
-                _host_detail(trace, at, detail)
-                if at != i
-                else sizes_of_host(activity.labels[events.label[i]][1], detail)
-            )
+            if at == i:
+                detail = sizes_of_host(name, detail)
+            else:
+                # gloo names some collectives after others, and its threads know no pass.
+                detail, name = _host_detail(trace, at, detail), trace.labels[trace.host.label[at]][1]
+                pass_ = BWD if places.is_backward(thread, launch_ns) else pass_
         else:
             place = int(launch[i])
             launch_ns = int(trace.launches.start_ns[place]) if place >= 0 else NEVER
@@ -274,8 +305,8 @@ def _calls(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, pl
             launch_ns=launch_ns,
             lane=int(events.lane[i]),
             step=int(activity.assignment.iteration[i]),
-            pass_=PASSES.get(int(activity.assignment.pass_[i]), "other"),
-            collective=collective_of(detail, activity.labels[events.label[i]][1], kernel_class.library),
+            pass_=PASSES.get(pass_, "other"),
+            collective=collective_of(detail, name, kernel_class.library),
             group=detail.group or "",
             sent=detail.sent,
             received=detail.received,
@@ -285,6 +316,8 @@ def _calls(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, pl
             is_wait=bool(kind[i] == WAIT),
             thread=thread,
             library=kernel_class.library,
+            computed_before=places.computed_before(thread, launch_ns),
+            accumulates=places.accumulates(thread, launch_ns),
         )
 
 

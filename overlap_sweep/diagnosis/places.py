@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,8 @@ _OPERATOR = re.compile(r"aten::|c10d::")
 class Places:
     """The named ranges of a trace's host threads."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, launches: Events) -> None:
+        """`launches`: of computation."""
         names = [name for _, name in trace.labels]
         category = [category for category, _ in trace.labels]
         is_annotation = np.array(
@@ -34,10 +37,13 @@ class Places:
         annotations = host[is_annotation[host.label]]
         self._named = _Nested(_concatenated(annotations, trace.modules))
         self._functions = _Nested(host[is_backward[host.label] | (trace.forward & is_function[host.label])])
+        self._nodes = _Nested(host[is_backward[host.label]])
+        self._numbered = _Nested(host[trace.forward & is_function[host.label]])
+        self._launches = {lane: np.sort(launches.start_ns[here]) for lane, here in places_by_value(launches.lane)}
         self._operators = _Nested(host[is_operator[host.label]])
 
     def at(self, thread: int, moment_ns: int) -> str:
-        """Returns the innermost module or annotation, else the innermost function of autograd; empty if there is none."""
+        """Returns the innermost module or annotation, else the innermost function of autograd; empty if none."""
         for ranges in (self._named, self._functions):
             if (label := ranges.innermost(thread, moment_ns)) is not None:
                 return self._names[label].removeprefix(MODULE).removeprefix(_BACKWARD)
@@ -48,10 +54,25 @@ class Places:
         label = self._operators.outermost(thread, moment_ns)
         return "" if label is None else self._names[label]
 
+    def computed_before(self, thread: int, moment_ns: int) -> bool:
+        """Returns whether the function of a forward computation that runs at the moment has launched computation."""
+        span = self._numbered.innermost_span(thread, moment_ns)
+        launches = self._launches.get(thread)
+        if span is None or launches is None:
+            return False
+        return bool(np.searchsorted(launches, span[0]) < np.searchsorted(launches, moment_ns))
+
+    def is_backward(self, thread: int, moment_ns: int) -> bool:
+        """Returns whether autograd runs a function of the backward pass at the moment."""
+        return self._nodes.innermost(thread, moment_ns) is not None
+
+    def accumulates(self, thread: int, moment_ns: int) -> bool:
+        """Returns whether autograd accumulates gradients at the moment, or runs the hooks there."""
+        label = self._nodes.innermost(thread, moment_ns)
+        return label is not None and "AccumulateGrad" in self._names[label]
+
 
 def _concatenated(a: Events, b: Events) -> Events:
-    from dataclasses import fields
-
     return Events(*(np.concatenate((getattr(a, column.name), getattr(b, column.name))) for column in fields(Events)))
 
 
@@ -65,24 +86,26 @@ class _Nested:
             starts, ends = own.start_ns.tolist(), own.end_ns.tolist()
             self._by_lane[lane] = (starts, ends, own.label.tolist(), _parents(starts, ends))
 
-    def _chain(self, lane: int, moment_ns: int) -> list[int]:
-        """Returns the labels of the ranges that contain the moment, from the innermost outwards."""
+    def _chain(self, lane: int, moment_ns: int) -> Iterator[tuple[int, int, int]]:
+        """Yields label, start and end of the ranges that contain the moment, from the innermost outwards."""
         starts, ends, labels, parents = self._by_lane.get(lane, ([], [], [], np.empty(0, np.int64)))
         i = bisect_right(starts, moment_ns) - 1
-        found = []
         while i >= 0:
             if ends[i] > moment_ns:
-                found.append(labels[i])
+                yield labels[i], starts[i], ends[i]
             i = int(parents[i])
-        return found
 
     def innermost(self, lane: int, moment_ns: int) -> int | None:
-        chain = self._chain(lane, moment_ns)
-        return chain[0] if chain else None
+        """Returns the label; None if there is no range."""
+        return next((label for label, _, _ in self._chain(lane, moment_ns)), None)
+
+    def innermost_span(self, lane: int, moment_ns: int) -> tuple[int, int] | None:
+        return next(((start, end) for _, start, end in self._chain(lane, moment_ns)), None)
 
     def outermost(self, lane: int, moment_ns: int) -> int | None:
-        chain = self._chain(lane, moment_ns)
-        return chain[-1] if chain else None
+        """Returns the label; None if there is no range."""
+        labels = [label for label, _, _ in self._chain(lane, moment_ns)]
+        return labels[-1] if labels else None
 
 
 def _parents(starts: list[int], ends: list[int]) -> NDArray[np.int64]:

@@ -1,0 +1,192 @@
+"""Finds when nothing computes, and what the computation that ends each such gap had waited for.
+
+A gap ends with the first kernel that computes again. Either that kernel was launched just before, so the host was late;
+or it had been launched and was blocked, by the communication that ended just before it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlap_sweep.diagnosis.facts import NEVER, RankFacts
+from overlap_sweep.trace.intervals import Intervals, merge, subtract
+
+LATENCY_NS = 30_000
+"""Longest time from a launch to the start of a kernel that nothing else holds back, while a profiler records."""
+
+UNBLOCKED_NS = 50_000
+"""Longest time from the end of communication to the kernel that waited for it: copies may be in between."""
+
+UNBLOCKED_CPU_NS = 1_000_000
+"""The same on a CPU, where the thread that waited has to wake up and to run Python first."""
+
+
+UNBLOCKED_CPU = 0.25
+"""The same as a share of the time that was waited: on a busy CPU waking up takes longer."""
+
+
+class Measure:
+    """The length of a union of intervals between any two moments."""
+
+    def __init__(self, intervals: Intervals) -> None:
+        union = merge(intervals)
+        self.union = union
+        self._origin = int(union[0, 0]) if len(union) else 0
+        self._moments = (union - self._origin).reshape(-1).astype(np.float64)
+        lengths = np.cumsum(union[:, 1] - union[:, 0])
+        self._covered = np.repeat(np.concatenate(([0], lengths)), 2)[1:-1].astype(np.float64)
+
+    def until(self, moment_ns: NDArray[np.int64] | int) -> NDArray[np.float64]:
+        """Returns the length before the moments, in nanoseconds."""
+        if not len(self._moments):
+            return np.zeros(np.shape(moment_ns))
+        return np.interp(np.asarray(moment_ns) - self._origin, self._moments, self._covered)
+
+    def between(self, start_ns: int, end_ns: int) -> float:
+        return float(self.until(end_ns) - self.until(start_ns)) if end_ns > start_ns else 0.0
+
+
+@dataclass
+class Exposed:
+    """The part of a call in which nothing computes."""
+
+    call: int
+    """Index into the rank's calls."""
+    pieces: list[tuple[int, int]] = field(default_factory=list)
+    """Intervals in nanoseconds, in which computation was blocked by this call, or by one that waited for it."""
+    first_blocked: int | None = None
+    """Index of the work that waited; None if nothing came after."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """Time in which nothing computed because the host had not launched anything."""
+
+    start_ns: int
+    end_ns: int
+    idle_ns: float
+    """Part without communication or copies."""
+    work: int
+    """Index of the work that was launched late."""
+    comm_ns: float = 0.0
+    """Part with communication that nothing waited for."""
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """The gaps of one rank."""
+
+    exposed: dict[int, Exposed]
+    """By call, those that blocked computation."""
+    late: list[Late]
+    """By time."""
+    compute: Measure
+    comm: Measure
+    gaps: Intervals
+
+
+def exposure_of(facts: RankFacts) -> Exposure:
+    """Returns when nothing computed on a rank, and what was waited for."""
+    work, calls = facts.work, facts.calls
+    starts = np.array([call.start_ns for call in calls], np.int64)
+    ends = np.array([call.end_ns for call in calls], np.int64)
+    spans = np.stack((starts, ends), axis=1) if calls else np.empty((0, 2), np.int64)
+    compute, comm = Measure(work.intervals), Measure(spans)
+    busy = Measure(np.concatenate((spans, facts.copies)))
+    gaps = _gaps(compute, spans)
+    found = Exposure({}, [], compute, comm, gaps)
+    reach = np.maximum.accumulate(ends) if len(ends) else ends
+    late = []
+    for a, b in gaps.tolist():
+        # Calls that overlap the gap: sorted by start, those that may still run at `a`.
+        first, beyond = np.searchsorted(reach, a, side="right"), np.searchsorted(starts, b)
+        inside = [i for i in range(int(first), int(beyond)) if ends[i] > a]
+        after = int(np.searchsorted(work.start_ns, b))
+        late += _one_gap(facts, found, busy, (a, b), inside, after if after < len(work) else None)
+    found.late.extend(late)
+    return found
+
+
+def _gaps(compute: Measure, spans: Intervals) -> Intervals:
+    """Returns the gaps from the first to the last event."""
+    both = np.concatenate((compute.union, spans))
+    if not len(both):
+        return np.empty((0, 2), np.int64)
+    whole = np.array([[both[:, 0].min(), both[:, 1].max()]], np.int64)
+    return subtract(whole, compute.union)
+
+
+def _one_gap(
+    facts: RankFacts, found: Exposure, busy: Measure, gap: tuple[int, int], inside: list[int], after: int | None
+) -> Iterator[Late]:
+    a, b = gap
+    calls = facts.calls
+    launch = int(facts.work.launch_ns[after]) if after is not None else NEVER
+    blocking = _blocking(facts, busy, a, b, inside, launch, after)
+    if blocking is None:
+        if after is None or launch == NEVER or (launch <= a and facts.on_device):
+            # Launched, but held back by something that the trace does not show, such as a copy.
+            return
+        end = b if b - launch <= LATENCY_NS else launch
+        yield _late(found, busy, a, end, after)
+        return
+    end_of_comm = min(calls[blocking].end_ns, b)
+    reached = end_of_comm
+    first_start = end_of_comm
+    for i in sorted(inside, key=lambda i: (i != blocking, -calls[i].end_ns)):
+        start, end = max(calls[i].start_ns, a), min(calls[i].end_ns, reached)
+        if start < end:
+            exposed = found.exposed.setdefault(i, Exposed(i))
+            exposed.pieces.append((start, end))
+            exposed.first_blocked = after if exposed.first_blocked is None else exposed.first_blocked
+            reached = start
+        first_start = min(first_start, max(calls[i].start_ns, a))
+    first = min(inside, key=lambda i: calls[i].start_ns)
+    if a < first_start and calls[first].launch_ns > a and after is not None:
+        # The host launched even the communication only after the computation had run dry.
+        yield _late(found, busy, a, first_start, after)
+    if after is not None and launch > end_of_comm:
+        yield _late(found, busy, end_of_comm, b, after)
+
+
+def _blocking(
+    facts: RankFacts, busy: Measure, a: int, b: int, inside: list[int], launch: int, after: int | None
+) -> int | None:
+    """Returns the call that held back the computation after the gap; None if the host did, or something else."""
+    if not inside:
+        return None
+    calls = facts.calls
+    if after is None:
+        return max(inside, key=lambda i: calls[i].end_ns)
+    ended = [i for i in inside if calls[i].end_ns <= b]
+    if not ended:
+        return None
+    last = max(ended, key=lambda i: calls[i].end_ns)
+    end = calls[last].end_ns
+    # What was communicated may have to be copied first.
+    pause = b - end - busy.between(end, b)
+    if not facts.on_device:
+        return last if pause <= max(UNBLOCKED_CPU_NS, UNBLOCKED_CPU * (end - a)) else None
+    if launch <= end:
+        return last if b - launch > LATENCY_NS else None
+    # The host itself may have waited for the communication.
+    waited = any(wait.start_ns < end and end - UNBLOCKED_NS <= wait.end_ns <= b for wait in facts.waits)
+    return last if waited else None
+
+
+def _late(found: Exposure, busy: Measure, start: int, end: int, after: int) -> Late:
+    covered = busy.between(start, end)
+    return Late(start, end, max(0.0, end - start - covered), after, found.comm.between(start, end))
+
+
+def waiting_of(facts: RankFacts) -> dict[int, list[tuple[int, int]]]:
+    """Returns by thread the intervals in which the host waited for the device."""
+    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for wait in facts.waits:
+        found[wait.thread].append((wait.start_ns, wait.end_ns))
+    return found

@@ -1,0 +1,233 @@
+"""Makes findings of what every rank lost in every step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from overlap_sweep.diagnosis import LISTED, NEGLIGIBLE, Cause, Diagnosis, Finding, Pass, StepLoss
+from overlap_sweep.diagnosis.arrivals import Arrivals, arrivals
+from overlap_sweep.diagnosis.causes import Loss, losses_of, stragglers_of
+from overlap_sweep.diagnosis.contention import hidden_ns, slowed_by_call, slowed_gemms
+from overlap_sweep.diagnosis.evidence import Basis, evidence_of, try_of
+from overlap_sweep.diagnosis.exposure import Exposure, exposure_of
+from overlap_sweep.diagnosis.facts import RankFacts
+from overlap_sweep.trace.activity import BWD, FWD, RECOMPUTE
+from overlap_sweep.trace.intervals import intersect, length, merge, subtract
+
+_PASSES: dict[int, Pass] = {FWD: "fwd", BWD: "bwd", RECOMPUTE: "bwd"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """What losses have in common that make one finding."""
+
+    cause: Cause
+    group: str
+    collective: str
+    pass_: Pass
+    about: str = ""
+    """Of waits the call of the runtime."""
+
+
+@dataclass
+class _Lost:
+    """The losses of one finding on one rank."""
+
+    by_step: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    by_place: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    losses: list[Loss] = field(default_factory=list)
+
+
+def diagnosis_of(name: str, facts: Sequence[RankFacts]) -> Diagnosis:
+    """Returns the diagnosis of one run, given the facts of its ranks."""
+    met = arrivals(facts)
+    steps: list[StepLoss] = []
+    candidates: dict[Key, list[Finding]] = defaultdict(list)
+    exposures = [exposure_of(own) for own in facts]
+    stragglers = stragglers_of(facts, exposures, met)
+    for rank, (own, exposure) in enumerate(zip(facts, exposures, strict=True)):
+        lost = _lost_by_key(own, losses_of(own, exposure, met, rank, stragglers))
+        slowed = _slowed(own, exposure, lost)
+        own_steps = list(_steps(own, exposure, slowed))
+        steps += own_steps
+        steady = [step for step in own_steps if not step.startup]
+        for key, found in lost.items():
+            candidates[key].append(_finding(facts, exposures, rank, key, found, steady))
+    findings = [_of_all_ranks(key, of_ranks, len(facts)) for key, of_ranks in candidates.items()]
+    findings = [finding for finding in findings if finding.share >= LISTED]
+    findings.sort(key=lambda finding: -finding.lost_us)
+    if (nothing := _nothing(steps)) is not None:
+        findings.append(nothing)
+        findings.sort(key=lambda finding: -finding.lost_us)
+    world_size = max((own.world_size or 0 for own in facts), default=0) or None
+    return Diagnosis(
+        run=name,
+        ranks=[own.rank for own in facts],
+        world_size=world_size,
+        findings=findings,
+        steps=steps,
+        notes=_notes(facts, met),
+    )
+
+
+def _of_all_ranks(key: Key, of_ranks: Sequence[Finding], num_ranks: int) -> Finding:
+    """Returns the finding of the rank that loses most. What a slow host costs more on one rank than on most others is that
+    of a straggler: there it is that of the (lower) median rank."""
+    ordered = sorted(of_ranks, key=lambda finding: finding.lost_us)
+    if key.cause != "host_bound":
+        return ordered[-1]
+    missing = num_ranks - len(ordered)
+    place = (num_ranks - 1) // 2 - missing
+    return ordered[max(place, 0)]
+
+
+def _lost_by_key(facts: RankFacts, losses: Sequence[Loss]) -> dict[Key, _Lost]:
+    found: dict[Key, _Lost] = defaultdict(_Lost)
+    for loss in losses:
+        key, place = _key(facts, loss)
+        found[key].by_step[loss.step] += loss.lost_ns
+        found[key].by_place[place] += loss.lost_ns
+        found[key].losses.append(loss)
+    return found
+
+
+def _key(facts: RankFacts, loss: Loss) -> tuple[Key, str]:
+    """Returns what the loss belongs to, and where it happened."""
+    if loss.call is not None:
+        call = facts.calls[loss.call]
+        if loss.cause == "straggler":
+            return Key(loss.cause, "", "", "", str(loss.late_rank)), call.where
+        return Key(loss.cause, call.group, call.collective, call.pass_), call.where
+    if loss.cause == "host_sync" and loss.wait is not None:
+        wait = facts.waits[loss.wait]
+        return Key(loss.cause, "", "", "", wait.operator or wait.name), wait.where or wait.operator or wait.name
+    code = int(facts.work.pass_[loss.work]) if loss.work is not None else -1
+    return Key(loss.cause, "", "", _PASSES.get(code, "other")), ""
+
+
+def _slowed(facts: RankFacts, exposure: Exposure, lost: dict[Key, _Lost]) -> dict[int, float]:
+    """Adds what GEMMs lost to communication next to them; returns it by step in nanoseconds."""
+    slowed = slowed_gemms(facts)
+    extra, alone = slowed_by_call(facts, slowed)
+    hidden = hidden_ns([(call.start_ns, call.end_ns) for call in facts.calls], exposure.gaps)
+    by_step: dict[int, float] = defaultdict(float)
+    for i in np.flatnonzero(extra).tolist():
+        call = facts.calls[i]
+        by_step[call.step] += float(extra[i])
+        found = lost[Key("contention", call.group, call.collective, call.pass_)]
+        found.by_step[call.step] += float(extra[i])
+        found.by_place[call.where] += float(extra[i])
+        numbers = {"alone_ns": float(alone[i]), "hidden_ns": float(hidden[i])}
+        found.losses.append(Loss("contention", call.step, float(extra[i]), i, numbers=numbers))
+    return by_step
+
+
+def _steps(facts: RankFacts, exposure: Exposure, slowed: dict[int, float]) -> list[StepLoss]:
+    found = []
+    for step in facts.steps:
+        start, end = step.start_ns, step.end_ns
+        calls = [(c.start_ns, c.end_ns) for c in facts.calls if c.step == step.number]
+        comm = float(exposure.comm.between(start, end))
+        window = np.array([[start, end]], np.int64)
+        gaps = intersect(exposure.gaps, window) if len(exposure.gaps) else exposure.gaps
+        exposed = float(length(intersect(gaps, merge(np.array(calls, np.int64).reshape(-1, 2)))))
+        busy = merge(np.concatenate((exposure.comm.union, facts.copies)))
+        idle = float(length(subtract(gaps, busy)))
+        found.append(
+            StepLoss(
+                rank=facts.rank,
+                step=step.number,
+                step_us=(end - start) / 1000,
+                comm_us=comm / 1000,
+                exposed_comm_us=exposed / 1000,
+                idle_us=idle / 1000,
+                slowed_us=slowed.get(step.number, 0.0) / 1000,
+                startup=step.startup,
+            )
+        )
+    return found
+
+
+def _finding(
+    facts: Sequence[RankFacts],
+    exposures: Sequence[Exposure],
+    rank: int,
+    key: Key,
+    lost: _Lost,
+    steady: Sequence[StepLoss],
+) -> Finding:
+    own = facts[rank]
+    step_us = median([step.step_us for step in steady]) if steady else 0.0
+    lost_us = median([lost.by_step.get(step.step, 0.0) / 1000 for step in steady]) if steady else 0.0
+    group = own.groups.get(key.group)
+    places = {place: ns for place, ns in lost.by_place.items() if place}
+    basis = Basis(
+        facts=facts,
+        exposures=exposures,
+        rank=rank,
+        cause=key.cause,
+        about=key.about,
+        losses=[loss for loss in lost.losses if loss.step in {step.step for step in steady}],
+        lost_us=lost_us,
+        step_us=step_us,
+        num_steps=len(steady),
+    )
+    return Finding(
+        cause=key.cause,
+        lost_us=round(lost_us, 3),
+        share=lost_us / step_us if step_us else 0.0,
+        rank=facts[basis.late].rank if key.cause == "straggler" else own.rank,
+        process_group=group.title if group else key.group,
+        collective=key.collective,
+        pass_=key.pass_,
+        where=max(places, key=lambda place: places[place]) if places else "",
+        evidence=evidence_of(basis),
+        try_=try_of(basis),
+    )
+
+
+def _nothing(steps: Sequence[StepLoss]) -> Finding | None:
+    """Returns the finding that communication costs next to nothing; None if it costs something."""
+    by_rank: dict[int | None, list[StepLoss]] = defaultdict(list)
+    for step in steps:
+        if not step.startup:
+            by_rank[step.rank].append(step)
+    worst: tuple[float, float, int | None] = (-1.0, 0.0, None)
+    for rank, own in by_rank.items():
+        cost_us = median([step.exposed_comm_us + max(0.0, step.slowed_us) for step in own])
+        step_us = median([step.step_us for step in own])
+        worst = max(worst, (cost_us / step_us if step_us else 0.0, cost_us, rank), key=lambda of: of[0])
+    share, cost_us, rank = worst
+    if not by_rank or share >= NEGLIGIBLE:
+        return None
+    return Finding(
+        cause="none",
+        lost_us=round(cost_us, 3),
+        share=share,
+        rank=rank,
+        process_group="",
+        collective="",
+        where="",
+        evidence=f"Exposed communication and slower GEMMs next to it cost {cost_us:,.1f} us per step, {share:.1%}.",
+        try_="Nothing: overlap has less than 2% of the step to gain.",
+    )
+
+
+def _notes(facts: Sequence[RankFacts], met: Arrivals) -> list[str]:
+    notes = []
+    world_size = max((own.world_size or 0 for own in facts), default=0)
+    if len(facts) == 1 and world_size > 1:
+        notes.append(
+            f"Only rank {facts[0].rank} of {world_size}: how long it waited for other ranks is unknown, so waiting counts "
+            "as communication."
+        )
+    for own in facts:
+        startup = [str(step.number) for step in own.steps if step.startup]
+        if startup:
+            notes.append(f"Rank {own.rank}: step {', '.join(startup)} left out, which contains the profiler's start.")
+    return notes
