@@ -80,7 +80,7 @@ def arrivals(facts: Sequence[RankFacts]) -> Arrivals:
 
 def _sequences(facts: Sequence[RankFacts]) -> Iterator[list[tuple[_Member, ...]]]:
     """Yields the matched calls of each process group, or of what stands for one, over all steps."""
-    names = _common_names(facts)
+    names = common_names(facts)
     by_order: dict[Hashable, dict[int, dict[int, list[int]]]] = defaultdict(lambda: defaultdict(dict))
     by_stream: dict[int, dict[int, list[int]]] = defaultdict(dict)
     for number, rank in enumerate(facts):
@@ -122,7 +122,7 @@ def _is_first(facts: Sequence[RankFacts], number: int) -> bool:
     return number == min(range(len(facts)), key=lambda i: (facts[i].rank is None, facts[i].rank or 0))
 
 
-def _common_names(facts: Sequence[RankFacts]) -> list[dict[str, Hashable]]:
+def common_names(facts: Sequence[RankFacts]) -> list[dict[str, Hashable]]:
     """Returns, per rank, a name for each of its process groups that the same group has on every rank.
 
     That is its set of ranks. Several groups of the same ranks are told apart by their names, if all of them have the

@@ -1,0 +1,266 @@
+"""Communication by process group: sizes, times with and without waiting, bandwidths, skew, and what is exposed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from statistics import median
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from overlap_sweep.diagnosis import Pass
+from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals, common_names
+from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
+from overlap_sweep.diagnosis.facts import Call, Group, RankFacts, Step
+from overlap_sweep.trace.intervals import Intervals, length, merge
+
+Known = Literal["measured", "at_most", ""]
+
+
+class GroupRow(msgspec.Struct, kw_only=True):
+    """Calls of one kind and size in one process group, of all its ranks whose traces are there, without start-up
+    steps."""
+
+    group: str
+    """Name on the first rank that has it; empty if the trace does not know the group."""
+    about: str
+    """What the program calls the group."""
+    ranks: list[int]
+    """Empty if unknown."""
+    size: int | None
+    backend: str
+    """Whose kernels they are: nccl, rccl, gloo, userbuffers, symm_mem, peer_copy, custom..."""
+    collective: str
+    pass_: Pass = msgspec.field(name="pass")
+    dtype: str
+    """As PyTorch calls it; empty if unknown."""
+    bytes: int | None
+    """Of one call, as nccl-tests counts: the whole buffer, which is an all-gather's output and a reduce-scatter's
+    input. Of all-to-alls, whose sizes may change from call to call, the median."""
+    calls: float
+    """Per step of a rank, on average."""
+    time_us: float
+    """Median of all calls, as recorded: with the wait for the last rank."""
+    transfer_us: float | None
+    """The same without waiting: from the last rank's start to the end."""
+    transfer_is: Known
+    """`measured` with the traces of all ranks of the group. `at_most` if some are missing, who may have come still
+    later; of a single rank's trace it is the fastest call of the same size, in any pass. Empty if unknown."""
+    algbw_gbs: float | None
+    """bytes / transfer_us, in 10^9 bytes per second; where the transfer took at most so long, at least so much."""
+    busbw_gbs: float | None
+    """algbw_gbs times the part of the data that each rank's links carry; comparable between collectives and sizes."""
+    skew_us: float | None
+    """Median of the time from the first rank's start to the last rank's; None if only one rank's calls are known."""
+    skew_max_us: float | None
+    exposed_us: float
+    """Per step, median: part of the calls' time in which their rank computes nothing; of the rank with most of it.
+    What several groups expose at once counts for each."""
+    hidden: float | None
+    """Part of the calls' time, of all ranks, in which their rank computes; None if they took no time."""
+
+
+class _Kind(NamedTuple):
+    """What the calls of a row have in common."""
+
+    group: Hashable
+    collective: str
+    dtype: str
+    bytes: int | None
+    pass_: Pass
+    backend: str
+
+
+class _Transfer(NamedTuple):
+    """One collective, as all ranks that were matched saw it."""
+
+    ranks: int
+    transfer_ns: float
+    skew_ns: int
+
+
+def group_rows(facts: Sequence[RankFacts], arrived: Arrivals) -> list[GroupRow]:
+    """Returns a row for each process group, collective, type, size and pass; what costs most first."""
+    names = common_names(facts)
+    chosen: dict[_Kind, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    kinds: list[dict[int, _Kind]] = [{} for _ in facts]
+    steps = [_counted(rank.steps) for rank in facts]
+    for number, rank in enumerate(facts):
+        counted = {step.number for step in steps[number]}
+        for i, call in enumerate(rank.calls):
+            if call.step in counted:
+                kind = _kind(rank, call, names[number].get(call.group, (number, call.group)) if call.group else "")
+                chosen[kind][number].append(i)
+                kinds[number][i] = kind
+    transfers: dict[_Kind, list[_Transfer]] = defaultdict(list)
+    for match in arrived.matches:
+        found = _transfer(facts, match, arrived.offsets_ns)
+        for kind in {kinds[rank][call] for rank, call in match if call in kinds[rank]}:
+            transfers[kind].append(found)
+    fastest_ns: dict[_Kind, int] = {}
+    for number, own in enumerate(kinds):
+        for i, kind in own.items():
+            call, same = facts[number].calls[i], kind._replace(pass_="")
+            took_ns = call.end_ns - call.start_ns
+            fastest_ns[same] = min(took_ns, fastest_ns.get(same, took_ns))
+    busy = [merge(rank.work.intervals) for rank in facts]
+    rows = [
+        _row(facts, kind, calls, transfers[kind], fastest_ns[kind._replace(pass_="")], steps, busy)
+        for kind, calls in chosen.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.exposed_us, -row.calls * row.time_us, row.group, row.collective))
+
+
+def bus_factor(collective: str, size: int | None) -> float | None:
+    """Returns bus bandwidth / algorithm bandwidth; None if the collective has none.
+
+    These are the formulas of nccl-tests (doc/PERFORMANCE.md): each of n ranks sends and receives 2(n - 1)/n of an
+    all-reduce, (n - 1)/n of what gathers, scatters or exchanges, and all of a broadcast, a reduction to one rank or a
+    message.
+    """
+    if collective in ("broadcast", "reduce", "send", "recv", "send_recv"):
+        return 1.0
+    if size is None:
+        return None
+    if collective == "all_reduce":
+        return 2 * (size - 1) / size
+    if collective in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+        return (size - 1) / size
+    return None
+
+
+def _counted(steps: list[Step]) -> list[Step]:
+    return [step for step in steps if not step.startup] or steps
+
+
+def _kind(rank: RankFacts, call: Call, group: Hashable) -> _Kind:
+    dtype = type_of(call.dtype)
+    size = _bytes(call, dtype, _size(rank, call))
+    # Experts are sent a different number of tokens each time.
+    return _Kind(
+        group, call.collective, dtype, None if call.collective == "all_to_all" else size, call.pass_, call.library
+    )
+
+
+def _size(rank: RankFacts, call: Call) -> int | None:
+    """Returns the number of ranks in the call's group, also as its sizes tell it."""
+    group = rank.groups.get(call.group)
+    known = (len(group.ranks) or group.size if group else None) or call.group_size
+    if known or not call.sent or not call.received:
+        return known
+    larger, smaller = max(call.sent, call.received), min(call.sent, call.received)
+    return larger // smaller if call.collective in ("all_gather", "reduce_scatter") else None
+
+
+def _bytes(call: Call, dtype: str, size: int | None) -> int | None:
+    """Returns the bytes of the whole buffer; None if the trace does not tell."""
+    if dtype not in BYTES_OF or (call.sent is None and call.received is None):
+        return None
+    sent, received = call.sent, call.received
+    if call.collective in ("all_gather", "gather"):
+        elements = max(received or 0, (sent or 0) * size) if size else received
+    elif call.collective in ("reduce_scatter", "scatter"):
+        elements = max(sent or 0, (received or 0) * size) if size else sent
+    else:
+        elements = sent if sent is not None else received
+    return None if elements is None else elements * BYTES_OF[dtype]
+
+
+def _transfer(facts: Sequence[RankFacts], match: Iterable[tuple[int, int]], offsets_ns: list[int]) -> _Transfer:
+    """Returns how long a collective took after its last rank had started.
+
+    Where everybody needs everybody, they end together but for the noise of clocks, so it is the median of their ends;
+    else the last end, because those who only send may end before others have started.
+    """
+    calls = [(facts[rank].calls[call], offsets_ns[rank]) for rank, call in match]
+    starts = [call.start_ns + offset for call, offset in calls]
+    ends = [call.end_ns + offset for call, offset in calls]
+    end = median(ends) if calls[0][0].collective in MEETING else max(ends)
+    return _Transfer(len(calls), max(end - max(starts), 0), max(starts) - min(starts))
+
+
+def _row(
+    facts: Sequence[RankFacts],
+    kind: _Kind,
+    chosen: dict[int, list[int]],
+    transfers: list[_Transfer],
+    fastest_ns: int,
+    steps: list[list[Step]],
+    busy: list[Intervals],
+) -> GroupRow:
+    calls = {number: [facts[number].calls[i] for i in own] for number, own in chosen.items()}
+    every = [call for own in calls.values() for call in own]
+    first = facts[next(iter(calls))]
+    group = first.groups.get(every[0].group) or Group("", "", (), None)
+    size, ranks = _size(first, every[0]), group.ranks
+    if not every[0].group and {one.ranks for one in transfers} == {first.world_size}:
+        # All ranks of the run were in it.
+        size, ranks = first.world_size, tuple(range(first.world_size or 0))
+    size_bytes = _median_bytes(every, kind.dtype) if kind.collective == "all_to_all" else kind.bytes
+    transfer_us, known = _transfer_us(transfers, size, None if kind.bytes is None else fastest_ns)
+    algbw_gbs = size_bytes / transfer_us / 1e3 if size_bytes is not None and transfer_us else None
+    factor = bus_factor(kind.collective, size)
+    exposed, total_ns, exposed_ns = [], 0, 0
+    for number, own in calls.items():
+        each = _exposed_ns(own, steps[number], busy[number])
+        exposed.append(median(per_step for _, per_step in each))
+        total_ns += sum(per_step for per_step, _ in each)
+        exposed_ns += sum(per_step for _, per_step in each)
+    return GroupRow(
+        group=group.name,
+        about=group.about,
+        ranks=list(ranks),
+        size=size,
+        backend=kind.backend,
+        collective=kind.collective,
+        pass_=kind.pass_,
+        dtype=kind.dtype,
+        bytes=size_bytes,
+        calls=len(every) / sum(len(steps[number]) for number in calls),
+        time_us=median(call.end_ns - call.start_ns for call in every) / 1e3,
+        transfer_us=transfer_us,
+        transfer_is=known,
+        algbw_gbs=algbw_gbs,
+        busbw_gbs=None if algbw_gbs is None or factor is None else algbw_gbs * factor,
+        skew_us=median(one.skew_ns for one in transfers) / 1e3 if transfers else None,
+        skew_max_us=max(one.skew_ns for one in transfers) / 1e3 if transfers else None,
+        exposed_us=max(exposed) / 1e3,
+        hidden=1 - exposed_ns / total_ns if total_ns else None,
+    )
+
+
+def _median_bytes(calls: list[Call], dtype: str) -> int | None:
+    sizes = [size for call in calls if (size := _bytes(call, dtype, None)) is not None]
+    return round(median(sizes)) if sizes else None
+
+
+def _transfer_us(transfers: list[_Transfer], size: int | None, fastest_ns: int | None) -> tuple[float | None, Known]:
+    """Returns the time without waiting, and how well it is known. `fastest_ns`: the fastest call of the same size;
+    None if the sizes are unknown or differ."""
+    if transfers:
+        complete = size is not None and all(one.ranks >= size for one in transfers)
+        return median(one.transfer_ns for one in transfers) / 1e3, "measured" if complete else "at_most"
+    return (None, "") if fastest_ns is None else (fastest_ns / 1e3, "at_most")
+
+
+def _exposed_ns(calls: list[Call], steps: list[Step], busy: Intervals) -> list[tuple[int, int]]:
+    """Returns, for each step, how long the calls took and how much of it was without computation."""
+    spans: dict[int, list[tuple[int, int]]] = {step.number: [] for step in steps}
+    for call in calls:
+        spans[call.step].append((call.start_ns, call.end_ns))
+    unions = [merge(np.array(own, np.int64).reshape(-1, 2)) for own in spans.values()]
+    before = np.concatenate(([0], np.cumsum(busy[:, 1] - busy[:, 0])))
+    return [(length(union), length(union) - _busy_ns(union, busy, before)) for union in unions]
+
+
+def _busy_ns(union: Intervals, busy: Intervals, before: NDArray[np.int64]) -> int:
+    """Returns how much of the union is busy. `before`: length of `busy` before each of its intervals."""
+    if not len(busy) or not len(union):
+        return 0
+    place = np.searchsorted(busy[:, 0], union, side="right") - 1
+    inside = np.minimum(union, busy[place, 1]) - busy[place, 0]
+    until = np.where(place >= 0, before[place] + inside, 0)
+    return int((until[:, 1] - until[:, 0]).sum())
