@@ -1,4 +1,4 @@
-"""Diagnoses why communication is exposed in Kineto traces, and which setting to try. This module: causes and findings."""
+"""Diagnoses why communication is exposed in Kineto traces, and which setting to try. This module: what is found."""
 
 from __future__ import annotations
 
@@ -20,14 +20,22 @@ Cause = Literal[
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 Pass = Literal["fwd", "bwd", "other", ""]
-"""Where a collective was launched; `other`: the optimizer and what follows the backward pass; empty: several passes, or a
-trace that does not separate them."""
+"""Where a collective was launched. `other`: the optimizer and what follows the backward pass; empty: several passes, or
+a trace that does not separate them."""
 
 NEGLIGIBLE = 0.02
 """Share of a step below which communication costs nothing worth mending."""
 
 LISTED = 0.01
 """Share of a step from which on a finding is listed."""
+
+
+LISTED_PYTHON = 0.2
+"""The same for the time between operators on a CPU, which is Python's."""
+
+
+LISTED_SLOWED = 0.05
+"""The same for all slower GEMMs together: their times also vary with clocks and power."""
 
 
 class Finding(msgspec.Struct, kw_only=True):

@@ -23,17 +23,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import Cause
 from overlap_sweep.diagnosis.arrivals import Arrivals
 from overlap_sweep.diagnosis.exposure import LATENCY_NS, Exposed, Exposure, Measure
-from overlap_sweep.diagnosis.facts import NEVER, Call, RankFacts, Wait
+from overlap_sweep.diagnosis.facts import NEVER, Call, RankFacts
 from overlap_sweep.diagnosis.roles import Role, roles_of
-from overlap_sweep.trace.activity import BWD, FWD, NEITHER, RECOMPUTE
+from overlap_sweep.trace.activity import BWD, FWD, RECOMPUTE
 
+TOGETHER_NS = 5_000
+"""Longest time between the end of a kernel and the start of one that waited for it on another stream."""
 
 MOSTLY = 0.6
 """Share of all waiting that one rank must have caused to be a straggler; else all ranks are late in turn."""
+
+PAUSE_NS = 1_000_000
+"""A host that launches nothing for longer does something else; if only one rank's does, it is a straggler."""
 
 POINT_TO_POINT = ("send", "recv", "send_recv")
 """To wait for what another rank computes is their nature: nobody is late."""
@@ -72,7 +78,9 @@ class _Pass:
     """Computation that hid communication so far, or could have."""
 
 
-def stragglers_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals: Arrivals) -> set[tuple[str, int]]:
+def stragglers_of(
+    facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals: Arrivals
+) -> set[tuple[str, int]]:
     """Returns the pairs of process group and index of a rank for which the group's other ranks wait."""
     waited: dict[str, Counter[int]] = defaultdict(Counter)
     for rank, exposure in enumerate(exposures):
@@ -94,7 +102,8 @@ def losses_of(
 ) -> list[Loss]:
     """Returns the losses of one rank, `rank` being its index in `arrivals`. `stragglers` as of `stragglers_of`."""
     roles = roles_of(facts.calls)
-    losses = list(_late_losses(facts, exposure))
+    late_ranks = {late for _, late in stragglers}
+    losses = list(_late_losses(facts, exposure, is_straggler=rank in late_ranks))
     passes = _passes(facts, exposure.compute, roles, arrivals, rank)
     waiting = Measure(np.array([(w.start_ns, w.end_ns) for w in facts.waits], np.int64).reshape(-1, 2))
     compute_lanes = _compute_lanes(facts)
@@ -103,17 +112,17 @@ def losses_of(
         exposed = exposure.exposed.get(i)
         if roles[i] == "activation":
             if exposed:
-                losses += _of_activation(facts, exposed, arrivals, rank, stragglers)
+                losses += _of_activation(facts, exposure, exposed, compute_lanes, arrivals, rank, stragglers)
             continue
         key = call.step, _hiding_pass(call, roles[i])
         hiding = passes.get(key)
         if exposed and hiding:
             losses += _of_async(
-                *(facts, exposure, exposed, roles[i], hiding, waiting, compute_lanes),
+                *(facts, exposure, exposed, roles, hiding, waiting, compute_lanes),
                 *(arrivals, rank, stragglers, previous.get(key)),
             )
         elif exposed:
-            losses += _of_activation(facts, exposed, arrivals, rank, stragglers)
+            losses += _of_activation(facts, exposure, exposed, compute_lanes, arrivals, rank, stragglers)
         if hiding:
             hiding.used_ns += _moving_ns(call, arrivals, rank, i) - _blocked_ns(exposed)
         previous[key] = call.launch_ns if call.launch_ns != NEVER else call.start_ns
@@ -190,12 +199,32 @@ def _straggler(
 
 
 def _of_activation(
-    facts: RankFacts, exposed: Exposed, arrivals: Arrivals, rank: int, stragglers: set[tuple[str, int]]
+    facts: RankFacts,
+    exposure: Exposure,
+    exposed: Exposed,
+    compute_lanes: set[int],
+    arrivals: Arrivals,
+    rank: int,
+    stragglers: set[tuple[str, int]],
 ) -> list[Loss]:
     call = facts.calls[exposed.call]
     losses, rest = _straggler(facts, exposed, arrivals, rank, stragglers)
     lost = float(sum(end - start for start, end in rest))
-    if lost:
+    queued_since = _queued_since(facts, exposed.call, "activation", compute_lanes) if facts.on_device and lost else None
+    if queued_since is not None:
+        behind = exposure.compute.between(queued_since, call.start_ns)
+        numbers = {"behind_ns": behind, "ready_ns": float(call.start_ns - queued_since)}
+        queued = min(lost, behind)
+        losses.append(
+            Loss(
+                *("queue_order", call.step, queued, exposed.call),
+                work=exposed.first_blocked,
+                role="activation",
+                numbers=numbers,
+            )
+        )
+        lost -= queued
+    if lost > 0:
         losses.append(Loss("dependency", call.step, lost, exposed.call, work=exposed.first_blocked, role="activation"))
     return losses
 
@@ -204,7 +233,7 @@ def _of_async(
     facts: RankFacts,
     exposure: Exposure,
     exposed: Exposed,
-    role: Role,
+    roles: Sequence[Role],
     hiding: _Pass,
     waiting: Measure,
     compute_lanes: set[int],
@@ -213,7 +242,7 @@ def _of_async(
     stragglers: set[tuple[str, int]],
     previous_launch_ns: int | None,
 ) -> list[Loss]:
-    call = facts.calls[exposed.call]
+    call, role = facts.calls[exposed.call], roles[exposed.call]
     losses, pieces = _straggler(facts, exposed, arrivals, rank, stragglers)
     rest = float(sum(end - start for start, end in pieces))
     if not rest:
@@ -233,20 +262,19 @@ def _of_async(
             )
             rest -= lost_ns
 
-    if role == "gradient" and _holds_back_backward(facts, exposed):
+    if role == "gradient" and _holds_back_backward(facts, exposed, roles):
         cause: Cause = "dependency" if call.lane in compute_lanes or not facts.on_device else "queue_order"
         give(cause, rest, blocked_ns=rest)
         return losses
     available = max(0.0, exposure.compute.between(hiding.start_ns, call.start_ns) - hiding.used_ns)
     could = min(rest, available)
-    ready = _ready_ns(facts, exposed.call)
     launch = call.launch_ns if call.launch_ns != NEVER else call.start_ns
-    if facts.on_device and call.lane not in compute_lanes and call.start_ns - ready > LATENCY_NS:
-        behind = exposure.compute.between(ready, call.start_ns)
-        if _is_behind_a_queue(facts, call):
-            queued = min(could, behind)
-            give("queue_order", queued, behind_ns=behind, ready_ns=call.start_ns - ready)
-            could -= queued
+    queued_since = _queued_since(facts, exposed.call, role, compute_lanes) if facts.on_device else None
+    if queued_since is not None:
+        behind = exposure.compute.between(queued_since, call.start_ns)
+        queued = min(could, behind)
+        give("queue_order", queued, behind_ns=behind, ready_ns=call.start_ns - queued_since)
+        could -= queued
     elif facts.on_device and call.start_ns - launch <= LATENCY_NS:
         since = max(hiding.start_ns, previous_launch_ns or hiding.start_ns)
         waited = _both(exposure.compute, waiting, since, launch)
@@ -269,11 +297,52 @@ def _both(a: Measure, b: Measure, start: int, end: int) -> float:
     return sum(a.between(max(start, int(s)), min(end, int(e))) for s, e in b.union[first:beyond])
 
 
+def _queued_since(facts: RankFacts, index: int, role: Role, compute_lanes: set[int]) -> int | None:
+    """Returns when a call could have started that stood behind kernels of other streams; None if it did not.
+
+    A device that has fewer queues than streams starts kernels of different streams in the order of their launches. What
+    is launched right before the call on a stream that does not compute, such as copying into its buffer, is part of it.
+    A call that starts when the kernel launched before it ends may need that kernel; one that starts while it still runs
+    does not, and has waited for the queue.
+    """
+    work, call = facts.work, facts.calls[index]
+    if call.launch_ns == NEVER or call.lane in compute_lanes:
+        return None
+    order = _by_launch(facts)
+    launch, start, lane = call.launch_ns, call.start_ns, call.lane
+    ready = _ready_ns(facts, index)
+    with_copies = False
+    place = int(np.searchsorted(work.launch_ns[order], launch)) - 1
+    while place >= 0:
+        before = int(order[place])
+        if int(work.lane[before]) in compute_lanes:
+            break
+        if work.end_ns[before] <= start + TOGETHER_NS and start - work.end_ns[before] <= LATENCY_NS:
+            launch, start = int(work.launch_ns[before]), int(work.start_ns[before])
+            lane, ready, with_copies = int(work.lane[before]), launch, True
+        place -= 1
+    if place < 0 or start - ready <= LATENCY_NS:
+        return None
+    before = int(order[place])
+    first, last = int(work.start_ns[before]), int(work.end_ns[before])
+    if start < first or work.launch_ns[before] == NEVER:
+        return None
+    if last - start > TOGETHER_NS:
+        # Next to a kernel that it does not need. An activation may have waited for the kernel before that one.
+        return ready if role != "activation" or start - first > LATENCY_NS else None
+    return ready if with_copies and role == "parameter" else None
+
+
+def _by_launch(facts: RankFacts) -> NDArray[np.intp]:
+    """Returns the indices of work in the order of launches."""
+    return np.argsort(facts.work.launch_ns, kind="stable")
+
+
 def _ready_ns(facts: RankFacts, index: int) -> int:
-    """Returns when nothing that a trace shows held back a call any more: its launch, and what was launched before it on
-    its stream or in its process group, where NCCL keeps the order."""
+    """Returns when a call had been launched, and what had been launched before it on its stream or in its process group,
+    where NCCL keeps the order, had ended."""
     call = facts.calls[index]
-    ready = call.launch_ns if call.launch_ns != NEVER else call.start_ns
+    ready = call.launch_ns
     for other in facts.calls[max(0, index - 64) : index]:
         same = other.lane == call.lane or (other.group == call.group and other.group)
         if same and other.launch_ns < call.launch_ns and other.end_ns <= call.start_ns + LATENCY_NS:
@@ -281,34 +350,27 @@ def _ready_ns(facts: RankFacts, index: int) -> int:
     return min(ready, call.start_ns)
 
 
-def _is_behind_a_queue(facts: RankFacts, call: Call) -> bool:
-    """Returns whether a call that is ready started as from a queue that it shares with other streams: not before the
-    kernels that were launched before it; or once the single kernel that occupied the device ended."""
-    work = facts.work
-    launched = np.flatnonzero((work.launch_ns < call.launch_ns) & (work.launch_ns != NEVER) & (work.lane != call.lane))
-    if not len(launched):
-        return False
-    last = launched[np.argmax(work.launch_ns[launched])]
-    if call.start_ns >= work.start_ns[last]:
-        return True
-    running = (work.start_ns <= max(call.launch_ns, 0)) & (work.end_ns >= call.start_ns - LATENCY_NS)
-    return bool(running.any())
+def _holds_back_backward(facts: RankFacts, exposed: Exposed, roles: Sequence[Role]) -> bool:
+    """Returns whether the backward pass waited for the call, though it does not need gradients of other ranks.
 
-
-def _holds_back_backward(facts: RankFacts, exposed: Exposed) -> bool:
-    """Returns whether the first kernel launched after the call is of the backward pass and waited for the call."""
+    Its first kernel to start was launched right after the call, or after a later one that waited for this one.
+    """
     work, call = facts.work, facts.calls[exposed.call]
     blocked = exposed.first_blocked
-    if blocked is None or work.pass_[blocked] not in (BWD, RECOMPUTE) or call.launch_ns == NEVER:
+    if blocked is None or exposed.ended_by is None or call.launch_ns == NEVER:
         return False
-    if facts.on_device and work.launch_ns[blocked] > call.end_ns:
+    if work.pass_[blocked] not in (BWD, RECOMPUTE) or roles[exposed.ended_by] != "gradient":
         return False
-    between = (work.launch_ns > call.launch_ns) & (work.launch_ns < work.launch_ns[blocked])
-    return bool(between.sum() <= 1) and work.pass_[blocked] != NEITHER
+    launch = int(work.launch_ns[blocked])
+    if facts.on_device and launch > call.end_ns:
+        return False
+    last = max((other.launch_ns for other in facts.calls if call.launch_ns <= other.launch_ns < launch), default=NEVER)
+    between = (work.launch_ns > last) & (work.launch_ns < launch)
+    return last != NEVER and int(between.sum()) <= 1
 
 
-def _late_losses(facts: RankFacts, exposure: Exposure) -> list[Loss]:
-    """Returns what was lost while the host was late: to its waits for the device as far as these cost it its lead."""
+def _late_losses(facts: RankFacts, exposure: Exposure, *, is_straggler: bool) -> list[Loss]:
+    """Returns what was lost while the host was late: to its waits for the device as far as these took its time."""
     losses: list[Loss] = []
     order = sorted(range(len(facts.waits)), key=lambda i: facts.waits[i].end_ns)
     place, last_wait = 0, None
@@ -317,7 +379,7 @@ def _late_losses(facts: RankFacts, exposure: Exposure) -> list[Loss]:
         launch = int(facts.work.launch_ns[late.work])
         while place < len(order) and facts.waits[order[place]].end_ns <= max(launch, late.start_ns):
             wait = facts.waits[order[place]]
-            budget += _lead_lost(wait, exposure)
+            budget += wait.end_ns - wait.start_ns
             last_wait = order[place]
             place += 1
         step = int(facts.work.step[late.work])
@@ -326,12 +388,7 @@ def _late_losses(facts: RankFacts, exposure: Exposure) -> list[Loss]:
         if synced > 0:
             budget -= synced
             losses.append(Loss("host_sync", step, synced, wait=last_wait, work=late.work))
-        if lost > synced:
+        pauses = is_straggler and late.end_ns - late.start_ns > PAUSE_NS
+        if lost > synced and not pauses:
             losses.append(Loss("host_bound", step, lost - synced, work=late.work))
     return losses
-
-
-def _lead_lost(wait: Wait, exposure: Exposure) -> float:
-    """Returns the lead over the device that a wait cost the host: how long the device was busy meanwhile."""
-    return exposure.compute.between(wait.start_ns, wait.end_ns)
-

@@ -14,7 +14,7 @@ from overlap_sweep.diagnosis import Cause
 from overlap_sweep.diagnosis.advice import advice_for
 from overlap_sweep.diagnosis.causes import POINT_TO_POINT, Loss
 from overlap_sweep.diagnosis.exposure import Exposure
-from overlap_sweep.diagnosis.facts import NEVER, Call, RankFacts
+from overlap_sweep.diagnosis.facts import Call, RankFacts
 
 ELEMENT_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "BFloat16": 2, "Half": 2, "Short": 2}
 OTHER_BYTES = 1
@@ -189,9 +189,7 @@ def _doing(basis: Basis) -> str:
     def host(rank: int) -> float:
         numbers = {step.number for step in basis.facts[rank].steps if not step.startup}
         work = basis.facts[rank].work
-        return sum(
-            late.idle_ns for late in basis.exposures[rank].late if int(work.step[late.work]) in numbers
-        )
+        return sum(late.idle_ns for late in basis.exposures[rank].late if int(work.step[late.work]) in numbers)
 
     more = per_step(late, computed) - per_step(own, computed)
     idle = per_step(late, lambda _: host(basis.late)) - per_step(own, lambda _: host(basis.rank))

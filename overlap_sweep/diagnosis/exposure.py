@@ -61,6 +61,8 @@ class Exposed:
     """Intervals in nanoseconds, in which computation was blocked by this call, or by one that waited for it."""
     first_blocked: int | None = None
     """Index of the work that waited; None if nothing came after."""
+    ended_by: int | None = None
+    """Call that the work waited for last: this one, or one that waited for this one."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,8 @@ def _one_gap(
         if start < end:
             exposed = found.exposed.setdefault(i, Exposed(i))
             exposed.pieces.append((start, end))
-            exposed.first_blocked = after if exposed.first_blocked is None else exposed.first_blocked
+            if exposed.ended_by is None:
+                exposed.first_blocked, exposed.ended_by = after, blocking
             reached = start
         first_start = min(first_start, max(calls[i].start_ns, a))
     first = min(inside, key=lambda i: calls[i].start_ns)

@@ -36,7 +36,7 @@ NEVER = -1
 
 PASSES: dict[int, Pass] = {FWD: "fwd", BWD: "bwd", RECOMPUTE: "bwd"}
 
-BLOCKS_FROM_NS = 20_000
+BLOCKS_FROM_NS = 10_000
 """Shortest call that counts as a wait of the host; synchronising an idle device takes a few microseconds."""
 
 COPY_BLOCKS_FROM_NS = 100_000
@@ -193,6 +193,9 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
     """Returns the facts of a trace. `startup`: numbers of the steps that contain the profiler's start."""
     activity = activity_of(trace)
     launch = launches_of(trace) if len(trace.device) else None
+    if launch is not None and (launch >= 0).any():
+        # Launched before the recording began: of a step that is not in the trace.
+        activity.assignment.iteration[launch < 0] = NO_ITERATION
     computes = np.isin(activity.kind, (GEMM, COMPUTE))
     if launch is None:
         moments = activity.events[np.flatnonzero(computes)]
@@ -220,9 +223,7 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
         lanes=trace.lanes,
         warnings=trace.warnings,
         libraries=frozenset(
-            library
-            for library, pattern in LIBRARIES.items()
-            if any(pattern.search(name) for _, name in trace.labels)
+            library for library, pattern in LIBRARIES.items() if any(pattern.search(name) for _, name in trace.labels)
         ),
     )
 

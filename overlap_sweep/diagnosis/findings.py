@@ -9,17 +9,14 @@ from statistics import median
 
 import numpy as np
 
-from overlap_sweep.diagnosis import LISTED, NEGLIGIBLE, Cause, Diagnosis, Finding, Pass, StepLoss
+from overlap_sweep.diagnosis import LISTED, LISTED_PYTHON, LISTED_SLOWED, NEGLIGIBLE, Cause, Diagnosis, Finding, Pass, StepLoss
 from overlap_sweep.diagnosis.arrivals import Arrivals, arrivals
 from overlap_sweep.diagnosis.causes import Loss, losses_of, stragglers_of
 from overlap_sweep.diagnosis.contention import hidden_ns, slowed_by_call, slowed_gemms
 from overlap_sweep.diagnosis.evidence import Basis, evidence_of, try_of
 from overlap_sweep.diagnosis.exposure import Exposure, exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
-from overlap_sweep.trace.activity import BWD, FWD, RECOMPUTE
 from overlap_sweep.trace.intervals import intersect, length, merge, subtract
-
-_PASSES: dict[int, Pass] = {FWD: "fwd", BWD: "bwd", RECOMPUTE: "bwd"}
 
 
 @dataclass(frozen=True)
@@ -56,14 +53,14 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts]) -> Diagnosis:
         own_steps = list(_steps(own, exposure, slowed))
         steps += own_steps
         steady = [step for step in own_steps if not step.startup]
+        numbers = {step.step for step in steady}
         for key, found in lost.items():
+            found.losses = [loss for loss in found.losses if loss.step in numbers]
+            if not found.losses:
+                continue
             candidates[key].append(_finding(facts, exposures, rank, key, found, steady))
-    findings = [_of_all_ranks(key, of_ranks, len(facts)) for key, of_ranks in candidates.items()]
-    findings = [finding for finding in findings if finding.share >= LISTED]
-    findings.sort(key=lambda finding: -finding.lost_us)
-    if (nothing := _nothing(steps)) is not None:
-        findings.append(nothing)
-        findings.sort(key=lambda finding: -finding.lost_us)
+    found = [max(of_ranks, key=lambda finding: finding.lost_us) for of_ranks in candidates.values()]
+    findings = _listed(found, nothing_of(steps), facts[0].on_device)
     world_size = max((own.world_size or 0 for own in facts), default=0) or None
     return Diagnosis(
         run=name,
@@ -75,15 +72,29 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts]) -> Diagnosis:
     )
 
 
-def _of_all_ranks(key: Key, of_ranks: Sequence[Finding], num_ranks: int) -> Finding:
-    """Returns the finding of the rank that loses most. What a slow host costs more on one rank than on most others is that
-    of a straggler: there it is that of the (lower) median rank."""
-    ordered = sorted(of_ranks, key=lambda finding: finding.lost_us)
-    if key.cause != "host_bound":
-        return ordered[-1]
-    missing = num_ranks - len(ordered)
-    place = (num_ranks - 1) // 2 - missing
-    return ordered[max(place, 0)]
+_EXPOSED = ("dependency", "issued_late", "queue_order", "bandwidth", "straggler")
+MOST_OF_SMALL = 3
+
+
+def _listed(found: Sequence[Finding], nothing: Finding | None, on_device: bool) -> list[Finding]:
+    """Returns the findings to list, the most worthwhile first.
+
+    If exposed communication costs nothing worth mending, its causes are not listed. If each costs little but all
+    together something, the largest are.
+    """
+    ordered = sorted(found, key=lambda finding: -finding.lost_us)
+    slowed = sum(finding.share for finding in ordered if finding.cause == "contention")
+    from_share: dict[Cause, float] = {"host_bound": LISTED if on_device else LISTED_PYTHON}
+    if slowed < LISTED_SLOWED:
+        from_share["contention"] = 1.0
+    if nothing:
+        from_share |= dict.fromkeys(_EXPOSED, 1.0)
+    listed = [finding for finding in ordered if finding.share >= from_share.get(finding.cause, LISTED)]
+    if nothing:
+        listed.append(nothing)
+    elif not any(finding.cause in _EXPOSED for finding in listed):
+        listed += [finding for finding in ordered if finding.cause in _EXPOSED][:MOST_OF_SMALL]
+    return sorted(listed, key=lambda finding: -finding.lost_us)
 
 
 def _lost_by_key(facts: RankFacts, losses: Sequence[Loss]) -> dict[Key, _Lost]:
@@ -106,8 +117,7 @@ def _key(facts: RankFacts, loss: Loss) -> tuple[Key, str]:
     if loss.cause == "host_sync" and loss.wait is not None:
         wait = facts.waits[loss.wait]
         return Key(loss.cause, "", "", "", wait.operator or wait.name), wait.where or wait.operator or wait.name
-    code = int(facts.work.pass_[loss.work]) if loss.work is not None else -1
-    return Key(loss.cause, "", "", _PASSES.get(code, "other")), ""
+    return Key(loss.cause, "", "", ""), ""
 
 
 def _slowed(facts: RankFacts, exposure: Exposure, lost: dict[Key, _Lost]) -> dict[int, float]:
@@ -172,7 +182,7 @@ def _finding(
         rank=rank,
         cause=key.cause,
         about=key.about,
-        losses=[loss for loss in lost.losses if loss.step in {step.step for step in steady}],
+        losses=lost.losses,
         lost_us=lost_us,
         step_us=step_us,
         num_steps=len(steady),
@@ -191,29 +201,27 @@ def _finding(
     )
 
 
-def _nothing(steps: Sequence[StepLoss]) -> Finding | None:
-    """Returns the finding that communication costs next to nothing; None if it costs something."""
+def nothing_of(steps: Sequence[StepLoss]) -> Finding | None:
+    """Returns the finding that exposed communication costs next to nothing, as the mean of the ranks; None if it costs
+    something."""
     by_rank: dict[int | None, list[StepLoss]] = defaultdict(list)
     for step in steps:
         if not step.startup:
             by_rank[step.rank].append(step)
-    worst: tuple[float, float, int | None] = (-1.0, 0.0, None)
-    for rank, own in by_rank.items():
-        cost_us = median([step.exposed_comm_us + max(0.0, step.slowed_us) for step in own])
-        step_us = median([step.step_us for step in own])
-        worst = max(worst, (cost_us / step_us if step_us else 0.0, cost_us, rank), key=lambda of: of[0])
-    share, cost_us, rank = worst
-    if not by_rank or share >= NEGLIGIBLE:
+    costs_us = [median([step.exposed_comm_us for step in own]) for own in by_rank.values()]
+    steps_us = [median([step.step_us for step in own]) for own in by_rank.values()]
+    if not costs_us or not sum(steps_us) or sum(costs_us) / sum(steps_us) >= NEGLIGIBLE:
         return None
+    cost_us, share = sum(costs_us) / len(costs_us), sum(costs_us) / sum(steps_us)
     return Finding(
         cause="none",
         lost_us=round(cost_us, 3),
         share=share,
-        rank=rank,
+        rank=max(by_rank, key=lambda rank: median([step.exposed_comm_us for step in by_rank[rank]])),
         process_group="",
         collective="",
         where="",
-        evidence=f"Exposed communication and slower GEMMs next to it cost {cost_us:,.1f} us per step, {share:.1%}.",
+        evidence=f"Exposed communication costs {cost_us:,.1f} us per step, {share:.1%} of it.",
         try_="Nothing: overlap has less than 2% of the step to gain.",
     )
 

@@ -37,7 +37,9 @@ def roles_of(calls: Sequence[Call]) -> list[Role]:
         if kind == "all_gather" and call.pass_ == "fwd":
             in_layers[call.group] += 1 if call.computed_before else -1
     gathers = {
-        group: _gathers_parameters(of, in_layers[group] > 0) for group, of in volume.items() if group or len(volume) == 1
+        group: _gathers_parameters(of, in_layers[group] > 0)
+        for group, of in volume.items()
+        if group or len(volume) == 1
     }
     return [_role(call, volume[call.group], gathers.get(call.group, False)) for call in calls]
 
