@@ -6,21 +6,25 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis.facts import NEVER, Call, Group, RankFacts
+from overlap_sweep.trace.activity import NO_ITERATION
 
 NOBODY = -1
 """Rank that came last, where no other rank's call was matched."""
 
 SAME_CLOCK_NS = 20_000
-"""Ranks of one host see the end of an NCCL collective at times that differ by less."""
+"""Ranks of one host see the end of a short NCCL collective at times that differ by less."""
 
 SAME_HOST_CLOCK_NS = 500_000
 """The same for gloo, whose threads also wait for a core."""
+
+TRANSFER_SHARE = 0.25
+"""Ranks that waited see a long collective end later than the rank that came last, by up to a fifth of its transfer."""
 
 POINT_TO_POINT = frozenset({"send", "recv"})
 MEETING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
@@ -31,6 +35,8 @@ _EQUAL_SIZES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadca
 _OF_GROUPS = MEETING | {"broadcast", "reduce", "gather", "scatter", "send_recv"}
 _MOST_FAILURES = 0.1
 _QUANTILES = (0.1, 0.9)
+_ENOUGH = 5
+"""Collectives that a median is taken of, if there are as many."""
 
 _Member = tuple[int, int]
 """Index of a rank, and of one of its calls."""
@@ -60,9 +66,10 @@ def arrivals(facts: Sequence[RankFacts]) -> Arrivals:
     call that would match another one from either side is not. Where collectives end before the last rank has come,
     they were not the same, and are not matched.
 
-    Calls without a process group are matched by kind (CUDA graphs, gloo), and kernels that are no collectives
-    (userbuffers, peer copies, barriers of symmetric memory) by stream, if all ranks have the same ones. Sends and
-    receives are matched in groups of two ranks; in larger ones a trace does not say who the other rank is.
+    Calls outside of all steps are not matched. Calls without a process group are matched by kind (CUDA graphs, gloo),
+    and kernels that are no collectives (userbuffers, peer copies, barriers of symmetric memory) by stream, if all ranks
+    have the same ones. Sends and receives are matched in groups of two ranks; in larger ones a trace does not say who
+    the other rank is.
     """
     sequences = list(_sequences(facts))
     found = [match for sequence in sequences for match in sequence]
@@ -85,6 +92,8 @@ def _sequences(facts: Sequence[RankFacts]) -> Iterator[list[tuple[_Member, ...]]
     by_stream: dict[int, dict[int, list[int]]] = defaultdict(dict)
     for number, rank in enumerate(facts):
         for i, call in enumerate(rank.calls):
+            if call.step == NO_ITERATION:
+                continue
             key = _key(facts, number, call, names[number])
             if key is not None:
                 by_order[key][call.step].setdefault(number, []).append(i)
@@ -235,38 +244,51 @@ def _that_met(
 def _offsets(facts: Sequence[RankFacts], matches: list[tuple[_Member, ...]]) -> list[int]:
     """Returns what to add to each rank's times to get those of the first rank's clock.
 
-    Traces of one host have one clock, and ranks see the end of a collective at nearly the same time. So the median
-    difference of ends between two ranks is what their clocks differ by, unless a common clock explains the
-    differences: if they are small, or if zero is within their middle four fifths. Ranks without a collective in common
-    are compared through others that have some with both; a rank that has none is taken to have the same clock. Of more
-    than two ranks only collectives of a known process group count: matches of others may be wrong, and _that_met needs
-    the clocks to see it.
+    Traces of one host have one clock, and ranks see the end of a collective at nearly the same time: on two H200s
+    within 1 us for the shortest ones, within a fifth of the transfer for longer ones. So what the clocks of two ranks
+    differ by is the median difference of ends of the shortest quarter of their collectives; unless one clock explains
+    the differences: if that is little, or if zero is within the middle four fifths of all of them. Ranks without a
+    collective in common are compared through others that have some with both; a rank that has none is taken to have the
+    same clock. Of more than two ranks only collectives of a known process group count: matches of others may be wrong,
+    and _that_met needs the clocks to see it.
     """
-    differences: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    differences: dict[int, dict[int, list[_Difference]]] = defaultdict(lambda: defaultdict(list))
     for match in matches:
-        (first, call), *others = match
-        is_sure = len(facts) == 2 or facts[first].calls[call].group
-        if is_sure and facts[first].calls[call].collective in _END_TOGETHER:
-            end_ns = facts[first].calls[call].end_ns + facts[first].base_time_ns
-            for rank, call in others:
-                later_ns = facts[rank].calls[call].end_ns + facts[rank].base_time_ns - end_ns
-                differences[first][rank].append(later_ns)
-                differences[rank][first].append(-later_ns)
+        calls = [(rank, facts[rank].calls[call]) for rank, call in match]
+        first, one = calls[0]
+        if one.collective in _END_TOGETHER and (len(facts) == 2 or one.group):
+            transfer_ns = min(call.end_ns - call.start_ns for _, call in calls)
+            for rank, call in calls[1:]:
+                later_ns = call.end_ns + facts[rank].base_time_ns - one.end_ns - facts[first].base_time_ns
+                differences[first][rank].append(_Difference(transfer_ns, later_ns))
+                differences[rank][first].append(_Difference(transfer_ns, -later_ns))
     offsets = [rank.base_time_ns - facts[0].base_time_ns for rank in facts]
     compared, waiting = {0}, deque([0] if facts else [])
     while waiting:
         known = waiting.popleft()
         shift_ns = offsets[known] - (facts[known].base_time_ns - facts[0].base_time_ns)
-        for rank, all_later_ns in sorted(differences[known].items(), key=lambda item: -len(item[1])):
+        for rank, seen in sorted(differences[known].items(), key=lambda item: -len(item[1])):
             if rank not in compared:
                 compared.add(rank)
                 waiting.append(rank)
                 least_ns = SAME_CLOCK_NS if facts[rank].on_device else SAME_HOST_CLOCK_NS
-                offsets[rank] += shift_ns - _clock_difference_ns(all_later_ns, least_ns)
+                offsets[rank] += shift_ns - _clock_difference_ns(seen, least_ns)
     return offsets
 
 
-def _clock_difference_ns(differences_ns: list[int], least_ns: int) -> int:
-    """Returns the median of the differences; 0 if one clock explains them."""
-    lowest, median, highest = np.quantile(differences_ns, (_QUANTILES[0], 0.5, _QUANTILES[1]))
-    return 0 if abs(median) < least_ns or lowest <= 0 <= highest else round(float(median))
+class _Difference(NamedTuple):
+    """A collective of two ranks."""
+
+    transfer_ns: int
+    """Time of the rank that came last."""
+    later_ns: int
+    """How much later the second rank saw its end, each on its own clock."""
+
+
+def _clock_difference_ns(seen: list[_Difference], least_ns: int) -> int:
+    """Returns what two clocks differ by; 0 if one clock explains the differences."""
+    lowest, highest = np.quantile([one.later_ns for one in seen], _QUANTILES)
+    shortest = sorted(seen)[: max(len(seen) // 4, _ENOUGH)]
+    later_ns = float(np.median([one.later_ns for one in shortest]))
+    explained_ns = least_ns + TRANSFER_SHARE * float(np.median([one.transfer_ns for one in shortest]))
+    return 0 if abs(later_ns) < explained_ns or lowest <= 0 <= highest else round(later_ns)

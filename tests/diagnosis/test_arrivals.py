@@ -174,8 +174,25 @@ def test_clocks(ahead_us: float, noise_us: float, expected_us: float) -> None:
     noise = [noise_us * (i - 5) / 5 for i in range(11)]
     first = [call(10_000 * i, 10_000 * i + 1000) for i in range(11)]
     second = [call(10_000 * i + 900 + ahead_us, 10_000 * i + 1000 + ahead_us + noise[i]) for i in range(11)]
-    facts = [rank_facts(0, first), rank_facts(1, second, base_time_ns=0)]
-    assert arrivals(facts).offsets_ns == [0, -round(expected_us * 1000)]
+    facts = [rank_facts(0, first), rank_facts(1, second)]
+    (zero, offset_ns) = arrivals(facts).offsets_ns
+    assert (zero, offset_ns) == (0, pytest.approx(-expected_us * 1000, abs=noise_us * 1000))
+    assert (offset_ns == 0) == (expected_us == 0)
+
+
+def test_who_waited_for_a_long_collective_sees_it_end_later() -> None:
+    # Without a short one among them, a late rank looks like a clock that is ahead.
+    early = [call(10_000 * i, 10_000 * i + 2040) for i in range(6)]
+    late = [call(10_000 * i + 1500, 10_000 * i + 2000) for i in range(6)]
+    assert arrivals([rank_facts(0, early), rank_facts(1, late)]).offsets_ns == [0, 0]
+
+
+def test_short_collectives_tell_the_clock() -> None:
+    early = [call(10_000 * i, 10_000 * i + 2000) for i in range(6)]
+    late = [call(10_000 * i + 1600, 10_000 * i + 2100) for i in range(6)]
+    short = [[call(70_000 + 100 * i + at, 70_010 + 100 * i + at) for i in range(6)] for at in (0, 100)]
+    facts = [rank_facts(0, early + short[0]), rank_facts(1, late + short[1])]
+    assert arrivals(facts).offsets_ns == [0, -100_000]
 
 
 def test_times_count_from_where_each_trace_says() -> None:

@@ -10,6 +10,7 @@ from overlap_sweep.diagnosis.facts import Call, Group, RankFacts, Step, facts_of
 from overlap_sweep.diagnosis.groups import GroupRow, bus_factor, group_rows
 from overlap_sweep.trace.kineto import read_trace
 from tests.diagnosis.made_facts import call, rank_facts, work
+from tests.trace.conftest import HandMadeTrace
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 
@@ -191,6 +192,19 @@ def test_one_row_for_each_group_of_ranks() -> None:
         ("1", "tp", [0, 1], 1),
         ("1", "tp", [2, 3], 1),
     ]
+
+
+def test_what_was_launched_before_the_trace_began_is_in_no_row(tmp_path: Path) -> None:
+    # The device was a step behind the host: two kernels of the step before run first, without a launch.
+    trace = HandMadeTrace(tmp_path / "trace.json")
+    for start, correlation in ((20, None), (35, None), (50, 1), (65, 2)):
+        trace.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", start, start + 10, correlation)
+    for at, correlation in ((15, 1), (16, 2)):
+        trace.launch(at, correlation)
+    trace.add("user_annotation", "ProfilerStep#3", 10, 30, 100, 1)
+    facts = facts_of(read_trace(trace.write()), trace.path, [])
+    assert [(one.calls, one.backend, one.collective) for one in rows(facts)] == [(2, "nccl", "all_reduce")]
+    assert [(step.number, step.start_ns) for step in facts.steps] == [(3, 50_000)]
 
 
 def test_no_calls() -> None:
