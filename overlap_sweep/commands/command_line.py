@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from overlap_sweep.commands.compare import CompareCommand, compare
+from overlap_sweep.commands.diagnose import DiagnoseCommand, diagnose
 from overlap_sweep.commands.history import HistoryCommand, history
 from overlap_sweep.commands.output import print_error
 from overlap_sweep.commands.query import QueryCommand, query
@@ -37,6 +38,7 @@ Examples:
   python analyze.py multirun/2026-11-20 --fail-if 'hidden_fraction < 0.3'
   python analyze.py query multirun/2026-11-20 'num_sm > 8 and tp_size == 8'
   python analyze.py trace trace_rank0.json.gz --format json
+  python analyze.py diagnose trace_rank0.json.gz trace_rank1.json.gz
   python analyze.py compare multirun/2026-11-20 multirun/2026-11-21
   python analyze.py timeline multirun/2026-11-20/21-14-03/llama3_8b_tp4_fc1_bulk_sm4
   python analyze.py history measurements
@@ -95,6 +97,7 @@ app = typer.Typer(
 app.command(name=DEFAULT_COMMAND, cls=ReportCommand)(report)
 app.command(cls=QueryCommand)(query)
 app.command(cls=TraceCommand)(trace)
+app.command(cls=DiagnoseCommand)(diagnose)
 app.command(cls=CompareCommand)(compare)
 app.command()(timeline)
 app.command(cls=HistoryCommand)(history)

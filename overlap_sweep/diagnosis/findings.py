@@ -234,8 +234,4 @@ def _notes(facts: Sequence[RankFacts], met: Arrivals) -> list[str]:
             f"Only rank {facts[0].rank} of {world_size}: how long it waited for other ranks is unknown, so waiting counts "
             "as communication."
         )
-    for own in facts:
-        startup = [str(step.number) for step in own.steps if step.startup]
-        if startup:
-            notes.append(f"Rank {own.rank}: step {', '.join(startup)} left out, which contains the profiler's start.")
     return notes

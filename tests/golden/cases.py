@@ -106,7 +106,10 @@ CASES = (
         lambda folder: None,
         (
             "--help",
-            *(f"{command} --help" for command in ("report", "query", "trace", "compare", "timeline", "history")),
+            *(
+                f"{command} --help"
+                for command in ("report", "query", "trace", "diagnose", "compare", "timeline", "history")
+            ),
         ),
     ),
     *(

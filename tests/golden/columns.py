@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from overlap_sweep.commands import compare, history, query, report, trace_rows
+from overlap_sweep.report import diagnosis
 
 COLUMNS_MD = Path(__file__).parent.parent.parent / "docs" / "columns.md"
 HEAD = """\
@@ -21,6 +22,7 @@ def reference() -> str:
         "query": query.headed(),
         "report": report.tables(),
         "trace": trace_rows.TABLES,
+        "diagnose": diagnosis.TABLES,
         "compare": compare.tables(),
         "history": history.tables(),
     }

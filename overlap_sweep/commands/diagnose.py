@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from overlap_sweep.commands.frames import find_traces
+from overlap_sweep.commands.output import (
+    FormatOption,
+    TableFormat,
+    check_fail_if,
+    fail_for,
+    fail_if,
+    fail_if_option,
+    print_rows,
+    print_warning,
+    with_columns,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from overlap_sweep.diagnosis.runs import Run
+    from overlap_sweep.report.table import Table
+
+
+class Rows(StrEnum):
+    finding = "finding"
+    group = "group"
+    step = "step"
+
+
+def _tables() -> dict[str, Table[Any]]:
+    from overlap_sweep.report.diagnosis import TABLES
+
+    return TABLES
+
+
+DiagnoseCommand = with_columns(_tables)
+
+
+def diagnose(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE|DIR", help="Kineto traces of all ranks, .json or .json.gz, or where they are."),
+    ],
+    by: Annotated[
+        Rows,
+        typer.Option(help="One row per finding; per process group and collective; or per step: what each rank lost."),
+    ] = Rows.finding,
+    format: FormatOption = TableFormat.table,
+    fail_expressions: Annotated[list[str] | None, fail_if_option('cause == "straggler" and share > 0.05')] = None,
+) -> None:
+    """Say why communication is exposed in Kineto traces, and which setting to try.
+
+    Give the traces of all ranks: without them, waiting for another rank looks like slow communication. All traces at or
+    below a directory are read; those whose names differ only in the rank are one run. Times are in microseconds per
+    step, medians over the steps. First steps that are clearly slower than the others are left out.
+
+    \b
+    Causes, of which several can hold at once:
+      none         communication costs less than 2 % of the step
+      dependency   the next kernel needs it, it was launched at once, and there was nothing else to run
+      issued_late  launched only when it was needed, though its input was ready earlier
+      queue_order  launched in time, but it stood behind kernels of other streams
+      bandwidth    it takes longer than all computation that it could hide behind
+      straggler    the other ranks wait for one rank
+      host_bound   the GPU waits for launches
+      host_sync    the host waits for the device in mid-step
+      contention   hidden, but GEMMs beside it are slower than the same GEMMs alone
+
+    COLUMNS
+
+    --fail-if checks the printed rows. JSON is a list of objects, of each run the most worthwhile first.
+
+    \b
+    Examples:
+      python analyze.py diagnose trace_rank0.json.gz trace_rank1.json.gz
+      python analyze.py diagnose traces/ --format json
+      python analyze.py diagnose traces/ --by group
+      python analyze.py diagnose traces/ --fail-if 'cause == "straggler" and share > 0.05'
+      python analyze.py diagnose traces/ --fail-if 'cause != "none"'
+
+    Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
+    """
+    from overlap_sweep.diagnosis.runs import read_runs
+    from overlap_sweep.report.diagnosis import FINDINGS, GROUPS, STEPS, finding_rows, group_rows, step_rows
+    from overlap_sweep.report.table import to_frame
+
+    found, problems = find_traces(paths)
+    runs = read_runs(found)
+    problems += [file.problem for run in runs for file in run.files if file.problem]
+    diagnoses = [run.found.diagnosis for run in runs if run.found]
+    for warning in warnings_of(runs):
+        print_warning(warning)
+    table, rows_of = {
+        Rows.finding: (FINDINGS, finding_rows),
+        Rows.group: (GROUPS, group_rows),
+        Rows.step: (STEPS, step_rows),
+    }[by]
+    rows = rows_of(runs)
+    frame = to_frame(table.records(rows), table.types)
+    check_fail_if(fail_expressions, frame)
+
+    def show(console: Console) -> None:
+        from overlap_sweep.report.console import print_table
+        from overlap_sweep.report.diagnosis import print_diagnosis
+        from overlap_sweep.report.table import Listing
+
+        if by is Rows.finding:
+            for diagnosis in diagnoses:
+                print_diagnosis(diagnosis, console)
+            return
+        for run, same in groupby(rows, key=itemgetter("run")):
+            own = list(same)
+            print_table(run, Listing(table, own).columns, own, console, group=itemgetter(GROUPED_BY[by]))
+
+    if diagnoses:
+        print_rows(frame, format, show)
+    fail_for(problems)
+    fail_if(fail_expressions, frame, "rows")
+
+
+def warnings_of(runs: Sequence[Run]) -> list[str]:
+    """Returns a sentence for everything that was left out or is unknown."""
+    diagnoses = (run.found.diagnosis for run in runs if run.found)
+    notes = (f"{diagnosis.run}: {note}" for diagnosis in diagnoses for note in diagnosis.notes)
+    return [*(warning for run in runs for file in run.files for warning in file.warnings), *notes]
+
+
+GROUPED_BY = {Rows.group: "process_group", Rows.step: "rank"}
+"""Column whose values a blank line separates in tables."""

@@ -1,0 +1,188 @@
+"""Diagnoses trace files: groups them into runs, one trace per rank, reads them in several processes, and caches the
+diagnoses under the digests of traces and code, see `overlap_sweep.cache`."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from overlap_sweep.cache import code_digest, find, keep
+from overlap_sweep.diagnosis import Diagnosis
+from overlap_sweep.diagnosis.arrivals import arrivals
+from overlap_sweep.diagnosis.facts import RankFacts, facts_of
+from overlap_sweep.diagnosis.findings import diagnosis_of
+from overlap_sweep.diagnosis.groups import GroupRow, group_rows
+from overlap_sweep.trace.files import (
+    TraceFile,
+    cache_file,
+    cached_file,
+    is_of,
+    key_of,
+    missing_ranks,
+    rank_of,
+    read_with_trace,
+    runs_of,
+)
+from overlap_sweep.trace.processes import decoded, encoded, read_each
+
+RANKS_NAMED = 16
+_KIND = "diagnoses"
+
+
+class Found(msgspec.Struct):
+    """What the traces of one run tell, and what the cache keeps."""
+
+    diagnosis: Diagnosis
+    groups: list[GroupRow]
+    """Communication by process group."""
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """The traces of one run and their diagnosis."""
+
+    name: str
+    """Common name of the traces, with their directory."""
+    files: list[TraceFile]
+    """Sorted by rank; also those with a problem."""
+    missing: list[int]
+    """Ranks with no trace, or one that could not be read."""
+    found: Found | None
+    """None if no trace could be read."""
+
+
+class RankRead(msgspec.Struct):
+    """What was read of one trace."""
+
+    file: TraceFile
+    facts: RankFacts | None
+    """None if there is a problem."""
+
+
+def diagnose(paths: Sequence[Path]) -> list[Diagnosis]:
+    """Returns a diagnosis for each run whose traces can be read, in the order of their first trace."""
+    return [run.found.diagnosis for run in read_runs(paths) if run.found]
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Returns the runs of these traces, in the order of their first trace. A trace whose rank is unknown is a run by
+    itself."""
+    keys = {path: key_of(path) for path in paths}
+    known = {path: file for path, key in keys.items() if (file := cached_file(key, path, with_parts=False))}
+    read = _read(path for path in keys if path not in known)
+    for path, one in read.items():
+        cache_file(keys[path], one.file, with_parts=False)
+        known[path] = one.file
+    runs = _grouped([known[path] for path in keys])
+    cached = {name: _cached(_key(name, own, keys)) for name, own in runs.items()}
+    wanted = [path for name, own in runs.items() if not cached[name] for path in own if not known[path].problem]
+    read |= _read(path for path in wanted if path not in read)
+    return [
+        _run(name, [read[path].file if path in read else known[path] for path in own], cached[name], read, keys)
+        for name, own in runs.items()
+    ]
+
+
+def read_rank(path: Path) -> RankRead:
+    """Reads a trace and returns its analysis and its facts, without the cache."""
+    file, trace = read_with_trace(path, with_parts=False)
+    return RankRead(file, facts_of(trace, path, file.startup) if trace else None)
+
+
+def _read(paths: Iterable[Path]) -> dict[Path, RankRead]:
+    wanted = list(paths)
+    return dict(zip(wanted, read_each(wanted, f"{__name__}:read_rank", RankRead), strict=True))
+
+
+def _grouped(files: Sequence[TraceFile]) -> dict[str, list[Path]]:
+    """Returns the traces of each run by its name, sorted by rank."""
+    runs: dict[str, list[Path]] = {}
+    name_of = {
+        file.path: name
+        for name, by_rank in runs_of(files).items()
+        for file in by_rank.values()
+        # The common name of a single trace is its own.
+        if len(by_rank) > 1
+    }
+    for file in sorted(files, key=lambda file: -1 if (rank := rank_of(file)) is None else rank):
+        runs.setdefault(name_of.get(file.path, str(file.path)), []).append(file.path)
+    order = {file.path: number for number, file in enumerate(files)}
+    return dict(sorted(runs.items(), key=lambda run: min(order[path] for path in run[1])))
+
+
+def _run(
+    name: str,
+    files: list[TraceFile],
+    cached: Found | None,
+    read: Mapping[Path, RankRead],
+    keys: Mapping[Path, str | None],
+) -> Run:
+    by_rank = {rank: file for file in files if (rank := rank_of(file)) is not None}
+    missing = missing_ranks(by_rank) if by_rank else []
+    found = cached
+    if not found and (facts := _facts(files, read)):
+        diagnosis = diagnosis_of(name, facts)
+        diagnosis.notes += [*_startup_notes(files), *_notes(missing, len(facts))]
+        found = Found(diagnosis, group_rows(facts, arrivals(facts)))
+        _cache(_key(name, [file.path for file in files], keys), found, files, keys)
+    return Run(name=name, files=files, missing=missing, found=found)
+
+
+def _facts(files: Sequence[TraceFile], read: Mapping[Path, RankRead]) -> list[RankFacts]:
+    """Returns the facts of the ranks. A step that contains the profiler's start on one of them is start-up on all."""
+    startup = {number for file in files for number in file.startup}
+    found = []
+    for file in files:
+        if facts := read[file.path].facts if file.path in read else None:
+            steps = [replace(step, startup=step.number in startup) for step in facts.steps]
+            # If a trace does not record its rank, the file's name may have it.
+            found.append(replace(facts, rank=rank_of(file), steps=steps))
+    return found
+
+
+def _startup_notes(files: Sequence[TraceFile]) -> list[str]:
+    """Returns which steps are left out, and because of which ranks."""
+    ranks: dict[str, list[str]] = {}
+    for file in files:
+        if file.startup:
+            rank = rank_of(file)
+            ranks.setdefault(_some(map(str, file.startup)), []).append("" if rank is None else f" on rank {rank}")
+    return [f"Step {steps} left out: it contains the profiler's start{_some(own)}." for steps, own in ranks.items()]
+
+
+def _notes(missing: Sequence[int], read: int) -> list[str]:
+    """Returns what cannot be known without the missing ranks; what a single rank cannot know, its diagnosis says."""
+    if not missing or read == 1:
+        return []
+    return [f"No trace of rank {_some(map(str, missing))}: whether the other ranks wait for it is unknown."]
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    others = f" and {len(listed) - RANKS_NAMED} more" if len(listed) > RANKS_NAMED else ""
+    return f"{', '.join(listed[:RANKS_NAMED])}{others}"
+
+
+def _key(name: str, paths: Iterable[Path], keys: Mapping[Path, str | None]) -> str | None:
+    """Returns a key of the traces and of the code that reads and diagnoses them; None if one cannot be read."""
+    own = [(repr(path), keys[path]) for path in paths]
+    return repr((code_digest(__package__), name, own)) if all(key for _, key in own) else None
+
+
+def _cached(key: str | None) -> Found | None:
+    content = find(_KIND, key) if key else None
+    try:
+        return decoded(zlib.decompress(content), Found) if content else None
+    except (zlib.error, msgspec.MsgspecError):
+        return None
+
+
+def _cache(key: str | None, found: Found, files: Sequence[TraceFile], keys: Mapping[Path, str | None]) -> None:
+    if key and all(is_of(keys[file.path], file) for file in files):
+        with suppress(UnicodeError):
+            # A path that is not valid text: it is diagnosed again next time.
+            keep(_KIND, key, zlib.compress(encoded(found), 1))

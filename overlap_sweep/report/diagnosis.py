@@ -1,0 +1,269 @@
+"""Diagnoses of traces for people and programs: tables of findings, process groups and steps, and the text of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from operator import itemgetter
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from overlap_sweep.diagnosis import Diagnosis, Finding, StepLoss
+from overlap_sweep.report.numbers import PASS_WORDS, as_count, as_percent, as_rate, as_us, counted
+from overlap_sweep.report.table import Column, Row, Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from overlap_sweep.diagnosis.runs import Run
+
+
+def _text(name: str, about: str, header: str = "", **more: Any) -> Column[Row]:
+    return Column(name, itemgetter(name), about, "text", header, **more)
+
+
+def _count(name: str, about: str, header: str = "", **more: Any) -> Column[Row]:
+    return Column(name, itemgetter(name), about, "count", header, **more)
+
+
+def _number(name: str, about: str, show: Callable[[float], str]) -> Column[Row]:
+    return Column(name, itemgetter(name), about, header=name, show=show)
+
+
+def _us(name: str, about: str, header: str = "", **more: Any) -> Column[Row]:
+    return Column(name, itemgetter(name), about, header=header, show=as_us, **more)
+
+
+def as_share(share: float) -> str:
+    """Returns the share of a step in percent, with a decimal below ten percent."""
+    return f"{share:.{1 if share < 0.0995 else 0}%}"
+
+
+RUN = _text("run", "Common name of the traces of all ranks, with their directory.")
+PASS = "fwd, bwd, or other (the optimizer and what follows the backward pass); empty if several or unknown."
+GROUP = _text("process_group", "Name and description of the process group; empty if unknown.", "process group")
+
+FINDINGS: Table[Row] = Table(
+    *("findings", "one row per finding, of each run the most worthwhile first"),
+    (
+        RUN,
+        _text(
+            "cause",
+            "none (communication costs less than 2 % of the step), dependency, issued_late, queue_order, bandwidth, "
+            "straggler, host_bound, host_sync or contention.",
+            "cause",
+        ),
+        _us(
+            "lost_us",
+            "Time lost per step, median over the steps, of the rank that loses most: an upper bound of what mending "
+            "this cause alone could gain.",
+            "lost us",
+        ),
+        _number("share", "lost_us / time of the step.", as_share),
+        _count(
+            "rank",
+            "Rank that loses most; of a straggler the rank that the others wait for. Empty if the traces do not tell.",
+            "rank",
+        ),
+        GROUP,
+        _text("collective", "Such as all_gather; empty if the cause is not about one.", "collective"),
+        _text("pass", PASS, "pass"),
+        _text("where", "Module, annotation or operator that launched it; empty if the trace does not tell.", "where"),
+        _text("evidence", "Sentence with the numbers that decided."),
+        _text("try", "Sentence with the setting to change; empty if there is none."),
+    ),
+)
+STEPS: Table[Row] = Table(
+    *("steps", "one row per step and rank"),
+    (
+        RUN,
+        _count("rank", "Rank that recorded the trace; empty if the trace does not tell.", "rank"),
+        _count("step", "N of ProfilerStep#N, or counted from 0.", "step"),
+        _us("step_us", "Time from the first work of the step to that of the next one.", "step us"),
+        _us(
+            "comm_us",
+            "Time in which a communication kernel runs or waits for other ranks; at the same time they count once.",
+            "comm us",
+        ),
+        _us("exposed_comm_us", "Part of comm_us in which nothing computes.", "exposed us"),
+        _us("idle_us", "Time in which nothing computes or communicates.", "idle us"),
+        _us("slowed_us", "Time that GEMMs lost to communication beside them.", "slowed us"),
+        Column(
+            *("startup", itemgetter("startup"), "Whether the step contains the profiler's start, on any rank."),
+            kind="flag",
+            header="start-up",
+            words=lambda row: "left out" if row["startup"] else "",
+        ),
+    ),
+)
+
+
+def _transfer(name: str, about: str, header: str, bound: str, show: Callable[[float], str]) -> Column[Row]:
+    """Returns a column of what is only a bound if not all ranks of the group have a trace."""
+
+    def words(row: Row) -> str:
+        value = row[name]
+        return "" if value is None else f"{bound if row['transfer_is'] == 'at_most' else ''}{show(value)}"
+
+    return Column(name, itemgetter(name), about, header=header, words=words)
+
+
+GROUPS: Table[Row] = Table(
+    *("groups", "one row per process group, collective, size and pass"),
+    (
+        *(RUN, GROUP),
+        _text("ranks", "Ranks of the process group; empty if unknown."),
+        _count("group_size", "Number of ranks of the process group; empty if unknown.", "ranks", dropped=1),
+        _text("backend", "Whose kernels they are, such as nccl, gloo, userbuffers or symm_mem.", "backend", dropped=2),
+        _text("collective", "Such as all_gather.", "collective"),
+        _text("pass", PASS, "pass"),
+        _text("dtype", "Type of the elements, as PyTorch calls it; empty if unknown."),
+        _count(
+            "bytes",
+            "Size of one call as nccl-tests counts it: the whole buffer, which is an all-gather's output and a "
+            "reduce-scatter's input. Of all-to-alls, whose sizes may change, the median.",
+            "bytes",
+            show=as_count,
+        ),
+        _number("calls", "Calls per step of a rank, on average.", "{:.4g}".format),
+        _us("time_us", "Median of all calls, with the wait for the last rank.", "time us"),
+        _transfer(
+            "transfer_us",
+            "Median of all calls without waiting: from the last rank's start to the end.",
+            *("transfer us", "<= ", as_us),
+        ),
+        _text(
+            "transfer_is",
+            "measured (from the traces of all ranks of the group), at_most (some are missing; of a single rank's trace "
+            "the fastest call of the same size), or empty if unknown.",
+        ),
+        _transfer("algbw_gb_per_s", "bytes / transfer_us; at_most: at least so much.", "", ">= ", as_rate),
+        _transfer(
+            "busbw_gb_per_s",
+            "algbw_gb_per_s times the part of the data that the links of each rank carry, by the formulas of "
+            "nccl-tests: comparable between collectives and sizes.",
+            *("bus GB/s", ">= ", as_rate),
+        ),
+        _us(
+            "skew_us",
+            "Time from the first rank's start to the last rank's, median of all calls; empty with one rank's trace.",
+            "skew us",
+            dropped=4,
+        ),
+        _us("skew_max_us", "The same, largest.", "max us", dropped=3),
+        _us(
+            "exposed_comm_us",
+            "Time per step in which its calls run while their rank computes nothing, median, of the rank with most of "
+            "it. What several groups expose at once counts for each.",
+            "exposed us",
+        ),
+        _number("hidden", "Part of the calls' time, over all ranks, in which their rank computes.", as_percent),
+    ),
+)
+TABLES = {"of findings": FINDINGS, "with --by group": GROUPS, "with --by step": STEPS}
+
+
+def finding_rows(runs: Iterable[Run]) -> list[Row]:
+    return _rows((run.name, run.found.diagnosis.findings) for run in runs if run.found)
+
+
+def step_rows(runs: Iterable[Run]) -> list[Row]:
+    return _rows((run.name, run.found.diagnosis.steps) for run in runs if run.found)
+
+
+def group_rows(runs: Iterable[Run]) -> list[Row]:
+    rows = _rows((run.name, run.found.groups) for run in runs if run.found)
+    return [
+        {
+            **row,
+            "process_group": f"{row['group']} ({row['about']})" if row["about"] else row["group"],
+            "ranks": ",".join(map(str, row["ranks"])) or None,
+            "group_size": row["size"],
+            "algbw_gb_per_s": row["algbw_gbs"],
+            "busbw_gb_per_s": row["busbw_gbs"],
+            "exposed_comm_us": row["exposed_us"],
+        }
+        for row in rows
+    ]
+
+
+def _rows(of_runs: Iterable[tuple[str, Iterable[Any]]]) -> list[Row]:
+    return [{"run": name, **msgspec.to_builtins(found)} for name, all_found in of_runs for found in all_found]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What one rank loses per step: medians over its steps, without start-up."""
+
+    rank: int | None
+    num_steps: int
+    step_us: float
+    exposed_comm_us: float
+    idle_us: float
+    slowed_us: float
+
+
+def lost(diagnosis: Diagnosis) -> Lost | None:
+    """Returns what the rank loses that loses most to communication; None if there is no step."""
+    steps: dict[int | None, list[StepLoss]] = {}
+    for step in diagnosis.steps:
+        if not step.startup:
+            steps.setdefault(step.rank, []).append(step)
+    names = ("step_us", "exposed_comm_us", "idle_us", "slowed_us")
+    of_ranks = [
+        Lost(rank, len(own), *(median(getattr(step, name) for step in own) for name in names))
+        for rank, own in steps.items()
+    ]
+    return max(of_ranks, key=lambda one: (one.exposed_comm_us + one.slowed_us, one.idle_us), default=None)
+
+
+def headline(diagnosis: Diagnosis) -> str:
+    """Returns a sentence: the time of a step, and what of it is lost."""
+    found = lost(diagnosis)
+    if not found:
+        return "No step to diagnose."
+    parts = {
+        "exposed communication": found.exposed_comm_us,
+        "nothing runs": found.idle_us,
+        "GEMMs slowed by communication": found.slowed_us,
+    }
+    listed = ", ".join(f"{name} {_with_share(us, found.step_us)}" for name, us in parts.items() if us)
+    several = len(diagnosis.ranks) > 1
+    steps = f"{counted(found.num_steps, 'step')} of {as_us(found.step_us)} us"
+    who = f"{len(diagnosis.ranks)} ranks, {steps}. Rank {found.rank} loses most" if several else f"{steps}. Lost"
+    return f"{who}: {listed or 'nothing'}."
+
+
+def title(finding: Finding) -> str:
+    """Returns the finding in a line: cause, what is lost, and which communication."""
+    about = [
+        finding.collective,
+        f"process group {finding.process_group}" if finding.process_group else "",
+        {**PASS_WORDS, "other": "outside of the passes"}.get(finding.pass_, ""),
+        finding.where,
+    ]
+    rank = "" if finding.rank is None else f", rank {finding.rank}"
+    named = ", ".join(filter(None, about))
+    share = f"{as_us(finding.lost_us)} us ({as_share(finding.share)})"
+    return f"{finding.cause}: {share}{rank}{f': {named}' if named else ''}"
+
+
+def _with_share(time_us: float, step_us: float) -> str:
+    return f"{as_us(time_us)} us ({as_share(time_us / step_us if step_us else 0.0)})"
+
+
+def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
+    """Prints what a run loses, then each finding with its evidence and what to try."""
+    from overlap_sweep.report.console import print_lines
+
+    console.print(f"\n{diagnosis.run}", style="bold")
+    print_lines([headline(diagnosis)], console)
+    tries: dict[str, int] = {}
+    for number, finding in enumerate(diagnosis.findings, 1):
+        console.print()
+        print_lines([f"{number}. {title(finding)}"], console, hanging=3)
+        first = tries.setdefault(finding.try_, number)
+        advice = finding.try_ if first == number else f"as for {first}."
+        print_lines([finding.evidence, *([f"Try: {advice}"] if finding.try_ else [])], console, indent=5, hanging=0)

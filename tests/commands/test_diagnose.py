@@ -1,0 +1,132 @@
+"""`analyze.py diagnose`, beside what golden files hold of it."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from overlap_sweep.commands.diagnose import Rows
+from overlap_sweep.diagnosis import CAUSES
+from overlap_sweep.report.diagnosis import FINDINGS, GROUPS, STEPS
+from tests.analyze import ROOT, analyze, rows, shown
+
+TRACES = ROOT / "tests" / "data" / "traces"
+FSDP = [TRACES / f"h200x2_fsdp2_checkpoint_rank{rank}.json.gz" for rank in (0, 1)]
+GRAPH = [TRACES / f"h200x2_cuda_graph_rank{rank}.json.gz" for rank in (0, 1)]
+TABLES = {Rows.finding: FINDINGS, Rows.group: GROUPS, Rows.step: STEPS}
+
+
+def test_findings_are_objects_of_known_causes_the_most_worthwhile_first() -> None:
+    found = rows("diagnose", *FSDP)
+    names = [
+        "run",
+        "cause",
+        "lost_us",
+        "share",
+        "rank",
+        "process_group",
+        "collective",
+        "pass",
+        "where",
+        "evidence",
+        "try",
+    ]
+    assert found
+    assert all(list(row) == names for row in found)
+    assert {row["cause"] for row in found} <= set(CAUSES)
+    assert found == sorted(found, key=lambda row: -row["lost_us"])
+    assert all(row["evidence"].endswith(".") and row["rank"] in (0, 1) for row in found)
+    assert {row["run"] for row in found} == {f"{TRACES}/h200x2_fsdp2_checkpoint_rank*.json.gz"}
+
+
+@pytest.mark.parametrize("by", Rows)
+def test_every_format_has_the_same_rows(by: Rows) -> None:
+    arguments = ("diagnose", *FSDP, "--by", by)
+    found = rows(*arguments)
+    assert list(found[0]) == list(TABLES[by].types)
+    as_csv = pd.read_csv(io.StringIO(analyze(*arguments, "--format", "csv").stdout), keep_default_na=False)
+    as_parquet = pd.read_parquet(io.BytesIO(analyze(*arguments, "--format", "parquet").stdout_bytes))
+    assert list(as_csv) == list(as_parquet) == list(found[0])
+    assert len(as_csv) == len(as_parquet) == len(found)
+    assert as_parquet.dtypes.astype(str).to_dict() == TABLES[by].types
+
+
+def test_steps_are_those_of_all_ranks_with_the_ones_that_are_left_out() -> None:
+    found = rows("diagnose", *GRAPH, "--by", "step")
+    assert {(row["rank"], row["step"]): row["startup"] for row in found} == {
+        (rank, step): step == 0 for rank in (0, 1) for step in (0, 1, 2)
+    }
+    for row in found:
+        assert row["exposed_comm_us"] <= row["comm_us"] <= row["step_us"]
+        assert row["exposed_comm_us"] + row["idle_us"] <= row["step_us"]
+
+
+def test_groups_are_named_as_findings_name_them() -> None:
+    named = {row["process_group"] for row in rows("diagnose", *FSDP) if row["process_group"]}
+    groups = rows("diagnose", *FSDP, "--by", "group")
+    assert named <= {row["process_group"] for row in groups}
+    assert {row["ranks"] for row in groups} == {"0,1"}
+
+
+def test_a_directory_is_read_whole_and_each_run_apart(tmp_path: Path) -> None:
+    for variant, traces in (("point/trace", FSDP), ("point/trace_none", GRAPH), ("other/trace", GRAPH)):
+        (tmp_path / variant).parent.mkdir(exist_ok=True)
+        for rank, path in enumerate(traces):
+            shutil.copy(path, tmp_path / f"{variant}_rank{rank}.json.gz")
+    found = rows("diagnose", tmp_path, tmp_path / "point", "--by", "step")
+    runs = {row["run"]: {one["rank"] for one in found if one["run"] == row["run"]} for row in found}
+    names = ("other/trace", "point/trace_none", "point/trace")
+    assert runs == {f"{tmp_path}/{name}_rank*.json.gz": {0, 1} for name in names}
+
+
+def test_conditions_and_problems_decide_the_exit_status(tmp_path: Path) -> None:
+    assert analyze("diagnose", *FSDP, "--fail-if", "lost_us >= 0").returncode == 3
+    assert analyze("diagnose", *FSDP, "--fail-if", "lost_us < 0").returncode == 0
+    failed = analyze("diagnose", *GRAPH, "--by", "step", "--fail-if", "not startup and exposed_comm_us >= 0")
+    assert "holds for 4 of 6 rows; first:" in failed.stderr
+    analyze("diagnose", *FSDP, "--fail-if", "lots_us > 0").assert_error("Did you mean lost_us")
+    bad = tmp_path / "trace_rank0.json"
+    bad.write_text("[")
+    process = analyze("diagnose", bad, *FSDP)
+    process.assert_error(str(bad))
+    assert "h200x2_fsdp2_checkpoint" in process.stdout
+    nothing = analyze("diagnose", bad)
+    nothing.assert_error(str(bad))
+    assert nothing.stdout == ""
+    analyze("diagnose", tmp_path / "nowhere.json").assert_error("does not exist")
+    analyze("diagnose", FSDP[0], "--by", "kernel").assert_usage_error("--by")
+
+
+def test_what_is_unknown_is_said_once(tmp_path: Path) -> None:
+    alone = analyze("diagnose", FSDP[0])
+    assert alone.stderr.count("warning: ") == 1
+    assert f"warning: {FSDP[0]}: Only rank 0 of 2" in alone.stderr
+    assert analyze("diagnose", *FSDP).stderr == ""
+    assert analyze("diagnose", *GRAPH).stderr.count("left out") == 1
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 160])
+def test_a_terminal_shows_sentences_within_its_width(columns: int) -> None:
+    text = shown(columns, "diagnose", *FSDP)
+    title, *lines = text.strip("\n").splitlines()
+    assert title == f"{TRACES}/h200x2_fsdp2_checkpoint_rank*.json.gz" or columns < len(str(TRACES)) + 40
+    assert max(len(line) for line in lines if str(TRACES) not in line) <= columns
+    found = rows("diagnose", *FSDP)
+    words = " ".join(text.split())
+    for number, row in enumerate(found, 1):
+        assert f"{number}. {row['cause']}: " in words
+        assert row["evidence"] in words
+        assert row["try"] in words
+
+
+def test_help_needs_no_numpy_pandas_or_torch() -> None:
+    heavy = "{'numpy', 'pandas', 'torch'} & {*sys.modules}"
+    code = f"import sys; from overlap_sweep.commands import command_line; print({heavy})"
+    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)
+    assert printed.stdout.strip() == "set()"
