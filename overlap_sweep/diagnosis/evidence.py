@@ -12,9 +12,10 @@ import numpy as np
 
 from overlap_sweep.diagnosis import Cause
 from overlap_sweep.diagnosis.advice import advice_for
-from overlap_sweep.diagnosis.causes import POINT_TO_POINT, Loss
+from overlap_sweep.diagnosis.causes import Loss
 from overlap_sweep.diagnosis.exposure import Exposure
 from overlap_sweep.diagnosis.facts import Call, RankFacts
+from overlap_sweep.diagnosis.rank import POINT_TO_POINT
 
 ELEMENT_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "BFloat16": 2, "Half": 2, "Short": 2}
 OTHER_BYTES = 1

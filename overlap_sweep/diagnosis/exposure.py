@@ -103,7 +103,7 @@ def exposure_of(facts: RankFacts) -> Exposure:
     gaps = _gaps(compute, spans)
     found = Exposure({}, [], compute, comm, gaps)
     reach = np.maximum.accumulate(ends) if len(ends) else ends
-    late = []
+    late: list[Late] = []
     for a, b in gaps.tolist():
         # Calls that overlap the gap: sorted by start, those that may still run at `a`.
         first, beyond = np.searchsorted(reach, a, side="right"), np.searchsorted(starts, b)

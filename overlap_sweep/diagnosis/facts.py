@@ -103,8 +103,10 @@ class Call:
     """Thread of the launch."""
     library: str = ""
     """Whose kernel it is, such as nccl; on a CPU gloo, mpi or ucc."""
+    in_function: bool = False
+    """Whether a function of the forward computation launched it, rather than a hook or plain code."""
     computed_before: bool = False
-    """Whether the function of autograd that launched it had launched computation before."""
+    """Whether that function had launched computation before."""
     accumulates: bool = False
     """Whether it was launched where autograd accumulates gradients, or by a hook there."""
 
@@ -317,6 +319,7 @@ def _calls(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, pl
             is_wait=bool(kind[i] == WAIT),
             thread=thread,
             library=kernel_class.library,
+            in_function=places.in_function(thread, launch_ns),
             computed_before=places.computed_before(thread, launch_ns),
             accumulates=places.accumulates(thread, launch_ns),
         )
@@ -349,7 +352,8 @@ def _launched_by(trace: Trace, activity: Activity, chosen: NDArray[np.intp]) -> 
     is_call = np.array([_C10D.match(name) is not None for _, name in trace.labels], bool)[host.label]
     operators = np.flatnonzero(is_call)
     operators = operators[np.lexsort((-host.end_ns[operators], host.start_ns[operators]))]
-    outermost, reach = [], defaultdict(lambda: -1)
+    outermost: list[int] = []
+    reach: dict[int, int] = defaultdict(lambda: -1)
     for i in operators.tolist():
         if host.start_ns[i] >= reach[int(host.lane[i])]:
             outermost.append(i)

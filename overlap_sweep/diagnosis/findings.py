@@ -9,13 +9,24 @@ from statistics import median
 
 import numpy as np
 
-from overlap_sweep.diagnosis import LISTED, LISTED_PYTHON, LISTED_SLOWED, NEGLIGIBLE, Cause, Diagnosis, Finding, Pass, StepLoss
+from overlap_sweep.diagnosis import (
+    LISTED,
+    LISTED_PYTHON,
+    LISTED_SLOWED,
+    NEGLIGIBLE,
+    Cause,
+    Diagnosis,
+    Finding,
+    Pass,
+    StepLoss,
+)
 from overlap_sweep.diagnosis.arrivals import Arrivals, arrivals
-from overlap_sweep.diagnosis.causes import Loss, losses_of, stragglers_of
+from overlap_sweep.diagnosis.causes import Loss, losses_of
 from overlap_sweep.diagnosis.contention import hidden_ns, slowed_by_call, slowed_gemms
 from overlap_sweep.diagnosis.evidence import Basis, evidence_of, try_of
 from overlap_sweep.diagnosis.exposure import Exposure, exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
+from overlap_sweep.diagnosis.rank import views_of
 from overlap_sweep.trace.intervals import intersect, length, merge, subtract
 
 
@@ -46,9 +57,9 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts]) -> Diagnosis:
     steps: list[StepLoss] = []
     candidates: dict[Key, list[Finding]] = defaultdict(list)
     exposures = [exposure_of(own) for own in facts]
-    stragglers = stragglers_of(facts, exposures, met)
+    views = views_of(facts, exposures, met)
     for rank, (own, exposure) in enumerate(zip(facts, exposures, strict=True)):
-        lost = _lost_by_key(own, losses_of(own, exposure, met, rank, stragglers))
+        lost = _lost_by_key(own, losses_of(views[rank]))
         slowed = _slowed(own, exposure, lost)
         own_steps = list(_steps(own, exposure, slowed))
         steps += own_steps
@@ -59,8 +70,8 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts]) -> Diagnosis:
             if not found.losses:
                 continue
             candidates[key].append(_finding(facts, exposures, rank, key, found, steady))
-    found = [max(of_ranks, key=lambda finding: finding.lost_us) for of_ranks in candidates.values()]
-    findings = _listed(found, nothing_of(steps), facts[0].on_device)
+    worst = [max(of_ranks, key=lambda finding: finding.lost_us) for of_ranks in candidates.values()]
+    findings = _listed(worst, nothing_of(steps), facts[0].on_device)
     world_size = max((own.world_size or 0 for own in facts), default=0) or None
     return Diagnosis(
         run=name,
@@ -72,7 +83,7 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts]) -> Diagnosis:
     )
 
 
-_EXPOSED = ("dependency", "issued_late", "queue_order", "bandwidth", "straggler")
+_EXPOSED: tuple[Cause, ...] = ("dependency", "issued_late", "queue_order", "bandwidth", "straggler")
 MOST_OF_SMALL = 3
 
 

@@ -43,16 +43,26 @@ class Places:
         self._operators = _Nested(host[is_operator[host.label]])
 
     def at(self, thread: int, moment_ns: int) -> str:
-        """Returns the innermost module or annotation, else the innermost function of autograd; empty if none."""
-        for ranges in (self._named, self._functions):
-            if (label := ranges.innermost(thread, moment_ns)) is not None:
-                return self._names[label].removeprefix(MODULE).removeprefix(_BACKWARD)
-        return ""
+        """Returns the innermost module, annotation or function of autograd; empty if there is none.
+
+        If a function runs inside a module, both: `Attention_0: RowParallel`.
+        """
+        named, function = (ranges.innermost_span(thread, moment_ns) for ranges in (self._named, self._functions))
+        labels = [ranges.innermost(thread, moment_ns) for ranges in (self._named, self._functions)]
+        name, called = ("" if label is None else self._names[label] for label in labels)
+        called = called.removeprefix(_BACKWARD).removeprefix("torch::autograd::")
+        if named is None or function is None or named[0] >= function[0]:
+            return name.removeprefix(MODULE) or called
+        return f"{name.removeprefix(MODULE)}: {called}" if name.startswith(MODULE) else called
 
     def operator_at(self, thread: int, moment_ns: int) -> str:
         """Returns the outermost operator of PyTorch; empty if there is none."""
         label = self._operators.outermost(thread, moment_ns)
         return "" if label is None else self._names[label]
+
+    def in_function(self, thread: int, moment_ns: int) -> bool:
+        """Returns whether a function that autograd numbered as part of a forward computation runs at the moment."""
+        return self._numbered.innermost_span(thread, moment_ns) is not None
 
     def computed_before(self, thread: int, moment_ns: int) -> bool:
         """Returns whether the function of a forward computation that runs at the moment has launched computation."""

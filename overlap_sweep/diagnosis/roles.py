@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 from overlap_sweep.diagnosis.facts import Call
 
@@ -25,44 +25,50 @@ def roles_of(calls: Sequence[Call]) -> list[Role]:
     """Returns the role of each call.
 
     A group that only gathers in the forward pass and reduces in the backward pass gathers parameters, unless the
-    function of autograd that gathers had computed what it gathers. Gathering after the optimizer's step is of
-    parameters, too. A group that reduces in the forward pass reduces activations there, and so in the backward pass.
-    What is reduced after the backward pass, or where autograd accumulates gradients, are gradients.
+    function of autograd that gathers had computed what it gathers. So does a hook or plain code that gathers in the
+    forward pass of a group that reduces later, whatever else the group does: activations are gathered by functions,
+    which autograd can run backward. Gathering after the optimizer's step is of parameters, too. A group that reduces in
+    the forward pass reduces activations there, and so in the backward pass. What is reduced after the backward pass, or
+    where autograd accumulates gradients, are gradients.
     """
-    volume: dict[str, dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
-    in_layers: dict[str, int] = defaultdict(int)
+    of_group: dict[str, list[Call]] = defaultdict(list)
     for call in calls:
-        kind = "reduce" if call.collective in REDUCTIONS else call.collective
-        volume[call.group][kind, call.pass_] += _elements(call)
-        if kind == "all_gather" and call.pass_ == "fwd":
-            in_layers[call.group] += 1 if call.computed_before else -1
-    gathers = {
-        group: _gathers_parameters(of, in_layers[group] > 0)
-        for group, of in volume.items()
-        if group or len(volume) == 1
-    }
-    return [_role(call, volume[call.group], gathers.get(call.group, False)) for call in calls]
+        of_group[call.group].append(call)
+    gathers = {group: _gathers_parameters(own) for group, own in of_group.items()}
+    return [_role(call, gathers[call.group]) for call in calls]
 
 
-def _elements(call: Call) -> float:
-    """Returns the elements of the whole buffer; 1 where sizes are unknown, so that calls are counted."""
-    return float(max(call.sent or 0, call.received or 0) or 1)
+def _volume(calls: Iterable[Call]) -> float:
+    """Returns the elements of the whole buffers; where sizes are unknown, calls are counted."""
+    return sum(float(max(call.sent or 0, call.received or 0) or 1) for call in calls)
 
 
-def _gathers_parameters(volume: dict[tuple[str, str], float], computed: bool) -> bool:
-    gathered = volume["all_gather", "fwd"] + volume["all_gather", "other"]
-    reduced_forward = volume["reduce", "fwd"]
-    reduced_after = volume["reduce", "bwd"] + volume["reduce", "other"]
-    if not gathered or computed:
-        return False
-    return reduced_forward < SMALL * gathered and reduced_after >= SMALL * gathered
+class _Gathers(NamedTuple):
+    """Which all-gathers of a group are of parameters."""
+
+    in_functions: bool
+    elsewhere: bool
 
 
-def _role(call: Call, volume: dict[tuple[str, str], float], gathers_parameters: bool) -> Role:
+def _gathers_parameters(calls: Sequence[Call]) -> _Gathers:
+    forward = [call for call in calls if call.collective == "all_gather" and call.pass_ == "fwd"]
+    gathered = _volume(forward)
+    reduced_forward = _volume(call for call in calls if call.collective in REDUCTIONS and call.pass_ == "fwd")
+    reduced_after = _volume(call for call in calls if call.collective in REDUCTIONS and call.pass_ != "fwd")
+    if not gathered or reduced_after < SMALL * gathered:
+        return _Gathers(False, False)
+    computed = sum(1 if call.computed_before else -1 for call in forward if call.in_function) > 0
+    return _Gathers(reduced_forward < SMALL * gathered and not computed, True)
+
+
+def _role(call: Call, gathers: _Gathers) -> Role:
     if call.collective == "all_gather":
-        return "parameter" if gathers_parameters or call.pass_ == "other" else "activation"
+        if call.pass_ == "other":
+            return "parameter"
+        by_function = call.in_function or (call.pass_ == "bwd" and not gathers.elsewhere)
+        return "parameter" if (gathers.in_functions if by_function else gathers.elsewhere) else "activation"
     if call.collective not in REDUCTIONS or call.pass_ == "fwd":
         return "activation"
-    if gathers_parameters or call.pass_ == "other" or call.accumulates:
+    if gathers.in_functions or call.pass_ == "other" or call.accumulates:
         return "gradient"
     return "activation"

@@ -185,8 +185,8 @@ def _read(path: Path, document: Document) -> Trace:
             event
             for event in events
             if event.ph == "X"
-            and (group := group_of(event.cat))
-            and (group != _MODULE or (event.name or "").startswith(MODULE))
+            and (kind := group_of(event.cat))
+            and (kind != _MODULE or (event.name or "").startswith(MODULE))
         ]
         try:
             numbers = _numbers(kept, document)
@@ -290,11 +290,16 @@ def _detail(event: Event) -> Detail:
     elif args.collective is None and args.bytes is None:
         return _NO_DETAIL
     return Detail(
-        *map(_text, (args.collective, args.group, args.group_about, args.group_ranks)),
-        *map(_size, (args.group_size, args.sent, args.received)),
-        _text(args.dtype),
-        shape,
-        _size(args.bytes),
+        collective=_text(args.collective),
+        group=_text(args.group),
+        group_about=_text(args.group_about),
+        group_ranks=_text(args.group_ranks),
+        group_size=_size(args.group_size),
+        sent=_size(args.sent),
+        received=_size(args.received),
+        dtype=_text(args.dtype),
+        shape=shape,
+        bytes=_size(args.bytes),
     )
 
 

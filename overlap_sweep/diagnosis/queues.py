@@ -1,0 +1,89 @@
+"""Tells whether communication stood behind kernels of other streams, or held them back, without their needing each other.
+
+A device that has fewer hardware queues than streams starts kernels of different streams in the order of their launches
+(CUDA_DEVICE_MAX_CONNECTIONS=1 is one queue). And a kernel that occupies all multiprocessors keeps others waiting until it
+ends.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from overlap_sweep.diagnosis.exposure import LATENCY_NS, Exposed
+from overlap_sweep.diagnosis.facts import NEVER
+from overlap_sweep.diagnosis.rank import RankView
+from overlap_sweep.trace.activity import BWD, RECOMPUTE
+
+TOGETHER_NS = 5_000
+"""Longest time between the end of a kernel and the start of one that waited for it on another stream."""
+
+CALLS_BEFORE = 64
+"""Calls that are looked at for what a call waited for on its stream."""
+
+
+def queued_since(view: RankView, index: int) -> int | None:
+    """Returns when a call could have started that stood behind kernels of other streams; None if it did not.
+
+    What is launched right before the call on a stream that does not compute, such as a copy into its buffer, is part of
+    it. A call that starts when the kernel launched before it ends may need that kernel; one that starts while that still
+    runs does not need it, and has waited for the queue. It cannot have waited for the queue if it overtook that kernel.
+    """
+    work, call, role = view.facts.work, view.facts.calls[index], view.roles[index]
+    if not view.facts.on_device or call.launch_ns == NEVER or call.lane in view.compute_lanes:
+        return None
+    start, ready, with_copies = call.start_ns, _ready_ns(view, index), False
+    before = None
+    place = int(np.searchsorted(work.launch_ns, call.launch_ns, sorter=view.by_launch))
+    while place > 0:
+        place -= 1
+        other = int(view.by_launch[place])
+        if int(work.lane[other]) in view.compute_lanes:
+            before = other
+            break
+        end = int(work.end_ns[other])
+        if end <= start + TOGETHER_NS and start - end <= LATENCY_NS:
+            start, ready, with_copies = int(work.start_ns[other]), int(work.launch_ns[other]), True
+    if before is None or start - ready <= LATENCY_NS or work.launch_ns[before] == NEVER:
+        return None
+    overtaken, ended = start < work.start_ns[before], start >= work.end_ns[before] - TOGETHER_NS
+    if overtaken:
+        return None
+    if ended:
+        # Parameters are copied on a stream of their own, which needs nothing of what computes.
+        return ready if with_copies and role == "parameter" else None
+    # An activation may have waited for the kernel before that one, which ended when that one started.
+    return ready if role != "activation" or start - work.start_ns[before] > LATENCY_NS else None
+
+
+def _ready_ns(view: RankView, index: int) -> int:
+    """Returns when a call had been launched, and what had been launched before it on its stream or in its process group,
+    where NCCL keeps the order, had ended."""
+    calls, call = view.facts.calls, view.facts.calls[index]
+    ready = call.launch_ns
+    for other in calls[max(0, index - CALLS_BEFORE) : index]:
+        same = other.lane == call.lane or (other.group == call.group and other.group)
+        if same and other.launch_ns < call.launch_ns and other.end_ns <= call.start_ns + LATENCY_NS:
+            ready = max(ready, other.end_ns)
+    return min(ready, call.start_ns)
+
+
+def holds_back_backward(view: RankView, exposed: Exposed) -> bool:
+    """Returns whether the backward pass waited for a reduction of gradients, which it does not need.
+
+    Its first kernel to start was launched right after the call, or right after a later one that waited for this one.
+    """
+    work, call = view.facts.work, view.facts.calls[exposed.call]
+    blocked = exposed.first_blocked
+    if blocked is None or exposed.ended_by is None or call.launch_ns == NEVER:
+        return False
+    if work.pass_[blocked] not in (BWD, RECOMPUTE) or view.roles[exposed.ended_by] != "gradient":
+        return False
+    launch = int(work.launch_ns[blocked])
+    if view.facts.on_device and launch > call.end_ns:
+        return False
+    launches = (other.launch_ns for other in view.facts.calls[exposed.call :])
+    last = max((at for at in launches if call.launch_ns <= at < launch), default=NEVER)
+    if last == NEVER:
+        return False
+    first, beyond = np.searchsorted(work.launch_ns, (last, launch), sorter=view.by_launch)
+    return bool(beyond - first <= 1)

@@ -1,0 +1,156 @@
+"""Puts together what the causes of one rank's losses are decided from."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlap_sweep.diagnosis.arrivals import Arrivals
+from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Measure
+from overlap_sweep.diagnosis.facts import NEVER, Call, RankFacts
+from overlap_sweep.diagnosis.roles import Role, roles_of
+from overlap_sweep.trace.activity import BWD, FWD, RECOMPUTE
+
+MOSTLY = 0.6
+"""Share of all waiting that one rank must have caused to be a straggler; else all ranks are late in turn."""
+
+POINT_TO_POINT = ("send", "recv", "send_recv")
+"""To wait for what another rank computes is their nature: nobody is late."""
+
+COMPUTES = 0.1
+"""Least share of the computation of a stream that computes."""
+
+_CODES = {"fwd": (FWD,), "bwd": (BWD, RECOMPUTE)}
+
+
+@dataclass
+class Hiding:
+    """What one pass of one step has for hiding communication. Nanoseconds."""
+
+    start_ns: int
+    compute_ns: float
+    comm_ns: float = 0.0
+    """Communication that could be hidden, without waiting."""
+    used_ns: float = 0.0
+    """Computation that hid communication so far, or could have."""
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank among the others."""
+
+    facts: RankFacts
+    exposure: Exposure
+    roles: list[Role]
+    """By call."""
+    last_ns: NDArray[np.int64]
+    """By call: start of the last rank; NEVER if unknown."""
+    late_rank: NDArray[np.intp]
+    """By call: index of the last rank; -1 if unknown."""
+    stragglers: set[tuple[str, int]]
+    """Pairs of process group and index of the rank that the others wait for."""
+    is_straggler: bool
+    hiding: dict[tuple[int, str], Hiding]
+    """By step and pass."""
+    waits: Measure
+    """Waits of the host."""
+    compute_lanes: set[int]
+    """Streams that compute, other than copies into buffers."""
+    by_launch: NDArray[np.intp]
+    """Indices of work in the order of launches."""
+
+    def moving_ns(self, index: int) -> float:
+        """Returns how long a call ran without waiting for other ranks, as far as their traces are there."""
+        call, last = self.facts.calls[index], int(self.last_ns[index])
+        return float(call.end_ns - (call.start_ns if last == NEVER else min(max(last, call.start_ns), call.end_ns)))
+
+    def hiding_of(self, index: int) -> Hiding | None:
+        """Returns the pass whose computation could hide the call; None if it has none."""
+        call = self.facts.calls[index]
+        return self.hiding.get((call.step, hiding_pass(call, self.roles[index])))
+
+
+def hiding_pass(call: Call, role: Role) -> str:
+    """Returns the pass whose computation could hide the call; empty if none could."""
+    if role == "activation":
+        return ""
+    if call.pass_ == "other":
+        return "bwd" if role == "gradient" else "fwd"
+    return call.pass_
+
+
+def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals: Arrivals) -> list[RankView]:
+    """Returns the views of all ranks of a run."""
+    stragglers = stragglers_of(facts, exposures, arrivals)
+    late = {rank for _, rank in stragglers}
+    views = []
+    for rank, (own, exposure) in enumerate(zip(facts, exposures, strict=True)):
+        view = RankView(
+            facts=own,
+            exposure=exposure,
+            roles=roles_of(own.calls),
+            last_ns=arrivals.last_ns[rank],
+            late_rank=arrivals.last_rank[rank],
+            stragglers=stragglers,
+            is_straggler=rank in late,
+            hiding=_passes(own),
+            waits=Measure(np.array([(wait.start_ns, wait.end_ns) for wait in own.waits], np.int64).reshape(-1, 2)),
+            compute_lanes=_compute_lanes(own),
+            by_launch=np.argsort(own.work.launch_ns, kind="stable"),
+        )
+        for index in range(len(own.calls)):
+            if hiding := view.hiding_of(index):
+                hiding.comm_ns += view.moving_ns(index)
+        views.append(view)
+    return views
+
+
+def stragglers_of(
+    facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals: Arrivals
+) -> set[tuple[str, int]]:
+    """Returns the pairs of process group and index of a rank for which the group's other ranks wait."""
+    waited: dict[str, Counter[int]] = defaultdict(Counter)
+    for rank, exposure in enumerate(exposures):
+        for i, exposed in exposure.exposed.items():
+            call = facts[rank].calls[i]
+            if call.collective not in POINT_TO_POINT:
+                lost, _ = waited_of(exposed, call, int(arrivals.last_ns[rank][i]))
+                waited[call.group][int(arrivals.last_rank[rank][i])] += round(lost)
+    return {
+        (group, late)
+        for group, by_rank in waited.items()
+        for late, lost in by_rank.items()
+        if lost and lost >= MOSTLY * by_rank.total()
+    }
+
+
+def waited_of(exposed: Exposed, call: Call, last_ns: int) -> tuple[float, list[tuple[int, int]]]:
+    """Returns the exposed time before the last rank arrived, and the pieces after it."""
+    if last_ns == NEVER or last_ns <= call.start_ns:
+        return 0.0, exposed.pieces
+    waited = sum(max(0, min(end, last_ns) - start) for start, end in exposed.pieces)
+    rest = [(max(start, last_ns), end) for start, end in exposed.pieces if end > last_ns]
+    return float(waited), rest
+
+
+def _passes(facts: RankFacts) -> dict[tuple[int, str], Hiding]:
+    work = facts.work
+    found: dict[tuple[int, str], Hiding] = {}
+    for step in facts.steps:
+        for name, codes in _CODES.items():
+            own = np.flatnonzero((work.step == step.number) & np.isin(work.pass_, codes))
+            if len(own):
+                length = Measure(work.intervals[own])
+                start, end = int(work.start_ns[own].min()), int(work.end_ns[own].max())
+                found[step.number, name] = Hiding(start, length.between(start, end))
+    return found
+
+
+def _compute_lanes(facts: RankFacts) -> set[int]:
+    lanes, place = np.unique(facts.work.lane, return_inverse=True)
+    took = np.bincount(place, facts.work.end_ns - facts.work.start_ns, len(lanes))
+    return {int(lane) for lane, ns in zip(lanes, took, strict=True) if ns > COMPUTES * took.sum()}
