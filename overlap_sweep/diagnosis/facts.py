@@ -28,7 +28,7 @@ from overlap_sweep.trace.activity import (
     activity_of,
     launches_of,
 )
-from overlap_sweep.trace.intervals import Intervals
+from overlap_sweep.trace.intervals import Intervals, places_by_value
 from overlap_sweep.trace.kineto import NO_CORRELATION, Detail, Trace
 
 NEVER = -1
@@ -237,8 +237,8 @@ def _steps(activity: Activity, startup: list[int]) -> list[Step]:
     )
     numbers = activity.assignment.iteration[chosen]
     found = []
-    for number in np.unique(numbers).tolist():
-        own = activity.events[chosen[numbers == number]]
+    for number, places in places_by_value(numbers):
+        own = activity.events[chosen[places]]
         found.append((int(own.start_ns.min()), int(own.end_ns.max()), number))
     found.sort()
     starts = [start for start, _, _ in found[1:]]

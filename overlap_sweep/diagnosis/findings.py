@@ -24,10 +24,10 @@ from overlap_sweep.diagnosis.arrivals import Arrivals, arrivals
 from overlap_sweep.diagnosis.causes import Loss, losses_of
 from overlap_sweep.diagnosis.contention import hidden_ns, slowed_by_call, slowed_gemms
 from overlap_sweep.diagnosis.evidence import Basis, evidence_of, try_of
-from overlap_sweep.diagnosis.exposure import Exposure, exposure_of
+from overlap_sweep.diagnosis.exposure import Exposure, Measure, exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.rank import views_of
-from overlap_sweep.trace.intervals import intersect, length, merge, subtract
+from overlap_sweep.trace.intervals import intersect, merge, subtract
 
 
 @dataclass(frozen=True)
@@ -149,29 +149,21 @@ def _slowed(facts: RankFacts, exposure: Exposure, lost: dict[Key, _Lost]) -> dic
 
 
 def _steps(facts: RankFacts, exposure: Exposure, slowed: dict[int, float]) -> list[StepLoss]:
-    found = []
-    for step in facts.steps:
-        start, end = step.start_ns, step.end_ns
-        calls = [(c.start_ns, c.end_ns) for c in facts.calls if c.step == step.number]
-        comm = float(exposure.comm.between(start, end))
-        window = np.array([[start, end]], np.int64)
-        gaps = intersect(exposure.gaps, window) if len(exposure.gaps) else exposure.gaps
-        exposed = float(length(intersect(gaps, merge(np.array(calls, np.int64).reshape(-1, 2)))))
-        busy = merge(np.concatenate((exposure.comm.union, facts.copies)))
-        idle = float(length(subtract(gaps, busy)))
-        found.append(
-            StepLoss(
-                rank=facts.rank,
-                step=step.number,
-                step_us=(end - start) / 1000,
-                comm_us=comm / 1000,
-                exposed_comm_us=exposed / 1000,
-                idle_us=idle / 1000,
-                slowed_us=slowed.get(step.number, 0.0) / 1000,
-                startup=step.startup,
-            )
+    exposed = Measure(intersect(exposure.gaps, exposure.comm.union))
+    idle = Measure(subtract(exposure.gaps, merge(np.concatenate((exposure.comm.union, facts.copies)))))
+    return [
+        StepLoss(
+            rank=facts.rank,
+            step=step.number,
+            step_us=(step.end_ns - step.start_ns) / 1000,
+            comm_us=exposure.comm.between(step.start_ns, step.end_ns) / 1000,
+            exposed_comm_us=exposed.between(step.start_ns, step.end_ns) / 1000,
+            idle_us=idle.between(step.start_ns, step.end_ns) / 1000,
+            slowed_us=slowed.get(step.number, 0.0) / 1000,
+            startup=step.startup,
         )
-    return found
+        for step in facts.steps
+    ]
 
 
 def _finding(

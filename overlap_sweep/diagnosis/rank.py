@@ -14,6 +14,7 @@ from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Measure
 from overlap_sweep.diagnosis.facts import NEVER, Call, RankFacts
 from overlap_sweep.diagnosis.roles import Role, roles_of
 from overlap_sweep.trace.activity import BWD, FWD, RECOMPUTE
+from overlap_sweep.trace.intervals import length, merge, places_by_value
 
 MOSTLY = 0.6
 """Share of all waiting that one rank must have caused to be a straggler; else all ranks are late in turn."""
@@ -140,13 +141,12 @@ def waited_of(exposed: Exposed, call: Call, last_ns: int) -> tuple[float, list[t
 def _passes(facts: RankFacts) -> dict[tuple[int, str], Hiding]:
     work = facts.work
     found: dict[tuple[int, str], Hiding] = {}
-    for step in facts.steps:
-        for name, codes in _CODES.items():
-            own = np.flatnonzero((work.step == step.number) & np.isin(work.pass_, codes))
-            if len(own):
-                length = Measure(work.intervals[own])
-                start, end = int(work.start_ns[own].min()), int(work.end_ns[own].max())
-                found[step.number, name] = Hiding(start, length.between(start, end))
+    for name, codes in _CODES.items():
+        own = np.flatnonzero(np.isin(work.pass_, codes))
+        for step, places in places_by_value(work.step[own]):
+            here = own[places]
+            union = merge(work.intervals[here])
+            found[step, name] = Hiding(int(work.start_ns[here].min()), float(length(union)))
     return found
 
 
