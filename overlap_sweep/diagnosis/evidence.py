@@ -15,7 +15,7 @@ from overlap_sweep.diagnosis.advice import advice_for
 from overlap_sweep.diagnosis.causes import Loss
 from overlap_sweep.diagnosis.exposure import Exposure
 from overlap_sweep.diagnosis.facts import Call, RankFacts
-from overlap_sweep.diagnosis.rank import POINT_TO_POINT
+from overlap_sweep.diagnosis.rank import POINT_TO_POINT, UNKNOWN_RANK
 
 ELEMENT_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "BFloat16": 2, "Half": 2, "Short": 2}
 OTHER_BYTES = 1
@@ -51,6 +51,11 @@ class Basis:
     def late(self) -> int:
         """Returns the index of the rank that the others waited for."""
         return int(self.about)
+
+    @property
+    def late_rank(self) -> int | None:
+        """Returns the rank that the others waited for; None if its trace is missing."""
+        return None if self.late == UNKNOWN_RANK else self.facts[self.late].rank
 
     def per_step(self, number: float) -> float:
         return number / max(self.num_steps, 1)
@@ -163,6 +168,11 @@ def _bandwidth(basis: Basis) -> str:
 
 
 def _straggler(basis: Basis) -> str:
+    if basis.late == UNKNOWN_RANK:
+        return (
+            f"Rank {basis.own.rank} probably waits {_us(basis.lost_us)} per step in {_calls(basis)}, which take much longer "
+            "than the fastest of their size; which rank is late is unknown without the traces of the others."
+        )
     late, own = basis.facts[basis.late], basis.own
     who = "one rank" if late.rank is None else f"rank {late.rank}"
     doing = _doing(basis)

@@ -194,7 +194,7 @@ def _finding(
         cause=key.cause,
         lost_us=round(lost_us, 3),
         share=lost_us / step_us if step_us else 0.0,
-        rank=facts[basis.late].rank if key.cause == "straggler" else own.rank,
+        rank=basis.late_rank if key.cause == "straggler" else own.rank,
         process_group=group.title if group else key.group,
         collective=key.collective,
         pass_=key.pass_,

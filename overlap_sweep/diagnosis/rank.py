@@ -22,6 +22,15 @@ MOSTLY = 0.6
 POINT_TO_POINT = ("send", "recv", "send_recv")
 """To wait for what another rank computes is their nature: nobody is late."""
 
+UNKNOWN_RANK = -1
+"""Index of a straggler whose trace is missing."""
+
+WAITED = 2.0
+"""A call that took more than this times the fastest of its size has waited; next to GEMMs it may take longer, too."""
+
+STARTS_NS = 30_000
+"""Most that starting a collective adds to the time of moving its bytes."""
+
 COMPUTES = 0.1
 """Least share of the computation of a stream that computes."""
 
@@ -49,7 +58,7 @@ class RankView:
     roles: list[Role]
     """By call."""
     last_ns: NDArray[np.int64]
-    """By call: start of the last rank; NEVER if unknown."""
+    """By call: start of the last rank; NEVER if unknown. Where no trace of another rank is there, as estimated."""
     late_rank: NDArray[np.intp]
     """By call: index of the last rank; -1 if unknown."""
     stragglers: set[tuple[str, int]]
@@ -90,13 +99,14 @@ def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals
     late = {rank for _, rank in stragglers}
     views = []
     for rank, (own, exposure) in enumerate(zip(facts, exposures, strict=True)):
+        last_ns = _with_assumed_waits(own, arrivals.last_ns[rank])
         view = RankView(
             facts=own,
             exposure=exposure,
             roles=roles_of(own.calls),
-            last_ns=arrivals.last_ns[rank],
+            last_ns=last_ns,
             late_rank=arrivals.last_rank[rank],
-            stragglers=stragglers,
+            stragglers=stragglers | {(group, UNKNOWN_RANK) for group in own.groups},
             is_straggler=rank in late,
             hiding=_passes(own),
             waits=Measure(np.array([(wait.start_ns, wait.end_ns) for wait in own.waits], np.int64).reshape(-1, 2)),
@@ -108,6 +118,35 @@ def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals
                 hiding.comm_ns += view.moving_ns(index)
         views.append(view)
     return views
+
+
+def _with_assumed_waits(facts: RankFacts, last_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the start of the last rank, for calls without other ranks' traces as estimated: a call that takes much
+    longer than the fastest of its size, or than its bytes at the group's best rate, has waited before."""
+    unknown = [
+        i
+        for i, call in enumerate(facts.calls)
+        if last_ns[i] == NEVER and call.collective not in POINT_TO_POINT and not call.is_wait and _elements(call)
+    ]
+    fastest: dict[tuple[str, str, int], int] = {}
+    rate: dict[tuple[str, str], float] = defaultdict(float)
+    for i in unknown:
+        call, took = facts.calls[i], max(facts.calls[i].end_ns - facts.calls[i].start_ns, 1)
+        size = call.group, call.collective, _elements(call)
+        fastest[size] = min(fastest.get(size, took), took)
+        rate[size[:2]] = max(rate[size[:2]], _elements(call) / took)
+    assumed = last_ns.copy()
+    for i in unknown:
+        call = facts.calls[i]
+        size = call.group, call.collective, _elements(call)
+        moving = min(fastest[size], _elements(call) / rate[size[:2]] + STARTS_NS)
+        if call.end_ns - call.start_ns > WAITED * moving + STARTS_NS:
+            assumed[i] = call.end_ns - round(moving)
+    return assumed
+
+
+def _elements(call: Call) -> int:
+    return max(call.sent or 0, call.received or 0)
 
 
 def stragglers_of(
