@@ -13,13 +13,10 @@ import numpy as np
 from overlap_sweep.diagnosis import Cause
 from overlap_sweep.diagnosis.advice import advice_for
 from overlap_sweep.diagnosis.causes import Loss
+from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
 from overlap_sweep.diagnosis.exposure import Exposure
 from overlap_sweep.diagnosis.facts import Call, RankFacts
 from overlap_sweep.diagnosis.rank import POINT_TO_POINT, UNKNOWN_RANK
-
-ELEMENT_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "BFloat16": 2, "Half": 2, "Short": 2}
-OTHER_BYTES = 1
-"""Of bytes, booleans and 8-bit floats."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +68,8 @@ class Basis:
 
 def bytes_of(call: Call) -> int | None:
     """Returns the size of the whole buffer; None if the trace does not know."""
-    elements = max(call.sent or 0, call.received or 0)
-    return elements * ELEMENT_BYTES.get(call.dtype or "", OTHER_BYTES) if elements and call.dtype else None
+    elements, size = max(call.sent or 0, call.received or 0), BYTES_OF.get(type_of(call.dtype))
+    return elements * size if elements and size else None
 
 
 def evidence_of(basis: Basis) -> str:

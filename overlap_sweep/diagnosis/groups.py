@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from overlap_sweep.diagnosis import Pass
 from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals, common_names
 from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
+from overlap_sweep.diagnosis.contention import slowed_by_call, slowed_gemms
 from overlap_sweep.diagnosis.facts import Call, Group, RankFacts, Step
 from overlap_sweep.trace.intervals import Intervals, length, merge
 
@@ -61,6 +62,8 @@ class GroupRow(msgspec.Struct, kw_only=True):
     What several groups expose at once counts for each."""
     hidden: float | None
     """Part of the calls' time, of all ranks, in which their rank computes; None if they took no time."""
+    slowdown: float | None
+    """Time of the GEMMs next to the calls / time of the same GEMMs alone; None if none of them ever ran alone."""
 
 
 class _Kind(NamedTuple):
@@ -107,8 +110,9 @@ def group_rows(facts: Sequence[RankFacts], arrived: Arrivals) -> list[GroupRow]:
             took_ns = call.end_ns - call.start_ns
             fastest_ns[same] = min(took_ns, fastest_ns.get(same, took_ns))
     busy = [merge(rank.work.intervals) for rank in facts]
+    slowed = [slowed_by_call(rank, slowed_gemms(rank)) for rank in facts]
     rows = [
-        _row(facts, kind, calls, transfers[kind], fastest_ns[kind._replace(pass_="")], steps, busy)
+        _row(facts, kind, calls, transfers[kind], fastest_ns[kind._replace(pass_="")], steps, busy, slowed)
         for kind, calls in chosen.items()
     ]
     return sorted(rows, key=lambda row: (-row.exposed_us, -row.calls * row.time_us, row.group, row.collective))
@@ -190,6 +194,7 @@ def _row(
     fastest_ns: int,
     steps: list[list[Step]],
     busy: list[Intervals],
+    slowed: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]],
 ) -> GroupRow:
     calls = {number: [facts[number].calls[i] for i in own] for number, own in chosen.items()}
     every = [call for own in calls.values() for call in own]
@@ -209,6 +214,7 @@ def _row(
         exposed.append(median(per_step for _, per_step in each))
         total_ns += sum(per_step for per_step, _ in each)
         exposed_ns += sum(per_step for _, per_step in each)
+    lost_ns, alone_ns = (sum(float(slowed[number][of][own].sum()) for number, own in chosen.items()) for of in (0, 1))
     return GroupRow(
         group=group.name,
         about=group.about,
@@ -229,6 +235,7 @@ def _row(
         skew_max_us=max(one.skew_ns for one in transfers) / 1e3 if transfers else None,
         exposed_us=max(exposed) / 1e3,
         hidden=1 - exposed_ns / total_ns if total_ns else None,
+        slowdown=1 + lost_ns / alone_ns if alone_ns else None,
     )
 
 
