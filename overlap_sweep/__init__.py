@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from overlap_sweep.commands.frames import read, read_trace
+    from overlap_sweep.commands.frames import read, read_diagnosis, read_trace
     from overlap_sweep.errors import UserError
+    from overlap_sweep.profiler_hook import diagnose_trace
     from overlap_sweep.tuner import tune
     from overlap_sweep.tuner.report import Report
 
@@ -16,11 +17,13 @@ __version__ = "0.2.0"
 _MODULES = {
     "Report": "tuner.report",
     "UserError": "errors",
+    "diagnose_trace": "profiler_hook",
     "read": "commands.frames",
+    "read_diagnosis": "commands.frames",
     "read_trace": "commands.frames",
     "tune": "tuner",
 }
-__all__ = ["Report", "UserError", "read", "read_trace", "tune"]
+__all__ = ["Report", "UserError", "diagnose_trace", "read", "read_diagnosis", "read_trace", "tune"]
 
 
 def __getattr__(name: str) -> Any:

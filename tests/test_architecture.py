@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "compare": BELOW_RESULTS | {"results", "report", "workloads"},
     "tuner": BELOW_RESULTS | {"results", "report", "workloads", "runtime", "search"},
     "commands": BELOW_RESULTS | {"results", "report", "workloads", "store", "runtime", "search", "compare", "tuner"},
+    "profiler_hook": BELOW_RESULTS | {"results", "report", "commands"},
     "__main__": {"commands"},
 }
 """By part the parts that it may import, besides itself; workloads count as one, see MAY_IMPORT_SLICE."""

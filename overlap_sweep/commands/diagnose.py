@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from itertools import groupby
 from operator import itemgetter
@@ -25,7 +24,6 @@ from overlap_sweep.commands.output import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from overlap_sweep.diagnosis.runs import Run
     from overlap_sweep.report.table import Table
 
 
@@ -89,7 +87,7 @@ def diagnose(
     Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
     from overlap_sweep.diagnosis.runs import read_runs
-    from overlap_sweep.report.diagnosis import FINDINGS, GROUPS, STEPS, finding_rows, group_rows, step_rows
+    from overlap_sweep.report.diagnosis import TABLE_BY, warnings_of
     from overlap_sweep.report.table import to_frame
 
     found, problems = find_traces(paths)
@@ -98,11 +96,7 @@ def diagnose(
     diagnoses = [run.found.diagnosis for run in runs if run.found]
     for warning in warnings_of(runs):
         print_warning(warning)
-    table, rows_of = {
-        Rows.finding: (FINDINGS, finding_rows),
-        Rows.group: (GROUPS, group_rows),
-        Rows.step: (STEPS, step_rows),
-    }[by]
+    table, rows_of = TABLE_BY[by]
     rows = rows_of(runs)
     frame = to_frame(table.records(rows), table.types)
     check_fail_if(fail_expressions, frame)
@@ -124,13 +118,6 @@ def diagnose(
         print_rows(frame, format, show)
     fail_for(problems)
     fail_if(fail_expressions, frame, "rows")
-
-
-def warnings_of(runs: Sequence[Run]) -> list[str]:
-    """Returns a sentence for everything that was left out or is unknown."""
-    diagnoses = (run.found.diagnosis for run in runs if run.found)
-    notes = (f"{diagnosis.run}: {note}" for diagnosis in diagnoses for note in diagnosis.notes)
-    return [*(warning for run in runs for file in run.files for warning in file.warnings), *notes]
 
 
 GROUPED_BY = {Rows.group: "process_group", Rows.step: "rank"}

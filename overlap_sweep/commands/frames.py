@@ -1,4 +1,4 @@
-"""Reads the rows of `analyze.py query` and `analyze.py trace` as DataFrames, for these commands and for Python."""
+"""Reads the rows of `analyze.py query`, `trace` and `diagnose` as DataFrames, for these commands and for Python."""
 
 from __future__ import annotations
 
@@ -66,6 +66,30 @@ def read_trace(
     table = trace_rows.PHASES if by == "phase" else trace_rows.PARTS
     written = trace_rows.of_medians(table) if median else table
     return to_frame(written.records(trace_rows.rows_of(good, by, medians=median)), written.types)
+
+
+def read_diagnosis(*paths: Path | str, by: Literal["finding", "group", "step"] = "finding") -> pd.DataFrame:
+    """Returns why communication is exposed in Kineto traces, given as files or directories: one row per finding; with
+    `by` per process group and collective, or per step and rank.
+
+    Times are in microseconds per step. What cannot be read or is unknown causes a warning; UserError if nothing can be
+    read.
+    """
+    from overlap_sweep.diagnosis.runs import read_runs
+    from overlap_sweep.report.diagnosis import TABLE_BY, warnings_of
+    from overlap_sweep.report.table import to_frame
+
+    if by not in TABLE_BY:
+        raise UserError(f"by={by!r} is not known; choose one of {', '.join(TABLE_BY)}.")
+    found, problems = find_traces([Path(path) for path in paths])
+    runs = read_runs(found)
+    problems += [file.problem for run in runs for file in run.files if file.problem]
+    if not any(run.found for run in runs):
+        raise UserError(" ".join(problems) or "No traces given; give files or directories.")
+    for sentence in (*problems, *warnings_of(runs)):
+        warnings.warn(sentence, stacklevel=2)
+    table, rows_of = TABLE_BY[by]
+    return to_frame(table.records(rows_of(runs)), table.types)
 
 
 def tables() -> dict[str, Table[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from statistics import median
@@ -189,8 +189,23 @@ def group_rows(runs: Iterable[Run]) -> list[Row]:
     ]
 
 
+TABLE_BY: dict[str, tuple[Table[Row], Callable[[Iterable[Run]], list[Row]]]] = {
+    "finding": (FINDINGS, finding_rows),
+    "group": (GROUPS, group_rows),
+    "step": (STEPS, step_rows),
+}
+"""Table and its rows by what a row is."""
+
+
 def _rows(of_runs: Iterable[tuple[str, Iterable[Any]]]) -> list[Row]:
     return [{"run": name, **msgspec.to_builtins(found)} for name, all_found in of_runs for found in all_found]
+
+
+def warnings_of(runs: Sequence[Run]) -> list[str]:
+    """Returns a sentence for everything that was left out or is unknown."""
+    diagnoses = (run.found.diagnosis for run in runs if run.found)
+    notes = (f"{diagnosis.run}: {note}" for diagnosis in diagnoses for note in diagnosis.notes)
+    return [*(warning for run in runs for file in run.files for warning in file.warnings), *notes]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`overlap_sweep.read` and `read_trace`: what `analyze.py query` and `trace` print, for Python."""
+"""`overlap_sweep.read`, `read_trace` and `read_diagnosis`: what `analyze.py` prints, for Python."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ def test_traces_are_those_of_the_command(by: str, median: bool) -> None:
     assert_printed(frame, "trace", LAYER, "--by", by, *(["--median"] if median else []))
 
 
+@pytest.mark.parametrize("by", ["finding", "group", "step"])
+def test_diagnoses_are_those_of_the_command(by: str) -> None:
+    paths = [TRACES / f"h200x2_fsdp2_checkpoint_rank{rank}.json.gz" for rank in (0, 1)]
+    assert_printed(overlap_sweep.read_diagnosis(*paths, by=by), "diagnose", *paths, "--by", by)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="Only rank 0 of 2"):
+        assert set(overlap_sweep.read_diagnosis(str(paths[0]), by="step")["rank"]) == {0}
+
+
 def test_what_cannot_be_read_is_warned_of_or_an_error(tmp_path: Path) -> None:
     shutil.copy(LAYER, tmp_path)
     (tmp_path / "broken.json.gz").write_bytes(LAYER.read_bytes()[:1000])
@@ -51,6 +59,9 @@ def test_what_cannot_be_read_is_warned_of_or_an_error(tmp_path: Path) -> None:
         (lambda: overlap_sweep.read_trace("/no/dir"), "/no/dir"),
         (lambda: overlap_sweep.read_trace(LAYER, by="colour"), "by='colour' is not known"),  # type: ignore[arg-type]
         (lambda: overlap_sweep.read_trace(), "give files or directories"),
+        (lambda: overlap_sweep.read_diagnosis("/no/dir"), "/no/dir"),
+        (lambda: overlap_sweep.read_diagnosis(LAYER, by="colour"), "by='colour' is not known"),  # type: ignore[arg-type]
+        (lambda: overlap_sweep.read_diagnosis(), "give files or directories"),
     ):
         with pytest.raises(overlap_sweep.UserError, match=reason):
             call()

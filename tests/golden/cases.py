@@ -50,6 +50,7 @@ def _store(folder: Path) -> None:
 
 
 LAYERS = "none=h200x4_llama3_70b_layer_none.json.gz ring=h200x4_llama3_70b_layer_ring_rs.json.gz"
+FSDP2 = "h200x2_fsdp2_checkpoint_rank0.json.gz h200x2_fsdp2_checkpoint_rank1.json.gz"
 QUERY = "query sweep --limit 3 --format json"
 
 CASES = (
@@ -99,6 +100,18 @@ CASES = (
             f"compare {LAYERS} --by kernel",
             f"compare {LAYERS} --by stream",
             f"compare {LAYERS} --format json",
+        ),
+    ),
+    Case(
+        "diagnose",
+        lambda folder: [shutil.copy(path, folder) for path in TRACES.glob("h200x2_*.json.gz")],
+        (
+            "diagnose .",
+            f"diagnose {FSDP2} --format json",
+            f"diagnose {FSDP2} --by group",
+            f"diagnose {FSDP2} --by group --format csv",
+            "diagnose h200x2_cuda_graph_rank0.json.gz h200x2_cuda_graph_rank1.json.gz --by step",
+            f"diagnose {FSDP2} --fail-if 'cause != \"none\" and share > 0.02'",
         ),
     ),
     Case(
