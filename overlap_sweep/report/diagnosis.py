@@ -43,7 +43,7 @@ def as_share(share: float) -> str:
 
 RUN = _text("run", "Common name of the traces of all ranks, with their directory.")
 PASS = "fwd, bwd, or other (the optimizer and what follows the backward pass); empty if several or unknown."
-GROUP = _text("process_group", "Name and description of the process group; empty if unknown.", "process group")
+GROUP = _text("process_group", "Name and description of the process group; empty if unknown.", "group")
 
 FINDINGS: Table[Row] = Table(
     *("findings", "one row per finding, of each run the most worthwhile first"),
