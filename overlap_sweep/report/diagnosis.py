@@ -28,8 +28,8 @@ def _count(name: str, about: str, header: str = "", **more: Any) -> Column[Row]:
     return Column(name, itemgetter(name), about, "count", header, **more)
 
 
-def _number(name: str, about: str, show: Callable[[float], str]) -> Column[Row]:
-    return Column(name, itemgetter(name), about, header=name, show=show)
+def _number(name: str, about: str, show: Callable[[float], str], header: str = "", **more: Any) -> Column[Row]:
+    return Column(name, itemgetter(name), about, header=header or name, show=show, **more)
 
 
 def _us(name: str, about: str, header: str = "", **more: Any) -> Column[Row]:
@@ -160,6 +160,12 @@ GROUPS: Table[Row] = Table(
             "exposed us",
         ),
         _number("hidden", "Part of the calls' time, over all ranks, in which their rank computes.", as_percent),
+        _number(
+            "slowdown",
+            "Time of the GEMMs beside the calls / time of the same GEMMs alone; empty if none of them ever ran alone.",
+            *("{:.2f}x".format, "GEMMs"),
+            dropped=5,
+        ),
     ),
 )
 TABLES = {"of findings": FINDINGS, "with --by group": GROUPS, "with --by step": STEPS}
