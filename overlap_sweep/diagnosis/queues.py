@@ -34,6 +34,9 @@ def queued_since(view: RankView, index: int) -> int | None:
     start, ready, with_copies = call.start_ns, _ready_ns(view, index), False
     before = None
     place = int(np.searchsorted(work.launch_ns, call.launch_ns, sorter=view.by_launch))
+    if place < len(work) and work.launch_ns[view.by_launch[place]] == call.launch_ns:
+        # In a CUDA graph, whose launch tells no order.
+        return None
     while place > 0:
         place -= 1
         other = int(view.by_launch[place])
