@@ -152,20 +152,24 @@ def _elements(call: Call) -> int:
 def stragglers_of(
     facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals: Arrivals
 ) -> set[tuple[str, int]]:
-    """Returns the pairs of process group and index of a rank for which the group's other ranks wait."""
-    waited: dict[str, Counter[int]] = defaultdict(Counter)
+    """Returns the pairs of process group and index of a rank for which the group's other ranks wait: it causes most of
+    all waiting, and most of it in most steps."""
+    waited: dict[str, dict[int, Counter[int]]] = defaultdict(lambda: defaultdict(Counter))
     for rank, exposure in enumerate(exposures):
+        startup = {step.number for step in facts[rank].steps if step.startup}
         for i, exposed in exposure.exposed.items():
             call = facts[rank].calls[i]
-            if call.collective not in POINT_TO_POINT:
+            if call.collective not in POINT_TO_POINT and call.step not in startup:
                 lost, _ = waited_of(exposed, call, int(arrivals.last_ns[rank][i]))
-                waited[call.group][int(arrivals.last_rank[rank][i])] += round(lost)
-    return {
-        (group, late)
-        for group, by_rank in waited.items()
-        for late, lost in by_rank.items()
-        if lost and lost >= MOSTLY * by_rank.total()
-    }
+                waited[call.group][call.step][int(arrivals.last_rank[rank][i])] += round(lost)
+    found = set()
+    for group, by_step in waited.items():
+        total = sum(by_step.values(), Counter())
+        for late, lost in total.items():
+            steps = [2 * by_rank[late] > by_rank.total() for by_rank in by_step.values() if by_rank.total()]
+            if lost and lost >= MOSTLY * total.total() and sum(steps) > len(steps) / 2:
+                found.add((group, late))
+    return found
 
 
 def waited_of(exposed: Exposed, call: Call, last_ns: int) -> tuple[float, list[tuple[int, int]]]:

@@ -57,16 +57,18 @@ def _gathers_parameters(calls: Sequence[Call]) -> _Gathers:
     reduced_after = _volume(call for call in calls if call.collective in REDUCTIONS and call.pass_ != "fwd")
     if not gathered or reduced_after < SMALL * gathered:
         return _Gathers(False, False)
+    elsewhere = _volume(call for call in forward if not call.in_function) >= SMALL * gathered
     computed = sum(1 if call.computed_before else -1 for call in forward if call.in_function) > 0
-    return _Gathers(reduced_forward < SMALL * gathered and not computed, True)
+    return _Gathers(reduced_forward < SMALL * gathered and not computed, elsewhere)
 
 
 def _role(call: Call, gathers: _Gathers) -> Role:
     if call.collective == "all_gather":
         if call.pass_ == "other":
             return "parameter"
-        by_function = call.in_function or (call.pass_ == "bwd" and not gathers.elsewhere)
-        return "parameter" if (gathers.in_functions if by_function else gathers.elsewhere) else "activation"
+        # Functions of the backward pass are not told from hooks there.
+        elsewhere = gathers.elsewhere and not call.in_function
+        return "parameter" if gathers.in_functions or elsewhere else "activation"
     if call.collective not in REDUCTIONS or call.pass_ == "fwd":
         return "activation"
     if gathers.in_functions or call.pass_ == "other" or call.accumulates:
