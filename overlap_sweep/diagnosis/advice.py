@@ -164,6 +164,12 @@ ADVICE: Sequence[Advice] = (
     ),
     _advice(
         "host_sync",
+        "end_of_step",
+        "Nothing if it is only there to profile or to take times. In training take times from CUDA events "
+        "(torch.cuda.Event(enable_timing=True)) and read them a step later.",
+    ),
+    _advice(
+        "host_sync",
         "",
         "Take the synchronisation out of the step: no torch.cuda.synchronize() or timing by it, no .item(), .cpu() or "
         "nonzero(); copies from pinned memory with non_blocking=True. torch.cuda.set_sync_debug_mode('warn') shows where.",

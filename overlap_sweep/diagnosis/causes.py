@@ -158,24 +158,30 @@ def _both(a: Measure, b: Measure, start_ns: int, end_ns: int) -> float:
 
 
 def _late_losses(view: RankView) -> list[Loss]:
-    """Returns what was lost while the host was late: to its waits for the device as far as these took its time."""
+    """Returns what was lost while the host was late: to its waits for the device as far as these took its time, the
+    last one first."""
     losses: list[Loss] = []
     waits = view.facts.waits
     order = sorted(range(len(waits)), key=lambda i: waits[i].end_ns)
-    place, last_wait, waited_ns = 0, None, 0.0
+    place = 0
+    took: list[tuple[int, float]] = []
+    """Waits so far, each with the part of its time to which nothing was lost yet."""
     for late in view.exposure.late:
         launch = int(view.facts.work.launch_ns[late.work])
         while place < len(order) and waits[order[place]].end_ns <= max(launch, late.start_ns):
-            last_wait = order[place]
-            waited_ns += waits[last_wait].end_ns - waits[last_wait].start_ns
+            wait = waits[order[place]]
+            took.append((order[place], float(wait.end_ns - wait.start_ns)))
             place += 1
         step = int(view.facts.work.step[late.work])
         lost = late.idle_ns + late.comm_ns
-        synced = min(lost, waited_ns) if last_wait is not None else 0.0
-        if synced > 0:
-            waited_ns -= synced
-            losses.append(Loss("host_sync", step, synced, wait=last_wait, work=late.work))
+        while took and lost > 0:
+            last, left = took.pop()
+            synced = min(lost, left)
+            losses.append(Loss("host_sync", step, synced, wait=last, work=late.work))
+            lost -= synced
+            if left > synced:
+                took.append((last, left - synced))
         pauses = view.is_straggler and late.end_ns - late.start_ns > PAUSE_NS
-        if lost > synced and not pauses:
-            losses.append(Loss("host_bound", step, lost - synced, work=late.work))
+        if lost > 0 and not pauses:
+            losses.append(Loss("host_bound", step, lost, work=late.work))
     return losses

@@ -17,6 +17,7 @@ from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
 from overlap_sweep.diagnosis.exposure import Exposure
 from overlap_sweep.diagnosis.facts import Call, RankFacts
 from overlap_sweep.diagnosis.rank import POINT_TO_POINT, UNKNOWN_RANK
+from overlap_sweep.diagnosis.waits import END_OF_STEP
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ def try_of(basis: Basis) -> str:
         has.add("cpu")
     if "item" in basis.about or "_local_scalar_dense" in basis.about:
         has.add("item")
+    if basis.about == END_OF_STEP:
+        has.add("end_of_step")
     return advice_for(basis.cause, has)
 
 
@@ -244,12 +247,17 @@ def _host_sync(basis: Basis) -> str:
     took = basis.median_us(wait.end_ns - wait.start_ns for wait in waits)
     names = Counter(wait.name for wait in waits).most_common(1)
     name = names[0][0] if names else "a copy"
-    called = f" ({basis.about})" if basis.about and basis.about != name else ""
+    called = "" if basis.about in ("", name, END_OF_STEP) else f" ({basis.about})"
     count = round(basis.per_step(len(waits)), 1)
     if any(loss.call is not None for loss in basis.losses):
         return (
             f"The host waited for the device in {name}{called} before it launched {_calls(basis)}: computation ran meanwhile "
             "that could have hidden them."
+        )
+    if basis.about == END_OF_STEP:
+        return (
+            f"{name} at the end of the step: the host waits {_us(took)} for the device, which then has nothing to run "
+            "until the host has launched the next step."
         )
     return (
         f"{name}{called} {count:g} times per step: the host waits {_us(took)} for the device, and the GPU then has nothing "

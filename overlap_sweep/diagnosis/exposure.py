@@ -100,7 +100,7 @@ def exposure_of(facts: RankFacts) -> Exposure:
     spans = np.stack((starts, ends), axis=1) if calls else np.empty((0, 2), np.int64)
     compute, comm = Measure(work.intervals), Measure(spans)
     busy = Measure(np.concatenate((spans, facts.copies)))
-    gaps = _gaps(compute, spans)
+    gaps = _gaps(facts, compute)
     found = Exposure({}, [], compute, comm, gaps)
     reach = np.maximum.accumulate(ends) if len(ends) else ends
     late: list[Late] = []
@@ -109,18 +109,16 @@ def exposure_of(facts: RankFacts) -> Exposure:
         first, beyond = np.searchsorted(reach, a, side="right"), np.searchsorted(starts, b)
         inside = [i for i in range(int(first), int(beyond)) if ends[i] > a]
         after = int(np.searchsorted(work.start_ns, b))
-        late += _one_gap(facts, found, busy, (a, b), inside, after if after < len(work) else None)
+        ended = after < len(work) and int(work.start_ns[after]) == b
+        late += _one_gap(facts, found, busy, (a, b), inside, after if ended else None)
     found.late.extend(late)
     return found
 
 
-def _gaps(compute: Measure, spans: Intervals) -> Intervals:
-    """Returns the gaps from the first to the last event."""
-    both = np.concatenate((compute.union, spans))
-    if not len(both):
-        return np.empty((0, 2), np.int64)
-    whole = np.array([[both[:, 0].min(), both[:, 1].max()]], np.int64)
-    return subtract(whole, compute.union)
+def _gaps(facts: RankFacts, compute: Measure) -> Intervals:
+    """Returns the gaps inside of the steps."""
+    steps = merge(np.array([(step.start_ns, step.end_ns) for step in facts.steps], np.int64).reshape(-1, 2))
+    return subtract(steps, compute.union)
 
 
 def _one_gap(

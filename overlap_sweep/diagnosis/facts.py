@@ -6,6 +6,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from overlap_sweep.diagnosis import Pass
 from overlap_sweep.diagnosis.collectives import collective_of, group_of, sizes_of_host
 from overlap_sweep.diagnosis.places import Places
+from overlap_sweep.diagnosis.waits import Wait, waits_of
 from overlap_sweep.trace.activity import (
     BWD,
     COMM,
@@ -36,14 +38,6 @@ NEVER = -1
 
 PASSES: dict[int, Pass] = {FWD: "fwd", BWD: "bwd", RECOMPUTE: "bwd"}
 
-BLOCKS_FROM_NS = 10_000
-"""Shortest call that counts as a wait of the host; synchronising an idle device takes a few microseconds."""
-
-COPY_BLOCKS_FROM_NS = 100_000
-"""The same for asynchronous copies, which block only if the memory is not pinned."""
-
-_SYNC = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize|(cuda|hip)Memcpy$")
-_COPY = re.compile(r"(cuda|hip)MemcpyAsync|hipMemcpyWithStream")
 _C10D = re.compile(r"c10d::(?!barrier|monitored_barrier)|_c10d_functional::(?!wait_tensor|_wrap)")
 
 
@@ -112,25 +106,11 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Wait:
-    """A call in which the host waited for the device."""
-
-    start_ns: int
-    end_ns: int
-    name: str
-    """The call of the runtime."""
-    operator: str
-    """Operator that called it, such as aten::item; empty if none did."""
-    where: str
-    thread: int
-
-
-@dataclass(frozen=True)
 class Step:
     number: int
     start_ns: int
     end_ns: int
-    """Start of the next step; of the last one its last event's end."""
+    """Start of the next step; its last event's end if it is the last one, or if other work ran before the next one."""
     startup: bool = False
 
 
@@ -205,6 +185,7 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
         moments = trace.launches[launch[computes & (launch >= 0)]]
     places = Places(trace, moments)
     steps = _steps(activity, startup)
+    apart = any(first.end_ns < second.start_ns for first, second in pairwise(steps))
     calls = list(_calls(trace, activity, launch, places))
     calls.sort(key=lambda call: (call.start_ns, call.end_ns))
     names, work = _work(trace, activity, launch)
@@ -219,7 +200,7 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
         work=work,
         copies=copies,
         calls=calls,
-        waits=list(_waits(trace, places)),
+        waits=list(waits_of(trace, places, apart=apart)),
         groups=_groups(trace, calls),
         names=names,
         lanes=trace.lanes,
@@ -231,21 +212,25 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
 
 
 def _steps(activity: Activity, startup: list[int]) -> list[Step]:
-    """Returns the steps that have work, from the first event of each to the first one of the next."""
-    chosen = np.flatnonzero(
-        (activity.assignment.iteration != NO_ITERATION) & np.isin(activity.kind, (GEMM, COMM, COMPUTE))
-    )
-    numbers = activity.assignment.iteration[chosen]
+    """Returns the steps that have work, from the first event of each to the first one of the next.
+
+    If work of no step runs between two of them, such as a benchmark's own, the time between them belongs to neither.
+    """
+    runs, iteration = np.isin(activity.kind, (GEMM, COMM, COMPUTE)), activity.assignment.iteration
+    chosen = np.flatnonzero((iteration != NO_ITERATION) & runs)
+    numbers = iteration[chosen]
     found = []
     for number, places in places_by_value(numbers):
         own = activity.events[chosen[places]]
         found.append((int(own.start_ns.min()), int(own.end_ns.max()), number))
     found.sort()
-    starts = [start for start, _, _ in found[1:]]
-    return [
-        Step(number, start, starts[i] if i < len(starts) else end, number in startup)
-        for i, (start, end, number) in enumerate(found)
-    ]
+    of_none = np.sort(activity.events.start_ns[(iteration == NO_ITERATION) & (runs | (activity.kind == WAIT))])
+    steps = []
+    for i, (start, end, number) in enumerate(found):
+        following = found[i + 1][0] if i + 1 < len(found) else end
+        between = np.searchsorted(of_none, following) > np.searchsorted(of_none, end)
+        steps.append(Step(number, start, end if between else following, number in startup))
+    return steps
 
 
 def _work(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None) -> tuple[list[str], Work]:
@@ -401,30 +386,6 @@ def _host_detail(trace: Trace, operator: int, span: Detail) -> Detail:
     names = {i: trace.labels[host.label[i]][1] for i in (operator, *inside)}
     own = next((i for i, name in names.items() if name.startswith("c10d::")), operator)
     return sizes_of_host(names[own], trace.details[host.detail[own]], span)
-
-
-def _waits(trace: Trace, places: Places) -> Iterator[Wait]:
-    launches = trace.launches
-    if not len(trace.device):
-        return
-    with_kernels = np.unique(launches.lane[np.isin(launches.correlation, trace.device.correlation)])
-    sync, copy = (
-        np.array([pattern.match(name) is not None for _, name in trace.labels], bool)[launches.label]
-        for pattern in (_SYNC, _COPY)
-    )
-    took = launches.end_ns - launches.start_ns
-    blocked = (sync & (took >= BLOCKS_FROM_NS)) | (copy & (took >= COPY_BLOCKS_FROM_NS))
-    chosen = np.flatnonzero(blocked & np.isin(launches.lane, with_kernels))
-    for i in chosen[np.argsort(launches.start_ns[chosen], kind="stable")].tolist():
-        start_ns, thread = int(launches.start_ns[i]), int(launches.lane[i])
-        yield Wait(
-            start_ns=start_ns,
-            end_ns=int(launches.end_ns[i]),
-            name=trace.labels[launches.label[i]][1],
-            operator=places.operator_at(thread, start_ns),
-            where=places.at(thread, start_ns),
-            thread=thread,
-        )
 
 
 def _groups(trace: Trace, calls: list[Call]) -> dict[str, Group]:

@@ -27,6 +27,7 @@ from overlap_sweep.diagnosis.evidence import Basis, evidence_of, try_of
 from overlap_sweep.diagnosis.exposure import Exposure, Measure, exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.rank import views_of
+from overlap_sweep.diagnosis.waits import END_OF_STEP
 from overlap_sweep.trace.intervals import intersect, merge, subtract
 
 
@@ -127,6 +128,8 @@ def _key(facts: RankFacts, loss: Loss) -> tuple[Key, str]:
         return Key(loss.cause, call.group, call.collective, call.pass_), call.where
     if loss.cause == "host_sync" and loss.wait is not None:
         wait = facts.waits[loss.wait]
+        if wait.ends_step:
+            return Key(loss.cause, "", "", "", END_OF_STEP), END_OF_STEP
         return Key(loss.cause, "", "", "", wait.operator or wait.name), wait.where or wait.operator or wait.name
     return Key(loss.cause, "", "", ""), ""
 

@@ -16,7 +16,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.trace.intervals import contains, merge, places_by_value
+from overlap_sweep.trace.intervals import Intervals, contains, merge, places_by_value
 from overlap_sweep.trace.kernel_classes import KernelClass, Kind, classify
 from overlap_sweep.trace.kineto import NO_CORRELATION, Events, Trace
 
@@ -191,6 +191,12 @@ def _last_backward_ns(
     np.maximum.at(last_ns, place[is_backward], moments_ns[is_backward])
     last_ns[last_ns == np.iinfo(np.int64).min] = np.iinfo(np.int64).max
     return last_ns[place]
+
+
+def step_ranges(trace: Trace) -> Intervals:
+    """Returns the ProfilerSteps on the host, by start."""
+    steps = trace.host[_named(trace, _STEP)]
+    return steps.intervals[np.argsort(steps.start_ns)]
 
 
 def _iterations_by_step(trace: Trace, steps: Events, moments_ns: NDArray[np.int64]) -> NDArray[np.int64]:
