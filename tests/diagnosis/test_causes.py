@@ -1,0 +1,253 @@
+"""Each rule on a timeline that is drawn by hand: what is lost to which cause."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.diagnosis.made_timeline import AUTOGRAD, COMPUTE, SIDE, Timeline, diagnosed, findings
+
+
+def tensor_parallel(start: float = 0) -> Timeline:
+    """GEMM, all-reduce of its output, GEMM: the collective is launched in time."""
+    made = Timeline()
+    made.step(0, start - 2000, start + 1500)
+    made.kernel(start, start + 1000)
+    made.collective("all_reduce", start + 1000, start + 1400, launch=start - 400)
+    made.kernel(start + 1400, start + 2400, launch=start - 300)
+    return made
+
+
+def test_the_next_kernel_needs_it(tmp_path: Path) -> None:
+    found = findings(tmp_path, tensor_parallel())
+    assert list(found) == ["dependency"]
+    assert found["dependency"].lost_us == 400
+    assert found["dependency"].share == pytest.approx(400 / 2400)
+    assert (found["dependency"].collective, found["dependency"].pass_) == ("all_reduce", "fwd")
+
+
+def test_it_costs_nothing(tmp_path: Path) -> None:
+    made = Timeline()
+    made.step(0, -1000, 900)
+    made.kernel(0, 1000)
+    made.kernel(1000, 2000)
+    made.collective("all_reduce", 100, 1900)
+    assert list(findings(tmp_path, made)) == ["none"]
+
+
+def data_parallel(*, reduced_at: float, launch: float) -> Timeline:
+    """A forward and a backward pass of 2 ms each, one reduction of all gradients, and an optimizer's kernel."""
+    made = Timeline()
+    made.step(0, -3000, 3900)
+    made.kernel(0, 2000)
+    made.backward(1400, 3800, "torch::autograd::AccumulateGrad")
+    made.kernel(2000, 3000, thread=AUTOGRAD)
+    made.kernel(3000, 4000, thread=AUTOGRAD)
+    made.collective("all_reduce", reduced_at, reduced_at + 800, launch=launch, thread=AUTOGRAD)
+    made.annotation("Optimizer.step#AdamW.step", 3820, 3900)
+    made.kernel(max(4000, reduced_at + 800), reduced_at + 1800, "multi_tensor_apply_kernel", launch=3840)
+    return made
+
+
+def test_one_bucket_for_all_gradients(tmp_path: Path) -> None:
+    found = findings(tmp_path, data_parallel(reduced_at=4000, launch=3700))
+    assert list(found) == ["issued_late"]
+    assert found["issued_late"].lost_us == 800
+    assert found["issued_late"].where == "AccumulateGrad"
+
+
+def test_gradients_reduced_during_the_backward_pass(tmp_path: Path) -> None:
+    assert list(findings(tmp_path, data_parallel(reduced_at=3000, launch=2600))) == ["none"]
+
+
+def test_more_communication_than_computation(tmp_path: Path) -> None:
+    made = Timeline()
+    made.step(0, -3000, 1700)
+    made.kernel(0, 500)
+    made.backward(0, 1600, "torch::autograd::AccumulateGrad")
+    made.kernel(500, 1000, launch=100, thread=AUTOGRAD)
+    made.collective("all_reduce", 600, 2600, launch=590, thread=AUTOGRAD)
+    made.annotation("Optimizer.step#AdamW.step", 1620, 1700)
+    made.kernel(2600, 2700, "multi_tensor_apply_kernel", launch=1650)
+    found = findings(tmp_path, made)
+    # 2,000 us beside 500 us of the backward pass: 1,600 are exposed, 100 of them for its start.
+    assert found["bandwidth"].lost_us == 1500
+    assert found["issued_late"].lost_us == 100
+
+
+def test_the_backward_pass_behind_a_reduction_that_it_does_not_need(tmp_path: Path) -> None:
+    made = Timeline()
+    made.step(0, -3000, 4900)
+    made.kernel(0, 1000)
+    made.backward(100, 4900, "torch::autograd::AccumulateGrad")
+    made.kernel(1000, 2000, launch=600, thread=AUTOGRAD)
+    made.collective("all_reduce", 2000, 2500, launch=700, thread=AUTOGRAD)
+    made.kernel(2504, 3500, launch=760, thread=AUTOGRAD)
+    found = findings(tmp_path, made)
+    assert found["queue_order"].lost_us == 500
+    # On the stream that computes it is the program that orders them.
+    made.events[-1 - 2]["tid"] = COMPUTE
+    assert "dependency" in findings(tmp_path, made)
+
+
+def sharded(*, gather_at: float, launch: float, copied: bool) -> Timeline:
+    """Two layers whose parameters are gathered, and a backward pass that reduces gradients. The second gather takes
+    from `gather_at` to 600 us later."""
+    made = Timeline()
+    made.step(0, -3000, 5800)
+    made.collective("all_gather", -600, 0, launch=-1000)
+    made.kernel(0, 1000, launch=-900)
+    if copied:
+        made.kernel(gather_at - 22, gather_at - 4, "cat_copy_kernel", launch=launch - 5, stream=SIDE)
+    made.collective("all_gather", gather_at, gather_at + 600, launch=launch)
+    second = max(gather_at + 600, 1000)
+    made.kernel(second, second + 1000, launch=-700)
+    made.backward(0, 5700)
+    made.kernel(second + 1000, second + 3000, launch=100, thread=AUTOGRAD)
+    made.collective("reduce_scatter", second + 1200, second + 1800, launch=150, thread=AUTOGRAD)
+    return made
+
+
+def test_a_gather_that_the_host_launches_late(tmp_path: Path) -> None:
+    made = sharded(gather_at=1000, launch=990, copied=False)
+    assert findings(tmp_path, made)["issued_late"].lost_us == 600
+
+
+def test_a_gather_in_time_behind_the_computation_of_other_streams(tmp_path: Path) -> None:
+    made = sharded(gather_at=1000, launch=-800, copied=True)
+    found = findings(tmp_path, made)
+    assert found["queue_order"].lost_us == 600
+    assert "issued_late" not in found
+
+
+def test_a_gather_that_starts_at_once(tmp_path: Path) -> None:
+    found = findings(tmp_path, sharded(gather_at=30, launch=-800, copied=True))
+    assert set(found) <= {"dependency"}, "the first gather has nothing to hide behind"
+
+
+def test_a_gather_after_a_wait_of_the_host(tmp_path: Path) -> None:
+    made = sharded(gather_at=1050, launch=1040, copied=False)
+    made.operator("aten::item", -650, 1010)
+    made.wait(-640, 1005)
+    # The kernels after it are launched after it, too.
+    found = findings(tmp_path, made)
+    assert found["host_sync"].collective == "all_gather"
+    assert found["host_sync"].lost_us == pytest.approx(600, abs=1)
+    assert "issued_late" not in found
+
+
+def test_the_host_waits_and_the_device_runs_dry(tmp_path: Path) -> None:
+    made = Timeline()
+    made.step(0, -1000, 2500)
+    made.kernel(0, 1000)
+    made.operator("aten::item", 100, 1030)
+    made.wait(110, 1020, "cudaStreamSynchronize")
+    made.kernel(1200, 2200, launch=1190)
+    found = findings(tmp_path, made)
+    assert found["host_sync"].lost_us == 200
+    assert found["host_sync"].where == "aten::item"
+    assert "cudaStreamSynchronize (aten::item)" in found["host_sync"].evidence
+    assert "host_bound" not in found
+
+
+def test_launches_take_longer_than_kernels(tmp_path: Path) -> None:
+    made = Timeline()
+    made.step(0, -1000, 1000)
+    for start in range(0, 1000, 20):
+        made.kernel(start, start + 5, launch=start - 8)
+    found = findings(tmp_path, made)
+    assert found["host_bound"].lost_us == 49 * 15
+    assert found["none"].lost_us == 0
+
+
+@pytest.mark.parametrize("more", ["computation", "a pause of the host"])
+def test_the_other_rank_is_late(tmp_path: Path, more: str) -> None:
+    ranks = []
+    for rank in range(2):
+        made = Timeline(rank)
+        for step in range(3):
+            start = 10_000 * step
+            made.step(step, start - 900, start + 5900)
+            made.kernel(start, start + 1000)
+            late = 2000 * rank
+            if rank and more == "computation":
+                made.kernel(start + 1000, start + 3000, "relu_kernel")
+            pause = 990 + late if more != "computation" else None
+            made.collective("all_reduce", start + 1000 + late, start + 3400, launch=pause and start + pause)
+            made.kernel(start + 3400, start + 6000)
+        ranks.append(made)
+    found = findings(tmp_path, *ranks)
+    assert found["straggler"].lost_us == 2000
+    assert found["straggler"].rank == 1
+    assert found["dependency"].lost_us == 400
+    said = "computes 2,000 us per step more" if more == "computation" else "host launches nothing for 2,000 us"
+    assert said in found["straggler"].evidence
+
+
+def test_ranks_that_are_late_in_turn_are_no_stragglers(tmp_path: Path) -> None:
+    ranks = []
+    for rank in range(2):
+        made = Timeline(rank)
+        for step in range(4):
+            start, late = 10_000 * step, 2000 * (step % 2 == rank)
+            made.step(step, start - 900, start + 5900)
+            made.kernel(start, start + 1000 + late)
+            made.collective("all_reduce", start + 1000 + late, start + 3400)
+            made.kernel(start + 3400, start + 6000)
+        ranks.append(made)
+    assert "straggler" not in findings(tmp_path, *ranks)
+
+
+def test_one_ranks_trace_alone(tmp_path: Path) -> None:
+    made = Timeline(0)
+    for step in range(4):
+        start, waits = 10_000 * step, 3000 * (step > 0)
+        made.step(step, start - 900, start + 5900)
+        made.kernel(start, start + 1000)
+        made.collective("all_reduce", start + 1000, start + 1400 + waits)
+        made.kernel(start + 1400 + waits, start + 6000)
+    diagnosis = diagnosed(tmp_path, made)
+    found = {finding.cause: finding for finding in diagnosis.findings}
+    assert found["straggler"].rank is None
+    assert found["straggler"].lost_us == 3000
+    assert "unknown without the traces of the others" in found["straggler"].evidence
+    assert any("rank 0 of 2" in note for note in diagnosis.notes)
+
+
+def test_gemms_next_to_communication(tmp_path: Path) -> None:
+    made = Timeline()
+    made.step(0, -900, 9000)
+    # The same kernel also multiplies a larger size.
+    for number, took in enumerate([1000, 1000, 3000, 3000, 1600, 1600]):
+        start = sum([1000, 1000, 3000, 3000, 1600, 1600][:number])
+        made.kernel(start, start + took)
+    made.collective("all_reduce", 8000, 11_150)
+    found = findings(tmp_path, made)
+    assert found["contention"].lost_us == 1200
+    assert "60% longer" in found["contention"].evidence
+    assert "hiding 3,150 us of communication is a net gain of 1,950 us" in found["contention"].evidence
+
+
+def test_kernels_of_a_step_before_the_recording_are_in_no_step(tmp_path: Path) -> None:
+    made = tensor_parallel()
+    early = Timeline()
+    early.kernel(-5000, -3000)
+    # The recording began after this launch.
+    made.events.append(early.events[1] | {"args": {"correlation": 1}})
+    [step] = diagnosed(tmp_path, made).steps
+    assert step.step_us == 2400
+
+
+def test_two_groups_are_told_apart(tmp_path: Path) -> None:
+    made = tensor_parallel()
+    made.backward(-200, 1400, "torch::autograd::AccumulateGrad")
+    made.kernel(2400, 3400, launch=0, thread=AUTOGRAD)
+    made.collective("all_reduce", 3400, 4000, launch=100, thread=AUTOGRAD, group="2")
+    made.annotation("Optimizer.step#AdamW.step", 1410, 1490)
+    made.kernel(4000, 4100, "multi_tensor_apply_kernel", launch=1420)
+    found = diagnosed(tmp_path, made).findings
+    assert [(one.cause, one.process_group, one.lost_us) for one in found] == [
+        ("issued_late", "2", 600),
+        ("dependency", "1", 400),
+    ]
