@@ -23,6 +23,10 @@ ANOTHER_GEMM = 1.12
 
 ENOUGH_ALONE = 2
 
+ENOUGH_SHARES, SPREAD_OF_SHARES, FITS = 6, 0.4, 0.8
+"""Of GEMMs that never run alone: how many are needed, how much the share that communication overlaps must vary between
+them, and how well (correlation) their times must follow it, to tell the time alone."""
+
 
 @dataclass(frozen=True)
 class Slowed:
@@ -59,6 +63,9 @@ def slowed_gemms(facts: RankFacts) -> Slowed:
         levels = _levels(took[own[(beside[own] <= ALONE) & steady[own]]])
         overlapped = own[beside[own] >= BESIDE]
         if not len(levels):
+            here = overlapped[steady[overlapped]]
+            levels = _level_without_overlap(beside[here], took[here])
+        if not len(levels):
             unknown += len(overlapped)
             continue
         level = np.searchsorted(levels, took[overlapped] * 1.0, side="right") - 1
@@ -75,6 +82,17 @@ def _levels(times_ns: NDArray[np.float64]) -> NDArray[np.float64]:
     times_ns = np.sort(times_ns)
     cuts = np.flatnonzero(times_ns[1:] > ANOTHER_GEMM * times_ns[:-1]) + 1
     return np.array([np.median(group) for group in np.split(times_ns, cuts)])
+
+
+def _level_without_overlap(shares: NDArray[np.float64], times_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the time alone that the times of overlapped GEMMs lead to as a line over the overlapped share; empty if
+    they don't follow one."""
+    if len(shares) < ENOUGH_SHARES or np.ptp(shares) < SPREAD_OF_SHARES or not np.ptp(times_ns):
+        return np.empty(0)
+    if np.corrcoef(shares, times_ns)[0, 1] < FITS:
+        return np.empty(0)
+    _, alone_ns = np.polyfit(shares, times_ns, 1)
+    return np.array([alone_ns]) if alone_ns > 0 else np.empty(0)
 
 
 def slowed_by_call(facts: RankFacts, slowed: Slowed) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

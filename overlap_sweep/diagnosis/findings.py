@@ -80,7 +80,7 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts]) -> Diagnosis:
         world_size=world_size,
         findings=findings,
         steps=steps,
-        notes=_notes(facts, met),
+        notes=_notes(facts, findings),
     )
 
 
@@ -232,12 +232,15 @@ def nothing_of(steps: Sequence[StepLoss]) -> Finding | None:
     )
 
 
-def _notes(facts: Sequence[RankFacts], met: Arrivals) -> list[str]:
+def _notes(facts: Sequence[RankFacts], findings: Sequence[Finding]) -> list[str]:
+    """Returns what is unknown, and what to know before believing the findings."""
     notes = []
     world_size = max((own.world_size or 0 for own in facts), default=0)
     if len(facts) == 1 and world_size > 1:
         notes.append(
-            f"Only rank {facts[0].rank} of {world_size}: how long it waited for other ranks is unknown, so waiting counts "
-            "as communication."
+            f"Only rank {facts[0].rank} of {world_size}: when the other ranks started is unknown, so waiting for them "
+            "counts as communication unless a call takes much longer than its size needs."
         )
+    if facts[0].on_device and any(finding.cause == "host_bound" for finding in findings):
+        notes.append("Recording slows the host down: compare the step's time with that without the profiler.")
     return notes
