@@ -8,8 +8,8 @@ waited for a rank that is late more often than others (`straggler`). What remain
   such computation that no other communication used, an earlier start would have hidden them. Either the collective was
   launched in time but stood behind kernels of other streams (`queue_order`), or the host waited for the device before
   it launched it (`host_sync`), or it was launched, or placed behind other work, too late (`issued_late`). A reduction
-  of gradients that holds back the backward pass, which does not need it, is `queue_order`, too; if it runs on the
-  stream that computes, that is `dependency`.
+  of gradients may hold back the backward pass, which does not need it: if all streams share a queue, that is
+  `queue_order`, else the program waits for it (`dependency`).
 - What no computation could have hidden: `bandwidth`, as far as a pass has more communication than computation, else
   `dependency`.
 
@@ -128,8 +128,8 @@ def _split_hideable(
 ) -> None:
     call, role = view.facts.calls[exposed.call], view.roles[exposed.call]
     if role == "gradient" and holds_back_backward(view, exposed):
-        own_stream = view.facts.on_device and call.lane not in view.compute_lanes
-        split.give("queue_order" if own_stream else "dependency", split.rest_ns, blocked_ns=split.rest_ns)
+        queued = view.facts.on_device and view.one_queue and call.lane not in view.compute_lanes
+        split.give("queue_order" if queued else "dependency", split.rest_ns, blocked_ns=split.rest_ns)
         return
     compute = view.exposure.compute
     # Parameters are there only after the optimizer's step.

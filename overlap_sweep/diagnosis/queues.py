@@ -11,11 +11,8 @@ import numpy as np
 
 from overlap_sweep.diagnosis.exposure import LATENCY_NS, Exposed
 from overlap_sweep.diagnosis.facts import NEVER
-from overlap_sweep.diagnosis.rank import RankView
+from overlap_sweep.diagnosis.rank import TOGETHER_NS, RankView
 from overlap_sweep.trace.activity import BWD, RECOMPUTE
-
-TOGETHER_NS = 5_000
-"""Longest time between the end of a kernel and the start of one that waited for it on another stream."""
 
 CALLS_BEFORE = 64
 """Calls that are looked at for what a call waited for on its stream."""
@@ -25,8 +22,9 @@ def queued_since(view: RankView, index: int) -> int | None:
     """Returns when a call could have started that stood behind kernels of other streams; None if it did not.
 
     What is launched right before the call on a stream that does not compute, such as a copy into its buffer, is part of
-    it. A call that starts when the kernel launched before it ends may need that kernel; one that starts while that still
-    runs does not need it, and has waited for the queue. It cannot have waited for the queue if it overtook that kernel.
+    it. If all streams share a queue, a call that starts when the kernel launched before it ends may need that kernel;
+    one that starts while that still runs does not need it, and has waited for the queue. If they don't, a call that is
+    ready while a kernel runs, and starts when this ends, has waited for its multiprocessors.
     """
     work, call, role = view.facts.work, view.facts.calls[index], view.roles[index]
     if not view.facts.on_device or call.launch_ns == NEVER or call.lane in view.compute_lanes:
@@ -48,14 +46,15 @@ def queued_since(view: RankView, index: int) -> int | None:
             start, ready, with_copies = int(work.start_ns[other]), int(work.launch_ns[other]), True
     if before is None or start - ready <= LATENCY_NS or work.launch_ns[before] == NEVER:
         return None
-    overtaken, ended = start < work.start_ns[before], start >= work.end_ns[before] - TOGETHER_NS
-    if overtaken:
-        return None
-    if ended:
+    first, last = int(work.start_ns[before]), int(work.end_ns[before])
+    if not view.one_queue:
+        occupied = first <= ready + LATENCY_NS and 0 < last - start <= LATENCY_NS
+        return ready if occupied and not with_copies else None
+    if start >= last - TOGETHER_NS:
         # Parameters are copied on a stream of their own, which needs nothing of what computes.
         return ready if with_copies and role == "parameter" else None
     # An activation may have waited for the kernel before that one, which ended when that one started.
-    return ready if role != "activation" or start - work.start_ns[before] > LATENCY_NS else None
+    return ready if role != "activation" or start - first > LATENCY_NS else None
 
 
 def _ready_ns(view: RankView, index: int) -> int:

@@ -31,6 +31,13 @@ WAITED = 2.0
 STARTS_NS = 30_000
 """Most that starting a collective adds to the time of moving its bytes."""
 
+TOGETHER_NS = 5_000
+"""Longest time between the end of a kernel and the start of one that waited for it on another stream."""
+
+OVERTAKING = 0.005
+"""Most kernels that may start before earlier ones of other streams if all streams share a queue: threads launch at the
+same time."""
+
 COMPUTES = 0.1
 """Least share of the computation of a stream that computes."""
 
@@ -72,6 +79,8 @@ class RankView:
     """Streams that compute, other than copies into buffers."""
     by_launch: NDArray[np.intp]
     """Indices of work in the order of launches."""
+    one_queue: bool
+    """Whether kernels of all streams started in the order of their launches."""
 
     def moving_ns(self, index: int) -> float:
         """Returns how long a call ran without waiting for other ranks, as far as their traces are there."""
@@ -112,6 +121,7 @@ def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals
             waits=Measure(np.array([(wait.start_ns, wait.end_ns) for wait in own.waits], np.int64).reshape(-1, 2)),
             compute_lanes=_compute_lanes(own),
             by_launch=np.argsort(own.work.launch_ns, kind="stable"),
+            one_queue=_starts_in_order(own),
         )
         for index in range(len(own.calls)):
             if hiding := view.hiding_of(index):
@@ -191,6 +201,17 @@ def _passes(facts: RankFacts) -> dict[tuple[int, str], Hiding]:
             union = merge(work.intervals[here])
             found[step, name] = Hiding(int(work.start_ns[here].min()), float(length(union)))
     return found
+
+
+def _starts_in_order(facts: RankFacts) -> bool:
+    """Returns whether next to no kernel started before one that was launched before it, which is then on another
+    stream."""
+    starts = np.concatenate((facts.work.start_ns, [call.start_ns for call in facts.calls])).astype(np.int64)
+    launches = np.concatenate((facts.work.launch_ns, [call.launch_ns for call in facts.calls])).astype(np.int64)
+    known = launches != NEVER
+    in_order = starts[known][np.lexsort((starts[known], launches[known]))]
+    overtook = np.maximum.accumulate(in_order) > in_order + TOGETHER_NS
+    return bool(overtook.sum() <= OVERTAKING * len(in_order))
 
 
 def _compute_lanes(facts: RankFacts) -> set[int]:
