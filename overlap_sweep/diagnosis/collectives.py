@@ -7,8 +7,10 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from overlap_sweep.trace.kineto import Detail
-from overlap_sweep.trace.stream import ProcessGroup
+import msgspec
+
+from overlap_sweep.trace.kineto import MOST_ELEMENTS, Detail
+from overlap_sweep.trace.stream import MOST_RANKS, ProcessGroup
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.facts import Group
@@ -83,11 +85,10 @@ def group_of(name: str, detail: Detail | None, configured: ProcessGroup | None) 
 def _ranks(written: str | None) -> tuple[int, ...]:
     """Returns the ranks of `[0, 1]`; none if the list is cut, `[0, 1, ..., 63]`, as in large groups."""
     try:
-        ranks = ast.literal_eval(written or "()")
-    except (ValueError, SyntaxError):
+        ranks = msgspec.json.decode(written or "[]", type=tuple[int, ...])
+    except msgspec.MsgspecError:
         return ()
-    known = isinstance(ranks, list | tuple) and all(type(rank) is int for rank in ranks)
-    return tuple(ranks) if known else ()
+    return ranks if all(0 <= rank < MOST_RANKS for rank in ranks) else ()
 
 
 def type_of(written: str | None) -> str:
@@ -144,12 +145,16 @@ def _arguments(shape: str | None) -> list[_Argument | None]:
     try:
         listed = zip(ast.literal_eval(f"{dims}]"), ast.literal_eval(f"['{types}"), strict=True)
         return [_argument(dimensions, dtype) for dimensions, dtype in listed]
-    except (ValueError, SyntaxError, TypeError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        # The last two: not dimensions, but something nested deeply.
         return []
 
 
 def _argument(dimensions: Any, dtype: Any) -> _Argument | None:
-    if dtype == "TensorList":
-        return _Argument(sum(math.prod(one) for one in dimensions), None)
     # A number has no dimensions, and neither has what is no tensor.
-    return _Argument(math.prod(dimensions), dtype) if dtype and dtype not in ("Scalar", "ScalarList") else None
+    if not dtype or dtype in ("Scalar", "ScalarList"):
+        return None
+    elements = sum(map(math.prod, dimensions)) if dtype == "TensorList" else math.prod(dimensions)
+    if not 0 <= elements < MOST_ELEMENTS:
+        return None
+    return _Argument(elements, None if dtype == "TensorList" else dtype)

@@ -45,6 +45,9 @@ MOST_DIFFERENT = 1 << 16
 """Most names of events, or pairs of process and thread. Traces of torch have some hundreds; this many take seconds, a
 million took minutes and a gigabyte."""
 
+MOST_ELEMENTS = 1 << 38
+"""Elements or bytes of one collective or copy; even those of MOST_RANKS ranks are a 64-bit number of bytes."""
+
 _MOST_US = 2.0**51
 """71 years. Integer nanoseconds can hold a time of this size plus a duration, and differences of two."""
 
@@ -294,12 +297,12 @@ def _detail(event: Event) -> Detail:
         group=_text(args.group),
         group_about=_text(args.group_about),
         group_ranks=_text(args.group_ranks),
-        group_size=_size(args.group_size),
-        sent=_size(args.sent),
-        received=_size(args.received),
+        group_size=_below(args.group_size, MOST_RANKS),
+        sent=_below(args.sent, MOST_ELEMENTS),
+        received=_below(args.received, MOST_ELEMENTS),
         dtype=_text(args.dtype),
         shape=shape,
-        bytes=_size(args.bytes),
+        bytes=_below(args.bytes, MOST_ELEMENTS),
     )
 
 
@@ -307,8 +310,8 @@ def _text(written: Any) -> str | None:
     return None if written is None else str(written)
 
 
-def _size(written: Any) -> int | None:
-    return written if type(written) is int and 0 <= written < 1 << 62 else None
+def _below(written: Any, beyond: int) -> int | None:
+    return written if type(written) is int and 0 <= written < beyond else None
 
 
 def _has_numbers(event: Event, document: Document) -> bool:

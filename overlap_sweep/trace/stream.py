@@ -124,7 +124,11 @@ class DistributedInfo(msgspec.Struct):
     def groups(self) -> list[ProcessGroup]:
         """Returns the process groups; those that are not written as they should be are left out."""
         groups = [_parsed(ProcessGroup, entry) for entry in _parsed(list[msgspec.Raw], self.config) or ()]
-        return [group for group in groups if group]
+        return [
+            group
+            for group in groups
+            if group and all(0 <= number < MOST_RANKS for number in (group.size, *group.ranks))
+        ]
 
 
 @dataclass

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -123,6 +126,40 @@ def test_a_terminal_shows_sentences_within_its_width(columns: int) -> None:
         assert f"{number}. {row['cause']}: " in words
         assert row["evidence"] in words
         assert row["try"] in words
+
+
+HOSTILE = {
+    "huge": {
+        "In msg nelems": 10**30,
+        "Out msg nelems": 2**61,
+        "Group size": 10**25,
+        "Process Group Ranks": f"[{10**30}]",
+    },
+    "largest": {
+        "In msg nelems": 2**38 - 1,
+        "Out msg nelems": 2**38 - 1,
+        "Group size": 2**20 - 1,
+        "dtype": "ComplexDouble",
+    },
+    "negative": {"In msg nelems": -5, "Out msg nelems": -1, "Group size": 0, "Process Group Ranks": "[-1]"},
+    "types": {"In msg nelems": "x", "Group size": {}, "Process Group Name": 5, "Collective name": [7], "dtype": None},
+    "texts": {"Process Group Name": "\x1b]0;x\x07[bold]", "Process Group Description": "=1+1\x1b[2J", "dtype": "=cmd"},
+}
+
+
+@pytest.mark.parametrize("changes", HOSTILE.values(), ids=HOSTILE)
+def test_a_trace_with_any_fields_is_diagnosed(tmp_path: Path, changes: dict[str, Any]) -> None:
+    content = json.loads(gzip.decompress(FSDP[0].read_bytes()))
+    for event in content["traceEvents"]:
+        if "Collective name" in event.get("args", {}):
+            event["args"] |= changes
+    trace = tmp_path / "trace_rank0.json"
+    trace.write_text(json.dumps(content))
+    for by in Rows:
+        for form in ("table", "json", "csv", "parquet"):
+            process = analyze("diagnose", trace, "--by", by, "--format", form)
+            assert process.returncode == 0
+            assert "\x1b" not in process.stderr + process.stdout * (form != "parquet")
 
 
 def test_help_needs_no_numpy_pandas_or_torch() -> None:

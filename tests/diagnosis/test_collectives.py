@@ -106,6 +106,9 @@ def test_an_unknown_type_keeps_its_name() -> None:
         ("gloo:all_reduce", "[[6, 4]]", "['float']", (24, 24, "float")),
         ("c10d::allreduce_", "[[[6, 4]]]", "['TensorList'", (None, None, None)),
         ("c10d::allreduce_", "[[6, 'x']]", "['TensorList']", (None, None, None)),
+        ("c10d::allreduce_", "[[[1000000, 1000000, 1000000]]]", "['TensorList']", (None, None, None)),
+        ("c10d::allreduce_", "-" * 100_000, "['TensorList']", (None, None, None)),
+        ("c10d::allreduce_", "(" * 1000 + ")" * 1000, "['TensorList']", (None, None, None)),
     ],
 )
 def test_sizes_of_operators(name: str, dims: str, types: str, expected: tuple[int | None, int | None, str]) -> None:
@@ -125,7 +128,16 @@ def test_a_trace_without_shapes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "expected"), [("[0, 2]", (0, 2)), ("[0, 1, ..., 63]", ()), ("[0, 1, ...", ()), ("7", ()), (None, ())]
+    ("written", "expected"),
+    [
+        ("[0, 2]", (0, 2)),
+        ("[0, 1, ..., 63]", ()),
+        ("[0, 1, ...", ()),
+        ("7", ()),
+        (None, ()),
+        ("[0, -1]", ()),
+        (f"[{'9' * 30}]", ()),
+    ],
 )
 def test_ranks_of_a_group(written: str | None, expected: tuple[int, ...]) -> None:
     assert group_of("1", Detail(group_ranks=written), None).ranks == expected
