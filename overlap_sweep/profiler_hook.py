@@ -281,8 +281,8 @@ def _diagnose(gathered: _Gathered, *, temporary: bool) -> None:
     runs = read_runs(gathered.paths)
     for run in runs:
         if run.found and temporary:
-            steps = sorted({step.step for step in run.found.diagnosis.steps})
-            run.found.diagnosis.run = f"Profiled steps {steps[0]} to {steps[-1]}"
+            steps = [step.step for step in run.found.diagnosis.steps]
+            run.found.diagnosis.run = f"Profiled steps {min(steps)} to {max(steps)}"
     for note in (*gathered.notes, *warnings_of(runs)):
         print_warning(note)
     for run in runs:

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from overlap_sweep.commands.diagnose import Rows
-from overlap_sweep.diagnosis import CAUSES
+from overlap_sweep.diagnosis import CAUSES, runs
 from overlap_sweep.report.diagnosis import FINDINGS, GROUPS, STEPS
 from tests.analyze import ROOT, analyze, rows, shown
 
@@ -106,12 +106,13 @@ def test_conditions_and_problems_decide_the_exit_status(tmp_path: Path) -> None:
     analyze("diagnose", FSDP[0], "--by", "kernel").assert_usage_error("--by")
 
 
-def test_what_is_unknown_is_said_once(tmp_path: Path) -> None:
-    alone = analyze("diagnose", FSDP[0])
-    assert alone.stderr.count("warning: ") == 1
-    assert f"warning: {FSDP[0]}: Only rank 0 of 2" in alone.stderr
-    assert analyze("diagnose", *FSDP).stderr == ""
-    assert analyze("diagnose", *GRAPH).stderr.count("left out") == 1
+@pytest.mark.parametrize("traces", [FSDP, FSDP[:1], GRAPH])
+def test_what_is_unknown_is_said_once(traces: list[Path]) -> None:
+    (found,) = runs.diagnose(traces)
+    said = [f"warning: {found.run}: {note}" for note in found.notes]
+    assert analyze("diagnose", *traces).stderr.splitlines() == said
+    assert any("Only rank 0 of 2" in line for line in said) == (traces == FSDP[:1])
+    assert sum("left out" in line for line in said) == (traces == GRAPH)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 160])
