@@ -1,13 +1,15 @@
 """Replicated models whose gradients are summed.
 
-Arithmetic for two H200s: 650 TFLOP/s, all-reduce at 190 GB/s of gradients. A Block's 16 hidden^2 bytes take
-8.4e-11 hidden^2 seconds, its backward pass 4.9e-14 hidden^2 tokens: communication is 1700 / tokens
+Arithmetic for two H200s: 650 TFLOP/s, all-reduce at 300 GB/s of gradients. A Block's 16 hidden^2 bytes take
+5.3e-11 hidden^2 seconds, its backward pass 4.9e-14 hidden^2 tokens: communication is 1100 / tokens
 of the backward pass.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -18,36 +20,79 @@ from causes.scenario import Job, Sizes, Step, adam, blocks, ddp, scenario, train
 # Ranks and gloo's threads share the cores: each waits for the others at times.
 SHARED_CORES = {"also": ("contention", "dependency", "straggler")}
 
+HIDDEN_WELL = Sizes(2048, 12288, 4), Sizes(128, 2048, 4)
+MIDDLE = Sizes(4096, 4096, 4), Sizes(256, 512, 4)
+
 
 @scenario("none", "contention", cpu=SHARED_CORES)
 def ddp_overlapped(job: Job) -> Step:
     """DDP with 25 MB buckets and a large batch: only the last bucket has no computation beside it."""
-    # 0.18 ms of the last 34 MB against 15 ms.
-    sizes = job.sizes(Sizes(2048, 12288, 4), Sizes(128, 2048, 4))
+    # 0.11 ms of the last 34 MB against 15 ms.
+    sizes = job.sizes(*HIDDEN_WELL)
     return training(ddp(job, blocks(job, sizes), 25 if job.on_gpu else 0.5), job.random(sizes.tokens, sizes.hidden))
 
 
-@scenario("issued_late", twin="ddp_overlapped")
+@scenario("none", "contention", cpu=SHARED_CORES)
+def ddp_accumulated(job: Job) -> Step:
+    """DDP that accumulates the gradients of three microbatches with no_sync() and sums them in the last."""
+    sizes = job.sizes(Sizes(2048, 12288, 3), Sizes(128, 2048, 3))
+    model, x = ddp(job, blocks(job, sizes), 25 if job.on_gpu else 0.5), job.random(sizes.tokens, sizes.hidden)
+    optimizer, microbatches = adam(model), 3
+
+    def step() -> None:
+        for i in range(microbatches):
+            with nullcontext() if i == microbatches - 1 else model.no_sync():
+                model(x).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+SMALLER_BUCKETS = {"ddp_smaller_buckets": "DistributedDataParallel(bucket_cap_mb=25)"}
+
+
+@scenario("issued_late", mends=SMALLER_BUCKETS)
 @scenario("issued_late", name="no_profiler_step", marked_steps=False)
 def ddp_one_bucket(job: Job) -> Step:
     """DDP with one bucket for all gradients: the all-reduce starts when backward is over."""
-    # 1.07 GB take 5.6 ms, forward and backward 20 ms.
-    sizes = job.sizes(Sizes(4096, 4096, 4), Sizes(256, 512, 4))
+    # 1.07 GB take 3.5 ms, forward and backward 20 ms.
+    sizes = job.sizes(*MIDDLE)
     return training(ddp(job, blocks(job, sizes), 10_000), job.random(sizes.tokens, sizes.hidden))
 
 
-@scenario("issued_late", "dependency", twin="ddp_overlapped")
-def reduce_after_backward(job: Job) -> Step:
-    """Data parallelism by hand: after backward a blocking all-reduce of each gradient."""
-    sizes = job.sizes(Sizes(4096, 4096, 4), Sizes(256, 512, 4))
+@scenario("none", "contention", "issued_late", recorded=False)
+def ddp_smaller_buckets(job: Job) -> Step:
+    """ddp_one_bucket with 25 MB buckets, on a CPU 2 MB."""
+    sizes = job.sizes(*MIDDLE)
+    return training(ddp(job, blocks(job, sizes), 25 if job.on_gpu else 2), job.random(sizes.tokens, sizes.hidden))
+
+
+def summed_by_hand(job: Job, when: Literal["after_backward", "in_hooks", "in_hooks_async"]) -> Step:
+    """Data parallelism by hand: an all-reduce of each gradient."""
+    sizes = job.sizes(*MIDDLE)
     model, x, group = blocks(job, sizes), job.random(sizes.tokens, sizes.hidden), job.group("DP")
-    optimizer = adam(model)
+    optimizer, running = adam(model), []
+
+    def summed(parameter: Tensor) -> None:
+        work = dist.all_reduce(parameter.grad, group=group, async_op=when == "in_hooks_async")
+        if when == "in_hooks_async":
+            running.append(work)
+
+    if when != "after_backward":
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(summed)
 
     def step() -> None:
         model(x).float().square().mean().backward()
+        if when == "after_backward":
+            for parameter in model.parameters():
+                summed(parameter)
+        for work in running:
+            work.wait()
+        running.clear()
         for parameter in model.parameters():
             assert parameter.grad is not None
-            dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM, group=group)
             parameter.grad /= job.ranks
         optimizer.step()
         optimizer.zero_grad()
@@ -55,37 +100,91 @@ def reduce_after_backward(job: Job) -> Step:
     return step
 
 
-@scenario("bandwidth", "contention", cpu=SHARED_CORES)
+HOOKS_ASYNC = "all_reduce(async_op=True) in gradients' hooks"
+
+
+@scenario("issued_late", "dependency", mends={"sums_in_hooks_async": HOOKS_ASYNC})
+def reduce_after_backward(job: Job) -> Step:
+    """Data parallelism by hand: after backward a blocking all-reduce of each gradient."""
+    return summed_by_hand(job, "after_backward")
+
+
+# The reductions start in time, but what backward launches next waits for each.
+@scenario("issued_late", "queue_order", "dependency", mends={"sums_in_hooks_async": HOOKS_ASYNC})
+def sums_in_hooks(job: Job) -> Step:
+    """Data parallelism by hand: a blocking all-reduce in the hook of each gradient holds up backward."""
+    return summed_by_hand(job, "in_hooks")
+
+
+@scenario("none", "contention", "issued_late", recorded=False)
+def sums_in_hooks_async(job: Job) -> Step:
+    """Data parallelism by hand: an asynchronous all-reduce in the hook of each gradient."""
+    return summed_by_hand(job, "in_hooks_async")
+
+
+LARGER_BATCH = 8
+
+
+def few_tokens(job: Job, factor: int) -> Step:
+    sizes = job.sizes(Sizes(8192, 256, 3), Sizes(768, 16, 3))
+    model = ddp(job, blocks(job, sizes), 25 if job.on_gpu else 4)
+    return training(model, job.random(factor * sizes.tokens, sizes.hidden))
+
+
+@scenario(
+    "bandwidth",
+    "contention",
+    cpu=SHARED_CORES,
+    mends={"ddp_larger_batch": "8 times the tokens per step; times are for the same tokens"},
+)
 def ddp_tiny_batch(job: Job) -> Step:
     """DDP with few tokens: the gradients take longer than the whole backward pass."""
-    # 5.6 ms against about 2 ms of backward, bound by reading weights.
-    sizes = job.sizes(Sizes(4096, 256, 4), Sizes(768, 16, 3))
-    return training(ddp(job, blocks(job, sizes), 25 if job.on_gpu else 4), job.random(sizes.tokens, sizes.hidden))
+    # 3.2 GB take 11 ms, backward about 4 ms, bound by reading weights.
+    return few_tokens(job, 1)
 
 
-def more_products(job: Job, count: int, size: int, rows: int) -> Step:
-    """Computes `count` GEMMs of one shape on the last rank, and nothing on the others."""
+@scenario("none", "contention", "bandwidth", recorded=False, work=LARGER_BATCH)
+def ddp_larger_batch(job: Job) -> Step:
+    """ddp_tiny_batch with more tokens."""
+    return few_tokens(job, LARGER_BATCH)
+
+
+def more_products(job: Job, counts: tuple[int, int], size: int, rows: int) -> Step:
+    """Computes GEMMs of one shape, the first count of them on each rank but the last, the second on the last."""
     a, b = job.random(rows, size), job.random(size, size)
+    count = counts[job.rank == job.ranks - 1]
 
     def compute() -> None:
-        if job.rank == job.ranks - 1:
-            for _ in range(count):
-                a @ b
+        for _ in range(count):
+            a @ b
 
     return compute
 
 
-@scenario("straggler", "contention", late_rank=1, twin="ddp_overlapped", cpu=SHARED_CORES)
+def uneven_ddp(job: Job, counts: tuple[int, int]) -> Step:
+    # On a GPU 6 x 0.85 ms beside 15 ms, on a CPU 6 x 4 ms beside 60 to 80 ms.
+    sizes = job.sizes(*HIDDEN_WELL)
+    model = ddp(job, blocks(job, sizes), 25 if job.on_gpu else 0.5)
+    more = more_products(job, counts, 4096, 16384) if job.on_gpu else more_products(job, counts, 512, 1024)
+    return training(model, job.random(sizes.tokens, sizes.hidden), before_backward=more)
+
+
+BALANCED = "the same work, spread evenly over the ranks"
+
+
+@scenario("straggler", "contention", late_rank=1, cpu=SHARED_CORES, mends={"ddp_balanced": BALANCED})
 def ddp_straggler(job: Job) -> Step:
     """DDP where rank 1 computes some GEMMs more between forward and backward."""
-    # On a GPU 6 x 0.85 ms beside 15 ms, on a CPU 6 x 4 ms beside 60 to 80 ms.
-    sizes = job.sizes(Sizes(2048, 12288, 4), Sizes(128, 2048, 4))
-    model = ddp(job, blocks(job, sizes), 25 if job.on_gpu else 0.5)
-    late = more_products(job, 6, 4096, 16384) if job.on_gpu else more_products(job, 6, 512, 1024)
-    return training(model, job.random(sizes.tokens, sizes.hidden), before_backward=late)
+    return uneven_ddp(job, (0, 6))
 
 
-@scenario("straggler", "host_bound", late_rank=1, twin="ddp_overlapped", cpu=SHARED_CORES)
+@scenario("none", "contention", recorded=False)
+def ddp_balanced(job: Job) -> Step:
+    """ddp_straggler with its GEMMs on both ranks."""
+    return uneven_ddp(job, (3, 3))
+
+
+@scenario("straggler", "host_bound", late_rank=1, cpu=SHARED_CORES)
 def host_straggler(job: Job) -> Step:
     """DDP where rank 1's host sleeps between forward and backward, as for a slow data loader or garbage collection."""
     # A host runs ahead of its GPU and makes up for a sleep that is shorter than the GPU's step, here of 6 ms.
@@ -119,7 +218,7 @@ class Head(torch.nn.Module):
     name="ddp_connections_1",
     devices=("cuda",),
     environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-    twin="ddp_connections_32",
+    mends={"ddp_connections_32": "CUDA_DEVICE_MAX_CONNECTIONS=32"},
 )
 @scenario(
     "none",
@@ -130,7 +229,7 @@ class Head(torch.nn.Module):
 )
 def ddp_connections(job: Job) -> Step:
     """DDP of a model with most parameters in its head, as VGG has: its gradients pile up while the trunk computes."""
-    # The head's 670 MB take 3.5 ms and are first; the trunk's backward takes 10 ms. In a single hardware queue each
+    # The head's 670 MB take 2.5 ms and are first; the trunk's backward takes 10 ms. In a single hardware queue each
     # bucket's all-reduce waits for the one before, and the trunk's kernels behind it wait as well.
     sizes = job.sizes(Sizes(2048, 12288, 4), Sizes(128, 4096, 3))
     head = Head(job, sizes.hidden, 16384 if job.on_gpu else 512)

@@ -1,45 +1,25 @@
-"""Programs whose host is the trouble: too slow for the GPU, or waiting for it in mid-step."""
+"""Programs whose host waits for the GPU in mid-step, which then has nothing to run until the host has launched it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from causes.scenario import Block, Job, Sizes, Step, ddp, scenario, training
-from causes.sharded import fsdp2
+from causes.sharded import MIDDLE, fsdp2
 
-
-class Narrow(nn.Module):
-    """A narrow layer with many elementwise operators, each a kernel of its own."""
-
-    def __init__(self, job: Job, hidden: int) -> None:
-        super().__init__()
-        self.linear, self.scale, self.shift = job.linear(hidden, hidden), job.weight(1, hidden), job.weight(1, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
-        centered = y - y.mean(-1, keepdim=True)
-        normal = centered * (centered * centered).mean(-1, keepdim=True).add(1e-5).rsqrt()
-        return x + torch.tanh(normal * self.scale + self.shift) * torch.sigmoid(y)
-
-
-@scenario("host_bound", "dependency", "issued_late", devices=("cuda",), active_steps=2)
-def tiny_kernels(job: Job) -> Step:
-    """DDP of narrow layers with hundreds of tiny kernels a step and an optimizer with kernels for each parameter."""
-    # 6 layers with 12 kernels forward, 25 backward and 40 of the optimizer: some 450 of 2 to 5 us, launched in 5 to 8.
-    model = ddp(job, nn.Sequential(*(Narrow(job, 512) for _ in range(6))), 0.5)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, foreach=False)
-    return training(model, job.random(256, 512), optimizer)
+Look = Callable[[Tensor], None]
 
 
 class Watched(nn.Module):
     """A Block followed by what looks at its output, and backward at the gradient of that."""
 
-    def __init__(self, job: Job, hidden: int, ffn: int, look: Callable[[Tensor], None], backward: bool) -> None:
+    def __init__(self, job: Job, hidden: int, look: Look, backward: bool) -> None:
         super().__init__()
-        self.block, self.look, self.backward = Block(job, hidden, ffn), look, backward
+        self.block, self.look, self.backward = Block(job, hidden), look, backward
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.block(x)
@@ -49,46 +29,131 @@ class Watched(nn.Module):
         return y
 
 
-def watched(
-    job: Job, sizes: Sizes, look: Callable[[Tensor], None], ffn: int = 0, backward: bool = True
-) -> nn.Sequential:
-    ffn = ffn or 4 * sizes.hidden
-    return nn.Sequential(*(Watched(job, sizes.hidden, ffn, look, backward) for _ in range(sizes.layers)))
+def watched(job: Job, sizes: Sizes, look: Look, backward: bool = True) -> nn.Sequential:
+    return nn.Sequential(*(Watched(job, sizes.hidden, look, backward) for _ in range(sizes.layers)))
 
 
-def logged() -> Callable[[Tensor], None]:
-    """Reads a tensor's mean and largest value to the host, as logging of activations does."""
-    latest: dict[str, float] = {}
+class Log:
+    """Writes a record with a tensor's mean, largest value and histogram, as logging of activations does.
 
-    def look(x: Tensor) -> None:
-        latest["mean"] = x.mean().item()
-        latest["largest"] = x.abs().max().item()
+    `late` writes the records of the step before, which have long been copied to the host: it waits for nothing.
+    """
 
-    return look
+    BINS = 1024
+
+    def __init__(self, job: Job, *, late: bool) -> None:
+        self.job, self.late, self.records = job, late, 0
+        self.copied: list[tuple[Tensor, torch.cuda.Event]] = []
+        self.before: list[tuple[Tensor, torch.cuda.Event]] = []
+
+    def look(self, x: Tensor) -> None:
+        histogram = torch.histc(x[:256].float(), self.BINS)
+        if self.late:
+            numbers = torch.cat((x.mean().float().view(1), x.abs().max().float().view(1), histogram))
+            self.copied.append((numbers.to("cpu", non_blocking=True), self.job.module.current_stream().record_event()))
+        else:
+            self.write(x.mean().item(), x.abs().max().item(), histogram.tolist())
+
+    def step_ended(self) -> None:
+        for numbers, event in self.before:
+            event.synchronize()
+            mean, largest, *histogram = numbers.tolist()
+            self.write(mean, largest, histogram)
+        self.before, self.copied = self.copied, []
+
+    def write(self, mean: float, largest: float, histogram: list[float]) -> None:
+        self.records += len(json.dumps({"mean": mean, "largest": largest, "histogram": histogram}))
 
 
-# Each read leaves the GPU idle for 30 to 60 us: 4 a layer against 0.7 ms of GEMMs.
-@scenario("host_sync", "host_bound", "issued_late", devices=("cuda",), twin="ddp_overlapped")
+def logged(model: nn.Module, job: Job, sizes: Sizes, log: Log) -> Step:
+    train = training(model, job.random(sizes.tokens, sizes.hidden))
+
+    def step() -> None:
+        train()
+        log.step_ended()
+
+    return step
+
+
+ONE_STEP_LATER = "read one step later, from non_blocking copies"
+LOGGED = Sizes(4096, 4096, 4), Sizes(128, 512, 3)
+
+
+def logged_ddp(job: Job, *, late: bool, everywhere: bool = True) -> Step:
+    # The host writes a record in 0.3 to 0.6 ms, 8 times a step of 25 ms, and has nothing launched meanwhile.
+    sizes, log = job.sizes(*LOGGED), Log(job, late=late)
+    look = log.look if everywhere or job.rank == 0 else lambda _: None
+    return logged(ddp(job, watched(job, sizes, look)), job, sizes, log)
+
+
+@scenario("host_sync", "straggler", "issued_late", devices=("cuda",), mends={"read_later_ddp": ONE_STEP_LATER})
 def item_in_step_ddp(job: Job) -> Step:
-    """DDP where .item() reads two statistics of each layer's output, and backward of its gradient."""
-    sizes = job.sizes(Sizes(2048, 4096, 4), Sizes(128, 512, 3))
-    model = ddp(job, watched(job, sizes, logged(), ffn=2 * sizes.hidden))
-    return training(model, job.random(sizes.tokens, sizes.hidden))
+    """DDP where .item() and .tolist() read statistics of each layer's output, and backward of its gradient."""
+    return logged_ddp(job, late=False)
 
 
-# The next gather is launched only then: 0.7 ms of each layer's 1.7 ms forward.
-@scenario("host_sync", "issued_late", "dependency", devices=("cuda",), twin="fsdp2_overlapped")
+@scenario("none", "contention", devices=("cuda",), recorded=False)
+def read_later_ddp(job: Job) -> Step:
+    """item_in_step_ddp that writes the same records one step later."""
+    return logged_ddp(job, late=True)
+
+
+@scenario(
+    "host_sync",
+    "straggler",
+    "issued_late",
+    devices=("cuda",),
+    late_rank=0,
+    mends={"read_later_on_rank_0": ONE_STEP_LATER},
+)
+def item_on_rank_0(job: Job) -> Step:
+    """item_in_step_ddp on rank 0 alone, as if rank 0 wrote the log: rank 1 waits for it."""
+    return logged_ddp(job, late=False, everywhere=False)
+
+
+@scenario("none", "contention", devices=("cuda",), recorded=False)
+def read_later_on_rank_0(job: Job) -> Step:
+    """item_on_rank_0 that writes the same records one step later."""
+    return logged_ddp(job, late=True, everywhere=False)
+
+
+def logged_fsdp2(job: Job, *, late: bool) -> Step:
+    # The next gather is launched only then: 2.1 ms of each layer's 6.8 ms forward.
+    sizes, log = job.sizes(*MIDDLE), Log(job, late=late)
+    return logged(fsdp2(job, watched(job, sizes, log.look, backward=False)), job, sizes, log)
+
+
+@scenario("host_sync", "issued_late", "dependency", devices=("cuda",), mends={"read_later_fsdp2": ONE_STEP_LATER})
 def item_in_step_fsdp2(job: Job) -> Step:
-    """FSDP2 where .item() reads two statistics of each layer's output."""
-    sizes = job.sizes(Sizes(4096, 4096, 4), Sizes(128, 512, 3))
-    model = fsdp2(job, watched(job, sizes, logged(), backward=False))
-    return training(model, job.random(sizes.tokens, sizes.hidden))
+    """FSDP2 where .item() and .tolist() read statistics of each layer's output."""
+    return logged_fsdp2(job, late=False)
 
 
-# Backward it waits for the all-reduces as well, which then have nothing beside them.
-@scenario("host_sync", "host_bound", "issued_late", devices=("cuda",), twin="ddp_overlapped")
+@scenario("none", "contention", "dependency", devices=("cuda",), recorded=False)
+def read_later_fsdp2(job: Job) -> Step:
+    """item_in_step_fsdp2 that writes the same records one step later."""
+    return logged_fsdp2(job, late=True)
+
+
+def looked_at(job: Job, look: Look) -> Step:
+    # Backward it waits for the all-reduces as well, 3.5 ms a layer, which then have nothing beside them.
+    sizes = job.sizes(Sizes(8192, 2048, 3), Sizes(128, 512, 3))
+    return training(ddp(job, watched(job, sizes, look)), job.random(sizes.tokens, sizes.hidden))
+
+
+@scenario(
+    "host_sync",
+    "issued_late",
+    "dependency",
+    devices=("cuda",),
+    mends={"no_sync_in_step": "no torch.cuda.synchronize()"},
+)
 def sync_in_step(job: Job) -> Step:
     """DDP with torch.cuda.synchronize() after each layer, forward and backward."""
-    sizes = job.sizes(Sizes(2048, 4096, 4), Sizes(128, 512, 3))
-    model = ddp(job, watched(job, sizes, lambda _: job.module.synchronize()))
-    return training(model, job.random(sizes.tokens, sizes.hidden))
+    return looked_at(job, lambda _: job.module.synchronize())
+
+
+@scenario("none", "contention", "issued_late", devices=("cuda",), recorded=False)
+def no_sync_in_step(job: Job) -> Step:
+    """sync_in_step without synchronize()."""
+    return looked_at(job, lambda _: None)

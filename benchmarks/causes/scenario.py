@@ -29,10 +29,15 @@ class Scenario:
     # What of the two is different on a CPU.
     cpu: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    # The rank that is late, what was planted into each process group, and the scenario without the plant.
+    # The rank that is late, and what was planted into each process group.
     late_rank: int | None = None
     cause_by_group: dict[str, str] = field(default_factory=dict)
-    twin: str = ""
+    # Scenarios that differ only in what is said here: the advice for this cause, followed.
+    mends: dict[str, str] = field(default_factory=dict)
+    # How much one step trains, relative to the scenario that this one mends.
+    work: float = 1.0
+    # Whether its traces are wanted, or only the time of its steps beside the scenario that it mends.
+    recorded: bool = True
     active_steps: int = 3
     marked_steps: bool = True
     profiler: dict[str, Any] = field(default_factory=dict)
@@ -44,11 +49,15 @@ class Scenario:
             "also": list(on_device.get("also", self.also)),
             "late_rank": self.late_rank,
             "cause_by_group": self.cause_by_group,
-            "twin": self.twin,
         }
 
 
 SCENARIOS: dict[str, Scenario] = {}
+
+
+def needed(scenario: Scenario, device: str) -> dict[str, str]:
+    """Returns the variables that the scenario needs on this device: on a CPU none has a meaning."""
+    return scenario.environment if device == "cuda" else {}
 
 
 def scenario(
