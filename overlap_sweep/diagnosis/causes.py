@@ -1,15 +1,17 @@
 """Decides for every exposed collective, and every time that the host was late, what caused it.
 
-Each nanosecond is given to one cause. Of a collective that held back computation first comes the time in which it
+Each nanosecond is given to one cause, but for one case. Of a collective that held back computation first comes the time in which it
 waited for a rank that is late more often than others (`straggler`). What remains depends on its role (`roles.py`):
 
-- Activations: `queue_order` as far as it stood behind kernels that it does not need (`queues.py`), else `dependency`.
+- Activations: `queue_order` as far as it stood behind kernels that it does not need (`queues.py`). What remains is
+  `bandwidth` if computation ran next to a good part of it, but ended before it, else `dependency`.
 - Parameters and gradients could have run next to the computation of their pass that came before. As far as there was
   such computation that no other communication used, an earlier start would have hidden them. Either the collective was
   launched in time but stood behind kernels of other streams (`queue_order`), or the host waited for the device before
   it launched it (`host_sync`), or it was launched, or placed behind other work, too late (`issued_late`). A reduction
   of gradients may hold back the backward pass, which does not need it: if all streams share a queue, that is
-  `queue_order`, else the program waits for it (`dependency`).
+  `queue_order`, else the program waits for it. Then two causes fit, and both are given all of it: `dependency`, as the
+  program made one, and `issued_late`, as another order of hooks would hide it.
 - What no computation could have hidden: `bandwidth`, as far as a pass has more communication than computation, else
   `dependency`.
 
@@ -32,6 +34,10 @@ from overlap_sweep.diagnosis.roles import Role
 
 PAUSE_NS = 1_000_000
 """A host that launches nothing for longer does something else; if only one rank's does, it is a straggler."""
+
+
+PARTLY_HIDDEN = 0.2
+"""Least part of a collective of activations that computation hides for the rest to be too long rather than needed."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,9 @@ def _split_activation(view: RankView, exposed: Exposed, split: _Split) -> None:
     since = queued_since(view, exposed.call) if split.rest_ns else None
     if since is not None:
         _give_to_queue(view, exposed, split, since, split.rest_ns)
+    moving = view.moving_ns(exposed.call)
+    if view.facts.calls[exposed.call].group and moving - split.rest_ns >= PARTLY_HIDDEN * moving:
+        split.give("bandwidth", split.rest_ns, comm_ns=moving, compute_ns=moving - split.rest_ns)
     split.give("dependency", split.rest_ns)
 
 
@@ -128,8 +137,13 @@ def _split_hideable(
 ) -> None:
     call, role = view.facts.calls[exposed.call], view.roles[exposed.call]
     if role == "gradient" and holds_back_backward(view, exposed):
-        queued = view.facts.on_device and view.one_queue and call.lane not in view.compute_lanes
-        split.give("queue_order" if queued else "dependency", split.rest_ns, blocked_ns=split.rest_ns)
+        lost_ns = split.rest_ns
+        if view.facts.on_device and view.one_queue and call.lane not in view.compute_lanes:
+            split.give("queue_order", lost_ns, blocked_ns=lost_ns)
+        else:
+            split.give("issued_late", lost_ns, blocked_ns=lost_ns)
+            split.rest_ns = lost_ns
+            split.give("dependency", lost_ns, blocked_ns=lost_ns)
         return
     compute = view.exposure.compute
     # Parameters are there only after the optimizer's step.

@@ -106,7 +106,11 @@ def _listed(found: Sequence[Finding], nothing: Finding | None, on_device: bool) 
         listed.append(nothing)
     elif not any(finding.cause in _EXPOSED for finding in listed):
         listed += [finding for finding in ordered if finding.cause in _EXPOSED][:MOST_OF_SMALL]
-    return sorted(listed, key=lambda finding: -finding.lost_us)
+    # One change mends all findings of a cause, so their sum is what it can gain.
+    gain_us: dict[Cause, float] = defaultdict(float)
+    for finding in listed:
+        gain_us[finding.cause] += finding.lost_us
+    return sorted(listed, key=lambda finding: (-gain_us[finding.cause], finding.cause, -finding.lost_us))
 
 
 def _lost_by_key(facts: RankFacts, losses: Sequence[Loss]) -> dict[Key, _Lost]:
