@@ -1,6 +1,7 @@
 """Chooses the setting to try, by cause, by what the collective carries, and by the libraries that the trace shows.
 
-Causes are decided without names; only the words here depend on them.
+Causes are decided without names; only the words here depend on them. `docs/diagnosis.md` lists all options by cause,
+those that are named here among them.
 """
 
 from __future__ import annotations
@@ -12,189 +13,334 @@ from overlap_sweep.diagnosis import Cause
 
 
 class Advice(NamedTuple):
-    cause: Cause
+    causes: frozenset[str]
     needs: frozenset[str]
-    """Roles, collectives and libraries that must all hold."""
+    """What must hold: roles, collectives, libraries, and other signs of `basis.signs_of`."""
     sentence: str
 
 
-def _advice(cause: Cause, needs: str, sentence: str) -> Advice:
-    return Advice(cause, frozenset(needs.split()), sentence)
+def _advice(causes: str, needs: str, sentence: str) -> Advice:
+    return Advice(frozenset(causes.split()), frozenset(needs.split()), sentence)
 
 
-ADVICE: Sequence[Advice] = (
+_TP_OVERLAP = (
+    "sequence_parallel=True and tp_comm_overlap=True with a tp_comm_overlap_cfg that was tuned on this machine "
+    "(overlap-sweep tune)."
+)
+_ACTIVATIONS = (
     _advice(
-        "dependency",
-        "activation all_to_all",
-        "Run other computation meanwhile: Megatron-Core overlap_moe_expert_parallel_comm or moe_shared_expert_overlap, and "
-        "DeepEP (moe_token_dispatcher_type=flex, moe_enable_deepep) for a faster exchange.",
+        *("dependency", "userbuffers"),
+        "It overlaps already, but not all of it: overlap-sweep tune finds the method and num_sm in "
+        "tp_comm_overlap_cfg that leave the least exposed on this machine.",
     ),
     _advice(
-        "dependency",
-        "activation point_to_point",
-        "Shorten the pipeline's bubble: more microbatches per step, or an interleaved schedule "
-        "(Megatron-Core virtual_pipeline_model_parallel_size, overlap_p2p_comm; torch ScheduleInterleaved1F1B).",
+        *("dependency", "all_to_all megatron"),
+        "overlap_moe_expert_parallel_comm=True, which computes another microbatch meanwhile, or "
+        "moe_shared_expert_overlap=True; a faster exchange: moe_flex_dispatcher_backend='deepep'.",
     ),
     _advice(
-        "dependency",
-        "activation transformer_engine",
-        "Overlap it with the GEMM next to it: Megatron-Core tp_comm_overlap=True with a tp_comm_overlap_cfg tuned for this "
-        "machine (overlap-sweep tune), Transformer Engine ub_overlap_ag, ub_overlap_rs, ub_bulk_dgrad, ub_bulk_wgrad.",
+        *("dependency", "all_to_all"),
+        "Compute what does not need these tokens meanwhile, such as shared experts or another microbatch: "
+        "async_op=True, and wait() right before the experts.",
     ),
     _advice(
-        "dependency",
-        "activation dtensor",
-        "Overlap it with the GEMM next to it: sequence parallelism (SequenceParallel in the plan) and async TP, "
-        "torch._inductor.config._micro_pipeline_tp=True under torch.compile; or Transformer Engine's userbuffers.",
+        *("dependency", "point_to_point megatron"),
+        "More microbatches per step, or interleaved stages: virtual_pipeline_model_parallel_size with "
+        "overlap_p2p_comm=True.",
     ),
     _advice(
-        "dependency",
-        "activation",
-        "Overlap it with the GEMM next to it by a decomposed or fused collective: Megatron-Core sequence_parallel=True and "
-        "tp_comm_overlap=True with a tuned tp_comm_overlap_cfg (overlap-sweep tune), or torch's async TP "
-        "(torch._inductor.config._micro_pipeline_tp=True). In code of your own: async_op=True where the next kernel does "
-        "not need the result.",
+        *("dependency", "point_to_point"),
+        "More microbatches per step, or a schedule with a smaller bubble: ScheduleInterleaved1F1B, "
+        "ScheduleZBVZeroBubble (torchtitan: pipeline_parallel_schedule).",
+    ),
+    _advice("dependency", "activation megatron", _TP_OVERLAP),
+    _advice("dependency", "activation transformer_engine", _TP_OVERLAP),
+    _advice(
+        *("dependency", "activation deepspeed"),
+        "tp_overlap_comm=true under tensor_parallel hides the backward pass's all-reduces behind weight gradients; "
+        "AutoTP leaves those of the forward pass exposed.",
     ),
     _advice(
-        "dependency",
-        "gradient",
-        "Nothing was left to hide it behind: make the unit whose gradients come last smaller (DDP bucket_cap_mb, FSDP2 "
-        "fully_shard on smaller modules), or, if your own code waits for it, pass async_op=True.",
+        *("dependency", "activation dtensor"),
+        "Async TP: SequenceParallel in the plan, torch.compile and torch._inductor.config._micro_pipeline_tp=True "
+        "(torchtitan: enable_async_tensor_parallel).",
     ),
     _advice(
-        "dependency",
-        "parameter",
-        "Nothing ran that could hide it: make the unit that is gathered first smaller (FSDP2: fully_shard embeddings "
-        "apart), or keep it gathered (reshard_after_forward=False).",
+        *("dependency", "activation"),
+        "Overlap it with its GEMM in pieces: async TP (torch._inductor.config._micro_pipeline_tp=True) or "
+        "Megatron-Core's tp_comm_overlap=True; async_op=True where the next kernel does not need it.",
+    ),
+)
+
+_PREFETCH = (
+    _advice(
+        *("dependency bandwidth issued_late", "parameter after_step"),
+        "Gather during the next forward pass, not after the optimizer: Megatron-Core overlap_param_gather=True with "
+        "overlap_grad_reduce=True; or FSDP2's fully_shard instead of ZeRO-1.",
     ),
     _advice(
-        "issued_late",
-        "parameter fsdp2",
-        "Prefetch further ahead: FSDPModule.set_modules_to_forward_prefetch and set_modules_to_backward_prefetch with the "
-        "next one or two layers.",
+        *("dependency", "parameter bwd"),
+        "Keep it gathered: the backward pass begins with what the forward pass ended with "
+        "(reshard_after_forward=False for the last unit).",
     ),
     _advice(
-        "issued_late",
-        "parameter fsdp1",
-        "FullyShardedDataParallel(forward_prefetch=True, backward_prefetch=BackwardPrefetch.BACKWARD_PRE), and "
+        *("dependency", "parameter"),
+        "Nothing runs before it that could hide it: make the unit that is gathered first smaller (FSDP2: fully_shard "
+        "the embedding by itself).",
+    ),
+    _advice(
+        *("issued_late", "parameter fsdp2"),
+        "Prefetch further ahead: set_modules_to_forward_prefetch and set_modules_to_backward_prefetch with the next "
+        "one or two layers.",
+    ),
+    _advice(
+        *("issued_late", "parameter fsdp1"),
+        "FullyShardedDataParallel(backward_prefetch=BackwardPrefetch.BACKWARD_PRE, forward_prefetch=True); "
         "limit_all_gathers=False if memory allows.",
     ),
     _advice(
-        "issued_late",
-        "parameter deepspeed",
-        "Raise stage3_prefetch_bucket_size and stage3_max_live_parameters, with overlap_comm=true.",
+        *("issued_late", "parameter deepspeed"),
+        "Larger stage3_prefetch_bucket_size and stage3_max_live_parameters, with overlap_comm=true.",
     ),
     _advice(
-        "issued_late",
-        "parameter",
-        "Gather the next layer's parameters while this one computes: prefetch on a stream of its own with async_op=True; "
-        "FSDP2 set_modules_to_forward_prefetch and set_modules_to_backward_prefetch; Megatron-Core overlap_param_gather; "
-        "DeepSpeed stage3_prefetch_bucket_size.",
+        *("issued_late", "parameter megatron"),
+        "overlap_param_gather=True with overlap_grad_reduce=True; under Megatron-FSDP a larger "
+        "suggested_communication_unit_size prefetches further.",
     ),
     _advice(
-        "issued_late",
-        "gradient fsdp2",
-        "Reduce in smaller pieces: fully_shard each layer instead of groups of layers, so that less is left after the last "
-        "kernel.",
+        *("issued_late", "parameter"),
+        "Gather the next layer while this one computes: all_gather_into_tensor(..., async_op=True) one layer ahead, "
+        "and wait() where it is used; FSDP2's fully_shard does so by itself.",
+    ),
+)
+
+_REDUCTION = (
+    _advice(
+        *("issued_late", "before_gather fsdp2"),
+        "Gather earlier: set_modules_to_backward_prefetch with the next one or two layers; "
+        "set_separate_reduce_scatter_group() (PyTorch 2.13) lets gathers overtake reductions.",
     ),
     _advice(
-        "issued_late",
-        "gradient ddp",
-        "Smaller buckets: DistributedDataParallel(bucket_cap_mb=25) or less, so that reducing starts while the backward "
-        "pass still computes.",
+        *("issued_late", "before_gather fsdp1"),
+        "Gather earlier: FullyShardedDataParallel(backward_prefetch=BackwardPrefetch.BACKWARD_PRE).",
     ),
     _advice(
-        "issued_late",
-        "gradient deepspeed",
-        "overlap_comm=true with a smaller reduce_bucket_size.",
+        *("issued_late", "before_gather"),
+        "Gather the next layer's parameters while this one computes, so that its gather does not wait for this "
+        "reduction and the pass for both.",
     ),
     _advice(
-        "issued_late",
-        "gradient",
-        "Reduce each gradient when it is ready instead of after the backward pass: DistributedDataParallel, Megatron-Core "
-        "overlap_grad_reduce with a smaller ddp_bucket_size, DeepSpeed overlap_comm; in code of your own "
-        "register_post_accumulate_grad_hook with async_op=True.",
+        *("dependency", "gradient fsdp2 cpu"),
+        "More tokens per step: on a CPU FSDP2 waits for each reduce-scatter before the pass goes on, on GPUs it does "
+        "not.",
     ),
     _advice(
-        "queue_order",
-        "",
-        "CUDA_DEVICE_MAX_CONNECTIONS=8 or 32 instead of 1; and streams of high priority for communication: "
-        "TORCH_NCCL_HIGH_PRIORITY=1, or ProcessGroupNCCL.Options(is_high_priority_stream=True).",
+        *("dependency issued_late", "gradient fsdp2"),
+        "Leave less for the end: fully_shard each layer, and the embedding by itself, instead of groups of layers.",
     ),
     _advice(
-        "bandwidth",
-        "parameter fsdp2",
-        "More tokens per GPU and step; reshard_after_forward=False gathers once instead of twice; a two-dimensional mesh "
-        "(hybrid sharding) keeps gathering within a node; gradient accumulation with set_requires_gradient_sync(False).",
+        *("dependency issued_late", "gradient fsdp1"),
+        "Leave less for the end: smaller units (auto_wrap_policy).",
     ),
     _advice(
-        "bandwidth",
-        "gradient ddp",
-        "More tokens per GPU and step, or gradient accumulation with no_sync(); gradients in bf16 "
-        "(bf16_compress_hook) halve the bytes.",
+        *("dependency issued_late", "gradient ddp"),
+        "DistributedDataParallel(bucket_cap_mb=25), PyTorch's default, or less: reducing starts with the first full "
+        "bucket, and the last one is small.",
     ),
     _advice(
-        "bandwidth",
-        "",
-        "More tokens per GPU and step (a larger batch, gradient accumulation without reducing in between), fewer bytes "
-        "(bf16 instead of fp32), or less sharding (hybrid sharding, ZeRO-2 instead of ZeRO-3).",
+        *("dependency issued_late", "gradient deepspeed"),
+        "overlap_comm=true, with a smaller reduce_bucket_size.",
     ),
     _advice(
-        "straggler",
-        "",
-        "Give that rank the work of the others: balance sequence lengths and layers per rank, keep logging, checkpoints and "
-        "data loading off its critical path; if its GPU is slower with equal work, look at its clocks and its host.",
+        *("dependency issued_late", "gradient megatron"),
+        "overlap_grad_reduce=True, with a smaller bucket_size (--ddp-bucket-size, in parameters).",
     ),
     _advice(
-        "host_bound",
-        "cpu",
-        "The time is Python's, between operators: torch.compile, fewer and larger operators, optimizers with fused=True.",
+        *("dependency issued_late", "gradient"),
+        "Reduce each gradient when it is there: DistributedDataParallel, or all_reduce(..., async_op=True) in "
+        "register_post_accumulate_grad_hook, and wait() before the optimizer.",
     ),
     _advice(
-        "host_bound",
-        "",
-        "Launch less: torch.compile(mode='reduce-overhead') or CUDA graphs (Megatron-Core enable_cuda_graph), optimizers "
-        "with fused=True, larger microbatches; and keep the host's cores free (OMP_NUM_THREADS, CPU affinity).",
+        *("dependency issued_late", ""),
+        "Launch it as soon as its input is there, with async_op=True, and wait() where the result is needed.",
+    ),
+)
+
+_QUEUES = (
+    _advice(
+        *("queue_order", "megatron"),
+        "CUDA_DEVICE_MAX_CONNECTIONS=32 instead of 1 where Megatron-LM allows it (up to Hopper it asserts 1 with "
+        "tensor or context parallelism); high_priority_stream_groups for this group.",
     ),
     _advice(
-        "host_sync",
-        "item",
-        "Don't read values from the GPU in mid-step: keep losses and norms as tensors, read them every N steps, or copy "
-        "them with non_blocking=True to pinned memory.",
+        *("queue_order", "gradient fsdp2 blocks"),
+        "CUDA_DEVICE_MAX_CONNECTIONS=8 or more, if it is 1. Else the pass waits for the last reduction's buffer: "
+        "set_reduce_scatter_max_input_buffers(2) (PyTorch 2.13).",
     ),
     _advice(
-        "host_sync",
-        "end_of_step",
-        "Nothing if it is only there to profile or to take times. In training take times from CUDA events "
-        "(torch.cuda.Event(enable_timing=True)) and read them a step later.",
+        *("queue_order", ""),
+        "CUDA_DEVICE_MAX_CONNECTIONS=8 (CUDA's default) or 32, if it is 1; else streams of high priority: "
+        "TORCH_NCCL_HIGH_PRIORITY=1 or ProcessGroupNCCL.Options(is_high_priority_stream=True).",
+    ),
+)
+
+_BANDWIDTH = (
+    _advice(
+        *("bandwidth", "parameter fsdp2"),
+        "More tokens per GPU and step, or reshard_after_forward=False (one gather instead of two); over several nodes "
+        "a two-dimensional mesh, which gathers within a node.",
     ),
     _advice(
-        "host_sync",
-        "",
-        "Take the synchronisation out of the step: no torch.cuda.synchronize() or timing by it, no .item(), .cpu() or "
-        "nonzero(); copies from pinned memory with non_blocking=True. torch.cuda.set_sync_debug_mode('warn') shows where.",
+        *("bandwidth", "gradient fsdp2"),
+        "More tokens per GPU and step: a larger batch, or set_requires_gradient_sync(False) but for the last "
+        "microbatch; MixedPrecisionPolicy(reduce_dtype=torch.bfloat16) halves fp32.",
     ),
     _advice(
-        "contention",
-        "transformer_engine",
-        "Give communication fewer SMs: num_sm, set_sm_margin and use_ce in the tp_comm_overlap_cfg (overlap-sweep tune "
-        "measures them), NVTE_EXT_MARGIN_SM.",
+        *("bandwidth", "parameter deepspeed"),
+        "More tokens per GPU and step, ZeRO stage 2 instead of 3, or zero_hpz_partition_size=GPUs per node, which "
+        "gathers within a node.",
     ),
     _advice(
-        "contention",
-        "cpu",
-        "gloo computes on the cores that GEMMs use: fewer threads for GEMMs (OMP_NUM_THREADS), or a core for communication.",
+        *("bandwidth", "gradient ddp"),
+        "More tokens per GPU and step: a larger batch, or no_sync() but for the last microbatch; bf16_compress_hook "
+        "halves fp32 gradients.",
     ),
     _advice(
-        "contention",
-        "",
-        "Give communication fewer SMs: NCCL_MAX_CTAS (or ProcessGroupNCCL.Options().config.max_ctas), copy engines "
-        "(NCCL_CTA_POLICY=2 with symmetric memory) where the bandwidth allows.",
+        *("bandwidth", "gradient deepspeed"),
+        "More tokens per GPU and step: gradient_accumulation_steps; communication_data_type='bf16' halves fp32 "
+        "gradients.",
     ),
+    _advice(
+        *("bandwidth", "gradient megatron"),
+        "More microbatches per step (global_batch_size); grad_reduce_in_fp32=False halves the bytes.",
+    ),
+    _advice(
+        *("bandwidth", ""),
+        "More tokens per GPU and step (a larger batch, accumulation without reducing in between), fewer bytes (bf16 "
+        "instead of fp32), or less sharding (ZeRO-2 instead of ZeRO-3).",
+    ),
+)
+
+_STRAGGLERS = (
+    _advice(
+        *("straggler", "unknown_rank"),
+        "Give the traces of all ranks: only they tell which one is late, and why.",
+    ),
+    _advice(
+        *("straggler", "host_late"),
+        "See what that rank's host does meanwhile: data loading, logging, checkpoints, garbage collection "
+        "(gc.freeze(), Megatron-Core manual_gc=True), or a .item() on one rank alone.",
+    ),
+    _advice(
+        *("straggler", "more_work all_to_all"),
+        "Balance the tokens over the experts: Megatron-Core moe_router_load_balancing_type, "
+        "moe_expert_capacity_factor.",
+    ),
+    _advice(
+        *("straggler", "more_work"),
+        "Balance the work: sequence lengths (packing), layers per pipeline stage, and what one rank alone computes, "
+        "such as logging or a loss.",
+    ),
+    _advice(
+        *("straggler", "cpu"),
+        "Its work is that of the others: see what else runs on its cores, and whether they are its own (taskset, "
+        "OMP_NUM_THREADS).",
+    ),
+    _advice(
+        *("straggler", ""),
+        "Its work is that of the others: compare its clocks, power and temperature with theirs (nvidia-smi -q -d "
+        "CLOCK,POWER,TEMPERATURE), and what else runs on its host.",
+    ),
+)
+
+_HOST = (
+    _advice(
+        *("host_bound", "cpu"),
+        "It is Python's time between operators: torch.compile, or fewer and larger operators, such as optimizers with "
+        "fused=True.",
+    ),
+    _advice(
+        *("host_bound", "megatron"),
+        "cuda_graph_impl='transformer_engine' or 'local', larger microbatches; manual_gc=True if there are pauses of "
+        "milliseconds.",
+    ),
+    _advice(
+        *("host_bound", "fsdp2"),
+        "torch.compile each layer before fully_shard, a larger microbatch, optimizers with fused=True: FSDP2 itself "
+        "takes some milliseconds of the host per layer and step.",
+    ),
+    _advice(
+        *("host_bound", ""),
+        "Launch less: CUDA graphs (torch.compile(mode='reduce-overhead')), optimizers with fused=True, larger "
+        "microbatches; gc.freeze() or a fixed interval if Python's garbage collection pauses it.",
+    ),
+    _advice(
+        *("host_sync", "end_of_step"),
+        "Nothing, if it is only there for profiling. Else take times with torch.cuda.Event(enable_timing=True), and "
+        "read them and the loss a step later.",
+    ),
+    _advice(
+        *("host_sync", "item"),
+        "Don't read values from the GPU in mid-step: keep losses and norms as tensors and read them every N steps, or "
+        "copy them with non_blocking=True into pinned memory.",
+    ),
+    _advice(
+        *("host_sync", "copy"),
+        "Copy with non_blocking=True, from and into pinned memory (DataLoader(pin_memory=True)); a copy from pageable "
+        "memory makes the host wait.",
+    ),
+    _advice(
+        *("host_sync", "device_sync megatron"),
+        "Megatron-Core synchronises after each batched send and receive: overlap_p2p_comm=True, or "
+        "batch_p2p_sync=False; its timers do, too: timing_log_level=0.",
+    ),
+    _advice(
+        *("host_sync", ""),
+        "Take torch.cuda.synchronize(), .item(), .cpu() and nonzero() out of the step; "
+        "torch.cuda.set_sync_debug_mode('warn') shows most of the places.",
+    ),
+)
+
+_CONTENTION = (
+    _advice(
+        *("contention", "cpu"),
+        "gloo computes on the cores that GEMMs use: fewer threads for GEMMs (OMP_NUM_THREADS), or a core for "
+        "communication.",
+    ),
+    _advice(
+        *("contention", "userbuffers"),
+        "num_sm, set_sm_margin and use_ce of this operator in the tp_comm_overlap_cfg: overlap-sweep tune measures "
+        "them.",
+    ),
+    _advice(
+        *("contention", "deep_ep megatron"),
+        "A smaller moe_flex_dispatcher_num_sms gives DeepEP fewer SMs.",
+    ),
+    _advice(
+        *("contention", "all_gather fsdp2"),
+        "NCCL_MAX_CTAS=16, 8 or 4 gives NCCL fewer SMs; within a node set_symm_mem_for_comm() with NCCL_CTA_POLICY=2 "
+        "gathers by copy engines, without SMs (NCCL 2.28).",
+    ),
+    _advice(
+        *("contention", "transformer_engine"),
+        "NCCL_MAX_CTAS=16, 8 or 4 gives NCCL fewer SMs; NVTE_EXT_MARGIN_SM=<as many> keeps Transformer Engine's GEMMs "
+        "off them.",
+    ),
+    _advice(
+        *("contention", ""),
+        "NCCL_MAX_CTAS=16, 8 or 4 (for one group: ProcessGroupNCCL.Options().config.max_ctas) gives communication "
+        "fewer SMs; it then takes longer, so compare step times.",
+    ),
+)
+
+ADVICE: Sequence[Advice] = (
+    _advice("none", "", "Nothing: overlap has less than 2% of the step to gain."),
+    *(_ACTIVATIONS + _PREFETCH + _REDUCTION + _QUEUES + _BANDWIDTH + _STRAGGLERS + _HOST + _CONTENTION),
 )
 """The first whose needs are met is given."""
 
 
-def advice_for(cause: Cause, has: Collection[str]) -> str:
-    """Returns the sentence for a cause; `has`: roles, collectives and libraries."""
-    return next(advice.sentence for advice in ADVICE if advice.cause == cause and advice.needs <= set(has))
+def advice_for(cause: Cause, signs: Collection[str]) -> str:
+    """Returns the sentence for a cause; `signs`: roles, collectives, libraries and others of `basis.signs_of`."""
+    has = set(signs)
+    return next(advice.sentence for advice in ADVICE if cause in advice.causes and advice.needs <= has)

@@ -3,74 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
 from statistics import median
 
 import numpy as np
 
 from overlap_sweep.diagnosis import Cause
 from overlap_sweep.diagnosis.advice import advice_for
-from overlap_sweep.diagnosis.causes import Loss
-from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
-from overlap_sweep.diagnosis.exposure import Exposure
-from overlap_sweep.diagnosis.facts import Call, RankFacts
-from overlap_sweep.diagnosis.rank import POINT_TO_POINT, UNKNOWN_RANK
+from overlap_sweep.diagnosis.basis import Basis, as_time, bytes_of, lateness_of, signs_of, steady_steps
+from overlap_sweep.diagnosis.facts import NEVER
+from overlap_sweep.diagnosis.rank import UNKNOWN_RANK
 from overlap_sweep.diagnosis.waits import END_OF_STEP
 
-
-@dataclass(frozen=True)
-class Basis:
-    """What a finding rests on."""
-
-    facts: Sequence[RankFacts]
-    exposures: Sequence[Exposure]
-    rank: int
-    """Index of the rank that loses the time."""
-    cause: Cause
-    about: str
-    losses: Sequence[Loss]
-    """Those of steady steps."""
-    lost_us: float
-    step_us: float
-    num_steps: int
-
-    @property
-    def own(self) -> RankFacts:
-        return self.facts[self.rank]
-
-    @cached_property
-    def calls(self) -> list[Call]:
-        """Returns the calls that lost time."""
-        return [self.own.calls[i] for i in dict.fromkeys(loss.call for loss in self.losses) if i is not None]
-
-    @property
-    def late(self) -> int:
-        """Returns the index of the rank that the others waited for."""
-        return int(self.about)
-
-    @property
-    def late_rank(self) -> int | None:
-        """Returns the rank that the others waited for; None if its trace is missing."""
-        return None if self.late == UNKNOWN_RANK else self.facts[self.late].rank
-
-    def per_step(self, number: float) -> float:
-        return number / max(self.num_steps, 1)
-
-    def total_us(self, name: str) -> float:
-        """Returns a number of the losses, in microseconds per step."""
-        return self.per_step(sum(loss.numbers.get(name, 0.0) for loss in self.losses)) / 1000
-
-    def median_us(self, values_ns: Iterable[float]) -> float:
-        values = list(values_ns)
-        return median(values) / 1000 if values else 0.0
-
-
-def bytes_of(call: Call) -> int | None:
-    """Returns the size of the whole buffer; None if the trace does not know."""
-    elements, size = max(call.sent or 0, call.received or 0), BYTES_OF.get(type_of(call.dtype))
-    return elements * size if elements and size else None
+AT_ONCE_NS = 1_000_000
+"""Longest time after a call until a kernel that waited for it; what starts later waited for something else, too."""
 
 
 def evidence_of(basis: Basis) -> str:
@@ -80,208 +26,176 @@ def evidence_of(basis: Basis) -> str:
 
 def try_of(basis: Basis) -> str:
     """Returns the sentence with the setting to change."""
-    has = set(basis.own.libraries) | {loss.role for loss in basis.losses if loss.role}
-    collectives = {call.collective for call in basis.calls}
-    has |= collectives
-    if collectives & set(POINT_TO_POINT):
-        has.add("point_to_point")
-    if not basis.own.on_device:
-        has.add("cpu")
-    if "item" in basis.about or "_local_scalar_dense" in basis.about:
-        has.add("item")
-    if basis.about == END_OF_STEP:
-        has.add("end_of_step")
-    return advice_for(basis.cause, has)
+    return advice_for(basis.cause, signs_of(basis))
 
 
 def _calls(basis: Basis) -> str:
-    """Returns such as `12 calls per step of 67.1 MB`."""
-    count = round(basis.per_step(len(basis.calls)), 1)
+    """Returns such as `12 calls of 67.1 MB per step`, or `4 calls of 67.1 MB in 3 steps`."""
+    count, rest = divmod(len(basis.calls), max(basis.num_steps, 1))
+    per = f"in {basis.num_steps} steps" if rest else "per step"
+    count = len(basis.calls) if rest else count
     sizes = [size for call in basis.calls if (size := bytes_of(call))]
     of = ""
     if sizes:
         low, high = min(sizes), max(sizes)
         of = f" of {_megabytes(high)}" if high < 1.1 * low else f" of {_megabytes(low)} to {_megabytes(high)}"
-    return f"{count:g} call{'' if count == 1 else 's'} per step{of}"
+    return f"{_counted(count, 'call')}{of} {per}"
+
+
+def _counted(count: float, noun: str) -> str:
+    return f"{count:g} {noun}{'' if count == 1 else 's'}"
 
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} KB"
 
 
-def _us(time_us: float) -> str:
-    return f"{time_us:,.0f} us" if abs(time_us) >= 10 else f"{time_us:,.1f} us"
+_PASS_NAMES = {"fwd": "forward", "bwd": "backward"}
+
+
+def _pass(basis: Basis) -> str:
+    names = {_PASS_NAMES.get(call.pass_, "") for call in basis.calls}
+    name = "backward" if basis.roles == {"gradient"} else names.pop() if len(names) == 1 else ""
+    return f"{name} pass" if name else "pass"
 
 
 def _dependency(basis: Basis) -> str:
-    took = basis.median_us(call.end_ns - call.start_ns for call in basis.calls)
-    return (
-        f"{_calls(basis)}, {_us(took)} each: the next kernel had been launched and started when the call ended, and there "
-        "was no other computation to run."
-        if basis.own.on_device
-        else f"{_calls(basis)}, {_us(took)} each: the next operator started when the call ended, and nothing else ran."
-    )
+    head = f"{_calls(basis)}, {as_time(basis.median_us(loss.lost_ns for loss in basis.losses))} each"
+    if not basis.own.on_device:
+        return f"{head}: the next operator started when the call ended, and nothing else ran meanwhile."
+    if basis.blocks:
+        return f"{head}, on the stream that computes: the backward pass waited, though it does not need the result."
+    if basis.roles <= {"activation"}:
+        return f"{head}.{_next_kernel(basis)} No other computation was there to run."
+    return f"{head}.{_next_kernel(basis)} No computation of the {_pass(basis)} was left to hide it."
+
+
+def _next_kernel(basis: Basis) -> str:
+    """Returns a sentence about the kernels that waited for the calls; empty if their launches are unknown."""
+    own = basis.own
+    after = [
+        (int(own.work.start_ns[loss.work] - own.calls[loss.call].end_ns), loss.work)
+        for loss in basis.losses
+        if loss.work is not None and loss.call is not None and own.work.launch_ns[loss.work] != NEVER
+    ]
+    waited = [(gap, work) for gap, work in after if 0 <= gap <= AT_ONCE_NS]
+    if not waited:
+        return ""
+    ahead = basis.median_us(float(own.work.start_ns[work] - own.work.launch_ns[work]) for _, work in waited)
+    gap = basis.median_us(gap for gap, _ in waited)
+    launched, started = f"launched {as_time(ahead)} before", f"started {as_time(gap)} after the call ended"
+    return f" The next kernel waited for it: {launched}, it {started}."
 
 
 def _issued_late(basis: Basis) -> str:
-    available = max((loss.numbers.get("available_ns", 0.0) for loss in basis.losses), default=0.0) / 1000
-    if any(loss.role == "gradient" for loss in basis.losses):
+    calls, free = _calls(basis), f"up to {as_time(basis.largest_us('available_ns'))} of the {_pass(basis)}"
+    if basis.before_gather:
         return (
-            f"{_calls(basis)} began when {_us(available)} of computation of the backward pass had run without any "
-            "communication next to it, which could have hidden it."
+            f"{calls} ran while the pass waited for the all_gather after them; before, {free} had no communication "
+            "next to it."
         )
+    if basis.roles == {"gradient"}:
+        return f"{calls} started when {free} had run with no communication next to it."
     return (
-        f"{_calls(basis)} began only when the next kernels needed them, though the parameters were there: up to "
-        f"{_us(available)} of computation before had no communication next to it."
+        f"{calls} started only when the next kernels needed them; before, {free} had run with no communication next to "
+        "it."
     )
 
 
 def _queue_order(basis: Basis) -> str:
-    held = [loss for loss in basis.losses if "blocked_ns" in loss.numbers]
-    if len(held) * 2 > len(basis.losses):
+    if basis.blocks:
         work = basis.own.work
         ahead = basis.median_us(
-            float(work.start_ns[loss.work] - work.launch_ns[loss.work]) for loss in held if loss.work is not None
+            float(work.start_ns[loss.work] - work.launch_ns[loss.work])
+            for loss in basis.losses
+            if loss.work is not None
         )
         return (
-            f"{_calls(basis)} held back the backward pass, which does not need the result: its next kernel had been launched "
-            f"{_us(ahead)} before it started, when the call ended."
+            f"The backward pass waited for {_calls(basis)}, whose result it does not need: its next kernel, launched "
+            f"{as_time(ahead)} before, started when the call ended."
         )
     ready = basis.median_us(loss.numbers.get("ready_ns", 0.0) for loss in basis.losses)
     behind = basis.median_us(loss.numbers.get("behind_ns", 0.0) for loss in basis.losses)
     return (
-        f"{_calls(basis)} started {_us(ready)} after they were launched and their stream was free; kernels of other streams "
-        f"ran for {_us(behind)} of it."
+        f"{_calls(basis)} started {as_time(ready)} after they were launched, though their stream was free; kernels of "
+        f"other streams ran for {as_time(behind)} of it."
     )
 
 
 def _bandwidth(basis: Basis) -> str:
-    comm = max((loss.numbers["comm_ns"] for loss in basis.losses), default=0.0) / 1000
-    compute = max((loss.numbers["compute_ns"] for loss in basis.losses), default=0.0) / 1000
-    factor = comm / compute if compute else float("inf")
+    comm, compute = basis.largest_us("comm_ns"), basis.largest_us("compute_ns")
     rates = [size / (call.end_ns - call.start_ns) for call in basis.calls if (size := bytes_of(call))]
-    rate = f", at {median(rates):,.0f} GB/s" if rates else ""
+    rate = f" (these calls at {median(rates):,.0f} GB/s)" if rates else ""
     return (
-        f"The pass has {_us(comm)} of such communication{rate}, and {_us(compute)} of computation: {factor:.1f} times the "
-        "computation would be needed to hide it."
+        f"The {_pass(basis)} has {as_time(comm)} of communication{rate} and {as_time(compute)} of computation: "
+        f"{as_time(comm - compute)} cannot be hidden."
     )
 
 
 def _straggler(basis: Basis) -> str:
+    waiting = "One rank" if basis.own.rank is None else f"Rank {basis.own.rank}"
     if basis.late == UNKNOWN_RANK:
         return (
-            f"Rank {basis.own.rank} probably waits {_us(basis.lost_us)} per step in {_calls(basis)}, which take much longer "
-            "than the fastest of their size; which rank is late is unknown without the traces of the others."
+            f"{waiting} probably waits {as_time(basis.lost_us)} per step in {_calls(basis)}, which take more than "
+            "twice as long as the fastest of their size. For which rank is unknown without the others' traces."
         )
-    late, own = basis.facts[basis.late], basis.own
-    who = "one rank" if late.rank is None else f"rank {late.rank}"
-    doing = _doing(basis)
+    who = "another rank" if basis.late_rank is None else f"rank {basis.late_rank}"
     return (
-        f"Rank {own.rank} waits {_us(basis.lost_us)} per step in {_calls(basis)} for {who}, which starts them later; "
-        f"{doing}."
+        f"{waiting} waits {as_time(basis.lost_us)} per step for {who}, in {_calls(basis)}: {lateness_of(basis).words}."
     )
-
-
-def _doing(basis: Basis) -> str:
-    """Returns what the late rank does more than the waiting one."""
-    late, own = basis.facts[basis.late], basis.own
-
-    def per_step(facts: RankFacts, value: Callable[[RankFacts], float]) -> float:
-        steps = max(sum(not step.startup for step in facts.steps), 1)
-        return value(facts) / steps / 1000
-
-    def steady(facts: RankFacts, steps: np.ndarray) -> np.ndarray:
-        return np.isin(steps, [step.number for step in facts.steps if not step.startup])
-
-    def computed(facts: RankFacts) -> float:
-        work = facts.work
-        return float((work.end_ns - work.start_ns)[steady(facts, work.step)].sum())
-
-    def host(rank: int) -> float:
-        numbers = {step.number for step in basis.facts[rank].steps if not step.startup}
-        work = basis.facts[rank].work
-        return sum(late.idle_ns for late in basis.exposures[rank].late if int(work.step[late.work]) in numbers)
-
-    more = per_step(late, computed) - per_step(own, computed)
-    idle = per_step(late, lambda _: host(basis.late)) - per_step(own, lambda _: host(basis.rank))
-    if idle > max(more, 0.3 * basis.lost_us):
-        return f"meanwhile its host launches nothing for {_us(idle)} per step more than that of rank {own.rank}"
-    if more > 0.3 * basis.lost_us:
-        name = _most_extra(late, own)
-        return f"it computes {_us(more)} per step more than rank {own.rank}{name}"
-    return "it computes as much as the others, but runs later"
-
-
-def _most_extra(late: RankFacts, own: RankFacts) -> str:
-    def by_name(facts: RankFacts) -> Counter[str]:
-        found: Counter[str] = Counter()
-        took = facts.work.end_ns - facts.work.start_ns
-        for name, time_ns in zip(facts.work.signature.tolist(), took.tolist(), strict=True):
-            found[facts.names[name]] += time_ns
-        return found
-
-    extra = by_name(late)
-    extra.subtract(by_name(own))
-    from overlap_sweep.trace.kernel_classes import function_name
-
-    name, time_ns = extra.most_common(1)[0] if extra else ("", 0)
-    return f", most of it in {(function_name(name) or name)[:60]}" if time_ns > 0 else ""
 
 
 def _host_bound(basis: Basis) -> str:
-    count = round(basis.per_step(len(basis.losses)))
-    kernels = basis.own.work
-    took = float(np.median(kernels.end_ns - kernels.start_ns)) / 1000 if len(kernels) else 0.0
+    longest = as_time(max(loss.lost_ns for loss in basis.losses) / 1000)
+    gaps = f"{_counted(round(basis.per_step(len(basis.losses))), 'time')} per step, for up to {longest}"
+    work = basis.own.work
+    steady = np.isin(work.step, steady_steps(basis.own))
+    took = as_time(float(np.median((work.end_ns - work.start_ns)[steady])) / 1000)
     if not basis.own.on_device:
-        return f"In {count} pauses per step neither computation nor communication runs; the median operator takes {_us(took)}."
-    return (
-        f"In {count} gaps per step the GPU had finished everything that was launched; the median kernel takes {_us(took)}, "
-        "less than the host needs for launching."
-        if took < 10
-        else f"In {count} gaps per step the GPU had finished everything that was launched; the median kernel takes {_us(took)}."
-    )
+        return f"{gaps}, neither computation nor communication runs; operators take {took} (median)."
+    launches = np.sort(work.launch_ns[steady & (work.launch_ns != NEVER)])
+    every = as_time(float(np.median(np.diff(launches))) / 1000) if len(launches) > 1 else "unknown times"
+    return f"The GPU has nothing to run {gaps}: kernels take {took}, and the host launches one every {every} (medians)."
 
 
 def _host_sync(basis: Basis) -> str:
-    waits = [basis.own.waits[i] for i in dict.fromkeys(loss.wait for loss in basis.losses) if i is not None]
-    took = basis.median_us(wait.end_ns - wait.start_ns for wait in waits)
-    names = Counter(wait.name for wait in waits).most_common(1)
-    name = names[0][0] if names else "a copy"
-    called = "" if basis.about in ("", name, END_OF_STEP) else f" ({basis.about})"
-    count = round(basis.per_step(len(waits)), 1)
+    names = Counter(f"{w.name} in {w.operator}" if w.operator else w.name for w in basis.waits).most_common(1)
+    name = names[0][0] if names else "a call of the runtime"
     if any(loss.call is not None for loss in basis.losses):
+        waited = basis.median_us(loss.numbers.get("waited_ns", 0.0) for loss in basis.losses)
         return (
-            f"The host waited for the device in {name}{called} before it launched {_calls(basis)}: computation ran meanwhile "
-            "that could have hidden them."
+            f"Before it launched {_calls(basis)}, the host waited for the device in {name}; meanwhile "
+            f"{as_time(waited)} of computation ran that could have hidden each."
         )
+    took = basis.median_us(wait.end_ns - wait.start_ns for wait in basis.waits)
     if basis.about == END_OF_STEP:
         return (
-            f"{name} at the end of the step: the host waits {_us(took)} for the device, which then has nothing to run "
-            "until the host has launched the next step."
+            f"At the end of the step the host waits {as_time(took)} for the device, in {name}; then the GPU has "
+            "nothing to run until the host has launched the next step."
         )
+    count = round(basis.per_step(len(basis.waits)), 1)
     return (
-        f"{name}{called} {count:g} times per step: the host waits {_us(took)} for the device, and the GPU then has nothing "
-        "to run until the host has launched more."
+        f"The host waits for the device {_counted(count, 'time')} per step, {as_time(took)} each, in {name}; "
+        "then the GPU has nothing to run until the host has launched more."
     )
 
 
 def _contention(basis: Basis) -> str:
-    alone, hidden = basis.total_us("alone_ns"), basis.total_us("hidden_ns")
+    alone, hidden = (
+        basis.per_step(sum(loss.numbers.get(name, 0.0) for loss in basis.losses)) / 1000
+        for name in ("alone_ns", "hidden_ns")
+    )
     slower = basis.lost_us / alone if alone else 0.0
+    times = f"{as_time(alone + basis.lost_us)} instead of {as_time(alone)} per step"
     net = hidden - basis.lost_us
-    verdict = f"a net gain of {_us(net)}" if net > 0 else f"a net loss of {_us(-net)}"
+    verdict = f"still gains {as_time(net)}" if net > 0 else f"costs {as_time(-net)} more than it gains"
     return (
-        f"GEMMs next to it take {slower:.0%} longer than the same GEMMs alone ({_us(alone + basis.lost_us)} instead of "
-        f"{_us(alone)} per step): hiding {_us(hidden)} of communication is {verdict}."
+        f"GEMMs next to it take {slower:.0%} longer than alone ({times}). Hiding {as_time(hidden)} of communication "
+        f"{verdict}."
     )
 
 
-def _none(basis: Basis) -> str:
-    raise AssertionError(basis)
-
-
 _SENTENCES: dict[Cause, Callable[[Basis], str]] = {
-    "none": _none,
     "dependency": _dependency,
     "issued_late": _issued_late,
     "queue_order": _queue_order,

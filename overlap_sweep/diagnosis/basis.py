@@ -1,0 +1,206 @@
+"""What a finding rests on: the losses of one rank, and what their calls, the host and a late rank show."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlap_sweep.diagnosis import Cause
+from overlap_sweep.diagnosis.causes import Loss
+from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
+from overlap_sweep.diagnosis.exposure import Exposure
+from overlap_sweep.diagnosis.facts import Call, RankFacts, Wait
+from overlap_sweep.diagnosis.rank import POINT_TO_POINT, UNKNOWN_RANK
+from overlap_sweep.diagnosis.waits import END_OF_STEP
+
+MUCH = 0.3
+"""Share of the others' waiting from which on a difference between two ranks explains it."""
+
+
+MEGATRON = re.compile(r"_PARALLEL_GROUP")
+"""In the descriptions of Megatron-Core's process groups."""
+
+
+def as_time(time_us: float) -> str:
+    """Returns the time for a sentence."""
+    return f"{time_us:,.0f} us" if abs(time_us) >= 10 else f"{time_us:,.1f} us"
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a finding rests on."""
+
+    facts: Sequence[RankFacts]
+    exposures: Sequence[Exposure]
+    rank: int
+    """Index of the rank that loses the time."""
+    cause: Cause
+    about: str
+    losses: Sequence[Loss]
+    """Those of steady steps."""
+    lost_us: float
+    step_us: float
+    num_steps: int
+
+    @property
+    def own(self) -> RankFacts:
+        return self.facts[self.rank]
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        """Returns the calls that lost time."""
+        return [self.own.calls[i] for i in dict.fromkeys(loss.call for loss in self.losses) if i is not None]
+
+    @cached_property
+    def waits(self) -> list[Wait]:
+        """Returns the waits of the host that cost time: those that losses name, or that ended before a late call."""
+        named = dict.fromkeys(loss.wait for loss in self.losses if loss.wait is not None)
+        if named:
+            return [self.own.waits[i] for i in named]
+        ended = [
+            max((w for w in self.own.waits if w.end_ns <= c.launch_ns), key=_end, default=None) for c in self.calls
+        ]
+        return [wait for wait in ended if wait]
+
+    @property
+    def late(self) -> int:
+        """Returns the index of the rank that the others waited for."""
+        return int(self.about)
+
+    @property
+    def late_rank(self) -> int | None:
+        """Returns the rank that the others waited for; None if its trace is missing."""
+        return None if self.late == UNKNOWN_RANK else self.facts[self.late].rank
+
+    @property
+    def roles(self) -> set[str]:
+        return {loss.role for loss in self.losses if loss.role}
+
+    @property
+    def blocks(self) -> bool:
+        """Returns whether most losses are reductions that held back the backward pass."""
+        return 2 * sum("blocked_ns" in loss.numbers for loss in self.losses) > len(self.losses)
+
+    @property
+    def before_gather(self) -> bool:
+        """Returns whether what waited for most of these reductions was an all-gather, which the pass waited for."""
+        exposed = self.exposures[self.rank].exposed
+        held = 0.0
+        for loss in self.losses:
+            if loss.call is not None and (last := exposed[loss.call].ended_by) is not None:
+                held += loss.lost_ns * (last != loss.call and self.own.calls[last].collective == "all_gather")
+        return self.roles == {"gradient"} and 2 * held > sum(loss.lost_ns for loss in self.losses)
+
+    def per_step(self, number: float) -> float:
+        return number / max(self.num_steps, 1)
+
+    def largest_us(self, name: str) -> float:
+        """Returns the largest of a number of the losses, in microseconds."""
+        return max((loss.numbers.get(name, 0.0) for loss in self.losses), default=0.0) / 1000
+
+    def median_us(self, values_ns: Iterable[float]) -> float:
+        values = list(values_ns)
+        return median(values) / 1000 if values else 0.0
+
+
+def _end(wait: Wait) -> int:
+    return wait.end_ns
+
+
+def bytes_of(call: Call) -> int | None:
+    """Returns the size of the whole buffer; None if the trace does not know."""
+    elements, size = max(call.sent or 0, call.received or 0), BYTES_OF.get(type_of(call.dtype))
+    return elements * size if elements and size else None
+
+
+class Lateness(NamedTuple):
+    sign: str
+    """`host_late`, `more_work`, `as_much_work` or `unknown_rank`."""
+    words: str
+
+
+def lateness_of(basis: Basis) -> Lateness:
+    """Returns what the late rank does more than the waiting one."""
+    if basis.late == UNKNOWN_RANK:
+        return Lateness("unknown_rank", "")
+    late, own = basis.facts[basis.late], basis.own
+    idle = _host_late_us(basis, basis.late) - _host_late_us(basis, basis.rank)
+    more = _computed_us(late) - _computed_us(own)
+    if idle > max(more, MUCH * basis.lost_us):
+        device = ", since its host launches late" if late.on_device else ""
+        return Lateness("host_late", f"it runs nothing for {as_time(idle)} more{device}")
+    if more > MUCH * basis.lost_us:
+        return Lateness("more_work", f"it computes {as_time(more)} more{_most_extra(late, own)}")
+    return Lateness("as_much_work", "it computes as much, but later")
+
+
+def steady_steps(facts: RankFacts) -> NDArray[np.int64]:
+    return np.array([step.number for step in facts.steps if not step.startup], np.int64)
+
+
+def _computed_us(facts: RankFacts) -> float:
+    """Returns the computation of a rank per step."""
+    work, steady = facts.work, steady_steps(facts)
+    return float((work.end_ns - work.start_ns)[np.isin(work.step, steady)].sum()) / max(len(steady), 1) / 1000
+
+
+def _host_late_us(basis: Basis, rank: int) -> float:
+    """Returns the time per step in which a rank's host was late."""
+    facts = basis.facts[rank]
+    steady = set(steady_steps(facts).tolist())
+    idle = sum(late.idle_ns for late in basis.exposures[rank].late if int(facts.work.step[late.work]) in steady)
+    return idle / max(len(steady), 1) / 1000
+
+
+def _most_extra(late: RankFacts, own: RankFacts) -> str:
+    def by_name(facts: RankFacts) -> Counter[str]:
+        found: Counter[str] = Counter()
+        took = facts.work.end_ns - facts.work.start_ns
+        for name, time_ns in zip(facts.work.signature.tolist(), took.tolist(), strict=True):
+            found[facts.names[name]] += time_ns
+        return found
+
+    from overlap_sweep.trace.kernel_classes import function_name
+
+    extra = by_name(late)
+    extra.subtract(by_name(own))
+    name, time_ns = extra.most_common(1)[0] if extra else ("", 0)
+    return f", most of it in {(function_name(name) or name)[:60]}" if time_ns > 0 else ""
+
+
+def signs_of(basis: Basis) -> set[str]:
+    """Returns what advice depends on: roles, collectives, libraries, passes, and how the cause shows."""
+    own, calls = basis.own, basis.calls
+    signs = {
+        *(own.libraries | basis.roles),
+        *(call.collective for call in calls),
+        *(call.library for call in calls),
+        *(call.pass_ for call in calls),
+    }
+    found = {
+        "cpu": not own.on_device,
+        "megatron": any(MEGATRON.search(group.about) for group in own.groups.values()),
+        "point_to_point": any(call.collective in POINT_TO_POINT for call in calls),
+        "after_step": basis.roles == {"parameter"} and all(call.pass_ == "other" for call in calls),
+        "blocks": basis.blocks,
+        "before_gather": basis.cause == "issued_late" and basis.before_gather,
+    }
+    if basis.cause == "host_sync":
+        names = {f"{wait.operator} {wait.name}" for wait in basis.waits}
+        found |= {
+            "item": any("aten::item" in name or "_local_scalar_dense" in name for name in names),
+            "copy": any(re.search(r"Memcpy|aten::(copy_|to\b|_to_copy)", name) for name in names),
+            "device_sync": any("DeviceSynchronize" in name for name in names),
+            "end_of_step": basis.about == END_OF_STEP,
+        }
+    if basis.cause == "straggler":
+        signs.add(lateness_of(basis).sign)
+    return signs | {sign for sign, holds in found.items() if holds}
