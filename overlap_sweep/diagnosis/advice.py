@@ -135,6 +135,16 @@ _REDUCTION = (
         "not.",
     ),
     _advice(
+        *("dependency", "blocks fsdp2"),
+        "set_reduce_scatter_max_input_buffers(2) (PyTorch 2.13): else the pass waits for the last reduce-scatter "
+        "before it fills the next one's buffer.",
+    ),
+    _advice(
+        *("dependency", "blocks"),
+        "Don't wait for it in the backward pass: async_op=True, on a stream of its own, and wait() before the "
+        "optimizer.",
+    ),
+    _advice(
         *("dependency issued_late", "gradient fsdp2"),
         "Leave less for the end: fully_shard each layer, and the embedding by itself, instead of groups of layers.",
     ),
@@ -173,14 +183,19 @@ _QUEUES = (
         "tensor or context parallelism); high_priority_stream_groups for this group.",
     ),
     _advice(
-        *("queue_order", "gradient fsdp2 blocks"),
-        "CUDA_DEVICE_MAX_CONNECTIONS=8 or more, if it is 1. Else the pass waits for the last reduction's buffer: "
-        "set_reduce_scatter_max_input_buffers(2) (PyTorch 2.13).",
+        *("queue_order", "occupied transformer_engine"),
+        "NVTE_EXT_MARGIN_SM=16 keeps GEMMs off as many SMs, where NCCL can start; TORCH_NCCL_HIGH_PRIORITY=1 lets it "
+        "start before what waits.",
+    ),
+    _advice(
+        *("queue_order", "occupied"),
+        "TORCH_NCCL_HIGH_PRIORITY=1 or ProcessGroupNCCL.Options(is_high_priority_stream=True): a kernel that occupies "
+        "all SMs lets communication start first when it ends; smaller kernels help, too.",
     ),
     _advice(
         *("queue_order", ""),
-        "CUDA_DEVICE_MAX_CONNECTIONS=8 (CUDA's default) or 32, if it is 1; else streams of high priority: "
-        "TORCH_NCCL_HIGH_PRIORITY=1 or ProcessGroupNCCL.Options(is_high_priority_stream=True).",
+        "CUDA_DEVICE_MAX_CONNECTIONS=8 (CUDA's default) or 32 instead of 1: with one connection kernels of all "
+        "streams start in the order of their launches.",
     ),
 )
 

@@ -90,6 +90,11 @@ class Basis:
         return 2 * sum("blocked_ns" in loss.numbers for loss in self.losses) > len(self.losses)
 
     @property
+    def occupied(self) -> bool:
+        """Returns whether calls waited for multiprocessors that other kernels occupied, rather than in a queue."""
+        return any(loss.numbers.get("one_queue") == 0.0 for loss in self.losses)
+
+    @property
     def before_gather(self) -> bool:
         """Returns whether what waited for most of these reductions was an all-gather, which the pass waited for."""
         exposed = self.exposures[self.rank].exposed
@@ -191,6 +196,7 @@ def signs_of(basis: Basis) -> set[str]:
         "point_to_point": any(call.collective in POINT_TO_POINT for call in calls),
         "after_step": basis.roles == {"parameter"} and all(call.pass_ == "other" for call in calls),
         "blocks": basis.blocks,
+        "occupied": basis.occupied,
         "before_gather": basis.cause == "issued_late" and basis.before_gather,
     }
     if basis.cause == "host_sync":

@@ -129,7 +129,8 @@ def _split_activation(view: RankView, exposed: Exposed, split: _Split) -> None:
 def _give_to_queue(view: RankView, exposed: Exposed, split: _Split, since_ns: int, most_ns: float) -> float:
     start_ns = view.facts.calls[exposed.call].start_ns
     behind = view.exposure.compute.between(since_ns, start_ns)
-    return split.give("queue_order", min(most_ns, behind), behind_ns=behind, ready_ns=float(start_ns - since_ns))
+    numbers = {"behind_ns": behind, "ready_ns": float(start_ns - since_ns), "one_queue": float(view.one_queue)}
+    return split.give("queue_order", min(most_ns, behind), **numbers)
 
 
 def _split_hideable(

@@ -64,7 +64,7 @@ def _dependency(basis: Basis) -> str:
     if not basis.own.on_device:
         return f"{head}: the next operator started when the call ended, and nothing else ran meanwhile."
     if basis.blocks:
-        return f"{head}, on the stream that computes: the backward pass waited, though it does not need the result."
+        return f"{head}: the backward pass waited, though it does not need the result."
     if basis.roles <= {"activation"}:
         return f"{head}.{_next_kernel(basis)} No other computation was there to run."
     return f"{head}.{_next_kernel(basis)} No computation of the {_pass(basis)} was left to hide it."
@@ -116,9 +116,12 @@ def _queue_order(basis: Basis) -> str:
         )
     ready = basis.median_us(loss.numbers.get("ready_ns", 0.0) for loss in basis.losses)
     behind = basis.median_us(loss.numbers.get("behind_ns", 0.0) for loss in basis.losses)
+    head = f"{_calls(basis)} started {as_time(ready)} after they were launched, though their stream was free"
+    if basis.occupied:
+        return f"{head}: when a kernel of another stream ended, which had run for {as_time(behind)} of it."
     return (
-        f"{_calls(basis)} started {as_time(ready)} after they were launched, though their stream was free; kernels of "
-        f"other streams ran for {as_time(behind)} of it."
+        f"{head}; other kernels ran for {as_time(behind)} of it, and none overtook another, as if all streams shared a "
+        "queue."
     )
 
 

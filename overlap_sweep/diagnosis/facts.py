@@ -164,7 +164,7 @@ LIBRARIES = {
     "fsdp1": re.compile(r"FullyShardedDataParallel\."),
     "ddp": re.compile(r"DistributedDataParallel\.|torch::distributed::reducer"),
     "transformer_engine": re.compile(r"transformer_engine|_LayerNormLinear|_LayerNormMLP|kuserbuffers|userbuffers_"),
-    "deepspeed": re.compile(r"[Dd]eep[Ss]peed"),
+    "deepspeed": re.compile(r"[Dd]eep[Ss]peed|^(PreBackwardFunctionForModule|PostBackwardFunctionModule)"),
     "dtensor": re.compile(r"_FromTorchTensor|_ToTorchTensor|Redistribute|_c10d_functional"),
     "symm_mem": re.compile(r"symm_mem::"),
     "deep_ep": re.compile(r"deep_ep"),

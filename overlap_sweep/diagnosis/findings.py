@@ -20,10 +20,12 @@ from overlap_sweep.diagnosis import (
     Pass,
     StepLoss,
 )
-from overlap_sweep.diagnosis.arrivals import Arrivals, arrivals
+from overlap_sweep.diagnosis.advice import advice_for
+from overlap_sweep.diagnosis.arrivals import arrivals
+from overlap_sweep.diagnosis.basis import Basis
 from overlap_sweep.diagnosis.causes import Loss, losses_of
 from overlap_sweep.diagnosis.contention import hidden_ns, slowed_by_call, slowed_gemms
-from overlap_sweep.diagnosis.evidence import Basis, evidence_of, try_of
+from overlap_sweep.diagnosis.evidence import evidence_of, try_of
 from overlap_sweep.diagnosis.exposure import Exposure, Measure, exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.rank import views_of
@@ -232,7 +234,7 @@ def nothing_of(steps: Sequence[StepLoss]) -> Finding | None:
         collective="",
         where="",
         evidence=f"Exposed communication costs {cost_us:,.1f} us per step, {share:.1%} of it.",
-        try_="Nothing: overlap has less than 2% of the step to gain.",
+        try_=advice_for("none", ()),
     )
 
 
