@@ -181,7 +181,7 @@ def test_the_other_rank_is_late(tmp_path: Path, more: str) -> None:
     assert found["straggler"].lost_us == 2000
     assert found["straggler"].rank == 1
     assert found["dependency"].lost_us == 400
-    said = "computes 2,000 us per step more" if more == "computation" else "host launches nothing for 2,000 us"
+    said = "it computes 2,000 us more" if more == "computation" else "it runs nothing for 2,000 us more"
     assert said in found["straggler"].evidence
 
 
