@@ -222,9 +222,8 @@ def rows_of(views_: list[RankView], view: RankView, window: Window, title: str, 
     facts, work = view.facts, view.facts.work
     yield Row(title, bold=True)
     host = Row("host: launches")
-    launched = [
-        (float(at), float(start), int(lane)) for at, start, lane in zip(work.launch_ns, work.start_ns, work.lane)
-    ]
+    columns = zip(work.launch_ns.tolist(), work.start_ns.tolist(), work.lane.tolist(), strict=True)
+    launched = [(float(at), float(start), lane) for at, start, lane in columns]
     called = [(float(call.launch_ns), float(call.start_ns), call.lane) for call in facts.calls]
     host.ticks = [(at, colour) for of, colour in ((launched, "muted"), (called, "comm")) for at, _, _ in of]
     host.ticks = [(at, colour) for at, colour in host.ticks if window.shows(at, at + 1)]

@@ -84,8 +84,8 @@ def _links(
     for at, start, lane in row.links:
         place = next((y for (_, other), y in zip(below, tops, strict=True) if other.lane == lane), None)
         if place is not None and start < window.end_ns:
-            a, b = window.x(at), window.x(start)
-            yield f'<path d="M{a:.1f} {top + BAR_PX - 2}L{b:.1f} {place}" stroke="{COLOURS["muted"][0]}" opacity="0.5"/>'
+            line = f"M{window.x(at):.1f} {top + BAR_PX - 2}L{window.x(start):.1f} {place}"
+            yield f'<path d="{line}" stroke="{COLOURS["muted"][0]}" opacity="0.5"/>'
 
 
 def _row(window: Window, row: Row, y: float) -> Iterator[str]:
@@ -99,7 +99,8 @@ def _row(window: Window, row: Row, y: float) -> Iterator[str]:
         width = max(b - a - 0.4, SHORTEST_PX)
         yield f'<rect x="{a:.1f}" y="{y}" width="{width:.1f}" height="{BAR_PX}" fill="{COLOURS[bar.colour][0]}"/>'
         if bar.text and LETTER_PX * len(bar.text) + 6 < b - a:
-            yield f'<text x="{(a + b) / 2:.1f}" y="{middle:.1f}" text-anchor="middle" fill="#fff">{escape(bar.text)}</text>'
+            place = f'x="{(a + b) / 2:.1f}" y="{middle:.1f}" text-anchor="middle"'
+            yield f'<text {place} fill="#fff">{escape(bar.text)}</text>'
     for moment, colour in row.ticks:
         x = window.x(moment)
         yield f'<path d="M{x:.1f} {y + 2}v{BAR_PX - 4}" stroke="{COLOURS[colour][0]}"/>'

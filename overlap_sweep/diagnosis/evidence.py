@@ -153,12 +153,20 @@ def _host_bound(basis: Basis) -> str:
     gaps = f"{_counted(round(basis.per_step(len(basis.losses))), 'time')} per step, for up to {longest}"
     work = basis.own.work
     steady = np.isin(work.step, steady_steps(basis.own))
-    took = as_time(float(np.median((work.end_ns - work.start_ns)[steady])) / 1000)
+    took_us = float(np.median((work.end_ns - work.start_ns)[steady])) / 1000
+    took = as_time(took_us)
     if not basis.own.on_device:
         return f"{gaps}, neither computation nor communication runs; operators take {took} (median)."
     launches = np.sort(work.launch_ns[steady & (work.launch_ns != NEVER)])
-    every = as_time(float(np.median(np.diff(launches))) / 1000) if len(launches) > 1 else "unknown times"
-    return f"The GPU has nothing to run {gaps}: kernels take {took}, and the host launches one every {every} (medians)."
+    every_us = float(np.median(np.diff(launches))) / 1000 if len(launches) > 1 else 0.0
+    if every_us <= took_us:
+        return (
+            f"The GPU has nothing to run {gaps}, though most kernels are launched in time (they take {took}, median)."
+        )
+    return (
+        f"The GPU has nothing to run {gaps}: kernels take {took}, and the host launches one every {as_time(every_us)} "
+        "(medians)."
+    )
 
 
 def _host_sync(basis: Basis) -> str:
