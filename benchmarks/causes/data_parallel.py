@@ -110,7 +110,7 @@ def reduce_after_backward(job: Job) -> Step:
 
 
 # The reductions start in time, but what backward launches next waits for each.
-@scenario("issued_late", "queue_order", "dependency", mends={"sums_in_hooks_async": HOOKS_ASYNC})
+@scenario("issued_late", "dependency", mends={"sums_in_hooks_async": HOOKS_ASYNC})
 def sums_in_hooks(job: Job) -> Step:
     """Data parallelism by hand: a blocking all-reduce in the hook of each gradient holds up backward."""
     return summed_by_hand(job, "in_hooks")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from causes.scenario import Job, Step, scenario
 
@@ -46,77 +44,17 @@ def manual_connections(job: Job) -> Step:
     return step
 
 
-def behind_a_gemm(job: Job, *, first: bool = False, priority: int = 0) -> Step:
-    # A GEMM of 6.5 ms keeps a thread block on each multiprocessor from its start to its end, and 256 MB take 1.05 ms.
-    rows, size, width, rounds = 16384, 16384, 8192, 3
-    x, w, gradients = job.random(rows, size), job.random(size, width), [job.random(128_000_000) for _ in range(rounds)]
-    side, group, module = torch.cuda.Stream(priority=priority), job.group("DP"), job.module
-
-    def reduce_beside(gradient: Tensor, ready: torch.cuda.Event) -> None:
-        with module.stream(side):
-            side.wait_event(ready)
-            dist.all_reduce(gradient, group=group)
-
-    def step() -> None:
-        for gradient in gradients:
-            main = module.current_stream()
-            gradient.mul_(0.5)
-            ready = main.record_event()
-            if first:
-                reduce_beside(gradient, ready)
-            x @ w
-            if not first:
-                reduce_beside(gradient, ready)
-            main.wait_stream(side)
-
-    return step
-
-
-@scenario(
-    "queue_order",
-    devices=("cuda",),
-    environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
-    mends={
-        "launched_before_gemm": "launch the all-reduce before the GEMM",
-        "high_priority_behind_gemm": "a stream of high priority for the all-reduce",
-    },
-)
-def starved_by_gemm(job: Job) -> Step:
-    """Sums of gradients on a side stream, ready when a long GEMM starts: it leaves NCCL no multiprocessor."""
-    return behind_a_gemm(job)
-
-
-CONNECTIONS_32 = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-
-
-@scenario("none", "contention", "queue_order", devices=("cuda",), environment=CONNECTIONS_32, recorded=False)
-def launched_before_gemm(job: Job) -> Step:
-    """starved_by_gemm that launches the all-reduce first."""
-    return behind_a_gemm(job, first=True)
-
-
-@scenario("none", "contention", "queue_order", devices=("cuda",), environment=CONNECTIONS_32, recorded=False)
-def high_priority_behind_gemm(job: Job) -> Step:
-    """starved_by_gemm with a stream of high priority."""
-    return behind_a_gemm(job, priority=-1)
-
-
 # NCCL's thread blocks keep 64 of 132 multiprocessors: a GEMM next to them takes about twice as long.
 @scenario(
     "contention",
     name="many_ctas",
     devices=("cuda",),
     environment={"NCCL_MIN_CTAS": "64", "NCCL_MAX_CTAS": "64"},
-    mends={"few_ctas": "NCCL_MAX_CTAS=8 instead of 64"},
+    mends={"fewer_ctas": "NCCL_MAX_CTAS=16 instead of 64", "few_ctas": "NCCL_MAX_CTAS=8 instead of 64"},
 )
-@scenario(
-    "none",
-    "contention",
-    "dependency",
-    name="few_ctas",
-    devices=("cuda",),
-    environment={"NCCL_MAX_CTAS": "8"},
-)
+@scenario("none", "contention", name="fewer_ctas", devices=("cuda",), environment={"NCCL_MAX_CTAS": "16"})
+# With 8 the all-reduce takes longer than the GEMMs beside it.
+@scenario("bandwidth", "contention", name="few_ctas", devices=("cuda",), environment={"NCCL_MAX_CTAS": "8"})
 # gloo's threads and both ranks' GEMMs share the cores.
 @scenario("contention", name="gloo_beside_products", devices=("cpu",))
 def products_beside_sums(job: Job) -> Step:

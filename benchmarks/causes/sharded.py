@@ -236,10 +236,8 @@ def fsdp2_balanced(job: Job) -> Step:
     mends={"fsdp2_connections_32": "CUDA_DEVICE_MAX_CONNECTIONS=32"},
 )
 @scenario(
-    "none",
-    "contention",
-    "dependency",
     "issued_late",
+    "dependency",
     name="fsdp2_connections_32",
     devices=("cuda",),
     environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"},

@@ -78,9 +78,10 @@ def zero1(job: Job, *, gather_in_forward: bool) -> Step:
     return step
 
 
+# The gathers cannot begin before the optimizer's step, and there is nothing after it in the step.
 @scenario(
-    "issued_late",
     "dependency",
+    "issued_late",
     "straggler",
     mends={"zero1_gather_in_forward": "gather parameters during forward, as Megatron-Core's --overlap-param-gather"},
 )
