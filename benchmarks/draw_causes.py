@@ -28,6 +28,8 @@ from overlap_sweep.trace.intervals import intersect, merge
 from overlap_sweep.trace.kineto import read_trace
 from overlap_sweep.trace.measured import overlap_rows
 
+SHORTEST_COPY_NS = 5_000
+
 Mark = tuple[str, float, float, str]
 """Name of the row below it, start, end and text. Rows are called `host`, `compute` and `comm`, with the rank before."""
 
@@ -248,6 +250,9 @@ def rows_of(views_: list[RankView], view: RankView, window: Window, title: str, 
                 row.bars.append(Bar(call.start_ns, arrived, "saved"))
             row.bars.append(Bar(arrived, call.end_ns, "comm", call.collective))
         yield from _marked(row, "comm" if own else "compute" if lane in view.compute_lanes else "", window, marks)
+    copies = [Bar(a, b, "memory") for a, b in facts.copies.tolist() if window.shows(a, b) and b - a > SHORTEST_COPY_NS]
+    if copies:
+        yield Row("GPU, copies", copies)
     exposed = intersect(view.exposure.gaps, merge(np.array([(c.start_ns, c.end_ns) for c in facts.calls], np.int64)))
     pieces = [Bar(a, b, "bad") for a, b in exposed.tolist() if window.shows(a, b)]
     if pieces:

@@ -14,6 +14,7 @@ MOST_LINKS = 30
 MEANINGS = {
     "gemm": "GEMM",
     "compute": "other computation",
+    "memory": "copies",
     "comm": "communication",
     "saved": "its wait for another rank",
     "wait": "host waits",
