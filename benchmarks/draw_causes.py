@@ -29,9 +29,11 @@ from overlap_sweep.trace.kineto import read_trace
 from overlap_sweep.trace.measured import overlap_rows
 
 SHORTEST_COPY_NS = 5_000
+SOON_NS = 300_000
+"""Longest time from a wait of the host to the kernel that is late because of it, to be shown."""
 
 Mark = tuple[str, float, float, str]
-"""Name of the row below it, start, end and text. Rows are called `host`, `compute` and `comm`, with the rank before."""
+"""Name of the row below it (`host`, `compute`, `comm`, or of the other rank `other compute`), start, end and text."""
 
 Marks = Callable[[list[RankView], RankView, Loss], list[Mark]]
 
@@ -45,7 +47,6 @@ class Picture:
     marks: Marks
     before_us: float
     after_us: float
-    rank: int = 0
     collective: str = ""
     both_ranks: bool = False
     which: float | None = None
@@ -66,21 +67,27 @@ def views(directory: Path) -> list[RankView]:
 
 def loss_of(view: RankView, picture: Picture) -> Loss:
     """Returns the loss to show, of the larger half of those of its cause."""
-    steady = {step.number for step in view.facts.steps if not step.startup}
-    calls = view.facts.calls
-    every = [Loss("none", call.step, float(call.end_ns - call.start_ns), i) for i, call in enumerate(calls)]
-    found = [
-        loss
-        for loss in every + losses_of(view) + _slowed(view)
-        if loss.cause == picture.cause
-        and loss.step in steady
-        and (not picture.collective or (loss.call is not None and calls[loss.call].collective == picture.collective))
-    ]
+    found = losses(view, picture)
     if picture.which is None:
         return max(found, key=lambda loss: loss.lost_ns)
     large = np.quantile([loss.lost_ns for loss in found], 0.5)
     found = [loss for loss in found if loss.lost_ns >= large]
     return found[round(picture.which * (len(found) - 1))]
+
+
+def losses(view: RankView, picture: Picture) -> list[Loss]:
+    """Returns the rank's losses of the picture's cause."""
+    steady = {step.number for step in view.facts.steps if not step.startup}
+    calls = view.facts.calls
+    every = [Loss("none", call.step, float(call.end_ns - call.start_ns), i) for i, call in enumerate(calls)]
+    return [
+        loss
+        for loss in every + losses_of(view) + _slowed(view)
+        if loss.cause == picture.cause
+        and loss.step in steady
+        and (loss.wait is None or span_of(view, loss)[1] - view.facts.waits[loss.wait].end_ns < SOON_NS)
+        and (not picture.collective or (loss.call is not None and calls[loss.call].collective == picture.collective))
+    ]
 
 
 def _slowed(view: RankView) -> list[Loss]:
@@ -158,8 +165,8 @@ def bandwidth(_: list[RankView], view: RankView, loss: Loss) -> list[Mark]:
 def straggler(_: list[RankView], view: RankView, loss: Loss) -> list[Mark]:
     call, late = view.facts.calls[loss.call or 0], int(view.last_ns[loss.call or 0])
     return [
-        ("comm", call.start_ns, late, f"waits {_us(late - call.start_ns)} for rank 1"),
-        ("1 compute", call.start_ns, late, "computes longer"),
+        ("comm", call.start_ns, late, f"waits {_us(late - call.start_ns)} for the other rank"),
+        ("other compute", call.start_ns, late, "computes longer"),
     ]
 
 
@@ -207,14 +214,14 @@ def contention(_: list[RankView], view: RankView, loss: Loss) -> list[Mark]:
 
 
 PICTURES = (
-    Picture("none", "ddp_overlapped", none, 1500, 1500),
+    Picture("none", "ddp_overlapped", none, 1500, 900),
     Picture("dependency", "tp_blocking", dependency, 1000, 1000, collective="all_reduce", which=0.5),
-    Picture("issued_late", "fsdp2_no_prefetch", issued_late, 1900, 900, collective="all_gather", which=0.3),
+    Picture("issued_late", "manual_gather_on_demand", issued_late, 2300, 900, collective="all_gather", which=0.3),
     Picture("queue_order", "manual_connections_1", queue_order, 2900, 500, twin="manual_connections_32", which=0.5),
-    Picture("bandwidth", "ddp_tiny_batch", bandwidth, 3200, 600, which=1.0),
+    Picture("bandwidth", "ddp_tiny_batch", bandwidth, 10700, 600, which=1.0),
     Picture("straggler", "ddp_straggler", straggler, 1500, 500, both_ranks=True, which=0.0),
-    Picture("host_bound", "tiny_kernels", host_bound, 200, 200, rank=1, which=0.5),
-    Picture("host_sync", "item_in_step_fsdp2", host_sync, 600, 500, which=0.5),
+    Picture("host_bound", "tiny_kernels", host_bound, 200, 200, which=0.5),
+    Picture("host_sync", "item_in_step_ddp", host_sync, 500, 500, which=0.5),
     Picture("contention", "many_ctas", contention, 1500, 3300, which=0.5),
 )
 
@@ -274,23 +281,24 @@ def _us(time_ns: float) -> str:
 def draw(recordings: Path, picture: Picture) -> str:
     """Returns the picture of one cause as SVG."""
     of_ranks = views(recordings / picture.scenario)
-    view = of_ranks[picture.rank]
+    rank = max(range(len(of_ranks)), key=lambda rank: sum(loss.lost_ns for loss in losses(of_ranks[rank], picture)))
+    view = of_ranks[rank]
     loss = loss_of(view, picture)
     start, end = span_of(view, loss)
     window = Window(start - 1000 * picture.before_us, end + 1000 * picture.after_us)
     marks = picture.marks(of_ranks, view, loss)
-    named = f"{picture.scenario}, rank {picture.rank}, step {loss.step}"
+    named = f"{picture.scenario}, rank {rank}, step {loss.step}"
     rows = [(window, row) for row in rows_of(of_ranks, view, window, named, marks)]
     if picture.both_ranks:
-        other = 1 - picture.rank
-        own = [(of.removeprefix(f"{other} "), a, b, text) for of, a, b, text in marks if of.startswith(f"{other} ")]
+        other = 1 - rank
+        own = [(of.removeprefix("other "), a, b, text) for of, a, b, text in marks if of.startswith("other ")]
         rows += [(window, row) for row in rows_of(of_ranks, of_ranks[other], window, f"rank {other}", own)]
     if picture.twin:
         twin = views(recordings / picture.twin)
-        call = twin[picture.rank].facts.calls[loss.call or 0]
+        call = twin[rank].facts.calls[loss.call or 0]
         same = Window(call.start_ns - (window.end_ns - window.start_ns) * 0.1, 0.0)
         same = Window(same.start_ns, same.start_ns + window.end_ns - window.start_ns)
-        rows += [(same, row) for row in rows_of(twin, twin[picture.rank], same, f"{picture.twin}: the same", [])]
+        rows += [(same, row) for row in rows_of(twin, twin[rank], same, f"{picture.twin}: the same", [])]
     return drawn(rows, f"{picture.cause}: {named}")
 
 

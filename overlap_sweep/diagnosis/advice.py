@@ -311,8 +311,8 @@ _HOST = (
     ),
     _advice(
         *("host_sync", ""),
-        "Take torch.cuda.synchronize(), .item(), .cpu() and nonzero() out of the step; "
-        "torch.cuda.set_sync_debug_mode('warn') shows most of the places.",
+        "Take what makes the host wait out of the step: torch.cuda.synchronize(), .item(), nonzero(), histc() and "
+        "such; torch.cuda.set_sync_debug_mode('warn') shows most of the places.",
     ),
 )
 
@@ -333,18 +333,18 @@ _CONTENTION = (
     ),
     _advice(
         *("contention", "all_gather fsdp2"),
-        "NCCL_MAX_CTAS=16, 8 or 4 gives NCCL fewer SMs; within a node set_symm_mem_for_comm() with NCCL_CTA_POLICY=2 "
-        "gathers by copy engines, without SMs (NCCL 2.28).",
+        "Fewer SMs for NCCL, while it stays hidden: NCCL_MAX_CTAS=16 or 8; or none, within a node: "
+        "set_symm_mem_for_comm() with NCCL_CTA_POLICY=2 gathers by copy engines (NCCL 2.28).",
     ),
     _advice(
         *("contention", "transformer_engine"),
-        "NCCL_MAX_CTAS=16, 8 or 4 gives NCCL fewer SMs; NVTE_EXT_MARGIN_SM=<as many> keeps Transformer Engine's GEMMs "
-        "off them.",
+        "Fewer SMs for NCCL, while it stays hidden: NCCL_MAX_CTAS=16 or 8; NVTE_EXT_MARGIN_SM=<as many> keeps "
+        "Transformer Engine's GEMMs off them.",
     ),
     _advice(
         *("contention", ""),
-        "NCCL_MAX_CTAS=16, 8 or 4 (for one group: ProcessGroupNCCL.Options().config.max_ctas) gives communication "
-        "fewer SMs; it then takes longer, so compare step times.",
+        "Fewer SMs for communication, while it stays hidden: NCCL_MAX_CTAS=16 or 8 (for one group: "
+        "ProcessGroupNCCL.Options().config.max_ctas). It takes longer then, so compare step times.",
     ),
 )
 

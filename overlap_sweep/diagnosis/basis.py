@@ -200,10 +200,10 @@ def signs_of(basis: Basis) -> set[str]:
         "before_gather": basis.cause == "issued_late" and basis.before_gather,
     }
     if basis.cause == "host_sync":
-        names = {f"{wait.operator} {wait.name}" for wait in basis.waits}
+        names = {f"{wait.operator or wait.name} {wait.name}" for wait in basis.waits}
         found |= {
             "item": any("aten::item" in name or "_local_scalar_dense" in name for name in names),
-            "copy": any(re.search(r"Memcpy|aten::(copy_|to\b|_to_copy)", name) for name in names),
+            "copy": any(re.match(r"(cuda|hip)Memcpy|aten::(copy_|to|_to_copy) ", name) for name in names),
             "device_sync": any("DeviceSynchronize" in name for name in names),
             "end_of_step": basis.about == END_OF_STEP,
         }

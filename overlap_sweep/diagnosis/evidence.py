@@ -72,13 +72,13 @@ def _dependency(basis: Basis) -> str:
 
 def _next_kernel(basis: Basis) -> str:
     """Returns a sentence about the kernels that waited for the calls; empty if their launches are unknown."""
-    own = basis.own
+    own, exposed = basis.own, basis.exposures[basis.rank].exposed
     after = [
         (int(own.work.start_ns[loss.work] - own.calls[loss.call].end_ns), loss.work)
         for loss in basis.losses
-        if loss.work is not None and loss.call is not None and own.work.launch_ns[loss.work] != NEVER
+        if loss.work is not None and loss.call is not None and exposed[loss.call].ended_by == loss.call
     ]
-    waited = [(gap, work) for gap, work in after if 0 <= gap <= AT_ONCE_NS]
+    waited = [(gap, work) for gap, work in after if 0 <= gap <= AT_ONCE_NS and own.work.launch_ns[work] != NEVER]
     if not waited:
         return ""
     ahead = basis.median_us(float(own.work.start_ns[work] - own.work.launch_ns[work]) for _, work in waited)
@@ -170,7 +170,7 @@ def _host_bound(basis: Basis) -> str:
 
 
 def _host_sync(basis: Basis) -> str:
-    names = Counter(f"{w.name} in {w.operator}" if w.operator else w.name for w in basis.waits).most_common(1)
+    names = Counter(f"{w.name} ({w.operator})" if w.operator else w.name for w in basis.waits).most_common(1)
     name = names[0][0] if names else "a call of the runtime"
     if any(loss.call is not None for loss in basis.losses):
         waited = basis.median_us(loss.numbers.get("waited_ns", 0.0) for loss in basis.losses)

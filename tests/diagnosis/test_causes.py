@@ -147,7 +147,7 @@ def test_the_host_waits_and_the_device_runs_dry(tmp_path: Path) -> None:
     found = findings(tmp_path, made)
     assert found["host_sync"].lost_us == 200
     assert found["host_sync"].where == "aten::item"
-    assert "cudaStreamSynchronize in aten::item" in found["host_sync"].evidence
+    assert "cudaStreamSynchronize (aten::item)" in found["host_sync"].evidence
     assert "host_bound" not in found
 
 
