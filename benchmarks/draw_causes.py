@@ -17,10 +17,11 @@ from timeline_svg import Bar, Row, Window, drawn
 
 from overlap_sweep.diagnosis import Cause
 from overlap_sweep.diagnosis.arrivals import arrivals
+from overlap_sweep.diagnosis.calls import NEVER
 from overlap_sweep.diagnosis.causes import Loss, losses_of
 from overlap_sweep.diagnosis.contention import slowed_gemms
 from overlap_sweep.diagnosis.exposure import exposure_of
-from overlap_sweep.diagnosis.facts import NEVER, facts_of
+from overlap_sweep.diagnosis.facts import facts_of
 from overlap_sweep.diagnosis.rank import RankView, views_of
 from overlap_sweep.trace import startup_iterations
 from overlap_sweep.trace.activity import activity_of

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis.facts import NEVER, Call, Group, RankFacts
+from overlap_sweep.diagnosis.calls import NEVER, Call
+from overlap_sweep.diagnosis.collectives import Group
+from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.trace.activity import NO_ITERATION
 
 NOBODY = -1

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import Cause
+from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.causes import Loss
 from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
 from overlap_sweep.diagnosis.exposure import Exposure
-from overlap_sweep.diagnosis.facts import Call, RankFacts, Wait
+from overlap_sweep.diagnosis.facts import RankFacts, Wait
 from overlap_sweep.diagnosis.rank import POINT_TO_POINT, UNKNOWN_RANK
 from overlap_sweep.diagnosis.waits import END_OF_STEP
 

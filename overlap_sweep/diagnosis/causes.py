@@ -1,7 +1,8 @@
 """Decides for every exposed collective, and every time that the host was late, what caused it.
 
-Each nanosecond is given to one cause, but for one case. Of a collective that held back computation first comes the time in which it
-waited for a rank that is late more often than others (`straggler`). What remains depends on its role (`roles.py`):
+Each nanosecond is given to one cause, but for one case. Of a collective that held back computation first comes the time
+in which it waited for a rank that is late more often than others (`straggler`). What remains depends on its role
+(`roles.py`):
 
 - Activations: `queue_order` as far as it stood behind kernels that it does not need (`queues.py`). What remains is
   `bandwidth` if computation ran next to a good part of it, but ended before it, else `dependency`.
@@ -26,8 +27,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from overlap_sweep.diagnosis import Cause
+from overlap_sweep.diagnosis.calls import NEVER
 from overlap_sweep.diagnosis.exposure import LATENCY_NS, Exposed, Measure
-from overlap_sweep.diagnosis.facts import NEVER
 from overlap_sweep.diagnosis.queues import holds_back_backward, queued_since
 from overlap_sweep.diagnosis.rank import POINT_TO_POINT, Hiding, RankView, waited_of
 from overlap_sweep.diagnosis.roles import Role

@@ -5,15 +5,13 @@ from __future__ import annotations
 import ast
 import math
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import msgspec
 
 from overlap_sweep.trace.kineto import MOST_ELEMENTS, Detail
 from overlap_sweep.trace.stream import MOST_RANKS, ProcessGroup
-
-if TYPE_CHECKING:
-    from overlap_sweep.diagnosis.facts import Group
 
 _C10D = "c10d::"
 
@@ -55,6 +53,24 @@ _KINDS = (
 )
 
 
+@dataclass(frozen=True)
+class Group:
+    """A process group."""
+
+    name: str
+    about: str
+    """What the program calls it; empty if it does not say."""
+    ranks: tuple[int, ...]
+    """Empty if unknown."""
+    size: int | None
+    backend: str = ""
+
+    @property
+    def title(self) -> str:
+        """Returns the name for people."""
+        return f"{self.name} ({self.about})" if self.about else self.name
+
+
 def collective_of(detail: Detail, name: str, library: str) -> str:
     """Returns the collective's common name, such as all_gather; the library of a kernel that is no collective.
 
@@ -69,8 +85,6 @@ def collective_of(detail: Detail, name: str, library: str) -> str:
 
 def group_of(name: str, detail: Detail | None, configured: ProcessGroup | None) -> Group:
     """Returns a process group from the trace's list of groups and from a collective's own fields."""
-    from overlap_sweep.diagnosis.facts import Group
-
     about = (configured.about if configured else None) or (detail.group_about if detail else None) or ""
     ranks = configured.ranks if configured else ()
     return Group(

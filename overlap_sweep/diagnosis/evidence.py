@@ -11,7 +11,7 @@ import numpy as np
 from overlap_sweep.diagnosis import Cause
 from overlap_sweep.diagnosis.advice import advice_for
 from overlap_sweep.diagnosis.basis import Basis, as_time, bytes_of, lateness_of, signs_of, steady_steps
-from overlap_sweep.diagnosis.facts import NEVER
+from overlap_sweep.diagnosis.calls import NEVER
 from overlap_sweep.diagnosis.rank import UNKNOWN_RANK
 from overlap_sweep.diagnosis.waits import END_OF_STEP
 

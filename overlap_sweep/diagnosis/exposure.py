@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis.facts import NEVER, RankFacts
+from overlap_sweep.diagnosis.calls import NEVER
+from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.trace.intervals import Intervals, merge, subtract
 
 LATENCY_NS = 30_000

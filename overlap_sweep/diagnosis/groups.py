@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import Pass
 from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals, common_names
-from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
+from overlap_sweep.diagnosis.calls import Call
+from overlap_sweep.diagnosis.collectives import BYTES_OF, Group, type_of
 from overlap_sweep.diagnosis.contention import slowed_by_call, slowed_gemms
-from overlap_sweep.diagnosis.facts import Call, Group, RankFacts, Step
+from overlap_sweep.diagnosis.facts import RankFacts, Step
 from overlap_sweep.trace.intervals import Intervals, length, merge
 
 Known = Literal["measured", "at_most", ""]

@@ -1,16 +1,16 @@
-"""Tells whether communication stood behind kernels of other streams, or held them back, without their needing each other.
+"""Tells whether communication stood behind kernels of other streams, or held them back, though neither needs the other.
 
 A device that has fewer hardware queues than streams starts kernels of different streams in the order of their launches
-(CUDA_DEVICE_MAX_CONNECTIONS=1 is one queue). And a kernel that occupies all multiprocessors keeps others waiting until it
-ends.
+(CUDA_DEVICE_MAX_CONNECTIONS=1 is one queue). And a kernel that occupies all multiprocessors keeps others waiting until
+it ends.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from overlap_sweep.diagnosis.calls import NEVER
 from overlap_sweep.diagnosis.exposure import LATENCY_NS, Exposed
-from overlap_sweep.diagnosis.facts import NEVER
 from overlap_sweep.diagnosis.rank import TOGETHER_NS, RankView
 from overlap_sweep.trace.activity import BWD, RECOMPUTE
 
@@ -58,8 +58,8 @@ def queued_since(view: RankView, index: int) -> int | None:
 
 
 def _ready_ns(view: RankView, index: int) -> int:
-    """Returns when a call had been launched, and what had been launched before it on its stream or in its process group,
-    where NCCL keeps the order, had ended."""
+    """Returns when a call had been launched, and what had been launched before it on its stream or in its process
+    group, where NCCL keeps the order, had ended."""
     calls, call = view.facts.calls, view.facts.calls[index]
     ready = call.launch_ns
     for other in calls[max(0, index - CALLS_BEFORE) : index]:

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis.arrivals import Arrivals
+from overlap_sweep.diagnosis.calls import NEVER, Call
 from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Measure
-from overlap_sweep.diagnosis.facts import NEVER, Call, RankFacts
+from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.roles import Role, roles_of
 from overlap_sweep.trace.activity import BWD, FWD, RECOMPUTE
 from overlap_sweep.trace.intervals import length, merge, places_by_value

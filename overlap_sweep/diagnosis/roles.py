@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from overlap_sweep.diagnosis.facts import Call
+from overlap_sweep.diagnosis.calls import Call
 
 Role = Literal["activation", "parameter", "gradient"]
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from overlap_sweep.diagnosis.facts import Call, Group, RankFacts, Step, Work
+from overlap_sweep.diagnosis.calls import Call
+from overlap_sweep.diagnosis.collectives import Group
+from overlap_sweep.diagnosis.facts import RankFacts, Step, Work
 from overlap_sweep.trace.activity import FWD
 
 

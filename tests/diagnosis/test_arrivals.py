@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.diagnosis.arrivals import NOBODY, arrivals
-from overlap_sweep.diagnosis.facts import NEVER, Call, Group, RankFacts, facts_of
+from overlap_sweep.diagnosis.calls import NEVER, Call
+from overlap_sweep.diagnosis.collectives import Group
+from overlap_sweep.diagnosis.facts import RankFacts, facts_of
 from overlap_sweep.trace.kineto import read_trace
 from tests.diagnosis.made_facts import call, rank_facts
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.diagnosis.arrivals import arrivals
-from overlap_sweep.diagnosis.facts import Call, Group, RankFacts, Step, facts_of
+from overlap_sweep.diagnosis.calls import Call
+from overlap_sweep.diagnosis.collectives import Group
+from overlap_sweep.diagnosis.facts import RankFacts, Step, facts_of
 from overlap_sweep.diagnosis.groups import GroupRow, bus_factor, group_rows
 from overlap_sweep.trace.kineto import read_trace
 from tests.diagnosis.made_facts import call, rank_facts, work

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from overlap_sweep.diagnosis.facts import Call
+from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.roles import roles_of
 from tests.diagnosis.made_facts import call
 

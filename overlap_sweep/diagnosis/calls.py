@@ -1,0 +1,202 @@
+"""Finds the collectives of a rank: what each moved, in which process group, and where and when it was launched."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlap_sweep.diagnosis import Pass
+from overlap_sweep.diagnosis.collectives import Group, collective_of, group_of, sizes_of_host
+from overlap_sweep.diagnosis.places import Places
+from overlap_sweep.trace.activity import BWD, COMM, FWD, RECOMPUTE, WAIT, Activity
+from overlap_sweep.trace.kineto import NO_CORRELATION, Detail, Trace
+
+NEVER = -1
+"""Launch of an event whose launch the trace does not have."""
+
+PASSES: dict[int, Pass] = {FWD: "fwd", BWD: "bwd", RECOMPUTE: "bwd"}
+
+_C10D = re.compile(r"c10d::(?!barrier|monitored_barrier)|_c10d_functional::(?!wait_tensor|_wrap)")
+
+
+@dataclass
+class Call:
+    """One collective, or one kernel that communicates or waits for another rank."""
+
+    start_ns: int
+    end_ns: int
+    launch_ns: int
+    """Start of the launch on the host; NEVER if unknown."""
+    lane: int
+    """Stream, or on a CPU thread."""
+    step: int
+    pass_: Pass
+    """Pass of the launch."""
+    collective: str
+    """all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, send, recv or send_recv; of kernels that are no
+    collective of a process group their library."""
+    group: str
+    """Name of the process group; empty if unknown."""
+    sent: int | None
+    """Elements that this rank gives; None if unknown."""
+    received: int | None
+    dtype: str | None
+    group_size: int | None
+    where: str
+    is_wait: bool = False
+    """Whether it only waits for other ranks, or signals to them."""
+    thread: int = NEVER
+    """Thread of the launch."""
+    library: str = ""
+    """Whose kernel it is, such as nccl; on a CPU gloo, mpi or ucc."""
+    in_function: bool = False
+    """Whether a function of the forward computation launched it, rather than a hook or plain code."""
+    computed_before: bool = False
+    """Whether that function had launched computation before."""
+    accumulates: bool = False
+    """Whether it was launched where autograd accumulates gradients, or by a hook there."""
+
+
+def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, places: Places) -> Iterator[Call]:
+    """Yields the collectives and waits of a rank. `launch`: index of each event's launch, or -1; None on a CPU."""
+    events, kind = activity.events, activity.kind
+    chosen = np.flatnonzero(np.isin(kind, (COMM, WAIT)))
+    by_external = _details_by_operator(trace) if launch is not None else {}
+    launched_by = _launched_by(trace, activity, chosen) if launch is None else {}
+    detailed = np.flatnonzero(trace.host.detail > 0)
+    for i in chosen.tolist():
+        kernel_class = activity.classes[int(events.label[i])]
+        if kernel_class.library == "aten":
+            # torch.cuda._sleep waits for nobody.
+            continue
+        detail = trace.details[events.detail[i]]
+        name, pass_ = activity.labels[events.label[i]][1], int(activity.assignment.pass_[i])
+        if launch is None:
+            at = launched_by.get(i, i)
+            launch_ns, thread = int(_called_at(trace, activity, at, i)), _thread(trace, activity, at, i)
+            if at == i:
+                detail = sizes_of_host(name, detail)
+            else:
+                # gloo names some collectives after others, and its threads know no pass.
+                detail, name = _host_detail(trace, detailed, at, detail), trace.labels[trace.host.label[at]][1]
+                pass_ = BWD if places.is_backward(thread, launch_ns) else pass_
+        else:
+            place = int(launch[i])
+            launch_ns = int(trace.launches.start_ns[place]) if place >= 0 else NEVER
+            thread = int(trace.launches.lane[place]) if place >= 0 else NEVER
+            if detail.collective is None:
+                found = by_external.get(int(events.external[i]))
+                detail = found._replace(bytes=detail.bytes) if found else detail
+        yield Call(
+            start_ns=int(events.start_ns[i]),
+            end_ns=int(events.end_ns[i]),
+            launch_ns=launch_ns,
+            lane=int(events.lane[i]),
+            step=int(activity.assignment.iteration[i]),
+            pass_=PASSES.get(pass_, "other"),
+            collective=collective_of(detail, name, kernel_class.library),
+            group=detail.group or "",
+            sent=detail.sent,
+            received=detail.received,
+            dtype=detail.dtype,
+            group_size=detail.group_size,
+            where=places.at(thread, launch_ns),
+            is_wait=bool(kind[i] == WAIT),
+            thread=thread,
+            library=kernel_class.library,
+            in_function=places.in_function(thread, launch_ns),
+            computed_before=places.computed_before(thread, launch_ns),
+            accumulates=places.accumulates(thread, launch_ns),
+        )
+
+
+def _called_at(trace: Trace, activity: Activity, operator: int, event: int) -> int:
+    """Returns when the collective was called: the operator's start, or the event's own if it has none."""
+    return int(trace.host.start_ns[operator] if operator != event else activity.events.start_ns[event])
+
+
+def _thread(trace: Trace, activity: Activity, operator: int, event: int) -> int:
+    return int(trace.host.lane[operator] if operator != event else activity.events.lane[event])
+
+
+def _details_by_operator(trace: Trace) -> dict[int, Detail]:
+    """Returns what operators on the host say about the collectives that they launched, by External id."""
+    has = np.flatnonzero((trace.host.external != NO_CORRELATION) & (trace.host.detail > 0))
+    details = ((int(trace.host.external[i]), trace.details[trace.host.detail[i]]) for i in has)
+    return {external: detail for external, detail in details if detail.collective}
+
+
+def _launched_by(trace: Trace, activity: Activity, chosen: NDArray[np.intp]) -> dict[int, int]:
+    """Returns for communication on a CPU, indices of `activity.events`, the operator that launched it, an index of
+    `trace.host`.
+
+    gloo's spans run on its own threads in the order of the calls, so each belongs to the first call of its kind that
+    has none yet. A span on the calling thread is inside its operator.
+    """
+    host = trace.host
+    is_call = np.array([_C10D.match(name) is not None for _, name in trace.labels], bool)[host.label]
+    operators = np.flatnonzero(is_call)
+    operators = operators[np.lexsort((-host.end_ns[operators], host.start_ns[operators]))]
+    outermost: list[int] = []
+    reach: dict[int, int] = defaultdict(lambda: -1)
+    for i in operators.tolist():
+        if host.start_ns[i] >= reach[int(host.lane[i])]:
+            outermost.append(i)
+            reach[int(host.lane[i])] = int(host.end_ns[i])
+    waiting: deque[int] = deque(outermost)
+    found: dict[int, int] = {}
+    for event in chosen[np.argsort(activity.events.start_ns[chosen], kind="stable")].tolist():
+        start_ns = int(activity.events.start_ns[event])
+        name = activity.labels[activity.events.label[event]][1]
+        own = None
+        for i in waiting:
+            if host.start_ns[i] > start_ns or _same_kind(trace, i, name):
+                own = i if host.start_ns[i] <= start_ns else None
+                break
+        if own is not None:
+            waiting.remove(own)
+            found[event] = own
+    return found
+
+
+_GLOO_KINDS = {
+    "all_reduce": ("all_reduce", "reduce_scatter"),
+    "reduce_scatter": ("reduce_scatter",),
+    "all_to_all": ("all_to_all",),
+}
+
+
+def _same_kind(trace: Trace, operator: int, span: str) -> bool:
+    """Returns whether gloo runs the operator's collective under the span's name: it reduces and scatters by an
+    all-reduce."""
+    kind = collective_of(Detail(), span, "gloo")
+    called = collective_of(Detail(), trace.labels[trace.host.label[operator]][1], "gloo")
+    return called in _GLOO_KINDS.get(kind, (kind,))
+
+
+def _host_detail(trace: Trace, detailed: NDArray[np.intp], operator: int, span: Detail) -> Detail:
+    """Returns what is known of a collective that ran on the CPU, from its operator, one inside of it, and its span.
+    `detailed`: the host's events with details."""
+    host = trace.host
+    own_lane = host.lane[detailed] == host.lane[operator]
+    starts, ends = host.start_ns[detailed], host.end_ns[detailed]
+    inside = detailed[own_lane & (starts >= host.start_ns[operator]) & (ends <= host.end_ns[operator])].tolist()
+    said = next((detail for i in inside if (detail := trace.details[host.detail[i]]).collective), None)
+    if said:
+        return said
+    names = {i: trace.labels[host.label[i]][1] for i in (operator, *inside)}
+    own = next((i for i, name in names.items() if name.startswith("c10d::")), operator)
+    return sizes_of_host(names[own], trace.details[host.detail[own]], span)
+
+
+def groups_of(trace: Trace, calls: list[Call]) -> dict[str, Group]:
+    """Returns the process groups that communicated."""
+    details = {detail.group: detail for detail in trace.details if detail.group is not None}
+    return {
+        name: group_of(name, details.get(name), trace.groups.get(name)) for name in {c.group for c in calls} if name
+    }
