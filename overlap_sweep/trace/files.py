@@ -21,8 +21,8 @@ import msgspec
 from overlap_sweep.cache import code_digest, find, keep
 from overlap_sweep.errors import UserError
 from overlap_sweep.trace import PartRow, PhaseSummary, TraceRow, startup_iterations, startup_sentence, summarise
+from overlap_sweep.trace.document import MOST_RANKS
 from overlap_sweep.trace.processes import decoded, encoded, read_each
-from overlap_sweep.trace.stream import MOST_RANKS
 
 if TYPE_CHECKING:
     from overlap_sweep.trace.kineto import Trace

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.trace.disk import RECORD_AGAIN
-from overlap_sweep.trace.stream import MOST_RANKS, Document, Event, ExactEvent, ProcessGroup, pieces
+from overlap_sweep.trace.document import MOST_RANKS, Document, Event, ExactEvent, ProcessGroup
+from overlap_sweep.trace.stream import pieces
 
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
