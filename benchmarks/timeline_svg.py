@@ -115,7 +115,7 @@ def _row(window: Window, row: Row, y: float) -> Iterator[str]:
 
 def _axis(window: Window, height: float) -> Iterator[str]:
     muted, length_us = COLOURS["muted"][0], (window.end_ns - window.start_ns) / 1000
-    every = next(step for step in (10, 20, 50, 100, 200, 500, 1000, 2000) if length_us / step <= 9)
+    every = next(step for step in (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000) if length_us / step <= 9)
     for at in range(0, int(length_us) + 1, every):
         x = window.x(window.start_ns + 1000 * at)
         yield f'<path d="M{x:.1f} {height - 24}v5" stroke="{muted}"/>'

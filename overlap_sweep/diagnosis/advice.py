@@ -135,12 +135,12 @@ _REDUCTION = (
         "not.",
     ),
     _advice(
-        *("dependency", "blocks fsdp2"),
+        *("dependency issued_late", "blocks fsdp2"),
         "set_reduce_scatter_max_input_buffers(2) (PyTorch 2.13): else the pass waits for the last reduce-scatter "
         "before it fills the next one's buffer.",
     ),
     _advice(
-        *("dependency", "blocks"),
+        *("dependency issued_late", "blocks"),
         "Don't wait for it in the backward pass: async_op=True, on a stream of its own, and wait() before the "
         "optimizer.",
     ),
@@ -184,13 +184,12 @@ _QUEUES = (
     ),
     _advice(
         *("queue_order", "occupied transformer_engine"),
-        "NVTE_EXT_MARGIN_SM=16 keeps GEMMs off as many SMs, where NCCL can start; TORCH_NCCL_HIGH_PRIORITY=1 lets it "
-        "start before what waits.",
+        "NVTE_EXT_MARGIN_SM=16 keeps Transformer Engine's GEMMs off as many SMs, so that NCCL can start next to them.",
     ),
     _advice(
         *("queue_order", "occupied"),
-        "TORCH_NCCL_HIGH_PRIORITY=1 or ProcessGroupNCCL.Options(is_high_priority_stream=True): a kernel that occupies "
-        "all SMs lets communication start first when it ends; smaller kernels help, too.",
+        "Leave SMs free for it: torch._C._set_sm_carveout_experimental(16) keeps cuBLASLt's GEMMs off as many; or "
+        "launch it before the kernel that occupies all; or TORCH_NCCL_HIGH_PRIORITY=1.",
     ),
     _advice(
         *("queue_order", ""),
@@ -200,6 +199,11 @@ _QUEUES = (
 )
 
 _BANDWIDTH = (
+    _advice(
+        *("bandwidth", "activation"),
+        "More computation next to it, fewer bytes (bf16 instead of fp32, FP8), or a smaller process group (tensor or "
+        "expert parallel size): activations cannot start earlier.",
+    ),
     _advice(
         *("bandwidth", "parameter fsdp2"),
         "More tokens per GPU and step, or reshard_after_forward=False (one gather instead of two); over several nodes "

@@ -88,6 +88,12 @@ def _next_kernel(basis: Basis) -> str:
 
 
 def _issued_late(basis: Basis) -> str:
+    if basis.blocks:
+        each = as_time(basis.median_us(loss.lost_ns for loss in basis.losses))
+        return (
+            f"The backward pass waited for {_calls(basis)}, {each} each, whose result it does not need: what computes "
+            "after them could have hidden them."
+        )
     calls, free = _calls(basis), f"up to {as_time(basis.largest_us('available_ns'))} of the {_pass(basis)}"
     if basis.before_gather:
         return (
@@ -126,6 +132,14 @@ def _queue_order(basis: Basis) -> str:
 
 
 def _bandwidth(basis: Basis) -> str:
+    if basis.roles <= {"activation"}:
+        moving, hidden = (
+            basis.median_us(loss.numbers[name] for loss in basis.losses) for name in ("comm_ns", "compute_ns")
+        )
+        return (
+            f"{_calls(basis)} take {as_time(moving)} each, and computation runs next to them for {as_time(hidden)}: "
+            f"{as_time(moving - hidden)} of each have nothing that hides them."
+        )
     comm, compute = basis.largest_us("comm_ns"), basis.largest_us("compute_ns")
     rates = [size / (call.end_ns - call.start_ns) for call in basis.calls if (size := bytes_of(call))]
     rate = f" (these calls at {median(rates):,.0f} GB/s)" if rates else ""
