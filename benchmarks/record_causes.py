@@ -39,6 +39,7 @@ import torch
 
 # Registers the scenarios, in this order: the last may leave a device that refuses other work.
 from causes import data_parallel, sharded, zero1, tensor_parallel, host, queues, graphs
+from causes.gains import gains_of
 from causes.recording import record_here
 from causes.scenario import SCENARIOS, Scenario, needed
 
@@ -179,39 +180,19 @@ def print_recorded(out: Path, scenarios: list[Scenario]) -> None:
 
 def print_mended(out: Path, scenarios: list[Scenario]) -> None:
     """Prints what following the advice gained: medians of steps without the profiler."""
-    print(
-        f"\n{'scenario':26} {'cause':12} {'before ms':>9}  {'advice':64} {'after ms':>9} {'faster by':>9}  quartiles ms"
-    )
+    head = f"{'scenario':26} {'cause':12} {'before ms':>9}  {'advice':64} {'after ms':>9} {'faster by':>9}"
+    print(f"\n{head}  quartiles ms")
+    others = {name: described for name in SCENARIOS if (described := read(out, name))}
     for each in scenarios:
-        described = read(out, each.name)
+        gains = {gain.mend: gain for gain in gains_of(others[each.name], others)} if each.name in others else {}
         for name, advice in each.mends.items():
-            times = described and durations_ms(out, described, name)
-            if not described or not times:
-                print(f"{each.name:26} {each.cause:12} {'':9}  {advice:64} {'failed':>9}")
-                continue
-            before, after = times
-            faster = statistics.median(before) / statistics.median(after) - 1
-            ranges = " and ".join("{0:.2f}-{2:.2f}".format(*statistics.quantiles(some, n=4)) for some in times)
-            print(
-                f"{each.name:26} {described['cause']:12} {statistics.median(before):9.2f}  {advice:64} "
-                f"{statistics.median(after):9.2f} {faster:9.1%}  {ranges}"
-            )
-
-
-def durations_ms(out: Path, described: dict[str, Any], mend: str) -> tuple[list[float], list[float]] | None:
-    """Returns the durations of steps before and after, for the same work; None if the mend was not timed.
-
-    They were taken in turns if one process could run both.
-    """
-    in_turns = described["in_turns_ms"]
-    if mend in in_turns:
-        before, after = in_turns[described["name"]], in_turns[mend]
-    else:
-        other = read(out, mend)
-        if other is None:
-            return None
-        before, after = described["durations_ms"], other["durations_ms"]
-    return before, [took / SCENARIOS[mend].work for took in after]
+            start = f"{each.name:26} {each.planted(others[each.name]['device'])['cause'] if gains else each.cause:12}"
+            if gain := gains.get(name):
+                before, after = (statistics.median(times) for times in (gain.before_ms, gain.after_ms))
+                ranges = " and ".join(f"{low:.2f}-{high:.2f}" for low, high in gain.ranges)
+                print(f"{start} {before:9.2f}  {advice:64} {after:9.2f} {gain.faster:9.1%}  {ranges}")
+            else:
+                print(f"{start} {'':9}  {advice:64} {'failed':>9}")
 
 
 def read(out: Path, name: str) -> dict[str, Any] | None:
