@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from overlap_sweep.diagnosis import Pass
 from overlap_sweep.diagnosis.collectives import Group, collective_of, group_of, sizes_of_host
 from overlap_sweep.diagnosis.places import Places
-from overlap_sweep.trace.activity import BWD, COMM, FWD, RECOMPUTE, WAIT, Activity
+from overlap_sweep.trace.activity import BWD, COMM, FWD, NEITHER, RECOMPUTE, WAIT, Activity
 from overlap_sweep.trace.kineto import NO_CORRELATION, Detail, Trace
 
 NEVER = -1
@@ -66,6 +66,10 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
     """Yields the collectives and waits of a rank. `launch`: index of each event's launch, or -1; None on a CPU."""
     events, kind = activity.events, activity.kind
     chosen = np.flatnonzero(np.isin(kind, (COMM, WAIT)))
+    passes = PASSES
+    if not np.isin(activity.assignment.pass_, (BWD, RECOMPUTE)).any():
+        # What is in no pass, such as a CUDA graph, may be anything.
+        passes = {FWD: "fwd", NEITHER: ""}
     by_external = _details_by_operator(trace) if launch is not None else {}
     launched_by = _launched_by(trace, activity, chosen) if launch is None else {}
     detailed = np.flatnonzero(trace.host.detail > 0)
@@ -98,7 +102,7 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
             launch_ns=launch_ns,
             lane=int(events.lane[i]),
             step=int(activity.assignment.iteration[i]),
-            pass_=PASSES.get(pass_, "other"),
+            pass_=passes.get(pass_, "other"),
             collective=collective_of(detail, name, kernel_class.library),
             group=detail.group or "",
             sent=detail.sent,

@@ -1,11 +1,14 @@
 """Decides for every exposed collective, and every time that the host was late, what caused it.
 
 Each nanosecond is given to one cause, but for one case. Of a collective that held back computation first comes the time
-in which it waited for a rank that is late more often than others (`straggler`). What remains depends on its role
+in which it waited for a rank that is late more often than others (`straggler`), or in which it was late itself because
+collectives before it had waited for that rank. What remains depends on its role
 (`roles.py`):
 
 - Activations: `queue_order` as far as it stood behind kernels that it does not need (`queues.py`). What remains is
   `bandwidth` if computation ran next to a good part of it, but ended before it, else `dependency`.
+- Gradients that the host waited for before it launched more of the backward pass, which does not need them:
+  `host_sync`.
 - Parameters and gradients could have run next to the computation of their pass that came before. As far as there was
   such computation that no other communication used, an earlier start would have hidden them. Either the collective was
   launched in time but stood behind kernels of other streams (`queue_order`), or the host waited for the device before
@@ -28,10 +31,11 @@ import numpy as np
 
 from overlap_sweep.diagnosis import Cause
 from overlap_sweep.diagnosis.calls import NEVER
-from overlap_sweep.diagnosis.exposure import LATENCY_NS, Exposed, Measure
+from overlap_sweep.diagnosis.exposure import LATENCY_NS, UNBLOCKED_NS, Exposed, Measure
 from overlap_sweep.diagnosis.queues import holds_back_backward, queued_since
 from overlap_sweep.diagnosis.rank import POINT_TO_POINT, Hiding, RankView, waited_of
 from overlap_sweep.diagnosis.roles import Role
+from overlap_sweep.trace.activity import BWD, RECOMPUTE
 
 PAUSE_NS = 1_000_000
 """A host that launches nothing for longer does something else; if only one rank's does, it is a straggler."""
@@ -71,13 +75,13 @@ class _Split:
         self._exposed, self._role = exposed, view.roles[exposed.call]
         self._step = view.facts.calls[exposed.call].step
 
-    def give(self, cause: Cause, lost_ns: float, **numbers: float) -> float:
-        """Gives at most this much to a cause; returns how much."""
+    def give(self, cause: Cause, lost_ns: float, *, wait: int | None = None, **numbers: float) -> float:
+        """Gives at most this much to a cause; returns how much. `wait`: the wait of the host that caused it."""
         lost_ns = max(0.0, min(lost_ns, self.rest_ns))
         if lost_ns:
             self.losses.append(
                 Loss(
-                    *(cause, self._step, lost_ns, self._exposed.call),
+                    *(cause, self._step, lost_ns, self._exposed.call, wait),
                     work=self._exposed.first_blocked,
                     role=self._role,
                     numbers=numbers,
@@ -91,21 +95,59 @@ def losses_of(view: RankView) -> list[Loss]:
     """Returns the losses of one rank."""
     losses = list(_late_losses(view))
     launched_before: dict[int, int] = {}
+    delays: dict[str, _Delay] = {}
     for i, call in enumerate(view.facts.calls):
         exposed, hiding = view.exposure.exposed.get(i), view.hiding_of(i)
         blocked_ns = float(sum(end - start for start, end in exposed.pieces)) if exposed else 0.0
+        delay = _delay_before(view, i, delays.get(call.group))
+        waited_ns = 0.0
         if exposed:
             straggler, pieces = _straggler(view, exposed)
+            waited_ns = sum(loss.lost_ns for loss in straggler)
             split = _Split(view, exposed, pieces)
+            if delay and split.rest_ns and delay.left_ns:
+                pushed = min(split.rest_ns, delay.left_ns)
+                straggler.append(Loss("straggler", call.step, pushed, i, late_rank=delay.late_rank))
+                split.rest_ns -= pushed
+                delay.left_ns -= pushed
             if hiding:
                 _split_hideable(view, exposed, hiding, split, launched_before.get(id(hiding)))
             else:
                 _split_activation(view, exposed, split)
             losses += straggler + split.losses
+        delays[call.group] = _delay_after(view, i, delay, waited_ns)
         if hiding:
             hiding.used_ns += view.moving_ns(i) - blocked_ns
             launched_before[id(hiding)] = call.launch_ns if call.launch_ns != NEVER else call.start_ns
     return losses
+
+
+@dataclass
+class _Delay:
+    """How much later the calls of a group end because some of them waited for a straggler while computation ran."""
+
+    end_ns: int
+    """End of the last call."""
+    left_ns: float = 0.0
+    """Part that has cost nothing so far."""
+    late_rank: int = -1
+
+
+def _delay_before(view: RankView, index: int, before: _Delay | None) -> _Delay | None:
+    """Returns the delay that a call takes over, because it was launched before the one before it had ended."""
+    call = view.facts.calls[index]
+    follows = before and call.group and call.launch_ns < before.end_ns and call.start_ns <= before.end_ns + LATENCY_NS
+    return before if follows else None
+
+
+def _delay_after(view: RankView, index: int, delay: _Delay | None, waited_ns: float) -> _Delay:
+    """Returns the delay of what follows a call. `waited_ns`: its waiting for a straggler that was exposed."""
+    call, late = view.facts.calls[index], int(view.late_rank[index])
+    after = _Delay(call.end_ns, delay.left_ns, delay.late_rank) if delay else _Delay(call.end_ns)
+    if (call.group, late) in view.stragglers and int(view.last_ns[index]) > call.start_ns:
+        after.left_ns += max(0.0, float(view.last_ns[index] - call.start_ns) - waited_ns)
+        after.late_rank = late
+    return after
 
 
 def _straggler(view: RankView, exposed: Exposed) -> tuple[list[Loss], list[tuple[int, int]]]:
@@ -130,14 +172,22 @@ def _split_activation(view: RankView, exposed: Exposed, split: _Split) -> None:
 def _give_to_queue(view: RankView, exposed: Exposed, split: _Split, since_ns: int, most_ns: float) -> float:
     start_ns = view.facts.calls[exposed.call].start_ns
     behind = view.exposure.compute.between(since_ns, start_ns)
-    numbers = {"behind_ns": behind, "ready_ns": float(start_ns - since_ns), "one_queue": float(view.one_queue)}
-    return split.give("queue_order", min(most_ns, behind), **numbers)
+    return split.give(
+        *("queue_order", min(most_ns, behind)),
+        behind_ns=behind,
+        ready_ns=float(start_ns - since_ns),
+        one_queue=float(view.one_queue),
+    )
 
 
 def _split_hideable(
     view: RankView, exposed: Exposed, hiding: Hiding, split: _Split, launched_before_ns: int | None
 ) -> None:
     call, role = view.facts.calls[exposed.call], view.roles[exposed.call]
+    through = _waited_through(view, exposed) if role == "gradient" else None
+    if through is not None:
+        split.give("host_sync", split.rest_ns, wait=through, through_ns=split.rest_ns)
+        return
     if role == "gradient" and holds_back_backward(view, exposed):
         lost_ns = split.rest_ns
         if view.facts.on_device and view.one_queue and call.lane not in view.compute_lanes:
@@ -151,6 +201,9 @@ def _split_hideable(
     # Parameters are there only after the optimizer's step.
     starts = call.start_ns if role == "parameter" and call.pass_ == "other" else hiding.start_ns
     available = max(0.0, compute.between(starts, call.start_ns) - hiding.used_ns)
+    if role == "gradient" and call.pass_ == "bwd" and launched_before_ns is not None:
+        # Its gradients were computed after those of the reduction before.
+        available = min(available, compute.between(launched_before_ns, call.start_ns))
     could = min(split.rest_ns, available)
     hiding.used_ns += could
     since = queued_since(view, exposed.call)
@@ -158,11 +211,30 @@ def _split_hideable(
         could -= _give_to_queue(view, exposed, split, since, could)
     elif view.facts.on_device and call.launch_ns != NEVER and call.start_ns - call.launch_ns <= LATENCY_NS:
         waited = _both(compute, view.waits, max(starts, launched_before_ns or starts), call.launch_ns)
-        could -= split.give("host_sync", min(could, waited), waited_ns=waited)
+        could -= split.give("host_sync", min(could, waited), wait=_last_wait(view, call.launch_ns), waited_ns=waited)
     split.give("issued_late", could, available_ns=available)
     excess = max(0.0, hiding.comm_ns - hiding.compute_ns)
     split.give("bandwidth", excess, comm_ns=hiding.comm_ns, compute_ns=hiding.compute_ns)
     split.give("dependency", split.rest_ns)
+
+
+def _waited_through(view: RankView, exposed: Exposed) -> int | None:
+    """Returns the wait of the host that lasted until the call ended, so that only then the next kernel of the backward
+    pass was launched; None if there was none."""
+    work, call, blocked = view.facts.work, view.facts.calls[exposed.call], exposed.first_blocked
+    if blocked is None or work.pass_[blocked] not in (BWD, RECOMPUTE) or work.launch_ns[blocked] <= call.end_ns:
+        return None
+    last = _last_wait(view, int(work.launch_ns[blocked]))
+    if last is None:
+        return None
+    wait = view.facts.waits[last]
+    return last if wait.start_ns < call.end_ns <= wait.end_ns + UNBLOCKED_NS else None
+
+
+def _last_wait(view: RankView, moment_ns: int) -> int | None:
+    """Returns the last wait of the host that ended before the moment."""
+    ended = [i for i, wait in enumerate(view.facts.waits) if wait.end_ns <= moment_ns]
+    return max(ended, key=lambda i: view.facts.waits[i].end_ns, default=None)
 
 
 def _both(a: Measure, b: Measure, start_ns: int, end_ns: int) -> float:

@@ -28,7 +28,7 @@ from overlap_sweep.diagnosis.contention import hidden_ns, slowed_by_call, slowed
 from overlap_sweep.diagnosis.evidence import evidence_of, try_of
 from overlap_sweep.diagnosis.exposure import Exposure, Measure, exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
-from overlap_sweep.diagnosis.rank import views_of
+from overlap_sweep.diagnosis.rank import RankView, views_of
 from overlap_sweep.diagnosis.waits import END_OF_STEP
 from overlap_sweep.trace.intervals import intersect, merge, subtract
 
@@ -63,7 +63,7 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts]) -> Diagnosis:
     views = views_of(facts, exposures, met)
     for rank, (own, exposure) in enumerate(zip(facts, exposures, strict=True)):
         lost = _lost_by_key(own, losses_of(views[rank]))
-        slowed = _slowed(own, exposure, lost)
+        slowed = _slowed(views[rank], exposure, lost)
         own_steps = list(_steps(own, exposure, slowed))
         steps += own_steps
         steady = [step for step in own_steps if not step.startup]
@@ -140,11 +140,13 @@ def _key(facts: RankFacts, loss: Loss) -> tuple[Key, str]:
     return Key(loss.cause, "", "", ""), ""
 
 
-def _slowed(facts: RankFacts, exposure: Exposure, lost: dict[Key, _Lost]) -> dict[int, float]:
+def _slowed(view: RankView, exposure: Exposure, lost: dict[Key, _Lost]) -> dict[int, float]:
     """Adds what GEMMs lost to communication next to them; returns it by step in nanoseconds."""
+    facts = view.facts
     slowed = slowed_gemms(facts)
     extra, alone = slowed_by_call(facts, slowed)
-    hidden = hidden_ns([(call.start_ns, call.end_ns) for call in facts.calls], exposure.gaps)
+    moving = [(call.end_ns - round(view.moving_ns(i)), call.end_ns) for i, call in enumerate(facts.calls)]
+    hidden = hidden_ns(moving, exposure.gaps)
     by_step: dict[int, float] = defaultdict(float)
     for i in np.flatnonzero(extra).tolist():
         call = facts.calls[i]

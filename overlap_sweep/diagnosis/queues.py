@@ -14,6 +14,9 @@ from overlap_sweep.diagnosis.exposure import LATENCY_NS, Exposed
 from overlap_sweep.diagnosis.rank import TOGETHER_NS, RankView
 from overlap_sweep.trace.activity import BWD, RECOMPUTE
 
+IN_THE_END = 0.5
+"""Part of a kernel's time after which its first blocks have left multiprocessors to others."""
+
 CALLS_BEFORE = 64
 """Calls that are looked at for what a call waited for on its stream."""
 
@@ -24,11 +27,13 @@ def queued_since(view: RankView, index: int) -> int | None:
     What is launched right before the call on a stream that does not compute, such as a copy into its buffer, is part of
     it. If all streams share a queue, a call that starts when the kernel launched before it ends may need that kernel;
     one that starts while that still runs does not need it, and has waited for the queue. If they don't, a call that is
-    ready while a kernel runs, and starts when this ends, has waited for its multiprocessors.
+    ready while a kernel runs, and starts only in the end of that kernel, has waited for its multiprocessors.
     """
     work, call, role = view.facts.work, view.facts.calls[index], view.roles[index]
     if not view.facts.on_device or call.launch_ns == NEVER or call.lane in view.compute_lanes:
         return None
+    if not view.one_queue:
+        return _occupied_since(view, index)
     start, ready, with_copies = call.start_ns, _ready_ns(view, index), False
     before = None
     place = int(np.searchsorted(work.launch_ns, call.launch_ns, sorter=view.by_launch))
@@ -47,14 +52,33 @@ def queued_since(view: RankView, index: int) -> int | None:
     if before is None or start - ready <= LATENCY_NS or work.launch_ns[before] == NEVER:
         return None
     first, last = int(work.start_ns[before]), int(work.end_ns[before])
-    if not view.one_queue:
-        occupied = first <= ready + LATENCY_NS and 0 < last - start <= LATENCY_NS
-        return ready if occupied and not with_copies else None
     if start >= last - TOGETHER_NS:
         # Parameters are copied on a stream of their own, which needs nothing of what computes.
         return ready if with_copies and role == "parameter" else None
     # An activation may have waited for the kernel before that one, which ended when that one started.
     return ready if role != "activation" or start - first > LATENCY_NS else None
+
+
+def _occupied_since(view: RankView, index: int) -> int | None:
+    """Returns when a call was ready that started only in the end of a kernel that had run all the time since; None if
+    there was none.
+
+    Copies into the call's buffer, on streams that don't compute, must have ended.
+    """
+    work, call = view.facts.work, view.facts.calls[index]
+    ready = _ready_ns(view, index)
+    beyond = int(np.searchsorted(work.start_ns, call.start_ns))
+    running = None
+    for other in range(beyond - 1, max(-1, beyond - 1 - CALLS_BEFORE), -1):
+        if int(work.lane[other]) not in view.compute_lanes:
+            if work.launch_ns[other] <= call.launch_ns and work.end_ns[other] <= call.start_ns:
+                ready = max(ready, int(work.end_ns[other]))
+        elif work.end_ns[other] > call.start_ns + TOGETHER_NS and running is None:
+            running = other
+    if running is None or call.start_ns - ready <= LATENCY_NS or work.start_ns[running] > ready + LATENCY_NS:
+        return None
+    took = work.end_ns[running] - work.start_ns[running]
+    return ready if call.start_ns - work.start_ns[running] >= IN_THE_END * took else None
 
 
 def _ready_ns(view: RankView, index: int) -> int:

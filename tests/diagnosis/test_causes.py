@@ -251,3 +251,64 @@ def test_two_groups_are_told_apart(tmp_path: Path) -> None:
         ("issued_late", "2", 600),
         ("dependency", "1", 400),
     ]
+
+
+def test_the_host_waits_until_gradients_are_reduced(tmp_path: Path) -> None:
+    made = Timeline()
+    made.step(0, -3000, 4900)
+    made.kernel(0, 1000)
+    made.backward(100, 4900, "torch::autograd::AccumulateGrad")
+    made.kernel(1000, 2000, launch=600, thread=AUTOGRAD)
+    made.collective("all_reduce", 2000, 2800, launch=700, thread=AUTOGRAD)
+    made.wait(720, 2810, "cudaDeviceSynchronize")
+    made.kernel(2860, 3860, launch=2840, thread=AUTOGRAD)
+    found = findings(tmp_path, made)
+    assert found["host_sync"].collective == "all_reduce"
+    assert found["host_sync"].lost_us == 800
+    assert "cudaDeviceSynchronize" in found["host_sync"].evidence
+
+
+def test_reductions_that_a_straggler_delays(tmp_path: Path) -> None:
+    # Rank 1 computes 2,000 us more in its forward pass. Rank 0 waits for it next to its own computation, and then at the
+    # end, where both reductions are late.
+    ranks = []
+    for rank in range(2):
+        made, late = Timeline(rank), 2000 * rank
+        made.step(0, -3000, 6000)
+        made.kernel(0, 1000 + late)
+        made.backward(-1000, 5500, "torch::autograd::AccumulateGrad")
+        made.kernel(1000 + late, 2000 + late, launch=-800, thread=AUTOGRAD)
+        made.collective("all_reduce", 2000 + late, 4400, launch=-700, thread=AUTOGRAD)
+        made.kernel(2000 + late, 3000 + late, launch=-600, thread=AUTOGRAD)
+        made.collective("all_reduce", max(4402, 3000 + late), 5400, launch=-500, thread=AUTOGRAD)
+        made.annotation("Optimizer.step#AdamW.step", 5600, 5900)
+        made.kernel(5700, 5800, "multi_tensor_apply_kernel", launch=5650)
+        ranks.append(made)
+    found = findings(tmp_path, *ranks)
+    assert next(iter(found)) == "straggler"
+    assert found["straggler"].rank == 1
+    # From 3,000 to 5,000 us: only 400 us would have been exposed without it.
+    assert found["straggler"].lost_us == pytest.approx(2000, abs=10)
+
+
+def test_a_gather_that_a_kernel_leaves_no_room(tmp_path: Path) -> None:
+    made = sharded(gather_at=900, launch=-800, copied=False)
+    # A copy overtakes it: streams have queues of their own.
+    made.kernel(10, 20, "cat_copy_kernel", launch=-100, stream=SIDE)
+    made.kernel(30, 40, "cat_copy_kernel", launch=-750, stream=19)
+    found = findings(tmp_path, made)
+    assert found["queue_order"].lost_us == 500
+    assert "issued_late" not in found
+
+
+def test_a_cuda_graph_of_both_passes_tells_no_order(tmp_path: Path) -> None:
+    made = Timeline()
+    made.step(0, -1000, 3000)
+    made._correlation = 1
+    made._add("cuda_runtime", "cudaGraphLaunch", -500, -490, 100, 1, correlation=1)
+    for start, end, name, stream in ((0, 1000, "nvjet_gemm", 7), (1000, 1500, "ncclDevKernel_AllReduce", 17)):
+        made._add("kernel", name, start, end, 0, stream, correlation=1)
+    made._add("kernel", "nvjet_gemm", 1500, 2500, 0, 7, correlation=1)
+    found = findings(tmp_path, made)
+    assert list(found) == ["dependency"]
+    assert (found["dependency"].pass_, found["dependency"].collective) == ("", "all_reduce")
