@@ -276,13 +276,13 @@ def test_reductions_that_a_straggler_delays(tmp_path: Path) -> None:
         made, late = Timeline(rank), 2000 * rank
         made.step(0, -3000, 6000)
         made.kernel(0, 1000 + late)
-        made.backward(-1000, 5500, "torch::autograd::AccumulateGrad")
+        made.backward(-1000, 4900, "torch::autograd::AccumulateGrad")
         made.kernel(1000 + late, 2000 + late, launch=-800, thread=AUTOGRAD)
         made.collective("all_reduce", 2000 + late, 4400, launch=-700, thread=AUTOGRAD)
         made.kernel(2000 + late, 3000 + late, launch=-600, thread=AUTOGRAD)
         made.collective("all_reduce", max(4402, 3000 + late), 5400, launch=-500, thread=AUTOGRAD)
-        made.annotation("Optimizer.step#AdamW.step", 5600, 5900)
-        made.kernel(5700, 5800, "multi_tensor_apply_kernel", launch=5650)
+        made.annotation("Optimizer.step#AdamW.step", 4950, 5050)
+        made.kernel(5410, 5600, "multi_tensor_apply_kernel", launch=5000)
         ranks.append(made)
     found = findings(tmp_path, *ranks)
     assert next(iter(found)) == "straggler"
