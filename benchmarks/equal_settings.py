@@ -27,7 +27,7 @@ from overlap_sweep.workloads.copy_engine.section import copy_row
 from overlap_sweep.workloads.fsdp import answer as training
 from overlap_sweep.workloads.kernel import answer as kernels
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
-from overlap_sweep.workloads.layer import section as layers
+from overlap_sweep.workloads.layer import answer as layers
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 from overlap_sweep.workloads.operator.choice import Observation, choose
 from overlap_sweep.workloads.operator.result import PassTimes

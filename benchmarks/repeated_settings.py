@@ -30,7 +30,7 @@ from overlap_sweep.results.verdict import verdict
 from overlap_sweep.workloads.fsdp import answer as training
 from overlap_sweep.workloads.kernel import answer as kernels
 from overlap_sweep.workloads.kernel.result import KernelTimes
-from overlap_sweep.workloads.layer import section as layers
+from overlap_sweep.workloads.layer import answer as layers
 from overlap_sweep.workloads.operator import choice
 from overlap_sweep.workloads.tp_training import answer as tp_training
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun

@@ -26,6 +26,11 @@ a trace that does not separate them."""
 NEGLIGIBLE = 0.02
 """Share of a step below which communication costs nothing worth mending."""
 
+END_OF_STEP = "end of the step"
+"""Where the host waits for the device that then has nothing to run until the next step is launched."""
+
+RECORDING_SLOWS = "Recording slows the host down: compare the step's time with that without the profiler."
+
 LISTED = 0.01
 """Share of a step from which on a finding is listed."""
 

@@ -13,14 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis import Cause
+from overlap_sweep.diagnosis import END_OF_STEP, Cause
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.causes import Loss
 from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
 from overlap_sweep.diagnosis.exposure import Exposure
 from overlap_sweep.diagnosis.facts import RankFacts, Wait
 from overlap_sweep.diagnosis.rank import POINT_TO_POINT, UNKNOWN_RANK
-from overlap_sweep.diagnosis.waits import END_OF_STEP
 
 MUCH = 0.3
 """Share of the others' waiting from which on a difference between two ranks explains it."""

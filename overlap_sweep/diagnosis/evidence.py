@@ -8,12 +8,11 @@ from statistics import median
 
 import numpy as np
 
-from overlap_sweep.diagnosis import Cause
+from overlap_sweep.diagnosis import END_OF_STEP, Cause
 from overlap_sweep.diagnosis.advice import advice_for
 from overlap_sweep.diagnosis.basis import Basis, as_time, bytes_of, lateness_of, signs_of, steady_steps
 from overlap_sweep.diagnosis.calls import NEVER
 from overlap_sweep.diagnosis.rank import UNKNOWN_RANK
-from overlap_sweep.diagnosis.waits import END_OF_STEP
 
 AT_ONCE_NS = 1_000_000
 """Longest time after a call until a kernel that waited for it; what starts later waited for something else, too."""

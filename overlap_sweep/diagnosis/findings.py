@@ -10,10 +10,12 @@ from statistics import median
 import numpy as np
 
 from overlap_sweep.diagnosis import (
+    END_OF_STEP,
     LISTED,
     LISTED_PYTHON,
     LISTED_SLOWED,
     NEGLIGIBLE,
+    RECORDING_SLOWS,
     Cause,
     Diagnosis,
     Finding,
@@ -29,7 +31,6 @@ from overlap_sweep.diagnosis.evidence import evidence_of, try_of
 from overlap_sweep.diagnosis.exposure import Exposure, Measure, exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.rank import RankView, views_of
-from overlap_sweep.diagnosis.waits import END_OF_STEP
 from overlap_sweep.trace.intervals import intersect, merge, subtract
 
 
@@ -250,5 +251,5 @@ def _notes(facts: Sequence[RankFacts], findings: Sequence[Finding]) -> list[str]
             "counts as communication unless a call takes much longer than its size needs."
         )
     if facts[0].on_device and any(finding.cause == "host_bound" for finding in findings):
-        notes.append("Recording slows the host down: compare the step's time with that without the profiler.")
+        notes.append(RECORDING_SLOWS)
     return notes

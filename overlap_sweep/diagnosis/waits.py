@@ -18,9 +18,6 @@ BLOCKS_FROM_NS = 10_000
 COPY_BLOCKS_FROM_NS = 100_000
 """The same for asynchronous copies, which block only if the memory is not pinned."""
 
-END_OF_STEP = "end of the step"
-"""Where a wait is that ends a step."""
-
 _SYNC = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize|(cuda|hip)Memcpy$")
 _WHOLE_DEVICE = re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")
 _COPY = re.compile(r"(cuda|hip)MemcpyAsync|hipMemcpyWithStream")

@@ -250,7 +250,7 @@ def headline(diagnosis: Diagnosis) -> str:
         "nothing runs": found.idle_us,
         "GEMMs slowed by communication": found.slowed_us,
     }
-    listed = ", ".join(f"{name} {_with_share(us, found.step_us)}" for name, us in parts.items() if us)
+    listed = ", ".join(f"{name} {_with_share(us, found.step_us)}" for name, us in parts.items() if us > 0)
     several = len(diagnosis.ranks) > 1
     steps = f"{counted(found.num_steps, 'step')} of {as_us(found.step_us)} us"
     who = f"{len(diagnosis.ranks)} ranks, {steps}. Rank {found.rank} loses most" if several else f"{steps}. Lost"

@@ -106,6 +106,8 @@ class Answer:
     """Further tables."""
     details: list[str] = field(default_factory=list)
     """Lines for summary.txt only."""
+    later: Callable[[], str] | None = None
+    """Returns one more sentence, or an empty text, for terminals and summary.txt: what is slow to find."""
 
     @property
     def shown_cards(self) -> list[Card]:

@@ -132,6 +132,18 @@ class Table(Generic[R]):
 
 
 @dataclass(frozen=True)
+class Told:
+    """What the page says in words of a row of a table."""
+
+    heading: str
+    """Heading of the row and of its neighbours with the same heading."""
+    about: Sequence[str]
+    """Sentences below the heading."""
+    sentences: Sequence[str]
+    """Sentences below the row."""
+
+
+@dataclass(frozen=True)
 class Listing(Generic[R]):
     """Rows of a table and how to show them to people."""
 
@@ -151,6 +163,8 @@ class Listing(Generic[R]):
     """Most rows on a terminal: the first ones, the chosen and the reference; None: all."""
     order: Callable[[R], Any] | None = None
     """Sort key of the rows on the page; None: not sorted."""
+    told: Callable[[R], Told] | None = None
+    """Returns the sentences of a row on the page, where the table then cannot be sorted; None: there are none."""
     link: Callable[[R], int] | None = None
     """Index of the answer that a row of a summary is about."""
 
@@ -206,6 +220,10 @@ class PointRow(Generic[R]):
     """Measurements of an ok point; None for others."""
     part: str = ""
     """Part that the row is about if the point has several rows, such as a phase."""
+    variant: str = ""
+    """Variant in the names of its traces; empty: the point's own."""
+    pass_name: str = ""
+    """Pass that its times are of; empty: all."""
 
     @property
     def directory(self) -> str:

@@ -102,6 +102,7 @@ def print_answer(answer: Answer, console: Console, file: str, whole: bool = Fals
     """Prints the answer, then the compared settings, then the cautions."""
     console.print(f"\n{answer.title}", style="bold")
     print_lines(answer.sentences, console)
+    print_lines(filter(None, [answer.later() if answer.later else ""]), console)
     for card in answer.cards:
         _print_card(card, console)
     print_listing(answer.compared, console, file, whole)

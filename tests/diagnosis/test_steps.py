@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.diagnosis import Diagnosis
+from overlap_sweep.diagnosis import END_OF_STEP, Diagnosis
 from overlap_sweep.diagnosis.facts import RankFacts, facts_of
 from overlap_sweep.diagnosis.findings import diagnosis_of
-from overlap_sweep.diagnosis.waits import END_OF_STEP
 from overlap_sweep.trace.kineto import read_trace
 from tests.trace.conftest import HandMadeTrace
 

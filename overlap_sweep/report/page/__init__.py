@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +20,7 @@ from overlap_sweep.report.numbers import as_sentence, counted, some_of
 from overlap_sweep.report.page.terms import Terms
 from overlap_sweep.report.searches import knob_searches
 from overlap_sweep.report.section import Analysis, Answer, Exhibit, Section
-from overlap_sweep.report.table import Column, Listing, PointRow, is_unknown
+from overlap_sweep.report.table import Column, Listing, PointRow, Told, is_unknown
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, launch_commands, machines_in_brief, measured_when
 
@@ -56,6 +56,8 @@ class PageTable:
     columns: list[Column[Any]]
     rows: list[list[Cell]]
     caption: str = ""
+    told: list[Told] = field(default_factory=list)
+    """Sentences of each row; empty: it is a table without them."""
 
     def turn(self, place: int) -> int:
         """Returns the order in which a narrow page drops the column, from 1 on: first page-only numbers, then as on
@@ -262,7 +264,8 @@ def page_table(listing: Listing[Any]) -> PageTable:
     """Returns the listing's rows with the columns for people."""
     columns = listing.columns
     rows = [[_cell(column, row, listing.chosen(row)) for column in columns] for row in _in_order(listing)]
-    return PageTable(columns, rows, listing.caption)
+    told = list(map(listing.told, listing.rows)) if listing.told else []
+    return PageTable(columns, rows, listing.caption, told)
 
 
 def summary_table(listing: Listing[Any], addresses: Sequence[str]) -> PageTable:

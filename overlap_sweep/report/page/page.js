@@ -118,7 +118,7 @@ function showAll(table) {
 }
 
 function fit(table) {
-  const box = table.closest(".dt-layout-table, .card");
+  const box = table.closest(".dt-layout-table, .card, .told");
   if (!box?.clientWidth || table.dataset.all) return;
   showAll(table);
   table.classList.add("fitted");

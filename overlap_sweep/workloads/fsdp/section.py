@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from overlap_sweep.report import causes
 from overlap_sweep.report.charts import Axis, Gantt, Key, Row, Rows, cut
 from overlap_sweep.report.iterations import stream_timeline
 from overlap_sweep.report.numbers import as_count, as_loss, as_sentence, as_us
@@ -262,10 +263,27 @@ def _answer(analysis: TrainingAnalysis) -> Answer:
         ),
         points=analysis.points,
         legend=f"{LEGEND} {analysis.how_timed}",
-        charts=[Exhibit(chart=partial(settings_bars, analysis), drawn=analysis.how_timed), _timeline(analysis)],
+        charts=[
+            Exhibit(chart=partial(settings_bars, analysis), drawn=analysis.how_timed),
+            _timeline(analysis),
+            _causes(analysis),
+        ],
         more=knobs_exhibit(analysis),
         details=[measured_on(analysis.points)],
+        later=lambda: causes.in_a_sentence(_side(analysis, analysis.best)),
     )
+
+
+def _causes(analysis: TrainingAnalysis) -> Exhibit:
+    """Returns why communication is exposed with the best setting and with the reference."""
+    rows = {row.setting: row for row in (analysis.best, analysis.reference)}
+    return causes.exhibit({name: _side(analysis, row) for name, row in rows.items()})
+
+
+def _side(analysis: TrainingAnalysis, row: TrainingRow) -> causes.Side | None:
+    """Returns the traces of a setting's first point that has some; None if none has."""
+    own = (causes.Side(point, time_us=row.time_us) for point in analysis.points if point.name in row.points)
+    return next((side for side in own if side.traces), None)
 
 
 def _timeline(analysis: TrainingAnalysis) -> Exhibit:

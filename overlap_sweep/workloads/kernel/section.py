@@ -10,7 +10,7 @@ from pathlib import Path
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, KERNELS, SEQUENTIAL
-from overlap_sweep.report import charts
+from overlap_sweep.report import causes, charts
 from overlap_sweep.report.charts.palette import looks_of
 from overlap_sweep.report.numbers import as_percent, as_rate, as_us, some_of
 from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
@@ -223,7 +223,8 @@ def _point_rows(
             continue
         chosen = chosen_rows[point.directory]
         for row in kernel_rows([point]):
-            yield PointRow(point, root, replace(row, chosen=chosen is not None and chosen.label == row.label))
+            measured = replace(row, chosen=chosen is not None and chosen.label == row.label)
+            yield PointRow(point, root, measured, variant=row.name)
 
 
 def _answer(analysis: KernelAnalysis) -> Answer:
@@ -247,10 +248,20 @@ def _answer(analysis: KernelAnalysis) -> Answer:
         points=analysis.points,
         legend=LEGEND,
         charts=[
-            Exhibit(partial(kernel_lines, analysis), f"{case.kernel}_n{case.n}_k{case.k}_tp{case.tp_size}", small=True)
+            Exhibit(partial(kernel_lines, analysis), f"{case.kernel}_n{case.n}_k{case.k}_tp{case.tp_size}", small=True),
+            causes.exhibit(_sides(analysis)),
         ],
         details=[measured_on(analysis.points)],
     )
+
+
+def _sides(analysis: KernelAnalysis) -> dict[str, causes.Side]:
+    """Returns the traces of what is used at the largest m, and of the GEMM and the collective in sequence."""
+    shape = analysis.shapes[-1]
+    rows = [row for row in shape.rows if row.chosen or row.name == SEQUENTIAL]
+    sides = {row.label: [causes.Side(point, row.name) for point in shape.points] for row in rows}
+    traced = {label: [side for side in own if side.traces] for label, own in sides.items()}
+    return {f"m={shape.m}, {label}": own[0] for label, own in traced.items() if own}
 
 
 def cautions(analysis: KernelAnalysis) -> list[str]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from overlap_sweep.overlap.overlap_cfg import FILE, NONE, OverlapConfig, megatron_arguments
 from overlap_sweep.report.numbers import as_percent, as_sentence
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.run_directory import settings_file
-
-if TYPE_CHECKING:
-    from overlap_sweep.workloads.layer.section import LayerAnalysis
+from overlap_sweep.workloads.layer.answer import LayerAnalysis
 
 MEGATRON_BACKENDS = ("transformer_engine", "megatron")
 """Backends whose variants Megatron-LM can run."""

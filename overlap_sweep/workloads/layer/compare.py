@@ -14,8 +14,8 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter
+from overlap_sweep.workloads.layer.answer import labels
 from overlap_sweep.workloads.layer.result import LayerTimes
-from overlap_sweep.workloads.layer.section import labels
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:

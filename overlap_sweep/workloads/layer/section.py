@@ -1,16 +1,14 @@
-"""Whole layers: the variants of each compared round by round, the fastest variant, columns and charts."""
+"""The report on whole layers: columns, the fastest variant of each, and charts."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, named, spoken, without_folders
-from overlap_sweep.report import charts
+from overlap_sweep.overlap.overlap_cfg import FLOOR
+from overlap_sweep.report import causes, charts
 from overlap_sweep.report.iterations import Timeline, timeline
 from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
@@ -31,197 +29,17 @@ from overlap_sweep.report.table import (
     attribute,
     points_table,
 )
-from overlap_sweep.results.estimate import (
-    CONFIDENCE,
-    EXACTLY_ONE,
-    Estimate,
-    Interval,
-    estimate,
-    gap_noise_us,
-    hidden_fraction,
-)
+from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.points import Point, group_cases
 from overlap_sweep.results.provenance import measured_on, recorded
-from overlap_sweep.results.records import LayerTrial
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.results.traces import listed_trace
-from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
+from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer
 from overlap_sweep.workloads.layer.card import card
-from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes, attention_backend
+from overlap_sweep.workloads.layer.result import attention_backend
 
 RANK = 0
 """The rank whose trace timelines show."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One variant's whole time over another's in the same round."""
-
-    ratio: float
-    """Ratio of the times, median over the rounds; below 1 is faster."""
-    interval: Interval
-
-    @property
-    def differs(self) -> bool:
-        """Returns whether the first is faster or slower beyond the noise."""
-        return self.interval.excludes(1.0)
-
-    @property
-    def faster(self) -> bool:
-        """Returns whether the first is faster beyond the noise."""
-        return self.interval.high < 1
-
-    def in_words(self, than: str = "", with_interval: bool = True) -> str:
-        """Returns `9.5% faster than no overlap (9.4 to 9.7%)`, where `than` is ` than no overlap`."""
-        if not self.differs:
-            return f"not measurably different{than.replace(' than ', ' from ')}"
-        by, *ends = (abs(1 - ratio) for ratio in (self.ratio, self.interval.low, self.interval.high))
-        interval = f" ({min(ends) * 100:.1f} to {max(ends):.1%})" if with_interval else ""
-        return f"{by:.1%} {'faster' if self.faster else 'slower'}{than}{interval}"
-
-
-@dataclass(frozen=True)
-class VariantRow:
-    """One variant of a layer, compared with the reference."""
-
-    name: str
-    label: str
-    """Name in tables and charts."""
-    reference: str
-    """Name of the reference of the ratio: `none`, or if it was not measured the first variant."""
-    measured: VariantTimes
-    to_reference: Comparison
-    none_us: float
-    """Median whole time of `none`; NaN if it was not measured."""
-    floor_us: float
-    """Median whole time of the floor; NaN if it was not measured."""
-
-    @property
-    def launch_bound(self) -> bool:
-        return self.measured.launch_bound
-
-    @property
-    def ratio(self) -> float:
-        return self.to_reference.ratio
-
-    @property
-    def interval(self) -> Interval:
-        return self.to_reference.interval
-
-    @cached_property
-    def whole(self) -> Estimate:
-        """Returns the time of all passes together."""
-        return estimate(self.measured.times["all"].samples_us)
-
-    @property
-    def speedup(self) -> float:
-        return self.none_us / self.whole.time_us
-
-    @property
-    def hidden_fraction(self) -> float:
-        return hidden_fraction(self.whole.time_us, self.none_us, self.floor_us)
-
-    def median_us(self, pass_name: str) -> float | None:
-        """Returns the median time of a pass; None for the optimizer if there is none."""
-        timing = self.measured.times.get(pass_name)
-        return timing.median_us if timing else None
-
-
-@dataclass(frozen=True)
-class LayerAnalysis:
-    """One `ok` layer point, with its variants in the order of measuring."""
-
-    point: Point
-    rows: list[VariantRow]
-
-    @property
-    def reference(self) -> str:
-        """Returns the variant that ratios refer to."""
-        return self.rows[0].reference
-
-    @property
-    def spoken_reference(self) -> str:
-        return spoken(self.reference, self.point.case.backend)
-
-    @property
-    def rounds(self) -> int:
-        return len(self.rows[0].measured.times["all"].samples_us)
-
-    @property
-    def contenders(self) -> list[VariantRow]:
-        """Returns the usable alternatives to the reference, fastest first. The floor computes nothing meaningful, and a
-        launch-bound variant's time says nothing about the device."""
-        if any(row.launch_bound for row in self.rows if row.name == self.reference):
-            return []
-        rows = [row for row in self.rows if row.name not in (self.reference, FLOOR) and not row.launch_bound]
-        return sorted(rows, key=lambda row: row.ratio)
-
-    @property
-    def winner(self) -> VariantRow | None:
-        """Returns the fastest variant that beats the reference beyond the noise, or None."""
-        return next((row for row in self.contenders if row.to_reference.faster), None)
-
-    @property
-    def verdict(self) -> str:
-        """Returns how the fastest compares with the reference, in one line."""
-        best = self.winner or next(iter(self.contenders), None)
-        if best is None:
-            return f"no verdict: nothing to compare with {self.spoken_reference}"
-        return f"{best.label} is {best.to_reference.in_words(f' than {self.spoken_reference}')}"
-
-    @property
-    def cautions(self) -> list[str]:
-        """Returns the caveats of the ratios."""
-        bound = ", ".join(row.label for row in self.rows if row.launch_bound)
-        return (
-            [f"Launch-bound variants are not compared, their times say nothing about the device: {bound}."]
-            if bound
-            else []
-        )
-
-
-def labels(trial: LayerTrial, measured: Iterable[str]) -> dict[str, str]:
-    """Returns the names of the measured variants by label; those that a tuner did not label keep their names."""
-    names = {label: name for label, name in trial.variants.items() if name in measured}
-    return names | {name: name for name in measured if name not in names.values()}
-
-
-def analyse_layer(point: Point) -> LayerAnalysis:
-    """Returns the variants of an `ok` layer point, each compared with the reference."""
-    variants = point.measured_as(LayerTimes).variants
-    reference = NONE if NONE in variants else next(iter(variants))
-    # A tuner's configuration may be the reference under another label.
-    others = [name for name, one in variants.items() if name != FLOOR and one is not variants[reference]]
-    pairs = [(variant, variants[reference]) for variant in variants.values()]
-    compared = compare(pairs, point.config["runtime"]["device"], max(len(others), 1))
-    whole_us = {name: variant.times["all"].median_us for name, variant in variants.items()}
-    short = without_folders(variants)
-    rows = [
-        VariantRow(
-            name=name,
-            label=named(short[name], point.case.backend),
-            reference=reference,
-            measured=variant,
-            to_reference=to_reference,
-            none_us=whole_us.get(NONE, math.nan),
-            floor_us=whole_us.get(FLOOR, math.nan),
-        )
-        for (name, variant), to_reference in zip(variants.items(), compared, strict=True)
-    ]
-    return LayerAnalysis(point, rows)
-
-
-def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Comparison]:
-    """Returns the comparison of each pair of variants, whose i-th samples were taken side by side. `tried` is the
-    number of candidates among which the best is chosen."""
-    between = Scatter(TYPICAL_SCATTER_OF_LAYERS[device_kind])
-    ratios = []
-    for one, other in pairs:
-        samples = zip(one.times["all"].samples_us, other.times["all"].samples_us, strict=True)
-        rounds = [time_us / other_us for time_us, other_us in samples]
-        ratios.append(EXACTLY_ONE if one is other else between.added_to(estimate(rounds), 1))
-    noises = [(ratio.time_us, gap_noise_us(ratio, EXACTLY_ONE, tried)) for ratio in steadied(ratios)]
-    return [Comparison(ratio, Interval(ratio - noise, ratio + noise)) for ratio, noise in noises]
 
 
 C = Column[VariantRow]
@@ -288,7 +106,7 @@ def section(sources: Sources) -> Section | None:
     cases = group_cases(sources.reading.points, "operator") if tuned else {}
     root = sources.reading.root
     rows = [
-        PointRow(point, root, row)
+        PointRow(point, root, row, variant=row.name if row else "")
         for point in points
         for row in (layers[point.directory].rows if point.directory in layers else [None])
     ]
@@ -328,6 +146,15 @@ def _answer(layer: LayerAnalysis, root: Path) -> Answer:
         charts=[
             Exhibit(chart=partial(layer_bars, brief, layer, layer.winner.name if layer.winner else None)),
             Exhibit(chart=partial(_fastest_timeline, brief, layer), name="timeline", heading="Timeline"),
+            causes.exhibit(
+                {
+                    layer.spoken_reference if row.name == layer.reference else row.label: causes.Side(
+                        point, row.name, time_us=row.whole.time_us
+                    )
+                    for row in layer.rows
+                    if row.name == layer.reference or row is layer.best
+                }
+            ),
         ],
         details=[measured_on([point]), f"in {point.directory}"],
     )
@@ -388,7 +215,7 @@ def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Row
 
 def _fastest_timeline(title: str, layer: LayerAnalysis) -> charts.Gantt | None:
     """Returns the timelines of the reference and of the fastest variant; None if the latter was not traced."""
-    best, none = layer.winner or next(iter(layer.contenders), None), layer.reference
+    best, none = layer.best, layer.reference
     shown = layer_timeline(title, layer.point, (none, none), (best.label, best.name)) if best else None
     return shown.chart if shown else None
 

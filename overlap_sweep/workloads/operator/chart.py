@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.overlap_cfg import DEFAULT, named
+from overlap_sweep.overlap.overlap_cfg import DEFAULT, NONE, named
+from overlap_sweep.report.causes import Side
 from overlap_sweep.report.charts import (
     DASHED,
     DOTTED,
@@ -33,6 +33,7 @@ from overlap_sweep.workloads.layer.section import RANK
 from overlap_sweep.workloads.operator.answer import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, frozen, of_pass
 
+NO_OVERLAP = "no overlap"
 WORST, BEST = -0.5, 1.05
 """Ends of the axis of hidden fractions. Values beyond are drawn at the end, with their number in the tooltip."""
 
@@ -87,39 +88,45 @@ def pass_timelines(case: CaseAnalysis, tp_size: int) -> list[tuple[PassChoice, T
     """Returns the timelines of the passes whose overlap was traced."""
     found = []
     for choice in case.tried(tp_size):
-        config = {"tp_size": tp_size, "operator": choice.operator}
-        own = [point for point in case.points if point.result and config.items() <= point.config.items()]
-        shown = _shown(choice)
-        trace = _trace_of(shown, own, choice.pass_name) if shown else None
-        if shown and trace:
-            verb = "chosen" if shown is choice.chosen else "not chosen"
-            sides = {"no overlap": _none_trace(own), f"{shown.name} ({verb})": trace}
-            drawn = timeline(f"{choice.operator} {PASS_WORDS[choice.pass_name]}, TP={tp_size}", sides, choice.pass_name)
-            found += [(choice, drawn)] if drawn else []
+        sides = {
+            name: listed_trace(side.point, trace_file(RANK, side.variant)) if side else None
+            for name, side in traced(case, choice).items()
+        }
+        title = f"{choice.operator} {PASS_WORDS[choice.pass_name]}, TP={tp_size}"
+        drawn = timeline(title, sides, choice.pass_name) if sides else None
+        found += [(choice, drawn)] if drawn else []
     return found
 
 
-def _shown(choice: PassChoice) -> Candidate | None:
-    """Returns the chosen candidate, or if that is `none` the fastest overlap."""
+def traced(case: CaseAnalysis, choice: PassChoice) -> dict[str, Side | None]:
+    """Returns the traces of a pass with no overlap, if there are some, and with the chosen setting, or if that is
+    `none` with the fastest overlap; empty if the latter was not traced."""
+    config = {"tp_size": choice.tp_size, "operator": choice.operator}
+    own = [point for point in case.points if point.result and config.items() <= point.config.items()]
     overlaps = [candidate for candidate in choice.candidates if candidate.settings]
-    return min(overlaps, key=lambda one: (one is not choice.chosen, one.time_us), default=None)
+    shown = min(overlaps, key=lambda one: (one is not choice.chosen, one.time_us), default=None)
+    side = _of_candidate(shown, own, choice.pass_name) if shown else None
+    if not shown or not side:
+        return {}
+    name = f"{shown.name} ({'chosen' if shown is choice.chosen else 'not chosen'})"
+    return {NO_OVERLAP: _of_none(own, choice.pass_name), name: side}
 
 
-def _trace_of(candidate: Candidate, points: Sequence[Point], pass_name: str) -> Path | None:
-    """Returns the first trace of the candidate, or None."""
+def _of_candidate(candidate: Candidate, points: Sequence[Point], pass_name: str) -> Side | None:
+    """Returns the first traces of the candidate."""
     wanted = frozen(candidate.settings)
     for point in points:
         own = frozen(of_pass(point.result.settings, pass_name)) if point.result else None
-        if own == wanted and (path := listed_trace(point, trace_file(RANK))):
-            return path
+        if own == wanted and listed_trace(point, trace_file(RANK)):
+            return Side(point, pass_name=pass_name)
     return None
 
 
-def _none_trace(points: Sequence[Point]) -> Path | None:
-    """Returns the first trace of `none`, recorded with another point or by one of its own; None without one."""
-    with_points = [listed_trace(point, trace_file(RANK, "none")) for point in points]
-    plain = [listed_trace(p, trace_file(RANK)) for p in points if p.result and not p.result.settings]
-    return next(filter(None, [*with_points, *plain]), None)
+def _of_none(points: Sequence[Point], pass_name: str) -> Side | None:
+    """Returns the first traces of `none`, recorded with another point or by one of its own."""
+    with_points = [Side(point, NONE, pass_name) for point in points]
+    plain = [Side(point, "", pass_name) for point in points if point.result and not point.result.settings]
+    return next((side for side in (*with_points, *plain) if side.traces), None)
 
 
 def num_sm_lines(case: CaseAnalysis, tp_size: int) -> list[tuple[PassChoice, Lines]]:

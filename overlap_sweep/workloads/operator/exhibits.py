@@ -3,13 +3,18 @@ the tuner's proofs on whole layers."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+from overlap_sweep.diagnosis import NEGLIGIBLE
 from overlap_sweep.overlap.overlap_cfg import NONE, TUNED, named
+from overlap_sweep.report import causes
 from overlap_sweep.report.charts import Form
 from overlap_sweep.report.iterations import Timeline
-from overlap_sweep.report.numbers import as_duration
+from overlap_sweep.report.numbers import PASS_WORDS, as_duration
 from overlap_sweep.report.section import Exhibit, Sources
 from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.layer.result import attention_backend
@@ -17,12 +22,13 @@ from overlap_sweep.workloads.layer.section import layer_bars, layer_timeline
 from overlap_sweep.workloads.operator import chart
 from overlap_sweep.workloads.operator.advice import default_in_words
 from overlap_sweep.workloads.operator.answer import CaseAnalysis
+from overlap_sweep.workloads.operator.choice import PassChoice
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial, Unproven
 
 
 def exhibits(case: CaseAnalysis) -> list[Exhibit]:
     """Returns all exhibits of a case, in page order."""
-    return [_hidden(case), *_proofs(case), _num_sm(case), *_scaling(case), _all_timelines(case)]
+    return [_hidden(case), *_proofs(case), _num_sm(case), *_scaling(case), _all_timelines(case), _causes(case)]
 
 
 def _hidden(case: CaseAnalysis) -> Exhibit:
@@ -75,6 +81,34 @@ def _all_timelines(case: CaseAnalysis) -> Exhibit:
         "slows the iteration down, so take times from the tables.",
         parts=lambda: list(_timelines(case)),
     )
+
+
+def _causes(case: CaseAnalysis) -> Exhibit:
+    """Returns why communication is exposed in each operator, with no overlap and with the chosen setting."""
+    return causes.exhibit_of_several(
+        {
+            f"TP={tp_size}, {operator}": _sides(case, [one for one in case.tried(tp_size) if one.operator == operator])
+            for tp_size in case.plans
+            for operator in dict.fromkeys(choice.operator for choice in case.tried(tp_size))
+        }
+    )
+
+
+def _sides(case: CaseAnalysis, choices: Sequence[PassChoice]) -> dict[str, causes.Side]:
+    """Returns the traces of an operator, each once: with no overlap, and with the setting of one pass or of both."""
+    found: dict[tuple[Path, str], dict[str, causes.Side]] = defaultdict(dict)
+    for choice in choices:
+        for name, side in chart.traced(case, choice).items():
+            of_both = name == chart.NO_OVERLAP
+            title = name if of_both else f"{PASS_WORDS[choice.pass_name]} {name}"
+            if side:
+                shown = replace(side, pass_name="" if of_both else side.pass_name, least_share=NEGLIGIBLE)
+                found[side.point.directory, side.variant][title] = shown
+    return {
+        "; ".join(titles): side if len(titles) == 1 else replace(side, pass_name="")
+        for titles in found.values()
+        for side in list(titles.values())[:1]
+    }
 
 
 def _drawn(name: str, form: Form, *, small: bool = False) -> Exhibit:

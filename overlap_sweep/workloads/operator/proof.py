@@ -24,8 +24,8 @@ from overlap_sweep.overlap.overlap_cfg import (
 )
 from overlap_sweep.results.points import Case, Point
 from overlap_sweep.results.records import LayerTrial, TunerRecord
+from overlap_sweep.workloads.layer.answer import Comparison, LayerAnalysis, VariantRow, analyse_layer, compare, labels
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
-from overlap_sweep.workloads.layer.section import Comparison, LayerAnalysis, VariantRow, analyse_layer, compare, labels
 
 NO_OVERLAP = OverlapConfig({}, {**SWITCH_DEFAULTS, "tp_comm_overlap": False})
 

@@ -82,7 +82,7 @@ def point_rows(points: Sequence[Point], root: Path, analysis: OperatorAnalysis) 
             chosen_settings = chosen.get((point.case, config["tp_size"], config["operator"], name))
             is_chosen = chosen_settings == frozen(of_pass(result.settings, name))
             measured = PhaseTimes(point, name, analysis.traces[point.directory], is_chosen)
-            rows.append(PhaseRow(point, root, measured, phase))
+            rows.append(PhaseRow(point, root, measured, phase, pass_name=name))
     return rows
 
 

@@ -7,7 +7,7 @@ from itertools import accumulate, cycle
 from operator import attrgetter
 from typing import Any
 
-from overlap_sweep.report import charts
+from overlap_sweep.report import causes, charts
 from overlap_sweep.report.charts.palette import SERIES
 from overlap_sweep.report.numbers import as_count, as_loss, as_percent, as_us
 from overlap_sweep.report.section import Answer, Card, Exhibit, File, Section, Sources
@@ -235,9 +235,23 @@ def _answer(analysis: TpTrainingAnalysis) -> Answer:
         charts=[
             Exhibit(chart=partial(stacks_bars, analysis)),
             Exhibit(chart=partial(loss_lines, analysis), name="losses", heading="Losses"),
+            causes.exhibit(_sides(analysis)),
         ],
         details=[measured_on(analysis.points)],
+        later=lambda: causes.in_a_sentence(next(iter(_sides(analysis).values()), None)),
     )
+
+
+def _sides(analysis: TpTrainingAnalysis) -> dict[str, causes.Side]:
+    """Returns the traces of the best setting, then of the fastest others on its grid of ranks."""
+    best = analysis.best
+    rows = [row for row in analysis.rows if best and row.grid == best.grid]
+    sides = {
+        row.name: causes.Side(point, time_us=row.time_us)
+        for row in sorted(rows, key=lambda row: row is not best)
+        for point in row.points[:1]
+    }
+    return dict(list(sides.items())[:MOST_DIAGNOSED])
 
 
 def _report(analysis: TpTrainingAnalysis) -> dict[str, Any]:
@@ -253,6 +267,8 @@ def _report(analysis: TpTrainingAnalysis) -> dict[str, Any]:
     }
 
 
+MOST_DIAGNOSED = 3
+"""Settings whose exposed communication is explained."""
 MOST_BARS = 30
 """Bars in the chart; the table has all settings."""
 BESIDE_BARS = ("time_us", "tokens_per_s_per_gpu", "mfu")

@@ -297,6 +297,21 @@ def test_a_tooltip_has_the_numbers(visit: Visit) -> None:
     assert "floor" in told.inner_text()
 
 
+@pytest.mark.parametrize(("name", "width", "headers"), [("visit", 1280, 7), ("narrow", 400, 3)])
+def test_causes_fit_the_page_and_their_sentences_are_as_wide(
+    request: pytest.FixtureRequest, name: str, width: int, headers: int
+) -> None:
+    page = request.getfixturevalue(name).page
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    table = page.locator(".told table").first
+    whole, words = table.bounding_box(), table.locator("tr.words > td").first.bounding_box()
+    assert whole["width"] <= width - 48
+    assert words["width"] == pytest.approx(whole["width"], abs=2)
+    shown = [one for one in table.locator("thead th").all() if one.is_visible()]
+    assert len(shown) >= headers
+    assert shown[0].inner_text() == "cause"
+
+
 def test_light_and_dark_differ_in_page_and_charts(visit: Visit, narrow: Visit) -> None:
     def colours(shown: Page) -> list[str]:
         fill = "element => getComputedStyle(element).fill"

@@ -12,8 +12,8 @@ import pytest
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.report.section import Analysis
+from overlap_sweep.workloads.layer.answer import LayerAnalysis, analyse_layer
 from overlap_sweep.workloads.layer.result import VariantTimes
-from overlap_sweep.workloads.layer.section import LayerAnalysis, analyse_layer
 from overlap_sweep.workloads.operator.answer import CaseAnalysis
 from overlap_sweep.workloads.operator.proof import NO_OVERLAP, Proof, Unproven
 from overlap_sweep.workloads.sections import analyse

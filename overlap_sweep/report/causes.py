@@ -1,0 +1,231 @@
+"""Why communication is exposed in the traces of measured points: on the page, in a sentence, and as columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from overlap_sweep.diagnosis import END_OF_STEP, LISTED, RECORDING_SLOWS, Finding
+from overlap_sweep.report.diagnosis import FINDINGS, as_share, headline
+from overlap_sweep.report.numbers import as_us
+from overlap_sweep.report.section import Exhibit
+from overlap_sweep.report.table import Column, Kind, Listing, PointRow, Row, Table, Told, through
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.run_directory import is_trace_of
+from overlap_sweep.results.traces import listed_trace
+
+if TYPE_CHECKING:
+    from overlap_sweep.diagnosis.runs import Run
+
+WORTH_A_SENTENCE = 0.05
+"""Share of the step from which on a cause is named outside of the page."""
+MOST_NAMED = 3
+"""Most causes in a sentence."""
+AT_ONCE = 16
+"""Points that a query diagnoses at once: what is read of their traces is in memory together."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is diagnosed: the traces of all ranks with one setting."""
+
+    point: Point
+    variant: str = ""
+    """Variant in the traces' names; empty: the point's own traces."""
+    pass_name: str = ""
+    """Pass whose causes are shown; empty: all."""
+    least_share: float = LISTED
+    """Share of a step from which on a cause is shown."""
+    time_us: float | None = None
+    """Time of a step without the profiler; None: not shown."""
+
+    @property
+    def traces(self) -> list[Path]:
+        """Returns the traces of the ranks; empty if there are none."""
+        names = self.point.result.traces if self.point.result else []
+        paths = (listed_trace(self.point, name) for name in names if is_trace_of(self.variant, name))
+        return [path for path in paths if path]
+
+    @property
+    def host_was_ahead(self) -> bool:
+        """Returns whether the host was ahead of the GPU when times were taken, without the profiler."""
+        on_gpu = self.point.config["runtime"]["device"] == "cuda"
+        return on_gpu and bool(self.point.result and not self.point.result.launch_bound)
+
+
+def diagnosed(sides: Sequence[Side]) -> list[Run | None]:
+    """Returns the run of each side; None without traces."""
+    # Imported here, because numpy is only needed to read traces.
+    from overlap_sweep.diagnosis.runs import read_runs
+
+    paths = list(dict.fromkeys(path for side in sides for path in side.traces))
+    run_of = {file.path: run for run in read_runs(paths) for file in run.files} if paths else {}
+    return [next((run_of[path] for path in side.traces), None) for side in sides]
+
+
+def findings_of(side: Side, run: Run | None) -> list[Finding]:
+    """Returns what explains exposed communication in training, the most worthwhile first.
+
+    Our recordings of steps wait for the device at the end of each, which is no cause in training.
+    """
+    found = run.found.diagnosis.findings if run and run.found else []
+    return [
+        one
+        for one in found
+        if one.where != END_OF_STEP
+        and side.pass_name in ("", one.pass_ or side.pass_name)
+        and (one.share >= side.least_share or one.cause == "none")
+    ]
+
+
+def in_a_sentence(side: Side | None) -> str:
+    """Returns the causes that cost most, where they are worth a sentence; else an empty text."""
+    shares: dict[str, float] = {}
+    for one in findings_of(side, diagnosed([side])[0]) if side else ():
+        if one.share >= WORTH_A_SENTENCE:
+            shares.setdefault(one.cause, one.share)
+    # If the profiler made the host late, it disturbed the rest, too.
+    if not shares or (side and side.host_was_ahead and "host_bound" in shares):
+        return ""
+    named = ", ".join(f"{cause} up to {as_share(share)}" for cause, share in list(shares.items())[:MOST_NAMED])
+    return f"Why communication is exposed: {named} of a profiled step; report.html has the evidence and what to try."
+
+
+_DROPPED = {"where": 1, "process_group": 2, "pass": 3, "rank": 4, "collective": 5}
+
+
+def _on_page(column: Column[Row]) -> Column[Row]:
+    return replace(column, dropped=_DROPPED.get(column.name, 0), style="setting" if column.name == "where" else "")
+
+
+ON_PAGE: Table[Row] = replace(FINDINGS, columns=tuple(map(_on_page, FINDINGS.columns)))
+
+
+def exhibit(sides: Mapping[str, Side | None]) -> Exhibit:
+    """Returns the exhibit with the causes of each side, by its name; only the page diagnoses them."""
+    return exhibit_of_several({"": sides})
+
+
+def exhibit_of_several(cases: Mapping[str, Mapping[str, Side | None]]) -> Exhibit:
+    """Returns the exhibit with a table of causes for each case, by the text to click for unfolding it."""
+    return Exhibit(
+        name="causes",
+        heading="Why communication is exposed",
+        drawn="What costs time in a profiled step, from the traces of all ranks, the most worthwhile first. lost: an "
+        "upper bound of what mending this cause alone could gain.",
+        parts=lambda: list(_tables(cases)),
+    )
+
+
+def _tables(cases: Mapping[str, Mapping[str, Side | None]]) -> Iterator[Exhibit]:
+    runs = iter(diagnosed([side for sides in cases.values() for side in sides.values() if side]))
+    for title, sides in cases.items():
+        found = {name: (side, run) for name, side in sides.items() if side and (run := next(runs))}
+        rows = [
+            {**msgspec.to_builtins(one), "run": name}
+            for name, (side, run) in found.items()
+            for one in findings_of(side, run)
+        ]
+        with_causes = {row["run"] for row in rows}
+        without = [f"{name}: {_nothing(side, run)}" for name, (side, run) in found.items() if name not in with_causes]
+        if found:
+            yield Exhibit(folded=title, listing=_listing(rows, found) if rows else None, notes=without)
+
+
+def _nothing(side: Side, run: Run) -> str:
+    """Returns what is said of a side without causes."""
+    small = [f"No cause costs {side.least_share:.0%} of it."] if run.found else []
+    return " ".join([*_about(side, run), *small])
+
+
+def _listing(rows: Sequence[Row], found: Mapping[str, tuple[Side, Run]]) -> Listing[Row]:
+    about = {name: list(_about(side, run)) for name, (side, run) in found.items()}
+    earlier = {id(row): [other["try"] for other in rows[:i]] for i, row in enumerate(rows)}
+    one_group = len({row["process_group"] for row in rows} - {""}) < 2
+    columns = (column for column in ON_PAGE.columns if not (one_group and column.name == "process_group"))
+
+    def told(row: Row) -> Told:
+        advice, before = row["try"], earlier[id(row)]
+        says_nothing = not advice or row["cause"] == "none" or advice in before[-1:]
+        tries = [] if says_nothing else [f"Try: {'as above.' if advice in before else advice}"]
+        return Told(row["run"], about[row["run"]], [row["evidence"], *tries])
+
+    return Listing(replace(ON_PAGE, columns=tuple(columns)), rows, told=told)
+
+
+def _about(side: Side, run: Run) -> Iterator[str]:
+    """Yields what a side loses in all, and what to know before believing it."""
+    yield from (file.problem for file in run.files if file.problem)
+    if not run.found:
+        return
+    diagnosis = run.found.diagnosis
+    steps_us = [step.step_us for step in diagnosis.steps if not step.startup]
+    if side.pass_name and steps_us:
+        yield f"The step, both passes, takes {as_us(median(steps_us))} us."
+    else:
+        without = f" Without the profiler it took {as_us(side.time_us)} us." if side.time_us else ""
+        yield f"{headline(diagnosis)}{without}"
+    if not side.host_was_ahead:
+        yield from diagnosis.notes
+        return
+    yield from (note for note in diagnosis.notes if note != RECORDING_SLOWS)
+    if any(one.cause == "host_bound" for one in findings_of(side, run)):
+        yield (
+            "Without the profiler the host was ahead of the GPU: host_bound is the profiler's, and so may be a "
+            "straggler whose host launches nothing."
+        )
+
+
+def _cause(name: str, read: str, kind: Kind = "number") -> Column[Finding | None]:
+    column: Column[Finding] = Column(name, attrgetter(read), kind=kind)
+    return through(column, lambda finding: finding)
+
+
+OF_POINT: Table[Finding | None] = Table(
+    *("causes", "what costs most in the traces of each row's point"),
+    (
+        _cause("cause", "cause", "text"),
+        _cause("cause_lost_us", "lost_us"),
+        _cause("cause_share", "share"),
+        _cause("cause_try", "try_", "text"),
+    ),
+)
+"""Columns that a query can add to any table of points. They are in none, as reports would diagnose every point."""
+
+
+NOTHING = Finding(
+    cause="none",
+    lost_us=math.nan,
+    share=math.nan,
+    rank=None,
+    process_group="",
+    collective="",
+    where="",
+    evidence="",
+)
+"""Of traces in which no cause is listed."""
+
+
+def most_worthwhile(rows: Sequence[PointRow[Any]]) -> list[Row]:
+    """Returns the columns of OF_POINT for each row, empty without traces. host_bound only counts if the host was late
+    without the profiler, too."""
+    sides = {_key(row): Side(row.point, row.variant, row.pass_name) for row in rows}
+    found: dict[tuple[Path, str, str], Finding | None] = {}
+    keys = list(sides)
+    for some in (keys[first : first + AT_ONCE] for first in range(0, len(keys), AT_ONCE)):
+        for key, run in zip(some, diagnosed([sides[key] for key in some]), strict=True):
+            side = sides[key]
+            own = (one for one in findings_of(side, run) if one.cause != "host_bound" or not side.host_was_ahead)
+            found[key] = next(own, NOTHING) if run and run.found else None
+    return OF_POINT.records(found[_key(row)] for row in rows)
+
+
+def _key(row: PointRow[Any]) -> tuple[Path, str, str]:
+    return row.point.directory, row.variant, row.pass_name

@@ -1,0 +1,191 @@
+"""Whole layers: the variants of each compared round by round, and the fastest one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, named, spoken, without_folders
+from overlap_sweep.results.estimate import EXACTLY_ONE, Estimate, Interval, estimate, gap_noise_us, hidden_fraction
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.records import LayerTrial
+from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
+from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One variant's whole time over another's in the same round."""
+
+    ratio: float
+    """Ratio of the times, median over the rounds; below 1 is faster."""
+    interval: Interval
+
+    @property
+    def differs(self) -> bool:
+        """Returns whether the first is faster or slower beyond the noise."""
+        return self.interval.excludes(1.0)
+
+    @property
+    def faster(self) -> bool:
+        """Returns whether the first is faster beyond the noise."""
+        return self.interval.high < 1
+
+    def in_words(self, than: str = "", with_interval: bool = True) -> str:
+        """Returns `9.5% faster than no overlap (9.4 to 9.7%)`, where `than` is ` than no overlap`."""
+        if not self.differs:
+            return f"not measurably different{than.replace(' than ', ' from ')}"
+        by, *ends = (abs(1 - ratio) for ratio in (self.ratio, self.interval.low, self.interval.high))
+        interval = f" ({min(ends) * 100:.1f} to {max(ends):.1%})" if with_interval else ""
+        return f"{by:.1%} {'faster' if self.faster else 'slower'}{than}{interval}"
+
+
+@dataclass(frozen=True)
+class VariantRow:
+    """One variant of a layer, compared with the reference."""
+
+    name: str
+    label: str
+    """Name in tables and charts."""
+    reference: str
+    """Name of the reference of the ratio: `none`, or if it was not measured the first variant."""
+    measured: VariantTimes
+    to_reference: Comparison
+    none_us: float
+    """Median whole time of `none`; NaN if it was not measured."""
+    floor_us: float
+    """Median whole time of the floor; NaN if it was not measured."""
+
+    @property
+    def launch_bound(self) -> bool:
+        return self.measured.launch_bound
+
+    @property
+    def ratio(self) -> float:
+        return self.to_reference.ratio
+
+    @property
+    def interval(self) -> Interval:
+        return self.to_reference.interval
+
+    @cached_property
+    def whole(self) -> Estimate:
+        """Returns the time of all passes together."""
+        return estimate(self.measured.times["all"].samples_us)
+
+    @property
+    def speedup(self) -> float:
+        return self.none_us / self.whole.time_us
+
+    @property
+    def hidden_fraction(self) -> float:
+        return hidden_fraction(self.whole.time_us, self.none_us, self.floor_us)
+
+    def median_us(self, pass_name: str) -> float | None:
+        """Returns the median time of a pass; None for the optimizer if there is none."""
+        timing = self.measured.times.get(pass_name)
+        return timing.median_us if timing else None
+
+
+@dataclass(frozen=True)
+class LayerAnalysis:
+    """One `ok` layer point, with its variants in the order of measuring."""
+
+    point: Point
+    rows: list[VariantRow]
+
+    @property
+    def reference(self) -> str:
+        """Returns the variant that ratios refer to."""
+        return self.rows[0].reference
+
+    @property
+    def spoken_reference(self) -> str:
+        return spoken(self.reference, self.point.case.backend)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.rows[0].measured.times["all"].samples_us)
+
+    @property
+    def contenders(self) -> list[VariantRow]:
+        """Returns the usable alternatives to the reference, fastest first. The floor computes nothing meaningful, and a
+        launch-bound variant's time says nothing about the device."""
+        if any(row.launch_bound for row in self.rows if row.name == self.reference):
+            return []
+        rows = [row for row in self.rows if row.name not in (self.reference, FLOOR) and not row.launch_bound]
+        return sorted(rows, key=lambda row: row.ratio)
+
+    @property
+    def winner(self) -> VariantRow | None:
+        """Returns the fastest variant that beats the reference beyond the noise, or None."""
+        return next((row for row in self.contenders if row.to_reference.faster), None)
+
+    @property
+    def best(self) -> VariantRow | None:
+        """Returns the fastest variant besides the reference, whether it beats it or not; None without one."""
+        return self.winner or next(iter(self.contenders), None)
+
+    @property
+    def verdict(self) -> str:
+        """Returns how the fastest compares with the reference, in one line."""
+        best = self.best
+        if best is None:
+            return f"no verdict: nothing to compare with {self.spoken_reference}"
+        return f"{best.label} is {best.to_reference.in_words(f' than {self.spoken_reference}')}"
+
+    @property
+    def cautions(self) -> list[str]:
+        """Returns the caveats of the ratios."""
+        bound = ", ".join(row.label for row in self.rows if row.launch_bound)
+        return (
+            [f"Launch-bound variants are not compared, their times say nothing about the device: {bound}."]
+            if bound
+            else []
+        )
+
+
+def labels(trial: LayerTrial, measured: Iterable[str]) -> dict[str, str]:
+    """Returns the names of the measured variants by label; those that a tuner did not label keep their names."""
+    names = {label: name for label, name in trial.variants.items() if name in measured}
+    return names | {name: name for name in measured if name not in names.values()}
+
+
+def analyse_layer(point: Point) -> LayerAnalysis:
+    """Returns the variants of an `ok` layer point, each compared with the reference."""
+    variants = point.measured_as(LayerTimes).variants
+    reference = NONE if NONE in variants else next(iter(variants))
+    # A tuner's configuration may be the reference under another label.
+    others = [name for name, one in variants.items() if name != FLOOR and one is not variants[reference]]
+    pairs = [(variant, variants[reference]) for variant in variants.values()]
+    compared = compare(pairs, point.config["runtime"]["device"], max(len(others), 1))
+    whole_us = {name: variant.times["all"].median_us for name, variant in variants.items()}
+    short = without_folders(variants)
+    rows = [
+        VariantRow(
+            name=name,
+            label=named(short[name], point.case.backend),
+            reference=reference,
+            measured=variant,
+            to_reference=to_reference,
+            none_us=whole_us.get(NONE, math.nan),
+            floor_us=whole_us.get(FLOOR, math.nan),
+        )
+        for (name, variant), to_reference in zip(variants.items(), compared, strict=True)
+    ]
+    return LayerAnalysis(point, rows)
+
+
+def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Comparison]:
+    """Returns the comparison of each pair of variants, whose i-th samples were taken side by side. `tried` is the
+    number of candidates among which the best is chosen."""
+    between = Scatter(TYPICAL_SCATTER_OF_LAYERS[device_kind])
+    ratios = []
+    for one, other in pairs:
+        samples = zip(one.times["all"].samples_us, other.times["all"].samples_us, strict=True)
+        rounds = [time_us / other_us for time_us, other_us in samples]
+        ratios.append(EXACTLY_ONE if one is other else between.added_to(estimate(rounds), 1))
+    noises = [(ratio.time_us, gap_noise_us(ratio, EXACTLY_ONE, tried)) for ratio in steadied(ratios)]
+    return [Comparison(ratio, Interval(ratio - noise, ratio + noise)) for ratio, noise in noises]
