@@ -78,7 +78,15 @@ def condition(frame: pd.DataFrame, expression: str) -> Condition:
         raise UserError(f"{text[:200]}: cannot be understood ({reason}); {example}.") from None
 
 
-def _condition(frame: pd.DataFrame, text: str) -> Condition:
+def names_in(expression: str) -> set[str]:
+    """Returns the columns that the expression mentions; none if it is none, of which `condition` says what is wrong."""
+    try:
+        return {node.id for node in ast.walk(_parsed(" ".join(expression.split()))) if isinstance(node, ast.Name)}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+
+
+def _parsed(text: str) -> ast.expr:
     quoted: dict[str, str] = {}
 
     def as_python(token: re.Match[str]) -> str:
@@ -89,9 +97,15 @@ def _condition(frame: pd.DataFrame, text: str) -> Condition:
         return stand_in
 
     tree = ast.parse(_TOKEN.sub(as_python, text), mode="eval").body
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            node.id = quoted.get(node.id, node.id)
+    return tree
+
+
+def _condition(frame: pd.DataFrame, text: str) -> Condition:
+    tree = _parsed(text)
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    for node in names:
-        node.id = quoted.get(node.id, node.id)
     columns = list(dict.fromkeys(node.id for node in names))
     holds = _Evaluation(_values(columns, frame)).condition(tree)
     tested = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in ABOUT_MISSING]

@@ -13,7 +13,7 @@ from overlap_sweep.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from overlap_sweep.report.table import Table
+    from overlap_sweep.report.table import PointRow, Table
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Rows:
 
     frame: pd.DataFrame
     table: Table[Any]
+    points: Sequence[PointRow[Any]] = ()
+    """What the rows are of, in their order; empty if they are from a file."""
     problems: list[str] = field(default_factory=list)
     """A sentence for each file that could not be read."""
     warnings: list[str] = field(default_factory=list)
@@ -124,6 +126,7 @@ def point_rows(directory: Path, table: str | None) -> Rows:
     return Rows(
         to_frame(section.records if section else [], known[name].types),
         known[name],
+        section.points.rows if section else [],
         problems=[*sources.reading.problems, *(section.problems if section else ())],
         warnings=section.warnings if section else [],
     )

@@ -40,8 +40,10 @@ def flags_of_tables() -> dict[str, str]:
 
 
 def headed() -> dict[str, Table[Any]]:
-    """Returns the tables of points by heading."""
-    return {f"with {flag}": tables()[name] for flag, name in flags_of_tables().items()}
+    """Returns the tables of points by heading, and the columns that can be added to any."""
+    from overlap_sweep.report.causes import OF_POINT
+
+    return {f"with {flag}": tables()[name] for flag, name in flags_of_tables().items()} | {"added if named": OF_POINT}
 
 
 class QueryCommand(with_columns(headed)):  # type: ignore[misc]
@@ -82,7 +84,8 @@ def query(
     Results are only read. The rows are those of the first table below that has any, or of the table whose flag is
     given. docs/columns.md explains the columns. An operator's times are those of its pass, fwd or bwd, because dgrad
     and wgrad cannot be timed separately. Columns from traces are from one iteration of the slowest rank
-    (docs/traces.md); not_profiled_because says why a point has none.
+    (docs/traces.md); not_profiled_because says why a point has none. Why communication is exposed (docs/diagnosis.md)
+    is found only if one of its columns is named, because the traces of all ranks are read for it.
 
     \b
     A condition compares columns: == != < <= > >=, in [1, 2], and, or, not, + - * / // %, parentheses,
@@ -100,11 +103,13 @@ def query(
       python analyze.py query multirun/2026-11-20 --training 'forward_prefetch > 0' --sort=-samples_per_s
       python analyze.py query multirun/2026-11-20 --copies "direction == 'device_to_host' and hidden_fraction < 0.5"
       python analyze.py query multirun/2026-11-20 --tp-training 'tp_size == 4' --sort=-tokens_per_s_per_gpu
+      python analyze.py query multirun/2026-11-20 --training 'cause == "straggler"' --columns point,cause_try
 
     COLUMNS
 
     Exit status: 0 success (also if no row matches), 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
+    from overlap_sweep.commands.query_causes import found_for, named_in, with_empty
     from overlap_sweep.report.console import print_table
     from overlap_sweep.report.numbers import counted
 
@@ -112,11 +117,17 @@ def query(
     if len(flags) > 1:
         raise typer.BadParameter(f"{' and '.join(flags)}: give only one.")
     found = point_rows(directory, flags_of_tables()[flags[0]] if flags else None)
-    frame, table, problems = found.frame, found.table, found.problems
+    frame, table, problems = with_empty(found.frame), found.table, found.problems
     for warning in found.warnings:
         print_warning(warning)
+    named = named_in([expression, *(fail_expressions or [])], [columns, sort])
+    by_cause = named_in([expression], [])
+    if by_cause:
+        frame = found_for(frame, found, directory)
     wanted = condition(frame, expression) if expression is not None else None
     matching = frame[wanted.mask] if wanted else frame
+    if named and not by_cause:
+        matching = found_for(matching, found, directory)
     check_fail_if(fail_expressions, matching)
     if sort is not None:
         keys = _columns(sort, frame)
@@ -124,9 +135,10 @@ def query(
         ascending = [not key.startswith("-") for key in keys]
         matching = matching.sort_values([key.removeprefix("-") for key in keys], ascending=ascending, kind="stable")
     shown = matching.head(limit) if limit else matching
-    names = list(frame) if columns in (None, ALL) else _columns(columns, frame)
+    names = [*found.frame, *named] if columns in (None, ALL) else _columns(columns, frame)
     if format is TableFormat.table and columns is None:
-        names = _main_columns(shown, table, wanted.columns if wanted else []) or names
+        mentioned = [*(wanted.columns if wanted else ()), *named]
+        names = _main_columns(shown, table, mentioned) or names
     if matching.empty and format is TableFormat.table:
         print_aside(f"None of the {len(frame)} rows matches.")
     else:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from overlap_sweep.commands.output import FAILED_IF
 from overlap_sweep.compare.operands import label_and_path
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.table import to_frame
+from overlap_sweep.report.causes import most_worthwhile
+from overlap_sweep.report.table import PointRow, Row, to_frame
 from tests.analyze import analyze, rows
+from tests.golden.archives import unpack
 from tests.golden.made_report import TRACES
 from tests.made_sweeps import write_tuned_sweep
 from tests.make_point import make_point, operator_config, pass_times
@@ -169,3 +173,87 @@ def test_any_label_gives_a_safe_file_name(made: Made, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "many").glob("*_timeline.png")} == {
         f"{name}_timeline.png" for name in ("a-b", "a-b-2", "A-B-3", "dataset", "x" * 120, "dataset-2", "summary")
     }
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four recorded training runs, with the traces of both ranks."""
+    return unpack("fsdp", tmp_path_factory.mktemp("recorded") / "training")
+
+
+@pytest.fixture
+def diagnosed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The points that are diagnosed, in order."""
+    points: list[str] = []
+
+    def noted(rows: list[PointRow[Any]]) -> list[Row]:
+        points.extend(row.point.name for row in rows)
+        return most_worthwhile(rows)
+
+    monkeypatch.setattr("overlap_sweep.commands.query_causes.most_worthwhile", noted)
+    return points
+
+
+def test_why_communication_is_exposed_is_found_only_if_it_is_named(training: Path, diagnosed: list[str]) -> None:
+    for given in ((), ("--columns", "all"), ("batch_size > 1",), ("status != 'cause'",)):
+        assert not [name for name in rows("query", training, *given)[0] if name.startswith("cause")]
+    assert diagnosed == []
+    assert [row["cause"] for row in rows("query", training, "--columns", "cause")] == ["straggler"] * 4
+    assert len(diagnosed) == 4
+
+
+def test_a_condition_on_causes_needs_all_points_other_conditions_come_first(
+    training: Path, diagnosed: list[str]
+) -> None:
+    (first, *_) = found = rows("query", training, "cause == 'straggler' and cause_share > 0.2", "--sort=-cause_share")
+    assert len(diagnosed) == 4
+    assert 1 < len(found) < 4
+    assert first["cause_share"] == max(row["cause_share"] for row in found)
+    assert {"cause", "cause_share", "time_us"} <= set(first)
+    assert "cause_try" not in first
+    diagnosed.clear()
+    (row,) = rows(
+        "query", training, "forward_prefetch == 1 and reshard_after_forward == 'true'", "--columns", "cause_try"
+    )
+    assert row["cause_try"]
+    assert len(diagnosed) == 1
+
+
+def test_why_can_be_a_reason_to_fail(training: Path) -> None:
+    failed = analyze("query", training, "--fail-if", 'cause == "straggler" and cause_share > 0.2')
+    assert failed.returncode == FAILED_IF
+    assert "cause straggler" in failed.stderr
+    assert analyze("query", training, "--fail-if", "cause == 'contention'").returncode == 0
+
+
+def test_variants_have_their_own_causes(tmp_path: Path) -> None:
+    found = rows("query", unpack("layer", tmp_path), "--layers", "--columns", "variant,cause")
+    assert found[0] == {"variant": "none", "cause": "contention"}
+    assert {"variant": "floor", "cause": "none"} in found
+
+
+def test_the_cause_of_an_operator_is_that_of_the_pass(tmp_path: Path) -> None:
+    sweep = unpack("operators", tmp_path)
+    found = rows("query", sweep, "point.str.contains('fc1_bulk_sm4')", "--columns", "slot,cause")
+    # What its forward pass waits for is not overlapped, and no part of it.
+    assert found == [{"slot": "fc1_dgrad", "cause": "none"}, {"slot": "fc1_wgrad", "cause": "none"}]
+
+
+def test_a_misspelt_cause_is_answered_as_any_column(training: Path, diagnosed: list[str]) -> None:
+    for given in (("caus == 'none'",), ("--columns", "caus"), ("--sort", "-caus"), ("--fail-if", "caus == 'none'")):
+        analyze("query", training, *given).assert_error("Unknown column 'caus'. Did you mean cause")
+    assert diagnosed == []
+
+
+def test_causes_are_not_in_files_that_an_analysis_wrote(training: Path, tmp_path: Path, no_page: None) -> None:
+    assert analyze(training, "--output", tmp_path).returncode == 0
+    assert rows("query", tmp_path)
+    analyze("query", tmp_path, "--columns", "cause").assert_error(
+        f"{tmp_path} has no traces", "the directory of the sweep"
+    )
+
+
+def test_without_traces_there_is_no_cause(made: Made) -> None:
+    found = rows("query", made("training"), "--columns", "cause,cause_share,cause_lost_us,cause_try")
+    assert found
+    assert all(value is None for row in found for value in row.values())
