@@ -35,7 +35,7 @@ from overlap_sweep.diagnosis.exposure import LATENCY_NS, UNBLOCKED_NS, Exposed, 
 from overlap_sweep.diagnosis.queues import holds_back_backward, queued_since
 from overlap_sweep.diagnosis.rank import POINT_TO_POINT, Hiding, RankView, waited_of
 from overlap_sweep.diagnosis.roles import Role
-from overlap_sweep.trace.activity import BWD, RECOMPUTE
+from overlap_sweep.trace.activity import BWD, NO_ITERATION, RECOMPUTE
 
 PAUSE_NS = 1_000_000
 """A host that launches nothing for longer does something else; if only one rank's does, it is a straggler."""
@@ -97,6 +97,9 @@ def losses_of(view: RankView) -> list[Loss]:
     launched_before: dict[int, int] = {}
     delays: dict[str, _Delay] = {}
     for i, call in enumerate(view.facts.calls):
+        if call.step == NO_ITERATION:
+            # What waits in a barrier between two steps delays neither.
+            continue
         exposed, hiding = view.exposure.exposed.get(i), view.hiding_of(i)
         blocked_ns = float(sum(end - start for start, end in exposed.pieces)) if exposed else 0.0
         delay = _delay_before(view, i, delays.get(call.group))
