@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,11 @@ from overlap_sweep.report.page import page_files
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.report.table import PointRow
 from overlap_sweep.results.points import Point, read_points
+from overlap_sweep.results.run_directory import trace_file
+from tests.analyze import rows
 from tests.golden.archives import unpack
+from tests.golden.made_report import BEST_TRACE, NONE_TRACE
+from tests.make_point import implementation, kernel_config, make_point
 from tests.report.conftest import Made
 from tests.report.page.reports import analysis_of, page_of
 
@@ -234,3 +239,28 @@ def test_traces_in_which_no_cause_is_listed_have_the_cause_none(
     (row,) = most_worthwhile([PointRow(point, point.directory, None)])
     assert row["cause"] == "none"
     assert math.isnan(row["cause_share"])
+
+
+def test_a_kernel_is_diagnosed_at_the_largest_m(tmp_path: Path, diagnosed_paths: list[Path]) -> None:
+    for m in (1024, 8192):
+        names = [trace_file(0, name) for name in ("sequential", "ring")]
+        point = make_point(
+            "kernel",
+            tmp_path,
+            kernel_config(m),
+            implementations={"ring": implementation(100.0, 1.0)},
+            traces=names,
+            name=f"m{m}",
+        )
+        for name, path in zip(names, (NONE_TRACE, BEST_TRACE), strict=True):
+            shutil.copy(path, point / name)
+    page = page_of(tmp_path)
+    assert [path.parent.name for path in diagnosed_paths] == ["m8192"] * 2
+    assert "m=8192, torch ring" in page
+    assert "m=8192, sequential" in page
+    found = rows("query", tmp_path, "--kernels", "--columns", "m,implementation,cause")
+    assert {row["cause"] for row in found if row["implementation"] in ("sequential", "ring")} == {
+        "dependency",
+        "contention",
+    }
+    assert {row["cause"] for row in found if row["implementation"] not in ("sequential", "ring")} == {None}
