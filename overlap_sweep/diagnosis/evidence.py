@@ -187,8 +187,8 @@ def _host_sync(basis: Basis) -> str:
     name = names[0][0] if names else "a call of the runtime"
     if any("through_ns" in loss.numbers for loss in basis.losses):
         return (
-            f"Until {_calls(basis)} had ended, the host waited for the device in {name}; only then it launched the next "
-            "kernel of the backward pass, which does not need them."
+            f"Until {_calls(basis)} had ended, the host waited for the device in {name}; only then it launched the "
+            "next kernel of the backward pass, which does not need them."
         )
     if any(loss.call is not None for loss in basis.losses):
         waited = basis.median_us(loss.numbers.get("waited_ns", 0.0) for loss in basis.losses)

@@ -32,6 +32,9 @@ def queued_since(view: RankView, index: int) -> int | None:
     work, call, role = view.facts.work, view.facts.calls[index], view.roles[index]
     if not view.facts.on_device or call.launch_ns == NEVER or call.lane in view.compute_lanes:
         return None
+    if not call.group:
+        # Parts of a GEMM's own exchange, such as userbuffers', wait for its chunks.
+        return None
     if not view.one_queue:
         return _occupied_since(view, index)
     start, ready, with_copies = call.start_ns, _ready_ns(view, index), False

@@ -21,6 +21,10 @@ SMALL = 0.1
 """Share of the elements of a group's collectives below which others, such as those of a loss, don't decide."""
 
 
+SCALARS = 64
+"""Most elements of a norm, a loss or a count of tokens."""
+
+
 def roles_of(calls: Sequence[Call]) -> list[Role]:
     """Returns the role of each call.
 
@@ -29,7 +33,7 @@ def roles_of(calls: Sequence[Call]) -> list[Role]:
     forward pass of a group that reduces later, whatever else the group does: activations are gathered by functions,
     which autograd can run backward. Gathering after the optimizer's step is of parameters, too. A group that reduces in
     the forward pass reduces activations there, and so in the backward pass. What is reduced after the backward pass, or
-    where autograd accumulates gradients, are gradients.
+    where autograd accumulates gradients, are gradients; but a few numbers after it are their norm, which is needed at once.
     """
     of_group: dict[str, list[Call]] = defaultdict(list)
     for call in calls:
@@ -70,6 +74,9 @@ def _role(call: Call, gathers: _Gathers) -> Role:
         elsewhere = gathers.elsewhere and not call.in_function
         return "parameter" if gathers.in_functions or elsewhere else "activation"
     if call.collective not in REDUCTIONS or call.pass_ == "fwd":
+        return "activation"
+    if call.pass_ == "other" and 0 < max(call.sent or 0, call.received or 0) <= SCALARS:
+        # The norm of all gradients, which the optimizer's step needs at once.
         return "activation"
     if gathers.in_functions or call.pass_ == "other" or call.accumulates:
         return "gradient"

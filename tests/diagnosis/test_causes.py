@@ -269,8 +269,8 @@ def test_the_host_waits_until_gradients_are_reduced(tmp_path: Path) -> None:
 
 
 def test_reductions_that_a_straggler_delays(tmp_path: Path) -> None:
-    # Rank 1 computes 2,000 us more in its forward pass. Rank 0 waits for it next to its own computation, and then at the
-    # end, where both reductions are late.
+    # Rank 1 computes 2,000 us more in its forward pass. Rank 0 waits for it next to its own computation, and then at
+    # the end, where both reductions are late.
     ranks = []
     for rank in range(2):
         made, late = Timeline(rank), 2000 * rank

@@ -63,6 +63,11 @@ def test_parameters_gathered_after_the_optimizer() -> None:
     assert roles_of([after("reduce_scatter"), after("all_gather")]) == ["gradient", "parameter"]
 
 
+def test_the_norm_of_all_gradients_is_needed_at_once() -> None:
+    norm = call(0, 1, "all_reduce", pass_="other", sent=1, received=1)
+    assert roles_of([after("reduce_scatter"), norm]) == ["gradient", "activation"]
+
+
 def test_exchanges_and_messages_are_of_activations() -> None:
     assert roles_of([forward("all_to_all"), backward("send"), after("broadcast")]) == ["activation"] * 3
 
