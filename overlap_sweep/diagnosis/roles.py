@@ -33,7 +33,8 @@ def roles_of(calls: Sequence[Call]) -> list[Role]:
     forward pass of a group that reduces later, whatever else the group does: activations are gathered by functions,
     which autograd can run backward. Gathering after the optimizer's step is of parameters, too. A group that reduces in
     the forward pass reduces activations there, and so in the backward pass. What is reduced after the backward pass, or
-    where autograd accumulates gradients, are gradients; but a few numbers after it are their norm, which is needed at once.
+    where autograd accumulates gradients, are gradients; but a few numbers after it are their norm, which is needed at
+    once.
     """
     of_group: dict[str, list[Call]] = defaultdict(list)
     for call in calls:
