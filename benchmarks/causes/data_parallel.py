@@ -17,14 +17,12 @@ from torch import Tensor
 
 from causes.scenario import Job, Sizes, Step, adam, blocks, ddp, scenario, training
 
-# Ranks and gloo's threads share the cores: each waits for the others at times.
-SHARED_CORES = {"also": ("contention", "dependency", "straggler")}
-
 HIDDEN_WELL = Sizes(2048, 12288, 4), Sizes(128, 2048, 4)
 MIDDLE = Sizes(4096, 4096, 4), Sizes(256, 512, 4)
 
 
-@scenario("none", "contention", cpu=SHARED_CORES)
+# On a CPU gloo takes the cores that it would have to leave to the GEMMs.
+@scenario("none", "contention", devices=("cuda",))
 def ddp_overlapped(job: Job) -> Step:
     """DDP with 25 MB buckets and a large batch: only the last bucket has no computation beside it."""
     # 0.11 ms of the last 34 MB against 15 ms.
@@ -32,7 +30,7 @@ def ddp_overlapped(job: Job) -> Step:
     return training(ddp(job, blocks(job, sizes), 25 if job.on_gpu else 0.5), job.random(sizes.tokens, sizes.hidden))
 
 
-@scenario("none", "contention", cpu=SHARED_CORES)
+@scenario("none", "contention")
 def ddp_accumulated(job: Job) -> Step:
     """DDP that accumulates the gradients of three microbatches with no_sync() and sums them in the last."""
     sizes = job.sizes(Sizes(2048, 12288, 3), Sizes(128, 2048, 3))
@@ -134,7 +132,6 @@ def few_tokens(job: Job, factor: int) -> Step:
 @scenario(
     "bandwidth",
     "contention",
-    cpu=SHARED_CORES,
     mends={"ddp_larger_batch": "8 times the tokens per step; times are for the same tokens"},
 )
 def ddp_tiny_batch(job: Job) -> Step:
@@ -172,7 +169,7 @@ def uneven_ddp(job: Job, counts: tuple[int, int]) -> Step:
 BALANCED = "the same work, spread evenly over the ranks"
 
 
-@scenario("straggler", "contention", late_rank=1, cpu=SHARED_CORES, mends={"ddp_balanced": BALANCED})
+@scenario("straggler", "contention", late_rank=1, mends={"ddp_balanced": BALANCED})
 def ddp_straggler(job: Job) -> Step:
     """DDP where rank 1 computes some GEMMs more between forward and backward."""
     return uneven_ddp(job, (0, 6))
@@ -184,7 +181,7 @@ def ddp_balanced(job: Job) -> Step:
     return uneven_ddp(job, (3, 3))
 
 
-@scenario("straggler", "host_bound", late_rank=1, cpu=SHARED_CORES)
+@scenario("straggler", "host_bound", late_rank=1)
 def host_straggler(job: Job) -> Step:
     """DDP where rank 1's host sleeps between forward and backward, as for a slow data loader or garbage collection."""
     # A host runs ahead of its GPU and makes up for a sleep that is shorter than the GPU's step, here of 6 ms.

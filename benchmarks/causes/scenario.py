@@ -26,8 +26,6 @@ class Scenario:
     program: str
     make: Callable[[Job], Step]
     devices: tuple[str, ...] = ("cuda", "cpu")
-    # What of the two is different on a CPU.
-    cpu: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     # The rank that is late, and what was planted into each process group.
     late_rank: int | None = None
@@ -43,10 +41,13 @@ class Scenario:
     profiler: dict[str, Any] = field(default_factory=dict)
 
     def planted(self, device: str) -> dict[str, Any]:
-        on_device = self.cpu if device == "cpu" else {}
+        also = list(self.also)
+        if device == "cpu":
+            # Ranks and gloo's threads share the cores: each waits for the others at times.
+            also += [cause for cause in ("straggler", "contention") if cause not in (self.cause, *also)]
         return {
-            "cause": on_device.get("cause", self.cause),
-            "also": list(on_device.get("also", self.also)),
+            "cause": self.cause,
+            "also": also,
             "late_rank": self.late_rank,
             "cause_by_group": self.cause_by_group,
         }

@@ -23,7 +23,7 @@ from typing import Any
 
 DESCRIBED = "scenarios.json"
 ARCHIVES = Path(__file__).parent.parent / "data" / "causes"
-DICTIONARY = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 128 << 20}]
+DICTIONARY = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 128 << 20}]
 ARROWS = ("s", "t", "f")
 QUESTIONS = ("cudaEventQuery", "cudaStreamIsCapturing", "cudaThreadExchangeStreamCaptureMode", "cudaGetFuncBySymbol")
 OWN_NUMBERS = ("Record function id", "Ev Idx", "cbid", "queued", "context")
