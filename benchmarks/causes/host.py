@@ -104,6 +104,7 @@ def read_later_ddp(job: Job) -> Step:
     "host_sync",
     "straggler",
     "issued_late",
+    "contention",
     devices=("cuda",),
     late_rank=0,
     mends={"read_later_on_rank_0": ONE_STEP_LATER},

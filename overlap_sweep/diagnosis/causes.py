@@ -41,6 +41,9 @@ PAUSE_NS = 1_000_000
 """A host that launches nothing for longer does something else; if only one rank's does, it is a straggler."""
 
 
+COPIED_NS = 300_000
+"""Longest time from a collective's launch to its start in which only its buffer is filled: half a GB on an H200."""
+
 PARTLY_HIDDEN = 0.2
 """Least part of a collective of activations that computation hides for the rest to be too long rather than needed."""
 
@@ -212,7 +215,7 @@ def _split_hideable(
     since = queued_since(view, exposed.call)
     if since is not None:
         could -= _give_to_queue(view, exposed, split, since, could)
-    elif view.facts.on_device and call.launch_ns != NEVER and call.start_ns - call.launch_ns <= LATENCY_NS:
+    elif view.facts.on_device and call.launch_ns != NEVER and call.start_ns - call.launch_ns <= COPIED_NS:
         waited = _both(compute, view.waits, max(starts, launched_before_ns or starts), call.launch_ns)
         could -= split.give("host_sync", min(could, waited), wait=_last_wait(view, call.launch_ns), waited_ns=waited)
     split.give("issued_late", could, available_ns=available)

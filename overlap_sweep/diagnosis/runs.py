@@ -150,8 +150,11 @@ def _startup_notes(files: Sequence[TraceFile]) -> list[str]:
     for file in files:
         if file.startup:
             rank = rank_of(file)
-            ranks.setdefault(_some(map(str, file.startup)), []).append("" if rank is None else f" on rank {rank}")
-    return [f"Step {steps} left out: it contains the profiler's start{_some(own)}." for steps, own in ranks.items()]
+            ranks.setdefault(_some(map(str, file.startup)), []).append("" if rank is None else str(rank))
+    return [
+        f"Step {steps} left out: it contains the profiler's start{f' on rank {_some(own)}' if any(own) else ''}."
+        for steps, own in ranks.items()
+    ]
 
 
 def _notes(missing: Sequence[int], read: int) -> list[str]:
