@@ -29,6 +29,11 @@ _TP_OVERLAP = (
 )
 _ACTIVATIONS = (
     _advice(
+        *("dependency", "norm"),
+        "It moves next to nothing: what it costs is the wait for the last rank. Clip gradients or sum losses less "
+        "often, or without a norm over all ranks.",
+    ),
+    _advice(
         *("dependency", "userbuffers"),
         "It overlaps already, but not all of it: overlap-sweep tune finds the method and num_sm in "
         "tp_comm_overlap_cfg that leave the least exposed on this machine.",

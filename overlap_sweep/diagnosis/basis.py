@@ -194,6 +194,7 @@ def signs_of(basis: Basis) -> set[str]:
         "cpu": not own.on_device,
         "megatron": any(MEGATRON.search(group.about) for group in own.groups.values()),
         "point_to_point": any(call.collective in POINT_TO_POINT for call in calls),
+        "norm": bool(calls) and basis.roles == {"activation"} and all(call.pass_ == "other" for call in calls),
         "after_step": basis.roles == {"parameter"} and all(call.pass_ == "other" for call in calls),
         "blocks": basis.blocks,
         "occupied": basis.occupied,

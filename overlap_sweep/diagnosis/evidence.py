@@ -46,6 +46,8 @@ def _counted(count: float, noun: str) -> str:
 
 
 def _megabytes(size: int) -> str:
+    if size < 1000:
+        return f"{size} bytes"
     return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} KB"
 
 
