@@ -2,8 +2,7 @@
 
 Each nanosecond is given to one cause, but for one case. Of a collective that held back computation first comes the time
 in which it waited for a rank that is late more often than others (`straggler`), or in which it was late itself because
-collectives before it had waited for that rank. What remains depends on its role
-(`roles.py`):
+collectives before it had waited for that rank. What remains depends on its role (`roles.py`):
 
 - Activations: `queue_order` as far as it stood behind kernels that it does not need (`queues.py`). What remains is
   `bandwidth` if computation ran next to a good part of it, but ended before it, else `dependency`.
@@ -39,7 +38,6 @@ from overlap_sweep.trace.activity import BWD, NO_ITERATION, RECOMPUTE
 
 PAUSE_NS = 1_000_000
 """A host that launches nothing for longer does something else; if only one rank's does, it is a straggler."""
-
 
 COPIED_NS = 300_000
 """Longest time from a collective's launch to its start in which only its buffer is filled: half a GB on an H200."""
