@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from overlap_sweep.diagnosis.arrivals import arrivals
+from overlap_sweep.diagnosis.findings import diagnosis_of
+from overlap_sweep.diagnosis.groups import group_rows
 from tests.diagnosis.made_timeline import AUTOGRAD, COMPUTE, SIDE, Timeline, diagnosed, findings
 
 
@@ -312,3 +315,19 @@ def test_a_cuda_graph_of_both_passes_tells_no_order(tmp_path: Path) -> None:
     found = findings(tmp_path, made)
     assert list(found) == ["dependency"]
     assert (found["dependency"].pass_, found["dependency"].collective) == ("", "all_reduce")
+
+
+def test_rccl(tmp_path: Path) -> None:
+    made = tensor_parallel()
+    names = {
+        "cudaLaunchKernel": "hipLaunchKernel",
+        "ncclDevKernel_all_reduce": "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",
+        "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_TNT": "Cijk_Ailk_Bjlk_BBS_BH_MT128x128x32_SN",
+    }
+    for event in made.events:
+        event["name"] = names.get(event["name"], event["name"])
+    facts = made.facts(tmp_path)
+    [finding] = diagnosis_of("made", [facts]).findings
+    assert (finding.cause, finding.lost_us, finding.collective) == ("dependency", 400, "all_reduce")
+    [row] = group_rows([facts], arrivals([facts]))
+    assert (row.backend, row.group, row.bytes) == ("rccl", "1", 2 << 20)
