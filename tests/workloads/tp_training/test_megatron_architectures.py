@@ -30,7 +30,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "as many keys as queries": {"num_key_value_heads": 4, "sliding_window": 4096},
 }
 """Of config.json; large enough an epsilon and weights that no difference is lost."""
-WITHIN = 1e-4
+WITHIN = 3e-4
+"""Of gradient norms: five steps at a high rate amplify how a CPU rounds, to 1.3e-4 on some; losses differ by 1e-6."""
 NO_GPU = "impl=megatron requires GPUs"
 """Asked last: nothing else is refused."""
 
