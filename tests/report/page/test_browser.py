@@ -310,6 +310,7 @@ def test_causes_fit_the_page_and_their_sentences_are_as_wide(
     shown = [one for one in table.locator("thead th").all() if one.is_visible()]
     assert len(shown) >= headers
     assert shown[0].inner_text() == "cause"
+    page.evaluate("document.querySelectorAll('main details').forEach(one => one.open = !!one.closest('#points'))")
 
 
 def test_light_and_dark_differ_in_page_and_charts(visit: Visit, narrow: Visit) -> None:
