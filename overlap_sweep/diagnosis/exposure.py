@@ -6,7 +6,6 @@ or it had been launched and was blocked, by the communication that ended just be
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -184,11 +183,3 @@ def _blocking(
 def _late(found: Exposure, busy: Measure, start: int, end: int, after: int) -> Late:
     covered = busy.between(start, end)
     return Late(start, end, max(0.0, end - start - covered), after, found.comm.between(start, end))
-
-
-def waiting_of(facts: RankFacts) -> dict[int, list[tuple[int, int]]]:
-    """Returns by thread the intervals in which the host waited for the device."""
-    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for wait in facts.waits:
-        found[wait.thread].append((wait.start_ns, wait.end_ns))
-    return found
