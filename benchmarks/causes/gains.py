@@ -1,4 +1,4 @@
-"""What following the advice gained: steps without the profiler, before and after. Needs no torch."""
+"""Computes what following the advice gained, from steps without the profiler before and after. Needs no torch."""
 
 from __future__ import annotations
 

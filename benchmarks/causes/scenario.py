@@ -1,4 +1,4 @@
-"""What a scenario is, the process that runs it, and the models that several scenarios train."""
+"""Defines scenarios, the process that runs one, and the models that several of them train."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ IN_THE_END = 0.5
 """Part of a kernel's time after which its first blocks have left multiprocessors to others."""
 
 CALLS_BEFORE = 64
-"""Calls that are looked at for what a call waited for on its stream."""
+"""Calls, or kernels, that are looked at for what a call waited for."""
 
 
 def queued_since(view: RankView, index: int) -> int | None:
@@ -35,14 +35,14 @@ def queued_since(view: RankView, index: int) -> int | None:
     if not call.group:
         # Parts of a GEMM's own exchange, such as userbuffers', wait for its chunks.
         return None
-    if not view.one_queue:
-        return _occupied_since(view, index)
-    start, ready, with_copies = call.start_ns, _ready_ns(view, index), False
-    before = None
     place = int(np.searchsorted(work.launch_ns, call.launch_ns, sorter=view.by_launch))
     if place < len(work) and work.launch_ns[view.by_launch[place]] == call.launch_ns:
         # In a CUDA graph, whose launch tells no order.
         return None
+    if not view.one_queue:
+        return _occupied_since(view, index)
+    start, ready, with_copies = call.start_ns, _ready_ns(view, index), False
+    before = None
     while place > 0:
         place -= 1
         other = int(view.by_launch[place])
