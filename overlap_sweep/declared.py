@@ -19,6 +19,11 @@ def one_of(default: Any, *choices: str | None, also: Mapping[str, str] | None = 
     return field(default=default, metadata={"choices": choices, "also": also or {}})
 
 
+def verbatim(default: Any) -> Any:
+    """Declares a field that takes the rest of the word as it was typed, without Hydra's grammar."""
+    return field(default=default, metadata={"verbatim": True})
+
+
 def any_of(default: Any, values: str) -> Any:
     """Declares a field that takes values of several types; `complete` of its workload checks them."""
     return field(default=default, metadata={"values": values})
@@ -41,6 +46,18 @@ def spellings(schema: type) -> dict[str, Mapping[str, str]]:
             found |= {f"{declared.name}.{name}": also for name, also in below.items()}
         elif also := declared.metadata.get("also"):
             found[declared.name] = also
+    return found
+
+
+def verbatim_options(schema: type) -> list[str]:
+    """Returns the dotted names of the options that are taken as they were typed."""
+    found = []
+    for declared in fields(schema):
+        kind = types_of(schema)[declared.name]
+        if is_dataclass(kind):
+            found += [f"{declared.name}.{name}" for name in verbatim_options(kind)]  # type: ignore[arg-type]
+        elif declared.metadata.get("verbatim"):
+            found.append(declared.name)
     return found
 
 

@@ -25,6 +25,15 @@ class WrongNumbers(Exception):
         self.relative_error = dict(relative_error)
 
 
+class PointFailed(Exception):
+    """The processes of a point failed, died or did not answer in time, and have ended."""
+
+    def __init__(self, message: str, *, timed_out: bool = False, final: bool = False) -> None:
+        """`final`: another attempt would fail alike."""
+        super().__init__(message)
+        self.timed_out, self.final = timed_out, final
+
+
 NEAR = 0.7
 """Share of letters that a wrong name must have in common with the one that is offered for it."""
 

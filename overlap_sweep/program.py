@@ -42,10 +42,13 @@ def conf_folder() -> Path:
     return installed if installed.exists() else _PACKAGE.parent / "conf"
 
 
-def environment_with_package() -> dict[str, str]:
-    """Returns this process's environment, so that a Python started with it imports this very package."""
-    search_path = (str(_PACKAGE.parent), os.environ.get("PYTHONPATH"))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, search_path))}
+def environment_with_package(*, last: bool = False) -> dict[str, str]:
+    """Returns this process's environment, so that a Python started with it imports this very package.
+
+    `last`: after everything else that the environment adds, since other modules lie next to the package in a checkout.
+    """
+    search_path = [str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(reversed(search_path) if last else search_path)}
 
 
 def print_version() -> None:

@@ -13,20 +13,34 @@ from hydra._internal.config_loader_impl import get_overrides_dirname
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from overlap_sweep import backends, workloads
-from overlap_sweep.declared import has_key, short_key, spellings
+from overlap_sweep.declared import has_key, short_key, spellings, verbatim_options
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import HOW_TO_RUN
 from overlap_sweep.results.points import fitting
 from overlap_sweep.results.run_directory import last_sweep
 from overlap_sweep.runtime.mistakes import one_line, to_be_added, unknown_option, wrong_value
 from overlap_sweep.workloads import Config
+
+
+def quoted_where_verbatim(words: Sequence[str]) -> list[str]:
+    """Returns the command line with quotes for Hydra around values that are taken as they were typed, such as those of
+    `job.command`. Values that begin with a quote, and null, are left as they are: so several can be given."""
+    verbatim = {name for workload in workloads.names() for name in verbatim_options(workloads.schema(workload))}
+
+    def quoted(word: str) -> str:
+        key, _, value = word.partition("=")
+        if key.lstrip("+") not in verbatim or value[:1] in ("", "'", '"') or value == "null":
+            return word
+        return f"{key}={QuotedString(value, Quote.double).with_quotes()}"
+
+    return list(map(quoted, words))
 
 
 def register() -> None:

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
 
+from overlap_sweep.errors import PointFailed
 from overlap_sweep.results.identity import machine
 from overlap_sweep.results.run_directory import Attempt
 from overlap_sweep.runtime.agent import DIRECTORY_PREFIX
@@ -38,14 +39,6 @@ PROFILED_END_S = 120.0
 GROUP_LOG = "workers.log"
 
 _shared: WorkerPool | None = None
-
-
-class GroupError(Exception):
-    """The group could not start, died or stopped answering (`timed_out`), and was killed."""
-
-    def __init__(self, message: str, timed_out: bool = False) -> None:
-        super().__init__(message)
-        self.timed_out = timed_out
 
 
 class WorkerGroup:
@@ -108,10 +101,10 @@ class WorkerGroup:
         by_rank: dict[int, Connection] = {}
         while len(by_rank) < self.config.world_size:
             if self._agent.poll() is not None:
-                raise GroupError(f"the worker group died at start ({self._cause_of_death()})\n{self._log_tail()}")
+                raise PointFailed(f"the worker group died at start ({self._cause_of_death()})\n{self._log_tail()}")
             if time.monotonic() > deadline:
                 limit = f"runtime.start_timeout_s={self.config.start_timeout_s:g}"
-                raise GroupError(f"only {len(by_rank)} of {self.config.world_size} ranks joined within {limit}")
+                raise PointFailed(f"only {len(by_rank)} of {self.config.world_size} ranks joined within {limit}")
             if select.select([listener], [], [], 0.2)[0]:
                 channel: Connection = Connection(listener.accept()[0].detach())
                 if channel.poll(max(0.0, deadline - time.monotonic())):
@@ -128,8 +121,8 @@ class WorkerGroup:
     ) -> dict[str, Any]:
         """Runs the point on every rank; returns the reply of the first rank that is not `ok`, else rank 0's.
 
-        GroupError if the group died or did not answer within `timeout_s`. Then, and after a failure that not every rank
-        calls `sound`, the group is killed, since memory, streams and collectives may be in any state.
+        PointFailed if the group died or did not answer within `timeout_s`. Then, and after a failure that not every
+        rank calls `sound`, the group is killed, since memory, streams and collectives may be in any state.
         """
         request = {
             "point": point,
@@ -144,7 +137,7 @@ class WorkerGroup:
         except ConnectionError:
             cause = self._cause_of_death()
             self.kill()
-            raise GroupError(f"the worker group died ({cause})\n{self._log_tail()}") from None
+            raise PointFailed(f"the worker group died ({cause})\n{self._log_tail()}") from None
         except BaseException:
             # Also when the launcher is asked to stop: workers that go on could still write a result.
             self.kill()
@@ -171,12 +164,12 @@ class WorkerGroup:
                 return replies
             if not ready:
                 silent = list(waiting.values())
-                raise GroupError(f"no answer from ranks {silent} within {timeout_s:g} s", timed_out=True)
+                raise PointFailed(f"no answer from ranks {silent} within {timeout_s:g} s", timed_out=True)
             for channel in ready:
                 try:
                     replies[waiting[channel]] = reply = channel.recv()
                 except (EOFError, ConnectionError):
-                    raise GroupError(f"rank {waiting[channel]} died ({self._cause_of_death()})") from None
+                    raise PointFailed(f"rank {waiting[channel]} died ({self._cause_of_death()})") from None
                 if reply["status"] == "failed" and not failing:
                     failing, deadline = True, min(deadline, time.monotonic() + SETTLE_S)
         return replies

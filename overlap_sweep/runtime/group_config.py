@@ -73,7 +73,7 @@ class GroupConfig:
     device: str
     threads_per_rank: int
     multicast: bool
-    max_connections: int
+    max_connections: int | None
     start_timeout_s: float
     timeout_s: float
     environment: tuple[tuple[str, str], ...] = ()
@@ -130,12 +130,24 @@ def check_temporary_directory() -> None:
         )
 
 
+def own_environment(config: GroupConfig) -> dict[str, str]:
+    """Returns the environment of processes that a workload starts itself: only what the point sets is changed."""
+    return environment_with_package(last=True) | _variables(config)
+
+
+def _variables(config: GroupConfig) -> dict[str, str]:
+    """Returns the variables that the point sets."""
+    connections = config.max_connections
+    return {
+        **dict(config.environment),
+        **({} if config.multicast else NO_MULTICAST),
+        **({} if connections is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}),
+    }
+
+
 def worker_environment(config: GroupConfig) -> dict[str, str]:
     """Returns the environment that every process of the group inherits."""
-    environment = environment_with_package() | dict(config.environment)
-    if not config.multicast:
-        environment |= NO_MULTICAST
-    environment["CUDA_DEVICE_MAX_CONNECTIONS"] = str(config.max_connections)
+    environment = environment_with_package() | _variables(config)
     # It would silently replace an operator of torch for some sizes; that variant is the implementation async_input.
     environment.pop("TORCH_SYMM_MEM_ENABLE_NATIVE_ASYNC_TP", None)
     environment["OMP_NUM_THREADS"] = str(config.threads_per_rank)
@@ -146,10 +158,16 @@ def worker_environment(config: GroupConfig) -> dict[str, str]:
 def machine_of(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the machine of a point's workers, as `identity.machine` describes it."""
     config = GroupConfig.of(point)
-    return machine(config.device, worker_environment(config), config.world_size)
+    return machine(config.device, environment_of(point), config.world_size)
+
+
+def environment_of(point: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the environment of the processes that run the point."""
+    config = GroupConfig.of(point)
+    return own_environment(config) if workloads.of(point).run_here else worker_environment(config)
 
 
 def shared_by(point: Mapping[str, Any]) -> tuple[int, int, tuple[tuple[str, str], ...]]:
     """Returns a key that is equal for points that one group can run."""
     config = GroupConfig.of(point)
-    return config.world_size, config.max_connections, config.environment
+    return config.world_size, config.max_connections or 0, config.environment

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT, OF_LANGUAGE_MODELS, Model, ModelConfig
 from overlap_sweep.declared import check, spelled, unknown_key
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import PointFailed, Refused, UserError
 from overlap_sweep.overlap import models, overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import (
@@ -33,13 +34,14 @@ from overlap_sweep.results.run_directory import (
     write_atomically,
     write_result,
 )
-from overlap_sweep.runtime.group import GROUP_LOG, GroupError, WorkerPool, shared_pool
+from overlap_sweep.runtime.group import GROUP_LOG, WorkerPool, shared_pool
 from overlap_sweep.runtime.group_config import (
     check_multicast,
     check_temporary_directory,
     check_torch,
     check_wrapper,
     elsewhere,
+    environment_of,
     machine_of,
     visible_gpus,
 )
@@ -100,10 +102,13 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     defaults = DEFAULTS[runtime["device"]]
     if not (schema.precision_from and point[schema.precision_from]):
         point["precision"] = point["precision"] or defaults["precision"]
-    options |= {name: value for name, value in defaults["workload"].items() if options[name] is None}
+    options |= {
+        name: value for name, value in defaults["workload"].items() if name in options and options[name] is None
+    }
     check_multicast(runtime, os.environ)
     completed = workload.complete(point)
-    if not elsewhere():
+    # A workload with processes of its own says itself what it lacks.
+    if not elsewhere() and not workload.run_here:
         check_torch()
         check_wrapper(completed)
         check_temporary_directory()
@@ -200,7 +205,13 @@ def _kind(point: Mapping[str, Any]) -> tuple[Any, ...]:
     """Returns a key of the properties that roughly determine the duration of a point."""
     workload, options = workloads.of(point), point["workload"]
     common = (point["model"]["name"], workload.world_size(point), point["backend"], point["precision"])
-    size = (workload.name, workload.subject(point), options["tokens"], options["repeats"], *workload.cost(point))
+    size = (
+        workload.name,
+        workload.subject(point),
+        options.get("tokens"),
+        options.get("repeats"),
+        *workload.cost(point),
+    )
     return (*common, point["runtime"]["device"], *size)
 
 
@@ -245,12 +256,41 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
 def _attempt(pool: WorkerPool, point: dict[str, Any], directory: Path, earlier: Sequence[Attempt]) -> dict[str, Any]:
     """Returns `status`, `error` unless that is `ok`, and `final` if another attempt would fail alike."""
     try:
-        reply = pool.run(point, directory, limits.limit_s(point), earlier)
-    except GroupError as failure:
-        return {"status": "timeout" if failure.timed_out else "failed", "error": str(failure)}
+        if workloads.of(point).run_here:
+            # Idle workers would disturb the measurement.
+            pool.close()
+            reply = _run_here(point, directory, earlier)
+        else:
+            reply = pool.run(point, directory, limits.limit_s(point), earlier)
+    except PointFailed as failure:
+        status = "timeout" if failure.timed_out else "failed"
+        return {"status": status, "error": str(failure), "final": failure.final}
     if reply["status"] == "ok" and whole_result(directory) is None:
         return {"status": "failed", "error": f"the workers wrote no complete {RESULT_FILE}"}
     return {**reply, "final": reply.get("sound", False)}
+
+
+def _run_here(point: dict[str, Any], directory: Path, earlier: Sequence[Attempt]) -> dict[str, Any]:
+    """Runs a point that starts its own processes, and writes its result. Returns a reply as workers do."""
+    workload, started, clock = workloads.of(point), now(), time.perf_counter()
+    assert workload.run_here
+    try:
+        measured = workload.run_here(point, directory, environment_of(point), limits.limit_s(point))
+    except Refused as reason:
+        return {"status": "skipped", "error": str(reason)}
+    result = Result(
+        name=directory.name,
+        point=point,
+        status="ok",
+        settings=workload.overlap_configs(point).get("", OverlapConfig()).slots,
+        environment={**machine_of(point), **measured.pop("environment", {})},
+        started=started,
+        wall_s=time.perf_counter() - clock,
+        earlier_attempts=list(earlier),
+        **measured,
+    )
+    write_result(directory, result)
+    return {"status": "ok"}
 
 
 def _size(log: Path) -> int:

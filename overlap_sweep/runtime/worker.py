@@ -61,6 +61,7 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     with _output_to(directory / LOG_FILE):
         try:
             before = conditions(ranks) if ranks.rank == 0 else {}
+            assert workload.run
             measured = workload.run(point, directory, ranks)
             after = conditions(ranks) if ranks.rank == 0 else {}
         except Refused as reason:

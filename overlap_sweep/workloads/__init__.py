@@ -33,6 +33,9 @@ Config = Mapping[str, Any]
 Run = Callable[[Config, Path, "Ranks"], dict[str, Any]]
 
 
+RunHere = Callable[[Config, Path, Mapping[str, str], float], dict[str, Any]]
+
+
 def run_of(package: str) -> Run:
     """Returns a function that imports the package's module `run` when called, and calls its `run`."""
     return lambda point, directory, ranks: import_module(f"{package}.run").run(point, directory, ranks)
@@ -46,8 +49,8 @@ def _tp_size(config: Config) -> int:
 class Workers:
     """A point's requirements on its worker processes. Points with equal requirements can share them."""
 
-    max_connections: int = 1
-    """CUDA_DEVICE_MAX_CONNECTIONS, unless `runtime.max_connections` is given."""
+    max_connections: int | None = 1
+    """CUDA_DEVICE_MAX_CONNECTIONS, unless `runtime.max_connections` is given. None: as the launcher has it."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Additional environment variables."""
     wrapper: tuple[str, ...] = ()
@@ -119,9 +122,6 @@ class Workload:
     complete: Callable[[Config], dict[str, Any]]
     """Returns the point with all references resolved: backend, knobs, contents of files. Later stages read nothing
     else. UserError if an input cannot be understood."""
-    run: Run
-    """Runs on every rank of the group: writes files into the run directory and returns the measured fields of the
-    point's `Result`. If it raises `Refused`, the point is skipped with that reason; if `WrongNumbers`, it fails."""
     subject: Callable[[Config], str]
     """Returns a short name of what is measured: `fc1`, `8192 GEMM`."""
     words: Callable[[Config, Sequence[str]], list[str]]
@@ -130,6 +130,13 @@ class Workload:
     named: Collection[str]
     """Options that these words show, or that do not affect the measurement. Other options of the command line are
     appended to the name."""
+    run: Run | None = None
+    """Runs on every rank of the group: writes files into the run directory and returns the measured fields of the
+    point's `Result`. If it raises `Refused`, the point is skipped with that reason; if `WrongNumbers`, it fails."""
+    run_here: RunHere | None = None
+    """Instead of `run`: runs in the launcher's process and starts processes of its own, with the given environment and
+    time limit in seconds. They have ended when it returns or raises. Returns fields of the `Result` like `run`, with
+    `environment` for what it learnt of the machine. `Refused` as in `run`; `PointFailed` if nothing was measured."""
     refusal: Callable[[Config], str | None] = lambda config: None
     """Returns why a completed point cannot be measured, or None."""
     overlap_configs: Callable[[Config], dict[str, OverlapConfig]] = lambda config: {}
@@ -168,7 +175,7 @@ class Workload:
 
 GROUP = "overlap_sweep.workloads"
 """Entry point group for workloads of other packages."""
-BUILT_IN = ("operator", "layer", "kernel", "fsdp", "copy_engine", "tp_training")
+BUILT_IN = ("operator", "layer", "kernel", "fsdp", "copy_engine", "tp_training", "job")
 
 
 @cache

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import PointFailed, UserError
 from overlap_sweep.runtime import group
-from overlap_sweep.runtime.group import GroupError, WorkerGroup, WorkerPool
+from overlap_sweep.runtime.group import WorkerGroup, WorkerPool
 from overlap_sweep.runtime.group_config import GroupConfig, check_multicast, check_temporary_directory
 from overlap_sweep.runtime.outcome import MOST_BYTES, tail
 from tests.make_point import operator_config
@@ -59,7 +59,7 @@ def test_a_temporary_directory_too_long_for_sockets_is_refused(monkeypatch: pyte
 def test_who_does_not_answer_in_time_is_given_up(ranks: Ranks) -> None:
     found, workers = ranks
     workers[0].send(OK)
-    with pytest.raises(GroupError, match=r"no answer from ranks \[1\] within 0.5 s") as given_up:
+    with pytest.raises(PointFailed, match=r"no answer from ranks \[1\] within 0.5 s") as given_up:
         found._collect(0.5)
     assert given_up.value.timed_out
 
@@ -75,7 +75,7 @@ def test_who_waits_for_one_that_failed_is_not_waited_for_long(ranks: Ranks) -> N
 def test_a_closed_connection_is_a_death(ranks: Ranks) -> None:
     found, workers = ranks
     workers[1].close()
-    with pytest.raises(GroupError, match=r"rank 1 died \(its agent exited with 3\)"):
+    with pytest.raises(PointFailed, match=r"rank 1 died \(its agent exited with 3\)"):
         found._collect(5)
 
 
@@ -86,10 +86,10 @@ def test_of_deaths_the_group_s_own_counts(ranks: Ranks, tmp_path: Path) -> None:
     log.write_text("  exitcode  : -9 (pid: 1)  (SIGKILL)\n")
     found._log_start = log.stat().st_size
     workers[0].close()
-    with pytest.raises(GroupError, match="its agent exited with 3"):
+    with pytest.raises(PointFailed, match="its agent exited with 3"):
         found._collect(5)
     log.write_text(log.read_text() + "noise\n  exitcode  : -11 (pid: 22)  (SIGSEGV)\nmore\n")
-    with pytest.raises(GroupError, match=r"exitcode : -11 \(pid: 22\) \(SIGSEGV\)"):
+    with pytest.raises(PointFailed, match=r"exitcode : -11 \(pid: 22\) \(SIGSEGV\)"):
         found._collect(5)
 
 
@@ -103,7 +103,7 @@ def test_a_rank_that_connects_and_says_nothing_has_not_joined(
         listener.listen(2)
         with Client("s"), Client("s") as joined:
             joined.send(0)
-            with pytest.raises(GroupError, match=r"only [01] of 2 ranks joined within runtime.start_timeout_s=0.5"):
+            with pytest.raises(PointFailed, match=r"only [01] of 2 ranks joined within runtime.start_timeout_s=0.5"):
                 ranks[0]._accept(listener)
 
 

@@ -1,0 +1,85 @@
+"""The user's own training command: which of its settings is fastest, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.workloads import Sample, Searchable, Workers, Workload
+from overlap_sweep.workloads.job import command
+
+if TYPE_CHECKING:
+    from overlap_sweep.results.run_directory import Result
+
+_KEPT = ("runtime", "profile", "repetition", "job")
+
+
+def complete(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the point with the contents of the files that it names, and without unused options. UserError if the
+    command cannot be understood."""
+    if point["backend"] != "auto":
+        raise UserError(f"backend={point['backend']}: workload=job has no backends; leave it out.")
+    return as_measured(point) | command.completed(point)
+
+
+def as_measured(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the composed point with what is the same for every job."""
+    tokens = None
+    return {
+        **{name: point[name] for name in _KEPT},
+        "workload": {"name": "job", "tokens": tokens},
+        "model": {"name": command.script_name(point["job"]["command"])},
+        "backend": "job",
+        "precision": None,
+        "tp_size": 1,
+    }
+
+
+def _run(point: Mapping[str, Any], directory: Path, environment: Mapping[str, str], limit_s: float) -> dict[str, Any]:
+    from overlap_sweep.workloads.job.run import run
+
+    return run(point, directory, environment, limit_s)
+
+
+def _overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
+    config = point.get("overlap_cfg")
+    return {"": OverlapConfig(**config)} if config else {}
+
+
+def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
+    return Workers(max_connections=None, environment=command.environment(point, directory))
+
+
+def _sample(result: Result) -> Sample:
+    from overlap_sweep.workloads.job.result import sample
+
+    return sample(result)
+
+
+def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    return [command.script_name(point["job"]["command"]), f"ranks{point['job']['ranks']}"]
+
+
+WORKLOAD = Workload(
+    name="job",
+    package=__name__,
+    complete=complete,
+    run_here=_run,
+    overlap_configs=_overlap_configs,
+    subject=lambda point: "job",
+    words=_words,
+    named={"job.command", "job.ranks", "job.directory", "job.metric", "job.metric_is", "job.finish"},
+    world_size=lambda point: int(point["job"]["ranks"]),
+    fewer_gpus=lambda point: (f"job.ranks={point['job']['ranks']}", "fewer ranks"),
+    cost=lambda point: (point["job"]["command"], point["job"]["skip_steps"], point["job"]["steps"]),
+    workers=_workers,
+    searchable=Searchable(
+        sample=_sample,
+        same_point=command.same_point,
+        options=("job.values.", "job.env."),
+        example="+job.values.bucket=25,100",
+    ),
+)

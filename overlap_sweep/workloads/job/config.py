@@ -1,0 +1,71 @@
+"""The typed configuration of `workload=job`. The field docstrings are the manual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from overlap_sweep.config import PointConfig
+from overlap_sweep.declared import one_of, ranged, verbatim
+
+
+@dataclass
+class WorkloadOptions:
+    """Your own training command: its steps are timed and profiled without changing the script; see `job`."""
+
+    name: str = "job"
+
+
+@dataclass
+class Job:
+    """Your command, its settings, and which of its steps are measured."""
+
+    command: str = verbatim(MISSING)
+    """The command line, without a shell: `torchrun --nproc-per-node={ranks} train.py --bucket-cap-mb {bucket}`.
+    `{bucket}` stands for job.values.bucket, `{ranks}` for job.ranks, `{run}` for the point's run directory,
+    `{repetition}` for repetition; `{{` and `}}` are braces. `{overlap:megatron}` makes Megatron-LM's arguments of the
+    value `none`, `default` or a tp_comm_overlap_cfg file."""
+    ranks: int = ranged(1, 1, 10**5)
+    """Number of training processes that the command starts, on one GPU each."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """Values of placeholders, to be swept: +job.values.bucket=25,100. The first values are what others are compared
+    with."""
+    env: dict[str, Any] = field(default_factory=dict)
+    """Environment variables of the command, to be swept: +job.env.CUDA_DEVICE_MAX_CONNECTIONS=1,8. Placeholders are
+    filled in."""
+    directory: str = verbatim(".")
+    """Working folder of the command, relative to where launch.py was started. Placeholders are filled in."""
+    attach: bool = True
+    """Put `-m overlap_sweep.attach` in front of the script that python or torchrun starts, which records the steps.
+    Commands that have it already, and other commands, are left as they are."""
+    skip_steps: int = ranged(5, 0, 10**6)
+    """Steps at the start that are not timed: allocation, compilation, autotuning."""
+    steps: int = ranged(20, 3, 10**5)
+    """Timed steps."""
+    profile_steps: int = ranged(3, 0, 100)
+    """Steps that are profiled after the timed ones, on all ranks. 0, or profile=none: no trace."""
+    optimizer_steps: int | None = ranged(None, 1, 10**5)
+    """Calls of `step` of torch's optimizers that make up one training step. null: recognised from their order, such as
+    two if two optimizers take turns. Gradient accumulation needs nothing."""
+    metric: str | None = verbatim(None)
+    """Regular expression with one group for a number in the command's output, such as `tps: ([0-9.]+)`, which replaces
+    the recorded step times."""
+    metric_is: str = one_of("rate", "rate", "seconds", "milliseconds")
+    """Kind of the metric: work per second, or time per step."""
+    samples_per_step: str | None = None
+    """Samples in a step of all ranks: a number or a product such as `{batch} * {ranks}`. Settings are then compared by
+    time per sample."""
+    tokens_per_step: str | None = None
+    """Tokens in a step of all ranks, like samples_per_step."""
+    finish: bool = False
+    """Let the command run to its end instead of ending it after the last measured step."""
+
+
+@dataclass
+class Config(PointConfig):
+    workload: WorkloadOptions = field(default_factory=WorkloadOptions)
+    job: Job = field(default_factory=Job)
+
+    precision_option = "job.command"

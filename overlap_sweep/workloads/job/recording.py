@@ -1,0 +1,96 @@
+"""What the recorder in the user's processes is asked for, and what it writes: the contract with the launcher.
+
+Every rank writes one recording. It is whole or absent, and the rank's trace is there before it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.results.measured import Count, FileName, Gb, Us
+from overlap_sweep.results.run_directory import write_json
+
+VARIABLE = "OVERLAP_SWEEP_RECORD"
+"""Environment variable with a `Wanted` as JSON; the recorder is off without it."""
+
+
+class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What to record, the same on every rank."""
+
+    directory: str
+    """Existing folder of the recordings and traces, absolute."""
+    skip_steps: Annotated[int, msgspec.Meta(ge=0)] = 5
+    steps: Count = 20
+    """Timed steps, after those skipped."""
+    profile_steps: Annotated[int, msgspec.Meta(ge=0)] = 3
+    """Profiled steps, after those timed and one in which the profiler warms up. 0: no trace."""
+    optimizer_steps: Count | None = None
+    """Calls of optimizers that make up one step; None: recognised from their order."""
+
+    def as_environment(self) -> dict[str, str]:
+        """Returns the variable for the environment of the user's command."""
+        return {VARIABLE: msgspec.json.encode(self).decode()}
+
+
+class Recording(msgspec.Struct, kw_only=True):
+    """The steps of one rank."""
+
+    rank: Annotated[int, msgspec.Meta(ge=0)]
+    world_size: Count
+    host: str
+    device: Literal["cuda", "cpu"]
+    """`cuda` if the rank used a GPU before its first timed step ended."""
+    marked_by: Literal["optimizer", "step"]
+    """What marked the ends of steps: calls of optimizers, or of overlap_sweep.step()."""
+    calls_per_step: Count
+    """Calls that made up one step."""
+    host_us: list[Us]
+    """Host time from the end of one step to the end of the next, for every timed step."""
+    gpu_us: list[Us]
+    """The same between events on the GPU's current stream; empty on a CPU."""
+    peak_memory_gb: Gb | None = None
+    """Peak memory of tensors on the GPU until the last timed step, 10^9 bytes; None on a CPU."""
+    trace: FileName | None = None
+    """The rank's trace in the same folder."""
+    environment: dict[str, Any] = {}
+    """What only the process knows: versions of torch, CUDA, cuDNN, NCCL; the GPU's name, number and memory."""
+    problems: list[str] = []
+    """A sentence for each thing that could not be recorded."""
+
+
+def recording_file(rank: int) -> str:
+    """Returns the name of a rank's recording."""
+    return f"job_rank{rank}.json"
+
+
+def wanted_from(environment: Mapping[str, str] = os.environ) -> Wanted | None:
+    """Returns what the environment asks for; None without the variable. UserError if it cannot be understood."""
+    text = environment.get(VARIABLE)
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=Wanted)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise UserError(f"{VARIABLE}={text} cannot be understood ({error}); leave it to launch.py.") from None
+
+
+def write_recording(directory: Path, recording: Recording) -> Path:
+    """Writes a rank's recording, whole or not at all."""
+    return write_json(directory / recording_file(recording.rank), recording)
+
+
+def read_recordings(directory: Path) -> list[Recording]:
+    """Returns the recordings in a folder, by rank. UserError if one cannot be read."""
+    found = []
+    for path in directory.glob(recording_file("*")):  # type: ignore[arg-type]
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=Recording))
+        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise UserError(f"{path} cannot be read ({error}); run the point again.") from None
+    return sorted(found, key=lambda recording: recording.rank)

@@ -1,0 +1,113 @@
+"""Measurements of a point of workload=job: the steps of the user's own command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from overlap_sweep.results.measured import (
+    ComposedConfig,
+    Count,
+    Gb,
+    Measured,
+    Name,
+    Timing,
+    Us,
+)
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.workloads import Sample
+
+_MOST = 1000
+_Amount = Annotated[float, msgspec.Meta(gt=0, lt=1e18)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Text = Annotated[str, msgspec.Meta(max_length=2000)]
+_Variables = Annotated[dict[Name, str | int | float | bool | None], msgspec.Meta(max_length=_MOST)]
+
+
+class _Job(msgspec.Struct):
+    command: Annotated[str, msgspec.Meta(max_length=100_000)]
+    ranks: Count
+    values: _Variables = {}
+    env: _Variables = {}
+
+
+class JobConfig(ComposedConfig, kw_only=True):
+    job: _Job
+
+
+class GroupExposure(msgspec.Struct, kw_only=True):
+    """The communication of one process group in a profiled step: median of the steps and ranks."""
+
+    group: _Text
+    """Description and ranks, as in `analyze.py diagnose --by group`."""
+    exposed_us: Annotated[float, msgspec.Meta(ge=0)]
+    """Time with no computation at the same time."""
+    hidden_us: Annotated[float, msgspec.Meta(ge=0)]
+
+
+class FoundCause(msgspec.Struct, kw_only=True):
+    """A cause of exposed communication, as `analyze.py diagnose` found it when the point was measured."""
+
+    cause: Name
+    where: _Text = ""
+    lost_us: Annotated[float, msgspec.Meta(ge=0)]
+    """Upper bound of what mending it could gain, per step."""
+    share: _Share
+    """The same as a share of the step."""
+    advice: _Text = ""
+    """What to try."""
+
+
+class JobRun(Measured, kw_only=True, tag="job"):
+    """The timed steps of a command."""
+
+    composed = JobConfig
+    resolved = JobConfig
+
+    step: Timing
+    """Time of a step, of the slowest rank; with a rate as metric and no amount of work, the time per unit."""
+    timed_by: Literal["gpu", "host", "metric"]
+    """Events on the GPUs, the ranks' clocks, or the metric in the output."""
+    samples_per_step: _Amount | None = None
+    tokens_per_step: _Amount | None = None
+    unit: Name = ""
+    """Name of the metric if `step` is a time per unit of it; empty if `step` is the time of a step."""
+    calls_per_step: Count | None = None
+    """Calls of optimizers, or of overlap_sweep.step(), in a step; null if only a metric was read."""
+    peak_memory_gb: Gb | None = None
+    """Largest peak memory of tensors on any rank's GPU, 10^9 bytes; null on a CPU."""
+    profiled_us: Us | None = None
+    """Time of a profiled step, median; null without traces."""
+    exposed_comm_us: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """Time of a profiled step in which communication runs and no computation; null without traces."""
+    groups: Annotated[list[GroupExposure], msgspec.Meta(max_length=_MOST)] = msgspec.field(default_factory=list)
+    causes: Annotated[list[FoundCause], msgspec.Meta(max_length=_MOST)] = msgspec.field(default_factory=list)
+    """The first finding of each cause, the most worthwhile cause first."""
+
+    @classmethod
+    def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        from overlap_sweep.workloads.job import as_measured
+
+        return as_measured(config)
+
+    @property
+    def rate(self) -> str:
+        """Returns samples or tokens per second, or the metric's, in words."""
+        known = {
+            "samples": self.samples_per_step,
+            "tokens": self.tokens_per_step,
+            self.unit: 1.0 if self.unit else None,
+        }
+        rates = (f"{amount / self.step.median_us * 1e6:,.6g} {unit}/s" for unit, amount in known.items() if amount)
+        return next(rates, "")
+
+
+MEASURED = JobRun
+
+
+def sample(result: Result) -> Sample:
+    """Returns the step's sample for a search over knobs: compared by time per sample, or token, where that is known."""
+    run = result.measured_as(JobRun)
+    return Sample(tuple(run.step.samples_us), amount=run.samples_per_step or run.tokens_per_step or 1.0)
