@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from overlap_sweep.profiler_hook import diagnose_trace
     from overlap_sweep.tuner import tune
     from overlap_sweep.tuner.report import Report
+    from overlap_sweep.workloads.job.recorder import step
 
 __version__ = "0.2.0"
 
@@ -21,9 +22,10 @@ _MODULES = {
     "read": "commands.frames",
     "read_diagnosis": "commands.frames",
     "read_trace": "commands.frames",
+    "step": "workloads.job.recorder",
     "tune": "tuner",
 }
-__all__ = ["Report", "UserError", "diagnose_trace", "read", "read_diagnosis", "read_trace", "tune"]
+__all__ = ["Report", "UserError", "diagnose_trace", "read", "read_diagnosis", "read_trace", "step", "tune"]
 
 
 def __getattr__(name: str) -> Any:

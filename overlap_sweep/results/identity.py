@@ -91,7 +91,7 @@ def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[st
         "cpu": _cpu_name(),
         "cpu_count": os.cpu_count(),
         "device": device,
-        "packages": _packages(),
+        "packages": packages(),
         "variables": {
             **{name: environ.get(name) for name in RECORDED_VARIABLES},
             **{name: value for name, value in sorted(environ.items()) if name.startswith(RECORDED_PREFIXES)},
@@ -131,7 +131,8 @@ def gpu_links(topology: str) -> list[str]:
 
 
 @cache
-def _packages() -> dict[str, str | None]:
+def packages() -> dict[str, str | None]:
+    """Returns the versions of the libraries that times depend on; None for those not installed."""
     nccl = (installed_version(package) for package in NCCL_PACKAGES)
     return {**{name: installed_version(name) for name in RECORDED_PACKAGES}, "nccl": next(filter(None, nccl), None)}
 

@@ -1,0 +1,133 @@
+"""Runs a script as Python would, with its training steps recorded: `python -m overlap_sweep.attach train.py --lr 0.1`.
+
+`-m module` instead of the script runs a module. It goes behind torchrun, `accelerate launch` and other launchers as any
+module does: `torchrun --nproc-per-node 2 -m overlap_sweep.attach train.py`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, NoReturn
+
+USAGE = "python -m overlap_sweep.attach [-m module | script.py] [arguments]"
+
+
+def prepared(words: Sequence[str]) -> tuple[CodeType, dict[str, Any]]:
+    """Returns the code of a script or module and the namespace to run it in, with everything else as Python sets it:
+    `__main__`, sys.argv and sys.path. SystemExit with status 2 if there is none."""
+    if words[:1] == ["-m"] and len(words) > 1:
+        return _module(words[1], words[2:])
+    if not words or words[0].startswith("-"):
+        _end(f"there is no script to run; use {USAGE}.")
+    return _script(words[0], words[1:])
+
+
+def _script(script: str, arguments: Sequence[str]) -> tuple[CodeType, dict[str, Any]]:
+    path = os.path.abspath(script)  # noqa: PTH100, since Python does not resolve links here
+    if Path(path).is_dir() or Path(path).suffix == ".zip":
+        _first_path(path)
+        spec = PathFinder.find_spec("__main__", [path])
+        code = _code_of(spec)
+        if spec is None or code is None:
+            _end(f"{script} has no __main__.py; give a script.")
+        sys.argv = [script, *arguments]
+        return code, _main_module(spec)
+    try:
+        source = Path(path).read_bytes()
+    except OSError as error:
+        _end(f"{script} cannot be read ({error.strerror}); give a script, or -m and a module.")
+    _first_path(os.path.realpath(path).rpartition("/")[0] or "/")
+    sys.argv = [script, *arguments]
+    main = _main_module(None, path, SourceFileLoader("__main__", path))
+    return compile(source, path, "exec", dont_inherit=True), main
+
+
+def _module(name: str, arguments: Sequence[str]) -> tuple[CodeType, dict[str, Any]]:
+    sys.argv = ["-m", *arguments]
+    spec = _spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _spec(f"{name}.__main__")
+    code = _code_of(spec)
+    if spec is None or code is None:
+        _end(f"there is no module {name} to run; give one that python -m runs.")
+    sys.argv[0] = spec.origin or name
+    return code, _main_module(spec)
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Returns where a module is; None if nowhere. What its packages raise is raised."""
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            return None
+        raise
+    except ValueError:
+        return None
+
+
+def _code_of(spec: ModuleSpec | None) -> CodeType | None:
+    loader: Any = spec.loader if spec else None
+    code = loader.get_code(spec.name) if spec and hasattr(loader, "get_code") else None
+    return code if isinstance(code, CodeType) else None
+
+
+def _main_module(spec: ModuleSpec | None, path: str | None = None, loader: Any = None) -> dict[str, Any]:
+    """Makes a new `__main__`, and returns its namespace."""
+    main = ModuleType("__main__")
+    main.__spec__ = spec
+    main.__loader__ = spec.loader if spec else loader
+    main.__package__ = spec.parent if spec else None
+    main.__file__ = spec.origin if spec else path
+    namespace = main.__dict__
+    namespace |= {"__cached__": spec.cached if spec else None, "__builtins__": builtins}
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    sys.modules["__main__"] = main
+    return namespace
+
+
+def _first_path(folder: str) -> None:
+    """Replaces the working folder, which `python -m` has put first."""
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
+def _end(reason: str) -> NoReturn:
+    _say(reason)
+    raise SystemExit(2)
+
+
+def _say(sentence: str) -> None:
+    print(f"overlap_sweep.attach: {sentence}", file=sys.stderr, flush=True)
+
+
+def _record() -> None:
+    from overlap_sweep.errors import UserError
+    from overlap_sweep.workloads.job.recording import VARIABLE, wanted_from
+
+    try:
+        wanted = wanted_from()
+    except UserError as error:
+        _say(f"nothing is recorded: {error}")
+        return
+    if wanted is None:
+        _say(f"nothing is recorded, since {VARIABLE} is not set; launch.py workload=job sets it.")
+        return
+    from overlap_sweep.workloads.job.recorder import start
+
+    start(wanted)
+
+
+if __name__ == "__main__":
+    code, namespace = prepared(sys.argv[1:])
+    _record()
+    # Here, so that a traceback has one line of this module.
+    exec(code, namespace)

@@ -1,0 +1,96 @@
+"""Has torch's optimizers call a recorder of this process's steps, through torch's public hooks.
+
+torch is not imported before the script does so: variables that it sets before count.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+from multiprocessing.context import ForkServerProcess, SpawnProcess
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, cast
+
+from overlap_sweep.workloads.job.recording import Wanted, wanted_from
+from overlap_sweep.workloads.job.step_recorder import StepRecorder
+
+_OPTIMIZER = "torch.optim.optimizer"
+_recorder: StepRecorder | None = None
+
+
+def start(wanted: Wanted) -> None:
+    """Records what is wanted of this process, once, and of those that it spawns."""
+    global _recorder
+    if _recorder is not None:
+        return
+    _recorder = StepRecorder(wanted)
+    atexit.register(_recorder.at_exit)
+    os.register_at_fork(after_in_child=_recorder.forget)
+    if _is_importable():
+        for kind in (SpawnProcess, ForkServerProcess):
+            ForkingPickler.register(kind, _reduced)
+    if not _hook_optimizers():
+        sys.meta_path.insert(0, _UntilTorch())
+
+
+def step() -> None:
+    """Marks the end of a training step, for scripts whose steps don't end with a torch optimizer's.
+
+    It counts for what records the script: `workload=job`, or `python -m overlap_sweep.attach`. Otherwise it does
+    nothing.
+    """
+    if _recorder is None:
+        wanted = _wanted()
+        if wanted is None:
+            return
+        start(wanted)
+        assert _recorder is not None
+    _recorder.marked()
+
+
+@functools.cache
+def _wanted() -> Wanted | None:
+    return wanted_from()
+
+
+def _reduced(process: BaseProcess) -> tuple[Any, ...]:
+    _, arguments, *rest = cast(tuple[Any, ...], process.__reduce_ex__(2))
+    return (_recorded, arguments, *rest)
+
+
+def _recorded(kind: type[BaseProcess]) -> BaseProcess:
+    """Returns an empty process object in the process itself, whose recorder this starts."""
+    wanted = _wanted()
+    if wanted is not None:
+        start(wanted)
+    return kind.__new__(kind)
+
+
+def _is_importable() -> bool:
+    """Returns whether a process that is spawned finds this package: the folder that `python -m` was started in is not
+    in the script's path."""
+    package = __name__.partition(".")[0]
+    return any(finder.find_spec(package, None) for finder in sys.meta_path)
+
+
+def _hook_optimizers() -> bool:
+    """Returns whether torch's optimizers have been imported and call the recorder from now on."""
+    module = sys.modules.get(_OPTIMIZER)
+    if module is None or not hasattr(module, "register_optimizer_step_post_hook"):
+        return False
+    assert _recorder is not None
+    module.register_optimizer_step_pre_hook(_recorder.before_optimizer)
+    module.register_optimizer_step_post_hook(_recorder.after_optimizer)
+    return True
+
+
+class _UntilTorch:
+    """Finds no module. Python asks it for each, so it knows when torch's optimizers are there."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if _hook_optimizers():
+            # A new list, since this one is being gone through.
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]

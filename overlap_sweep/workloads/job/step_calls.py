@@ -1,0 +1,105 @@
+"""Recognises training steps in the sequence of optimizers' calls."""
+
+from __future__ import annotations
+
+import heapq
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+LONGEST_CYCLE = 4096
+"""Calls that are looked at for what repeats. Where nothing does, every call is a search."""
+
+
+class StepCalls:
+    """Counts steps as optimizers are called.
+
+    The calls of a step are the smallest period of the sequence of optimizers so far: `a b a b` are two steps, and so
+    are `a a b a a b`. What does not repeat yet counts as one step. A given number of calls is taken as it is.
+    """
+
+    def __init__(self, per_step: int | None = None) -> None:
+        self._given = per_step
+        self._parties = _Parties()
+        self._calls: list[int] = []
+        self._cycle: list[int] = []
+        self._place = 0
+        self.steps = 0
+        """Whole steps so far; after the calls of a step have changed, those that fit the new ones."""
+        self.changes = 0
+        """How often a call did not fit the steps before it."""
+
+    @property
+    def per_step(self) -> int:
+        """Returns the number of calls that make up a step, as far as they are known."""
+        return self._given or len(self._cycle)
+
+    def add(self, optimizer: Any) -> bool:
+        """Counts a call, and returns whether it ended a step."""
+        if self._given:
+            self._place = (self._place + 1) % self._given
+        else:
+            party = self._parties.number(optimizer)
+            self._calls.append(party)
+            if not self._cycle or party != self._cycle[self._place]:
+                self.changes += bool(self._cycle)
+                del self._calls[:-LONGEST_CYCLE]
+                self._cycle, self._place, self.steps = _cycle(self._calls)
+                return self._place == 0
+            self._place = (self._place + 1) % len(self._cycle)
+        self.steps += self._place == 0
+        return self._place == 0
+
+
+def _cycle(calls: Sequence[int]) -> tuple[list[int], int, int]:
+    """Returns the calls of a step, how many of them the step that has begun has had, and the number of whole steps."""
+    last = calls[-1]
+    for period in range(1, len(calls) // 2 + 1):
+        # Compared as a whole only where it can be equal: a step may have hundreds of calls.
+        if calls[-1 - period] == last and calls[-period:] == calls[-2 * period : -period]:
+            return list(calls[-period:]), 0, 2
+    period = _smallest_period(calls)
+    return list(calls[:period]), len(calls) % period, len(calls) // period
+
+
+def _smallest_period(calls: Sequence[int]) -> int:
+    """Returns the smallest p with calls[i] == calls[i - p] for all i, by the failure function of Knuth, Morris and
+    Pratt."""
+    border = [0] * len(calls)
+    for i in range(1, len(calls)):
+        length = border[i - 1]
+        while length and calls[i] != calls[length]:
+            length = border[length - 1]
+        border[i] = length + (calls[i] == calls[length])
+    return len(calls) - border[-1]
+
+
+class _Parties:
+    """Numbers those that step: an optimizer with its first parameter.
+
+    The parameter, because DeepSpeed's ZeRO calls one optimizer in turn with each group of parameters. When one of them
+    is gone, the number is free for the next: an optimizer that is made anew for every step keeps its number.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[int, list[weakref.ref[Any]]]] = {}
+        self._free: list[int] = []
+
+    def number(self, optimizer: Any) -> int:
+        parameter = next((each for group in optimizer.param_groups for each in group["params"]), None)
+        key = (id(optimizer), id(parameter))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = (self._lowest_free(), self._until_gone(key, optimizer, parameter))
+        return known[0]
+
+    def _lowest_free(self) -> int:
+        return heapq.heappop(self._free) if self._free else len(self._known)
+
+    def _until_gone(self, key: tuple[int, int], *objects: Any) -> list[weakref.ref[Any]]:
+        def forget(_: Any) -> None:
+            known = self._known.pop(key, None)
+            if known:
+                heapq.heappush(self._free, known[0])
+
+        return [weakref.ref(each, forget) for each in objects if each is not None]

@@ -1,0 +1,282 @@
+"""Times and profiles the steps of a training from within its process.
+
+Between steps no GPU is waited for, and no collective is called. What goes wrong is printed and recorded: the training
+goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from overlap_sweep.results.run_directory import trace_file
+from overlap_sweep.workloads.job.recording import Recording, Wanted, write_recording
+from overlap_sweep.workloads.job.step_calls import StepCalls
+
+LEAST_STEPS = 2
+"""Timed steps without which nothing is recorded."""
+
+_RANK_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    # Of a step, not of the job: a batch script has SLURM_NTASKS, too.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+)
+
+
+def _while_training_goes_on(method: Callable[..., None]) -> Callable[..., None]:
+    """Has the recorder print errors and end itself instead of the training."""
+
+    @functools.wraps(method)
+    def guarded(self: StepRecorder, *arguments: Any) -> None:
+        if self.is_over:
+            return
+        try:
+            method(self, *arguments)
+        except Exception as error:
+            self.give_up(error)
+
+    return guarded
+
+
+class StepRecorder:
+    """The steps of this process so far: first skipped, then timed, then profiled."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        # The first end of a step is where times can begin.
+        self._skipped = max(wanted.skip_steps, 1)
+        self._rank: tuple[int, int] | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins anew, as the child of a fork does."""
+        self.is_over = False
+        self._problems: list[str] = []
+        self._calls = StepCalls(self._wanted.optimizer_steps)
+        self._open: list[int] = []
+        self._marked_by: Literal["optimizer", "step"] = "optimizer"
+        self._ends = 0
+        self._trace: Any = None
+        self._drop()
+
+    def _drop(self) -> None:
+        """Forgets all times."""
+        if self._trace is not None:
+            self._trace.discard()
+        self._trace = None
+        self._ends_s: list[float] = []
+        self._events: list[Any] | None = None
+        self._peak_memory_gb: float | None = None
+
+    @_while_training_goes_on
+    def before_optimizer(self, optimizer: Any, *_: Any) -> None:
+        key = id(optimizer)
+        if key in self._open:
+            # Its last call, or one inside of that, has raised.
+            del self._open[self._open.index(key) :]
+        self._open.append(key)
+
+    @_while_training_goes_on
+    def after_optimizer(self, optimizer: Any, *_: Any) -> None:
+        key = id(optimizer)
+        if key in self._open:
+            del self._open[self._open.index(key) :]
+        if self._open or self._marked_by == "step" or _is_capturing():
+            # An optimizer within an optimizer; or nothing is computed.
+            return
+        changes = self._calls.changes
+        ended = self._calls.add(optimizer)
+        if self._calls.changes > changes:
+            self._drop()
+        self._ends = self._calls.steps
+        if ended:
+            self._end_of_step()
+
+    @_while_training_goes_on
+    def marked(self) -> None:
+        """Ends a step by hand, after which optimizers don't."""
+        if self._marked_by == "optimizer":
+            self._drop()
+            self._marked_by, self._ends = "step", 0
+        self._ends += 1
+        self._end_of_step()
+
+    def _end_of_step(self) -> None:
+        if self._trace is not None:
+            if self._trace.end_of_step():
+                self._finish()
+            return
+        if self._ends_s:
+            self._take_time()
+            if len(self._ends_s) > self._wanted.steps:
+                self._end_of_times()
+            return
+        self._ask_rank()
+        if self._ends >= self._skipped:
+            self._events = [] if _uses_gpu() else None
+            self._take_time()
+
+    def _take_time(self) -> None:
+        self._ends_s.append(time.perf_counter())
+        if self._events is not None:
+            event = sys.modules["torch"].cuda.Event(enable_timing=True)
+            event.record()
+            self._events.append(event)
+
+    def _end_of_times(self) -> None:
+        """Begins to profile, or ends the recording."""
+        self._peak_memory_gb = self._peak_memory()
+        if self._wanted.profile_steps and self._begins_trace():
+            return
+        self._finish()
+
+    def _begins_trace(self) -> bool:
+        if "torch" not in sys.modules:
+            self._problem("torch is not imported, so there is no trace.")
+            return False
+        from overlap_sweep.workloads.job.step_trace import NoTrace, StepTrace
+
+        try:
+            self._trace = StepTrace(self._wanted.profile_steps, on_gpu=self._events is not None)
+        except NoTrace as error:
+            self._problem(str(error))
+        return self._trace is not None
+
+    def _ask_rank(self) -> None:
+        """Remembers the rank, which nobody knows any more when the process group is destroyed."""
+        distributed = getattr(sys.modules.get("torch"), "distributed", None)
+        if distributed and distributed.is_available() and distributed.is_initialized():
+            self._rank = distributed.get_rank(), distributed.get_world_size()
+
+    def _finish(self) -> None:
+        """Writes the trace and the recording. The hooks stay, since torch is going through them; they return at
+        once."""
+        self.is_over = True
+        self._ask_rank()
+        trace, self._trace = self._trace, None
+        self._write(trace)
+
+    def _write(self, trace: Any = None) -> None:
+        rank, world_size = self._rank or _rank_by_environment()
+        directory = Path(self._wanted.directory)
+        has_trace = trace is not None and self._writes(trace, directory / trace_file(rank))
+        recording = Recording(
+            rank=rank,
+            world_size=world_size,
+            host=platform.node(),
+            device="cpu" if self._events is None else "cuda",
+            marked_by=self._marked_by,
+            calls_per_step=1 if self._marked_by == "step" else self._calls.per_step,
+            host_us=[(end_s - start_s) * 1e6 for start_s, end_s in pairwise(self._ends_s)],
+            gpu_us=self._gpu_us(),
+            peak_memory_gb=self._peak_memory_gb,
+            trace=trace_file(rank) if has_trace else None,
+            environment=self._environment(),
+            problems=self._problems,
+        )
+        write_recording(directory, recording)
+
+    def _writes(self, trace: Any, path: Path) -> bool:
+        """Returns whether the trace could be written."""
+        from overlap_sweep.workloads.job.step_trace import NoTrace
+
+        try:
+            trace.write(path)
+        except NoTrace as error:
+            self._problem(str(error))
+        except (OSError, RuntimeError) as error:
+            self._problem(f"The trace could not be written to {path} ({_line(error)}).")
+        else:
+            return True
+        return False
+
+    def _gpu_us(self) -> list[float]:
+        if not self._events or len(self._events) != len(self._ends_s):
+            return []
+        try:
+            self._events[-1].synchronize()
+            times_us = [start.elapsed_time(end) * 1e3 for start, end in pairwise(self._events)]
+        except RuntimeError as error:
+            self._problem(f"The GPU's times could not be read ({_line(error)}).")
+            return []
+        if min(times_us) <= 0:
+            self._problem("The GPU had nothing to do in some steps, so only the host's times are known.")
+            return []
+        return times_us
+
+    def _peak_memory(self) -> float | None:
+        return None if self._events is None else sys.modules["torch"].cuda.max_memory_allocated() / 1e9
+
+    def _environment(self) -> dict[str, Any]:
+        from overlap_sweep.results.identity import packages
+
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return {"packages": packages()}
+        from overlap_sweep.measure.environment import environment
+
+        device = torch.device("cpu" if self._events is None else "cuda")
+        return environment(device, {"packages": packages(), "torch": str(torch.__version__)})
+
+    def _problem(self, sentence: str) -> None:
+        self._problems.append(sentence)
+        print(f"overlap_sweep: {sentence}", file=sys.stderr, flush=True)
+
+    def give_up(self, error: Exception) -> None:
+        """Prints the error, and records the steps that were timed before it."""
+        self.is_over = True
+        traceback.print_exception(error)
+        self._end_early(f"Recording ended with an error ({type(error).__name__}: {_line(error)}).")
+
+    def at_exit(self) -> None:
+        """Records the steps that were timed, if the script ends before the last one."""
+        if self.is_over or not self._ends:
+            return
+        self.is_over = True
+        timed, wanted = max(len(self._ends_s) - 1, 0), self._wanted
+        if self._trace is not None:
+            reason = f"The script ended before {wanted.profile_steps} steps were profiled, so there is no trace."
+        else:
+            reason = f"The script ended after {timed} of {wanted.steps} timed steps ({self._skipped} are skipped)."
+        self._end_early(reason)
+
+    def _end_early(self, reason: str) -> None:
+        self._problem(reason)
+        try:
+            if self._trace is not None:
+                self._trace.discard()
+            if len(self._ends_s) > LEAST_STEPS:
+                self._write()
+        except Exception:
+            traceback.print_exc()
+            print("overlap_sweep: Nothing is recorded, as above.", file=sys.stderr, flush=True)
+
+
+def _uses_gpu() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
+def _is_capturing() -> bool:
+    """Returns whether a CUDA graph is captured, which runs nothing."""
+    return _uses_gpu() and sys.modules["torch"].cuda.is_current_stream_capturing()
+
+
+def _rank_by_environment() -> tuple[int, int]:
+    for rank, world_size in _RANK_VARIABLES:
+        if rank in os.environ and world_size in os.environ:
+            return int(os.environ[rank]), int(os.environ[world_size])
+    return 0, 1
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
