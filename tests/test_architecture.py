@@ -27,12 +27,13 @@ MAY_IMPORT = {
     "tuner": BELOW_RESULTS | {"results", "report", "workloads", "runtime", "search"},
     "commands": BELOW_RESULTS | {"results", "report", "workloads", "store", "runtime", "search", "compare", "tuner"},
     "profiler_hook": BELOW_RESULTS | {"results", "report", "commands"},
+    "attach": {"errors", "workloads"},
     "__main__": {"commands"},
 }
 """By part the parts that it may import, besides itself; workloads count as one, see MAY_IMPORT_SLICE."""
 
 SLICES = {path.name for path in (PACKAGE / "workloads").iterdir() if path.is_dir() and path.name != "__pycache__"}
-MAY_IMPORT_SLICE = {"operator": {"layer"}, "tuner": {"operator", "layer"}, "search": {"operator"}}
+MAY_IMPORT_SLICE = {"operator": {"layer"}, "tuner": {"operator", "layer"}, "search": {"operator"}, "attach": {"job"}}
 """Who may use the modules of which workload; `overlap_sweep.workloads` itself is for all that may use workloads."""
 REGISTRY = {"overlap_sweep.workloads.measured_type"}
 """Loads a workload's `result` by name, so results, too, may use it."""
