@@ -61,6 +61,8 @@ class GroupRow(msgspec.Struct, kw_only=True):
     exposed_us: float
     """Per step, median: part of the calls' time in which their rank computes nothing; of the rank with most of it.
     What several groups expose at once counts for each."""
+    hidden_us: float
+    """The rest of the calls' time per step, median, of the rank with most of it."""
     hidden: float | None
     """Part of the calls' time, of all ranks, in which their rank computes; None if they took no time."""
     slowdown: float | None
@@ -209,10 +211,11 @@ def _row(
     transfer_us, known = _transfer_us(transfers, size, None if kind.bytes is None else fastest_ns)
     algbw_gbs = size_bytes / transfer_us / 1e3 if size_bytes is not None and transfer_us else None
     factor = bus_factor(kind.collective, size)
-    exposed, total_ns, exposed_ns = [], 0, 0
+    exposed, hidden, total_ns, exposed_ns = [], [], 0, 0
     for number, own in calls.items():
         each = _exposed_ns(own, steps[number], busy[number])
         exposed.append(median(per_step for _, per_step in each))
+        hidden.append(median(took - per_step for took, per_step in each))
         total_ns += sum(per_step for per_step, _ in each)
         exposed_ns += sum(per_step for _, per_step in each)
     lost_ns, alone_ns = (sum(float(slowed[number][of][own].sum()) for number, own in chosen.items()) for of in (0, 1))
@@ -235,6 +238,7 @@ def _row(
         skew_us=median(one.skew_ns for one in transfers) / 1e3 if transfers else None,
         skew_max_us=max(one.skew_ns for one in transfers) / 1e3 if transfers else None,
         exposed_us=max(exposed) / 1e3,
+        hidden_us=max(hidden) / 1e3,
         hidden=1 - exposed_ns / total_ns if total_ns else None,
         slowdown=1 + lost_ns / alone_ns if alone_ns else None,
     )

@@ -14,13 +14,12 @@ from functools import cache
 from itertools import count
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from overlap_sweep.measure import Ranks
-from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.measured import summarise as summarise
 
 Forward = Callable[[int], Any]
 Backward = Callable[[int, Any], Mapping[str, torch.Tensor]]
@@ -229,12 +228,6 @@ def _over_ranks(turns: Sequence[Turn], ranks: Ranks) -> Samples:
     late = ranks.slowest([float(turn.late) for turn in turns])
     # A single late repeat does not change the median.
     return Samples(us, sum(late) > len(late) / 2)
-
-
-def summarise(samples_us: list[float]) -> Timing:
-    """Returns median and quartiles (linear interpolation between order statistics)."""
-    q1, median, q3 = np.quantile(samples_us, (0.25, 0.5, 0.75)).tolist()
-    return Timing(median_us=median, q1_us=q1, q3_us=q3, samples_us=samples_us)
 
 
 def relative_error(candidate: Variant, reference: Variant, ranks: Ranks) -> dict[str, float]:

@@ -6,6 +6,7 @@ converting them to that type, which checks ranges and consistency.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Union, get_args
@@ -90,6 +91,12 @@ class Timing(msgspec.Struct):
         ):
             if not low_us <= self.median_us * (1 + _ROUNDING) or not self.median_us <= high_us * (1 + _ROUNDING):
                 raise ValueError(f"the median, {self.median_us:g} us, is outside its {name}")
+
+
+def summarise(samples_us: list[float]) -> Timing:
+    """Returns median and quartiles (linear interpolation between order statistics)."""
+    q1, median, q3 = statistics.quantiles(samples_us, n=4, method="inclusive")
+    return Timing(median_us=median, q1_us=q1, q3_us=q3, samples_us=samples_us)
 
 
 def check_pairs(timings: Iterable[Timing]) -> None:

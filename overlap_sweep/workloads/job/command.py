@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -54,6 +55,26 @@ def environment(point: Mapping[str, Any], directory: Path) -> dict[str, str]:
         for name, value in point["job"]["env"].items()
         if value is not None
     }
+
+
+def amount(point: Mapping[str, Any], option: str) -> float | None:
+    """Returns the work per step that `samples_per_step` or `tokens_per_step` gives; None if it is not given. UserError
+    if that is not a product of numbers."""
+    template = point["job"][option]
+    if template is None:
+        return None
+    # The folder is no number.
+    text = filled(template, placeholders(point, Path("run")), f"job.{option}")
+    try:
+        product = math.prod(float(factor.replace(",", "").replace("_", "")) for factor in text.split("*"))
+    except ValueError:
+        product = math.nan
+    if not 0 < product < 1e18:
+        raise UserError(
+            f"job.{option}={template} is {text}, which is no amount of work; give a product of positive numbers, such "
+            "as '{batch} * {ranks}'."
+        )
+    return product
 
 
 def placeholders(point: Mapping[str, Any], directory: Path) -> dict[str, str]:

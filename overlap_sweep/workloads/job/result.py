@@ -93,13 +93,15 @@ class JobRun(Measured, kw_only=True, tag="job"):
         return as_measured(config)
 
     @property
+    def amount(self) -> float:
+        """Returns the work that `step` is divided by to compare settings: samples, else tokens, else 1."""
+        return 1.0 if self.unit else self.samples_per_step or self.tokens_per_step or 1.0
+
+    @property
     def rate(self) -> str:
         """Returns samples or tokens per second, or the metric's, in words."""
-        known = {
-            "samples": self.samples_per_step,
-            "tokens": self.tokens_per_step,
-            self.unit: 1.0 if self.unit else None,
-        }
+        per_step = {"samples": self.samples_per_step, "tokens": self.tokens_per_step}
+        known = {self.unit: 1.0} if self.unit else per_step
         rates = (f"{amount / self.step.median_us * 1e6:,.6g} {unit}/s" for unit, amount in known.items() if amount)
         return next(rates, "")
 
@@ -110,4 +112,4 @@ MEASURED = JobRun
 def sample(result: Result) -> Sample:
     """Returns the step's sample for a search over knobs: compared by time per sample, or token, where that is known."""
     run = result.measured_as(JobRun)
-    return Sample(tuple(run.step.samples_us), amount=run.samples_per_step or run.tokens_per_step or 1.0)
+    return Sample(tuple(run.step.samples_us), amount=run.amount)

@@ -1,0 +1,111 @@
+"""Reads the times of steps from a command's output, as `job.metric` and `job.metric_is` describe them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from overlap_sweep.errors import PointFailed, UserError
+
+_AMOUNTS = ("samples", "tokens")
+_COLOURS = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+_SOURCE = re.compile(r"\s*\[(?:rank|default)(\d+)\]:")
+"""What torchrun puts in front of a rank's lines."""
+_LAST_WORD = re.compile(r"([A-Za-z][\w/.-]*)\W*$")
+LONGEST_UNIT = 40
+
+
+def check(job: Mapping[str, Any]) -> None:
+    """Raises UserError if `job.metric` cannot be used."""
+    if job["metric"] is None:
+        return
+    try:
+        metric = re.compile(job["metric"])
+    except re.error as error:
+        raise UserError(
+            f"job.metric={job['metric']} is no regular expression ({error}); use one such as 'tps: ([0-9.]+)'."
+        ) from None
+    if metric.groups != 1:
+        raise UserError(
+            f"job.metric={job['metric']} has {metric.groups} groups; put one pair of parentheses around the number, "
+            "such as 'tps: ([0-9.]+)', and write others (?:...)."
+        )
+    given = [f"job.{name}_per_step" for name in _AMOUNTS if job[f"{name}_per_step"] is not None]
+    if job["metric_is"] == "rate" and len(given) > 1 and not amount_of(job):
+        raise UserError(
+            f"job.metric={job['metric']} may be a rate of samples or of tokens; name its group (?P<samples>...) or "
+            f"(?P<tokens>...), or leave out one of {' and '.join(given)}."
+        )
+
+
+def amount_of(job: Mapping[str, Any]) -> str | None:
+    """Returns the option with the work per step that a rate counts; None if it is not given."""
+    named = [f"{name}_per_step" for name in _AMOUNTS if name in re.compile(job["metric"]).groupindex]
+    given = [f"{name}_per_step" for name in _AMOUNTS if job[f"{name}_per_step"] is not None]
+    found = named or given
+    return found[0] if len(found) == 1 and found[0] in given else None
+
+
+class Output:
+    """The numbers in a log that is being written."""
+
+    def __init__(self, job: Mapping[str, Any], log: Path, start: int) -> None:
+        """`start`: bytes of the log that were there before."""
+        self._job, self._log, self._offset = job, log, start
+        self._pattern = re.compile(job["metric"])
+        self._piece = b""
+        self._by_source: dict[str, list[str]] = {}
+        self.name = next(iter(self._pattern.groupindex), "")
+        """Name of the group, or the word in front of the first number."""
+
+    @property
+    def count(self) -> int:
+        """Returns how many times were printed, by every rank that prints them."""
+        return min(map(len, self._by_source.values()), default=0)
+
+    def read(self, *, ended: bool = False) -> None:
+        """Reads the lines that were written meanwhile; with `ended`, also one without an end."""
+        with self._log.open("rb") as log:
+            log.seek(self._offset)
+            written = log.read()
+        self._offset += len(written)
+        # Progress bars write over their line.
+        *lines, self._piece = re.split(rb"[\r\n]", self._piece + written)
+        if ended:
+            lines, self._piece = [*lines, self._piece], b""
+        for line in lines:
+            self._find(_COLOURS.sub(b"", line).decode(errors="replace"))
+
+    def _find(self, line: str) -> None:
+        for match in self._pattern.finditer(line):
+            source = _SOURCE.match(line)
+            number = (match[1] or "").replace(",", "")
+            self._by_source.setdefault(source[1] if source else "", []).append(number)
+            before = _LAST_WORD.search(line[: match.start(1)])
+            self.name = self.name or (before[1][-LONGEST_UNIT:] if before else "unit")
+
+    def times_us(self) -> list[float]:
+        """Returns the times without those to skip, of the slowest rank: per step, or of a rate per unit of work.
+        PointFailed if a number cannot be a time or a rate."""
+        skip, most = self._job["skip_steps"], self._job["steps"]
+        of_ranks = [list(map(self._time_us, own[skip : skip + most])) for own in self._by_source.values()]
+        return list(map(max, zip(*of_ranks, strict=False)))
+
+    def _time_us(self, number: str) -> float:
+        try:
+            value = float(number)
+        except ValueError:
+            value = 0.0
+        if not 1e-9 < value < 1e15:
+            raise PointFailed(
+                f"job.metric={self._job['metric']} found '{number}', which is no {_KINDS[self._job['metric_is']]}; put "
+                "the parentheses around a positive number",
+                final=True,
+            )
+        return 1e6 / value if self._job["metric_is"] == "rate" else value * _US[self._job["metric_is"]]
+
+
+_US = {"seconds": 1e6, "milliseconds": 1e3}
+_KINDS = {"rate": "rate", "seconds": "time", "milliseconds": "time"}

@@ -1,0 +1,213 @@
+"""Runs a point's command until its steps are recorded, and returns what was measured. Without torch: that is in the
+user's processes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from overlap_sweep.errors import PointFailed, UserError
+from overlap_sweep.results.run_directory import LOG_FILE
+from overlap_sweep.workloads.job import command
+from overlap_sweep.workloads.job.metric import Output
+from overlap_sweep.workloads.job.process import RunningCommand
+from overlap_sweep.workloads.job.recording import Recording, Wanted, read_recordings, recording_file
+from overlap_sweep.workloads.job.steps import LEAST_STEPS, fields_of
+
+POLL_S = 0.1
+TRACES_S = 10.0
+"""Least time for which recordings are waited for once the metric was printed often enough."""
+
+_EXCEPTION = re.compile(
+    r"^(?:\[\w+\]:)?[ ]?((?!torch\.distributed\.elastic)[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)"
+)
+_CHAINED = ("The above exception was", "During handling of the above")
+MOST_BYTES = 2**20
+"""Most of a log that is searched for an exception."""
+
+
+def run(point: Mapping[str, Any], directory: Path, environment: Mapping[str, str], limit_s: float) -> dict[str, Any]:
+    """Returns the measured fields of the point's Result. PointFailed if nothing was measured. No process of the command
+    is left."""
+    job, log = point["job"], directory / LOG_FILE
+    words, folder = command.arguments(point, directory), command.working_folder(point, directory)
+    if not folder.is_dir():
+        raise PointFailed(f"job.directory={job['directory']} is not a folder; give one that exists", final=True)
+    watched = Watched(point, directory, log, attached=command.ATTACH in words)
+    # What a process has not written yet is lost when it is ended: the reason for a hang, or the last step's metric.
+    variables = {"PYTHONUNBUFFERED": "1", **environment, **watched.wanted.as_environment()}
+    with RunningCommand(words, folder, variables, log) as running:
+        watched.until_measured(running, limit_s)
+    warnings = [f"Processes {running.left} were killed and do not end."] if running.left else []
+    fields = fields_of(point, directory, watched.recordings, watched.output)
+    return {**fields, "warnings": warnings + fields["warnings"]}
+
+
+class Watched:
+    """What a command has recorded and printed so far."""
+
+    def __init__(self, point: Mapping[str, Any], directory: Path, log: Path, *, attached: bool) -> None:
+        job = point["job"]
+        self._job, self._directory, self._log, self._attached = job, directory, log, attached
+        self._log_start = log.stat().st_size if log.exists() else 0
+        log.touch()
+        self.wanted = Wanted(
+            directory=str(directory.resolve()),
+            skip_steps=job["skip_steps"],
+            steps=job["steps"],
+            profile_steps=0 if point["profile"] == "none" else job["profile_steps"],
+            optimizer_steps=job["optimizer_steps"],
+        )
+        self.recordings: list[Recording] = []
+        self.output = Output(job, log, self._log_start) if job["metric"] else None
+
+    def until_measured(self, running: RunningCommand, limit_s: float) -> None:
+        """Returns when all is recorded, or the command has ended with enough. PointFailed if it has not."""
+        started = time.monotonic()
+        printed_at: float | None = None
+        while (status := running.wait(POLL_S)) is None:
+            now = time.monotonic()
+            self._look()
+            if printed_at is None and self._is_printed:
+                printed_at = now
+            if not self._job["finish"] and self._is_measured(now - started, printed_at and now - printed_at):
+                return
+            if now - started > limit_s:
+                raise PointFailed(self._too_late(limit_s), timed_out=True)
+        self._look(ended=True)
+        if status and (self._job["finish"] or not self._is_measured(0.0, None)):
+            raise PointFailed(f"the command {_ended(status)}{self._exception()}")
+        self._check_enough()
+
+    def _look(self, *, ended: bool = False) -> None:
+        if len(list(self._directory.glob(recording_file("*")))) > len(self.recordings):  # type: ignore[arg-type]
+            try:
+                self.recordings = read_recordings(self._directory)
+            except UserError as error:
+                raise PointFailed(str(error)) from None
+            self._check_ranks()
+        if self.output:
+            self.output.read(ended=ended)
+
+    @property
+    def _is_printed(self) -> bool:
+        return self.output is not None and self.output.count >= self._job["skip_steps"] + self._job["steps"]
+
+    @property
+    def _is_recorded(self) -> bool:
+        return all(len(one.host_us) >= self._job["steps"] for one in self.recordings) and not self._missing
+
+    @property
+    def _missing(self) -> int:
+        """Returns how many ranks have not recorded anything."""
+        return self._job["ranks"] - len(self.recordings)
+
+    def _is_measured(self, running_s: float, printed_s: float | None) -> bool:
+        """`printed_s`: time since the metric was printed often enough. A script without steps that the recorder knows
+        records nothing, which is only known after having waited."""
+        if not self.output or self._is_recorded:
+            return self._is_recorded and (not self.output or self._is_printed)
+        if not self._is_printed:
+            return False
+        return not self._attached or (printed_s is not None and printed_s > max(TRACES_S, running_s - printed_s))
+
+    def _check_ranks(self) -> None:
+        started = self.recordings[0].world_size
+        if started != self._job["ranks"]:
+            raise PointFailed(
+                f"the command started {started} training processes, but job.ranks={self._job['ranks']}; set "
+                f"job.ranks={started}, or start as many with {{ranks}} in job.command",
+                final=True,
+            )
+
+    def _too_late(self, limit_s: float) -> str:
+        """Returns what is missing after the time limit."""
+        wanted = self._job["skip_steps"] + self._job["steps"]
+        if self.output and not self._is_printed:
+            have = f"job.metric was found {self.output.count} times of {wanted}"
+        elif self.recordings and self._missing:
+            have = f"{len(self.recordings)} of {self._job['ranks']} ranks had recorded their steps"
+        elif self._is_recorded:
+            have = "all steps were recorded, but job.finish=true waits for the end of the command"
+        else:
+            have = f"no rank had come to the end of {wanted} steps"
+            have += f" and {self.wanted.profile_steps} profiled ones" if self.wanted.profile_steps else ""
+        return f"not measured within {limit_s:g} s: {have}; raise runtime.timeout_s, or lower job.steps if it is slow"
+
+    def _check_enough(self) -> None:
+        """Raises PointFailed if a command that ended well has recorded or printed too little."""
+        skip, wanted = self._job["skip_steps"], self._job["steps"]
+        if self.output:
+            timed, what = max(self.output.count - skip, 0), "numbers of job.metric"
+            if not self.output.count:
+                raise PointFailed(
+                    f"job.metric={self._job['metric']} was not found in the command's output; compare it with "
+                    f"{self._log.name}",
+                    final=True,
+                )
+        else:
+            timed, what = min((len(one.host_us) for one in self.recordings), default=0), "timed steps"
+            self._check_recorded()
+        if timed < LEAST_STEPS:
+            raise PointFailed(
+                f"the command ended after {timed} {what} of {wanted}, after {skip} that are skipped; let it run for "
+                "more steps, or lower job.skip_steps",
+                final=True,
+            )
+
+    def _check_recorded(self) -> None:
+        if self.recordings and self._missing:
+            ranks = [one.rank for one in self.recordings]
+            raise PointFailed(f"the command ended, but only ranks {ranks} of {self._job['ranks']} recorded their steps")
+        if not self.recordings and self._attached:
+            raise PointFailed(
+                "the command ended without a step that the recorder saw: none of torch's optimizers was used; call "
+                "overlap_sweep.step() at the end of each step, or give job.metric",
+                final=True,
+            )
+        if not self.recordings:
+            raise PointFailed(
+                f"the command ended and nothing was recorded; put -m {command.ATTACH} in front of the script, call "
+                "overlap_sweep.step() in its loop, or give job.metric",
+                final=True,
+            )
+
+    def _exception(self) -> str:
+        """Returns the exception in the log that came first: those of other ranks follow from it."""
+        with self._log.open("rb") as log:
+            log.seek(max(self._log_start, self._log.stat().st_size - MOST_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+        found = first_exception(lines)
+        return f": {found}" if found else ""
+
+
+def first_exception(lines: Sequence[str]) -> str:
+    """Returns the line with the first exception that was not handled; empty if there is none."""
+    inside = False
+    for i, line in enumerate(lines):
+        if "Traceback (most recent call last)" in line:
+            inside = True
+        elif inside and (match := _EXCEPTION.match(line)):
+            inside = False
+            after = next((other for other in lines[i + 1 :] if other.strip()), "")
+            if not any(said in after for said in _CHAINED):
+                return match[1].strip()
+    return ""
+
+
+def _ended(status: int) -> str:
+    """Returns how a command ended that did not end well."""
+    number = -status if status < 0 else status - 128
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = ""
+    if status < 0:
+        said = f"was killed by {name or f'signal {number}'}"
+    else:
+        said = f"ended with exit status {status}{f' ({name})' if name else ''}"
+    return f"{said}, perhaps because the machine's memory was used up" if name == "SIGKILL" else said

@@ -1,0 +1,88 @@
+"""From recordings and printed times to the fields of a point's Result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from overlap_sweep.results.measured import summarise
+from overlap_sweep.workloads.job import command
+from overlap_sweep.workloads.job.metric import Output, amount_of
+from overlap_sweep.workloads.job.recording import Recording
+from overlap_sweep.workloads.job.result import JobRun
+from overlap_sweep.workloads.job.traced import of_traces
+
+LEAST_STEPS = 3
+"""Fewest timed steps of a measurement."""
+RANKS_NAMED = 8
+
+
+def fields_of(
+    point: Mapping[str, Any], directory: Path, recordings: Sequence[Recording], output: Output | None
+) -> dict[str, Any]:
+    """Returns the measured fields of the point's Result."""
+    job = point["job"]
+    amounts = {name: command.amount(point, name) for name in ("samples_per_step", "tokens_per_step")}
+    unit, timed_by = "", "metric"
+    if output:
+        times_us = output.times_us()
+        if job["metric_is"] == "rate":
+            amount = amounts.get(amount_of(job) or "")
+            unit, times_us = ("", [amount * one for one in times_us]) if amount else (output.name, times_us)
+    else:
+        times_us, timed_by = slowest_us(recordings)
+    traces = [one.trace for one in recordings if one.trace and (directory / one.trace).exists()]
+    traced, of_them = of_traces([directory / name for name in traces])
+    memory_gb = [one.peak_memory_gb for one in recordings if one.peak_memory_gb is not None]
+    measured = JobRun(
+        step=summarise(times_us),
+        timed_by=timed_by,  # type: ignore[arg-type]
+        unit=unit,
+        calls_per_step=recordings[0].calls_per_step if recordings else None,
+        peak_memory_gb=max(memory_gb, default=None),
+        samples_per_step=amounts["samples_per_step"],
+        tokens_per_step=amounts["tokens_per_step"],
+        **traced,
+    )
+    return {
+        "measured": measured,
+        "objective_us": measured.step.median_us / measured.amount,
+        "traces": traces,
+        "warnings": [*_warnings(point, recordings, len(times_us), len(traces)), *of_them],
+        "environment": recordings[0].environment if recordings else {},
+    }
+
+
+def slowest_us(recordings: Sequence[Recording]) -> tuple[list[float], Literal["gpu", "host"]]:
+    """Returns the time of every step on its slowest rank, by the GPUs' clocks if all have them."""
+    on_gpu = all(len(one.gpu_us) == len(one.host_us) for one in recordings)
+    of_ranks = [one.gpu_us if on_gpu else one.host_us for one in recordings]
+    # A rank that was still at work when the command ended has recorded less.
+    return list(map(max, zip(*of_ranks, strict=False))), "gpu" if on_gpu else "host"
+
+
+def _warnings(point: Mapping[str, Any], recordings: Sequence[Recording], timed: int, traces: int) -> list[str]:
+    job, device = point["job"], point["runtime"]["device"]
+    found = []
+    if timed < job["steps"]:
+        found.append(f"The command ended after {timed} timed steps of {job['steps']}.")
+    if other := [one.rank for one in recordings if one.device != device]:
+        did = "used a GPU" if device == "cpu" else "used no GPU"
+        found.append(f"runtime.device={device}, but {_ranks(other)} {did}.")
+    if not recordings:
+        found.append("Only the metric was read: the recorder saw no step, so memory and communication are unknown.")
+    elif traces < len(recordings) and job["profile_steps"] and point["profile"] != "none":
+        found.append(f"{len(recordings) - traces} of {len(recordings)} ranks have no trace.")
+    problems: dict[str, list[int]] = {}
+    for one in recordings:
+        for problem in one.problems:
+            problems.setdefault(problem, []).append(one.rank)
+    found += [f"{_ranks(ranks).capitalize()}: {problem}" for problem, ranks in problems.items()]
+    return found
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Returns the ranks in words."""
+    more = f" and {len(ranks) - RANKS_NAMED} more" if len(ranks) > RANKS_NAMED else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:RANKS_NAMED]))}{more}"

@@ -1,0 +1,172 @@
+"""The process that runs a command and outlives it: when it ends, none of the command's processes is left.
+
+torchrun starts its workers in sessions of their own, and any process may leave its parent. This process adopts all
+that are left behind, so it knows them by their parents. Its standard input is a socket to the launcher: when that
+closes, however the launcher ended, the command is ended. Run by its path and with the standard library alone, it starts
+at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+STARTED, NOT_STARTED, ENDED, LEFT = "started", "not_started", "ended", "left"
+"""First words of the lines to the launcher. Numbers follow: of NOT_STARTED the errno, of ENDED the exit status,
+negative if a signal ended it, of LEFT the processes that do not end."""
+
+GRACE_S = 5.0
+"""Time that processes have to end in order after SIGTERM, as torchrun does with its workers."""
+KILLED_S = 30.0
+"""Time after which processes that were killed count as left: of a hung driver they never end."""
+POLL_S = 0.02
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Supervisor:
+    """Starts a command and ends it."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._words = words
+        self._status: int | None = None
+        # Signals arrive as bytes in this pipe, so that a single call waits for them and for the launcher.
+        self._signals, write_end = os.pipe()
+        os.set_blocking(self._signals, False)
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end)
+        for number in (*_TO_STOP, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+
+    def run(self) -> None:
+        """Runs the command until it ends by itself or is to be stopped, and ends all of its processes."""
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        pid, problem = _start(self._words)
+        _tell(NOT_STARTED if problem else STARTED, problem or pid)
+        none_left = self._collect(pid)
+        while self._status is None and not self._is_to_stop():
+            none_left = self._collect(pid)
+        if self._status is not None:
+            _tell(ENDED, self._status)
+        left = [] if none_left else self._end(pid)
+        if left:
+            print(f"overlap_sweep: processes {left} were killed and do not end", file=sys.stderr, flush=True)
+            _tell(LEFT, *left)
+
+    def _is_to_stop(self) -> bool:
+        """Waits for something to happen; returns whether the command is to be stopped."""
+        ready, _, _ = select.select([0, self._signals], [], [])
+        told = os.read(self._signals, 4096) if self._signals in ready else b""
+        return 0 in ready or any(number in told for number in _TO_STOP)
+
+    def _collect(self, pid: int) -> bool:
+        """Collects the status of what has ended. Returns whether nothing is left: orphans become our children, so
+        without children there are none."""
+        try:
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == pid:
+                    self._status = os.waitstatus_to_exitcode(ended[1])
+        except ChildProcessError:
+            return True
+        return False
+
+    def _end(self, pid: int) -> list[int]:
+        """Ends all processes, in order if they do so in time. Returns those that do not end."""
+        told: set[int] = set()
+        until = time.monotonic() + GRACE_S
+        while time.monotonic() < until:
+            if self._collect(pid):
+                return []
+            # The command may have its own way to end its processes, so it is told first.
+            for one in [pid] if self._status is None else _descendants():
+                if one not in told:
+                    told.add(one)
+                    _send(one, signal.SIGTERM)
+            time.sleep(POLL_S)
+        until = time.monotonic() + KILLED_S
+        while not self._collect(pid):
+            if time.monotonic() > until:
+                return _descendants()
+            for one in _descendants():
+                _send(one, signal.SIGKILL)
+            time.sleep(POLL_S)
+        return []
+
+
+def _start(words: list[str]) -> tuple[int, int]:
+    """Starts the command. Returns its process and 0, or the number of the error why it cannot be started."""
+    parent = os.getpid()
+    failed, failing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            # If this process is killed, torchrun at least can end its workers.
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+            # A command that kills its process group must not kill this process.
+            os.setsid()
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            if os.getppid() == parent:
+                os.execvp(words[0], words)
+        except OSError as error:
+            os.write(failing, str(error.errno).encode())
+        finally:
+            os._exit(127)
+    os.close(failing)
+    said = os.read(failed, 16)
+    os.close(failed)
+    return pid, int(said or 0)
+
+
+def _descendants() -> list[int]:
+    """Returns the processes below this one, also those that nobody has collected yet."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in _parents():
+        children.setdefault(parent, []).append(pid)
+    found, below = [], [os.getpid()]
+    while below:
+        own = children.get(below.pop(), [])
+        found += own
+        below += own
+    return found
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Yields every process with its parent."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                with open(f"/proc/{entry.name}/stat", "rb") as file:
+                    _, parent, *_ = file.read().rpartition(b")")[2].split()
+            except OSError:
+                # It has just ended.
+                continue
+            yield int(entry.name), int(parent)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        # It has just ended, or became another user's; the latter is told as left.
+        return
+
+
+def _tell(*words: object) -> None:
+    try:
+        os.write(0, f"{' '.join(map(str, words))}\n".encode())
+    except OSError:
+        # The launcher is gone, which select() tells, too.
+        return
+
+
+if __name__ == "__main__":
+    Supervisor(sys.argv[1:]).run()

@@ -1,0 +1,61 @@
+"""What the traces of a job's ranks tell: exposed communication, of each process group, and its causes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from overlap_sweep.diagnosis import LISTED, Diagnosis
+from overlap_sweep.report.diagnosis import group_rows, lost
+from overlap_sweep.workloads.job.result import FoundCause, GroupExposure
+
+
+def of_traces(paths: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
+    """Returns fields of `JobRun`, and a sentence for everything that is unknown."""
+    if not paths:
+        return {}, []
+    # Imported here, because numpy is only needed to read traces.
+    from overlap_sweep.diagnosis.runs import read_runs
+
+    runs = read_runs(paths)
+    warnings = [said for run in runs for file in run.files for said in (*file.warnings, file.problem) if said]
+    # Traces that do not fit together are several runs: the one with most ranks is told of.
+    run = max(runs, key=lambda run: len(run.files))
+    if len(runs) > 1:
+        left_out = ", ".join(file.path.name for other in runs if other is not run for file in other.files)
+        warnings.append(f"Traces that belong to another run than {run.name} are left out: {left_out}.")
+    if run.found is None:
+        return {}, warnings
+    step = lost(run.found.diagnosis)
+    if step is None:
+        return {}, [*warnings, *run.found.diagnosis.notes, "The traces have no step to diagnose."]
+    return {
+        "profiled_us": step.step_us,
+        "exposed_comm_us": step.exposed_comm_us,
+        "groups": _groups(group_rows([run])),
+        "causes": _causes(run.found.diagnosis),
+    }, [*warnings, *run.found.diagnosis.notes]
+
+
+def _groups(rows: Sequence[dict[str, Any]]) -> list[GroupExposure]:
+    """Returns the sums over the collectives of each group, what exposes most first."""
+    found: dict[tuple[str, str | None], GroupExposure] = {}
+    for row in rows:
+        title = row["process_group"] or row["backend"]
+        name = f"{title}, ranks {row['ranks']}" if row["ranks"] else title
+        group = found.setdefault((name, row["backend"]), GroupExposure(group=name, exposed_us=0.0, hidden_us=0.0))
+        group.exposed_us += row["exposed_us"]
+        group.hidden_us += row["hidden_us"]
+    return sorted(found.values(), key=lambda group: -group.exposed_us)
+
+
+def _causes(diagnosis: Diagnosis) -> list[FoundCause]:
+    """Returns the first finding of each cause; findings are sorted."""
+    found: dict[str, FoundCause] = {}
+    for one in diagnosis.findings:
+        if one.cause != "none" and one.share >= LISTED and one.cause not in found:
+            found[one.cause] = FoundCause(
+                cause=one.cause, where=one.where, lost_us=one.lost_us, share=min(one.share, 1.0), advice=one.try_
+            )
+    return list(found.values())
