@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,14 @@ def amount_of(job: Mapping[str, Any]) -> str | None:
     return found[0] if len(found) == 1 and found[0] in given else None
 
 
+@dataclass(frozen=True)
+class _Number:
+    text: str
+    after_s: float
+    """Moment before which it was not printed, in seconds since 1970."""
+    before_s: float
+
+
 class Output:
     """The numbers in a log that is being written."""
 
@@ -56,41 +67,57 @@ class Output:
         self._job, self._log, self._offset = job, log, start
         self._pattern = re.compile(job["metric"])
         self._piece = b""
-        self._by_source: dict[str, list[str]] = {}
+        self._by_source: dict[str, list[_Number]] = {}
+        self._read_s = time.time()
+        self.disturbed_s: Sequence[tuple[float, float]] = ()
+        """When what is printed does not count, nor the first number after it, which is of the time before."""
         self.name = next(iter(self._pattern.groupindex), "")
         """Name of the group, or the word in front of the first number."""
 
     @property
     def count(self) -> int:
         """Returns how many times were printed, by every rank that prints them."""
-        return min(map(len, self._by_source.values()), default=0)
+        return min((len(self._counted(own)) for own in self._by_source.values()), default=0)
 
     def read(self, *, ended: bool = False) -> None:
         """Reads the lines that were written meanwhile; with `ended`, also one without an end."""
+        after_s = self._read_s
         with self._log.open("rb") as log:
             log.seek(self._offset)
             written = log.read()
+        self._read_s = time.time()
         self._offset += len(written)
         # Progress bars write over their line.
         *lines, self._piece = re.split(rb"[\r\n]", self._piece + written)
         if ended:
             lines, self._piece = [*lines, self._piece], b""
         for line in lines:
-            self._find(_COLOURS.sub(b"", line).decode(errors="replace"))
+            self._find(_COLOURS.sub(b"", line).decode(errors="replace"), after_s)
 
-    def _find(self, line: str) -> None:
+    def _find(self, line: str, after_s: float) -> None:
         for match in self._pattern.finditer(line):
             source = _SOURCE.match(line)
-            number = (match[1] or "").replace(",", "")
+            number = _Number((match[1] or "").replace(",", ""), after_s, self._read_s)
             self._by_source.setdefault(source[1] if source else "", []).append(number)
             before = _LAST_WORD.search(line[: match.start(1)])
             self.name = self.name or (before[1][-LONGEST_UNIT:] if before else "unit")
+
+    def _counted(self, numbers: Sequence[_Number]) -> list[str]:
+        """Returns the numbers of a rank that are about time in which nothing disturbed it. Each is about the time since
+        the one before."""
+        earlier_s = [-math.inf, *(number.after_s for number in numbers)]
+        return [
+            number.text
+            for number, since_s in zip(numbers, earlier_s, strict=False)
+            if all(number.before_s < from_s or since_s > until_s for from_s, until_s in self.disturbed_s)
+        ]
 
     def times_us(self) -> list[float]:
         """Returns the times without those to skip, of the slowest rank: per step, or of a rate per unit of work.
         PointFailed if a number cannot be a time or a rate."""
         skip, most = self._job["skip_steps"], self._job["steps"]
-        of_ranks = [list(map(self._time_us, own[skip : skip + most])) for own in self._by_source.values()]
+        counted = [self._counted(own)[skip : skip + most] for own in self._by_source.values()]
+        of_ranks = [list(map(self._time_us, own)) for own in counted]
         return list(map(max, zip(*of_ranks, strict=False)))
 
     def _time_us(self, number: str) -> float:

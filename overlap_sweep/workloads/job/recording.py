@@ -51,13 +51,17 @@ class Recording(msgspec.Struct, kw_only=True):
     calls_per_step: Count
     """Calls that made up one step."""
     host_us: list[Us]
-    """Host time from the end of one step to the end of the next, for every timed step."""
+    """Host time from the end of one step to the end of the next, for every timed step; empty if the script ended before
+    the first."""
     gpu_us: list[Us]
     """The same between events on the GPU's current stream; empty on a CPU."""
     peak_memory_gb: Gb | None = None
     """Peak memory of tensors on the GPU until the last timed step, 10^9 bytes; None on a CPU."""
     trace: FileName | None = None
     """The rank's trace in the same folder."""
+    profiled_s: tuple[float, float] | None = None
+    """From when to when the profiler was at work, until the trace was written, in seconds since 1970: what the command
+    prints meanwhile says nothing about its steps. None without a profile."""
     environment: dict[str, Any] = {}
     """What only the process knows: versions of torch, CUDA, cuDNN, NCCL; the GPU's name, number and memory."""
     problems: list[str] = []

@@ -90,6 +90,8 @@ class Watched:
             except UserError as error:
                 raise PointFailed(str(error)) from None
             self._check_ranks()
+            if self.output:
+                self.output.disturbed_s = [one.profiled_s for one in self.recordings if one.profiled_s]
         if self.output:
             self.output.read(ended=ended)
 

@@ -21,9 +21,6 @@ from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads.job.recording import Recording, Wanted, write_recording
 from overlap_sweep.workloads.job.step_calls import StepCalls
 
-LEAST_STEPS = 2
-"""Timed steps without which nothing is recorded."""
-
 _RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     # Of a step, not of the job: a batch script has SLURM_NTASKS, too.
@@ -73,6 +70,7 @@ class StepRecorder:
         if self._trace is not None:
             self._trace.discard()
         self._trace = None
+        self._profiled_from_s: float | None = None
         self._ends_s: list[float] = []
         self._events: list[Any] | None = None
         self._peak_memory_gb: float | None = None
@@ -145,6 +143,7 @@ class StepRecorder:
             return False
         from overlap_sweep.workloads.job.step_trace import NoTrace, StepTrace
 
+        self._profiled_from_s = time.time()
         try:
             self._trace = StepTrace(self._wanted.profile_steps, on_gpu=self._events is not None)
         except NoTrace as error:
@@ -180,6 +179,7 @@ class StepRecorder:
             gpu_us=self._gpu_us(),
             peak_memory_gb=self._peak_memory_gb,
             trace=trace_file(rank) if has_trace else None,
+            profiled_s=None if self._profiled_from_s is None else (self._profiled_from_s, time.time()),
             environment=self._environment(),
             problems=self._problems,
         )
@@ -254,8 +254,7 @@ class StepRecorder:
         try:
             if self._trace is not None:
                 self._trace.discard()
-            if len(self._ends_s) > LEAST_STEPS:
-                self._write()
+            self._write()
         except Exception:
             traceback.print_exc()
             print("overlap_sweep: Nothing is recorded, as above.", file=sys.stderr, flush=True)

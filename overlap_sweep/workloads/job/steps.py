@@ -49,7 +49,7 @@ def fields_of(
         "measured": measured,
         "objective_us": measured.step.median_us / measured.amount,
         "traces": traces,
-        "warnings": [*_warnings(point, recordings, len(times_us), len(traces)), *of_them],
+        "warnings": [*_warnings(point, recordings, len(times_us), traces), *of_them],
         "environment": recordings[0].environment if recordings else {},
     }
 
@@ -62,18 +62,20 @@ def slowest_us(recordings: Sequence[Recording]) -> tuple[list[float], Literal["g
     return list(map(max, zip(*of_ranks, strict=False))), "gpu" if on_gpu else "host"
 
 
-def _warnings(point: Mapping[str, Any], recordings: Sequence[Recording], timed: int, traces: int) -> list[str]:
+def _warnings(
+    point: Mapping[str, Any], recordings: Sequence[Recording], timed: int, traces: Sequence[str]
+) -> list[str]:
     job, device = point["job"], point["runtime"]["device"]
     found = []
-    if timed < job["steps"]:
+    if timed < job["steps"] and not any(one.problems for one in recordings):
         found.append(f"The command ended after {timed} timed steps of {job['steps']}.")
     if other := [one.rank for one in recordings if one.device != device]:
         did = "used a GPU" if device == "cpu" else "used no GPU"
         found.append(f"runtime.device={device}, but {_ranks(other)} {did}.")
     if not recordings:
         found.append("Only the metric was read: the recorder saw no step, so memory and communication are unknown.")
-    elif traces < len(recordings) and job["profile_steps"] and point["profile"] != "none":
-        found.append(f"{len(recordings) - traces} of {len(recordings)} ranks have no trace.")
+    elif gone := [one.rank for one in recordings if one.trace and one.trace not in traces]:
+        found.append(f"The traces of {_ranks(gone)} are gone.")
     problems: dict[str, list[int]] = {}
     for one in recordings:
         for problem in one.problems:
