@@ -33,6 +33,11 @@ class Option:
     section: type
     """The dataclass under which it is listed: its own, or the outermost below the schema."""
 
+    @property
+    def is_map(self) -> bool:
+        """Returns whether it takes keys of the user's."""
+        return self.values == "map"
+
 
 def options_of(schema: type) -> tuple[Option, ...]:
     """Returns all options of the schema, in order, those of nested dataclasses with dots."""

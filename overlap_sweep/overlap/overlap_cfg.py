@@ -216,17 +216,34 @@ def megatron_arguments(config: OverlapConfig, tp_size: int, file: str = "") -> l
     is off. Megatron-LM refuses the overlap without sequence parallelism."""
     if not config.switches.get("tp_comm_overlap"):
         return []
-    changed = [name for name, on in config.switches.items() if on != SWITCH_DEFAULTS[name]]
+    overlap, *files_and_switches = _overlap_lines(config, file)
     return [
-        f"--tensor-model-parallel-size {tp_size} --sequence-parallel --tp-comm-overlap",
+        f"--tensor-model-parallel-size {tp_size} --sequence-parallel {overlap}",
+        *files_and_switches,
+        *(f"# no option, set in TransformerConfig: {name}={on}" for name, on in switches_without_flag(config).items()),
+    ]
+
+
+def overlap_arguments(config: OverlapConfig, file: str = "") -> list[str]:
+    """Returns the words of `megatron_arguments` that are about the overlap alone, without the switches that have none;
+    empty if overlap is off."""
+    if not config.switches.get("tp_comm_overlap"):
+        return []
+    return shlex.split(" ".join(_overlap_lines(config, file)))
+
+
+def _overlap_lines(config: OverlapConfig, file: str) -> list[str]:
+    changed = (name for name, on in config.switches.items() if on != SWITCH_DEFAULTS[name])
+    return [
+        FLAGS["tp_comm_overlap"],
         *([f"--tp-comm-overlap-cfg {shlex.quote(file)}"] if file else []),
         *(FLAGS[name] for name in changed if name in FLAGS),
-        *(
-            f"# no option, set in TransformerConfig: {name}={config.switches[name]}"
-            for name in changed
-            if name not in FLAGS
-        ),
     ]
+
+
+def switches_without_flag(config: OverlapConfig) -> dict[str, bool]:
+    """Returns the switches that differ from their defaults and have no argument of Megatron-LM, with their values."""
+    return {name: on for name, on in config.switches.items() if on != SWITCH_DEFAULTS[name] and name not in FLAGS}
 
 
 def named(variant: str, backend: str) -> str:

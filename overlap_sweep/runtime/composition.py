@@ -29,15 +29,22 @@ from overlap_sweep.runtime.mistakes import one_line, to_be_added, unknown_option
 from overlap_sweep.workloads import Config
 
 
+_QUOTED = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
+_HYDRAS = re.compile(rf"(?:null|{_QUOTED}(?:,{_QUOTED})*)?", re.DOTALL)
+"""Values of verbatim options that are Hydra's: null, and one or several in quotes, to be swept."""
+
+
 def quoted_where_verbatim(words: Sequence[str]) -> list[str]:
     """Returns the command line with quotes for Hydra around values that are taken as they were typed, such as those of
-    `job.command`. Values that begin with a quote, and null, are left as they are: so several can be given."""
+    `job.command`."""
     verbatim = {name for workload in workloads.names() for name in verbatim_options(workloads.schema(workload))}
 
     def quoted(word: str) -> str:
         key, _, value = word.partition("=")
-        if key.lstrip("+") not in verbatim or value[:1] in ("", "'", '"') or value == "null":
+        if key.lstrip("+") not in verbatim or _HYDRAS.fullmatch(value):
             return word
+        # OmegaConf would take ${name} for an option.
+        value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
         return f"{key}={QuotedString(value, Quote.double).with_quotes()}"
 
     return list(map(quoted, words))

@@ -79,9 +79,18 @@ def unknown_option(key: str, schema: type | None = None) -> str:
         return f"Unknown option {key}. {f'Did you mean {near}?' if near else f'See {launch_program()} --cfg hydra.'}"
     own = [option.name for option in options_of(schema)] if schema else []
     everyones = [option.name for each in schemas.values() for option in options_of(each)]
-    near = nearest(key, [*own, *_GROUPS]) or nearest(key, [*everyones, *_GROUPS])
+    near = _nearest(key, [*own, *_GROUPS]) or _nearest(key, [*everyones, *_GROUPS])
     listing = f"See {launch_program()} workload={schema().workload.name if schema else '<name>'} --help."
     return f"Unknown option {key}. {f'Did you mean {near}?' if near else listing}"
+
+
+def _nearest(key: str, known: Sequence[str]) -> str | None:
+    """Returns the known option that a wrong one was probably meant to be; below a map, with the wrong one's last
+    part."""
+    near = nearest(key, known)
+    maps = {each.name for name in workloads.names() for each in options_of(workloads.schema(name)) if each.is_map}
+    below = key.split(".")[near.count(".") + 1 :] if near else []
+    return f"+{near}.{'.'.join(below)}" if below and near in maps else near
 
 
 def _see_help() -> str:

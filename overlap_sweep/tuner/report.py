@@ -125,8 +125,7 @@ class Report:
         path = self.yaml(tp_size)
         config = overlap_cfg.read(path)
         lines = overlap_cfg.megatron_arguments(config, tp_size, str(path))
-        changed = {name: on for name, on in config.switches.items() if on != overlap_cfg.SWITCH_DEFAULTS[name]}
-        missing = [f"{name}={on}" for name, on in changed.items() if name not in overlap_cfg.FLAGS]
+        missing = [f"{name}={on}" for name, on in overlap_cfg.switches_without_flag(config).items()]
         if lines and missing:
             raise UserError(f"Megatron-LM has no argument for {', '.join(missing)}; set it in its TransformerConfig.")
         return shlex.split("\n".join(lines))

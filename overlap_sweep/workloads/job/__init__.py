@@ -31,7 +31,7 @@ def as_measured(point: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{name: point[name] for name in _KEPT},
         "workload": {"name": "job", "tokens": tokens},
-        "model": {"name": command.script_name(point["job"]["command"])},
+        "model": {"name": command.script_name(point)},
         "backend": "job",
         "precision": None,
         "tp_size": 1,
@@ -45,8 +45,8 @@ def _run(point: Mapping[str, Any], directory: Path, environment: Mapping[str, st
 
 
 def _overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
-    config = point.get("overlap_cfg")
-    return {"": OverlapConfig(**config)} if config else {}
+    config = command.overlap_config(point)
+    return {"": config} if config else {}
 
 
 def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
@@ -59,22 +59,30 @@ def _sample(result: Result) -> Sample:
     return sample(result)
 
 
+def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns what a job's duration depends on: also its settings, one of which may compile for minutes."""
+    job = point["job"]
+    settings = (str(sorted(job[name].items())) for name in ("values", "env"))
+    return job["command"], *settings, job["skip_steps"], job["steps"], job["finish"]
+
+
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    return [command.script_name(point["job"]["command"]), f"ranks{point['job']['ranks']}"]
+    return [command.script_name(point), f"ranks{point['job']['ranks']}"]
 
 
 WORKLOAD = Workload(
     name="job",
     package=__name__,
     complete=complete,
+    refusal=command.refusal,
     run_here=_run,
     overlap_configs=_overlap_configs,
     subject=lambda point: "job",
     words=_words,
-    named={"job.command", "job.ranks", "job.directory", "job.metric", "job.metric_is", "job.finish"},
+    named={"job.ranks"},
     world_size=lambda point: int(point["job"]["ranks"]),
     fewer_gpus=lambda point: (f"job.ranks={point['job']['ranks']}", "fewer ranks"),
-    cost=lambda point: (point["job"]["command"], point["job"]["skip_steps"], point["job"]["steps"]),
+    cost=_cost,
     workers=_workers,
     searchable=Searchable(
         sample=_sample,

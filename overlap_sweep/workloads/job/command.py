@@ -1,175 +1,282 @@
-"""From the configured command to the one that is run: placeholders, words, and the recorder in front of the script."""
+"""From the configured command to the one that is run: its words, its environment, and the files that it depends on."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path, PurePath
-from string import Formatter
 from typing import Any
 
-from overlap_sweep.errors import UserError, nearest
+from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import overlap_cfg
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.results.run_directory import settings_file
+from overlap_sweep.workloads.job.recording import VARIABLE
+from overlap_sweep.workloads.job.started import attached, started
+from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
 
-ATTACH = "overlap_sweep.attach"
-"""The module that runs a script with the recorder."""
-
-_TORCHRUN_FLAGS = {
-    *("-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path", "--standalone"),
-    *("--virtual-local-rank", "--virtual_local_rank"),
-}
-"""Options of torchrun without a value. All others take one."""
-_TORCHRUN_MODULES = {"torch.distributed.run", "torch.distributed.launch"}
-_PYTHON_WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
-"""Options of Python with a value in the next word."""
+MULTICAST = ("UB_SKIPMC", "NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS")
+"""Variables that runtime.multicast sets."""
+AMOUNTS = ("samples_per_step", "tokens_per_step")
+_TEMPLATES = ("command", "directory", *AMOUNTS)
+_OWN = ("ranks", "repetition", "run")
+"""Placeholders that are no values."""
+_MEGATRON = ":megatron"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MOST_WORK = 1e18
+_WHOLE_BYTES = 2**26
+"""Largest file whose content makes a point another one; of a larger one it is size and time of change."""
 
 
 def completed(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a point adds to the configured job: a working folder that depends on nothing. UserError if the
-    command cannot be understood."""
+    """Returns what a point adds to the configured job: the contents of the files that it depends on, and what its
+    options come to. UserError if the command cannot be understood."""
+    _check_values(point["job"])
+    _check_environment(point)
+    _check_metric(point["job"]["metric"])
     job = dict(point["job"])
-    arguments({**point, "job": job}, Path("run"))
-    environment({**point, "job": job}, Path("run"))
-    return {"job": job}
+    if point["profile"] == "none":
+        job["profile_steps"] = 0
+    config = _overlap_config(point)
+    found = {**point, "job": job, **({"overlap_cfg": config} if config else {})}
+    run = Path("run")
+    arguments(found, run)
+    environment(found, run)
+    working_folder(found, run)
+    for option in AMOUNTS:
+        amount(found, option)
+    job["files"] = _files(found)
+    return {name: found[name] for name in ("job", "overlap_cfg") if name in found}
+
+
+def refusal(point: Mapping[str, Any]) -> str | None:
+    """Returns which option of a completed point has no effect, or why its file cannot be used; None if it is valid."""
+    job, runtime = point["job"], point["runtime"]
+    used = set().union(*map(placeholders, _templates(job)))
+    for name in job["values"]:
+        if not used & {name, name + _MEGATRON}:
+            return f"job.values.{name} has no effect: there is no placeholder {{{name}}}"
+    if job["metric"] is None and job["metric_is"] != "rate":
+        return "job.metric_is has no effect without job.metric"
+    if runtime["threads_per_rank"] != 1:
+        return "runtime.threads_per_rank has no effect on a command; give +job.env.OMP_NUM_THREADS=..."
+    if config := overlap_config(point):
+        if reason := overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config):
+            return reason
+        if lacking := overlap_cfg.switches_without_flag(config):
+            listed = ", ".join(f"{name}={on}" for name, on in lacking.items())
+            return f"Megatron-LM has no argument for {listed}; set it in its TransformerConfig"
+    return None
 
 
 def arguments(point: Mapping[str, Any], directory: Path) -> list[str]:
     """Returns the words of the command that is run, with the recorder in front of the script where that is possible.
     UserError if the command cannot be understood."""
-    job = point["job"]
-    words = split(filled(job["command"], placeholders(point, directory), "job.command"))
-    return attached(words) or words if job["attach"] else words
+    words = _words(point, directory)
+    return (attached(words) or words) if point["job"]["attach"] else words
+
+
+def _words(point: Mapping[str, Any], directory: Path) -> list[str]:
+    return split(point["job"]["command"], fillings(point, directory), "job.command")
 
 
 def working_folder(point: Mapping[str, Any], directory: Path) -> Path:
-    """Returns the folder in which the command is run."""
-    return Path(filled(point["job"]["directory"], placeholders(point, directory), "job.directory"))
+    """Returns the folder in which the command is run.
+
+    Points record it as it was given, relative to where launch.py was started: so they are equal wherever the project
+    lies, and what they run is known by the contents of `files`.
+    """
+    folder = filled(point["job"]["directory"], fillings(point, directory), "job.directory")
+    return Path(folder).expanduser().absolute()
 
 
 def environment(point: Mapping[str, Any], directory: Path) -> dict[str, str]:
     """Returns the variables that the point sets for the command."""
-    values = placeholders(point, directory)
+    texts = fillings(point, directory)
     return {
-        name: filled(in_words(value), values, f"job.env.{name}")
+        name: filled(in_words(value), texts, f"job.env.{name}")
         for name, value in point["job"]["env"].items()
         if value is not None
     }
 
 
 def amount(point: Mapping[str, Any], option: str) -> float | None:
-    """Returns the work per step that `samples_per_step` or `tokens_per_step` gives; None if it is not given. UserError
-    if that is not a product of numbers."""
+    """Returns the value of one of AMOUNTS, a product of numbers and placeholders; None if it is not given. UserError if
+    it is no positive number."""
     template = point["job"][option]
     if template is None:
         return None
-    # The folder is no number.
-    text = filled(template, placeholders(point, Path("run")), f"job.{option}")
+    text = filled(str(template), fillings(point, Path("run")), f"job.{option}")
     try:
-        product = math.prod(float(factor.replace(",", "").replace("_", "")) for factor in text.split("*"))
+        product = math.prod(float(factor.replace(",", "")) for factor in text.split("*"))
     except ValueError:
         product = math.nan
-    if not 0 < product < 1e18:
+    if not 0 < product < _MOST_WORK:
+        filled_in = "" if text == str(template) else f", {text},"
         raise UserError(
-            f"job.{option}={template} is {text}, which is no amount of work; give a product of positive numbers, such "
-            "as '{batch} * {ranks}'."
+            f"job.{option}={template}{filled_in} is no amount of work; give a product of positive numbers, such as "
+            "'{batch} * {ranks}'."
         )
     return product
 
 
-def placeholders(point: Mapping[str, Any], directory: Path) -> dict[str, str]:
-    """Returns the text of every placeholder."""
+def fillings(point: Mapping[str, Any], directory: Path) -> dict[str, Filling]:
+    """Returns what every placeholder stands for."""
     job = point["job"]
-    values = {name: in_words(value) for name, value in job["values"].items()}
-    own = {"ranks": str(job["ranks"]), "repetition": str(point["repetition"]), "run": str(directory.resolve())}
-    return {**values, **own}
+    own = {"ranks": job["ranks"], "repetition": point["repetition"], "run": directory.resolve()}
+    found = {name: Filling(in_words(value), tuple(in_words(value).split())) for name, value in job["values"].items()}
+    found |= {name: Filling(str(value), (str(value),)) for name, value in own.items()}
+    for name in _megatron_values(job):
+        words = tuple(_megatron_words(point, job["values"][name], directory))
+        found[name + _MEGATRON] = Filling(shlex.join(words), words)
+    return found
 
 
 def in_words(value: Any) -> str:
-    """Returns a value as it is typed on a command line."""
+    """Returns a value as it is typed on a command line; null is empty."""
     return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
 
 
-def filled(template: str, values: Mapping[str, str], option: str) -> str:
-    """Returns the text with its placeholders filled in. UserError for one without a value."""
-    return "".join(_parts(template, values, option))
+def _templates(job: Mapping[str, Any]) -> Iterator[str]:
+    yield from (str(job[name]) for name in _TEMPLATES if job[name] is not None)
+    yield from (in_words(value) for value in job["env"].values())
 
 
-def _parts(template: str, values: Mapping[str, str], option: str) -> Iterator[str]:
+def _megatron_values(job: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the values that Megatron-LM's arguments are made of."""
+    used = set().union(*map(placeholders, _templates(job)))
+    return [name for name in job["values"] if name + _MEGATRON in used]
+
+
+def _overlap_config(point: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns slots and switches of the tp_comm_overlap_cfg that a value names; None if it names none, or one that
+    keeps overlap off. UserError if the file is not one, or there are several values."""
+    job, names = point["job"], _megatron_values(point["job"])
+    if len(names) > 1:
+        both = " and ".join(f"{{{name}{_MEGATRON}}}" for name in names[:2])
+        raise UserError(f"job.command has {both}; Megatron-LM takes one of them.")
+    value = in_words(job["values"][names[0]]) if names else ""
+    if value in ("", overlap_cfg.NONE, overlap_cfg.DEFAULT):
+        return None
+    path = _existing(point, value)
+    if path is None:
+        raise UserError(
+            f"job.values.{names[0]}={value} is no file; give none, default or the path of a tp_comm_overlap_cfg."
+        )
+    config = overlap_cfg.read(path)
+    return {"slots": config.slots, "switches": config.switches} if config.switches["tp_comm_overlap"] else None
+
+
+def overlap_config(point: Mapping[str, Any]) -> OverlapConfig | None:
+    """Returns the tp_comm_overlap_cfg of a completed point."""
+    return OverlapConfig(**point["overlap_cfg"]) if point.get("overlap_cfg") else None
+
+
+def _megatron_words(point: Mapping[str, Any], value: Any, directory: Path) -> list[str]:
+    if config := overlap_config(point):
+        return overlap_cfg.overlap_arguments(config, str(directory.resolve() / settings_file()))
+    return overlap_cfg.overlap_arguments(OverlapConfig()) if value == overlap_cfg.DEFAULT else []
+
+
+def _check_values(job: Mapping[str, Any]) -> None:
+    for name, value in job["values"].items():
+        if name in _OWN:
+            instead = {"ranks": "set job.ranks", "repetition": "set repetition", "run": "choose another name"}[name]
+            raise UserError(f"job.values.{name}: {{{name}}} has a meaning of its own; {instead}.")
+        _check_value("values", name, value)
+
+
+def _check_value(section: str, name: Any, value: Any) -> None:
+    key = f"job.{section}.{name}"
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UserError(f"{key}: a name has letters, digits and _, and begins with no digit; rename it.")
+    if isinstance(value, Mapping):
+        raise UserError(f"{key} is no single value; names below job.{section} have no dots.")
+    if isinstance(value, list | tuple):
+        raise UserError(f"{key}={list(value)} is no single value; quote it: +{key}='\"[a,b]\"'.")
+
+
+def _check_environment(point: Mapping[str, Any]) -> None:
+    for name, value in point["job"]["env"].items():
+        _check_value("env", name, value)
+        if name in MULTICAST:
+            raise UserError(f"job.env.{name}: give runtime.multicast=true instead, or leave it out.")
+        if name == VARIABLE:
+            raise UserError(f"job.env.{name} is set by launch.py itself; give job.steps and the like instead.")
+        if name == "CUDA_DEVICE_MAX_CONNECTIONS" and point["runtime"]["max_connections"] is not None:
+            raise UserError(f"job.env.{name} and runtime.max_connections set the same; give one of them.")
+
+
+def _check_metric(metric: str | None) -> None:
+    """Raises UserError unless the metric is a regular expression with one group."""
+    if metric is None:
+        return
     try:
-        parsed = list(Formatter().parse(template))
-    except ValueError as error:
-        raise UserError(f"{option} has unbalanced braces ({error}); write {{{{ and }}}} for braces.") from None
-    for text, name, _, _ in parsed:
-        yield text
-        if name is not None:
-            if name not in values:
-                near = nearest(name, list(values))
-                mend = f"did you mean {{{near}}}?" if near else f"give +job.values.{name or '<name>'}=..."
-                raise UserError(f"{option} has the placeholder {{{name}}} without a value; {mend}")
-            yield values[name]
+        groups = re.compile(metric).groups
+    except re.error as error:
+        raise UserError(f"job.metric={metric} is no regular expression ({error}); see Python's re.") from None
+    if groups != 1:
+        raise UserError(
+            f"job.metric={metric} has {groups} groups; put brackets around the number only: 'tps: ([0-9.]+)'."
+        )
 
 
-def split(command: str) -> list[str]:
-    """Returns the words of a command line, by the quoting of shells. UserError if there are none."""
+def _existing(point: Mapping[str, Any], name: str) -> Path | None:
+    """Returns the file of that name, relative to the working folder or to where launch.py was started."""
+    for folder in (working_folder(point, Path("run")), Path()):
+        path = folder / Path(name).expanduser()
+        try:
+            if path.is_file():
+                return path.resolve()
+        except (OSError, ValueError):
+            # A value that is no path, such as a text longer than names of files.
+            return None
+    return None
+
+
+def _files(point: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a digest of the script, and of each file that a value names: a point is another one when they change."""
+    found = started(_words(point, Path("run")))
+    names = [found.file if found else None, *(v for v in point["job"]["values"].values() if isinstance(v, str))]
+    paths = {name: _existing(point, name) for name in names if name}
+    return {name: _digest(path, path.stat().st_size, path.stat().st_mtime_ns) for name, path in paths.items() if path}
+
+
+@cache
+def _digest(path: Path, size: int, changed_ns: int) -> str:
+    if size > _WHOLE_BYTES:
+        return f"{size} bytes of {changed_ns}"
     try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise UserError(f"job.command cannot be split ({error}); close its quotes.") from None
-    if not words:
-        raise UserError("job.command is empty; give a command line, such as 'torchrun train.py'.")
-    return words
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); make it readable.") from None
 
 
-def attached(words: Sequence[str]) -> list[str] | None:
-    """Returns the command with the recorder in front of the script; None if it has the recorder already, or is neither
-    python nor torchrun."""
-    place = script_place(words)
-    if ATTACH in words or place is None:
-        return None
-    before, after = list(words[:place]), list(words[place:])
-    return [*before, "-m", ATTACH, *after]
-
-
-def script_place(words: Sequence[str]) -> int | None:
-    """Returns the index of the script, or of its `-m`, in a command of python or torchrun; None for other commands."""
-    program = PurePath(words[0]).name
-    if program == "torchrun":
-        return _place_for_torchrun(words, 1)
-    if not program.startswith("python"):
-        return None
-    i = 1
-    while i < len(words) and words[i].startswith("-") and words[i] not in ("-m", "-c", "-"):
-        i += 2 if words[i] in _PYTHON_WITH_VALUE else 1
-    if i >= len(words) or words[i] in ("-c", "-"):
-        return None
-    if words[i] == "-m" and words[i + 1 : i + 2] and words[i + 1] in _TORCHRUN_MODULES:
-        return _place_for_torchrun(words, i + 2)
-    return i
-
-
-def _place_for_torchrun(words: Sequence[str], i: int) -> int | None:
-    module = None
-    while i < len(words) and words[i].startswith("-"):
-        if words[i] in ("-m", "--module"):
-            module = i
-        i += 1 if words[i] in _TORCHRUN_FLAGS or "=" in words[i] else 2
-    return (i if module is None else module) if i < len(words) else None
-
-
-def script_name(template: str) -> str:
+def script_name(point: Mapping[str, Any]) -> str:
     """Returns a short name of what the configured command runs: the script without its folder, or the program."""
     try:
-        words = shlex.split(template)
-    except ValueError:
-        words = template.split()
-    place = script_place(words) if words else None
-    if place is None:
-        return PurePath(words[0]).name if words else "job"
-    after = [word for word in words[place:] if word not in ("-m", "--module", ATTACH)]
-    return PurePath(after[0]).name if after else "job"
+        words = _words(point, Path("run"))
+    except UserError:
+        # `completed` says so.
+        words = str(point["job"]["command"]).split()
+    if words and (found := started(words)):
+        return found.name
+    return (
+        next((PurePath(word).name for word in words if word.endswith(".py")), PurePath(words[0]).name)
+        if words
+        else "job"
+    )
 
 
 def same_point(point: Mapping[str, Any]) -> str:
     """Returns a key that is equal for completed points that run the same."""
-    return json.dumps([arguments(point, Path("run")), environment(point, Path("run"))])
+    run = Path("run")
+    job = {name: value for name, value in point["job"].items() if name not in (*_TEMPLATES, "values", "env")}
+    parts = [arguments(point, run), environment(point, run), str(working_folder(point, run))]
+    amounts = [amount(point, option) for option in AMOUNTS]
+    return json.dumps([*parts, *amounts, {**point, "job": job}], sort_keys=True)

@@ -54,10 +54,10 @@ class Job:
     the recorded step times."""
     metric_is: str = one_of("rate", "rate", "seconds", "milliseconds")
     """Kind of the metric: work per second, or time per step."""
-    samples_per_step: str | None = None
+    samples_per_step: str | None = verbatim(None)
     """Samples in a step of all ranks: a number or a product such as `{batch} * {ranks}`. Settings are then compared by
     time per sample."""
-    tokens_per_step: str | None = None
+    tokens_per_step: str | None = verbatim(None)
     """Tokens in a step of all ranks, like samples_per_step."""
     finish: bool = False
     """Let the command run to its end instead of ending it after the last measured step."""

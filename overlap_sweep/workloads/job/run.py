@@ -16,6 +16,7 @@ from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.metric import Output
 from overlap_sweep.workloads.job.process import RunningCommand
 from overlap_sweep.workloads.job.recording import Recording, Wanted, read_recordings, recording_file
+from overlap_sweep.workloads.job.started import ATTACH
 from overlap_sweep.workloads.job.steps import LEAST_STEPS, fields_of
 
 POLL_S = 0.1
@@ -37,7 +38,7 @@ def run(point: Mapping[str, Any], directory: Path, environment: Mapping[str, str
     words, folder = command.arguments(point, directory), command.working_folder(point, directory)
     if not folder.is_dir():
         raise PointFailed(f"job.directory={job['directory']} is not a folder; give one that exists", final=True)
-    watched = Watched(point, directory, log, attached=command.ATTACH in words)
+    watched = Watched(point, directory, log, attached=ATTACH in words)
     # What a process has not written yet is lost when it is ended: the reason for a hang, or the last step's metric.
     variables = {"PYTHONUNBUFFERED": "1", **environment, **watched.wanted.as_environment()}
     with RunningCommand(words, folder, variables, log) as running:
@@ -173,7 +174,7 @@ class Watched:
             )
         if not self.recordings:
             raise PointFailed(
-                f"the command ended and nothing was recorded; put -m {command.ATTACH} in front of the script, call "
+                f"the command ended and nothing was recorded; put -m {ATTACH} in front of the script, call "
                 "overlap_sweep.step() in its loop, or give job.metric",
                 final=True,
             )
