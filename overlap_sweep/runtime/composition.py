@@ -28,7 +28,6 @@ from overlap_sweep.results.run_directory import last_sweep
 from overlap_sweep.runtime.mistakes import one_line, to_be_added, unknown_option, wrong_value
 from overlap_sweep.workloads import Config
 
-
 _QUOTED = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
 _HYDRAS = re.compile(rf"(?:null|{_QUOTED}(?:,{_QUOTED})*)?", re.DOTALL)
 """Values of verbatim options that are Hydra's: null, and one or several in quotes, to be swept."""
