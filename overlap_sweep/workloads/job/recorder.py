@@ -9,6 +9,7 @@ import atexit
 import functools
 import os
 import sys
+from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
@@ -32,8 +33,9 @@ def start(wanted: Wanted) -> None:
     if _is_importable():
         for kind in (SpawnProcess, ForkServerProcess):
             ForkingPickler.register(kind, _reduced)
-    if not _hook_optimizers():
-        sys.meta_path.insert(0, _UntilTorch())
+    watch = _Watch(_recorder)
+    if not watch.is_done():
+        sys.meta_path.insert(0, watch)
 
 
 def step() -> None:
@@ -76,21 +78,32 @@ def _is_importable() -> bool:
     return any(finder.find_spec(package, None) for finder in sys.meta_path)
 
 
-def _hook_optimizers() -> bool:
-    """Returns whether torch's optimizers have been imported and call the recorder from now on."""
-    module = sys.modules.get(_OPTIMIZER)
-    if module is None or not hasattr(module, "register_optimizer_step_post_hook"):
-        return False
-    assert _recorder is not None
-    module.register_optimizer_step_pre_hook(_recorder.before_optimizer)
-    module.register_optimizer_step_post_hook(_recorder.after_optimizer)
-    return True
+class _Watch:
+    """Finds no module. Python asks it for each that is imported, so it knows when torch's parts are there."""
 
-
-class _UntilTorch:
-    """Finds no module. Python asks it for each, so it knows when torch's optimizers are there."""
+    def __init__(self, recorder: StepRecorder) -> None:
+        self._recorder = recorder
+        self._before: Callable[[Any], object] = recorder.before_optimizer
+        self._after: Callable[[Any], object] = recorder.after_optimizer
+        self._is_hooked = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if _hook_optimizers():
+        if self.is_done():
             # A new list, since this one is being gone through.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+
+    def is_done(self) -> bool:
+        """Returns whether torch's optimizers call the recorder, and torch.compile does not compile what they call."""
+        optimizer = sys.modules.get("torch.optim.optimizer")
+        if not self._is_hooked and hasattr(optimizer, "register_optimizer_step_post_hook"):
+            assert optimizer
+            optimizer.register_optimizer_step_pre_hook(lambda optimizer, *_: self._before(optimizer))
+            optimizer.register_optimizer_step_post_hook(lambda optimizer, *_: self._after(optimizer))
+            self._is_hooked = True
+        # The first optimizer that is made imports it.
+        dynamo = sys.modules.get("torch._dynamo")
+        if not self._is_hooked or not hasattr(dynamo, "disable"):
+            return False
+        assert dynamo
+        self._before, self._after = dynamo.disable(self._before), dynamo.disable(self._after)
+        return True

@@ -29,7 +29,7 @@ class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     steps: Count = 20
     """Timed steps, after those skipped."""
     profile_steps: Annotated[int, msgspec.Meta(ge=0)] = 3
-    """Profiled steps, after those timed and one in which the profiler warms up. 0: no trace."""
+    """Profiled steps, two steps after those timed: the profiler warms up and starts. 0: no trace."""
     optimizer_steps: Count | None = None
     """Calls of optimizers that make up one step; None: recognised from their order."""
 

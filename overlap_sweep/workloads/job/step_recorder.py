@@ -76,7 +76,7 @@ class StepRecorder:
         self._peak_memory_gb: float | None = None
 
     @_while_training_goes_on
-    def before_optimizer(self, optimizer: Any, *_: Any) -> None:
+    def before_optimizer(self, optimizer: Any) -> None:
         key = id(optimizer)
         if key in self._open:
             # Its last call, or one inside of that, has raised.
@@ -84,7 +84,7 @@ class StepRecorder:
         self._open.append(key)
 
     @_while_training_goes_on
-    def after_optimizer(self, optimizer: Any, *_: Any) -> None:
+    def after_optimizer(self, optimizer: Any) -> None:
         key = id(optimizer)
         if key in self._open:
             del self._open[self._open.index(key) :]

@@ -20,9 +20,11 @@ class NoTrace(Exception):
 
 
 class StepTrace:
-    """The trace of `steps` steps of this process, the first of which begins one step after this is made.
+    """The trace of `steps` steps of this process, the first of which begins two steps after this is made.
 
-    torch's own schedule is not used: what another profiler has taken over must not be stopped or exported.
+    The recording starts a step before them and stops a step after: it starts and stops later on some ranks than on
+    others, which wait for those. torch's own schedule is not used, since it stops, and exports, also what another
+    profiler has taken over.
     """
 
     def __init__(self, steps: int, *, on_gpu: bool) -> None:
@@ -32,10 +34,10 @@ class StepTrace:
 
         if torch.version.hip:
             raise NoTrace(ON_ROCM)
-        if _other_profiler(steps + 1):
+        if _other_profiler(steps + 3):
             raise NoTrace(IN_USE)
         self._steps = steps
-        self._begun = 0
+        self._ends = 0
         self._range: Any = None
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
@@ -45,20 +47,20 @@ class StepTrace:
         self._profiler.prepare_trace()
 
     def end_of_step(self) -> bool:
-        """Returns whether this was the end of the last step."""
+        """Returns whether all has been recorded."""
         from torch.profiler import record_function
 
-        if self._range is None:
-            self._profiler.start_trace()
-        else:
+        if self._range is not None:
             self._range.__exit__(None, None, None)
-        if self._begun == self._steps:
-            return True
-        self._begun += 1
-        # As torch's schedule names them, with a step of warm-up.
-        self._range = record_function(f"ProfilerStep#{self._begun}")
-        self._range.__enter__()
-        return False
+            self._range = None
+        self._ends += 1
+        if self._ends == 1:
+            self._profiler.start_trace()
+        elif self._ends <= 1 + self._steps:
+            # As torch's schedule names them.
+            self._range = record_function(f"ProfilerStep#{self._ends - 1}")
+            self._range.__enter__()
+        return self._ends > 2 + self._steps
 
     def write(self, path: Path) -> None:
         """Writes the steps, after the end of the last one, whole or absent. NoTrace if they were lost."""
@@ -68,8 +70,8 @@ class StepTrace:
 
     def discard(self) -> None:
         """Ends the profile where it is."""
-        if self._range is None:
-            # Prepared only: stopping it would crash.
+        if not self._ends:
+            # What is only prepared cannot be stopped.
             self._profiler.start_trace()
         self._stopped()
 
