@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -61,12 +61,25 @@ class GroupRow(msgspec.Struct, kw_only=True):
     exposed_us: float
     """Per step, median: part of the calls' time in which their rank computes nothing; of the rank with most of it.
     What several groups expose at once counts for each."""
-    hidden_us: float
-    """The rest of the calls' time per step, median, of the rank with most of it."""
     hidden: float | None
     """Part of the calls' time, of all ranks, in which their rank computes; None if they took no time."""
     slowdown: float | None
     """Time of the GEMMs next to the calls / time of the same GEMMs alone; None if none of them ever ran alone."""
+
+
+class GroupTotal(msgspec.Struct, kw_only=True):
+    """All calls of one process group by one library, without start-up steps: medians per step of the rank that exposes
+    most."""
+
+    group: str
+    """As of GroupRow."""
+    about: str
+    ranks: list[int]
+    backend: str
+    exposed_us: float
+    """Time in which a call runs and its rank computes nothing."""
+    hidden_us: float
+    """Time in which a call runs and its rank computes."""
 
 
 class _Kind(NamedTuple):
@@ -88,6 +101,33 @@ class _Transfer(NamedTuple):
     skew_ns: int
 
 
+def group_totals(facts: Sequence[RankFacts]) -> list[GroupTotal]:
+    """Returns what each process group exposes and hides, what exposes most first."""
+    names = common_names(facts)
+    found: dict[tuple[Hashable, str], list[GroupTotal]] = defaultdict(list)
+    for number, rank in enumerate(facts):
+        steps, busy = _counted(rank.steps), merge(rank.work.intervals)
+        counted = {step.number for step in steps}
+        own: dict[tuple[Hashable, str], list[Call]] = defaultdict(list)
+        for call in rank.calls:
+            if call.step in counted:
+                own[_name(names, number, call), call.library].append(call)
+        for key, calls in own.items():
+            each = _exposed_ns(calls, steps, busy)
+            group = rank.groups.get(calls[0].group) or Group("", "", (), None)
+            total = GroupTotal(
+                group=group.name,
+                about=group.about,
+                ranks=list(group.ranks),
+                backend=key[1],
+                exposed_us=median(exposed for _, exposed in each) / 1e3,
+                hidden_us=median(took - exposed for took, exposed in each) / 1e3,
+            )
+            found[key].append(total)
+    most = [max(of_ranks, key=lambda total: total.exposed_us) for of_ranks in found.values()]
+    return sorted(most, key=lambda total: -total.exposed_us)
+
+
 def group_rows(facts: Sequence[RankFacts], arrived: Arrivals) -> list[GroupRow]:
     """Returns a row for each process group, collective, type, size and pass; what costs most first."""
     names = common_names(facts)
@@ -98,7 +138,7 @@ def group_rows(facts: Sequence[RankFacts], arrived: Arrivals) -> list[GroupRow]:
         counted = {step.number for step in steps[number]}
         for i, call in enumerate(rank.calls):
             if call.step in counted:
-                kind = _kind(rank, call, names[number].get(call.group, (number, call.group)) if call.group else "")
+                kind = _kind(rank, call, _name(names, number, call))
                 chosen[kind][number].append(i)
                 kinds[number][i] = kind
     transfers: dict[_Kind, list[_Transfer]] = defaultdict(list)
@@ -137,6 +177,11 @@ def bus_factor(collective: str, size: int | None) -> float | None:
     if collective in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
         return (size - 1) / size
     return None
+
+
+def _name(names: Sequence[Mapping[str, Hashable]], rank: int, call: Call) -> Hashable:
+    """Returns what a call's group has in common on all its ranks."""
+    return names[rank].get(call.group, (rank, call.group)) if call.group else ""
 
 
 def _counted(steps: list[Step]) -> list[Step]:
@@ -211,11 +256,10 @@ def _row(
     transfer_us, known = _transfer_us(transfers, size, None if kind.bytes is None else fastest_ns)
     algbw_gbs = size_bytes / transfer_us / 1e3 if size_bytes is not None and transfer_us else None
     factor = bus_factor(kind.collective, size)
-    exposed, hidden, total_ns, exposed_ns = [], [], 0, 0
+    exposed, total_ns, exposed_ns = [], 0, 0
     for number, own in calls.items():
         each = _exposed_ns(own, steps[number], busy[number])
         exposed.append(median(per_step for _, per_step in each))
-        hidden.append(median(took - per_step for took, per_step in each))
         total_ns += sum(per_step for per_step, _ in each)
         exposed_ns += sum(per_step for _, per_step in each)
     lost_ns, alone_ns = (sum(float(slowed[number][of][own].sum()) for number, own in chosen.items()) for of in (0, 1))
@@ -238,7 +282,6 @@ def _row(
         skew_us=median(one.skew_ns for one in transfers) / 1e3 if transfers else None,
         skew_max_us=max(one.skew_ns for one in transfers) / 1e3 if transfers else None,
         exposed_us=max(exposed) / 1e3,
-        hidden_us=max(hidden) / 1e3,
         hidden=1 - exposed_ns / total_ns if total_ns else None,
         slowdown=1 + lost_ns / alone_ns if alone_ns else None,
     )

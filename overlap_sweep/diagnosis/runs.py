@@ -16,7 +16,7 @@ from overlap_sweep.diagnosis import Diagnosis
 from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.facts import RankFacts, facts_of
 from overlap_sweep.diagnosis.findings import diagnosis_of
-from overlap_sweep.diagnosis.groups import GroupRow, group_rows
+from overlap_sweep.diagnosis.groups import GroupRow, GroupTotal, group_rows, group_totals
 from overlap_sweep.trace.files import (
     TraceFile,
     cache_file,
@@ -39,7 +39,9 @@ class Found(msgspec.Struct):
 
     diagnosis: Diagnosis
     groups: list[GroupRow]
-    """Communication by process group."""
+    """Communication by process group, collective and size."""
+    totals: list[GroupTotal]
+    """The same by process group."""
 
 
 class Run(msgspec.Struct, kw_only=True):
@@ -127,7 +129,7 @@ def _run(
     if not found and (facts := _facts(files, read)):
         diagnosis = diagnosis_of(name, facts)
         diagnosis.notes += [*_startup_notes(files), *_notes(missing, len(facts))]
-        found = Found(diagnosis, group_rows(facts, arrivals(facts)))
+        found = Found(diagnosis, group_rows(facts, arrivals(facts)), group_totals(facts))
         _cache(_key(name, [file.path for file in files], keys), found, files, keys)
     return Run(name=name, files=files, missing=missing, found=found)
 

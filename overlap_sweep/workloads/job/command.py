@@ -16,6 +16,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import settings_file
+from overlap_sweep.workloads.job import metric
 from overlap_sweep.workloads.job.recording import VARIABLE
 from overlap_sweep.workloads.job.started import attached, started
 from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
@@ -38,7 +39,7 @@ def completed(point: Mapping[str, Any]) -> dict[str, Any]:
     options come to. UserError if the command cannot be understood."""
     _check_values(point["job"])
     _check_environment(point)
-    _check_metric(point["job"]["metric"])
+    metric.check(point["job"])
     job = dict(point["job"])
     if point["profile"] == "none":
         job["profile_steps"] = 0
@@ -210,20 +211,6 @@ def _check_environment(point: Mapping[str, Any]) -> None:
             raise UserError(f"job.env.{name} is set by launch.py itself; give job.steps and the like instead.")
         if name == "CUDA_DEVICE_MAX_CONNECTIONS" and point["runtime"]["max_connections"] is not None:
             raise UserError(f"job.env.{name} and runtime.max_connections set the same; give one of them.")
-
-
-def _check_metric(metric: str | None) -> None:
-    """Raises UserError unless the metric is a regular expression with one group."""
-    if metric is None:
-        return
-    try:
-        groups = re.compile(metric).groups
-    except re.error as error:
-        raise UserError(f"job.metric={metric} is no regular expression ({error}); see Python's re.") from None
-    if groups != 1:
-        raise UserError(
-            f"job.metric={metric} has {groups} groups; put brackets around the number only: 'tps: ([0-9.]+)'."
-        )
 
 
 def _existing(point: Mapping[str, Any], name: str) -> Path | None:

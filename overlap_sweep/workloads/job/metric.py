@@ -27,13 +27,11 @@ def check(job: Mapping[str, Any]) -> None:
     try:
         metric = re.compile(job["metric"])
     except re.error as error:
-        raise UserError(
-            f"job.metric={job['metric']} is no regular expression ({error}); use one such as 'tps: ([0-9.]+)'."
-        ) from None
+        raise UserError(f"job.metric={job['metric']} is no regular expression ({error}); see Python's re.") from None
     if metric.groups != 1:
         raise UserError(
-            f"job.metric={job['metric']} has {metric.groups} groups; put one pair of parentheses around the number, "
-            "such as 'tps: ([0-9.]+)', and write others (?:...)."
+            f"job.metric={job['metric']} has {metric.groups} groups; put brackets around the number only: "
+            "'tps: ([0-9.]+)'."
         )
     given = [f"job.{name}_per_step" for name in _AMOUNTS if job[f"{name}_per_step"] is not None]
     if job["metric_is"] == "rate" and len(given) > 1 and not amount_of(job):

@@ -74,6 +74,8 @@ class RunningCommand:
         """Ends all processes of the command, and waits until they have ended."""
         if self._channel.fileno() < 0:
             return
+        runs = self.status is None and not select.select([self._channel], [], [], 0.0)[0]
+        written = self._log.stat().st_size
         self._channel.shutdown(socket.SHUT_WR)
         said = self._heard + b"".join(iter(lambda: self._channel.recv(4096), b""))
         self._channel.close()
@@ -81,6 +83,18 @@ class RunningCommand:
         for name, *numbers in map(str.split, said.decode().splitlines()):
             if name == supervisor.LEFT:
                 self.left = [int(number) for number in numbers]
+        if runs:
+            self._cut_log(written)
+
+    def _cut_log(self, written: int) -> None:
+        """Leaves out what the command printed while it was ended: torchrun prints a page, below which its last words
+        would be lost."""
+        left_out = self._log.stat().st_size - written
+        os.truncate(self._log, written)
+        with self._log.open("a") as log:
+            log.write(
+                f"overlap_sweep: The command was ended here. {left_out} bytes that it then printed are left out.\n"
+            )
 
     def _next_line(self) -> tuple[str, int]:
         while b"\n" not in self._heard:

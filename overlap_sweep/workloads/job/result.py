@@ -38,10 +38,10 @@ class JobConfig(ComposedConfig, kw_only=True):
 
 
 class GroupExposure(msgspec.Struct, kw_only=True):
-    """The communication of one process group in a profiled step: median of the steps and ranks."""
+    """The communication of one process group in a profiled step: medians of the rank that exposes most."""
 
     group: _Text
-    """Description and ranks, as in `analyze.py diagnose --by group`."""
+    """Name, description and ranks; the library's name if the traces do not tell."""
     exposed_us: Annotated[float, msgspec.Meta(ge=0)]
     """Time with no computation at the same time."""
     hidden_us: Annotated[float, msgspec.Meta(ge=0)]

@@ -3,16 +3,15 @@ user's processes."""
 
 from __future__ import annotations
 
-import re
-import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep.errors import PointFailed, UserError
 from overlap_sweep.results.run_directory import LOG_FILE
 from overlap_sweep.workloads.job import command
+from overlap_sweep.workloads.job.ending import ending
 from overlap_sweep.workloads.job.metric import Output
 from overlap_sweep.workloads.job.process import RunningCommand
 from overlap_sweep.workloads.job.recording import Recording, Wanted, read_recordings, recording_file
@@ -22,13 +21,6 @@ from overlap_sweep.workloads.job.steps import LEAST_STEPS, fields_of
 POLL_S = 0.1
 TRACES_S = 10.0
 """Least time for which recordings are waited for once the metric was printed often enough."""
-
-_EXCEPTION = re.compile(
-    r"^(?:\[\w+\]:)?[ ]?((?!torch\.distributed\.elastic)[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)"
-)
-_CHAINED = ("The above exception was", "During handling of the above")
-MOST_BYTES = 2**20
-"""Most of a log that is searched for an exception."""
 
 
 def run(point: Mapping[str, Any], directory: Path, environment: Mapping[str, str], limit_s: float) -> dict[str, Any]:
@@ -60,7 +52,7 @@ class Watched:
             directory=str(directory.resolve()),
             skip_steps=job["skip_steps"],
             steps=job["steps"],
-            profile_steps=0 if point["profile"] == "none" else job["profile_steps"],
+            profile_steps=job["profile_steps"],
             optimizer_steps=job["optimizer_steps"],
         )
         self.recordings: list[Recording] = []
@@ -81,7 +73,7 @@ class Watched:
                 raise PointFailed(self._too_late(limit_s), timed_out=True)
         self._look(ended=True)
         if status and (self._job["finish"] or not self._is_measured(0.0, None)):
-            raise PointFailed(f"the command {_ended(status)}{self._exception()}")
+            raise PointFailed(f"the command {ending(status, self._log, self._log_start)}")
         self._check_enough()
 
     def _look(self, *, ended: bool = False) -> None:
@@ -178,39 +170,3 @@ class Watched:
                 "overlap_sweep.step() in its loop, or give job.metric",
                 final=True,
             )
-
-    def _exception(self) -> str:
-        """Returns the exception in the log that came first: those of other ranks follow from it."""
-        with self._log.open("rb") as log:
-            log.seek(max(self._log_start, self._log.stat().st_size - MOST_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
-        found = first_exception(lines)
-        return f": {found}" if found else ""
-
-
-def first_exception(lines: Sequence[str]) -> str:
-    """Returns the line with the first exception that was not handled; empty if there is none."""
-    inside = False
-    for i, line in enumerate(lines):
-        if "Traceback (most recent call last)" in line:
-            inside = True
-        elif inside and (match := _EXCEPTION.match(line)):
-            inside = False
-            after = next((other for other in lines[i + 1 :] if other.strip()), "")
-            if not any(said in after for said in _CHAINED):
-                return match[1].strip()
-    return ""
-
-
-def _ended(status: int) -> str:
-    """Returns how a command ended that did not end well."""
-    number = -status if status < 0 else status - 128
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = ""
-    if status < 0:
-        said = f"was killed by {name or f'signal {number}'}"
-    else:
-        said = f"ended with exit status {status}{f' ({name})' if name else ''}"
-    return f"{said}, perhaps because the machine's memory was used up" if name == "SIGKILL" else said

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.diagnosis import LISTED, Diagnosis
-from overlap_sweep.report.diagnosis import group_rows, lost
+from overlap_sweep.report.diagnosis import lost
 from overlap_sweep.workloads.job.result import FoundCause, GroupExposure
+
+if TYPE_CHECKING:
+    from overlap_sweep.diagnosis.groups import GroupTotal
+
+RANKS_NAMED = 16
 
 
 def of_traces(paths: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
@@ -33,21 +38,22 @@ def of_traces(paths: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
     return {
         "profiled_us": step.step_us,
         "exposed_comm_us": step.exposed_comm_us,
-        "groups": _groups(group_rows([run])),
+        "groups": [_exposure(total) for total in run.found.totals],
         "causes": _causes(run.found.diagnosis),
     }, [*warnings, *run.found.diagnosis.notes]
 
 
-def _groups(rows: Sequence[dict[str, Any]]) -> list[GroupExposure]:
-    """Returns the sums over the collectives of each group, what exposes most first."""
-    found: dict[tuple[str, str | None], GroupExposure] = {}
-    for row in rows:
-        title = row["process_group"] or row["backend"]
-        name = f"{title}, ranks {row['ranks']}" if row["ranks"] else title
-        group = found.setdefault((name, row["backend"]), GroupExposure(group=name, exposed_us=0.0, hidden_us=0.0))
-        group.exposed_us += row["exposed_us"]
-        group.hidden_us += row["hidden_us"]
-    return sorted(found.values(), key=lambda group: -group.exposed_us)
+def _exposure(total: GroupTotal) -> GroupExposure:
+    title = " ".join(filter(None, (total.group, total.about and f"({total.about})"))) or total.backend
+    name = f"{title}, ranks {_some(total.ranks)}" if total.ranks else title
+    return GroupExposure(group=name, exposed_us=total.exposed_us, hidden_us=total.hidden_us)
+
+
+def _some(ranks: Sequence[int]) -> str:
+    """Returns the ranks, of many the first and the last."""
+    if len(ranks) > RANKS_NAMED:
+        return f"{ranks[0]},{ranks[1]}...{ranks[-1]}"
+    return ",".join(map(str, ranks))
 
 
 def _causes(diagnosis: Diagnosis) -> list[FoundCause]:

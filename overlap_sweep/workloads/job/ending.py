@@ -1,0 +1,56 @@
+"""Why a command ended that did not end well: its exit status, and what it printed."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+MOST_BYTES = 2**20
+"""Most of a log that is searched."""
+LONGEST = 300
+"""Longest reason from a log, in characters."""
+
+_PREFIX = re.compile(r"^\[(?:rank|default)\d+\]: ?")
+_TRACEBACK = "Traceback (most recent call last)"
+_RAISED = re.compile(r"(?!torch\.distributed\.elastic)[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*")
+"""The last line of a traceback. torchrun's own only says that a worker has failed."""
+_RAISED_ANOTHER = ("The above exception was", "During handling of the above")
+_TOLD = re.compile(r"\S+: error: .+|(?<=: )Signal \d+ \(SIG\w+\) received by PID \d+")
+"""What argparse says, and torchrun of a worker that a signal ended."""
+
+
+def ending(status: int, log: Path, start: int) -> str:
+    """Returns how the command ended, and the first error in its log from byte `start` on."""
+    with log.open("rb") as written:
+        written.seek(max(start, log.stat().st_size - MOST_BYTES))
+        error = first_error(written.read().decode(errors="replace").splitlines())
+    return f"{_ended(status)}: {error[:LONGEST]}" if error else _ended(status)
+
+
+def first_error(lines: Sequence[str]) -> str:
+    """Returns the error that came first, since those of other ranks follow from it; empty if there is none."""
+    lines = [line for line in (_PREFIX.sub("", line).rstrip() for line in lines) if line]
+    inside = False
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        if _TRACEBACK in line:
+            inside = True
+        elif inside and _RAISED.match(line):
+            inside = False
+            if not after.startswith(_RAISED_ANOTHER):
+                return line
+    return next((told[0] for line in lines if (told := _TOLD.search(line))), "")
+
+
+def _ended(status: int) -> str:
+    """Returns an exit status in words: of shells, too, who add 128 to the number of a signal."""
+    number = -status if status < 0 else status - 128
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    if status < 0:
+        said = f"was killed by {name}"
+    elif number in set(signal.Signals):
+        said = f"ended with exit status {status} ({name})"
+    else:
+        said = f"ended with exit status {status}"
+    return f"{said}, perhaps for lack of memory" if name == "SIGKILL" else said
