@@ -24,6 +24,8 @@ from overlap_sweep.runtime.composition import point_name
 from overlap_sweep.workloads.copy_engine.result import CopyTimes
 from overlap_sweep.workloads.fsdp.config import TRAINING_ON
 from overlap_sweep.workloads.fsdp.result import TrainingRun
+from overlap_sweep.workloads.job.command import script_name
+from overlap_sweep.workloads.job.result import FoundCause, GroupExposure, JobRun
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes
@@ -56,11 +58,13 @@ _OF_ALL_STACKS = {
     **{"zero_stage": None, "sequence_parallel": False, "tp_comm_overlap": None, "batch_size": 2, "seq_length": 512},
     **{"num_training_steps": 7, "warmup_steps": 2, "dtype": "bfloat16"},
 }
+JOB_COMMAND = "torchrun --nproc-per-node={ranks} train.py --size 512"
 TOKENS_PER_SAMPLE = 145
 """Of a training run of workload=fsdp."""
 
 _OPTIONS_OF = {name: asdict(workloads.schema(name)()) for name in workloads.names()}
 _OWN = {"layer": ("layer",), "copy_engine": ("copy_engine",), "tp_training": ("tp_training",)}
+_OWN |= {"job": ("job",)}
 _OWN |= {"fsdp": ("ranking", "fsdp", "training", "distributed", "streams", "compile", "profiling", "telemetry")}
 _MEASURING = {"tokens": 8192, "warmup": 0, "repeats": 5, "profiled": 1, "seed": 0, "tolerance": None}
 _USUAL: dict[str, Any] = {
@@ -84,6 +88,10 @@ _USUAL_OF: dict[str, dict[str, Any]] = {
     "tp_training": {
         **{"profile": "all", "model.name": "qwen3_tiny", "impl": "fsdp_dtensor", "dp_size": 1},
         **{"language_model": LANGUAGE_MODEL, "tp_training": _OF_ALL_STACKS},
+    },
+    "job": {
+        **{"tp_size": 1, "backend": "job", "precision": None, "profile": "all", "job.command": JOB_COMMAND},
+        **{"job.ranks": 2, "job.values": {}, "job.env": {}},
     },
 }
 
@@ -127,6 +135,8 @@ def _derived(workload: str, point: Mapping[str, Any]) -> dict[str, Any]:
         options = point["tp_training"]
         measuring = {"tokens": _samples(point) * options["seq_length"], "profiled": 2}
         return {"backend": point["impl"], "precision": PRECISION_OF[options["dtype"]], "workload": measuring}
+    if workload == "job":
+        return {"model": {"name": script_name(point["job"]["command"])}, "workload": {"tokens": None}}
     if workload == "fsdp":
         asked = point["training"]["mixed_precision"]
         precision = "fp32" if asked == "none" else asked
@@ -396,6 +406,41 @@ def _measured_stack(point: Mapping[str, Any], step_us: float = 10_000.0, **measu
     return {"measured": tp_training_run(point, step_us, **measured), "objective_us": step_us}
 
 
+def job_config(
+    values: Mapping[str, Any] | None = None, env: Mapping[str, Any] | None = None, **changes: Any
+) -> dict[str, Any]:
+    """`resolved("job", ...)`, in short: a command that takes every value as an option."""
+    template = " ".join([JOB_COMMAND, *(f"--{name} {{{name}}}" for name in values or {})])
+    known = {"job.command": template, "job.values": dict(values or {}), "job.env": dict(env or {})}
+    return resolved("job", **{**known, **changes})
+
+
+def job_run(
+    step_us: float = 100_000.0,
+    spread_us: float = 100.0,
+    exposed: Mapping[str, float] | None = None,
+    causes: Mapping[str, float] | None = None,
+    **changed: Any,
+) -> JobRun:
+    """`exposed`: time by process group; profiled steps are a tenth slower. `causes`: shares of the profiled step."""
+    profiled_us = 1.1 * step_us
+    profiled: dict[str, Any] = {}
+    if exposed is not None:
+        groups = [GroupExposure(group=name, exposed_us=time_us, hidden_us=time_us) for name, time_us in exposed.items()]
+        found = [
+            FoundCause(cause=name, where="layers.1", lost_us=share * profiled_us, share=share, advice=f"Mend {name}.")
+            for name, share in (causes or {}).items()
+        ]
+        profiled = {"profiled_us": profiled_us, "exposed_comm_us": sum(exposed.values()), "groups": groups}
+        profiled["causes"] = found
+    measured: dict[str, Any] = {"timed_by": "gpu", "calls_per_step": 1, "peak_memory_gb": 12.5, **profiled}
+    return JobRun(step=timing(step_us, spread_us), **{**measured, **changed})
+
+
+def _measured_job(_: Mapping[str, Any], step_us: float = 100_000.0, **measured: Any) -> dict[str, Any]:
+    return {"measured": job_run(step_us, **measured), "objective_us": step_us}
+
+
 MEASURED: dict[str, Callable[..., dict[str, Any]]] = {
     "operator": _measured_operator,
     "layer": _measured_layer,
@@ -403,5 +448,6 @@ MEASURED: dict[str, Callable[..., dict[str, Any]]] = {
     "fsdp": _measured_fsdp,
     "copy_engine": _measured_copies,
     "tp_training": _measured_stack,
+    "job": _measured_job,
 }
 """By workload, from a point and what else is known of it, the fields of Result that were measured."""

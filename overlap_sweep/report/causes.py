@@ -54,10 +54,16 @@ class Side:
         return [path for path in paths if path]
 
     @property
+    def of_users_program(self) -> bool:
+        """Returns whether the traces are of a user's program, whose steps are not ours."""
+        return bool(self.point.result and self.point.result.measured and self.point.result.measured.of_users_program)
+
+    @property
     def host_was_ahead(self) -> bool:
-        """Returns whether the host was ahead of the GPU when times were taken, without the profiler."""
-        on_gpu = self.point.config["runtime"]["device"] == "cuda"
-        return on_gpu and bool(self.point.result and not self.point.result.launch_bound)
+        """Returns whether the host is known to have been ahead of the GPU when times were taken, without the
+        profiler."""
+        known = self.point.config["runtime"]["device"] == "cuda" and not self.of_users_program
+        return known and bool(self.point.result and not self.point.result.launch_bound)
 
 
 def diagnosed(sides: Sequence[Side]) -> list[Run | None]:
@@ -73,13 +79,13 @@ def diagnosed(sides: Sequence[Side]) -> list[Run | None]:
 def findings_of(side: Side, run: Run | None) -> list[Finding]:
     """Returns what explains exposed communication in training, the most worthwhile first.
 
-    Our recordings of steps wait for the device at the end of each, which is no cause in training.
+    Our own recordings of steps wait for the device at the end of each, which is no cause in training.
     """
     found = run.found.diagnosis.findings if run and run.found else []
     return [
         one
         for one in found
-        if one.where != END_OF_STEP
+        if (one.where != END_OF_STEP or side.of_users_program)
         and side.pass_name in ("", one.pass_ or side.pass_name)
         and (one.share >= side.least_share or one.cause == "none")
     ]

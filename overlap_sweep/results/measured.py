@@ -190,6 +190,8 @@ class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
 
     composed: ClassVar[type[ComposedConfig]] = ShardedConfig
     resolved: ClassVar[type[ComposedConfig]] = ResolvedConfig
+    of_users_program: ClassVar[bool] = False
+    """Whether the steps are those of a user's program: its host may be late, and waits for the device are its own."""
 
     def check(self, result: Result) -> None:
         """Raises ValueError if the measurements don't fit the result's point."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,15 @@ def recorded_warnings(points: Sequence[Point]) -> list[str]:
     return [*warnings, *different_environments(points)]
 
 
-def different_environments(points: Sequence[Point]) -> list[str]:
+def different_environments(points: Sequence[Point], swept: Collection[str] = ()) -> list[str]:
     """Returns a warning if the points were measured in different environments, else an empty list.
-    CUDA_DEVICE_MAX_CONNECTIONS does not count: backends and implementations set it themselves."""
+    CUDA_DEVICE_MAX_CONNECTIONS does not count: backends and implementations set it themselves. Nor do the environment
+    variables in `swept`."""
     identities = set()
     for environment in environments(points):
         identity = environment_identity(environment)
-        identity["variables"].pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+        for name in ("CUDA_DEVICE_MAX_CONNECTIONS", *swept):
+            identity["variables"].pop(name, None)
         identities.add(key_of(identity))
     return [DIFFERENT_ENVIRONMENTS] if len(identities) > 1 else []
 

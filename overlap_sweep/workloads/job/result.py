@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from overlap_sweep.errors import UserError
 from overlap_sweep.results.measured import (
     ComposedConfig,
     Count,
@@ -23,18 +24,21 @@ _MOST = 1000
 _Amount = Annotated[float, msgspec.Meta(gt=0, lt=1e18)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Text = Annotated[str, msgspec.Meta(max_length=2000)]
+_Line = Annotated[str, msgspec.Meta(max_length=100_000)]
 _Variables = Annotated[dict[Name, str | int | float | bool | None], msgspec.Meta(max_length=_MOST)]
 
 
 class _Job(msgspec.Struct):
-    command: Annotated[str, msgspec.Meta(max_length=100_000)]
+    command: _Line
     ranks: Count
-    values: _Variables = {}
-    env: _Variables = {}
+    values: _Variables
+    env: _Variables
+    directory: _Line
 
 
 class JobConfig(ComposedConfig, kw_only=True):
     job: _Job
+    repetition: int
 
 
 class GroupExposure(msgspec.Struct, kw_only=True):
@@ -65,6 +69,7 @@ class JobRun(Measured, kw_only=True, tag="job"):
 
     composed = JobConfig
     resolved = JobConfig
+    of_users_program = True
 
     step: Timing
     """Time of a step, of the slowest rank; with a rate as metric and no amount of work, the time per unit."""
@@ -85,6 +90,14 @@ class JobRun(Measured, kw_only=True, tag="job"):
     groups: Annotated[list[GroupExposure], msgspec.Meta(max_length=_MOST)] = msgspec.field(default_factory=list)
     causes: Annotated[list[FoundCause], msgspec.Meta(max_length=_MOST)] = msgspec.field(default_factory=list)
     """The first finding of each cause, the most worthwhile cause first."""
+
+    def check(self, result: Result) -> None:
+        from overlap_sweep.workloads.job.setting import command_line
+
+        try:
+            command_line(result.point)
+        except UserError as error:
+            raise ValueError(str(error)) from None
 
     @classmethod
     def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,267 @@
+"""Jobs: the fastest setting among the points that may be compared, and why."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from overlap_sweep.report.numbers import as_percent, as_sentence, as_us, counted, shortened
+from overlap_sweep.results import verdict
+from overlap_sweep.results.estimate import gap_noise_us
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.records import Gain, KnobRecord, KnobSearch
+from overlap_sweep.workloads.job.command import script_name
+from overlap_sweep.workloads.job.result import JobRun
+from overlap_sweep.workloads.job.rows import JobRow, Work, rows_of
+from overlap_sweep.workloads.job.setting import command_line, differing, in_words, is_answer
+
+LONGEST_COMMAND = 100
+"""Longest command in a title, in characters."""
+
+
+class JobCase(NamedTuple):
+    """Properties that must be equal for jobs to be compared. The values in the command and its environment may
+    differ."""
+
+    script: str
+    ranks: int
+    device: str
+    command: str
+    """The command line as configured, with its placeholders."""
+    directory: str
+    optimizer_steps: int | None
+    metric: str | None
+    metric_is: str
+    unit: str
+    """The metric's name if times are those of a unit of it."""
+
+    @classmethod
+    def of(cls, point: Point) -> JobCase:
+        """Returns the case of an `ok` point."""
+        job = point.config["job"]
+        return cls(
+            script=script_name(job["command"]),
+            ranks=job["ranks"],
+            device=point.case.device,
+            command=job["command"],
+            directory=job["directory"],
+            optimizer_steps=job.get("optimizer_steps"),
+            metric=job.get("metric"),
+            metric_is=job.get("metric_is", "rate"),
+            unit=point.measured_as(JobRun).unit,
+        )
+
+    @property
+    def brief(self) -> str:
+        return f"{self.script}, {counted(self.ranks, 'rank')}"
+
+    def __str__(self) -> str:
+        return f"{self.brief} on {self.device}"
+
+
+def titles(cases: Sequence[JobCase]) -> list[str]:
+    """Returns the cases in words; those that would be called the same with what distinguishes them."""
+    named = Counter(map(str, cases))
+    found = []
+    for case in cases:
+        alike = [other for other in cases if str(other) == str(case)]
+        fields = [name for name in JobCase._fields if len({getattr(other, name) for other in alike}) > 1]
+        shown = (f"{name}={getattr(case, name)}" for name in fields if name != "command")
+        command = [shortened(case.command, LONGEST_COMMAND)] * ("command" in fields)
+        found.append(", ".join([str(case), *command, *shown]) if named[str(case)] > 1 else str(case))
+    return found
+
+
+@dataclass(frozen=True)
+class JobAnalysis:
+    """The analysis of one case."""
+
+    case: JobCase
+    title: str
+    points: list[Point]
+    rows: list[JobRow]
+    """Rows from fast to slow."""
+    reference: JobRow
+    """The setting that was started first, which gains compare with."""
+    best: JobRow
+    """The best setting: a search's answer if there was one, else that of `verdict.choose`."""
+    work: Work
+    """Settings are compared by the time of this."""
+    gain: Gain | None
+    """Gain of the best over the reference; None if they are the same."""
+    settled: bool
+    """Whether a search measured the best setting again after choosing it."""
+    reason: str
+    """Why it is the best."""
+    shared: str
+    """What is set in all rows alike, in words; empty if there is nothing."""
+
+    @property
+    def per(self) -> str:
+        """Returns `per step`: by what times are compared."""
+        return f"by {self.case.unit}" if self.case.unit else f"per {self.work}"
+
+    @property
+    def command(self) -> str:
+        """Returns the command line that runs the best setting."""
+        return command_line(self.best.points[0].config)
+
+    def speedup(self, row: JobRow) -> float:
+        """Returns the reference's time over the row's, for the same work."""
+        return self.reference.per(self.work).time_us / row.per(self.work).time_us
+
+
+def analyse_jobs(points: Iterable[Point], searches: Mapping[Path, KnobRecord] | None = None) -> list[JobAnalysis]:
+    """Returns an analysis of the `ok` points for each case. `searches`: records by directory."""
+    cases: dict[JobCase, list[Point]] = defaultdict(list)
+    for point in points:
+        if point.workload == "job" and point.status == "ok":
+            cases[JobCase.of(point)].append(point)
+    ordered = sorted(cases, key=lambda case: (case.script, case.ranks, *map(str, case)))
+    return [
+        _analysis(case, title, cases[case], searches or {})
+        for case, title in zip(ordered, titles(ordered), strict=True)
+    ]
+
+
+def _analysis(case: JobCase, title: str, points: list[Point], searches: Mapping[Path, KnobRecord]) -> JobAnalysis:
+    rows = rows_of(points)
+    work, reference = compared_by(rows), rows[0]
+    search = _search_of(rows, work, searches)
+    best, gain, reason = search or choose(rows, work)
+    settled = bool(search) and best is not reference
+
+    def standing(row: JobRow) -> str:
+        names = {"best, proven" if settled else "best": row is best, "reference": row is reference}
+        return "only" if len(rows) == 1 else ", ".join(name for name, holds in names.items() if holds)
+
+    placed = {row.setting: replace(row, standing=standing(row)) for row in rows}
+    alike = [name for name in reference.options if name not in differing([row.options for row in rows])]
+    return JobAnalysis(
+        case=case,
+        title=title,
+        points=points,
+        rows=sorted(placed.values(), key=lambda row: row.per(work).time_us),
+        reference=placed[reference.setting],
+        best=placed[best.setting],
+        work=work,
+        gain=gain,
+        settled=settled,
+        reason=reason,
+        shared=in_words(reference.options, alike) if alike and len(rows) > 1 else "",
+    )
+
+
+def compared_by(rows: Sequence[JobRow]) -> Work:
+    """Returns what the rows' times are compared per: samples if they are known of all rows, else tokens, else steps."""
+    if all(row.samples_per_step for row in rows):
+        return "sample"
+    return "token" if all(row.tokens_per_step for row in rows) else "step"
+
+
+def choose(rows: Sequence[JobRow], work: Work) -> tuple[JobRow, Gain | None, str]:
+    """Returns the best row, its gain over the reference, which comes first, and why. The reference is the best unless
+    another is faster beyond the noise; then it is the one with the fewest changes within the noise of the fastest."""
+    reference, *others = rows
+    if not others:
+        return reference, None, "the only setting measured"
+    ordered = [reference, *sorted(others, key=lambda row: row.changes)]
+    choice = verdict.choose(ordered, lambda row: row.per(work))
+    # With the noise that decided.
+    estimates = verdict.steadied([row.per(work) for row in ordered])
+    of_reference = estimates[0]
+
+    def gain(row: JobRow) -> Gain:
+        own = next(one for other, one in zip(ordered, estimates, strict=True) if other is row)
+        noise_us = gap_noise_us(own, of_reference, len(others))
+        return Gain(1 - own.time_us / of_reference.time_us, noise_us / of_reference.time_us)
+
+    if not choice.won:
+        return (
+            reference,
+            None,
+            f"the fastest other, {choice.fastest.setting}, takes {gain_in_words(gain(choice.fastest))}",
+        )
+    if choice.chosen is choice.fastest:
+        return choice.chosen, gain(choice.chosen), f"fastest of {len(rows)}"
+    chosen_us = choice.chosen.per(work).time_us
+    less = gain_in_words(Gain(choice.faster_by_us / chosen_us, choice.noise_us / chosen_us))
+    reason = f"simplest within the noise of the fastest, {choice.fastest.setting}, which takes {less}"
+    return choice.chosen, gain(choice.chosen), reason
+
+
+def gain_in_words(gain: Gain) -> str:
+    """Returns `3.2% less time, noise 0.8%`."""
+    return f"{abs(gain.share):.1%} {'less' if gain.share >= 0 else 'more'} time, noise {gain.noise:.1%}"
+
+
+def _search_of(
+    rows: Sequence[JobRow], work: Work, searches: Mapping[Path, KnobRecord]
+) -> tuple[JobRow, Gain | None, str] | None:
+    """Returns the row that a search settled on, its gain over the reference, and the proof: a search measures its
+    answer again, in alternation with the baseline, so that it is not just the luckiest of many. None without one."""
+    for directory, record in searches.items():
+        overrides = Counter(override for search in record.searches for override in set(search.overrides))
+        fixed = [override for override, count in overrides.items() if count < len(record.searches)]
+        for search in record.searches:
+            for row in rows if search.settles else ():
+                own = [point for point in row.points if point.directory.is_relative_to(directory)]
+                if any(is_answer(point.config, search, fixed) for point in own):
+                    return row, _proven_gain(row, rows[0], work, search), _proof_in_words(search)
+    return None
+
+
+def _proven_gain(row: JobRow, reference: JobRow, work: Work, search: KnobSearch) -> Gain | None:
+    if row is reference:
+        return None
+    if search.best and search.gain:
+        return search.gain
+    own, other = row.per(work), reference.per(work)
+    return Gain(1 - own.time_us / other.time_us, gap_noise_us(own, other) / other.time_us)
+
+
+def _proof_in_words(search: KnobSearch) -> str:
+    if search.best and search.gain:
+        return f"proven by the search: {gain_in_words(search.gain)}"
+    return "the search found nothing faster"
+
+
+def headline(analysis: JobAnalysis) -> str:
+    """Returns the setting to use, in a few words."""
+    best, reference = analysis.best, analysis.reference
+    if len(analysis.rows) == 1:
+        return f"{best.setting}: nothing to compare with"
+    if best is reference:
+        return f"Keep {best.setting}: nothing tested was faster beyond the noise"
+    return f"Use {best.setting}: {_compared_with_reference(analysis)}"
+
+
+def _compared_with_reference(analysis: JobAnalysis) -> str:
+    assert analysis.gain
+    word = "less" if analysis.gain.share >= 0 else "more"
+    share, noise = abs(analysis.gain.share), analysis.gain.noise
+    return f"{share:.1%} {word} time {analysis.per} than {analysis.reference.setting}, noise {noise:.1%}"
+
+
+def sentences(analysis: JobAnalysis) -> list[str]:
+    """Returns sentences on the best setting, what to run, and how much communication is exposed."""
+    best = analysis.best
+    time = [f"{as_us(best.time_us)} us per step"] if not analysis.case.unit else []
+    lines = [f"{headline(analysis)}.", f"{as_sentence(', '.join(filter(None, [*time, best.rate])))}."]
+    if len(analysis.rows) > 1:
+        lines[-1] += f" {as_sentence(analysis.reason)}."
+    lines.append(f"Run: {analysis.command}")
+    if analysis.shared:
+        lines.append(f"All settings have {analysis.shared}.")
+    return [*lines, *exposure_in_words(analysis)]
+
+
+def exposure_in_words(analysis: JobAnalysis) -> list[str]:
+    """Returns a sentence on the exposed communication of the best setting and of the reference; empty without
+    traces."""
+    rows = {row.setting: row.exposed_fraction for row in (analysis.best, analysis.reference)}
+    known = [f"{as_percent(share)} with {setting}" for setting, share in rows.items() if share is not None]
+    return [f"Exposed communication, of a profiled step: {'; '.join(known)}."] if known else []

@@ -1,0 +1,88 @@
+"""Caveats of the answers on jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from overlap_sweep.report.numbers import some_of
+from overlap_sweep.results.identity import RECORDED_VARIABLES
+from overlap_sweep.results.provenance import different_environments, slowed_gpus
+from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_HOST, TYPICAL_SCATTER_OF_STEPS
+from overlap_sweep.workloads.job.answer import JobAnalysis
+from overlap_sweep.workloads.job.rows import JobRow
+from overlap_sweep.workloads.job.setting import MULTICAST, VARIABLES
+
+
+def cautions(analysis: JobAnalysis) -> list[str]:
+    """Returns the caveats, a sentence each; empty if there are none."""
+    recorded = (warning for point in analysis.points if point.result for warning in point.result.warnings)
+    return [
+        *_not_repeated(analysis),
+        *_different_work(analysis),
+        *_timed_differently(analysis),
+        *_launch_bound(analysis),
+        *_multicast(analysis),
+        *slowed_gpus(analysis.points),
+        *dict.fromkeys(recorded),
+        *different_environments(analysis.points, _variables(analysis)),
+    ]
+
+
+def _not_repeated(analysis: JobAnalysis) -> Iterator[str]:
+    """Yields that the noise between runs is only the typical one, which may be wrong for this training."""
+    if len(analysis.rows) == 1 or analysis.settled or any(len(row.points) > 1 for row in analysis.rows):
+        return
+    device = analysis.points[0].config["runtime"]["device"]
+    limited = analysis.best.launch_bound or analysis.reference.launch_bound
+    typical = TYPICAL_SCATTER_OF_HOST if limited else TYPICAL_SCATTER_OF_STEPS[device]
+    yield (
+        f"Not repeated: the decision assumes that runs of one setting differ by {typical:.0%}, which is typical; sweep "
+        "repetition=0,1,2 to measure it."
+    )
+
+
+def _different_work(analysis: JobAnalysis) -> Iterator[str]:
+    rows, work = analysis.rows, analysis.work
+    unknown = [row.setting for row in rows if not row.samples_per_step]
+    if work == "step" and any(row.samples_per_step or row.tokens_per_step for row in rows):
+        yield (
+            f"The samples of a step are unknown for {some_of(unknown, separator='; ')}, so settings are compared by "
+            "the time of a step; give job.samples_per_step to all."
+        )
+    amounts = {row.samples_per_step if work == "sample" else row.tokens_per_step for row in rows}
+    if work != "step" and len(amounts) > 1:
+        differing = some_of(f"{amount:,.6g}" for amount in sorted(filter(None, amounts)))
+        yield f"Settings differ in {work}s per step ({differing}): they train differently, so compare their losses."
+    if len({row.calls_per_step for row in rows if row.calls_per_step}) > 1:
+        calls = some_of(f"{row.calls_per_step} with {row.setting}" for row in rows if row.calls_per_step)
+        yield (
+            f"Steps have different numbers of optimizer calls ({calls}), so they may not be the same work; set "
+            "job.optimizer_steps."
+        )
+
+
+def _timed_differently(analysis: JobAnalysis) -> Iterator[str]:
+    if len({row.timed_by for row in analysis.rows}) > 1:
+        by = some_of(f"{row.setting} by {row.timed_by}" for row in analysis.rows)
+        yield f"Settings were timed in different ways ({by}), so small differences say nothing."
+
+
+def _launch_bound(analysis: JobAnalysis) -> Iterator[str]:
+    if bound := [row.setting for row in analysis.rows if row.launch_bound]:
+        yield f"Launch-bound, so the times are the host's, not the GPU's: {some_of(bound, separator='; ')}."
+
+
+def _multicast(analysis: JobAnalysis) -> Iterator[str]:
+    on_gpus = analysis.case.ranks > 1 and analysis.points[0].config["runtime"]["device"] == "cuda"
+    if on_gpus and not all(map(_has_multicast, analysis.rows)):
+        yield "NVLink multicast was off (runtime.multicast=false); a training with it may differ."
+
+
+def _has_multicast(row: JobRow) -> bool:
+    return MULTICAST in row.options
+
+
+def _variables(analysis: JobAnalysis) -> set[str]:
+    """Returns the environment variables that settings set, which make no other environment."""
+    names = {name.removeprefix(VARIABLES) for row in analysis.rows for name in row.options}
+    return names | (set(RECORDED_VARIABLES) if any(map(_has_multicast, analysis.rows)) else set())

@@ -1,0 +1,124 @@
+"""Settings of jobs: what may differ between points that are compared, and how it is called."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from overlap_sweep.report.numbers import shortened
+from overlap_sweep.results.identity import key_of
+from overlap_sweep.results.records import KnobSearch
+from overlap_sweep.workloads.job import command
+
+Options = dict[str, Any]
+"""Values by option, such as `job.values.bucket`, without those that are not set."""
+
+DEFAULTS = "defaults"
+"""Name of the setting in which nothing is set."""
+VALUES, VARIABLES = "job.values.", "job.env."
+CONNECTIONS, MULTICAST = "runtime.max_connections", "runtime.multicast"
+OPTIONS = (VALUES, VARIABLES, CONNECTIONS, MULTICAST)
+"""Options, or beginnings of their names, that make up a setting."""
+LONGEST_VALUE = 60
+
+
+def options_of(config: Mapping[str, Any]) -> Options:
+    """Returns the setting of a point: what was put into its command and environment."""
+    job, runtime = config["job"], config["runtime"]
+    found = {f"{VALUES}{name}": value for name, value in job["values"].items()}
+    found |= {f"{VARIABLES}{name}": value for name, value in job["env"].items()}
+    found |= {CONNECTIONS: runtime.get("max_connections"), MULTICAST: runtime.get("multicast") or None}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def identity(config: Mapping[str, Any]) -> str:
+    """Returns a key that is equal for points with the same setting, contents of files included."""
+    options = {name: repr(value) for name, value in options_of(config).items()}
+    return key_of({"options": options, "overlap_cfg": config.get("overlap_cfg")})
+
+
+def differing(settings: Sequence[Options]) -> list[str]:
+    """Returns the options that differ between the settings, in the order of the command line."""
+    names = dict.fromkeys(name for options in settings for name in options)
+    return [name for name in names if len({repr(options.get(name)) for options in settings}) > 1]
+
+
+def in_words(options: Options, shown: Collection[str] | None = None) -> str:
+    """Returns `bucket=25, CUDA_DEVICE_MAX_CONNECTIONS=1`. `shown`: the options to name, also if they are not set; None:
+    all that are set."""
+    names = list(options) if shown is None else list(shown)
+    if not any(name in options for name in names):
+        return DEFAULTS
+    return ", ".join(f"{_brief(name)}={_value(options, name)}" for name in names)
+
+
+def _brief(name: str) -> str:
+    for prefix in (VALUES, VARIABLES, "runtime."):
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _value(options: Options, name: str) -> str:
+    if name not in options:
+        return "false" if name == MULTICAST else "null"
+    text = command.in_words(options[name])
+    # Of a file its name is enough: settings that are called the same are numbered.
+    is_path = "/" in text and len(text.split()) == 1
+    return shortened(PurePath(text).name if is_path else text, LONGEST_VALUE)
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """Returns the names, of which equal ones get a number from the second on."""
+    found: list[str] = []
+    for name in names:
+        alike, number = name, 1
+        while alike in found:
+            number += 1
+            alike = f"{name} #{number}"
+        found.append(alike)
+    return found
+
+
+def command_line(config: Mapping[str, Any]) -> str:
+    """Returns what a shell runs for this point, without the recorder: folder, environment and command, with its values
+    filled in. `{run}` becomes `run`, a folder of the user's choice. UserError if something has no value."""
+    job, connections = config["job"], config["runtime"].get("max_connections")
+    values = {**command.placeholders(config, Path("run")), "run": "run", "repetition": "0"}
+    variables = {} if connections is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
+    variables |= {
+        name: command.filled(command.in_words(value), values, f"job.env.{name}")
+        for name, value in job["env"].items()
+        if value is not None
+    }
+    assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    folder = command.filled(job["directory"], values, "job.directory")
+    moved = [] if PurePath(folder) == PurePath() else ["cd", shlex.quote(folder), "&&"]
+    return " ".join([*moved, *assigned, command.filled(job["command"], values, "job.command")])
+
+
+def is_answer(config: Mapping[str, Any], search: KnobSearch, fixed: Collection[str]) -> bool:
+    """Returns whether a point has the setting that the search found best. `fixed`: overrides that distinguish it from
+    other searches of the same sweep."""
+    baseline = {key: values[0] for key, values in search.knobs.items() if values}
+    own = dict(override.partition("=")[::2] for override in search.overrides if override in fixed)
+    wanted = {key.lstrip("+"): value for key, value in {**own, **baseline, **search.best}.items()}
+    return all(_plain(command.in_words(_at(config, key))) == _plain(value) for key, value in wanted.items())
+
+
+def _at(config: Any, key: str) -> Any:
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config
+
+
+def _plain(text: str) -> str:
+    """Returns a value without its quotes and as Hydra reads it: a number in its shortest form, nothing for null."""
+    bare = text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+    if bare.lower() == "null":
+        return ""
+    try:
+        return f"{float(bare):.12g}"
+    except ValueError:
+        return bare.lower() if bare.lower() in ("true", "false") else bare
