@@ -56,6 +56,8 @@ class Exhibit:
     """Returns the exhibits below this heading on the page: small charts side by side, others below each other."""
     folded: str = ""
     """Text to click on the page to unfold it; empty: not folded."""
+    on_page: bool = True
+    """Whether the page shows it, too; False if the page says more about the same elsewhere."""
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def _shown(section: Section) -> ShownSection:
     answers = []
     for number, answer in enumerate(section.answers, start=1):
         address = f"{section.name}-{number}"
-        exhibits = [*(answer.charts if number <= with_charts else []), *answer.more]
+        exhibits = [*(answer.charts if number <= with_charts else []), *(one for one in answer.more if one.on_page)]
         answers.append((address, answer, _exhibits(address, exhibits)))
     return ShownSection(section, answers, _exhibits(section.name, section.more))
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.report.numbers import as_rate
 from overlap_sweep.results.measured import (
     ComposedConfig,
     Count,
@@ -113,9 +114,10 @@ class JobRun(Measured, kw_only=True, tag="job"):
     @property
     def rate(self) -> str:
         """Returns samples or tokens per second, or the metric's, in words."""
+        if self.unit:
+            return f"{as_rate(1e6 / self.step.median_us)} {self.unit}"
         per_step = {"samples": self.samples_per_step, "tokens": self.tokens_per_step}
-        known = {self.unit: 1.0} if self.unit else per_step
-        rates = (f"{amount / self.step.median_us * 1e6:,.6g} {unit}/s" for unit, amount in known.items() if amount)
+        rates = (f"{as_rate(amount / self.step.median_us * 1e6)} {name}/s" for name, amount in per_step.items() if amount)
         return next(rates, "")
 
 

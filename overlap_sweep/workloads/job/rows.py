@@ -57,13 +57,13 @@ class JobRow:
 
     @property
     def samples_per_step(self) -> float | None:
-        """Returns the samples of a step; None if they are unknown, or differ between runs."""
-        return _common([run.samples_per_step for run in self.runs])
+        """Returns the samples of a step; None if they are unknown, differ between runs, or if no step was timed."""
+        return _common([None if run.unit else run.samples_per_step for run in self.runs])
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Returns the tokens of a step; None if they are unknown, or differ between runs."""
-        return _common([run.tokens_per_step for run in self.runs])
+        """Returns the tokens of a step; None if they are unknown, differ between runs, or if no step was timed."""
+        return _common([None if run.unit else run.tokens_per_step for run in self.runs])
 
     @property
     def unit(self) -> str | None:
@@ -126,7 +126,8 @@ class JobRow:
     def exposed_by_group(self) -> str | None:
         """Returns the same in words; None if it is unknown."""
         groups = self.exposed_us_by_group.items()
-        return some_of(f"{shortened(group, LONGEST_GROUP)} {as_us(time_us)}" for group, time_us in groups) or None
+        texts = [f"{shortened(group, LONGEST_GROUP)} {as_us(time_us)}" for group, time_us in groups]
+        return some_of(texts, separator="; ") or None
 
     @property
     def peak_memory_gb(self) -> float | None:

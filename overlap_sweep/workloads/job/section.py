@@ -29,7 +29,7 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import measured_on, recorded
 from overlap_sweep.workloads.job.answer import JobAnalysis, analyse_jobs, exposure_in_words, headline, sentences
 from overlap_sweep.workloads.job.cautions import cautions
-from overlap_sweep.workloads.job.chart import exhibits, side_of
+from overlap_sweep.workloads.job.chart import exhibits, side_of, sides
 from overlap_sweep.workloads.job.command import script_name
 from overlap_sweep.workloads.job.result import FoundCause
 from overlap_sweep.workloads.job.rows import JobRow, point_row
@@ -325,6 +325,8 @@ def _findings(analysis: JobAnalysis) -> list[Exhibit]:
                 most_rows=MOST_FOUND_ROWS,
             ),
             heading="Why communication is exposed, by setting",
+            # The page diagnoses the traces, which says more.
+            on_page=len(sides(analysis)) < len({one.setting for one in found}),
             notes=[f"Try for {text}" for text in advice],
         )
     ]
