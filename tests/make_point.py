@@ -136,7 +136,7 @@ def _derived(workload: str, point: Mapping[str, Any]) -> dict[str, Any]:
         measuring = {"tokens": _samples(point) * options["seq_length"], "profiled": 2}
         return {"backend": point["impl"], "precision": PRECISION_OF[options["dtype"]], "workload": measuring}
     if workload == "job":
-        return {"model": {"name": script_name(point["job"]["command"])}, "workload": {"tokens": None}}
+        return {"model": {"name": script_name(point)}, "workload": {"tokens": None}}
     if workload == "fsdp":
         asked = point["training"]["mixed_precision"]
         precision = "fp32" if asked == "none" else asked

@@ -13,10 +13,9 @@ from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import gap_noise_us
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Gain, KnobRecord, KnobSearch
-from overlap_sweep.workloads.job.command import script_name
 from overlap_sweep.workloads.job.result import JobRun
 from overlap_sweep.workloads.job.rows import JobRow, Work, rows_of
-from overlap_sweep.workloads.job.setting import command_line, differing, in_words, is_answer
+from overlap_sweep.workloads.job.setting import command_line, differing, in_words, is_answer, script_digest, script_of
 
 LONGEST_COMMAND = 100
 """Longest command in a title, in characters."""
@@ -32,6 +31,8 @@ class JobCase(NamedTuple):
     command: str
     """The command line as configured, with its placeholders."""
     directory: str
+    content: str
+    """Digest of the script."""
     optimizer_steps: int | None
     metric: str | None
     metric_is: str
@@ -43,14 +44,15 @@ class JobCase(NamedTuple):
         """Returns the case of an `ok` point."""
         job = point.config["job"]
         return cls(
-            script=script_name(job["command"]),
+            script=script_of(point.config),
             ranks=job["ranks"],
             device=point.case.device,
             command=job["command"],
             directory=job["directory"],
-            optimizer_steps=job.get("optimizer_steps"),
-            metric=job.get("metric"),
-            metric_is=job.get("metric_is", "rate"),
+            content=script_digest(point.config),
+            optimizer_steps=job["optimizer_steps"],
+            metric=job["metric"],
+            metric_is=job["metric_is"],
             unit=point.measured_as(JobRun).unit,
         )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from overlap_sweep.report.numbers import some_of
-from overlap_sweep.results.identity import RECORDED_VARIABLES
 from overlap_sweep.results.provenance import different_environments, slowed_gpus
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_HOST, TYPICAL_SCATTER_OF_STEPS
+from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.answer import JobAnalysis
 from overlap_sweep.workloads.job.rows import JobRow
 from overlap_sweep.workloads.job.setting import MULTICAST, VARIABLES
@@ -85,4 +85,4 @@ def _has_multicast(row: JobRow) -> bool:
 def _variables(analysis: JobAnalysis) -> set[str]:
     """Returns the environment variables that settings set, which make no other environment."""
     names = {name.removeprefix(VARIABLES) for row in analysis.rows for name in row.options}
-    return names | (set(RECORDED_VARIABLES) if any(map(_has_multicast, analysis.rows)) else set())
+    return names | (set(command.MULTICAST) if any(map(_has_multicast, analysis.rows)) else set())

@@ -35,11 +35,25 @@ class _Job(msgspec.Struct):
     values: _Variables
     env: _Variables
     directory: _Line
+    samples_per_step: _Line | float | None
+    tokens_per_step: _Line | float | None
+    optimizer_steps: Count | None
+    metric: _Line | None
+    metric_is: Name
+    files: Annotated[dict[_Line, Name], msgspec.Meta(max_length=_MOST)] = {}
+
+
+class _Script(msgspec.Struct):
+    name: _Line
 
 
 class JobConfig(ComposedConfig, kw_only=True):
     job: _Job
     repetition: int
+
+
+class ResolvedJobConfig(JobConfig, kw_only=True):
+    model: _Script
 
 
 class GroupExposure(msgspec.Struct, kw_only=True):
@@ -69,7 +83,7 @@ class JobRun(Measured, kw_only=True, tag="job"):
     """The timed steps of a command."""
 
     composed = JobConfig
-    resolved = JobConfig
+    resolved = ResolvedJobConfig
     of_users_program = True
 
     step: Timing
@@ -116,8 +130,8 @@ class JobRun(Measured, kw_only=True, tag="job"):
         """Returns samples or tokens per second, or the metric's, in words."""
         if self.unit:
             return f"{as_rate(1e6 / self.step.median_us)} {self.unit}"
-        per_step = {"samples": self.samples_per_step, "tokens": self.tokens_per_step}
-        rates = (f"{as_rate(amount / self.step.median_us * 1e6)} {name}/s" for name, amount in per_step.items() if amount)
+        amounts = {"samples/s": self.samples_per_step, "tokens/s": self.tokens_per_step}
+        rates = (f"{as_rate(amount / self.step.median_us * 1e6)} {unit}" for unit, amount in amounts.items() if amount)
         return next(rates, "")
 
 

@@ -30,10 +30,9 @@ from overlap_sweep.results.provenance import measured_on, recorded
 from overlap_sweep.workloads.job.answer import JobAnalysis, analyse_jobs, exposure_in_words, headline, sentences
 from overlap_sweep.workloads.job.cautions import cautions
 from overlap_sweep.workloads.job.chart import exhibits, side_of, sides
-from overlap_sweep.workloads.job.command import script_name
 from overlap_sweep.workloads.job.result import FoundCause
 from overlap_sweep.workloads.job.rows import JobRow, point_row
-from overlap_sweep.workloads.job.setting import in_words, options_of
+from overlap_sweep.workloads.job.setting import in_words, options_of, script_of
 
 MOST_ROWS = 40
 """Settings on a terminal."""
@@ -134,7 +133,7 @@ TABLE = points_table(
     *("jobs", "one row per point"),
     (
         *(POINT, DIRECTORY),
-        P("script", lambda row: script_name(row.point.config["job"]["command"]), SCRIPT, "text", header="script"),
+        P("script", lambda row: script_of(row.point.config), SCRIPT, "text", header="script"),
         P("command", lambda row: row.point.config["job"]["command"], COMMAND, "text"),
         P("ranks", lambda row: row.point.config["job"]["ranks"], RANKS, "count", header="ranks"),
         DEVICE,

@@ -10,7 +10,9 @@ from typing import Any
 from overlap_sweep.report.numbers import shortened
 from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.records import KnobSearch
+from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads.job import command
+from overlap_sweep.workloads.job.template import Filling, filled, split
 
 Options = dict[str, Any]
 """Values by option, such as `job.values.bucket`, without those that are not set."""
@@ -36,7 +38,25 @@ def options_of(config: Mapping[str, Any]) -> Options:
 def identity(config: Mapping[str, Any]) -> str:
     """Returns a key that is equal for points with the same setting, contents of files included."""
     options = {name: repr(value) for name, value in options_of(config).items()}
-    return key_of({"options": options, "overlap_cfg": config.get("overlap_cfg")})
+    named = {name: digest for name, digest in _files(config).items() if name in config["job"]["values"].values()}
+    return key_of({"options": options, "overlap_cfg": config.get("overlap_cfg"), "files": named})
+
+
+def script_digest(config: Mapping[str, Any]) -> str:
+    """Returns a digest of the script's content; empty if it is unknown, or if a value names the script."""
+    values = config["job"]["values"].values()
+    return ", ".join(digest for name, digest in _files(config).items() if name not in values)
+
+
+def _files(config: Mapping[str, Any]) -> dict[str, str]:
+    return config["job"].get("files") or {}
+
+
+def script_of(config: Mapping[str, Any]) -> str:
+    """Returns a short name of what the command runs, or the placeholder of the value that names it."""
+    name = str(config["model"]["name"])
+    values = config["job"]["values"].items()
+    return next((f"{{{key}}}" for key, value in values if PurePath(command.in_words(value)).name == name), name)
 
 
 def differing(settings: Sequence[Options]) -> list[str]:
@@ -85,17 +105,30 @@ def command_line(config: Mapping[str, Any]) -> str:
     """Returns what a shell runs for this point, without the recorder: folder, environment and command, with its values
     filled in. `{run}` becomes `run`, a folder of the user's choice. UserError if something has no value."""
     job, connections = config["job"], config["runtime"].get("max_connections")
-    values = {**command.placeholders(config, Path("run")), "run": "run", "repetition": "0"}
+    fillings = _fillings(config)
     variables = {} if connections is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
     variables |= {
-        name: command.filled(command.in_words(value), values, f"job.env.{name}")
+        name: filled(command.in_words(value), fillings, f"job.env.{name}")
         for name, value in job["env"].items()
         if value is not None
     }
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    folder = command.filled(job["directory"], values, "job.directory")
+    folder = filled(job["directory"], fillings, "job.directory")
     moved = [] if PurePath(folder) == PurePath() else ["cd", shlex.quote(folder), "&&"]
-    return " ".join([*moved, *assigned, command.filled(job["command"], values, "job.command")])
+    return " ".join([*moved, *assigned, shlex.join(split(job["command"], fillings, "job.command"))])
+
+
+def _fillings(config: Mapping[str, Any]) -> dict[str, Filling]:
+    """Returns what placeholders stand for in a command that is run by hand."""
+    run = Path("run")
+    # The user's file instead of the copy in the run directory, which the command was given.
+    copy = str(run.resolve() / settings_file())
+    found = command.fillings(config, run)
+    for name, value in config["job"]["values"].items():
+        if made := found.get(f"{name}:megatron"):
+            words = tuple(command.in_words(value) if word == copy else word for word in made.words)
+            found[f"{name}:megatron"] = Filling(shlex.join(words), words)
+    return found | {"run": Filling("run", ("run",)), "repetition": Filling("0", ("0",))}
 
 
 def is_answer(config: Mapping[str, Any], search: KnobSearch, fixed: Collection[str]) -> bool:
