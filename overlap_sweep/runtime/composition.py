@@ -6,7 +6,7 @@ import hashlib
 import pickle
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from hydra._internal.config_loader_impl import get_overrides_dirname
@@ -22,10 +22,11 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from overlap_sweep import backends, workloads
 from overlap_sweep.declared import has_key, short_key, spellings, verbatim_options
 from overlap_sweep.errors import UserError
+from overlap_sweep.options import options_of
 from overlap_sweep.results.identity import HOW_TO_RUN
 from overlap_sweep.results.points import fitting
 from overlap_sweep.results.run_directory import last_sweep
-from overlap_sweep.runtime.mistakes import one_line, to_be_added, unknown_option, wrong_value
+from overlap_sweep.runtime.mistakes import exists_already, one_line, to_be_added, unknown_option, wrong_value
 from overlap_sweep.workloads import Config
 
 _QUOTED = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
@@ -149,8 +150,18 @@ def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[s
 
 
 def _is_plain(override: Override) -> bool:
-    """Returns whether the override only sets an existing value."""
-    return override.type == OverrideType.CHANGE and not override.is_hydra_override() and override.package is None
+    """Returns whether the override only sets an existing value, or adds one to a map."""
+    if override.is_hydra_override() or override.package is not None:
+        return False
+    is_added = override.type == OverrideType.ADD and override.key_or_group.rpartition(".")[0] in _maps()
+    return override.type == OverrideType.CHANGE or is_added
+
+
+@cache
+def _maps() -> frozenset[str]:
+    """Returns the options that take keys of the user's."""
+    schemas = [workloads.schema(name) for name in workloads.names()]
+    return frozenset(option.name for schema in schemas for option in options_of(schema) if option.is_map)
 
 
 @lru_cache(maxsize=256)
@@ -161,8 +172,13 @@ def _composed(loader: ConfigLoader, config_name: str, overrides: tuple[str, ...]
 
 def _set(config: DictConfig, override: Override) -> None:
     key = override.key_or_group
+    is_added = override.type == OverrideType.ADD
+    if is_added and OmegaConf.select(config, key) is not None:
+        raise UserError(exists_already(key))
+    # None: the workload has no such map.
+    adds = is_added and OmegaConf.select(config, key.rpartition(".")[0]) is not None
     try:
-        OmegaConf.update(config, key, override.value(), merge=True)
+        OmegaConf.update(config, key, override.value(), merge=True, force_add=adds)
     except (ConfigAttributeError, ConfigKeyError) as error:
         schema = workloads.schema(config.workload.name)
         free = has_key(schema, key)
@@ -178,13 +194,15 @@ _NOT_NAMED = (
 )
 """Prefixes of overrides that don't change what is measured and are not part of a name."""
 _ALWAYS_NAMED = {"workload", "model", "model.name"}
+_UNUSABLE = re.compile(r"[^A-Za-z0-9_.=,+-]+")
+"""What names of run directories don't have."""
 
 
 def point_name(config: Config, overrides: Sequence[str], fixed: Collection[str] = ()) -> str:
     """Returns the name of a point's run directory: short, stable, and different for every point of a sweep.
 
     The name has the workload's words, the other command-line `overrides` that vary over the sweep, and a digest of
-    those with `fixed` keys.
+    those with `fixed` keys, and of those with characters that no name can have.
     """
     workload = workloads.of(config)
     schema, named = workloads.schema(workload.name), _ALWAYS_NAMED | {*workload.named}
@@ -195,10 +213,10 @@ def point_name(config: Config, overrides: Sequence[str], fixed: Collection[str] 
             continue
         # A sweeper's params have Python's spelling.
         value = value.lower() if value in ("True", "False") else also.get(key, {}).get(value, value)
-        if key in fixed:
-            rest.append(f"{key}{equals}{value}")
-        else:
+        if key not in fixed:
             varying.append(f"{short_key(key, schema)}{equals}{value}")
+        if key in fixed or _UNUSABLE.search(varying[-1]):
+            rest.append(f"{key}{equals}{value}")
     digest = [hashlib.sha256("\n".join(sorted(rest)).encode()).hexdigest()[:6]] if rest else []
     words = "_".join([*workload.words(config, overrides), *varying, *digest])
-    return fitting(re.sub(r"[^A-Za-z0-9_.=,+-]+", "-", words).removesuffix(".json"))
+    return fitting(_UNUSABLE.sub("-", words).removesuffix(".json"))

@@ -103,6 +103,11 @@ def to_be_added(key: str) -> str:
     return f"{parent} has no {name}; add it with +{key}=... ."
 
 
+def exists_already(key: str) -> str:
+    """Returns the error about a + in front of an option that has a value."""
+    return f"{key} exists already; give {key}=... without the +."
+
+
 def wrong_value(override: str, reason: str) -> str:
     """Returns the error about a value of the wrong type, from OmegaConf's `reason`."""
     key, _, value = override.lstrip("+").partition("=")
@@ -158,7 +163,7 @@ def one_line(error: Exception) -> str:
     if found := re.search(r"UserError raised while resolving interpolation: (.*)", text):
         return found[1]
     if found := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
-        return f"{found[1]} exists already; give {found[1]}=... without the +."
+        return exists_already(found[1])
     if found := re.search(r"Could not delete from config\. '([^']+)' does not exist", text):
         return unknown_option(found[1])
     if found := re.search(r"Could not (?:override|append|delete|add|find)[^']*'([^'@]+)", text):

@@ -46,6 +46,8 @@ def sweep() -> Iterator[Sweep]:
         ("+experiment=tp_training", "impl=autotp"),
         ("phases={fprop:{method:ring_exchange,num_sm:2}}", "repetition=3"),
         ("workload=tp_training", "+hydra.job.env_set.A=b", "tp_training.dtype=bfloat16"),
+        ("workload=job", 'job.command="python t.py {b}"', "+job.values.b=2", "+job.env.A='x y'", "job.ranks=2"),
+        ("workload=fsdp", "+distributed.env.NCCL_ALGO=Ring"),
     ],
 )
 def test_a_point_is_as_hydra_composes_it(sweep: Sweep, overrides: tuple[str, ...]) -> None:
@@ -83,6 +85,7 @@ def test_points_share_nothing(sweep: Sweep) -> None:
         ),
         (("distributed.env.NCCL_ALGO=Ring",), "distributed.env.NCCL_ALGO requires workload=fsdp."),
         (("workload=fsdp", "distributed.env.NCCL_X=1"), "distributed.env has no NCCL_X; add it with +distributed.env"),
+        (("+job.values.x=1",), "job.values.x requires workload=job."),
         (("operator=fc3",), "operator=fc3 is not known; choose one of fc1, fc2, proj, qkv."),
         (("model=nobody",), "model=nobody is not known; choose one of gpt3_175b, hf,"),
         (("num_sm=1.5",), "num_sm=1.5 is not a whole number; give a value from 1 to 512."),

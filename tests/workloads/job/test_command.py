@@ -1,0 +1,156 @@
+"""The command, the environment and the working folder of a point; and what of them cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overlap_sweep import workloads
+from overlap_sweep.errors import UserError
+from overlap_sweep.runtime.group_config import NO_MULTICAST
+from overlap_sweep.workloads.job import command
+from tests.workloads.job.composed import COMMAND, point, refusal
+
+ALL = (
+    "job.command=torchrun --nproc-per-node={ranks} t.py -b {b} --lr {lr} {flag} --ok={ok} {no} --to {run}/{repetition}",
+    *("job.ranks=2", "+job.values.b=25", "+job.values.lr=0.5", "+job.values.ok=true", "+job.values.no=null"),
+    *("+job.values.flag=--compile --mode max", "repetition=3"),
+)
+
+
+def test_the_command_is_filled_in_and_has_the_recorder(tmp_path: Path) -> None:
+    directory = tmp_path / "a b"
+    words = command.arguments(point(*ALL), directory)
+    assert words == [
+        *("torchrun", "--nproc-per-node=2", "-m", "overlap_sweep.attach", "t.py", "-b", "25", "--lr", "0.5"),
+        *("--compile", "--mode", "max", "--ok=true", "--to", f"{directory}/3"),
+    ]
+    assert command.arguments(point(*ALL, "job.attach=false"), directory) == [*words[:2], *words[4:]]
+
+
+def test_environment_and_folder_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = point(
+        *(COMMAND, "job.directory={b}/x", "+job.values.b=2", '+job.env.A="{b}-{run}"', "+job.env.B=null"),
+        *("+job.env.CUDA_DEVICE_MAX_CONNECTIONS=8", "+job.env.D=false"),
+    )
+    run = tmp_path / "run"
+    environment = {"A": f"2-{run}", "CUDA_DEVICE_MAX_CONNECTIONS": "8", "D": "false"}
+    assert command.environment(made, run) == environment
+    assert command.working_folder(made, run) == tmp_path / "2" / "x"
+    workers = workloads.of(made).workers(made, run)
+    assert dict(workers.environment) == environment
+    assert workers.max_connections is None
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ((), None),
+        (("job.samples_per_step=64",), 64.0),
+        (("job.samples_per_step={b} * {ranks}*4", "+job.values.b=8", "job.ranks=2"), 64.0),
+        (("job.samples_per_step=1,024 * 0.5",), 512.0),
+    ],
+)
+def test_the_amount_of_work_is_a_product(given: tuple[str, ...], value: float | None) -> None:
+    assert command.amount(point(COMMAND, *given), "samples_per_step") == value
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("job.command=torchrun a/train.py", "train.py"),
+        ("job.command=torchrun {script}", "b.py"),
+        ("job.command=accelerate launch --x 1 a/train.py --y 2", "train.py"),
+        ("job.command=/opt/bin/train.sh a", "train.sh"),
+    ],
+)
+def test_a_job_is_called_as_what_it_runs(typed: str, name: str) -> None:
+    scripts = ("+job.values.script=a/b.py",) if "{" in typed else ()
+    assert point(typed, *scripts)["model"]["name"] == name
+
+
+ERRORS = {
+    ("job.command=python t.py {b}",): "job.command has the placeholder {b} without a value; give +job.values.b=... .",
+    ("job.directory={x}",): "job.directory has the placeholder {x} without a value; give +job.values.x=... .",
+    ('+job.env.A="{x}"',): "job.env.A has the placeholder {x} without a value; give +job.values.x=... .",
+    ("+job.values.ranks=2",): "job.values.ranks: {ranks} has a meaning of its own; set job.ranks.",
+    ("+job.values.run=2",): "job.values.run: {run} has a meaning of its own; choose another name.",
+    ("+job.values.a-b=2",): ("job.values.a-b: a name has letters, digits and _, and begins with no digit; rename it."),
+    ("+job.values.x=[1,2]",): "job.values.x=[1, 2] is no single value; quote it: +job.values.x='\"[a,b]\"'.",
+    ("+job.env.A.B=2",): "job.env.A is no single value; names below job.env have no dots.",
+    ("+job.env.OVERLAP_SWEEP_RECORD=1",): (
+        "job.env.OVERLAP_SWEEP_RECORD is set by launch.py itself; give job.steps and the like instead."
+    ),
+    ("+job.env.CUDA_DEVICE_MAX_CONNECTIONS=1", "runtime.max_connections=8"): (
+        "job.env.CUDA_DEVICE_MAX_CONNECTIONS and runtime.max_connections set the same; give one of them."
+    ),
+    ("job.metric=tps: [0-9.]+",): (
+        "job.metric=tps: [0-9.]+ has 0 groups; put brackets around the number only: 'tps: ([0-9.]+)'."
+    ),
+    ("job.metric=(a)|(b)",): (
+        "job.metric=(a)|(b) has 2 groups; put brackets around the number only: 'tps: ([0-9.]+)'."
+    ),
+    ("job.metric=*(a)",): (
+        "job.metric=*(a) is no regular expression (nothing to repeat at position 0); see Python's re."
+    ),
+    ("job.tokens_per_step=many",): (
+        "job.tokens_per_step=many is no amount of work; give a product of positive numbers, such as "
+        "'{batch} * {ranks}'."
+    ),
+    ("job.tokens_per_step={b}*2", "+job.values.b=0"): (
+        "job.tokens_per_step={b}*2, 0*2, is no amount of work; give a product of positive numbers, such as "
+        "'{batch} * {ranks}'."
+    ),
+    ("precision=bf16",): "workload=job does not use precision=bf16; set job.command.",
+    ("backend=torch",): "backend=torch: workload=job has no backends; leave it out.",
+    ("+job.value.b=2",): "Unknown option job.value.b. Did you mean +job.values.b?",
+}
+
+
+@pytest.mark.parametrize("typed", ERRORS)
+def test_what_cannot_be_understood_is_one_line(typed: tuple[str, ...]) -> None:
+    with pytest.raises(UserError) as refused:
+        point(COMMAND, *typed)
+    assert str(refused.value) == ERRORS[typed]
+
+
+@pytest.mark.parametrize("name", NO_MULTICAST)
+def test_multicast_is_not_turned_on_behind_our_back(name: str) -> None:
+    with pytest.raises(UserError, match=rf"job\.env\.{name}: give runtime\.multicast=true instead"):
+        point(COMMAND, f"+job.env.{name}=0")
+
+
+@pytest.mark.parametrize(
+    ("typed", "reason"),
+    [
+        (("+job.values.b=1",), "job.values.b has no effect: there is no placeholder {b}"),
+        (("job.metric_is=seconds",), "job.metric_is has no effect without job.metric"),
+        (("runtime.threads_per_rank=2",), "runtime.threads_per_rank has no effect on a command; give +job.env."),
+        (("job.samples_per_step={b}", "+job.values.b=1"), None),
+        (('+job.env.A="{b}"', "+job.values.b=1"), None),
+        (("job.metric=tps: ([0-9.]+)", "job.metric_is=seconds"), None),
+    ],
+)
+def test_an_option_without_effect_is_refused(typed: tuple[str, ...], reason: str | None) -> None:
+    found = refusal(COMMAND, *typed)
+    assert found == reason or (found and reason and found.startswith(reason))
+
+
+def test_profile_none_means_no_profiled_steps() -> None:
+    assert point(COMMAND, "profile=none")["job"] == point(COMMAND, "profile=none", "job.profile_steps=0")["job"]
+    assert point(COMMAND)["job"]["profile_steps"] == 3
+
+
+def test_settings_run_the_same_if_nothing_of_them_reaches_the_command() -> None:
+    def key(*typed: str) -> str:
+        found = point("job.command=python t.py {a} {b}", *typed)
+        return workloads.of(found).searchable.same_point(found)
+
+    plain = key("+job.values.a=x", "+job.values.b=null")
+    assert plain == key("+job.values.a=null", "+job.values.b=x")
+    assert plain == key("+job.values.a=x", "+job.values.b=null", "+job.env.A=null")
+    others = [("+job.env.A=1",), ("job.steps=7",), ("runtime.max_connections=1",), ("job.tokens_per_step=3",)]
+    keys = {plain, *(key("+job.values.a=x", "+job.values.b=null", *other) for other in others)}
+    assert len(keys) == 1 + len(others)
