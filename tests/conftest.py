@@ -16,6 +16,7 @@ START_PROCESSES = {"backends", "measure", "runtime", "workloads", "test_main_job
 """Folders and files whose tests start process groups of their own."""
 ONLY_READ = {
     *("test_answer.py", "test_choice.py", "test_drift.py", "test_exports.py", "test_proof.py", "test_switches.py"),
+    *("test_command.py", "test_complete.py", "test_started.py", "test_template.py"),
     *("test_telemetry.py", "test_telemetry_comparison.py", "test_telemetry_lines.py", "test_times.py"),
 }
 """Files in those folders whose tests start none."""
