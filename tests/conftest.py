@@ -17,6 +17,8 @@ START_PROCESSES = {"backends", "measure", "runtime", "workloads", "test_main_job
 ONLY_READ = {
     *("test_answer.py", "test_choice.py", "test_drift.py", "test_exports.py", "test_proof.py", "test_switches.py"),
     *("test_command.py", "test_complete.py", "test_started.py", "test_template.py"),
+    # They start launches that are refused, one process each.
+    *("test_completion.py", "test_help.py", "test_mistakes.py", "test_refusals.py", "test_slurm_packing.py"),
     *("test_telemetry.py", "test_telemetry_comparison.py", "test_telemetry_lines.py", "test_times.py"),
 }
 """Files in those folders whose tests start none."""

@@ -90,7 +90,7 @@ def test_another_environment_is_measured(tmp_path: Path, monkeypatch: pytest.Mon
     assert kept_result(tmp_path, POINT) is None
     monkeypatch.setattr(group_config, "_elsewhere", True)
     assert kept_result(tmp_path, POINT)
-    monkeypatch.setattr(identity, "_packages", lambda: {"torch": "1.0"})
+    monkeypatch.setattr(identity, "packages", lambda: {"torch": "1.0"})
     assert kept_result(tmp_path, POINT) is None
 
 

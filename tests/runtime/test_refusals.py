@@ -13,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
 from overlap_sweep import workloads
+from overlap_sweep.config import ModelConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime import group_config, point
 from overlap_sweep.runtime.composition import register
@@ -90,7 +91,10 @@ def test_a_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch, overrides: tupl
 PRESETS = sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml") if path.stem != "hf")
 
 
-@pytest.mark.parametrize("workload", [name for name in workloads.names() if name != "copy_engine"])
+WITH_MODEL = [name for name in workloads.names() if issubclass(workloads.schema(name), ModelConfig)]
+
+
+@pytest.mark.parametrize("workload", WITH_MODEL)
 def test_what_a_preset_says_is_refused_by_no_workload(workload: str) -> None:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         for name in PRESETS:
