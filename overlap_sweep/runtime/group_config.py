@@ -168,6 +168,8 @@ def environment_of(point: Mapping[str, Any]) -> dict[str, str]:
 
 
 def shared_by(point: Mapping[str, Any]) -> tuple[int, int, tuple[tuple[str, str], ...]]:
-    """Returns a key that is equal for points that one group can run."""
+    """Returns a key that is equal for points that one group can run, and for all that start their own processes."""
+    if workloads.of(point).run_here:
+        return 0, 0, ()
     config = GroupConfig.of(point)
     return config.world_size, config.max_connections or 0, config.environment

@@ -54,13 +54,19 @@ class KnobSpace:
     def point(self, *overrides: str) -> dict[str, Any]:
         """Returns the resolved point. UserError for a wrong value."""
         if overrides not in self._points:
-            composed = compose_point(self._loader, self._config, [*self.overrides, *overrides])
+            composed = compose_point(self._loader, self._config, [*self._others(overrides), *overrides])
             self._points[overrides] = resolve(composed)
         return self._points[overrides]
 
     def same_point(self, *overrides: str) -> str:
         point = self.point(*overrides)
         return searchable(point["workload"]["name"]).same_point(point)
+
+    def _others(self, overrides: Sequence[str]) -> list[str]:
+        """Returns the overrides of every point whose keys are not among these: a key can be added only once, and of
+        two values the later would win."""
+        keys = {override.partition("=")[0] for override in overrides}
+        return [override for override in self.overrides if override.partition("=")[0] not in keys]
 
     def overrides_of(self, setting: Setting) -> list[str]:
         """Returns the overrides for values other than the baseline's, which are the configuration's or in
@@ -72,7 +78,7 @@ class KnobSpace:
         again = [f"repetition={repetition}"] if repetition else []
         point = {**self.point(*overrides), "repetition": repetition}
         # Names of points are cut at the end, so what distinguishes them comes first.
-        return Job([*overrides, *again, *self.overrides], point)
+        return Job([*overrides, *again, *self._others(overrides)], point)
 
     def refusal(self, setting: Setting) -> str | None:
         """Returns why the setting is invalid or equivalent to a simpler one; None if it is worth a point."""
@@ -149,11 +155,13 @@ def find_spaces(
 def _space(
     config: DictConfig, context: HydraContext, overrides: Sequence[str], knobs: Mapping[str, Sequence[str]]
 ) -> KnobSpace:
-    plain = KnobSpace(config, context, overrides)
+    # Without them a point may be none: a command has a placeholder of that name.
+    added = [f"{key}={texts[0]}" for key, texts in knobs.items() if key.startswith("+")]
+    plain = KnobSpace(config, context, [*overrides, *added])
     usual = plain.point()
     of_gpus = (_QUEUES, *searchable(usual["workload"]["name"]).of_gpus)
     first = [f"{key}={texts[0]}" for key, texts in knobs.items() if plain.point(f"{key}={texts[0]}") != usual]
-    space = KnobSpace(config, context, [*overrides, *first])
+    space = KnobSpace(config, context, [*plain.overrides, *first])
     ranks, workload = workloads.world_size(usual), workloads.of(usual)
     space.label = f"{usual['model']['name']} {workload.subject(usual)} on {ranks} rank{'' if ranks == 1 else 's'}"
     origin, found = space.point(), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from overlap_sweep.report.searches import knob_searches, pasted, print_titled
 from overlap_sweep.results.records import KnobRecord, KnobSearch, read_records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search.knob_sweeper import sweep
-from tests.make_point import training_run
+from tests.make_point import job_run, training_run
 from tests.search.stand_in import ON_CPU, StandIn, operator_result, results, sweep_of
 from tests.sweeps import ROOT, Launch
+from tests.workloads.job.composed import point as point_of
 
 pytestmark = pytest.mark.end_to_end
 
@@ -125,6 +127,37 @@ def test_what_the_user_sweeps_wins_what_is_no_knob_makes_searches_and_they_share
     assert 0 < small.points <= 4
     assert small.points <= large.points <= 8 - small.points
     assert small.points + large.points == record(tmp_path).points
+
+
+def test_the_first_value_is_the_baseline_even_if_it_is_not_the_default(tmp_path: Path) -> None:
+    launcher = searched(tmp_path, params={"fsdp.forward_prefetch": "2,1"})
+    assert only(tmp_path).best == {"fsdp.forward_prefetch": "1"}
+    assert {point["fsdp"]["forward_prefetch"] for point in launcher.points} == {1, 2}
+    assert pasted(only(tmp_path)).split()[-1] == "fsdp.forward_prefetch=1"
+
+
+def test_placeholders_and_variables_of_a_command_are_knobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are no options of the configuration: without a value there is no command."""
+
+    def job_result(point: Mapping[str, Any]) -> Result:
+        values, env = point["job"]["values"], point["job"]["env"]
+        time_us = 1000.0 * values["bucket"] - 500.0 * (env["QUEUES"] == 8) + 50 * (values["flag"] is not None)
+        run = job_run(time_us, spread_us=0.002 * time_us)
+        return Result(name="", point=dict(point), status="ok", measured=run, objective_us=time_us)
+
+    fixed = ("workload=job", "runtime.device=cpu", "profile=none", 'job.command="python t.py {bucket} {flag}"')
+    typed = ("+job.values.bucket=25,10,100", "+job.env.QUEUES=1,8", "+job.values.flag=null,'--a b'")
+    launcher = searched(tmp_path, *typed, answer=job_result, params={}, fixed=fixed)
+    found = only(tmp_path)
+    assert found.best == {"+job.values.bucket": "10", "+job.env.QUEUES": "8"}
+    assert found.proven
+    assert found.left_out == {}
+    assert {*found.knobs} == {"+job.values.bucket", "+job.env.QUEUES", "+job.values.flag"}
+    # Every point has processes of its own, so all knobs are searched together.
+    assert {point["job"]["env"]["QUEUES"] for point in launcher.batches[1]} == {1, 8}
+    chosen = point_of(*shlex.split(pasted(found))[2:])["job"]
+    assert (chosen["values"], chosen["env"]) == ({"bucket": 10, "flag": None}, {"QUEUES": 8})
+    assert any(name.startswith("t.py_ranks1_bucket=10_QUEUES=8_") for name in results(tmp_path))
 
 
 def test_a_single_value_of_the_user_s_is_taken_everywhere_and_what_fails_is_not_launched_again(
