@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT
 from overlap_sweep.errors import UserError
+from overlap_sweep.options import listed
 from overlap_sweep.report.searches import knob_lines
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, TriedKnobs
@@ -115,7 +116,7 @@ def searchable(workload: str) -> Searchable:
     """Returns how to compare the workload's points. UserError if its knobs cannot be searched."""
     found = workloads.load(workload).searchable
     if found is None:
-        known = " and ".join(sorted(name for name in workloads.names() if workloads.load(name).searchable))
+        known = listed(sorted(name for name in workloads.names() if workloads.load(name).searchable))
         raise UserError(
             f"hydra/sweeper=knobs is for workload={known}, not for workload={workload}; sweep that without a search."
         )
