@@ -17,8 +17,8 @@ _TRACEBACK = "Traceback (most recent call last)"
 _RAISED = re.compile(r"(?!torch\.distributed\.elastic)[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*")
 """The last line of a traceback. torchrun's own only says that a worker has failed."""
 _RAISED_ANOTHER = ("The above exception was", "During handling of the above")
-_TOLD = re.compile(r"\S+: error: .+|(?<=: )Signal \d+ \(SIG\w+\) received by PID \d+")
-"""What argparse says, and torchrun of a worker that a signal ended."""
+_TOLD = re.compile(r"\S+: error: .+|(?<=: )Signal \d+ \((?!SIGTERM)SIG\w+\) received by PID \d+")
+"""What argparse says, and torchrun of a worker that a signal ended; SIGTERM is its own."""
 
 
 def ending(status: int, log: Path, start: int) -> str:
@@ -33,7 +33,7 @@ def first_error(lines: Sequence[str]) -> str:
     """Returns the error that came first, since those of other ranks follow from it; empty if there is none."""
     lines = [line for line in (_PREFIX.sub("", line).rstrip() for line in lines) if line]
     inside = False
-    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+    for line, after in zip(lines, [*lines[1:], ""], strict=False):
         if _TRACEBACK in line:
             inside = True
         elif inside and _RAISED.match(line):

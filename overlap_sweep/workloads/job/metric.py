@@ -73,6 +73,11 @@ class Output:
         """Name of the group, or the word in front of the first number."""
 
     @property
+    def found(self) -> bool:
+        """Returns whether there was any."""
+        return bool(self._by_source)
+
+    @property
     def count(self) -> int:
         """Returns how many times were printed, by every rank that prints them."""
         return min((len(self._counted(own)) for own in self._by_source.values()), default=0)

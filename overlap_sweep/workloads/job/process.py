@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,9 @@ from pathlib import Path
 from overlap_sweep.errors import PointFailed
 from overlap_sweep.workloads.job import supervisor
 
+GRACE_S = 5.0
+"""Time that processes have to end in order after SIGTERM, as torchrun does with its workers."""
+
 _LAUNCHERS_OWN = (signal.SIGUSR2,)
 """Cluster managers send it to every process of a job, but only the launcher handles it."""
 
@@ -22,10 +26,17 @@ _LAUNCHERS_OWN = (signal.SIGUSR2,)
 class RunningCommand:
     """`with RunningCommand(...) as running: running.wait(1.0)`: no process of the command outlives the block."""
 
-    def __init__(self, words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> None:
-        """`log`: file to which the command's output is appended."""
+    def __init__(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        log: Path,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        """`log`: file to which the command's output is appended. `grace_s`: time it has to end in order."""
         self._words, self._folder, self._environment, self._log = words, folder, environment, log
-        self._heard = b""
+        self._grace_s, self._heard = grace_s, b""
         self.status: int | None = None
         """Exit status of the command, negative if a signal ended it; None while it runs."""
         self.left: list[int] = []
@@ -39,7 +50,7 @@ class RunningCommand:
         try:
             with theirs, self._log.open("ab") as log:
                 self._supervisor = subprocess.Popen(
-                    [sys.executable, "-I", "-S", supervisor.__file__, *self._words],
+                    [sys.executable, "-I", "-S", supervisor.__file__, str(self._grace_s), *self._words],
                     stdin=theirs.fileno(),
                     stdout=log,
                     stderr=log,
@@ -55,7 +66,10 @@ class RunningCommand:
         try:
             started, number = self._next_line()
             if started == supervisor.NOT_STARTED:
-                raise PointFailed(_why_not(self._words[0], self._folder, number), final=True)
+                program = self._words[0]
+                inside = shutil.which(program, path=self._environment.get("PATH"))
+                found = (self._folder / program).exists() if "/" in program else inside is not None
+                raise PointFailed(_why_not(program, found, number), final=True)
         except BaseException:
             self.end()
             raise
@@ -107,10 +121,11 @@ class RunningCommand:
         return name, int(number)
 
 
-def _why_not(program: str, folder: Path, number: int) -> str:
-    if number == errno.ENOENT and not (folder / program).exists():
+def _why_not(program: str, found: bool, number: int) -> str:
+    if number == errno.ENOENT and not found:
         where = "does not exist" if "/" in program else "is not in PATH"
         return f"job.command starts {program}, which {where}; install it, or give its whole path"
     if number == errno.EACCES:
         return f"job.command starts {program}, which is not executable; use chmod +x, or put its interpreter before it"
+    # Of a script whose first line names an interpreter that does not exist, the system says that the script does not.
     return f"job.command starts {program}, which cannot be run ({os.strerror(number)}); put its interpreter before it"

@@ -55,6 +55,7 @@ class Watched:
             profile_steps=job["profile_steps"],
             optimizer_steps=job["optimizer_steps"],
         )
+        self._timeout_s = point["runtime"]["timeout_s"]
         self.recordings: list[Recording] = []
         self.output = Output(job, log, self._log_start) if job["metric"] else None
 
@@ -106,7 +107,7 @@ class Watched:
         records nothing, which is only known after having waited."""
         if not self.output or self._is_recorded:
             return self._is_recorded and (not self.output or self._is_printed)
-        if not self._is_printed:
+        if not self._is_printed or self.recordings:
             return False
         return not self._attached or (printed_s is not None and printed_s > max(TRACES_S, running_s - printed_s))
 
@@ -131,14 +132,16 @@ class Watched:
         else:
             have = f"no rank had come to the end of {wanted} steps"
             have += f" and {self.wanted.profile_steps} profiled ones" if self.wanted.profile_steps else ""
-        return f"not measured within {limit_s:g} s: {have}; raise runtime.timeout_s, or lower job.steps if it is slow"
+        learnt = limit_s < self._timeout_s
+        limit = "runtime.timeout_factor, times what similar points took" if learnt else "runtime.timeout_s"
+        return f"not measured within {limit_s:g} s: {have}; raise {limit}, or lower job.steps"
 
     def _check_enough(self) -> None:
         """Raises PointFailed if a command that ended well has recorded or printed too little."""
         skip, wanted = self._job["skip_steps"], self._job["steps"]
         if self.output:
             timed, what = max(self.output.count - skip, 0), "numbers of job.metric"
-            if not self.output.count:
+            if not self.output.found:
                 raise PointFailed(
                     f"job.metric={self._job['metric']} was not found in the command's output; compare it with "
                     f"{self._log.name}",

@@ -20,8 +20,6 @@ STARTED, NOT_STARTED, ENDED, LEFT = "started", "not_started", "ended", "left"
 """First words of the lines to the launcher. Numbers follow: of NOT_STARTED the errno, of ENDED the exit status,
 negative if a signal ended it, of LEFT the processes that do not end."""
 
-GRACE_S = 5.0
-"""Time that processes have to end in order after SIGTERM, as torchrun does with its workers."""
 KILLED_S = 30.0
 """Time after which processes that were killed count as left: of a hung driver they never end."""
 POLL_S = 0.02
@@ -34,8 +32,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Supervisor:
     """Starts a command and ends it."""
 
-    def __init__(self, words: list[str]) -> None:
-        self._words = words
+    def __init__(self, grace_s: float, words: list[str]) -> None:
+        """`grace_s`: time that processes have to end in order after SIGTERM, as torchrun does with its workers."""
+        self._grace_s, self._words = grace_s, words
         self._status: int | None = None
         # Signals arrive as bytes in this pipe, so that a single call waits for them and for the launcher.
         self._signals, write_end = os.pipe()
@@ -80,7 +79,7 @@ class Supervisor:
     def _end(self, pid: int) -> list[int]:
         """Ends all processes, in order if they do so in time. Returns those that do not end."""
         told: set[int] = set()
-        until = time.monotonic() + GRACE_S
+        until = time.monotonic() + self._grace_s
         while time.monotonic() < until:
             if self._collect(pid):
                 return []
@@ -169,4 +168,4 @@ def _tell(*words: object) -> None:
 
 
 if __name__ == "__main__":
-    Supervisor(sys.argv[1:]).run()
+    Supervisor(float(sys.argv[1]), sys.argv[2:]).run()

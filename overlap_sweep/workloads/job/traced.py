@@ -17,14 +17,14 @@ RANKS_NAMED = 16
 
 
 def of_traces(paths: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
-    """Returns fields of `JobRun`, and a sentence for everything that is unknown."""
+    """Returns fields of `JobRun`, and a sentence for each trace that was left out."""
     if not paths:
         return {}, []
     # Imported here, because numpy is only needed to read traces.
     from overlap_sweep.diagnosis.runs import read_runs
 
     runs = read_runs(paths)
-    warnings = [said for run in runs for file in run.files for said in (*file.warnings, file.problem) if said]
+    warnings = [file.problem for run in runs for file in run.files if file.problem]
     # Traces that do not fit together are several runs: the one with most ranks is told of.
     run = max(runs, key=lambda run: len(run.files))
     if len(runs) > 1:
@@ -34,13 +34,13 @@ def of_traces(paths: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
         return {}, warnings
     step = lost(run.found.diagnosis)
     if step is None:
-        return {}, [*warnings, *run.found.diagnosis.notes, "The traces have no step to diagnose."]
+        return {}, [*warnings, "The traces have no step to diagnose."]
     return {
         "profiled_us": step.step_us,
         "exposed_comm_us": step.exposed_comm_us,
         "groups": [_exposure(total) for total in run.found.totals],
         "causes": _causes(run.found.diagnosis),
-    }, [*warnings, *run.found.diagnosis.notes]
+    }, warnings
 
 
 def _exposure(total: GroupTotal) -> GroupExposure:

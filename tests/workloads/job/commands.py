@@ -1,0 +1,71 @@
+"""Points of workload=job whose command does what a test needs, and which processes it leaves."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from overlap_sweep import workloads
+from overlap_sweep.workloads.job import WORKLOAD
+from overlap_sweep.workloads.job.recording import Recording, write_recording
+
+OPTIONS = asdict(workloads.schema("job")())
+
+
+def job_point(command: str, **changes: Any) -> dict[str, Any]:
+    """A completed point. Changes are options of `job`, or `runtime`."""
+    job = {**OPTIONS["job"], "attach": False, "skip_steps": 1, "steps": 4, "command": command}
+    runtime = {**OPTIONS["runtime"], "device": "cpu", **changes.pop("runtime", {})}
+    point = {**OPTIONS, "runtime": runtime, "job": job | changes}
+    return point | WORKLOAD.complete(point)
+
+
+def recording(rank: int = 0, world_size: int = 1, **changes: Any) -> Recording:
+    """What a rank records: four steps of 100, 101, 102 and 103 us."""
+    known: dict[str, Any] = {
+        **{"rank": rank, "world_size": world_size, "host": "node7", "device": "cpu", "marked_by": "optimizer"},
+        **{"calls_per_step": 1, "host_us": [100.0, 101.0, 102.0, 103.0], "gpu_us": []},
+    }
+    return Recording(**known | changes)
+
+
+def recorded(folder: Path, *recordings: Recording) -> str:
+    """The shell's command that does what the recorders of these ranks do."""
+    folder.mkdir(exist_ok=True)
+    for one in recordings:
+        write_recording(folder, one)
+    return f"cp {folder}/job_rank*.json {{run}}/"
+
+
+def shell(script: str) -> str:
+    """The option `job.command` that runs a script without quotes in it."""
+    assert "'" not in script
+    return f"sh -c '{script}'"
+
+
+class Tagged:
+    """Marks processes through their environment, so that they are found wherever they went."""
+
+    def __init__(self) -> None:
+        self._mark = f"OVERLAP_SWEEP_TEST={uuid.uuid4().hex}"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        name, _, value = self._mark.partition("=")
+        return {**os.environ, name: value}
+
+    def processes(self) -> list[str]:
+        """The command lines of those that live."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                # Those that have ended and were not collected have no environment.
+                if self._mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue
+        return found

@@ -1,0 +1,380 @@
+"""From a command to a point's result, or to the reason why there is none."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_sweep.errors import PointFailed, UserError
+from overlap_sweep.results.run_directory import LOG_FILE, clear
+from overlap_sweep.workloads.job import run as job_run
+from overlap_sweep.workloads.job.ending import ending, first_error
+from overlap_sweep.workloads.job.result import JobRun
+from overlap_sweep.workloads.job.run import run
+from tests.workloads.job.commands import Tagged, job_point, recorded, recording, shell
+
+LONG = "sleep 600"
+
+
+def measured(folder: Path, command: str, limit_s: float = 30.0, **changes: Any) -> dict[str, Any]:
+    """What a run returns. None of its processes is left, whatever it does."""
+    tag, directory = Tagged(), folder / "run"
+    directory.mkdir(exist_ok=True)
+    point = job_point(command, **changes)
+    try:
+        return run(point, directory, tag.environment, limit_s)
+    finally:
+        assert tag.processes() == []
+
+
+def failure(folder: Path, command: str, limit_s: float = 30.0, **changes: Any) -> PointFailed:
+    with pytest.raises(PointFailed) as failed:
+        measured(folder, command, limit_s, **changes)
+    return failed.value
+
+
+def job(found: dict[str, Any]) -> JobRun:
+    assert isinstance(found["measured"], JobRun)
+    return found["measured"]
+
+
+def test_of_every_step_the_slowest_rank_counts_and_the_command_is_ended(tmp_path: Path) -> None:
+    ranks = (
+        recording(0, 2, peak_memory_gb=None, environment={"torch": "2.13"}),
+        recording(1, 2, host_us=[99.0, 111.0, 90.0, 109.0], environment={"torch": "other"}),
+    )
+    began = time.monotonic()
+    found = measured(tmp_path, shell(f"{recorded(tmp_path / 'made', *ranks)}; {LONG}"), ranks=2)
+    assert time.monotonic() - began < 10
+    step = job(found).step
+    assert step.samples_us == [100.0, 111.0, 102.0, 109.0]
+    assert (step.q1_us, step.median_us, step.q3_us) == (101.5, 105.5, 109.5)
+    assert (job(found).timed_by, job(found).calls_per_step, job(found).peak_memory_gb) == ("host", 1, None)
+    assert (found["objective_us"], found["environment"]) == (105.5, {"torch": "2.13"})
+    assert (found["warnings"], found["traces"]) == ([], [])
+
+
+def test_gpus_clocks_count_if_all_ranks_have_them(tmp_path: Path) -> None:
+    gpu = {"device": "cuda", "gpu_us": [50.0, 51.0, 52.0, 53.0], "peak_memory_gb": 3.0}
+    both = [recording(0, 2, **gpu), recording(1, 2, **gpu | {"peak_memory_gb": 4.0})]
+    found = measured(tmp_path, shell(recorded(tmp_path / "made", *both)), ranks=2, runtime={"device": "cuda"})
+    assert (job(found).step.median_us, job(found).timed_by, job(found).peak_memory_gb) == (51.5, "gpu", 4.0)
+    assert found["warnings"] == []
+    one = [both[0], recording(1, 2, device="cuda", problems=["The GPU's times are lost."])]
+    clear(tmp_path / "run")
+    found = measured(tmp_path, shell(recorded(tmp_path / "made", *one)), ranks=2)
+    assert (job(found).step.median_us, job(found).timed_by) == (101.5, "host")
+    device, problem = found["warnings"]
+    assert (device.startswith("runtime.device=cpu, but ranks 0, 1 "), problem) == (
+        True,
+        "Rank 1: The GPU's times are lost.",
+    )
+
+
+@pytest.mark.parametrize(("option", "unit"), [("samples_per_step", "samples"), ("tokens_per_step", "tokens")])
+def test_settings_are_compared_by_work(tmp_path: Path, option: str, unit: str) -> None:
+    command = shell(f"{recorded(tmp_path / 'made', recording())}; : {{batch}}")
+    found = measured(tmp_path, command, values={"batch": 4}, **{option: "{batch} * 2.5"})
+    assert getattr(job(found), option) == 10.0
+    assert (found["objective_us"], job(found).rate) == (10.15, f"98,522.2 {unit}/s")
+
+
+def test_an_earlier_attempt_s_recordings_are_not_read(tmp_path: Path) -> None:
+    command = shell(f"test ! -e {{run}}/job_rank0.json && {recorded(tmp_path / 'made', recording())}")
+    measured(tmp_path, command)
+    assert (tmp_path / "run" / "job_rank0.json").exists()
+    clear(tmp_path / "run")
+    measured(tmp_path, command)
+
+
+def test_a_command_that_is_to_finish_is_waited_for(tmp_path: Path) -> None:
+    record = recorded(tmp_path / "made", recording())
+    measured(tmp_path, shell(f"{record}; sleep 0.5; touch {tmp_path}/finished"), finish=True)
+    assert (tmp_path / "finished").exists()
+    clear(tmp_path / "run")
+    assert "exit status 4" in str(failure(tmp_path, shell(f"{record}; sleep 0.3; exit 4"), finish=True))
+    # Otherwise what comes after the last measured step does not count.
+    clear(tmp_path / "run")
+    assert job(measured(tmp_path, shell(f"{record}; exit 4")))
+
+
+def test_a_script_that_ends_early_may_have_enough(tmp_path: Path) -> None:
+    early = "The script ended after 3 of 4 timed steps (1 are skipped)."
+    ranks = [recording(0, 2, host_us=[100.0] * 3, problems=[early]), recording(1, 2, host_us=[101.0] * 4)]
+    found = measured(tmp_path, shell(recorded(tmp_path / "made", *ranks)), ranks=2)
+    assert (job(found).step.samples_us, found["warnings"]) == ([101.0] * 3, [f"Rank 0: {early}"])
+    clear(tmp_path / "run")
+    ranks[0] = recording(0, 2, host_us=[100.0] * 2)
+    failed = failure(tmp_path, shell(recorded(tmp_path / "made", *ranks)), ranks=2)
+    assert failed.final
+    assert "ended after 2 timed steps of 4" in str(failed)
+    # A crash is one, however many steps were timed.
+    clear(tmp_path / "run")
+    ranks[0] = recording(0, 2, host_us=[100.0] * 3)
+    failed = failure(tmp_path, shell(f"{recorded(tmp_path / 'made', *ranks)}; exit 9"), ranks=2)
+    assert (failed.final, "exit status 9" in str(failed)) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"command": "no_such_program"}, "no_such_program, which is not in PATH"),
+        ({"command": "/dev/null"}, "not executable"),
+        ({"command": "true", "directory": "no/such"}, "job.directory=no/such"),
+        ({"command": "true"}, "-m overlap_sweep.attach"),
+        ({"command": "true", "attach": True}, "-m overlap_sweep.attach"),
+        ({"command": "true", "metric": "tps: ([0-9.]+)"}, "job.metric=tps: ([0-9.]+) was not found"),
+    ],
+)
+def test_what_cannot_be_measured_is_not_tried_again(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    failed = failure(tmp_path, **changes)
+    assert failed.final
+    assert not failed.timed_out
+    assert reason in str(failed)
+
+
+def test_a_script_whose_steps_the_recorder_does_not_see_is_told_of_others(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('trained')")
+    failed = failure(tmp_path, f"{sys.executable} {tmp_path}/train.py", attach=True)
+    assert failed.final
+    assert "overlap_sweep.step()" in str(failed)
+
+
+def test_as_many_ranks_are_recorded_as_asked_for(tmp_path: Path) -> None:
+    command = shell(f"{recorded(tmp_path / 'made', recording(1, 4))}; {LONG}")
+    failed = failure(tmp_path, command, ranks=2)
+    assert (failed.final, "4 training processes, but job.ranks=2" in str(failed)) == (True, True)
+    clear(tmp_path / "run")
+    failed = failure(tmp_path, shell(recorded(tmp_path / "made" / "two", recording(1, 2))), ranks=2)
+    assert "only ranks [1] of 2" in str(failed)
+
+
+def test_a_damaged_recording_fails_the_point(tmp_path: Path) -> None:
+    assert "job_rank0.json cannot be read" in str(failure(tmp_path, shell(f"echo x > {{run}}/job_rank0.json; {LONG}")))
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("exit 3", "ended with exit status 3"),
+        ("kill -9 $$", "was killed by SIGKILL, perhaps for lack of memory"),
+        ("kill -s SEGV $$", "was killed by SIGSEGV"),
+        ("exit 137", "ended with exit status 137 (SIGKILL), perhaps for lack of memory"),
+        ("exit 255", "ended with exit status 255"),
+    ],
+)
+def test_a_command_that_fails_tells_how(tmp_path: Path, command: str, reason: str) -> None:
+    failed = failure(tmp_path, shell(command))
+    assert str(failed) == f"the command {reason}"
+    assert (failed.final, failed.timed_out) == (False, False)
+
+
+def test_the_reason_is_the_first_exception_that_was_not_handled(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "try:\n    {}['x']\nexcept KeyError as e:\n    raise ValueError('no bucket') from e\n"
+    )
+    # As torchrun's, whose own traceback comes last.
+    other = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: train.py FAILED"
+    after = f"echo Traceback \\(most recent call last\\):; echo {other}; exit 1"
+    failed = failure(tmp_path, shell(f"{sys.executable} {tmp_path}/train.py; {after}"))
+    assert str(failed) == "the command ended with exit status 1: ValueError: no bucket"
+
+
+def test_errors_are_read_of_the_attempt_alone(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("Traceback (most recent call last):\n  x\nValueError: before\n")
+    start = log.stat().st_size
+    with log.open("a") as more:
+        more.write("train.py: error: unrecognized arguments: --bucket 3\n")
+    assert ending(2, log, start) == "ended with exit status 2: train.py: error: unrecognized arguments: --bucket 3"
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        (["loss 3", "an Error: of its own"], ""),
+        (
+            ["[rank1]: Traceback (most recent call last):", "[rank1]:   File", "[rank1]: a.b.OutOfMemoryError: 3 GiB"],
+            "a.b.OutOfMemoryError: 3 GiB",
+        ),
+        (["Traceback (most recent call last):", "step 4", "AssertionError", "later"], "AssertionError"),
+        (
+            ["exitcode : -9", "  traceback : Signal 9 (SIGKILL) received by PID 12"],
+            "Signal 9 (SIGKILL) received by PID 12",
+        ),
+        (["  traceback : Signal 15 (SIGTERM) received by PID 12"], ""),
+    ],
+)
+def test_errors_are_told_from_what_else_is_printed(lines: list[str], error: str) -> None:
+    assert first_error(lines) == error
+
+
+def test_who_hangs_is_ended_and_told_how_far_it_came(tmp_path: Path) -> None:
+    failed = failure(tmp_path, shell(f"echo step 1; {LONG}"), limit_s=0.5)
+    assert (failed.timed_out, failed.final) == (True, False)
+    assert "not measured within 0.5 s: no rank " in str(failed)
+    assert "runtime.timeout_factor" in str(failed)
+    half = shell(f"{recorded(tmp_path / 'made', recording(1, 2))}; {LONG}")
+    failed = failure(tmp_path, half, limit_s=0.5, ranks=2, runtime={"timeout_s": 0.5})
+    assert (failed.timed_out, failed.final) == (True, False)
+    assert "1 of 2 ranks had recorded" in str(failed)
+    assert "runtime.timeout_s" in str(failed)
+    assert "step 1" in (tmp_path / "run" / LOG_FILE).read_text()
+
+
+def test_stopped_by_the_user_it_leaves_nothing(tmp_path: Path) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            measured(tmp_path, shell(f"setsid {LONG} & {LONG}"))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+TPS = "tps: ([0-9.,]+)"
+
+
+def printing(*pieces: str, then: str = LONG) -> str:
+    """A command that prints pieces of text, as printf knows them, one after the other."""
+    return shell("; sleep 0.12; ".join(f'printf "{piece}"' for piece in pieces) + f"; {then}")
+
+
+def test_a_metric_is_read_from_pieces_of_colourful_lines(tmp_path: Path) -> None:
+    pieces = (
+        "loss 7 tps: 1\\n",
+        "tps: 2",
+        "00 x\\nt",
+        "ps: \\033[32m1,000.0\\033[0m\\r",
+        "tps: 400\\ntps: 500\\ntps: 9",
+    )
+    found = measured(tmp_path, printing(*pieces), metric=TPS)
+    assert job(found).step.samples_us == [5000.0, 1000.0, 2500.0, 2000.0]
+    assert (job(found).timed_by, job(found).unit, job(found).rate) == ("metric", "tps", "444.444 tps/s")
+    assert job(found).calls_per_step is None
+    (warning,) = found["warnings"]
+    assert "recorder saw no step" in warning
+
+
+def test_a_metric_of_several_ranks_counts_by_the_slowest(tmp_path: Path) -> None:
+    lines = [f"[rank{rank}]:step tps: {10 * step + rank}" for step in range(1, 6) for rank in (1, 0)]
+    found = measured(tmp_path, printing("\\n".join([*lines, ""])), metric=TPS, ranks=2)
+    assert job(found).step.samples_us == [1e6 / rate for rate in (20, 30, 40, 50)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "first_us", "unit", "objective_us"),
+    [
+        ({"metric_is": "seconds"}, 2e6, "", 3.5e6),
+        ({"metric_is": "milliseconds"}, 2e3, "", 3.5e3),
+        ({"metric_is": "seconds", "samples_per_step": "10"}, 2e6, "", 3.5e5),
+        ({"samples_per_step": "10"}, 5e6, "", (10e6 / 4 + 10e6 / 3) / 2 / 10),
+        ({"tokens_per_step": "10"}, 5e6, "", (10e6 / 4 + 10e6 / 3) / 2 / 10),
+        ({"metric": "(?P<tokens>[0-9]+)", "samples_per_step": "10"}, 5e5, "tokens", (1e6 / 4 + 1e6 / 3) / 2),
+    ],
+)
+def test_a_metric_is_a_rate_or_a_time(
+    tmp_path: Path, changes: dict[str, Any], first_us: float, unit: str, objective_us: float
+) -> None:
+    found = measured(tmp_path, printing("1\\n2\\n3\\n4\\n5\\n"), **{"metric": "([0-9]+)", **changes})
+    assert (job(found).step.samples_us[0], job(found).unit) == (first_us, unit)
+    assert found["objective_us"] == pytest.approx(objective_us)
+
+
+def test_a_metric_may_be_printed_too_rarely_or_be_no_number(tmp_path: Path) -> None:
+    found = measured(tmp_path, printing("tps: 1\\ntps: 2\\ntps: 3\\ntps: 4", then="exit 0"), metric=TPS)
+    assert len(job(found).step.samples_us) == 3
+    assert any("ended after 3 timed steps of 4" in warning for warning in found["warnings"])
+    failed = failure(tmp_path, printing("tps: 1\\ntps: 2\\ntps: 3\\n", then="exit 0"), metric=TPS)
+    assert (failed.final, "after 2 numbers of job.metric" in str(failed)) == (True, True)
+    for number in ("fast", "0", "nan"):
+        failed = failure(tmp_path, printing(f"tps: {number}\\n" * 5), metric="tps: (.+)")
+        assert (failed.final, f"found '{number}'" in str(failed)) == (True, True)
+    failed = failure(tmp_path, printing("tps: 1\\n"), limit_s=0.5, metric=TPS)
+    assert (failed.timed_out, "found 1 times of 5" in str(failed)) == (True, True)
+
+
+PROFILES = """
+import json, os, sys, time
+
+made, directory = sys.argv[1:]
+for step in range(1, 200):
+    if step == 6:
+        began = time.time()
+    time.sleep(0.1)
+    print(f"tps: {step}", flush=True)
+    if step == 8:
+        content = json.load(open(f"{made}/job_rank0.json")) | {"profiled_s": [began, time.time()]}
+        json.dump(content, open(f"{directory}/.job", "w"))
+        os.rename(f"{directory}/.job", f"{directory}/job_rank0.json")
+"""
+"""Profiles the sixth to the eighth step."""
+
+
+@pytest.mark.end_to_end
+def test_what_is_printed_while_the_profiler_works_does_not_count(tmp_path: Path) -> None:
+    """Nor the first number after it, whose time began before."""
+    recorded(tmp_path / "made", recording(host_us=[100.0] * 8))
+    (tmp_path / "train.py").write_text(PROFILES)
+    command = f"{sys.executable} -I -S {tmp_path}/train.py {tmp_path}/made {{run}}"
+    found = measured(tmp_path, command, metric=TPS, steps=8)
+    counted = {round(1e6 / us) for us in job(found).step.samples_us}
+    assert len(counted) == 8
+    assert not counted & {1, 6, 7, 8, 9}
+    # The output is read ten times a second, so those next to it may count or not.
+    assert counted >= {2, 3, 11}
+
+
+@pytest.mark.end_to_end
+def test_recordings_are_waited_for_where_the_script_has_a_recorder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_run, "TRACES_S", 1.0)
+    (tmp_path / "train.py").write_text(
+        "import os, time, subprocess, sys\n"
+        "print('tps: 3\\n' * 5, flush=True)\n"
+        "time.sleep(0.5)\n"
+        "subprocess.run(sys.argv[1], shell=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = f"{sys.executable} {tmp_path}/train.py '{recorded(tmp_path / 'made', recording(calls_per_step=2))}'"
+    found = measured(tmp_path, command, metric=TPS, attach=True)
+    assert job(found).calls_per_step == 2
+    clear(tmp_path / "run")
+    # No torch optimizer: nothing comes.
+    found = measured(tmp_path, f"{sys.executable} {tmp_path}/train.py true", metric=TPS, attach=True)
+    assert job(found).calls_per_step is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metric": "tps: ([0-9"},
+        {"metric": "tps: [0-9]"},
+        {"metric": "(tps|rate): ([0-9])"},
+        {"metric": "tps: ([0-9])", "tokens_per_step": "2", "samples_per_step": "2"},
+    ],
+)
+def test_a_metric_that_cannot_be_understood_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"job\.metric="):
+        job_point("true", **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metric": "tps: ([0-9])", "metric_is": "seconds"},
+        {"metric": "tps: (?P<tokens>[0-9])"},
+        {"metric": "(?:tps|rate): ([0-9])", "samples_per_step": None},
+    ],
+)
+def test_a_metric_whose_work_is_known_is_not_refused(changes: dict[str, Any]) -> None:
+    assert job_point("true", **{"tokens_per_step": "2", "samples_per_step": "2", **changes})["job"]["metric"]
