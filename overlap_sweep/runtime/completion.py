@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 
 from hydra.errors import HydraException
 from hydra.plugins.completion_plugin import CompletionPlugin
@@ -12,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from overlap_sweep import workloads
 from overlap_sweep.options import NOT_GIVEN, options_of
+from overlap_sweep.runtime.composition import quoted_where_verbatim
 from overlap_sweep.runtime.help import GROUPS, choices
 from overlap_sweep.runtime.mistakes import flags_first
 
@@ -24,11 +26,17 @@ def answer(plugin: CompletionPlugin, config_name: str | None) -> None:
     line = os.environ["COMP_LINE"]
     named = COMMANDS.match(line)
     arguments = line[named.end() :] if named else plugin.strip_python_or_app_name(line)
-    words, word = arguments.split(), ""
+    try:
+        words, word = shlex.split(arguments), ""
+    except ValueError:
+        # Inside of quotes.
+        return
     if words and not arguments.endswith(" "):
         word = words.pop()
-    words = flags_first(words)
-    found = _values(plugin, config_name, words, word) or plugin._query(config_name, " ".join([*words, word]))
+    words = flags_first(quoted_where_verbatim(words))
+    # Hydra splits the line again.
+    line = " ".join([*(each for each in words if " " not in each), word])
+    found = _values(plugin, config_name, words, word) or plugin._query(config_name, line)
     print(" ".join(one for one in found if not one.startswith(tuple(NOT_GIVEN))))
 
 

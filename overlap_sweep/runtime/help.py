@@ -41,6 +41,7 @@ EXAMPLES = {
     "Kernels": "-m workload=kernel kernel=ag_gemm,gemm_rs m=1024,8192 backend=torch,symm_mem",
     "FSDP2, DDP": "-m +experiment=fsdp_overlap model=llama3_8b distributed.dp_size=4",
     "TP stacks": "-m +experiment=tp_training model=llama3_8b tp_size=2,4 dp_size=1",
+    "Your training": "-m workload=job job.command='torchrun train.py --bucket {mb}' +job.values.mb=25,100",
 }
 MORE = {
     "workload=fsdp --help": "options of a workload, with values and explanations",

@@ -27,6 +27,9 @@ def offered(line: str) -> list[str]:
         ("impl=mega", ["impl=megatron"]),
         ("+experiment=four", ["+experiment=four_operators"]),
         ("mod", ["model.", "model="]),
+        ("workload=job job.command='torchrun --x {b} a.py' job.metric_is=m", ["job.metric_is=milliseconds"]),
+        ("workload=job job.command='torchrun a.py' +job.values.b=1 job.opt", ["job.optimizer_steps="]),
+        ("workload=job job.command='torchrun --sta", []),
     ],
 )
 def test_groups_options_and_their_values_are_offered(typed: str, offers: list[str]) -> None:

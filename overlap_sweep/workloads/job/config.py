@@ -23,18 +23,20 @@ class Job:
     """Your command, its settings, and which of its steps are measured."""
 
     command: str = verbatim(MISSING)
-    """The command line, without a shell: `torchrun --nproc-per-node={ranks} train.py --bucket-cap-mb {bucket}`.
+    """The command line, run without a shell: `torchrun --nproc-per-node={ranks} train.py --bucket-cap-mb {bucket}`.
     `{bucket}` stands for job.values.bucket, `{ranks}` for job.ranks, `{run}` for the point's run directory,
-    `{repetition}` for repetition; `{{` and `}}` are braces. `{overlap:megatron}` makes Megatron-LM's arguments of the
-    value `none`, `default` or a tp_comm_overlap_cfg file."""
+    `{repetition}` for repetition; `{{` and `}}` are braces. Inside of quotes a placeholder stays in its word, outside it
+    is split at blanks. `{overlap:megatron}` makes Megatron-LM's arguments of the value `none`, `default` or a
+    tp_comm_overlap_cfg file."""
     ranks: int = ranged(1, 1, 10**5)
     """Number of training processes that the command starts, on one GPU each."""
     values: dict[str, Any] = field(default_factory=dict)
     """Values of placeholders, to be swept: +job.values.bucket=25,100. The first values are what others are compared
-    with."""
+    with; null is empty. A value that names a file stands for its content, too: when that changes, it is measured
+    again."""
     env: dict[str, Any] = field(default_factory=dict)
     """Environment variables of the command, to be swept: +job.env.CUDA_DEVICE_MAX_CONNECTIONS=1,8. Placeholders are
-    filled in."""
+    filled in; null leaves a variable as it is."""
     directory: str = verbatim(".")
     """Working folder of the command, relative to where launch.py was started. Placeholders are filled in."""
     attach: bool = True
