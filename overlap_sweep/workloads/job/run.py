@@ -19,8 +19,9 @@ from overlap_sweep.workloads.job.started import ATTACH
 from overlap_sweep.workloads.job.steps import LEAST_STEPS, fields_of
 
 POLL_S = 0.1
-TRACES_S = 10.0
-"""Least time for which recordings are waited for once the metric was printed often enough."""
+SETTLE_S = 10.0
+"""Least time for which recordings are waited for once the metric was printed often enough; and for which the command
+may go on after ranks have recorded less than was asked, as they do when a script ends."""
 
 
 def run(point: Mapping[str, Any], directory: Path, environment: Mapping[str, str], limit_s: float) -> dict[str, Any]:
@@ -38,6 +39,19 @@ def run(point: Mapping[str, Any], directory: Path, environment: Mapping[str, str
     warnings = [f"Processes {running.left} were killed and do not end."] if running.left else []
     fields = fields_of(point, directory, watched.recordings, watched.output)
     return {**fields, "warnings": warnings + fields["warnings"]}
+
+
+class _Since:
+    """How long something has been so."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def seconds(self, is_so: bool) -> float:
+        """Returns the time since the first call of those in a row for which it was so; 0 if it is not."""
+        now = time.monotonic()
+        self._since = (self._since or now) if is_so else None
+        return now - self._since if self._since else 0.0
 
 
 class Watched:
@@ -62,18 +76,20 @@ class Watched:
     def until_measured(self, running: RunningCommand, limit_s: float) -> None:
         """Returns when all is recorded, or the command has ended with enough. PointFailed if it has not."""
         started = time.monotonic()
-        printed_at: float | None = None
+        printed = _Since()
+        gave_up = _Since()
         while (status := running.wait(POLL_S)) is None:
-            now = time.monotonic()
             self._look()
-            if printed_at is None and self._is_printed:
-                printed_at = now
-            if not self._job["finish"] and self._is_measured(now - started, printed_at and now - printed_at):
+            running_s = time.monotonic() - started
+            printed_s, gave_up_s = printed.seconds(self._is_printed), gave_up.seconds(self._is_short)
+            if not self._job["finish"] and self._is_measured(running_s, printed_s):
                 return
-            if now - started > limit_s:
+            if not self.output and gave_up_s > SETTLE_S:
+                break
+            if running_s > limit_s:
                 raise PointFailed(self._too_late(limit_s), timed_out=True)
-        self._look(ended=True)
-        if status and (self._job["finish"] or not self._is_measured(0.0, None)):
+        self._look(ended=status is not None)
+        if status and (self._job["finish"] or not self._is_measured(0.0, 0.0)):
             raise PointFailed(f"the command {ending(status, self._log, self._log_start)}")
         self._check_enough()
 
@@ -98,18 +114,23 @@ class Watched:
         return all(len(one.host_us) >= self._job["steps"] for one in self.recordings) and not self._missing
 
     @property
+    def _is_short(self) -> bool:
+        """Returns whether all ranks have recorded, but not as many steps as were asked for."""
+        return not self._missing and not self._is_recorded
+
+    @property
     def _missing(self) -> int:
         """Returns how many ranks have not recorded anything."""
         return self._job["ranks"] - len(self.recordings)
 
-    def _is_measured(self, running_s: float, printed_s: float | None) -> bool:
+    def _is_measured(self, running_s: float, printed_s: float) -> bool:
         """`printed_s`: time since the metric was printed often enough. A script without steps that the recorder knows
         records nothing, which is only known after having waited."""
         if not self.output or self._is_recorded:
             return self._is_recorded and (not self.output or self._is_printed)
         if not self._is_printed or self.recordings:
             return False
-        return not self._attached or (printed_s is not None and printed_s > max(TRACES_S, running_s - printed_s))
+        return not self._attached or printed_s > max(SETTLE_S, running_s - printed_s)
 
     def _check_ranks(self) -> None:
         started = self.recordings[0].world_size
@@ -151,9 +172,10 @@ class Watched:
             timed, what = min((len(one.host_us) for one in self.recordings), default=0), "timed steps"
             self._check_recorded()
         if timed < LEAST_STEPS:
+            why = next((f" ({problem})" for one in self.recordings for problem in one.problems), "")
             raise PointFailed(
-                f"the command ended after {timed} {what} of {wanted}, after {skip} that are skipped; let it run for "
-                "more steps, or lower job.skip_steps",
+                f"there are only {timed} {what} of {wanted}, after {skip} that are skipped{why}; let the command run "
+                "for more steps, or lower job.skip_steps",
                 final=True,
             )
 
