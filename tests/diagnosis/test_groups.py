@@ -9,7 +9,7 @@ from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group
 from overlap_sweep.diagnosis.facts import RankFacts, Step, facts_of
-from overlap_sweep.diagnosis.groups import GroupRow, bus_factor, group_rows
+from overlap_sweep.diagnosis.groups import GroupRow, bus_factor, group_rows, group_totals
 from overlap_sweep.trace.kineto import read_trace
 from tests.diagnosis.made_facts import call, rank_facts, work
 from tests.trace.conftest import HandMadeTrace
@@ -65,6 +65,33 @@ def test_a_group_of_four() -> None:
         assert (one.size, one.bytes) == (4, 134217728)
         assert one.busbw_gbs
         assert 250 < one.busbw_gbs < 320
+
+
+def test_the_total_of_a_group_is_that_of_its_calls_on_the_rank_that_exposes_most() -> None:
+    names = ("h200x2_fsdp2_checkpoint_rank0", "h200x2_fsdp2_checkpoint_rank1")
+    paths = [TRACES / f"{name}.json.gz" for name in names]
+    facts = [facts_of(read_trace(path), path, []) for path in paths]
+    (total,) = group_totals(facts)
+    assert (total.group, total.ranks, total.backend) == ("0", [0, 1], "nccl")
+    # Of two kinds of collectives that run one after the other. Rank 1 waits in most of them.
+    alone = max(sum(one.exposed_us for one in group_rows([own], arrivals([own]))) for own in facts)
+    assert total.exposed_us == pytest.approx(alone, rel=0.05)
+    assert total.hidden_us > 0
+
+
+def test_totals_of_several_groups_and_steps() -> None:
+    steps = [Step(number, 100_000 * number, 100_000 * (number + 1), startup=number == 0) for number in range(3)]
+    groups = [Group("dp", "data", (0, 1), 2), Group("tp", "", (0, 2), 2)]
+    calls = [
+        call(0, 90, group="dp", step=0),
+        call(100, 110, group="dp", step=1),
+        call(120, 130, "all_gather", group="dp", step=1),
+        call(200, 230, group="dp", step=2),
+        call(210, 220, group="tp", step=2),
+    ]
+    facts = rank_facts(0, calls, groups, work=work((105, 110), (200, 215)), steps=steps)
+    found = {total.group: (total.about, total.exposed_us, total.hidden_us) for total in group_totals([facts])}
+    assert found == {"dp": ("data", 15.0, 10.0), "tp": ("", 2.5, 2.5)}
 
 
 def test_graphs_know_neither_group_nor_size() -> None:
