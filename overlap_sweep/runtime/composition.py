@@ -32,19 +32,23 @@ from overlap_sweep.workloads import Config
 _QUOTED = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
 _HYDRAS = re.compile(rf"(?:null|{_QUOTED}(?:,{_QUOTED})*)?", re.DOTALL)
 """Values of verbatim options that are Hydra's: null, and one or several in quotes, to be swept."""
+_NOT_ESCAPED = r"(?<!\\)((?:\\\\)*)\$\{"
+_ESCAPED = r"\1\\${"
 
 
 def quoted_where_verbatim(words: Sequence[str]) -> list[str]:
     """Returns the command line with quotes for Hydra around values that are taken as they were typed, such as those of
-    `job.command`."""
+    `job.command`. What this returned once is left as it is."""
     verbatim = {name for workload in workloads.names() for name in verbatim_options(workloads.schema(workload))}
 
     def quoted(word: str) -> str:
         key, _, value = word.partition("=")
-        if key.lstrip("+") not in verbatim or _HYDRAS.fullmatch(value):
+        if key.lstrip("+") not in verbatim:
             return word
-        # OmegaConf would take ${name} for an option.
-        value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+        # OmegaConf would take ${name} for an option, unless an odd number of backslashes stands before it.
+        if _HYDRAS.fullmatch(value):
+            return f"{key}={re.sub(_NOT_ESCAPED, _ESCAPED, value)}"
+        value = re.sub(r"(\\*)\$\{", rf"\1{_ESCAPED}", value)
         return f"{key}={QuotedString(value, Quote.double).with_quotes()}"
 
     return list(map(quoted, words))

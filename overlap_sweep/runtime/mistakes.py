@@ -13,7 +13,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from overlap_sweep import workloads
 from overlap_sweep.declared import has_key
@@ -148,6 +148,9 @@ def errors_in_one_line() -> Iterator[None]:
 def one_line(error: Exception) -> str:
     """Returns Hydra's or OmegaConf's error as a one-line message."""
     text = str(error)
+    if isinstance(error.__cause__, GrammarParseError):
+        reason = _first_line(error.__cause__)
+        return f"A value has ${{...}} that cannot be parsed ({reason}); write \\${{ if it is text."
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _unknown_choice(error.missing_cfg_file, error.options or [])
     if found := re.search(r"Error resolving interpolation '\$\{(\w+)\}'", text):

@@ -36,6 +36,16 @@ MISTAKES = {
     "tp=8": "Unknown option tp. Did you mean tp_size?",
     "runtime.devise=cpu": "Unknown option runtime.devise. Did you mean runtime.device?",
     "workload=fsdp fsdp.forward_prefech=1": "Unknown option fsdp.forward_prefech. Did you mean fsdp.forward_prefetch?",
+    "workload=job job.comand=x": "Unknown option job.comand. Did you mean job.command?",
+    "workload=job +job.vales.x=1": "Unknown option job.vales.x. Did you mean +job.values.x?",
+    "workload=job job.value.x=1": "Unknown option job.value.x. Did you mean +job.values.x?",
+    "workload=job job.values.x=1": "job.values has no x; add it with +job.values.x=... .",
+    "workload=job job.ranks=2": "job.command has no value; give job.command=... .",
+    "-m workload=job +job.values.x=1,2": "job.command has no value; give job.command=... .",
+    "-m workload=job hydra/sweeper=knobs +job.values.x=1,2": "job.command has no value; give job.command=... .",
+    "-m workload=job hydra/sweeper=knobs job.command=x": (
+        "There is nothing to search; give a knob several values, such as +job.values.bucket=25,100."
+    ),
     "something=8": "Unknown option something. See python launch.py workload=<name> --help.",
     "m=0": "m requires workload=kernel.",
     "+hydra.foo=3": "Unknown option hydra.foo. Did you mean hydra.mode?",

@@ -25,8 +25,8 @@ class Job:
     command: str = verbatim(MISSING)
     """The command line, run without a shell: `torchrun --nproc-per-node={ranks} train.py --bucket-cap-mb {bucket}`.
     `{bucket}` stands for job.values.bucket, `{ranks}` for job.ranks, `{run}` for the point's run directory,
-    `{repetition}` for repetition; `{{` and `}}` are braces. Inside of quotes a placeholder stays in its word, outside it
-    is split at blanks. `{overlap:megatron}` makes Megatron-LM's arguments of the value `none`, `default` or a
+    `{repetition}` for repetition; `{{` and `}}` are braces. A placeholder in quotes stays in its word, others are split
+    at blanks. `{overlap:megatron}` makes Megatron-LM's arguments of the value `none`, `default` or a
     tp_comm_overlap_cfg file."""
     ranks: int = ranged(1, 1, 10**5)
     """Number of training processes that the command starts, on one GPU each."""

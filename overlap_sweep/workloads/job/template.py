@@ -50,8 +50,10 @@ def _parts(template: str, fillings: Mapping[str, Filling], option: str) -> Itera
         end, name = found.end(), found[1]
         if name is not None:
             if name not in fillings:
-                is_variable = template[: found.start()].endswith("$")
-                raise UserError(_no_shell(option, f"${{{name}}}") if is_variable else _unknown(name, fillings, option))
+                if template[: found.start()].endswith("$"):
+                    mend = f"give bash -c '...', and in there ${{{{{name}}}}}."
+                    raise UserError(f"{option} has ${{{name}}}, but is run without a shell; {mend}")
+                raise UserError(_unknown(name, fillings, option))
             yield _Placeholder(name, fillings[name])
         elif len(found[0]) == 2:
             yield found[0][0]

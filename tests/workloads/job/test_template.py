@@ -64,6 +64,9 @@ REFUSED = {
     "A=1 python t.py": "job.command begins with A=1, but is run without a shell; give +job.env.A=... .",
     "A={a} python t.py": "job.command begins with A=1, but is run without a shell; give +job.env.A=... .",
 }
+REFUSED["python ${HOME}/t.py"] = (
+    "job.command has ${HOME}, but is run without a shell; give bash -c '...', and in there ${{HOME}}."
+)
 NEEDS_A_SHELL = {
     "cd x && python t.py": "&&",
     "python t.py | tee log": "|",
@@ -74,7 +77,7 @@ NEEDS_A_SHELL = {
     "python t.py &>log": "&>log",
     "python ~/t.py": "~/t.py",
     "python $HOME/t.py": "$HOME/t.py",
-    "python '$x' \"${HOME}/t.py\"": "${HOME}",
+    "python '$x' \"$HOME/t.py\"": '$HOME/t.py"',
     "python $(which t.py)": "$(which",
     "python `which t.py`": "`which",
 }
