@@ -22,6 +22,7 @@ from tests.make_point import (
     default_timing,
     falling,
     implementation,
+    job_config,
     kernel_config,
     layer_config,
     make_point,
@@ -127,6 +128,28 @@ def write_sweep_of_stacks(directory: Path) -> Path:
     return directory
 
 
+def write_sweep_of_jobs(directory: Path) -> Path:
+    """Larger buckets save a twentieth, twice; more connections next to nothing."""
+    for repetition in range(2):
+        for minute, (bucket, connections, step_us) in enumerate(
+            ((25, 1, 100_000.0), (25, 8, 99_800.0), (100, 1, 95_000.0), (100, 8, 94_900.0)), start=4 * repetition
+        ):
+            env = {"CUDA_DEVICE_MAX_CONNECTIONS": connections}
+            point = job_config({"bucket": bucket, "lr": 0.1}, env, repetition=repetition)
+            causes = {"issued_late": 0.09, "dependency": 0.03} if bucket == 25 else {"issued_late": 0.04}
+            make_point(
+                *("job", directory, point),
+                started=f"2026-11-20T21:{minute:02}:00+00:00",
+                step_us=step_us * (1 + repetition / 500),
+                exposed={"DP, ranks 0,2": 40.0 * (125 - bucket), "TP, ranks 0,1": 9_000.0},
+                causes=causes,
+                samples_per_step=64.0,
+            )
+    large = job_config({"bucket": 400, "lr": 0.1}, {"CUDA_DEVICE_MAX_CONNECTIONS": 1})
+    make_point("job", directory, large, name="large", status="failed", error="CUDA out of memory")
+    return directory
+
+
 def write_sweep_of_kernels(directory: Path) -> Path:
     """Two backends at m=1024 and 8192: symm_mem wins at the first, torch at the second; bulk is independent."""
     refused = {"refused": "too large\nfor it", "pipeline": "wrong numbers: relative error 0.5, tolerance 0.01"}
@@ -158,6 +181,7 @@ def write_every_workload(directory: Path) -> None:
     write_sweep_of_training(directory / "training")
     write_sweep_of_copies(directory / "copies")
     write_sweep_of_stacks(directory / "stacks")
+    write_sweep_of_jobs(directory / "jobs")
 
 
 def trial(point: str, variants: Mapping[str, str], tp_size: int = 4) -> LayerTrial:

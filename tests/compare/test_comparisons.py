@@ -19,6 +19,7 @@ from tests.make_point import (
     ENVIRONMENT,
     copy_config,
     implementation,
+    job_config,
     kernel_config,
     layer_config,
     make_point,
@@ -72,12 +73,18 @@ def _stack(directory: Path, factor: float = 1.0, dp_size: int = 1, **point: Any)
     make_point("tp_training", directory, config, step_us=10_000.0 * factor, **point)
 
 
+def _job(directory: Path, factor: float = 1.0, ranks: int = 2, **point: Any) -> None:
+    config = job_config({"bucket": 25}, repetition=point.pop("repetition", 0), **{"job.ranks": ranks})
+    make_point("job", directory, config, step_us=100_000.0 * factor, **point)
+
+
 SWEEPS = {
     "operator": Kind(_operator, lambda path: _operator(path, num_sm=8), "dgrad bulk_sm4 + wgrad bulk_sm4"),
     "layer": Kind(_layer, lambda path: _layer(path, num_replicas=2), "default"),
     "kernel": Kind(_kernel, lambda path: _kernel(path, m=2048), "ring"),
     "copy_engine": Kind(_copies, lambda path: _copies(path, copy_mb=16.0), "overlapped"),
     "tp_training": Kind(_stack, lambda path: _stack(path, dp_size=2), "defaults"),
+    "job": Kind(_job, lambda path: _job(path, ranks=4), "bucket=25"),
 }
 LOGS = {
     "telemetry": Kind(
@@ -196,7 +203,7 @@ def test_environment_and_configuration_that_changed_are_told(tmp_path: Path, kin
     }
 
 
-@pytest.mark.parametrize("kind", sorted(SWEEPS.keys() - {"tp_training"}))
+@pytest.mark.parametrize("kind", sorted(SWEEPS.keys() - {"tp_training", "job"}))
 def test_what_was_launch_bound_has_no_say(tmp_path: Path, kind: str) -> None:
     SWEEPS[kind].other(tmp_path / "old")
     SWEEPS[kind].other(tmp_path / "new")

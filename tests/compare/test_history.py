@@ -19,6 +19,8 @@ from tests.make_point import (
     copy_config,
     copy_times,
     implementation,
+    job_config,
+    job_run,
     kernel_config,
     layer_config,
     resolved,
@@ -171,6 +173,12 @@ def stack(factor: float, **options: Any) -> dict[str, Any]:
     return {"point": point, "measured": tp_training_run(point, step_us=1e4 * factor), "launch_bound": True}
 
 
+def job(factor: float) -> dict[str, Any]:
+    # How many steps are looked at changes nothing.
+    point = job_config({"bucket": 25}, **{"job.steps": round(20 * factor)})
+    return {"point": point, "measured": job_run(1e5 * factor, tokens_per_step=8192.0)}
+
+
 @pytest.mark.parametrize(
     ("workload", "settings", "row"),
     [
@@ -180,6 +188,7 @@ def stack(factor: float, **options: Any) -> dict[str, Any]:
         # A matrix's rows are no tokens.
         (copies, ["overlapped"], ("4096 GEMM, 64 MiB host_to_device", "all", 880.0, 1400.0, None)),
         (stack, ["dp2"], ("autotp step", "step", 8000.0, None, 2048)),
+        (job, ["2 ranks, bucket=25"], ("job", "step", 80_000.0, None, 8192)),
     ],
 )
 def test_every_workload_has_a_history(

@@ -16,6 +16,7 @@ from tests.make_point import (
     copy_config,
     falling,
     implementation,
+    job_config,
     kernel_config,
     make_point,
     missing_point,
@@ -200,6 +201,60 @@ def write_copies(directory: Path) -> None:
     make_point("copy_engine", directory, launch_bound=bound, environment=environment)
 
 
+def write_jobs(directory: Path) -> None:
+    """A case for each answer and doubt about jobs, told apart by their ranks."""
+
+    def run(ranks: int, bucket: int | None, step_us: float, repetition: int = 0, **made: Any) -> None:
+        minute = len(list(directory.glob("*"))) % 60
+        config = {"job.ranks": ranks, "repetition": repetition, **made.pop("config", {})}
+        point = job_config({} if bucket is None else {"bucket": bucket}, made.pop("env", {}), **config)
+        make_point("job", directory, point, step_us=step_us, started=f"2026-11-20T21:{minute:02}:00+00:00", **made)
+
+    # Faster in every run, within the noise between runs, and faster in the only run.
+    for ranks, repetitions, second_us in ((2, 3, 95_000.0), (3, 3, 99_900.0), (4, 1, 95_000.0)):
+        for repetition in range(repetitions):
+            for bucket, step_us in ((25, 100_000.0), (100, second_us)):
+                exposed = {"exposed": {"DP, ranks 0-1": 0.1 * step_us}, "causes": {"issued_late": 0.05}}
+                run(ranks, bucket, step_us * (1 + repetition / 100), repetition, **exposed)
+    # All slower; the simplest of two; nothing to compare with; one that failed.
+    for bucket, step_us in ((25, 100_000.0), (100, 120_000.0)):
+        run(5, bucket, step_us)
+    for bucket, queues, step_us in ((25, 1, 100_000.0), (100, 8, 89_900.0), (100, 1, 90_000.0)):
+        run(6, bucket, step_us, env={"CUDA_DEVICE_MAX_CONNECTIONS": queues})
+    run(7, 25, 100_000.0)
+    run(7, 100, 0.0, status="failed", error="CUDA out of memory")
+    # By a rate of its own, by samples, and by steps since the samples of one are unknown.
+    by_metric = {"timed_by": "metric", "unit": "tps", "calls_per_step": None, "peak_memory_gb": None}
+    for bucket, time_us in ((25, 20.0), (100, 16.0)):
+        run(8, bucket, time_us, spread_us=0.1, config={"job.metric": "tps: ([0-9.]+)"}, **by_metric)
+    for bucket, step_us, samples in ((1, 100_000.0, 32.0), (2, 180_000.0, 64.0)):
+        run(9, bucket, step_us, samples_per_step=samples)
+        run(10, bucket, step_us, **({"samples_per_step": samples} if bucket == 1 else {"calls_per_step": 2}))
+    # The host limits one, which is timed otherwise; warnings, other drivers, hot GPUs; multicast in one; on a CPU.
+    run(11, 25, 100_000.0, launch_bound=True)
+    run(11, 100, 90_000.0, timed_by="host")
+    hot = {"gpus": [{"throttle_reasons": 0x40}]}
+    run(12, 25, 100_000.0, warnings=["Ranks 3: no trace."], conditions={"after": hot})
+    run(12, 100, 90_000.0, environment={**ENVIRONMENT, "driver": "590.2"})
+    for on in (False, True):
+        run(13, None, 100_000.0 - 9_000.0 * on, config={"runtime": {"device": "cuda", "multicast": on}})
+    for bucket, step_us in ((25, 100_000.0), (100, 85_000.0)):
+        run(14, bucket, step_us, config={"device": "cpu"}, environment={"device": "cpu"}, peak_memory_gb=None)
+    # Two commands with one script; a proven answer of a search.
+    for options in ("", " --compile"):
+        run(15, None, 100_000.0, config={"job.command": f"torchrun train.py{options}"})
+    for bucket, step_us in ((25, 100_000.0), (100, 97_000.0), (400, 90_000.0)):
+        run(16, bucket, step_us)
+    knobs = {"+job.values.bucket": ["25", "100", "400"]}
+    of_ranks = {"label": "train.py", "overrides": ["workload=job", "job.ranks=16"], "knobs": knobs, "proven": True}
+    times = {"time_us": 97_000.0, "baseline_us": 100_000.0, "gain": Gain(0.03, 0.004), "by_time": True}
+    search = KnobSearch(**of_ranks, **times, best={"+job.values.bucket": "100"})
+    other = KnobSearch(
+        label="train.py", overrides=["workload=job", "job.ranks=32"], knobs=knobs, dropped="too few GPUs"
+    )
+    KnobRecord(searches=[search, other]).write(directory)
+
+
 def write_statuses(directory: Path) -> None:
     """A folder for each workload with points that are ok, failed, skipped, timed out and missing."""
     kernels = {"ring_exchange": implementation(125.0, 1.0, RING), "bulk": implementation(110.0, independent=True)}
@@ -208,7 +263,7 @@ def write_statuses(directory: Path) -> None:
         "operator": {"relative_error": {"output": 1e-6, "weight_grad": 1e-5}, "traces": ["trace_rank0.json.gz"]},
         "layer": {"variants": {"none": variant([100.0] * 6), "default": variant([90.0] * 6)}},
         "kernel": {"point": asked, "implementations": kernels, "left_out": {"pipeline": "refused: too large"}},
-        **{"fsdp": {}, "copy_engine": {}, "tp_training": {}},
+        **{"fsdp": {}, "copy_engine": {}, "tp_training": {}, "job": {}},
     }
     points = {"operator": operator_config(method="pipeline", phase="fprop", num_sm=2, num_splits=4), "kernel": asked}
     for workload, ok in measured.items():
@@ -254,10 +309,14 @@ MADE_UP: dict[str, tuple[Any, ...]] = {
     "training_doubts": (write_training,),
     "stack_answers": (write_stacks,),
     "copy_answers": (write_copies,),
+    "job_answers": (write_jobs, "query sweep chosen --columns ranks,setting,time_us,samples_per_s"),
     "telemetry_troubles": (write_telemetry, "compare a=sweep/a b=sweep/b"),
     "statuses": (
         write_statuses,
-        *(f"query sweep/{name} --format csv" for name in ("operator", "kernel", "fsdp", "copy_engine", "tp_training")),
+        *(
+            f"query sweep/{name} --format csv"
+            for name in ("operator", "kernel", "fsdp", "copy_engine", "tp_training", "job")
+        ),
         "query sweep/layer --layers --format csv",
     ),
     "nothing_measured": (

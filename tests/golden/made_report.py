@@ -315,6 +315,7 @@ MADE_UP: dict[str, tuple[Any, ...]] = {
         "query sweep chosen --training",
         "query sweep 'hidden_fraction > 0.5' --copies --sort matrix_size",
         "query sweep 'chosen and tp_size == 4' --tp-training",
+        "query sweep chosen --jobs",
         "report sweep --output out --plots --format csv --fail-if 'hidden_fraction < 0.3'",
     ),
     "damaged": (write_damaged,),

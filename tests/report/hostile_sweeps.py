@@ -32,6 +32,9 @@ FOLDER = "<svg onload=attacked('folder')>\"'&[red]"
 WORD = "=1+<svg onload=attacked('word')>\"'&[red]"
 """The worst that a kernel's names may be."""
 
+JOB = PAYLOAD.translate(str.maketrans("", "", "'\"\\\n`${};|&<>"))
+"""What a command line may hold that is split as by a shell."""
+
 _STRUCTURE = ("none", "default", "floor", "tuned")
 """Names of variants and labels that decide whether there is a proof at all."""
 
@@ -103,6 +106,12 @@ def _poisoned_point(point: dict[str, Any]) -> dict[str, Any]:
         poisoned["language_model"] = {**point["language_model"], PAYLOAD: PAYLOAD}
     if "copy_engine" in point:
         poisoned["copy_engine"] = {**point["copy_engine"], "direction": WORD, "dtype": WORD}
+    if "job" in point:
+        poisoned["job"] = {
+            **point["job"],
+            **{"command": f"{JOB} {{{WORD}}}", "directory": JOB, "values": {WORD: WORD}, "env": {WORD: JOB}},
+            **{"metric": PAYLOAD, "metric_is": WORD, "files": {PAYLOAD: WORD}},
+        }
     return poisoned
 
 
@@ -142,6 +151,11 @@ def _poisoned_measured(measured: dict[str, Any]) -> dict[str, Any]:
         },
         "fsdp": {"compiled": PAYLOAD},
         "tp_training": {"details": {PAYLOAD: PAYLOAD}},
+        "job": {
+            "unit": WORD,
+            "groups": [{"group": PAYLOAD, "exposed_us": 1.0, "hidden_us": 1.0}],
+            "causes": [{"cause": WORD, "where": PAYLOAD, "lost_us": 1.0, "share": 0.1, "advice": PAYLOAD}],
+        },
     }
     return {**measured, **changes.get(measured["workload"], {})}
 

@@ -54,6 +54,7 @@ class JobConfig(ComposedConfig, kw_only=True):
 
 class ResolvedJobConfig(JobConfig, kw_only=True):
     model: _Script
+    tp_size: Count
 
 
 class GroupExposure(msgspec.Struct, kw_only=True):

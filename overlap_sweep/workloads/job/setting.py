@@ -21,8 +21,6 @@ DEFAULTS = "defaults"
 """Name of the setting in which nothing is set."""
 VALUES, VARIABLES = "job.values.", "job.env."
 CONNECTIONS, MULTICAST = "runtime.max_connections", "runtime.multicast"
-OPTIONS = (VALUES, VARIABLES, CONNECTIONS, MULTICAST)
-"""Options, or beginnings of their names, that make up a setting."""
 LONGEST_VALUE = 60
 
 
@@ -60,18 +58,15 @@ def script_of(config: Mapping[str, Any]) -> str:
 
 
 def differing(settings: Sequence[Options]) -> list[str]:
-    """Returns the options that differ between the settings, in the order of the command line."""
+    """Returns the options that differ between the settings."""
     names = dict.fromkeys(name for options in settings for name in options)
     return [name for name in names if len({repr(options.get(name)) for options in settings}) > 1]
 
 
 def in_words(options: Options, shown: Collection[str] | None = None) -> str:
-    """Returns `bucket=25, CUDA_DEVICE_MAX_CONNECTIONS=1`. `shown`: the options to name, also if they are not set; None:
-    all that are set."""
-    names = list(options) if shown is None else list(shown)
-    if not any(name in options for name in names):
-        return DEFAULTS
-    return ", ".join(f"{_brief(name)}={_value(options, name)}" for name in names)
+    """Returns `bucket=25, CUDA_DEVICE_MAX_CONNECTIONS=1`: what is set, of the options in `shown`; None: all."""
+    names = [name for name in options if shown is None or name in shown]
+    return ", ".join(f"{_brief(name)}={_value(options[name])}" for name in names) or DEFAULTS
 
 
 def _brief(name: str) -> str:
@@ -80,10 +75,8 @@ def _brief(name: str) -> str:
     return name
 
 
-def _value(options: Options, name: str) -> str:
-    if name not in options:
-        return "false" if name == MULTICAST else "null"
-    text = command.in_words(options[name])
+def _value(value: Any) -> str:
+    text = command.in_words(value)
     # Of a file its name is enough: settings that are called the same are numbered.
     is_path = "/" in text and len(text.split()) == 1
     return shortened(PurePath(text).name if is_path else text, LONGEST_VALUE)

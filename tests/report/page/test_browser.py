@@ -190,7 +190,7 @@ def test_every_chart_is_drawn_whole_and_in_silence(request: pytest.FixtureReques
     visit: Visit = request.getfixturevalue(name)
     visit.page.wait_for_function(ALL_DRAWN, timeout=60_000)
     assert visit.count("figure.chart") == visit.count("figure.chart svg") > 18
-    for section, charts in {"kernels": 5, "training": 1, "copies": 2, "tp_training": 2}.items():
+    for section, charts in {"kernels": 5, "training": 1, "copies": 2, "tp_training": 2, "jobs": 1}.items():
         assert visit.count(f"#{section} figure.chart svg") == charts
     said = visit.page.locator("#kernels svg text").all_text_contents()
     assert sum("logarithmic" in text for text in said) == 10

@@ -1,0 +1,360 @@
+"""Which setting of a user's command is fastest. How it is told, doubts included: made/job_answers, made/every_workload
+and job among the golden files."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
+from overlap_sweep.results.points import read_points
+from overlap_sweep.results.records import Gain, KnobRecord, KnobSearch
+from overlap_sweep.workloads.job.answer import JobAnalysis, analyse_jobs
+from overlap_sweep.workloads.job.cautions import cautions
+from overlap_sweep.workloads.job.section import ANSWERS, TABLE, section
+from overlap_sweep.workloads.job.setting import command_line, in_words, options_of
+from overlap_sweep.workloads.sections import read_sources
+from tests.make_point import ENVIRONMENT, job_config, make_point
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+def run(
+    directory: Path,
+    values: Mapping[str, Any] | None = None,
+    env: Mapping[str, Any] | None = None,
+    *,
+    config: Mapping[str, Any] | None = None,
+    **measured: Any,
+) -> None:
+    """A job that was started a minute after the one before."""
+    minute = len(list(directory.glob("*")))
+    measured.setdefault("started", f"2026-11-20T21:{minute:02}:00+00:00")
+    make_point("job", directory, job_config(values, env, **(config or {})), **measured)
+
+
+def analyses_of(directory: Path) -> list[JobAnalysis]:
+    sources = read_sources(directory, AnalysisConfig())
+    assert not sources.reading.problems
+    return analyse_jobs(sources.reading.points, sources.records.knobs)
+
+
+def analysis_of(directory: Path) -> JobAnalysis:
+    (analysis,) = analyses_of(directory)
+    return analysis
+
+
+def repeated(directory: Path, times_us: Mapping[int, list[float]], **measured: Any) -> JobAnalysis:
+    """The analysis of runs by bucket, repeated in alternation."""
+    for repetition in range(max(map(len, times_us.values()))):
+        for bucket, of_bucket in times_us.items():
+            if repetition < len(of_bucket):
+                config = {"repetition": repetition}
+                run(directory, {"bucket": bucket}, config=config, step_us=of_bucket[repetition], **measured)
+    return analysis_of(directory)
+
+
+def test_a_winner_is_faster_beyond_the_noise_between_runs(tmp_path: Path) -> None:
+    analysis = repeated(tmp_path, {25: [100_000.0, 100_200.0, 99_900.0], 100: [95_000.0, 95_200.0, 94_900.0]})
+    assert (analysis.best.setting, analysis.reference.setting) == ("bucket=100", "bucket=25")
+    assert analysis.gain is not None
+    assert analysis.gain.share == pytest.approx(0.05)
+    assert analysis.gain.sure
+    assert [(row.setting, len(row.points), row.time_us) for row in analysis.rows] == [
+        ("bucket=100", 3, 95_000.0),
+        ("bucket=25", 3, 100_000.0),
+    ]
+    assert analysis.speedup(analysis.best) == pytest.approx(100 / 95)
+
+
+def test_runs_that_scatter_make_a_tie_of_what_one_run_would_decide(tmp_path: Path) -> None:
+    """Within each run the times hardly vary: only repetitions show that they say little."""
+    analysis = repeated(tmp_path, {25: [100_000.0, 106_000.0, 94_000.0], 100: [96_000.0, 102_000.0, 90_000.0]})
+    assert analysis.best is analysis.reference
+    assert analysis.gain is None
+    assert analysis.best.between_runs_us == pytest.approx(6_000.0)
+    assert analysis.best.step.noise_us > 3_000.0
+    alone = repeated(tmp_path / "alone", {25: [100_000.0], 100: [96_000.0]})
+    assert alone.best.setting == "bucket=100"
+    assert alone.best.between_runs_us is None
+
+
+def test_one_run_each_is_judged_by_the_typical_noise_and_says_so(tmp_path: Path) -> None:
+    close = repeated(tmp_path / "close", {25: [100_000.0], 100: [98_500.0]})
+    assert close.best.setting == "bucket=25"
+    far = repeated(tmp_path / "far", {25: [100_000.0], 100: [95_000.0]})
+    assert far.best.setting == "bucket=100"
+    both = repeated(tmp_path / "both", {25: [100_000.0, 100_000.0], 100: [95_000.0, 95_000.0]})
+    assert [any("repetition=0,1,2" in one for one in cautions(each)) for each in (close, far, both)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_among_those_within_the_noise_of_the_fastest_the_one_with_fewest_changes_wins(tmp_path: Path) -> None:
+    for bucket, connections, step_us in ((25, 1, 100_000.0), (100, 8, 89_900.0), (100, 1, 90_000.0)):
+        run(tmp_path, {"bucket": bucket}, {CONNECTIONS: connections}, step_us=step_us)
+    analysis = analysis_of(tmp_path)
+    assert analysis.best.setting == f"bucket=100, {CONNECTIONS}=1"
+    assert [row.changes for row in analysis.rows] == [2, 1, 0]
+
+
+def test_what_was_started_first_is_the_reference(tmp_path: Path) -> None:
+    """Not what sorts first by name, nor what is unset."""
+    for bucket, minute in ((5, 3), (25, 1), (100, 2)):
+        started = f"2026-11-20T21:{minute:02}:00+00:00"
+        run(tmp_path, {"bucket": bucket}, step_us=100_000.0 + bucket, started=started)
+    assert analysis_of(tmp_path).reference.setting == "bucket=25"
+
+
+@pytest.mark.parametrize(
+    ("amounts", "best", "work"),
+    [
+        # Twice the samples in 1.8 times the time.
+        ([{"samples_per_step": 32.0}, {"samples_per_step": 64.0}], "batch=16", "sample"),
+        ([{"tokens_per_step": 1e4}, {"tokens_per_step": 2e4}], "batch=16", "token"),
+        ([{}, {}], "batch=8", "step"),
+        ([{"samples_per_step": 32.0}, {}], "batch=8", "step"),
+    ],
+)
+def test_settings_are_compared_by_the_work_that_is_known_of_all(
+    tmp_path: Path, amounts: list[dict[str, float]], best: str, work: str
+) -> None:
+    for batch, step_us, amount in zip((8, 16), (100_000.0, 180_000.0), amounts, strict=True):
+        run(tmp_path, {"batch": batch}, step_us=step_us, **amount)
+    analysis = analysis_of(tmp_path)
+    assert (analysis.best.setting, analysis.work) == (best, work)
+    mixed = [one for one in cautions(analysis) if "unknown for batch=16" in one]
+    other = [one for one in cautions(analysis) if "train differently" in one]
+    assert (bool(mixed), bool(other)) == (len({len(one) for one in amounts}) > 1, work != "step")
+
+
+def test_a_metrics_rate_is_compared_by_itself(tmp_path: Path) -> None:
+    config = {"job.metric": "tps: ([0-9.]+)"}
+    for bucket, step_us in ((25, 20.0), (100, 16.0)):
+        measured = {"timed_by": "metric", "unit": "tps", "calls_per_step": None, "peak_memory_gb": None}
+        # The samples are not those of the time.
+        run(
+            tmp_path,
+            {"bucket": bucket},
+            config=config,
+            step_us=step_us,
+            spread_us=0.1,
+            samples_per_step=8.0,
+            **measured,
+        )
+    analysis = analysis_of(tmp_path)
+    assert (analysis.best.setting, analysis.work, analysis.best.rate) == ("bucket=100", "step", "62,500 tps")
+    (answer,) = ANSWERS.records([analysis])
+    assert (answer["units_per_s"], answer["unit"], answer["samples_per_s"]) == (62_500.0, "tps", None)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"job.ranks": 4},
+        {"job.command": "torchrun train.py --compile --bucket {bucket}"},
+        {"job.directory": "elsewhere"},
+        {"job.optimizer_steps": 2},
+        {"job.metric": "tps: ([0-9.]+)"},
+        {"job.files": {"train.py": "another digest"}},
+    ],
+    ids=str,
+)
+def test_what_is_another_job_is_another_case(tmp_path: Path, other: dict[str, Any]) -> None:
+    run(tmp_path, {"bucket": 25}, config={"job.files": {"train.py": "digest"}})
+    run(tmp_path, {"bucket": 100}, config={"job.files": {"train.py": "digest"}, **other}, step_us=50_000.0)
+    one, two = analyses_of(tmp_path)
+    assert [len(one.rows), len(two.rows)] == [1, 1]
+    assert one.title != two.title
+
+
+def test_another_gpu_is_another_case(tmp_path: Path) -> None:
+    run(tmp_path)
+    run(tmp_path, environment={**ENVIRONMENT, "gpu": "NVIDIA B200"})
+    assert [analysis.case.device for analysis in analyses_of(tmp_path)] == ["NVIDIA B200", "NVIDIA H200"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"job.steps": 50},
+        {"job.skip_steps": 2},
+        {"job.finish": True},
+        {"job.attach": False},
+        {"job.profile_steps": 0},
+        {"repetition": 1},
+    ],
+    ids=str,
+)
+def test_how_it_was_measured_makes_no_other_setting(tmp_path: Path, other: dict[str, Any]) -> None:
+    run(tmp_path)
+    run(tmp_path, config=other)
+    (row,) = analysis_of(tmp_path).rows
+    assert (row.setting, len(row.points), row.standing) == ("defaults", 2, "only")
+
+
+def test_a_single_setting_is_no_choice(tmp_path: Path) -> None:
+    run(tmp_path, {"bucket": 25}, {CONNECTIONS: 1})
+    analysis = analysis_of(tmp_path)
+    assert (analysis.best.setting, analysis.gain, analysis.shared) == (f"bucket=25, {CONNECTIONS}=1", None, "")
+    assert not any("repetition" in one for one in cautions(analysis))
+
+
+def test_settings_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
+    common = {"lr": 0.1}
+    for values, env, runtime in (
+        ({}, {}, {}),
+        ({"bucket": 100, "compile": True}, {"NCCL_ALGO": "Ring"}, {}),
+        ({"overlap": "/far/away/tuned_tp2.yaml"}, {}, {"max_connections": 8}),
+    ):
+        run(tmp_path, {**common, **values}, env, config={"runtime": runtime, "job.command": "torchrun train.py"})
+    analysis = analysis_of(tmp_path)
+    assert {row.setting for row in analysis.rows} == {
+        "defaults",
+        "bucket=100, compile=true, NCCL_ALGO=Ring",
+        "overlap=tuned_tp2.yaml, max_connections=8",
+    }
+    assert analysis.shared == "lr=0.1"
+
+
+def test_files_of_one_name_are_numbered(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        run(tmp_path, {"overlap": f"/{folder}/tuned.yaml"})
+    run(tmp_path, {"overlap": "/b/tuned.yaml"}, config={"job.files": {"/b/tuned.yaml": "changed since"}})
+    rows = analysis_of(tmp_path).rows
+    assert {row.setting for row in rows} == {f"overlap=tuned.yaml{number}" for number in ("", " #2", " #3")}
+
+
+def test_a_script_that_a_value_names_is_a_setting(tmp_path: Path) -> None:
+    for script in ("ddp.py", "fsdp.py"):
+        config = {"job.command": "torchrun {script}", "job.files": {script: f"digest of {script}"}}
+        run(tmp_path, {"script": script}, config=config)
+    analysis = analysis_of(tmp_path)
+    assert analysis.case.script == "{script}"
+    assert {row.setting for row in analysis.rows} == {"script=ddp.py", "script=fsdp.py"}
+
+
+def test_points_without_a_time_take_no_part(tmp_path: Path) -> None:
+    run(tmp_path, {"bucket": 25}, status="timeout", error="not measured within 300 s: no rank had come to the end")
+    run(tmp_path, {"bucket": 100})
+    run(tmp_path, {"bucket": 400}, status="failed", error="CUDA out of memory")
+    analysis = analysis_of(tmp_path)
+    assert (analysis.reference.setting, len(analysis.rows)) == ("bucket=100", 1)
+    found = section(read_sources(tmp_path, AnalysisConfig()))
+    assert found
+    rows = sorted((row["setting"], row["status"], row["time_us"]) for row in found.records)
+    assert rows == [("bucket=100", "ok", 100_000.0), ("bucket=25", "timeout", None), ("bucket=400", "failed", None)]
+
+
+def test_what_was_found_is_kept_for_programs(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        {"bucket": 25},
+        exposed={"TP, ranks 0,1": 9_000.0, "DP, ranks 0,2": 11_000.0},
+        causes={"issued_late": 0.09, "dependency": 0.03},
+    )
+    found = section(read_sources(tmp_path, AnalysisConfig()))
+    assert found
+    (row,) = found.records
+    assert (row["exposed_comm_us"], row["exposed_fraction"]) == (20_000.0, pytest.approx(20 / 110))
+    assert row["exposed_by_group"] == "DP, ranks 0,2 11,000; TP, ranks 0,1 9,000.0"
+    assert (row["main_cause"], row["main_cause_share"]) == ("issued_late", 0.09)
+    (setting,) = found.report["jobs"][0]["settings"]
+    assert setting["exposed_us_by_group"] == {"DP, ranks 0,2": 11_000.0, "TP, ranks 0,1": 9_000.0}
+    assert [cause.cause for cause in setting["causes"]] == ["issued_late", "dependency"]
+    # A query adds columns of these names, from the traces.
+    assert not {"cause", "cause_share", "cause_try", "cause_lost_us"} & set(TABLE.types)
+
+
+def test_a_search_that_proved_its_answer_decides(tmp_path: Path) -> None:
+    """Also against a setting that single points make faster."""
+    for bucket, step_us in ((25, 100_000.0), (100, 97_000.0), (400, 90_000.0)):
+        run(tmp_path, {"bucket": bucket}, step_us=step_us)
+    key = "+job.values.bucket"
+    search = {"label": "train.py", "overrides": ["workload=job", "job.ranks=2"], "knobs": {key: ["25", "100", "400"]}}
+    times = {"time_us": 97_000.0, "baseline_us": 100_000.0, "gain": Gain(0.03, 0.004), "proven": True}
+    KnobRecord(searches=[KnobSearch(**search, **times, best={key: "100"})]).write(tmp_path)
+    analysis = analysis_of(tmp_path)
+    assert (analysis.best.setting, analysis.settled, analysis.gain) == ("bucket=100", True, Gain(0.03, 0.004))
+    KnobRecord(searches=[KnobSearch(**search, time_us=1.0, baseline_us=1.0)]).write(tmp_path)
+    kept = analysis_of(tmp_path)
+    assert (kept.best.setting, kept.gain) == ("bucket=25", None)
+
+
+@pytest.mark.parametrize(
+    ("config", "typed"),
+    [
+        ({}, "torchrun --nproc-per-node=2 train.py --size 512"),
+        ({"job.directory": "my runs"}, "cd 'my runs' && torchrun --nproc-per-node=2 train.py --size 512"),
+        ({"job.values": {"b": "a b"}, "job.command": 'python x.py "{b}" {b}'}, "python x.py 'a b' a b"),
+        ({"job.env": {"A": "{ranks} x", "B": None}, "job.command": "./run"}, "A='2 x' ./run"),
+        ({"runtime": {"max_connections": 8}, "job.command": "./run {run}/out"}, f"{CONNECTIONS}=8 ./run run/out"),
+        ({"job.values": {"on": True}, "job.command": "./run --on={on} {{a}}"}, "./run --on=true '{a}'"),
+    ],
+    ids=str,
+)
+def test_the_command_can_be_pasted(config: dict[str, Any], typed: str) -> None:
+    assert command_line(job_config(**config)) == typed
+    assert shlex.split(typed)
+
+
+def test_megatron_is_told_the_users_file() -> None:
+    slots = {"fc1_fprop": {"method": "ring_exchange", "aggregate": False}}
+    given = {"overlap_cfg": {"slots": slots, "switches": {**SWITCH_DEFAULTS, "tp_comm_overlap": True}}}
+    command = "torchrun pretrain_gpt.py {overlap:megatron}"
+    point = job_config({"overlap": "tuned.yaml"}, **{"job.command": command}) | given
+    words = shlex.split(command_line(point))
+    assert words[words.index("--tp-comm-overlap-cfg") + 1] == "tuned.yaml"
+
+
+@pytest.mark.parametrize(
+    ("point", "words"),
+    [
+        ({}, "defaults"),
+        ({"values": {"bucket": 25}, "env": {"A": "b"}}, "bucket=25, A=b"),
+        ({"values": {"on": False, "none": None, "empty": ""}}, "on=false, empty="),
+        ({"values": {"flags": "--a b/c --d"}}, "flags=--a b/c --d"),
+        ({"runtime": {"multicast": True}}, "multicast=true"),
+    ],
+    ids=str,
+)
+def test_a_whole_setting_in_words(point: dict[str, Any], words: str) -> None:
+    assert in_words(options_of(job_config(**point))) == words
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"command": "torchrun {script}"}, "{script} without a value"),
+        ({"command": "torchrun 'train.py"}, "open quote"),
+        ({"values": {"bucket": [1]}}, "$.point.job.values"),
+        ({"ranks": 0}, "$.point.job.ranks"),
+        ({"directory": None}, "$.point.job.directory"),
+        ({"env": None}, "$.point.job.env"),
+    ],
+)
+def test_a_result_whose_command_cannot_be_told_is_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    run(tmp_path)
+    (path,) = tmp_path.glob("*/result.json")
+    result = json.loads(path.read_text())
+    result["point"]["job"] |= change
+    path.write_text(json.dumps(result))
+    (problem,) = read_points(tmp_path).problems
+    assert reason in problem
+
+
+def test_variables_that_are_swept_make_no_other_environment(tmp_path: Path) -> None:
+    for algo in ("Ring", "Tree"):
+        environment = {**ENVIRONMENT, "variables": {"NCCL_ALGO": algo}}
+        run(tmp_path, {}, {"NCCL_ALGO": algo}, environment=environment)
+    assert not any("environment" in one for one in cautions(analysis_of(tmp_path)))
+    run(tmp_path, {}, {"NCCL_ALGO": "Ring"}, environment={**ENVIRONMENT, "driver": "590.2"})
+    assert any("environment" in one for one in cautions(analysis_of(tmp_path)))
