@@ -69,6 +69,7 @@ CASES = (
     recorded("fsdp", "query sweep", QUERY, "trace sweep --median --by class"),
     recorded("copy_engine", "query sweep", QUERY),
     recorded("tp_training", "query sweep", QUERY, "trace sweep --median --phase all"),
+    recorded("job", "query sweep", "query sweep --columns setting,cause,cause_share,cause_try", QUERY),
     recorded("tuner", "query sweep \"operator == 'fc1' and status == 'ok'\" --sort pass,time_us"),
     recorded("knob_search", QUERY),
     Case(

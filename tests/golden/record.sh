@@ -25,3 +25,6 @@ sweep tp_training +experiment=tp_training model=qwen3_0_6b model.num_layers=2 tp
   tp_training.seq_length=2048 tp_training.num_training_steps=8 tp_training.warmup_steps=3
 sweep tuner +experiment=tp_overlap_tuner "${llama3[@]}" search.max_minutes=0.7
 sweep knob_search +experiment=fsdp_overlap "${layers[@]:1}" search.max_minutes=1.5
+sweep job workload=job 'job.command="torchrun --nproc-per-node={ranks} train.py --bucket-cap-mb {bucket}"' job.ranks=2 \
+  job.directory=tests/golden +job.values.bucket=25,0.05 repetition=0,1 job.samples_per_step='"64 * {ranks}"' job.steps=30 \
+  job.profile_steps=2 runtime.device=cpu
