@@ -33,9 +33,9 @@ class Rows:
 def read(directory: Path | str, table: str | None = None) -> pd.DataFrame:
     """Returns the measured points at or below a directory, with the columns of docs/columns.md.
 
-    `table` is `points` (of operators), `layers`, `kernels`, `training`, `copies` or `tp_training`; None: the first of
-    these that has rows. If there are no points, the Parquet file of an analysis is read. Files that cannot be read
-    cause a warning; UserError if nothing can be read.
+    `table` is `points` (of operators), `layers`, `kernels`, `training`, `copies`, `tp_training` or `jobs`; None: the
+    first of these that has rows. If there are no points, the Parquet file of an analysis is read. Files that cannot be
+    read cause a warning; UserError if nothing can be read.
     """
     found = point_rows(Path(directory), table)
     for sentence in (*found.problems, *found.warnings):
