@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -42,13 +43,13 @@ def conf_folder() -> Path:
     return installed if installed.exists() else _PACKAGE.parent / "conf"
 
 
-def environment_with_package(*, last: bool = False) -> dict[str, str]:
-    """Returns this process's environment, so that a Python started with it imports this very package.
+def environment_with_package(environ: Mapping[str, str] = os.environ, *, last: bool = False) -> dict[str, str]:
+    """Returns the environment, so that a Python started with it imports this very package.
 
     `last`: after everything else that the environment adds, since other modules lie next to the package in a checkout.
     """
-    search_path = [str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(reversed(search_path) if last else search_path)}
+    search_path = [str(_PACKAGE.parent), *filter(None, [environ.get("PYTHONPATH")])]
+    return {**environ, "PYTHONPATH": os.pathsep.join(reversed(search_path) if last else search_path)}
 
 
 def print_version() -> None:

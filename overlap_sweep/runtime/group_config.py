@@ -132,7 +132,7 @@ def check_temporary_directory() -> None:
 
 def own_environment(config: GroupConfig) -> dict[str, str]:
     """Returns the environment of processes that a workload starts itself: only what the point sets is changed."""
-    return environment_with_package(last=True) | _variables(config)
+    return environment_with_package({**os.environ, **_variables(config)}, last=True)
 
 
 def _variables(config: GroupConfig) -> dict[str, str]:

@@ -8,8 +8,9 @@ import pytest
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
-from overlap_sweep.runtime.group_config import NO_MULTICAST
+from overlap_sweep.runtime.group_config import NO_MULTICAST, environment_of
 from overlap_sweep.workloads.job import command
+from tests.sweeps import ROOT
 from tests.workloads.job.composed import COMMAND, point, refusal
 
 ALL = (
@@ -42,6 +43,13 @@ def test_environment_and_folder_are_filled_in(tmp_path: Path, monkeypatch: pytes
     workers = workloads.of(made).workers(made, run)
     assert dict(workers.environment) == environment
     assert workers.max_connections is None
+
+
+def test_the_recorder_is_found_whatever_the_python_path_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "theirs")
+    package = str(ROOT)
+    for typed, own in (((), "theirs"), (("+job.env.PYTHONPATH=ours:x",), "ours:x")):
+        assert environment_of(point(COMMAND, *typed))["PYTHONPATH"] == f"{own}:{package}"
 
 
 @pytest.mark.parametrize(
