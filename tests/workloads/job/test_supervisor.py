@@ -43,7 +43,7 @@ time.sleep(float(sys.argv[1]))
 """Starts four processes that would live for long, each of which can be overlooked in another way."""
 
 
-def running(folder: Path, tag: Tagged, *words: str, grace_s: float = 0.3) -> RunningCommand:
+def running(folder: Path, tag: Tagged, *words: str, grace_s: float = 0.1) -> RunningCommand:
     return RunningCommand(words, folder, tag.environment, folder / "log", grace_s)
 
 
