@@ -19,6 +19,9 @@ from overlap_sweep.results.run_directory import write_json
 VARIABLE = "OVERLAP_SWEEP_RECORD"
 """Environment variable with a `Wanted` as JSON; the recorder is off without it."""
 
+STEPS_FILE = "job_steps"
+"""Empty file that tells of a first step on any rank, so that recordings are worth waiting for."""
+
 
 class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What to record, the same on every rank."""

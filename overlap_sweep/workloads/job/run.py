@@ -14,14 +14,14 @@ from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.ending import ending
 from overlap_sweep.workloads.job.metric import Output
 from overlap_sweep.workloads.job.process import RunningCommand
-from overlap_sweep.workloads.job.recording import Recording, Wanted, read_recordings, recording_file
+from overlap_sweep.workloads.job.recording import STEPS_FILE, Recording, Wanted, read_recordings, recording_file
 from overlap_sweep.workloads.job.started import ATTACH
 from overlap_sweep.workloads.job.steps import LEAST_STEPS, fields_of
 
 POLL_S = 0.1
 SETTLE_S = 10.0
-"""Least time for which recordings are waited for once the metric was printed often enough; and for which the command
-may go on after ranks have recorded less than was asked, as they do when a script ends."""
+"""Least time for which recordings of steps are waited for once the metric was printed often enough; and for which the
+command may go on after ranks have recorded less than was asked, as they do when a script ends."""
 
 
 def run(point: Mapping[str, Any], directory: Path, environment: Mapping[str, str], limit_s: float) -> dict[str, Any]:
@@ -124,13 +124,12 @@ class Watched:
         return self._job["ranks"] - len(self.recordings)
 
     def _is_measured(self, running_s: float, printed_s: float) -> bool:
-        """`printed_s`: time since the metric was printed often enough. A script without steps that the recorder knows
-        records nothing, which is only known after having waited."""
+        """`printed_s`: time since the metric was printed often enough. Steps may have been recognised wrongly, so that
+        their recordings would come late: the metric is not given up for them."""
         if not self.output or self._is_recorded:
             return self._is_recorded and (not self.output or self._is_printed)
-        if not self._is_printed or self.recordings:
-            return False
-        return not self._attached or printed_s > max(SETTLE_S, running_s - printed_s)
+        comes = (self._directory / STEPS_FILE).exists()
+        return self._is_printed and (not comes or printed_s > max(SETTLE_S, running_s - printed_s))
 
     def _check_ranks(self) -> None:
         started = self.recordings[0].world_size
@@ -154,7 +153,7 @@ class Watched:
             have = f"no rank had come to the end of {wanted} steps"
             have += f" and {self.wanted.profile_steps} profiled ones" if self.wanted.profile_steps else ""
         learnt = limit_s < self._timeout_s
-        limit = "runtime.timeout_factor, times what similar points took" if learnt else "runtime.timeout_s"
+        limit = "runtime.timeout_factor (similar points took less)" if learnt else "runtime.timeout_s"
         return f"not measured within {limit_s:g} s: {have}; raise {limit}, or lower job.steps"
 
     def _check_enough(self) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from overlap_sweep.results.run_directory import trace_file
-from overlap_sweep.workloads.job.recording import Recording, Wanted, write_recording
+from overlap_sweep.workloads.job.recording import STEPS_FILE, Recording, Wanted, write_recording
 from overlap_sweep.workloads.job.step_calls import StepCalls
 
 _RANK_VARIABLES = (
@@ -62,6 +62,7 @@ class StepRecorder:
         self._open: list[int] = []
         self._marked_by: Literal["optimizer", "step"] = "optimizer"
         self._ends = 0
+        self._has_told = False
         self._trace: Any = None
         self._drop()
 
@@ -118,6 +119,9 @@ class StepRecorder:
             if len(self._ends_s) > self._wanted.steps:
                 self._end_of_times()
             return
+        if not self._has_told:
+            (Path(self._wanted.directory) / STEPS_FILE).touch()
+            self._has_told = True
         self._ask_rank()
         if self._ends >= self._skipped:
             self._events = [] if _uses_gpu() else None

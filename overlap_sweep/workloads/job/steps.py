@@ -73,7 +73,7 @@ def _warnings(
         did = "used a GPU" if device == "cpu" else "used no GPU"
         found.append(f"runtime.device={device}, but {_ranks(other)} {did}.")
     if not recordings:
-        found.append("Only the metric was read: the recorder saw no step, so memory and communication are unknown.")
+        found.append("Only the metric was read: no rank recorded its steps, so memory and communication are unknown.")
     elif gone := [one.rank for one in recordings if one.trace and one.trace not in traces]:
         found.append(f"The traces of {_ranks(gone)} are gone.")
     problems: dict[str, list[int]] = {}

@@ -14,6 +14,7 @@ from overlap_sweep.errors import PointFailed, UserError
 from overlap_sweep.results.run_directory import LOG_FILE, clear
 from overlap_sweep.workloads.job import run as job_run
 from overlap_sweep.workloads.job.ending import ending, first_error
+from overlap_sweep.workloads.job.recording import STEPS_FILE
 from overlap_sweep.workloads.job.result import JobRun
 from overlap_sweep.workloads.job.run import run
 from tests.workloads.job.commands import Tagged, job_point, recorded, recording, shell
@@ -277,7 +278,7 @@ def test_a_metric_is_read_from_pieces_of_colourful_lines(tmp_path: Path) -> None
     assert (job(found).timed_by, job(found).unit) == ("metric", "tps")
     assert job(found).calls_per_step is None
     (warning,) = found["warnings"]
-    assert "recorder saw no step" in warning
+    assert "no rank recorded" in warning
 
 
 def test_a_metric_of_several_ranks_counts_by_the_slowest(tmp_path: Path) -> None:
@@ -349,25 +350,18 @@ def test_what_is_printed_while_the_profiler_works_does_not_count(tmp_path: Path)
     assert counted >= {2, 3, 11}
 
 
-@pytest.mark.end_to_end
-def test_recordings_are_waited_for_where_the_script_has_a_recorder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("recorder", ["records", "is lost", "sees no step"])
+def test_recordings_are_waited_for_if_there_are_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: str
 ) -> None:
-    monkeypatch.setattr(job_run, "SETTLE_S", 1.0)
-    (tmp_path / "train.py").write_text(
-        "import os, time, subprocess, sys\n"
-        "print('tps: 3\\n' * 5, flush=True)\n"
-        "time.sleep(0.5)\n"
-        "subprocess.run(sys.argv[1], shell=True)\n"
-        "time.sleep(600)\n"
-    )
-    command = f"{sys.executable} {tmp_path}/train.py '{recorded(tmp_path / 'made', recording(calls_per_step=2))}'"
-    found = measured(tmp_path, command, metric=TPS, attach=True)
-    assert job(found).calls_per_step == 2
-    clear(tmp_path / "run")
-    # No torch optimizer: nothing comes.
-    found = measured(tmp_path, f"{sys.executable} {tmp_path}/train.py true", metric=TPS, attach=True)
-    assert job(found).calls_per_step is None
+    monkeypatch.setattr(job_run, "SETTLE_S", 0.5 if recorder == "is lost" else 20.0)
+    steps = "true" if recorder == "sees no step" else f"touch {{run}}/{STEPS_FILE}"
+    record = recorded(tmp_path / "made", recording(calls_per_step=2)) if recorder == "records" else "true"
+    print_five = "for i in 1 2 3 4 5; do echo tps: $i; done"
+    began = time.monotonic()
+    found = measured(tmp_path, shell(f"{steps}; {print_five}; sleep 0.4; {record}; {LONG}"), metric=TPS)
+    assert job(found).calls_per_step == (2 if recorder == "records" else None)
+    assert time.monotonic() - began < 15
 
 
 @pytest.mark.parametrize(

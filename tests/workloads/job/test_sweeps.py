@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result
+from overlap_sweep.workloads.job.recording import STEPS_FILE
 from overlap_sweep.workloads.job.result import JobRun
 from tests.sweeps import Launch, launch_here, wait_for
 from tests.workloads.job.commands import recorded, recording
@@ -100,6 +101,7 @@ def test_a_training_that_knows_nothing_of_it_is_measured(tmp_path: Path, trainin
     (group,) = found.groups
     assert 0 < group.exposed_us < found.profiled_us
     assert result.environment["torch"]
+    assert (tmp_path / "point" / STEPS_FILE).exists()
     # What torchrun prints when it is ended is left out.
     *_, last, ended = (tmp_path / "point" / "worker.log").read_text().splitlines()
     assert last.startswith("step ")
