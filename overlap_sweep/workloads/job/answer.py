@@ -209,7 +209,9 @@ def _search_of(
         overrides = Counter(override for search in record.searches for override in set(search.overrides))
         fixed = [override for override, count in overrides.items() if count < len(record.searches)]
         for search in record.searches:
-            for row in rows if search.settles else ():
+            # Without an answer of its own, a search that ran out of budget says nothing about what it tried.
+            settles = search.settles and (search.best or not search.stopped)
+            for row in rows if settles else ():
                 own = [point for point in row.points if point.directory.is_relative_to(directory)]
                 if any(is_answer(point.config, search, fixed) for point in own):
                     return row, _proven_gain(row, rows[0], work, search), _proof_in_words(search)

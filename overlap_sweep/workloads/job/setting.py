@@ -27,8 +27,9 @@ LONGEST_VALUE = 60
 def options_of(config: Mapping[str, Any]) -> Options:
     """Returns the setting of a point: what was put into its command and environment."""
     job, runtime = config["job"], config["runtime"]
-    found = {f"{VALUES}{name}": value for name, value in job["values"].items()}
-    found |= {f"{VARIABLES}{name}": value for name, value in job["env"].items()}
+    # Sorted, since a search has other orders than a sweep.
+    found = {f"{VALUES}{name}": value for name, value in sorted(job["values"].items())}
+    found |= {f"{VARIABLES}{name}": value for name, value in sorted(job["env"].items())}
     found |= {CONNECTIONS: runtime.get("max_connections"), MULTICAST: runtime.get("multicast") or None}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -57,10 +58,10 @@ def script_of(config: Mapping[str, Any]) -> str:
     return next((f"{{{key}}}" for key, value in values if PurePath(command.in_words(value)).name == name), name)
 
 
-def differing(settings: Sequence[Options]) -> list[str]:
+def differing(settings: Sequence[Options]) -> set[str]:
     """Returns the options that differ between the settings."""
-    names = dict.fromkeys(name for options in settings for name in options)
-    return [name for name in names if len({repr(options.get(name)) for options in settings}) > 1]
+    names = {name for options in settings for name in options}
+    return {name for name in names if len({repr(options.get(name)) for options in settings}) > 1}
 
 
 def in_words(options: Options, shown: Collection[str] | None = None) -> str:

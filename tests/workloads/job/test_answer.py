@@ -284,9 +284,16 @@ def test_a_search_that_proved_its_answer_decides(tmp_path: Path) -> None:
     KnobRecord(searches=[KnobSearch(**search, **times, best={key: "100"})]).write(tmp_path)
     analysis = analysis_of(tmp_path)
     assert (analysis.best.setting, analysis.settled, analysis.gain) == ("bucket=100", True, Gain(0.03, 0.004))
-    KnobRecord(searches=[KnobSearch(**search, time_us=1.0, baseline_us=1.0)]).write(tmp_path)
-    kept = analysis_of(tmp_path)
-    assert (kept.best.setting, kept.gain) == ("bucket=25", None)
+    for stopped, best in (("", "bucket=25"), ("search.max_points=12 is used up", "bucket=400")):
+        KnobRecord(searches=[KnobSearch(**search, time_us=1.0, baseline_us=1.0, stopped=stopped)]).write(tmp_path)
+        assert analysis_of(tmp_path).best.setting == best
+
+
+def test_the_order_of_values_makes_no_other_setting(tmp_path: Path) -> None:
+    run(tmp_path, {"a": 1, "b": 2}, config={"job.command": "torchrun train.py {a} {b}"})
+    run(tmp_path, {"b": 2, "a": 1}, config={"job.command": "torchrun train.py {a} {b}"})
+    (row,) = analysis_of(tmp_path).rows
+    assert (len(row.points), row.whole_setting) == (2, "a=1, b=2")
 
 
 @pytest.mark.parametrize(
@@ -320,7 +327,7 @@ def test_megatron_is_told_the_users_file() -> None:
     [
         ({}, "defaults"),
         ({"values": {"bucket": 25}, "env": {"A": "b"}}, "bucket=25, A=b"),
-        ({"values": {"on": False, "none": None, "empty": ""}}, "on=false, empty="),
+        ({"values": {"on": False, "none": None, "empty": ""}}, "empty=, on=false"),
         ({"values": {"flags": "--a b/c --d"}}, "flags=--a b/c --d"),
         ({"runtime": {"multicast": True}}, "multicast=true"),
     ],
