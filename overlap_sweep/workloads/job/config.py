@@ -32,8 +32,8 @@ class Job:
     """Number of training processes that the command starts, on one GPU each."""
     values: dict[str, Any] = field(default_factory=dict)
     """Values of placeholders, to be swept: +job.values.bucket=25,100. The first values are what others are compared
-    with; null is empty. A value that names a file stands for its content, too: when that changes, it is measured
-    again."""
+    with. null is empty, true and false are in lower case unless they are quoted. A value that names a file stands for
+    its content, too: when that changes, it is measured again."""
     env: dict[str, Any] = field(default_factory=dict)
     """Environment variables of the command, to be swept: +job.env.CUDA_DEVICE_MAX_CONNECTIONS=1,8. Placeholders are
     filled in; null leaves a variable as it is."""
