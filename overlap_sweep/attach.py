@@ -30,7 +30,7 @@ def prepared(words: Sequence[str]) -> tuple[CodeType, dict[str, Any]]:
 
 
 def _script(script: str, arguments: Sequence[str]) -> tuple[CodeType, dict[str, Any]]:
-    path = os.path.abspath(script)  # noqa: PTH100, since Python does not resolve links here
+    path = os.path.join(os.getcwd(), script)  # noqa: PTH109, PTH118, since Python leaves dots as they are
     if Path(path).is_dir() or Path(path).suffix == ".zip":
         _first_path(path)
         spec = PathFinder.find_spec("__main__", [path])

@@ -100,12 +100,18 @@ class StepRecorder:
         if ended:
             self._end_of_step()
 
-    @_while_training_goes_on
     def marked(self) -> None:
-        """Ends a step by hand, after which optimizers don't."""
+        """Ends a step by hand, after which optimizers don't: what they have marked is forgotten, even if it has been
+        recorded."""
         if self._marked_by == "optimizer":
+            self.is_over = False
+        self._mark()
+
+    @_while_training_goes_on
+    def _mark(self) -> None:
+        if self._marked_by == "optimizer":
+            self._marked_by, self._ends, self._problems = "step", 0, []
             self._drop()
-            self._marked_by, self._ends = "step", 0
         self._ends += 1
         self._end_of_step()
 

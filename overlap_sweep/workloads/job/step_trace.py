@@ -6,6 +6,7 @@ Two profilers at once end a process by a segmentation fault (torch 2.13), so one
 from __future__ import annotations
 
 import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,15 @@ class StepTrace:
             record_shapes=not on_gpu,
         )
         self._profiler.prepare_trace()
+        self._is_lost = False
+        self._profilers = _count_profilers()
 
     def end_of_step(self) -> bool:
-        """Returns whether all has been recorded."""
+        """Returns whether all has been recorded, or lost."""
         from torch.profiler import record_function
 
+        if self._has_lost():
+            return True
         if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None
@@ -64,25 +69,42 @@ class StepTrace:
 
     def write(self, path: Path) -> None:
         """Writes the steps, after the end of the last one, whole or absent. NoTrace if they were lost."""
-        if not self._stopped():
+        if self._is_lost:
             raise NoTrace(IN_USE)
+        self._profiler.stop_trace()
         write_trace(self._profiler, path)
 
     def discard(self) -> None:
         """Ends the profile where it is."""
+        if self._has_lost():
+            return
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
         if not self._ends:
             # What is only prepared cannot be stopped.
             self._profiler.start_trace()
-        self._stopped()
-
-    def _stopped(self) -> bool:
-        """Stops the profile if it is still this one that runs."""
-        import torch
-
-        if not torch.autograd._profiler_enabled() or _other_profiler(0, besides=self._profiler):
-            return False
         self._profiler.stop_trace()
-        return True
+
+    def _has_lost(self) -> bool:
+        """Returns whether another profiler has taken over. A range that it finds open must be left open."""
+        count = _count_profilers()
+        if count != self._profilers and not self._is_lost:
+            self._profilers = count
+            self._is_lost = _other_profiler(0, besides=self._profiler)
+            if self._is_lost:
+                _left_open.append(self._range)
+        return self._is_lost
+
+
+_left_open: list[Any] = []
+"""Ranges that live until the process ends: their end would write into what is gone."""
+
+
+def _count_profilers() -> int:
+    """Returns a number that is another one when a profiler has been made: every object refers to its class."""
+    import torch
+
+    return sys.getrefcount(torch.autograd.profiler.profile)
 
 
 def _other_profiler(steps: int, besides: Any = None) -> bool:
@@ -92,12 +114,11 @@ def _other_profiler(steps: int, besides: Any = None) -> bool:
 
     if besides is None and torch.autograd._profiler_enabled():
         return True
+    ours = (besides, getattr(besides, "profiler", None))
     # By type: asking an object for its class may run its code.
-    others = (each for each in gc.get_objects() if issubclass(type(each), profile) and each is not besides)
-    return any(
-        other.schedule(other.step_num + step) != ProfilerAction.NONE
-        for other in others
-        # Scheduled, started, and not stopped.
-        if other.step_rec_fn is not None
-        for step in range(steps + 1)
+    others = [each for each in gc.get_objects() if not any(each is own for own in ours)]
+    started = (each for each in others if issubclass(type(each), profile) and each.step_rec_fn is not None)
+    running = (each for each in others if issubclass(type(each), torch.autograd.profiler.profile) and each.entered)
+    return any(each.kineto_results is None for each in running) or any(
+        each.schedule(each.step_num + step) != ProfilerAction.NONE for each in started for step in range(steps + 1)
     )

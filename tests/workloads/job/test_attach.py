@@ -1,0 +1,238 @@
+"""`python -m overlap_sweep.attach` in front of real scripts: they notice nothing, and their steps are recorded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from overlap_sweep.diagnosis.runs import read_runs
+from overlap_sweep.workloads.job.recording import VARIABLE, Recording, Wanted, read_recordings
+from tests.analyze import ROOT
+
+ATTACH = ("-m", "overlap_sweep.attach")
+
+LOOKS = """
+import json, sys
+import inspect, pickle
+
+import __main__
+here: int = 1
+
+
+class Thing:
+    pass
+
+
+def source():
+    return 1
+
+
+spec = __spec__ and (__spec__.name, __spec__.origin, __spec__.parent)
+print(sys.argv, sys.path[0], __file__, __name__, __package__, __cached__, spec, sep="\\n")
+print(type(__loader__).__name__, __builtins__, __main__.__dict__ is globals(), __annotations__, __doc__)
+print(pickle.loads(pickle.dumps(Thing())).__class__ is Thing, inspect.getsource(source), source.__code__.co_filename)
+print(sorted(name for name in sys.modules if name.split(".")[0] in ("torch", "numpy", "pandas", "hydra")))
+"""
+
+TRAINING = """
+import os, sys
+{before}
+import torch
+import torch.distributed as dist
+
+
+def main(*arguments):
+    if arguments:
+        rank, port = arguments
+        dist.init_process_group("gloo", f"tcp://127.0.0.1:{{port}}", rank=rank, world_size=2)
+    elif "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+    if dist.is_initialized():
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(12):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).sum().backward()
+        optimizer.step()
+        {each}
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    {start}
+    print("trained")
+"""
+
+
+def training(folder: Path, start: str = "main()", each: str = "", before: str = "") -> Path:
+    """A script that trains twelve steps."""
+    path = folder / "train.py"
+    path.write_text(TRAINING.format(start=start, each=each, before=before))
+    return path
+
+
+def run(
+    words: Sequence[str | Path], folder: Path, wanted: Wanted | None = None, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", VARIABLE)}
+    recorded = wanted.as_environment() if wanted else {}
+    # After what the script finds first.
+    environment = {**inherited, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **recorded, **(variables or {})}
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=120)
+
+
+def few(directory: Path, steps: int = 4, profile_steps: int = 0) -> Wanted:
+    return Wanted(directory=str(directory), skip_steps=2, steps=steps, profile_steps=profile_steps)
+
+
+def only(directory: Path) -> Recording:
+    (found,) = read_recordings(directory)
+    return found
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    """Scripts that print how they see themselves."""
+    package = tmp_path / "code" / "package"
+    package.mkdir(parents=True)
+    for path in (package / "look.py", package / "__main__.py", package.parent / "look.py"):
+        path.write_text(LOOKS)
+    (package / "__init__.py").write_text("import sys; print('package', sys.argv)")
+    (tmp_path / "link.py").symlink_to(package.parent / "look.py")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        (["code/look.py", "--lr", "0.1", "-m", "it's"], "."),
+        (["./code/../code/look.py"], "."),
+        (["look.py"], "code"),
+        (["link.py"], "."),
+        (["package"], "code"),
+        (["-m", "package.look", "-x", "1"], "code"),
+        (["-m", "package", "1"], "code"),
+        (["-m", "look"], "code"),
+    ],
+    ids=" ".join,
+)
+def test_a_script_sees_itself_as_python_runs_it(scripts: Path, words: list[str], folder: str) -> None:
+    plain = run(words, scripts / folder)
+    attached = run([*ATTACH, *words], scripts / folder, few(scripts))
+    assert plain.returncode == 0, plain.stderr
+    assert attached.stdout == plain.stdout
+    assert (attached.returncode, attached.stderr) == (0, "")
+
+
+def test_without_the_variable_the_script_runs_and_one_line_says_that_nothing_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys; print(1); sys.exit(3)")
+    for variables in ({}, {VARIABLE: "{"}):
+        ran = run([*ATTACH, "script.py"], tmp_path, variables=variables)
+        assert (ran.returncode, ran.stdout) == (3, "1\n")
+        (line,) = ran.stderr.splitlines()
+        assert "nothing is recorded" in line
+
+
+@pytest.mark.parametrize("words", [[], ["-m"], ["--help"], ["no_script.py"], ["."], ["-m", "no.module"], ["-m", "os."]])
+def test_what_cannot_be_run_is_said_in_one_line(tmp_path: Path, words: list[str]) -> None:
+    ran = run([*ATTACH, *words], tmp_path)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert len(ran.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("raise ValueError(7)", 1), ("import sys; sys.exit(5)", 5), ("import os; os.kill(os.getpid(), 15)", -15)],
+)
+def test_a_script_ends_as_it_would(tmp_path: Path, code: str, status: int) -> None:
+    (tmp_path / "script.py").write_text(f"def end():\n    {code}\n\nend()\n")
+    plain, attached = run(["script.py"], tmp_path), run([*ATTACH, "script.py"], tmp_path, few(tmp_path))
+    assert (plain.returncode, attached.returncode) == (status, status)
+    assert attached.stderr.splitlines()[-5:] == plain.stderr.splitlines()[-5:]
+    ours = [line for line in attached.stderr.splitlines() if "attach.py" in line]
+    assert len(ours) <= 1
+
+
+def test_an_import_that_fails_within_a_module_is_its_own_error(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("import not_there")
+    ran = run([*ATTACH, "-m", "package.train"], tmp_path)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'not_there'"
+
+
+def test_a_training_is_recorded_and_imports_torch_itself(tmp_path: Path) -> None:
+    script = training(tmp_path, each="sys.exit(3) if step == 9 else None", before="assert 'torch' not in sys.modules")
+    ran = run([*ATTACH, script], tmp_path, few(tmp_path))
+    assert ran.returncode == 3, ran.stderr
+    found = only(tmp_path)
+    assert (len(found.host_us), found.calls_per_step, found.problems) == (4, 1, [])
+
+
+@pytest.mark.end_to_end
+def test_a_script_that_raises_has_recorded_the_steps_before(tmp_path: Path) -> None:
+    ran = run([*ATTACH, training(tmp_path, each="assert step < 7")], tmp_path, few(tmp_path, steps=10))
+    assert ran.returncode == 1
+    assert "AssertionError" in ran.stderr
+    found = only(tmp_path)
+    # The eighth step has ended, too.
+    assert len(found.host_us) == 6
+    assert found.problems == ["The script ended after 6 of 10 timed steps (2 are skipped)."]
+
+
+def test_steps_are_marked_without_attach(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, overlap_sweep\nfor _ in range(8): overlap_sweep.step()\nprint('torch' in sys.modules)"
+    )
+    assert run([script], tmp_path).stdout == "False\n"
+    assert read_recordings(tmp_path) == []
+    assert run([script], tmp_path, few(tmp_path, profile_steps=1)).stdout == "False\n"
+    found = only(tmp_path)
+    assert (found.marked_by, len(found.host_us), found.device) == ("step", 4, "cpu")
+    assert found.problems == ["torch is not imported, so there is no trace."]
+
+
+@pytest.mark.end_to_end
+def test_torch_compile_leaves_the_hooks_alone(tmp_path: Path) -> None:
+    script = training(tmp_path)
+    text = script.read_text().replace("optimizer.step()", "compiled()")
+    text = text.replace("    for step", "    compiled = torch.compile(optimizer.step, backend='eager')\n    for step")
+    script.write_text(text + "    print(torch._dynamo.utils.counters['frames']['total'])")
+    plain, attached = run([script], tmp_path), run([*ATTACH, script], tmp_path, few(tmp_path, profile_steps=1))
+    assert len(only(tmp_path).host_us) == 4
+    frames, with_hooks = (int(ran.stdout.split()[-1]) for ran in (plain, attached))
+    assert with_hooks < frames + 20
+
+
+@pytest.mark.end_to_end
+def test_ranks_of_torchrun_are_recorded_and_their_traces_diagnosed(tmp_path: Path) -> None:
+    script = training(tmp_path)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ran = run([*torchrun, *ATTACH, script], tmp_path, few(tmp_path, profile_steps=2))
+    assert ran.stdout.count("trained") == 2, ran.stderr
+    found = read_recordings(tmp_path)
+    assert [(one.rank, one.world_size, len(one.host_us), one.trace) for one in found] == [
+        (rank, 2, 4, f"trace_rank{rank}.json.gz") for rank in (0, 1)
+    ]
+    (run_,) = read_runs([tmp_path / str(one.trace) for one in found])
+    assert run_.found
+    assert {step.step for step in run_.found.diagnosis.steps} == {1, 2}
+    assert {file.problem for file in run_.files} == {None}
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_ranks_that_a_script_starts_are_recorded(tmp_path: Path, method: str) -> None:
+    start = f"torch.multiprocessing.start_processes(main, (29{os.getpid() % 1000:03},), 2, start_method={method!r})"
+    ran = run([*ATTACH, training(tmp_path, start=start)], tmp_path, few(tmp_path))
+    assert ran.returncode == 0, ran.stderr
+    assert [(one.rank, one.world_size, len(one.host_us)) for one in read_recordings(tmp_path)] == [(0, 2, 4), (1, 2, 4)]

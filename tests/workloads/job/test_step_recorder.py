@@ -1,0 +1,361 @@
+"""What is recorded of trainings in this process, with torch's own optimizers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from overlap_sweep.diagnosis.runs import read_runs
+from overlap_sweep.workloads.job.recording import Recording, Wanted, read_recordings
+from overlap_sweep.workloads.job.step_recorder import StepRecorder
+
+Recorded = Callable[..., StepRecorder]
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[Recorded]:
+    """Makes recorders of this process, as `recorder.start` does, until the end of the test."""
+    handles = []
+
+    def make(**wanted: Any) -> StepRecorder:
+        few = {"skip_steps": 2, "steps": 4, "profile_steps": 0, **wanted}
+        made = StepRecorder(Wanted(directory=str(tmp_path), **few))
+        handles.append(register_optimizer_step_pre_hook(lambda optimizer, *_: made.before_optimizer(optimizer)))
+        handles.append(register_optimizer_step_post_hook(lambda optimizer, *_: made.after_optimizer(optimizer)))
+        return made
+
+    yield make
+    for handle in handles:
+        handle.remove()
+
+
+class Model:
+    def __init__(self, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, **options: Any) -> None:
+        self.layer = torch.nn.Linear(4, 4)
+        self.optimizer = optimizer(self.layer.parameters(), lr=0.1, **options)  # type: ignore[call-arg]
+
+    def loss(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self.layer(torch.ones(2, 4)).sum()
+        loss.backward()
+        return loss
+
+    def step(self) -> None:
+        self.loss()
+        self.optimizer.step()
+
+
+def recording(directory: Path) -> Recording:
+    (found,) = read_recordings(directory)
+    return found
+
+
+def test_times_are_of_whole_steps_after_those_skipped(recorder: Recorded, tmp_path: Path) -> None:
+    made, model = recorder(skip_steps=3, steps=4), Model()
+    for step in range(7):
+        time.sleep(0.002 * step)
+        model.step()
+        if step < 6:
+            assert read_recordings(tmp_path) == []
+    found = recording(tmp_path)
+    assert made.is_over
+    assert [round(time_us / 2000) for time_us in found.host_us] >= [3, 4, 5, 6]
+    assert (found.rank, found.world_size, found.device, found.gpu_us) == (0, 1, "cpu", [])
+    assert (found.marked_by, found.calls_per_step, found.trace, found.profiled_s) == ("optimizer", 1, None, None)
+    assert found.environment["torch"] == torch.__version__
+    model.step()
+    assert recording(tmp_path) == found
+
+
+def test_with_no_step_to_skip_the_first_end_is_where_times_begin(recorder: Recorded, tmp_path: Path) -> None:
+    recorder(skip_steps=0, steps=2)
+    model = Model()
+    for _ in range(3):
+        model.step()
+    assert len(recording(tmp_path).host_us) == 2
+
+
+def test_gradients_that_are_accumulated_make_one_step(recorder: Recorded, tmp_path: Path) -> None:
+    recorder()
+    model = Model()
+    for _ in range(6):
+        for _ in range(3):
+            time.sleep(0.001)
+            model.loss()
+        model.optimizer.step()
+    assert min(recording(tmp_path).host_us) > 3000
+
+
+def test_optimizers_that_take_turns_make_one_step(recorder: Recorded, tmp_path: Path) -> None:
+    recorder()
+    critic, generator = Model(), Model()
+    for _ in range(7):
+        for _ in range(5):
+            critic.step()
+        time.sleep(0.003)
+        generator.step()
+    found = recording(tmp_path)
+    assert found.calls_per_step == 6
+    assert min(found.host_us) > 3000
+
+
+def test_times_of_what_was_no_whole_step_are_dropped(recorder: Recorded, tmp_path: Path) -> None:
+    made = recorder(skip_steps=1, steps=10)
+    critic, generator = Model(), Model()
+    for _ in range(9):
+        critic.step()
+    for _ in range(13):
+        time.sleep(0.002)
+        critic.step()
+        generator.step()
+    assert made.is_over
+    found = recording(tmp_path)
+    assert (len(found.host_us), found.calls_per_step) == (10, 2)
+    assert min(found.host_us) > 2000
+
+
+def test_a_given_number_of_calls_makes_one_step(recorder: Recorded, tmp_path: Path) -> None:
+    recorder(optimizer_steps=3)
+    model = Model()
+    for call in range(18):
+        time.sleep(0.003 * (call % 3 == 0))
+        model.step()
+    found = recording(tmp_path)
+    assert (found.calls_per_step, len(found.host_us)) == (3, 4)
+    assert min(found.host_us) > 3000
+
+
+def test_an_optimizer_that_computes_the_loss_itself_steps_once(recorder: Recorded, tmp_path: Path) -> None:
+    recorder()
+    model = Model(torch.optim.LBFGS, max_iter=4)
+    for _ in range(6):
+        model.optimizer.step(model.loss)  # type: ignore[arg-type]
+    assert len(recording(tmp_path).host_us) == 4
+
+
+class Outer(torch.optim.Optimizer):
+    """An optimizer that has another one do the work, as sharded ones do."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([torch.nn.Parameter(torch.ones(1))], {})
+        self.inner, self.fails = inner, False
+
+    def step(self, closure: Any = None) -> None:
+        if self.fails:
+            raise MemoryError
+        self.inner.step()
+
+
+def test_an_optimizer_within_another_is_no_step(recorder: Recorded, tmp_path: Path) -> None:
+    recorder()
+    outer = Outer(Model().optimizer)
+    for step in range(7):
+        outer.fails = step == 1
+        if outer.fails:
+            with pytest.raises(MemoryError):
+                outer.step()
+        else:
+            outer.step()
+    found = recording(tmp_path)
+    assert (found.calls_per_step, len(found.host_us)) == (1, 4)
+
+
+@pytest.mark.parametrize("before", [0, 2, 7, 11, 14], ids=["at once", "skipped", "timed", "profiled", "recorded"])
+def test_steps_that_the_script_marks_win(recorder: Recorded, tmp_path: Path, before: int) -> None:
+    made, model = recorder(skip_steps=3, steps=5, profile_steps=2), Model()
+    for _ in range(before):
+        model.step()
+    for _ in range(13):
+        time.sleep(0.002)
+        made.marked()
+        model.step()
+    found = recording(tmp_path)
+    assert (found.marked_by, found.calls_per_step, len(found.host_us)) == ("step", 1, 5)
+    assert found.trace
+    assert min(found.host_us) > 2000
+
+
+def test_the_trace_has_whole_steps_that_can_be_diagnosed(recorder: Recorded, tmp_path: Path) -> None:
+    recorder(profile_steps=2)
+    model = Model()
+    # Two before and one after them, in which profilers start and stop.
+    for step in range(6 + 2 + 2 + 1):
+        assert read_recordings(tmp_path) == []
+        model.step()
+        time.sleep(0.001 * step)
+    found = recording(tmp_path)
+    assert found.trace == "trace_rank0.json.gz"
+    assert found.profiled_s
+    assert 0 < found.profiled_s[1] - found.profiled_s[0] < 60
+    assert found.problems == []
+    path = tmp_path / found.trace
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    assert [event["name"] for event in events if event["name"].startswith("ProfilerStep")] == [
+        "ProfilerStep#1",
+        "ProfilerStep#2",
+    ]
+    (run,) = read_runs([path])
+    assert run.found
+    assert [step.step for step in run.found.diagnosis.steps] == [1, 2]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["job_rank0.json", "trace_rank0.json.gz"]
+
+
+def test_a_profiler_of_the_script_comes_first(recorder: Recorded, tmp_path: Path) -> None:
+    recorder(profile_steps=1)
+    model = Model()
+    # It would start while the steps are profiled.
+    with profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=8, warmup=1, active=2)) as own:
+        for _ in range(12):
+            model.step()
+            own.step()
+        assert len(own.events()) > 0
+    found = recording(tmp_path)
+    assert found.trace is None
+    assert len(found.host_us) == 4
+    assert "own torch.profiler" in found.problems[0]
+
+
+def test_a_profiler_of_the_script_that_has_ended_is_none(recorder: Recorded, tmp_path: Path) -> None:
+    recorder(profile_steps=1)
+    model = Model()
+    ended = profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=1, repeat=1))
+    with ended:
+        for _ in range(2):
+            model.step()
+            ended.step()
+    for _ in range(8):
+        model.step()
+    assert recording(tmp_path).trace
+    assert ended.step_num == 2
+
+
+def test_a_profiler_that_takes_over_keeps_what_it_has(recorder: Recorded, tmp_path: Path) -> None:
+    model, own = Model(), profile(activities=[ProfilerActivity.CPU])
+    recorder(profile_steps=3)
+    for step in range(12):
+        if step == 9:
+            own.start()
+        model.step()
+    found = recording(tmp_path)
+    assert (len(found.host_us), found.trace) == (4, None)
+    assert "own torch.profiler" in found.problems[0]
+    own.stop()
+    assert "Optimizer.step#SGD.step" in {event.key for event in own.key_averages()}
+
+
+def test_a_script_that_ends_early_has_recorded_what_there_was(recorder: Recorded, tmp_path: Path) -> None:
+    made, model = recorder(), Model()
+    for _ in range(5):
+        model.step()
+    made.at_exit()
+    found = recording(tmp_path)
+    assert len(found.host_us) == 3
+    assert found.problems == ["The script ended after 3 of 4 timed steps (2 are skipped)."]
+
+
+def test_a_script_that_ends_while_it_is_profiled_has_its_times(recorder: Recorded, tmp_path: Path) -> None:
+    for steps in (7, 9):
+        made, model = recorder(profile_steps=3), Model()
+        for _ in range(steps):
+            model.step()
+        made.at_exit()
+        found = recording(tmp_path)
+        assert (len(found.host_us), found.trace) == (4, None)
+        assert "no trace" in found.problems[0]
+        (tmp_path / "job_rank0.json").unlink()
+        assert not torch.autograd._profiler_enabled()
+
+
+def test_a_process_without_steps_records_nothing(recorder: Recorded, tmp_path: Path) -> None:
+    recorder().at_exit()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_recorder_does_not_end_the_training(
+    recorder: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made, model = recorder(steps=10), Model()
+    for _ in range(6):
+        model.step()
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no more\nthan this line")
+
+    monkeypatch.setattr(made, "_end_of_step", fail)
+    for _ in range(3):
+        model.step()
+    found = recording(tmp_path)
+    assert len(found.host_us) == 4
+    assert found.problems == ["Recording ended with an error (RuntimeError: no more)."]
+    assert capfd.readouterr().err.count("Traceback") == 1
+
+
+def test_a_folder_that_is_gone_is_told_and_does_not_end_the_training(
+    recorder: Recorded, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made, model = recorder(), Model()
+    tmp_path.rmdir()
+    for _ in range(8):
+        model.step()
+    assert made.is_over
+    assert "Nothing is recorded" in capfd.readouterr().err
+    tmp_path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank", "world_size"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "4", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}, 1, 4),
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}, 3, 8),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, 2, 3),
+        # A batch script, which is none of the job's tasks.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, 0, 1),
+    ],
+)
+def test_a_rank_without_a_process_group_is_in_the_environment(
+    recorder: Recorded,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    rank: int,
+    world_size: int,
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    recorder()
+    model = Model()
+    for _ in range(6):
+        model.step()
+    found = recording(tmp_path)
+    assert (found.rank, found.world_size) == (rank, world_size)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_times_are_between_events(recorder: Recorded, tmp_path: Path) -> None:
+    recorder(profile_steps=1)
+    layer = torch.nn.Linear(4096, 4096, device="cuda")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(12):
+        for _ in range(5):
+            layer(torch.ones(4096, 4096, device="cuda")).sum().backward()
+        optimizer.step()
+    found = recording(tmp_path)
+    assert (found.device, found.problems) == ("cuda", [])
+    assert found.trace
+    # Ten GEMMs of 137 GFLOP each step; the host does not wait for them.
+    assert all(time_us > 1000 for time_us in found.gpu_us)
+    assert len(found.gpu_us) == len(found.host_us) == 4
+    assert found.peak_memory_gb
+    assert found.peak_memory_gb > 0.2
+    assert found.environment["sm_count"] > 10
