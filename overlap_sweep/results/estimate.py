@@ -153,6 +153,27 @@ def estimate(*series: Sequence[float]) -> Estimate:
     return Estimate(median, _half_width(error, freedom), len(samples), freedom)
 
 
+def estimate_of_mean(*series: Sequence[float]) -> Estimate:
+    """Returns the mean of all samples of one or several series, each in the order of measuring, and its noise: for
+    samples that add up, as a training's steps do, of which rare slow ones count as much as they take.
+
+    Its noise is that of a mean of n (1 - r) / (1 + r) independent samples, as in `estimate`; NaN of a single sample.
+    """
+    samples = [sample for one in series for sample in one]
+    mean = statistics.fmean(samples)
+    if len(samples) == 1:
+        return Estimate(mean, math.nan, 1, 1.0)
+    independent, freedom = 0.0, 0.0
+    for one in series:
+        r = correlation(one)
+        independent += len(one) * (1 - r) / (1 + r)
+        freedom += (len(one) - 1) * (1 - r**2) / (1 + r**2)
+    freedom = max(freedom, 2.0)
+    return Estimate(
+        mean, _half_width(statistics.stdev(samples) / math.sqrt(independent), freedom), len(samples), freedom
+    )
+
+
 def normalised(pairs: Iterable[tuple[Timing, Timing]], none: Estimate) -> Estimate:
     """Returns the pooled measurements of one setting, each relative to the none time of the same point.
 

@@ -200,6 +200,10 @@ class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
         """Returns the speedup of the result's point over no overlap; None if that was not measured."""
         return None
 
+    def shown_us(self, result: Result) -> float | None:
+        """Returns the time that the point's progress line shows."""
+        return result.objective_us
+
     @property
     def rate(self) -> str:
         """Returns the work per second, in words; empty for workloads without one."""

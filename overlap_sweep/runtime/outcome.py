@@ -42,8 +42,9 @@ class Outcome:
         result = self.result
         start = f"{result.status:<8}{self.name}  "
         if result.objective_us is not None:
+            time_us = result.measured.shown_us(result) if result.measured else result.objective_us
             rate = result.measured.rate if result.measured else ""
-            parts = [f"{result.objective_us:,.0f} us", str(self.compared or ""), rate]
+            parts = [f"{time_us:,.0f} us", str(self.compared or ""), rate]
             return start + "  ".join(filter(None, parts))
         return start + textwrap.shorten(result.reason, LONGEST_REASON, placeholder=" ...")
 

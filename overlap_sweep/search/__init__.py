@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from overlap_sweep.results.estimate import Estimate, estimate
+from overlap_sweep.results.estimate import Estimate, estimate, estimate_of_mean
 from overlap_sweep.workloads import Sample
 
 _Wanted = TypeVar("_Wanted")
@@ -113,7 +113,7 @@ class Samples:
         """Returns the sample's time at the machine's average speed: drift cancels in the ratio to the baseline that was
         measured with it, pair by pair."""
         if not self.paired or not sample.beside_us:
-            return estimate(sample.times_us)
+            return estimate_of_mean(sample.times_us) if sample.by_mean else estimate(sample.times_us)
         scale_us = scales_us[sample.work]
         ratio = estimate([time / baseline for time, baseline in zip(sample.times_us, sample.beside_us, strict=True)])
         return Estimate(ratio.time_us * scale_us, ratio.noise_us * scale_us, ratio.repeats)

@@ -80,6 +80,8 @@ class Sample:
     """Key that is equal for points that compute the same."""
     amount: float = 1.0
     """Amount of work, such as samples per step: points are compared by time per amount."""
+    by_mean: bool = False
+    """Whether the mean of `times_us` counts instead of the median."""
 
     def scaled(self, factor: float) -> Sample:
         """Returns the sample for `factor` times as much work."""
@@ -87,7 +89,7 @@ class Sample:
             tuple(factor * time_us for time_us in times_us)
             for times_us in (self.times_us, self.beside_us, self.none_us)
         )
-        return Sample(point_us, beside_us, none_us, self.work, factor * self.amount)
+        return Sample(point_us, beside_us, none_us, self.work, factor * self.amount, self.by_mean)
 
 
 @dataclass(frozen=True, kw_only=True)

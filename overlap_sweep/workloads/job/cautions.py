@@ -12,6 +12,9 @@ from overlap_sweep.workloads.job.answer import JobAnalysis
 from overlap_sweep.workloads.job.rows import JobRow
 from overlap_sweep.workloads.job.setting import MULTICAST, VARIABLES
 
+UNEVEN = 0.05
+"""Share by which the mean exceeds the median from which on steps are said to vary."""
+
 
 def cautions(analysis: JobAnalysis) -> list[str]:
     """Returns the caveats, a sentence each; empty if there are none."""
@@ -20,6 +23,7 @@ def cautions(analysis: JobAnalysis) -> list[str]:
         *_not_repeated(analysis),
         *_different_work(analysis),
         *_timed_differently(analysis),
+        *_uneven_steps(analysis),
         *_launch_bound(analysis),
         *_multicast(analysis),
         *slowed_gpus(analysis.points),
@@ -65,6 +69,16 @@ def _timed_differently(analysis: JobAnalysis) -> Iterator[str]:
     if len({row.timed_by for row in analysis.rows}) > 1:
         by = some_of(f"{row.setting} by {row.timed_by}" for row in analysis.rows)
         yield f"Settings were timed in different ways ({by}), so small differences say nothing."
+
+
+def _uneven_steps(analysis: JobAnalysis) -> Iterator[str]:
+    """Yields that a few slow steps make up much of the time, of which a short measurement has few."""
+    shares = {row.setting: row.time_us / row.median_us - 1 for row in (analysis.best, analysis.reference)}
+    if uneven := [f"{share:.0%} with {setting}" for setting, share in shares.items() if share > UNEVEN]:
+        yield (
+            f"Steps vary: the mean, which counts, is above the median by {some_of(uneven)}. Few steps measure poorly "
+            "what is rare (waiting for data, logging, collecting garbage); raise job.steps."
+        )
 
 
 def _launch_bound(analysis: JobAnalysis) -> Iterator[str]:

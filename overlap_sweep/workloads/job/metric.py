@@ -16,6 +16,7 @@ _AMOUNTS = ("samples", "tokens")
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _SOURCE = re.compile(r"\s*\[(?:rank|default)(\d+)\]:")
 """What torchrun puts in front of a rank's lines."""
+_THOUSANDS = re.compile(r"(?<=\d)(,\d{3})+(?!\d)(\.\d+)?")
 _LAST_WORD = re.compile(r"([A-Za-z][\w/.-]*)\W*$")
 LONGEST_UNIT = 40
 
@@ -100,7 +101,9 @@ class Output:
     def _find(self, line: str, after_s: float) -> None:
         for match in self._pattern.finditer(line):
             source = _SOURCE.match(line)
-            number = _Number((match[1] or "").replace(",", ""), after_s, self._read_s)
+            # `([0-9.]+)` ends at a separator of thousands.
+            text = (match[1] or "") + (_THOUSANDS.match(line, match.end(1)) or [""])[0]
+            number = _Number(text.replace(",", ""), after_s, self._read_s)
             self._by_source.setdefault(source[1] if source else "", []).append(number)
             before = _LAST_WORD.search(line[: match.start(1)])
             self.name = self.name or (before[1][-LONGEST_UNIT:] if before else "unit")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -88,7 +89,7 @@ class JobRun(Measured, kw_only=True, tag="job"):
     of_users_program = True
 
     step: Timing
-    """Time of a step, of the slowest rank; with a rate as metric and no amount of work, the time per unit."""
+    """Times of the steps, of the slowest rank; with a rate as metric and no amount of work, those per unit."""
     timed_by: Literal["gpu", "host", "metric"]
     """Events on the GPUs, the ranks' clocks, or the metric in the output."""
     samples_per_step: _Amount | None = None
@@ -122,6 +123,15 @@ class JobRun(Measured, kw_only=True, tag="job"):
         return as_measured(config)
 
     @property
+    def mean_us(self) -> float:
+        """Returns the time of all steps over their number. What a training computes in an hour follows from the mean,
+        to which rare slow steps belong: those that wait for data, log, or collect garbage."""
+        return fmean(self.step.samples_us)
+
+    def shown_us(self, result: Result) -> float:
+        return self.mean_us
+
+    @property
     def amount(self) -> float:
         """Returns the work that `step` is divided by to compare settings: samples, else tokens, else 1."""
         return 1.0 if self.unit else self.samples_per_step or self.tokens_per_step or 1.0
@@ -130,9 +140,9 @@ class JobRun(Measured, kw_only=True, tag="job"):
     def rate(self) -> str:
         """Returns samples or tokens per second, or the metric's, in words."""
         if self.unit:
-            return f"{as_rate(1e6 / self.step.median_us)} {self.unit}"
+            return f"{as_rate(1e6 / self.mean_us)} {self.unit}"
         amounts = {"samples/s": self.samples_per_step, "tokens/s": self.tokens_per_step}
-        rates = (f"{as_rate(amount / self.step.median_us * 1e6)} {unit}" for unit, amount in amounts.items() if amount)
+        rates = (f"{as_rate(amount / self.mean_us * 1e6)} {unit}" for unit, amount in amounts.items() if amount)
         return next(rates, "")
 
 
@@ -142,4 +152,4 @@ MEASURED = JobRun
 def sample(result: Result) -> Sample:
     """Returns the step's sample for a search over knobs: compared by time per sample, or token, where that is known."""
     run = result.measured_as(JobRun)
-    return Sample(tuple(run.step.samples_us), amount=run.amount)
+    return Sample(tuple(run.step.samples_us), amount=run.amount, by_mean=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from overlap_sweep.report.numbers import as_rate, as_us, shortened, some_of
 from overlap_sweep.results import verdict
-from overlap_sweep.results.estimate import Estimate, estimate, pooled_none
+from overlap_sweep.results.estimate import Estimate, estimate_of_mean
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.workloads.job.result import FoundCause, JobRun
@@ -35,9 +35,9 @@ class JobRow:
     points: list[Point]
     """Its runs, in the order of their starts."""
     step: Estimate
-    """Time of a step: median of the runs' medians; its noise includes that between runs."""
+    """Time of a step: median of the runs' means; its noise includes that between runs."""
     between_runs_us: float | None
-    """Standard deviation of the runs' medians; None with one run."""
+    """Standard deviation of the runs' means; None with one run."""
     changes: int = 0
     """Number of options that differ from the reference's."""
     standing: str = ""
@@ -157,6 +157,11 @@ class JobRow:
         return calls.pop() if len(calls) == 1 else None
 
     @property
+    def median_us(self) -> float:
+        """Returns the median of all steps: less than the mean if some are much slower than most."""
+        return statistics.median(sample for run in self.runs for sample in run.step.samples_us)
+
+    @property
     def launch_bound(self) -> bool:
         return is_launch_bound(self.points)
 
@@ -197,7 +202,7 @@ def rows_of(points: Iterable[Point]) -> list[JobRow]:
             whole_setting=whole_name,
             options=options,
             points=of_setting,
-            step=between[is_launch_bound(of_setting)].added_to(pooled_none(_timings(of_setting)), len(of_setting)),
+            step=between[is_launch_bound(of_setting)].added_to(_pooled(_timings(of_setting)), len(of_setting)),
             between_runs_us=_deviation(_timings(of_setting)),
             changes=len(differing([settings[0], options])),
         )
@@ -209,7 +214,7 @@ def point_row(point: Point, standing: str = "") -> JobRow:
     """Returns the row of a single `ok` point, whose noise is that within the run alone."""
     options, timing = options_of(point.config), point.measured_as(JobRun).step
     name = in_words(options)
-    return JobRow(name, name, options, [point], pooled_none([timing]), None, standing=standing)
+    return JobRow(name, name, options, [point], _pooled([timing]), None, standing=standing)
 
 
 def _start(point: Point) -> tuple[str, str]:
@@ -220,10 +225,21 @@ def _timings(points: Iterable[Point]) -> list[Timing]:
     return [point.measured_as(JobRun).step for point in points]
 
 
+def _mean_us(timing: Timing) -> float:
+    return statistics.fmean(timing.samples_us)
+
+
+def _pooled(timings: Sequence[Timing]) -> Estimate:
+    """Returns the median of the runs' means, with the noise of all steps, without that between runs."""
+    time_us = statistics.median(map(_mean_us, timings))
+    scaled = [[sample * time_us / _mean_us(timing) for sample in timing.samples_us] for timing in timings]
+    return replace(estimate_of_mean(*scaled), time_us=time_us)
+
+
 def _deviation(timings: Sequence[Timing]) -> float | None:
-    return statistics.stdev(timing.median_us for timing in timings) if len(timings) > 1 else None
+    return statistics.stdev(map(_mean_us, timings)) if len(timings) > 1 else None
 
 
 def _scatters(settings: Sequence[Sequence[Point]]) -> dict[bool, verdict.Scatter]:
-    repeated = [([estimate(one.samples_us) for one in _timings(of)], is_launch_bound(of)) for of in settings]
+    repeated = [([estimate_of_mean(one.samples_us) for one in _timings(of)], is_launch_bound(of)) for of in settings]
     return verdict.scatters_of_steps(repeated, settings[0][0].config["runtime"]["device"])

@@ -65,7 +65,11 @@ RANKS = "Number of training processes."
 SETTING = "What is set of job.values, job.env, runtime.max_connections and runtime.multicast."
 
 TIMES = (
-    _us("time_us", "Time of one training step of the slowest rank: median of the runs' medians.", header="time us"),
+    _us(
+        "time_us",
+        "Time of one training step of the slowest rank: mean of the steps, median of the runs.",
+        header="time us",
+    ),
     _us("noise_us", "", "step.noise_us", header="noise us", dropped=12, queried=True),
 )
 MEASURED = (
@@ -173,7 +177,7 @@ OF_RUNS = (
     C("runs", lambda row: len(row.points), "Number of runs of the setting.", "count", header="runs", dropped=6),
     *TIMES,
     _us(
-        *("between_runs_us", "Standard deviation of the runs' medians; empty with one run."),
+        *("between_runs_us", "Standard deviation of the runs' times; empty with one run."),
         header="between runs us",
         dropped=1,
     ),
@@ -235,8 +239,8 @@ FINDINGS = Table(
 )
 
 LEGEND = (
-    "time: median of the runs' medians, slowest rank; noise: half of its 95 % confidence interval, with the noise "
-    "between runs; exposed: of a profiled step, communication while nothing computes."
+    "time: mean of the steps, median of the runs, slowest rank; noise: half of its 95 % confidence interval, with the "
+    "noise between runs; exposed: of a profiled step, communication while nothing computes."
 )
 
 

@@ -47,7 +47,7 @@ def fields_of(
     )
     return {
         "measured": measured,
-        "objective_us": measured.step.median_us / measured.amount,
+        "objective_us": measured.mean_us / measured.amount,
         "traces": traces,
         "warnings": [*_warnings(point, recordings, len(times_us), traces), *of_them],
         "environment": recordings[0].environment if recordings else {},
@@ -55,11 +55,16 @@ def fields_of(
 
 
 def slowest_us(recordings: Sequence[Recording]) -> tuple[list[float], Literal["gpu", "host"]]:
-    """Returns the time of every step on its slowest rank, by the GPUs' clocks if all have them."""
+    """Returns the time of every step on the slowest rank, by the GPUs' clocks if all have them.
+
+    Not of the slowest rank of each step: ranks don't wait for each other at the end of a step, so what one of them
+    loses in a step it gains in the next.
+    """
     on_gpu = all(len(one.gpu_us) == len(one.host_us) for one in recordings)
     of_ranks = [one.gpu_us if on_gpu else one.host_us for one in recordings]
     # A rank that was still at work when the command ended has recorded less.
-    return list(map(max, zip(*of_ranks, strict=False))), "gpu" if on_gpu else "host"
+    steps = min(map(len, of_ranks))
+    return max((times_us[:steps] for times_us in of_ranks), key=sum), "gpu" if on_gpu else "host"
 
 
 def _warnings(
