@@ -19,7 +19,7 @@ from overlap_sweep import workloads
 from overlap_sweep.commands.command_line import app
 from overlap_sweep.declared import has_key
 from overlap_sweep.runtime import point
-from overlap_sweep.runtime.composition import register
+from overlap_sweep.runtime.composition import quoted_where_verbatim, register
 from overlap_sweep.tuner import model_overrides
 from tests.sweeps import ROOT
 
@@ -27,8 +27,8 @@ PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").g
 GENERATED = {"columns.md", "options.md"}
 DOORS = ("python launch.py", "python analyze.py", "overlap-sweep")
 DECLARED = {"runtime", "workload", "search", "tuner", "layer", "fsdp", "distributed", "streams", "training"}
-DECLARED |= {"telemetry", "profiling", "compile", "copy_engine", "ranking", "tp_training", "model"}
-ADDED_FREELY = ("distributed.env.", "compile.options.")
+DECLARED |= {"telemetry", "profiling", "compile", "copy_engine", "ranking", "tp_training", "model", "job"}
+ADDED_FREELY = ("distributed.env.", "compile.options.", "job.values.", "job.env.")
 FILES = (".csv", ".json", ".yaml", ".py", ".md", ".parquet", ".txt", ".log")
 
 
@@ -99,7 +99,7 @@ def test_launch_commands_compose(page: str, shown: tuple[str, ...]) -> None:
     arguments = [word for word in shown[2:] if not word.startswith("-") and word != "resume=last"]
     if shown[1] == "tune":
         arguments = ["+experiment=tp_overlap_tuner", *model_overrides(arguments[0]), *arguments[1:]]
-    parsed = OverridesParser.create().parse_overrides(arguments)
+    parsed = OverridesParser.create().parse_overrides(quoted_where_verbatim(arguments))
     swept = {one.input_line: list(one.sweep_string_iterator()) for one in parsed if one.is_sweep_override()}
     for each in (0, -1) if swept else (0,):
         config = compose(
