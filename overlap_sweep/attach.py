@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -16,17 +17,28 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
+_RANK = re.compile(r"--local[-_]rank=\d+")
 USAGE = "python -m overlap_sweep.attach [-m module | script.py] [arguments]"
 
 
 def prepared(words: Sequence[str]) -> tuple[CodeType, dict[str, Any]]:
     """Returns the code of a script or module and the namespace to run it in, with everything else as Python sets it:
     `__main__`, sys.argv and sys.path. SystemExit with status 2 if there is none."""
+    words = _with_rank_last(words)
     if words[:1] == ["-m"] and len(words) > 1:
         return _module(words[1], words[2:])
     if not words or words[0].startswith("-"):
         _end(f"there is no script to run; use {USAGE}.")
     return _script(words[0], words[1:])
+
+
+def _with_rank_last(words: Sequence[str]) -> list[str]:
+    """Returns the words with the rank that deepspeed and torch.distributed.launch put in front of a script's arguments
+    behind the script, or behind the module."""
+    if not words or not _RANK.fullmatch(words[0]):
+        return list(words)
+    script = 3 if words[1:2] == ["-m"] else 2
+    return [*words[1:script], words[0], *words[script:]]
 
 
 def _script(script: str, arguments: Sequence[str]) -> tuple[CodeType, dict[str, Any]]:

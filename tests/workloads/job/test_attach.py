@@ -132,6 +132,16 @@ def test_a_script_sees_itself_as_python_runs_it(scripts: Path, words: list[str],
     assert (attached.returncode, attached.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("words", [["code/look.py", "1"], ["-m", "package", "1"]], ids=" ".join)
+def test_a_rank_that_a_launcher_puts_in_front_is_the_scripts(scripts: Path, words: list[str]) -> None:
+    folder = scripts if words[0] != "-m" else scripts / "code"
+    # As deepspeed and torch.distributed.launch order them with and without `--module`.
+    plain = run([*words[:-1], "--local_rank=1", words[-1]], folder)
+    attached = run([*ATTACH, "--local_rank=1", *words], folder, few(scripts))
+    assert attached.stdout == plain.stdout
+    assert (attached.returncode, attached.stderr) == (0, "")
+
+
 def test_without_the_variable_the_script_runs_and_one_line_says_that_nothing_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import sys; print(1); sys.exit(3)")
     for variables in ({}, {VARIABLE: "{"}):
