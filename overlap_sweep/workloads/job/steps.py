@@ -16,6 +16,8 @@ from overlap_sweep.workloads.job.traced import of_traces
 LEAST_STEPS = 3
 """Fewest timed steps of a measurement."""
 RANKS_NAMED = 8
+HOST_BOUND = 0.1
+"""Share of a step for which the GPU waits for the host, from which on a step is launch-bound."""
 
 
 def fields_of(
@@ -48,10 +50,20 @@ def fields_of(
     return {
         "measured": measured,
         "objective_us": measured.mean_us / measured.amount,
+        "launch_bound": is_launch_bound(measured),
         "traces": traces,
         "warnings": [*_warnings(point, recordings, len(times_us), traces), *of_them],
         "environment": recordings[0].environment if recordings else {},
     }
+
+
+def is_launch_bound(run: JobRun) -> bool:
+    """Returns whether the GPU waits for the host for much of a step, also without the profiler, which slows the
+    host."""
+    lost_us = next((one.lost_us for one in run.causes if one.cause == "host_bound"), 0.0)
+    if run.timed_by != "gpu" or run.profiled_us is None or not lost_us:
+        return False
+    return lost_us - max(run.profiled_us - run.mean_us, 0.0) >= HOST_BOUND * run.mean_us
 
 
 def slowest_us(recordings: Sequence[Recording]) -> tuple[list[float], Literal["gpu", "host"]]:

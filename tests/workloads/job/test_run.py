@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from overlap_sweep.errors import PointFailed, UserError
+from overlap_sweep.results.measured import summarise
 from overlap_sweep.results.run_directory import LOG_FILE, clear
 from overlap_sweep.workloads.job import run as job_run
 from overlap_sweep.workloads.job.ending import ending, first_error
 from overlap_sweep.workloads.job.recording import STEPS_FILE
-from overlap_sweep.workloads.job.result import JobRun
+from overlap_sweep.workloads.job.result import FoundCause, JobRun
 from overlap_sweep.workloads.job.run import run
+from overlap_sweep.workloads.job.steps import is_launch_bound
 from tests.workloads.job.commands import Tagged, job_point, recorded, recording, shell
 
 LONG = "sleep 600"
@@ -49,7 +51,7 @@ def job(found: dict[str, Any]) -> JobRun:
     return found["measured"]
 
 
-def test_of_every_step_the_slowest_rank_counts_and_the_command_is_ended(tmp_path: Path) -> None:
+def test_the_mean_of_the_rank_that_is_slowest_in_all_counts_and_the_command_is_ended(tmp_path: Path) -> None:
     ranks = (
         recording(0, 2, peak_memory_gb=None, environment={"torch": "2.13"}),
         recording(1, 2, host_us=[99.0, 111.0, 90.0, 109.0], environment={"torch": "other"}),
@@ -58,10 +60,10 @@ def test_of_every_step_the_slowest_rank_counts_and_the_command_is_ended(tmp_path
     found = measured(tmp_path, shell(f"{recorded(tmp_path / 'made', *ranks)}; {LONG}"), ranks=2)
     assert time.monotonic() - began < 10
     step = job(found).step
-    assert step.samples_us == [100.0, 111.0, 102.0, 109.0]
-    assert (step.q1_us, step.median_us, step.q3_us) == (101.5, 105.5, 109.5)
+    assert step.samples_us == [99.0, 111.0, 90.0, 109.0]
+    assert (step.q1_us, step.median_us, step.q3_us) == (96.75, 104.0, 109.5)
     assert (job(found).timed_by, job(found).calls_per_step, job(found).peak_memory_gb) == ("host", 1, None)
-    assert (found["objective_us"], found["environment"]) == (105.5, {"torch": "2.13"})
+    assert (found["objective_us"], found["environment"]) == (102.25, {"torch": "2.13"})
     assert (found["warnings"], found["traces"]) == ([], [])
 
 
@@ -231,6 +233,24 @@ def test_errors_are_told_from_what_else_is_printed(lines: list[str], error: str)
     assert first_error(lines) == error
 
 
+def test_a_step_is_launch_bound_by_what_the_profiler_does_not_add() -> None:
+    def run(lost_us: float, profiled_us: float, timed_by: str = "gpu") -> JobRun:
+        cause = FoundCause(cause="host_bound", lost_us=lost_us, share=0.5)
+        timed = {"step": summarise([100.0, 100.0]), "timed_by": timed_by, "profiled_us": profiled_us}
+        return JobRun(causes=[cause], **timed)
+
+    assert is_launch_bound(run(20.0, 100.0))
+    assert not is_launch_bound(run(20.0, 115.0))
+    assert not is_launch_bound(run(20.0, 100.0, "host"))
+    assert not is_launch_bound(JobRun(step=summarise([100.0, 100.0]), timed_by="gpu", profiled_us=100.0))
+
+
+def test_a_metric_may_have_separators_that_its_expression_lacks(tmp_path: Path) -> None:
+    lines = "tps: 1,250\\ntps: 382,941, mfu 1\\ntps: 1,000,000.5\\ntps: 400,1\\ntps: 500,50 6\\n"
+    found = measured(tmp_path, printing(lines), metric="tps: ([0-9.]+)")
+    assert [1e6 / time_us for time_us in job(found).step.samples_us] == pytest.approx([382941, 1000000.5, 400, 500])
+
+
 def test_who_hangs_is_ended_and_told_how_far_it_came(tmp_path: Path) -> None:
     failed = failure(tmp_path, shell(f"echo step 1; {LONG}"), limit_s=0.5)
     assert (failed.timed_out, failed.final) == (True, False)
@@ -293,9 +313,14 @@ def test_a_metric_of_several_ranks_counts_by_the_slowest(tmp_path: Path) -> None
         ({"metric_is": "seconds"}, 2e6, "", 3.5e6),
         ({"metric_is": "milliseconds"}, 2e3, "", 3.5e3),
         ({"metric_is": "seconds", "samples_per_step": "10"}, 2e6, "", 3.5e5),
-        ({"samples_per_step": "10"}, 5e6, "", (10e6 / 4 + 10e6 / 3) / 2 / 10),
-        ({"tokens_per_step": "10"}, 5e6, "", (10e6 / 4 + 10e6 / 3) / 2 / 10),
-        ({"metric": "(?P<tokens>[0-9]+)", "samples_per_step": "10"}, 5e5, "tokens", (1e6 / 4 + 1e6 / 3) / 2),
+        ({"samples_per_step": "10"}, 5e6, "", (1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4 * 1e6),
+        ({"tokens_per_step": "10"}, 5e6, "", (1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4 * 1e6),
+        (
+            {"metric": "(?P<tokens>[0-9]+)", "samples_per_step": "10"},
+            5e5,
+            "tokens",
+            (1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4 * 1e6,
+        ),
     ],
 )
 def test_a_metric_is_a_rate_or_a_time(
