@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from overlap_sweep.diagnosis.runs import read_runs
-from overlap_sweep.workloads.job.recording import Recording, Wanted, read_recordings
+from overlap_sweep.workloads.job.recording import STEPS_FILE, Recording, Wanted, read_recordings
 from overlap_sweep.workloads.job.step_recorder import StepRecorder
 
 Recorded = Callable[..., StepRecorder]
@@ -206,7 +206,7 @@ def test_the_trace_has_whole_steps_that_can_be_diagnosed(recorder: Recorded, tmp
     (run,) = read_runs([path])
     assert run.found
     assert [step.step for step in run.found.diagnosis.steps] == [1, 2]
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["job_rank0.json", "trace_rank0.json.gz"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["job_rank0.json", STEPS_FILE, "trace_rank0.json.gz"]
 
 
 def test_a_profiler_of_the_script_comes_first(recorder: Recorded, tmp_path: Path) -> None:
