@@ -279,6 +279,11 @@ _STRAGGLERS = (
 
 _HOST = (
     _advice(
+        *("host_bound", "loading"),
+        "Load ahead: DataLoader(num_workers=4, persistent_workers=True), with workers already more of them or a larger "
+        "prefetch_factor; or make less of each batch while training, such as by tokenizing before.",
+    ),
+    _advice(
         *("host_bound", "cpu"),
         "It is Python's time between operators: torch.compile, or fewer and larger operators, such as optimizers with "
         "fused=True.",

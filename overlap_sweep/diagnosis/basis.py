@@ -22,7 +22,7 @@ from overlap_sweep.diagnosis.facts import RankFacts, Wait
 from overlap_sweep.diagnosis.rank import POINT_TO_POINT, UNKNOWN_RANK
 
 MUCH = 0.3
-"""Share of the others' waiting from which on a difference between two ranks explains it."""
+"""Share of the time lost from which on something explains it: what differs between two ranks, or what the host does."""
 
 
 MEGATRON = re.compile(r"_PARALLEL_GROUP")
@@ -103,6 +103,12 @@ class Basis:
             if loss.call is not None and (last := exposed[loss.call].ended_by) is not None:
                 held += loss.lost_ns * (last != loss.call and self.own.calls[last].collective == "all_gather")
         return self.roles == {"gradient"} and 2 * held > sum(loss.lost_ns for loss in self.losses)
+
+    @property
+    def loading_share(self) -> float:
+        """Returns the share of the losses in which the host asked a DataLoader for the next batch."""
+        lost = sum(loss.lost_ns for loss in self.losses)
+        return sum(loss.numbers.get("loading_ns", 0.0) for loss in self.losses) / lost if lost else 0.0
 
     def per_step(self, number: float) -> float:
         return number / max(self.num_steps, 1)
@@ -200,6 +206,8 @@ def signs_of(basis: Basis) -> set[str]:
         "occupied": basis.occupied,
         "before_gather": basis.cause == "issued_late" and basis.before_gather,
     }
+    if basis.cause == "host_bound":
+        found["loading"] = basis.loading_share >= MUCH
     if basis.cause == "host_sync":
         names = {f"{wait.operator or wait.name} {wait.name}" for wait in basis.waits}
         found |= {

@@ -253,7 +253,7 @@ def _late_losses(view: RankView) -> list[Loss]:
     """Returns what was lost while the host was late: to its waits for the device as far as these took its time, the
     last one first."""
     losses: list[Loss] = []
-    waits = view.facts.waits
+    waits, loading = view.facts.waits, Measure(view.facts.loading)
     order = sorted(range(len(waits)), key=lambda i: waits[i].end_ns)
     place = 0
     took: list[tuple[int, float]] = []
@@ -275,5 +275,6 @@ def _late_losses(view: RankView) -> list[Loss]:
                 took.append((last, left - synced))
         pauses = view.is_straggler and late.end_ns - late.start_ns > PAUSE_NS
         if lost > 0 and not pauses:
-            losses.append(Loss("host_bound", step, lost, work=late.work))
+            loading_ns = min(lost, loading.between(late.start_ns, late.end_ns))
+            losses.append(Loss("host_bound", step, lost, work=late.work, numbers={"loading_ns": loading_ns}))
     return losses

@@ -16,6 +16,8 @@ from overlap_sweep.diagnosis.rank import UNKNOWN_RANK
 
 AT_ONCE_NS = 1_000_000
 """Longest time after a call until a kernel that waited for it; what starts later waited for something else, too."""
+MENTIONED = 0.1
+"""Least share of the time lost that is said to go into loading data."""
 
 
 def evidence_of(basis: Basis) -> str:
@@ -169,19 +171,25 @@ def _host_bound(basis: Basis) -> str:
     work = basis.own.work
     steady = np.isin(work.step, steady_steps(basis.own))
     took_us = float(np.median((work.end_ns - work.start_ns)[steady])) / 1000
-    took = as_time(took_us)
+    took, loading = as_time(took_us), _loading(basis)
     if not basis.own.on_device:
-        return f"{gaps}, neither computation nor communication runs; operators take {took} (median)."
+        return f"{gaps}, neither computation nor communication runs; operators take {took} (median).{loading}"
     launches = np.sort(work.launch_ns[steady & (work.launch_ns != NEVER)])
     every_us = float(np.median(np.diff(launches))) / 1000 if len(launches) > 1 else 0.0
     if every_us <= took_us:
         return (
             f"The GPU has nothing to run {gaps}, though most kernels are launched in time (they take {took}, median)."
+            f"{loading}"
         )
     return (
         f"The GPU has nothing to run {gaps}: kernels take {took}, and the host launches one every {as_time(every_us)} "
-        "(medians)."
+        f"(medians).{loading}"
     )
+
+
+def _loading(basis: Basis) -> str:
+    share = basis.loading_share
+    return f" In {share:.0%} of that time the host waits for a DataLoader's next batch." if share >= MENTIONED else ""
 
 
 def _host_sync(basis: Basis) -> str:

@@ -89,6 +89,8 @@ class RankFacts:
     warnings: list[str] = field(default_factory=list)
     libraries: frozenset[str] = frozenset()
     """What the names in the trace show to be in use, by the names of `LIBRARIES`: for advice alone."""
+    loading: Intervals = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    """When the training asked a DataLoader for its next batch."""
 
 
 LIBRARIES = {
@@ -101,6 +103,9 @@ LIBRARIES = {
     "symm_mem": re.compile(r"symm_mem::"),
     "deep_ep": re.compile(r"deep_ep"),
 }
+
+
+_LOADING = re.compile(r"enumerate\(DataLoader\)#")
 
 
 def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
@@ -140,7 +145,13 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
         libraries=frozenset(
             library for library, pattern in LIBRARIES.items() if any(pattern.search(name) for _, name in trace.labels)
         ),
+        loading=_loading(trace),
     )
+
+
+def _loading(trace: Trace) -> Intervals:
+    loads = np.array([_LOADING.match(name) is not None for _, name in trace.labels], bool)
+    return trace.host[loads[trace.host.label]].intervals
 
 
 def _steps(activity: Activity, startup: list[int]) -> list[Step]:

@@ -161,7 +161,21 @@ def test_launches_take_longer_than_kernels(tmp_path: Path) -> None:
         made.kernel(start, start + 5, launch=start - 8)
     found = findings(tmp_path, made)
     assert found["host_bound"].lost_us == 49 * 15
+    assert "DataLoader" not in found["host_bound"].evidence
     assert found["none"].lost_us == 0
+
+
+@pytest.mark.parametrize(("until", "share", "is_most"), [(400, "43%", True), (200, "14%", False), (105, "", False)])
+def test_the_host_waits_for_the_next_batch(tmp_path: Path, until: float, share: str, is_most: bool) -> None:
+    made = Timeline()
+    made.step(0, -1000, 2000)
+    made.kernel(0, 100)
+    made.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, until)
+    for start in (450, 1000):
+        made.kernel(start, start + 200, launch=start - 8)
+    found = findings(tmp_path, made)["host_bound"]
+    assert (f"In {share} of that time the host waits for a DataLoader's next batch" in found.evidence) == bool(share)
+    assert ("num_workers" in found.try_) == is_most
 
 
 @pytest.mark.parametrize("more", ["computation", "a pause of the host"])

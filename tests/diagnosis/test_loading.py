@@ -1,0 +1,42 @@
+"""A training that waits for its data, profiled for real."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from torch.profiler import profile, record_function
+from torch.utils.data import DataLoader, Dataset
+
+from overlap_sweep.diagnosis.facts import facts_of
+from overlap_sweep.diagnosis.findings import diagnosis_of
+from overlap_sweep.trace.kineto import read_trace
+
+
+STEPS = 4
+
+
+class Slow(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return STEPS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.02)
+        return torch.ones(64, 64)
+
+
+def test_torchs_own_loader_is_named(tmp_path: Path) -> None:
+    weight = torch.ones(64, 64)
+    with profile() as recorded:
+        batches = iter(DataLoader(Slow(), batch_size=1))
+        for number in range(STEPS):
+            with record_function(f"ProfilerStep#{number}"):
+                batch = next(batches)
+                for _ in range(20):
+                    batch = batch @ weight
+    path = tmp_path / "trace_rank0.json"
+    recorded.export_chrome_trace(str(path))
+    found = {one.cause: one for one in diagnosis_of("run", [facts_of(read_trace(path), path, [])]).findings}
+    assert "of that time the host waits for a DataLoader's next batch" in found["host_bound"].evidence
+    assert "num_workers" in found["host_bound"].try_
