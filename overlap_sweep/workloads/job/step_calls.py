@@ -86,7 +86,11 @@ class _Parties:
         self._free: list[int] = []
 
     def number(self, optimizer: Any) -> int:
-        parameter = next((each for group in optimizer.param_groups for each in group["params"]), None)
+        parameter = None
+        for group in optimizer.param_groups:
+            if group["params"]:
+                parameter = group["params"][0]
+                break
         key = (id(optimizer), id(parameter))
         known = self._known.get(key)
         if known is None:
