@@ -17,9 +17,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from overlap_sweep.results.identity import packages
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads.job.recording import STEPS_FILE, Recording, Wanted, write_recording
 from overlap_sweep.workloads.job.step_calls import StepCalls
+
+MOST_CHANGES = 10
+"""Changes of what makes up a step after which the script is told to say it."""
 
 _RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
@@ -227,15 +231,19 @@ class StepRecorder:
         return None if self._events is None else sys.modules["torch"].cuda.max_memory_allocated() / 1e9
 
     def _environment(self) -> dict[str, Any]:
-        from overlap_sweep.results.identity import packages
-
         torch = sys.modules.get("torch")
+        found: dict[str, Any] = {"packages": packages()}
         if torch is None:
-            return {"packages": packages()}
-        from overlap_sweep.measure.environment import environment
+            return found
+        found["torch"] = str(torch.__version__)
+        try:
+            from overlap_sweep.measure.environment import environment
 
-        device = torch.device("cpu" if self._events is None else "cuda")
-        return environment(device, {"packages": packages(), "torch": str(torch.__version__)})
+            return environment(torch.device("cpu" if self._events is None else "cuda"), found)
+        except Exception as error:
+            # The times are worth more than what they were measured on.
+            self._problem(f"The GPU could not be described ({type(error).__name__}: {_line(error)}).")
+            return found
 
     def _problem(self, sentence: str) -> None:
         self._problems.append(sentence)
@@ -257,6 +265,8 @@ class StepRecorder:
             reason = f"The script ended before {wanted.profile_steps} steps were profiled, so there is no trace."
         else:
             reason = f"The script ended after {timed} of {wanted.steps} timed steps ({self._skipped} are skipped)."
+            if not timed and self._calls.changes > MOST_CHANGES:
+                reason += f" Its optimizers' calls changed {self._calls.changes} times: set job.optimizer_steps."
         self._end_early(reason)
 
     def _end_early(self, reason: str) -> None:

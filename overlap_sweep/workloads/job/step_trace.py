@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class StepTrace:
     def __init__(self, steps: int, *, on_gpu: bool) -> None:
         """NoTrace if nothing can be profiled."""
         import torch
+        from torch._C._profiler import _ExperimentalConfig
         from torch.profiler import ProfilerActivity, profile
 
         if torch.version.hip:
@@ -44,6 +46,10 @@ class StepTrace:
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
             # Sizes of gloo's messages; NCCL's are in the trace without it.
             record_shapes=not on_gpu,
+            # An optimizer that steps in the backward pass does so in autograd's own thread.
+            experimental_config=_ExperimentalConfig(
+                profile_all_threads=threading.current_thread() is not threading.main_thread()
+            ),
         )
         self._profiler.prepare_trace()
         self._is_lost = False

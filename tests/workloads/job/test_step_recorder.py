@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +211,22 @@ def test_the_trace_has_whole_steps_that_can_be_diagnosed(recorder: Recorded, tmp
     assert sorted(each.name for each in tmp_path.iterdir()) == ["job_rank0.json", STEPS_FILE, "trace_rank0.json.gz"]
 
 
+def test_an_optimizer_that_steps_in_another_thread_is_recorded_with_all_threads(
+    recorder: Recorded, tmp_path: Path
+) -> None:
+    recorder(profile_steps=1)
+    model = Model()
+    with ThreadPoolExecutor(1) as autograd:
+        for _ in range(10):
+            model.loss()
+            autograd.submit(model.optimizer.step).result()
+    found = recording(tmp_path)
+    assert found.problems == []
+    events = json.loads(gzip.decompress((tmp_path / str(found.trace)).read_bytes()))["traceEvents"]
+    threads = {event["name"]: event["tid"] for event in events if event.get("ph") == "X"}
+    assert threads["aten::addmm"] != threads["ProfilerStep#1"] == threads["Optimizer.step#SGD.step"]
+
+
 def test_a_profiler_of_the_script_comes_first(recorder: Recorded, tmp_path: Path) -> None:
     recorder(profile_steps=1)
     model = Model()
@@ -297,6 +315,30 @@ def test_an_error_of_the_recorder_does_not_end_the_training(
     assert len(found.host_us) == 4
     assert found.problems == ["Recording ended with an error (RuntimeError: no more)."]
     assert capfd.readouterr().err.count("Traceback") == 1
+
+
+def test_what_cannot_be_said_of_the_machine_costs_no_times(
+    recorder: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "overlap_sweep.measure.environment", None)
+    recorder()
+    model = Model()
+    for _ in range(6):
+        model.step()
+    found = recording(tmp_path)
+    assert len(found.host_us) == 4
+    assert found.environment["torch"] == torch.__version__
+    assert "could not be described" in found.problems[0]
+
+
+def test_a_script_whose_optimizers_follow_no_order_is_told_what_to_set(recorder: Recorded, tmp_path: Path) -> None:
+    made, models = recorder(skip_steps=5), [Model() for _ in range(14)]
+    for model in models:
+        model.step()
+    made.at_exit()
+    found = recording(tmp_path)
+    assert found.host_us == []
+    assert "set job.optimizer_steps" in found.problems[0]
 
 
 def test_a_folder_that_is_gone_is_told_and_does_not_end_the_training(
