@@ -251,6 +251,11 @@ _STRAGGLERS = (
         "Give the traces of all ranks: only they tell which one is late, and why.",
     ),
     _advice(
+        *("straggler", "loads_longer"),
+        "See why that rank's data take longer (longer samples, its disk or share of the cores), and load ahead: "
+        "DataLoader(num_workers=4, persistent_workers=True), or a larger prefetch_factor.",
+    ),
+    _advice(
         *("straggler", "host_late"),
         "See what that rank's host does meanwhile: data loading, logging, checkpoints, garbage collection "
         "(gc.freeze(), Megatron-Core manual_gc=True), or a .item() on one rank alone.",

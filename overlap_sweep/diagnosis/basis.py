@@ -105,10 +105,14 @@ class Basis:
         return self.roles == {"gradient"} and 2 * held > sum(loss.lost_ns for loss in self.losses)
 
     @property
+    def loading_us(self) -> float:
+        """Returns the part of the losses in which the host waited for a DataLoader's next batch."""
+        return sum(loss.numbers.get("loading_ns", 0.0) for loss in self.losses) / 1000
+
+    @property
     def loading_share(self) -> float:
-        """Returns the share of the losses in which the host asked a DataLoader for the next batch."""
         lost = sum(loss.lost_ns for loss in self.losses)
-        return sum(loss.numbers.get("loading_ns", 0.0) for loss in self.losses) / lost if lost else 0.0
+        return 1000 * self.loading_us / lost if lost else 0.0
 
     def per_step(self, number: float) -> float:
         return number / max(self.num_steps, 1)
@@ -134,7 +138,7 @@ def bytes_of(call: Call) -> int | None:
 
 class Lateness(NamedTuple):
     sign: str
-    """`host_late`, `more_work`, `as_much_work` or `unknown_rank`."""
+    """`host_late`, `loads_longer`, `more_work`, `as_much_work` or `unknown_rank`."""
     words: str
 
 
@@ -143,9 +147,15 @@ def lateness_of(basis: Basis) -> Lateness:
     if basis.late == UNKNOWN_RANK:
         return Lateness("unknown_rank", "")
     late, own = basis.facts[basis.late], basis.own
-    idle = _host_late_us(basis, basis.late) - _host_late_us(basis, basis.rank)
+    (late_idle, late_loading), (own_idle, own_loading) = (
+        _host_late_us(basis, rank) for rank in (basis.late, basis.rank)
+    )
+    idle, loading = late_idle - own_idle, late_loading - own_loading
     more = _computed_us(late) - _computed_us(own)
     if idle > max(more, MUCH * basis.lost_us):
+        if loading >= MUCH * idle:
+            waits = f"its host waits {as_time(loading)} longer for a DataLoader's next batch"
+            return Lateness("loads_longer", f"it runs nothing for {as_time(idle)} more, and {waits}")
         device = ", since its host launches late" if late.on_device else ""
         return Lateness("host_late", f"it runs nothing for {as_time(idle)} more{device}")
     if more > MUCH * basis.lost_us:
@@ -163,12 +173,16 @@ def _computed_us(facts: RankFacts) -> float:
     return float((work.end_ns - work.start_ns)[np.isin(work.step, steady)].sum()) / max(len(steady), 1) / 1000
 
 
-def _host_late_us(basis: Basis, rank: int) -> float:
-    """Returns the time per step in which a rank's host was late."""
-    facts = basis.facts[rank]
-    steady = set(steady_steps(facts).tolist())
-    idle = sum(late.idle_ns for late in basis.exposures[rank].late if int(facts.work.step[late.work]) in steady)
-    return idle / max(len(steady), 1) / 1000
+def _host_late_us(basis: Basis, rank: int) -> tuple[float, float]:
+    """Returns the time per step in which a rank's host was late, and the part of it in which it waited for data."""
+    facts, exposure = basis.facts[rank], basis.exposures[rank]
+    steady = steady_steps(facts)
+    counts = np.isin(facts.work.step[[late.work for late in exposure.late]], steady)
+    idle_ns = np.array([late.idle_ns for late in exposure.late])
+    idle_us, loading_us = (
+        float(times_ns[counts].sum()) / max(len(steady), 1) / 1000 for times_ns in (idle_ns, exposure.loading_ns)
+    )
+    return idle_us, loading_us
 
 
 def _most_extra(late: RankFacts, own: RankFacts) -> str:

@@ -253,12 +253,12 @@ def _late_losses(view: RankView) -> list[Loss]:
     """Returns what was lost while the host was late: to its waits for the device as far as these took its time, the
     last one first."""
     losses: list[Loss] = []
-    waits, loading = view.facts.waits, Measure(view.facts.loading)
+    waits = view.facts.waits
     order = sorted(range(len(waits)), key=lambda i: waits[i].end_ns)
     place = 0
     took: list[tuple[int, float]] = []
     """Waits so far, each with the part of its time to which nothing was lost yet."""
-    for late in view.exposure.late:
+    for late, loading_ns in zip(view.exposure.late, view.exposure.loading_ns.tolist(), strict=True):
         launch = int(view.facts.work.launch_ns[late.work])
         while place < len(order) and waits[order[place]].end_ns <= max(launch, late.start_ns):
             wait = waits[order[place]]
@@ -275,6 +275,6 @@ def _late_losses(view: RankView) -> list[Loss]:
                 took.append((last, left - synced))
         pauses = view.is_straggler and late.end_ns - late.start_ns > PAUSE_NS
         if lost > 0 and not pauses:
-            loading_ns = min(lost, loading.between(late.start_ns, late.end_ns))
-            losses.append(Loss("host_bound", step, lost, work=late.work, numbers={"loading_ns": loading_ns}))
+            numbers = {"loading_ns": min(lost, loading_ns)}
+            losses.append(Loss("host_bound", step, lost, work=late.work, numbers=numbers))
     return losses

@@ -188,8 +188,10 @@ def _host_bound(basis: Basis) -> str:
 
 
 def _loading(basis: Basis) -> str:
-    share = basis.loading_share
-    return f" In {share:.0%} of that time the host waits for a DataLoader's next batch." if share >= MENTIONED else ""
+    share, each = basis.loading_share, as_time(basis.per_step(basis.loading_us))
+    if share < MENTIONED:
+        return ""
+    return f" In {share:.0%} of that time the host waits for a DataLoader's next batch, for {each} per step."
 
 
 def _host_sync(basis: Basis) -> str:

@@ -7,7 +7,7 @@ or it had been launched and was blocked, by the communication that ended just be
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,8 @@ class Exposure:
     compute: Measure
     comm: Measure
     gaps: Intervals
+    loading_ns: NDArray[np.float64]
+    """By `late`: the part of `idle_ns` in which the host waited for the next batch."""
 
 
 def exposure_of(facts: RankFacts) -> Exposure:
@@ -101,7 +103,7 @@ def exposure_of(facts: RankFacts) -> Exposure:
     compute, comm = Measure(work.intervals), Measure(spans)
     busy = Measure(np.concatenate((spans, facts.copies)))
     gaps = _gaps(facts, compute)
-    found = Exposure({}, [], compute, comm, gaps)
+    found = Exposure({}, [], compute, comm, gaps, np.empty(0))
     reach = np.maximum.accumulate(ends) if len(ends) else ends
     late: list[Late] = []
     for a, b in gaps.tolist():
@@ -112,7 +114,9 @@ def exposure_of(facts: RankFacts) -> Exposure:
         ended = after < len(work) and int(work.start_ns[after]) == b
         late += _one_gap(facts, found, busy, (a, b), inside, after if ended else None)
     found.late.extend(late)
-    return found
+    loading = Measure(subtract(facts.loading, busy.union))
+    spans = np.array([(one.start_ns, one.end_ns) for one in late], np.int64).reshape(-1, 2)
+    return replace(found, loading_ns=loading.until(spans[:, 1]) - loading.until(spans[:, 0]))
 
 
 def _gaps(facts: RankFacts, compute: Measure) -> Intervals:

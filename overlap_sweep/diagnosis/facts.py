@@ -25,7 +25,7 @@ from overlap_sweep.trace.activity import (
     activity_of,
     launches_of,
 )
-from overlap_sweep.trace.intervals import Intervals, places_by_value
+from overlap_sweep.trace.intervals import Intervals, merge, places_by_value
 from overlap_sweep.trace.kineto import Trace
 
 
@@ -90,7 +90,7 @@ class RankFacts:
     libraries: frozenset[str] = frozenset()
     """What the names in the trace show to be in use, by the names of `LIBRARIES`: for advice alone."""
     loading: Intervals = field(default_factory=lambda: np.empty((0, 2), np.int64))
-    """When the training asked a DataLoader for its next batch."""
+    """When a thread that launches or computes waited for a DataLoader's next batch: a union."""
 
 
 LIBRARIES = {
@@ -145,13 +145,15 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
         libraries=frozenset(
             library for library, pattern in LIBRARIES.items() if any(pattern.search(name) for _, name in trace.labels)
         ),
-        loading=_loading(trace),
+        loading=_loading(trace, moments.lane),
     )
 
 
-def _loading(trace: Trace) -> Intervals:
+def _loading(trace: Trace, threads: NDArray[np.int32]) -> Intervals:
     loads = np.array([_LOADING.match(name) is not None for _, name in trace.labels], bool)
-    return trace.host[loads[trace.host.label]].intervals
+    loading = np.flatnonzero(loads[trace.host.label])
+    # A thread of its own that fetches ahead holds nobody up.
+    return merge(trace.host[loading[np.isin(trace.host.lane[loading], threads)]].intervals)
 
 
 def _steps(activity: Activity, startup: list[int]) -> list[Step]:

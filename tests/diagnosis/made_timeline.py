@@ -47,6 +47,11 @@ class Timeline:
     def annotation(self, name: str, start: float, end: float) -> None:
         self._add("user_annotation", name, start, end, 100, HOST)
 
+    def copy(self, start: float, end: float) -> None:
+        self._correlation += 1
+        self._add("cuda_runtime", "cudaMemcpyAsync", start - 4, start, 100, HOST, correlation=self._correlation)
+        self._add("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", start, end, 0, SIDE, correlation=self._correlation)
+
     def wait(self, start: float, end: float, name: str = "cudaStreamSynchronize") -> None:
         self._add("cuda_runtime", name, start, end, 100, HOST, correlation=0)
 

@@ -175,10 +175,24 @@ def test_the_host_waits_for_the_next_batch(tmp_path: Path, until: float, share: 
         made.kernel(start, start + 200, launch=start - 8)
     found = findings(tmp_path, made)["host_bound"]
     assert (f"In {share} of that time the host waits for a DataLoader's next batch" in found.evidence) == bool(share)
+    assert (f"for {until - 100} us per step" in found.evidence) == bool(share)
     assert ("num_workers" in found.try_) == is_most
 
 
-@pytest.mark.parametrize("more", ["computation", "a pause of the host"])
+def test_another_thread_that_loads_and_what_is_copied_meanwhile_do_not_count(tmp_path: Path) -> None:
+    made = Timeline()
+    made.step(0, -1000, 2000)
+    made.kernel(0, 100)
+    made.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 400)
+    made.kernel(450, 650, launch=442)
+    assert "for 300 us per step" in findings(tmp_path, made)["host_bound"].evidence
+    made.copy(200, 350)
+    assert "for 150 us per step" in findings(tmp_path, made)["host_bound"].evidence
+    next(event for event in made.events if event["name"].startswith("enumerate"))["tid"] = AUTOGRAD
+    assert "DataLoader" not in findings(tmp_path, made)["host_bound"].evidence
+
+
+@pytest.mark.parametrize("more", ["computation", "a pause of the host", "data"])
 def test_the_other_rank_is_late(tmp_path: Path, more: str) -> None:
     ranks = []
     for rank in range(2):
@@ -190,6 +204,9 @@ def test_the_other_rank_is_late(tmp_path: Path, more: str) -> None:
             late = 2000 * rank
             if rank and more == "computation":
                 made.kernel(start + 1000, start + 3000, "relu_kernel")
+            if more == "data":
+                # Also the rank that waits loads, but not for long.
+                made.annotation("enumerate(DataLoader)#Iter.__next__", start + 900, start + 950 + late)
             pause = 990 + late if more != "computation" else None
             made.collective("all_reduce", start + 1000 + late, start + 3400, launch=pause and start + pause)
             made.kernel(start + 3400, start + 6000)
@@ -200,6 +217,9 @@ def test_the_other_rank_is_late(tmp_path: Path, more: str) -> None:
     assert found["dependency"].lost_us == 400
     said = "it computes 2,000 us more" if more == "computation" else "it runs nothing for 2,000 us more"
     assert said in found["straggler"].evidence
+    waits = "its host waits 1,950 us longer for a DataLoader's next batch"
+    assert (waits in found["straggler"].evidence) == (more == "data")
+    assert ("num_workers" in found["straggler"].try_) == (more == "data")
 
 
 def test_ranks_that_are_late_in_turn_are_no_stragglers(tmp_path: Path) -> None:

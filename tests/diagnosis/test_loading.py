@@ -13,8 +13,7 @@ from overlap_sweep.diagnosis.facts import facts_of
 from overlap_sweep.diagnosis.findings import diagnosis_of
 from overlap_sweep.trace.kineto import read_trace
 
-
-STEPS = 4
+STEPS = 6
 
 
 class Slow(Dataset[torch.Tensor]):
@@ -33,7 +32,7 @@ def test_torchs_own_loader_is_named(tmp_path: Path) -> None:
         for number in range(STEPS):
             with record_function(f"ProfilerStep#{number}"):
                 batch = next(batches)
-                for _ in range(20):
+                for _ in range(2):
                     batch = batch @ weight
     path = tmp_path / "trace_rank0.json"
     recorded.export_chrome_trace(str(path))
