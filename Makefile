@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: sweep tune kernels fsdp tp_training test test-long wheel golden docs lint clean
+.PHONY: sweep tune kernels fsdp tp_training job test test-long wheel golden docs lint clean
 
 ## The main job on this machine: the 15-point sweep, then its tables and YAML.
 sweep: .venv/.installed
@@ -29,6 +29,12 @@ fsdp: .venv/.installed
 tp_training: .venv/.installed
 	$(BIN)/python launch.py -m +experiment=tp_training model=qwen3_tiny runtime.device=cpu tp_size=2 dp_size=1 tp_training.seq_length=64 tp_training.num_training_steps=12 hydra.sweep.dir=multirun/make_tp_training
 	$(BIN)/python analyze.py multirun/make_tp_training
+
+## A training command as a user's own: two bucket sizes, their table, and why the communication of one of them is exposed.
+job: .venv/.installed
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python launch.py -m workload=job job.command='torchrun --nproc-per-node={ranks} docs/train.py --size 512 --bucket-cap-mb {bucket}' job.ranks=2 runtime.device=cpu +job.values.bucket=25,1 hydra.sweep.dir=multirun/make_job
+	$(BIN)/python analyze.py multirun/make_job
+	$(BIN)/python analyze.py diagnose multirun/make_job/train.py_ranks2_bucket=25_*
 
 QUICK := not slurm and not faults and not end_to_end
 

@@ -154,7 +154,8 @@ class Watched:
             have += f" and {self.wanted.profile_steps} profiled ones" if self.wanted.profile_steps else ""
         learnt = limit_s < self._timeout_s
         limit = "runtime.timeout_factor (similar points took less)" if learnt else "runtime.timeout_s"
-        return f"not measured within {limit_s:g} s: {have}; raise {limit}, or lower job.steps"
+        first = "" if self._attached or self.recordings else f"put -m {ATTACH} in front of the script if it lacks it, "
+        return f"not measured within {limit_s:g} s: {have}; {first}raise {limit}, or lower job.steps"
 
     def _check_enough(self) -> None:
         """Raises PointFailed if a command that ended well has recorded or printed too little."""

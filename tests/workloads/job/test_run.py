@@ -255,6 +255,7 @@ def test_who_hangs_is_ended_and_told_how_far_it_came(tmp_path: Path) -> None:
     failed = failure(tmp_path, shell(f"echo step 1; {LONG}"), limit_s=0.5)
     assert (failed.timed_out, failed.final) == (True, False)
     assert "not measured within 0.5 s: no rank " in str(failed)
+    assert "put -m overlap_sweep.attach in front of the script" in str(failed)
     assert "runtime.timeout_factor" in str(failed)
     half = shell(f"{recorded(tmp_path / 'made', recording(1, 2))}; {LONG}")
     failed = failure(tmp_path, half, limit_s=0.5, ranks=2, runtime={"timeout_s": 0.5})
