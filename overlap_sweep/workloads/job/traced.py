@@ -17,7 +17,11 @@ RANKS_NAMED = 16
 
 
 def of_traces(paths: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
-    """Returns fields of `JobRun`, and a sentence for each trace that was left out."""
+    """Returns fields of `JobRun`, and a sentence for each trace that was left out or is missing.
+
+    Not the diagnosis's other notes, which every recording has: that a step with the profiler's start is left out, and
+    that recording slows the host.
+    """
     if not paths:
         return {}, []
     # Imported here, because numpy is only needed to read traces.
@@ -32,6 +36,8 @@ def of_traces(paths: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
         warnings.append(f"Traces that belong to another run than {run.name} are left out: {left_out}.")
     if run.found is None:
         return {}, warnings
+    if run.missing:
+        warnings.append(f"No trace of rank {_some(run.missing)}: whether the other ranks wait for it is unknown.")
     step = lost(run.found.diagnosis)
     if step is None:
         return {}, [*warnings, "The traces have no step to diagnose."]
