@@ -80,12 +80,13 @@ def _headline(search: KnobSearch) -> str:
         return f"no answer: {search.dropped or search.stopped}"
     if not search.best:
         early = f" (stopped early: {search.stopped})" if search.stopped else ""
-        return f"keep the baseline ({as_us(search.time_us)} us); nothing tested was faster{early}"
+        return f"keep the baseline ({as_us(search.time_us)} us); nothing tested was faster beyond the noise{early}"
     assert search.gain
     over_none = f", {_gain_in_words(search.over_none)} than no overlap" if search.over_none else ""
     times = f"{as_us(search.time_us)} us instead of {as_us(search.baseline_us)}"
     gain = f"{times}, {_gain_in_words(search.gain)} than the baseline{over_none}"
-    return gain if search.proven else f"{gain}; NOT PROVEN: no points were left to measure it again"
+    why = f" ({search.stopped})" if search.stopped else ""
+    return gain if search.proven else f"{gain}; NOT PROVEN: its proof is not complete{why}"
 
 
 def pasted(search: KnobSearch) -> str:

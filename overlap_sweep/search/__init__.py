@@ -5,7 +5,8 @@ independent of points and launchers. There are two:
 
 - `bisect` searches one pass of an operator (`cell`: its candidate settings and measurements). `tasks` lets forward and
   backward searches share points, and `sweeper` advances all searches of a sweep round by round.
-- `knobs` searches any knobs of any workload and compares them with `Samples`; `knob_sweeper` turns them into points.
+- `knobs` searches any knobs of any workload and compares them with `Samples` (`knob_trail`: what it has measured);
+  `knob_sweeper` turns them into points.
 
 For both, `measured` measures points through a Hydra launcher, within a budget.
 """
@@ -108,6 +109,12 @@ class Samples:
         """Returns whether `faster` is faster than `slower` beyond the noise."""
         gain = self.gain(slower, faster)
         return gain.time_us > gain.noise_us
+
+    def agrees(self, one: Setting, other: Setting) -> bool:
+        """Returns whether the drift-corrected gain agrees with that of plain times. Those are noisier, but don't assume
+        that both settings have the same baseline."""
+        gain, by_time = self.gain(one, other), self.by_time().gain(one, other)
+        return abs(gain.time_us - by_time.time_us) <= math.hypot(gain.noise_us, by_time.noise_us)
 
     def _level(self, sample: Sample, scales_us: Mapping[str, float]) -> Estimate:
         """Returns the sample's time at the machine's average speed: drift cancels in the ratio to the baseline that was

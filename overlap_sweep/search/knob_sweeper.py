@@ -29,7 +29,8 @@ from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search import Failure, Samples, Setting, conduct
-from overlap_sweep.search.knobs import Answer, Knob, KnobTrail, one_by_one, search
+from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail, one_by_one
+from overlap_sweep.search.knobs import search
 from overlap_sweep.search.measured import Job, Measurements, swept_values
 from overlap_sweep.workloads import Searchable
 
@@ -257,7 +258,7 @@ def answer(trail: KnobTrail) -> KnobSearch:
         search.dropped = trail.failed.get(base, "")
         return search
     best = trail.best
-    search.proven = best == base or {base, best} <= trail.proof.of.keys()
+    search.proven = best == base or trail.chosen is not None
     samples = trail.proof if search.proven and best != base else trail.found
     search.best = trail.overrides(best)
     search.time_us, search.baseline_us = samples.time_us(best), samples.time_us(base)

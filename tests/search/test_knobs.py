@@ -14,7 +14,8 @@ import pytest
 from overlap_sweep.config import Search
 from overlap_sweep.results.records import KnobSearch
 from overlap_sweep.search import Failure, Setting, conduct, knob_sweeper
-from overlap_sweep.search.knobs import Answer, Knob, KnobTrail, search
+from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail
+from overlap_sweep.search.knobs import search
 from overlap_sweep.workloads import Sample
 
 KNOBS = (
@@ -226,6 +227,36 @@ def test_limits_hold_and_what_is_named_is_proven_or_said_not_to_be(most: int) ->
     if found.best and found.proven:
         assert {trail.baseline, trail.best} <= trail.proof.of.keys()
     assert found.proven == (most >= 20 or not found.best)
+
+
+@pytest.mark.parametrize(
+    ("most", "again_us", "best", "proven", "rounds"),
+    [
+        (6, 20.0, {"ctas": "8"}, False, "1 of 3"),
+        (8, 20.0, {"ctas": "8"}, False, "2 of 3"),
+        (math.inf, 20.0, {}, True, "3 of 3"),
+        (6, 120.0, {}, True, "1 of 3"),
+    ],
+)
+def test_a_proof_that_the_budget_cut_short_decides_nothing_while_the_setting_is_faster(
+    most: float, again_us: float, best: Values, proven: bool, rounds: str
+) -> None:
+    """In the proof one of few steps is slow, so the noise is as large as the difference."""
+    asked: list[Setting] = []
+
+    def measured(setting: Setting) -> Sample:
+        asked.append(setting)
+        proves = asked.count(("null",)) > 3
+        step_us = 100.0 if setting == ("null",) else again_us if proves else 20.0
+        return Sample((step_us,) * 7 + (8 * step_us if proves else step_us,), by_mean=True)
+
+    trail = KnobTrail((Knob("ctas", ("null", "8")),), lambda setting: None, lambda: most - len(asked))
+    conduct(search(trail, Search()), lambda wanted: [measured(setting) for setting in wanted])
+    found = knob_sweeper.answer(trail)
+    assert (found.best, found.proven, trail.cut) == (best, proven, most < math.inf)
+    (note,) = found.notes
+    assert note.startswith("The budget ended" if not proven else "Seemed faster")
+    assert f"instead of 187.5 in {rounds} rounds" in note
 
 
 def test_with_one_repeat_nothing_is_measured_twice_before_the_proof() -> None:

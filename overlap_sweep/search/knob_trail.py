@@ -1,0 +1,165 @@
+"""The space of a search over knobs, and all its measurements so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.search import Failure, Samples, Setting
+from overlap_sweep.workloads import Sample
+
+PROOF_DEVIATIONS = 2.6
+"""Standard deviations of a proof: fewer than one in a hundred searches report a setting that is not faster."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A key of the configuration and its values."""
+
+    key: str
+    values: tuple[str, ...]
+    """Values to search. The first is the baseline's and wins ties."""
+    restarts: bool = False
+    """Whether changing it needs new worker processes."""
+
+
+Answer = Sample | Failure | None
+"""Outcome of one measurement; None if the budget ended before it."""
+
+Steps = Generator[Sequence[Setting], Sequence[Answer]]
+"""Yields the settings to measure next, in order and perhaps repeated, and is sent their answers."""
+
+
+@dataclass
+class KnobTrail:
+    """A search's space and all its measurements so far."""
+
+    knobs: tuple[Knob, ...]
+    refusal: Callable[[Setting], str | None]
+    """Returns why a setting is invalid and must not be measured, or None."""
+    room: Callable[[], float]
+    """Returns how many more points may be measured."""
+    found: Samples = field(default_factory=Samples)
+    proof: Samples = field(default_factory=lambda: Samples(deviations=PROOF_DEVIATIONS))
+    """Measurements in alternation after the search, in which a lucky choice does not win again."""
+    failed: dict[Setting, str] = field(default_factory=dict)
+    effects: dict[tuple[int, str], Estimate] = field(default_factory=dict)
+    """Latest gain of the single change to each value, in microseconds, by knob's index and value."""
+    dropped: dict[tuple[int, str], float] = field(default_factory=dict)
+    """Slowdown of values that are not tried again, as a fraction, by knob's index and value."""
+    notes: list[str] = field(default_factory=list)
+    cut: bool = False
+    """Whether measurements were left out because the budget ended."""
+    proof_cut: bool = False
+    """Whether measurements of the proof were."""
+    chosen: Setting | None = None
+    """The setting that the proof chose; None if it ended before it could choose."""
+
+    @property
+    def baseline(self) -> Setting:
+        return tuple(knob.values[0] for knob in self.knobs)
+
+    @property
+    def grid(self) -> int:
+        """Returns the number of all combinations, valid or not."""
+        return math.prod(len(knob.values) for knob in self.knobs)
+
+    def changed(self, setting: Setting, origin: Setting | None = None) -> dict[int, str]:
+        """Returns the values that differ from the baseline's or from `origin`'s, by knob's index."""
+        pairs = zip(setting, origin or self.baseline, strict=True)
+        return {index: value for index, (value, other) in enumerate(pairs) if value != other}
+
+    def name(self, setting: Setting, origin: Setting | None = None) -> str:
+        """Returns the overrides that differ from the baseline or from `origin`, or `the baseline`."""
+        return " ".join(f"{key}={value}" for key, value in self.overrides(setting, origin).items()) or "the baseline"
+
+    def overrides(self, setting: Setting, origin: Setting | None = None) -> dict[str, str]:
+        """Returns the values that differ from the baseline's or from `origin`'s, by key."""
+        return {self.knobs[index].key: value for index, value in self.changed(setting, origin).items()}
+
+    def possible(self, setting: Setting) -> bool:
+        """Returns whether the setting is valid and includes no failed one: it would probably fail too, and each failure
+        costs a new process group."""
+        changed = self.changed(setting).items()
+        return not any(self.changed(bad).items() <= changed for bad in self.failed) and not self.refusal(setting)
+
+    def simplicity(self, setting: Setting) -> tuple[int, int]:
+        """Returns a sort key, simplest first: the number of changed values, and their positions in their lists."""
+        changed = self.changed(setting)
+        return len(changed), sum(self.knobs[index].values.index(value) for index, value in changed.items())
+
+    @property
+    def fastest(self) -> Setting:
+        return min(self.found.of, key=self.found.time_us)
+
+    @property
+    def best(self) -> Setting:
+        """Returns the setting that the proof chose, else the simplest that ties with the fastest."""
+        if self.chosen is not None:
+            return self.chosen
+        fastest = self.fastest
+        ties = [setting for setting in self.found.of if not self.found.beats(fastest, setting)]
+        return min(ties, key=lambda setting: (*self.simplicity(setting), self.found.time_us(setting)))
+
+    def measure(self, settings: Iterable[Setting]) -> Steps:
+        """Measures the new and possible settings."""
+        known = self.found.of.keys()
+        yield from self.measure_again([s for s in dict.fromkeys(settings) if s not in known and self.possible(s)])
+
+    def measure_again(self, settings: Sequence[Setting]) -> Steps:
+        """Measures each setting once more, as long as enough points are left for the shortest proof."""
+        proof_points = 2 * len(proof_team(self, self.best)) if self.found.of and self.chosen is None else 0
+        yield from self._request(settings, self.found, self.room() - proof_points)
+
+    def prove(self, settings: Sequence[Setting]) -> Steps:
+        """Measures each setting once more for the proof."""
+        yield from self._request(settings, self.proof, self.room())
+
+    def _request(self, settings: Sequence[Setting], into: Samples, room: float) -> Steps:
+        costs = accumulate(map(self._cost, settings))
+        requested = [setting for setting, cost in zip(settings, costs, strict=True) if cost - 1 < max(0.0, room)]
+        if len(requested) < len(settings):
+            self._leave_out(into)
+        if requested:
+            for setting, answer in zip(requested, (yield requested), strict=True):
+                self._record(setting, answer, into)
+
+    def _cost(self, setting: Setting) -> int:
+        """Returns the cost in points; starting new processes takes about as long as one point."""
+        changed = (self.knobs[index].restarts for index in self.changed(setting))
+        return 2 if any(changed) else 1
+
+    def _record(self, setting: Setting, answer: Answer, into: Samples) -> None:
+        if isinstance(answer, Sample):
+            into.add(setting, answer)
+        elif answer is None:
+            self._leave_out(into)
+        else:
+            self.notes.append(f"{self.name(setting)} failed: {answer.reason}")
+            # If it has run before, the failure is an accident.
+            if setting not in self.found.of:
+                self.failed[setting] = answer.reason
+
+    def _leave_out(self, into: Samples) -> None:
+        self.cut = True
+        self.proof_cut = self.proof_cut or into is self.proof
+
+
+def proof_team(trail: KnobTrail, best: Setting) -> list[Setting]:
+    """Returns the settings of a proof: the baseline, the best, and the best without each of its changes."""
+    without = [setting for setting in one_by_one(trail, best, trail.baseline).values() if setting]
+    return list(dict.fromkeys([trail.baseline, best, *without])) if best != trail.baseline else []
+
+
+def one_by_one(trail: KnobTrail, setting: Setting, other: Setting) -> dict[int, Setting | None]:
+    """Returns the settings made by taking over one value from `other`, by the index of the knob; None if the setting is
+    refused or fails."""
+    taken_over = {index: with_values(setting, {index: value}) for index, value in trail.changed(other, setting).items()}
+    return {index: changed if trail.possible(changed) else None for index, changed in taken_over.items()}
+
+
+def with_values(setting: Setting, values: dict[int, str]) -> Setting:
+    return tuple(values.get(index, value) for index, value in enumerate(setting))
