@@ -6,7 +6,7 @@ Two ways: whole runs of a script that times its own steps, alternately with and 
 blocks of steps in one process, alternately with and without the recorder's hooks, which excludes what differs from
 process to process. On a CPU blocks are in the process's own time, which others on the machine change less. Empty steps
 are those of an optimizer that does nothing: what is left are the hooks. The start is the time until a script has
-imported torch. Differences are means over pairs, ± their 95 % interval.
+imported torch. Differences are medians of pairs, ± half of their 95 % interval.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from math import ceil, floor
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import NormalDist, median
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from overlap_sweep.results.estimate import CONFIDENCE, student
 from overlap_sweep.workloads.job.recording import Wanted
 from overlap_sweep.workloads.job.step_recorder import StepRecorder
 
 WARM_UP = 30
-BLOCKS = 40
+BLOCKS = 300
 """Blocks of each kind in one process."""
 WIDTHS = {"cpu": {"short": (96, 24), "long": (512, 192)}, "cuda": {"short": (256, 256), "long": (8192, 4096)}}
 """Width of the model and number of samples, by device and length of the steps."""
 EMPTY = "empty"
-SECONDS = 2.0
+SECONDS = 3.0
 """Time of the timed steps of one run, and of all blocks."""
 LAYERS = 6
 STARTED = "ATTACH_OVERHEAD_STARTED"
@@ -117,11 +117,13 @@ def child(words: Sequence[str], wanted: Wanted | None = None) -> Any:
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def difference(pairs: Sequence[tuple[float, float]], unit: float = 1.0) -> tuple[float, float]:
-    """Returns the mean difference of pairs, and half of its 95 % interval."""
-    differences = [(one - other) / unit for one, other in pairs]
-    standard_error = stdev(differences) / len(differences) ** 0.5
-    return mean(differences), standard_error * student(1 - CONFIDENCE, len(differences) - 1)
+def difference(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Returns the median difference of pairs, and half of its 95 % interval, by order statistics: others on the machine
+    make some pairs differ by far."""
+    differences = sorted(one - other for one, other in pairs)
+    middle, away = (len(differences) - 1) / 2, NormalDist().inv_cdf(0.975) * len(differences) ** 0.5 / 2
+    low, high = max(0, floor(middle - away)), min(len(differences) - 1, ceil(middle + away))
+    return median(differences), (differences[high] - differences[low]) / 2
 
 
 def row(name: str, length: str, pairs: Sequence[tuple[float, float]]) -> str:
@@ -158,7 +160,7 @@ def main() -> None:
         print(row("runs", length, [(one["step_us"], other["step_us"]) for one, other in found]), flush=True)
         of_blocks = child([*words, "--mode", "blocks", "--steps", str(max(3, steps // BLOCKS))])
         print(row("blocks", length, of_blocks), flush=True)
-    empty = child(["--device", options.device, "--length", EMPTY, "--mode", "blocks", "--steps", "1000"])
+    empty = child(["--device", options.device, "--length", EMPTY, "--mode", "blocks", "--steps", "200"])
     print(row("blocks", EMPTY, empty), flush=True)
     gap_s, noise_s = difference(starts)
     without_s = median(without for _, without in starts)
