@@ -19,14 +19,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from math import ceil, floor
 from pathlib import Path
 from statistics import NormalDist, median
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from overlap_sweep.workloads.job.recording import Wanted
 from overlap_sweep.workloads.job.step_recorder import StepRecorder
@@ -93,18 +92,20 @@ def blocks(device: str, length: str, steps: int) -> None:
     clock = time.process_time if device == "cpu" else time.perf_counter
     step, pairs = training(device, length), []
     timed_us(step, WARM_UP)
-    wanted = Wanted(directory=tempfile.gettempdir(), skip_steps=1, steps=100_000, profile_steps=0)
-    recorder = StepRecorder(wanted)
-    before, after = torch.compiler.disable(recorder.before_optimizer), torch.compiler.disable(recorder.after_optimizer)
+    recorder = StepRecorder(Wanted(directory=tempfile.gettempdir(), skip_steps=1, steps=100_000, profile_steps=0))
+    after = torch.compiler.disable(recorder.after_optimizer)
+
+    def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        after(optimizer)
+
     for block in range(BLOCKS):
         pair = {}
         # Neither is always first.
         for hooked in (block % 2 == 0, block % 2 == 1):
-            with ExitStack() as hooks:
-                if hooked:
-                    hooks.callback(register_optimizer_step_pre_hook(lambda optimizer, *_: before(optimizer)).remove)
-                    hooks.callback(register_optimizer_step_post_hook(lambda optimizer, *_: after(optimizer)).remove)
-                pair[hooked] = timed_us(step, steps, clock)
+            handle = register_optimizer_step_post_hook(hook) if hooked else None
+            pair[hooked] = timed_us(step, steps, clock)
+            if handle:
+                handle.remove()
         pairs.append((pair[True], pair[False]))
     print(json.dumps(pairs))
 

@@ -82,8 +82,6 @@ class _Watch:
     """Finds no module. Python asks it for each that is imported, so it knows when torch's parts are there."""
 
     def __init__(self, recorder: StepRecorder) -> None:
-        self._recorder = recorder
-        self._before: Callable[[Any], object] = recorder.before_optimizer
         self._after: Callable[[Any], object] = recorder.after_optimizer
         self._is_hooked = False
 
@@ -97,7 +95,6 @@ class _Watch:
         optimizer = sys.modules.get("torch.optim.optimizer")
         if not self._is_hooked and hasattr(optimizer, "register_optimizer_step_post_hook"):
             assert optimizer
-            optimizer.register_optimizer_step_pre_hook(lambda optimizer, *_: self._before(optimizer))
             optimizer.register_optimizer_step_post_hook(lambda optimizer, *_: self._after(optimizer))
             self._is_hooked = True
         # The first optimizer that is made imports it.
@@ -105,5 +102,5 @@ class _Watch:
         if not self._is_hooked or not hasattr(dynamo, "disable"):
             return False
         assert dynamo
-        self._before, self._after = dynamo.disable(self._before), dynamo.disable(self._after)
+        self._after = dynamo.disable(self._after)
         return True

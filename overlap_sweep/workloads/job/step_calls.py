@@ -11,6 +11,10 @@ LONGEST_CYCLE = 4096
 """Calls that are looked at for what repeats. Where nothing does, every call is a search."""
 
 
+Key = tuple[int, int]
+"""The identities of an optimizer and its first parameter."""
+
+
 class StepCalls:
     """Counts steps as optimizers are called.
 
@@ -23,6 +27,8 @@ class StepCalls:
         self._parties = _Parties()
         self._calls: list[int] = []
         self._cycle: list[int] = []
+        self._keys: list[Key | None] = [None]
+        """Keys of the cycle's calls as they were last."""
         self._place = 0
         self.steps = 0
         """Whole steps so far; after the calls of a step have changed, those that fit the new ones."""
@@ -35,20 +41,38 @@ class StepCalls:
         return self._given or len(self._cycle)
 
     def add(self, optimizer: Any) -> bool:
-        """Counts a call, and returns whether it ended a step."""
-        if self._given:
-            self._place = (self._place + 1) % self._given
-        else:
-            party = self._parties.number(optimizer)
-            self._calls.append(party)
-            if not self._cycle or party != self._cycle[self._place]:
-                self.changes += bool(self._cycle)
-                del self._calls[:-LONGEST_CYCLE]
-                self._cycle, self._place, self.steps = _cycle(self._calls)
+        """Counts a call, and returns whether it ended a step. Between steps every line of Python counts."""
+        place = self._place
+        if self._given is None:
+            parameter = None
+            for group in optimizer.param_groups:
+                if group["params"]:
+                    parameter = group["params"][0]
+                    break
+            key = (id(optimizer), id(parameter))
+            if key != self._keys[place] and not self._fits(key, optimizer, parameter):
                 return self._place == 0
-            self._place = (self._place + 1) % len(self._cycle)
-        self.steps += self._place == 0
-        return self._place == 0
+            self._calls.append(self._cycle[place])
+        place += 1
+        if place == (self._given or len(self._cycle)):
+            self._place = 0
+            self.steps += 1
+            return True
+        self._place = place
+        return False
+
+    def _fits(self, key: Key, optimizer: Any, parameter: Any) -> bool:
+        """Returns whether a call of another key is what the cycle expects. If it is not, the cycle is another one."""
+        party = self._parties.number(key, optimizer, parameter)
+        if self._cycle and self._cycle[self._place] == party:
+            self._keys[self._place] = key
+            return True
+        self.changes += bool(self._cycle)
+        self._calls.append(party)
+        del self._calls[:-LONGEST_CYCLE]
+        self._cycle, self._place, self.steps = _cycle(self._calls)
+        self._keys = [None] * len(self._cycle)
+        return False
 
 
 def _cycle(calls: Sequence[int]) -> tuple[list[int], int, int]:
@@ -82,25 +106,20 @@ class _Parties:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[int, list[weakref.ref[Any]]]] = {}
+        self._known: dict[Key, tuple[int, list[weakref.ref[Any]]]] = {}
         self._free: list[int] = []
 
-    def number(self, optimizer: Any) -> int:
-        parameter = None
-        for group in optimizer.param_groups:
-            if group["params"]:
-                parameter = group["params"][0]
-                break
-        key = (id(optimizer), id(parameter))
+    def number(self, key: Key, *objects: Any) -> int:
+        """Returns the number of the objects that have this key."""
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = (self._lowest_free(), self._until_gone(key, optimizer, parameter))
+            known = self._known[key] = (self._lowest_free(), self._until_gone(key, *objects))
         return known[0]
 
     def _lowest_free(self) -> int:
         return heapq.heappop(self._free) if self._free else len(self._known)
 
-    def _until_gone(self, key: tuple[int, int], *objects: Any) -> list[weakref.ref[Any]]:
+    def _until_gone(self, key: Key, *objects: Any) -> list[weakref.ref[Any]]:
         def forget(_: Any) -> None:
             known = self._known.pop(key, None)
             if known:

@@ -6,13 +6,11 @@ goes on.
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -33,21 +31,6 @@ _RANK_VARIABLES = (
 )
 
 
-def _while_training_goes_on(method: Callable[..., None]) -> Callable[..., None]:
-    """Has the recorder print errors and end itself instead of the training."""
-
-    @functools.wraps(method)
-    def guarded(self: StepRecorder, *arguments: Any) -> None:
-        if self.is_over:
-            return
-        try:
-            method(self, *arguments)
-        except Exception as error:
-            self.give_up(error)
-
-    return guarded
-
-
 class StepRecorder:
     """The steps of this process so far: first skipped, then timed, then profiled."""
 
@@ -63,7 +46,7 @@ class StepRecorder:
         self.is_over = False
         self._problems: list[str] = []
         self._calls = StepCalls(self._wanted.optimizer_steps)
-        self._open: list[int] = []
+        self._changes = 0
         self._marked_by: Literal["optimizer", "step"] = "optimizer"
         self._ends = 0
         self._has_told = False
@@ -80,55 +63,48 @@ class StepRecorder:
         self._events: list[Any] | None = None
         self._peak_memory_gb: float | None = None
 
-    @_while_training_goes_on
-    def before_optimizer(self, optimizer: Any) -> None:
-        key = id(optimizer)
-        if key in self._open:
-            # Its last call, or one inside of that, has raised.
-            del self._open[self._open.index(key) :]
-        self._open.append(key)
-
-    @_while_training_goes_on
     def after_optimizer(self, optimizer: Any) -> None:
-        key = id(optimizer)
-        if key in self._open:
-            del self._open[self._open.index(key) :]
-        if self._open or self._marked_by == "step" or _is_capturing():
-            # An optimizer within an optimizer; or nothing is computed.
+        """Counts a call. An optimizer within another counts like one beside it."""
+        if self.is_over or self._marked_by == "step":
             return
-        changes = self._calls.changes
-        ended = self._calls.add(optimizer)
-        if self._calls.changes > changes:
-            self._drop()
-        self._ends = self._calls.steps
-        if ended:
-            self._end_of_step()
+        try:
+            if self._calls.add(optimizer):
+                if self._calls.changes != self._changes:
+                    self._changes = self._calls.changes
+                    self._drop()
+                self._ends = self._calls.steps
+                self._end_of_step()
+        except Exception as error:
+            self.give_up(error)
 
     def marked(self) -> None:
         """Ends a step by hand, after which optimizers don't: what they have marked is forgotten, even if it has been
         recorded."""
-        if self._marked_by == "optimizer":
-            self.is_over = False
-        self._mark()
-
-    @_while_training_goes_on
-    def _mark(self) -> None:
-        if self._marked_by == "optimizer":
-            self._marked_by, self._ends, self._problems = "step", 0, []
-            self._drop()
-        self._ends += 1
-        self._end_of_step()
+        is_first = self._marked_by == "optimizer"
+        if self.is_over and not is_first:
+            return
+        try:
+            if is_first:
+                self.is_over, self._marked_by, self._ends, self._problems = False, "step", 0, []
+                self._drop()
+            self._ends += 1
+            self._end_of_step()
+        except Exception as error:
+            self.give_up(error)
 
     def _end_of_step(self) -> None:
         if self._trace is not None:
             if self._trace.end_of_step():
                 self._finish()
-            return
-        if self._ends_s:
+        elif self._ends_s:
             self._take_time()
             if len(self._ends_s) > self._wanted.steps:
                 self._end_of_times()
-            return
+        else:
+            self._skip()
+
+    def _skip(self) -> None:
+        """Skips a step, or begins to take times."""
         if not self._has_told:
             (Path(self._wanted.directory) / STEPS_FILE).touch()
             self._has_told = True
@@ -138,11 +114,15 @@ class StepRecorder:
             self._take_time()
 
     def _take_time(self) -> None:
-        self._ends_s.append(time.perf_counter())
         if self._events is not None:
-            event = sys.modules["torch"].cuda.Event(enable_timing=True)
+            cuda = sys.modules["torch"].cuda
+            if cuda.is_current_stream_capturing():
+                # A step that becomes a CUDA graph does not run.
+                return
+            event = cuda.Event(enable_timing=True)
             event.record()
             self._events.append(event)
+        self._ends_s.append(time.perf_counter())
 
     def _end_of_times(self) -> None:
         """Begins to profile, or ends the recording."""
@@ -283,11 +263,6 @@ class StepRecorder:
 def _uses_gpu() -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized()
-
-
-def _is_capturing() -> bool:
-    """Returns whether a CUDA graph is captured, which runs nothing."""
-    return _uses_gpu() and sys.modules["torch"].cuda.is_current_stream_capturing()
 
 
 def _rank_by_environment() -> tuple[int, int]:
