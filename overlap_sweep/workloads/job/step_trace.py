@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +45,9 @@ class StepTrace:
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
             # Sizes of gloo's messages; NCCL's are in the trace without it.
             record_shapes=not on_gpu,
-            # An optimizer that steps in the backward pass does so in autograd's own thread.
-            experimental_config=_ExperimentalConfig(
-                profile_all_threads=threading.current_thread() is not threading.main_thread()
-            ),
+            # What begins within a backward pass, where optimizers may step, would end with it; and they may step in
+            # autograd's own thread.
+            experimental_config=_ExperimentalConfig(profile_all_threads=True),
         )
         self._profiler.prepare_trace()
         self._is_lost = False

@@ -226,6 +226,26 @@ def test_an_optimizer_that_steps_in_another_thread_is_recorded_with_all_threads(
     assert threads["aten::addmm"] != threads["ProfilerStep#1"] == threads["Optimizer.step#SGD.step"]
 
 
+def test_optimizers_that_step_in_the_backward_pass_are_recorded(recorder: Recorded, tmp_path: Path) -> None:
+    recorder(profile_steps=2)
+    layers = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
+    optimizers = {parameter: torch.optim.SGD([parameter]) for parameter in layers.parameters()}
+
+    def step(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in layers.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(13):
+        layers(torch.ones(2, 4)).sum().backward()
+    found = recording(tmp_path)
+    assert (found.calls_per_step, len(found.host_us), found.problems) == (6, 4, [])
+    (run,) = read_runs([tmp_path / str(found.trace)])
+    assert run.found
+    assert [step.step for step in run.found.diagnosis.steps] == [1, 2]
+
+
 def test_a_profiler_of_the_script_comes_first(recorder: Recorded, tmp_path: Path) -> None:
     recorder(profile_steps=1)
     model = Model()
