@@ -27,10 +27,9 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
 
 def as_measured(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the composed point with what is the same for every job."""
-    tokens = None
     return {
         **{name: point[name] for name in _KEPT},
-        "workload": {"name": "job", "tokens": tokens},
+        "workload": {"name": "job", "tokens": None},
         "model": {"name": command.script_name(point)},
         "backend": "job",
         "precision": None,

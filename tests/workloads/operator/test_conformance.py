@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, read_result, write_result
+from overlap_sweep.runtime.group_config import environment_of
 from tests.processes import run_ranks
+from tests.sweeps import ROOT
 from tests.workloads.fsdp.points import TINY_FSDP, TINY_MODEL, TINY_OPTIONS, composed
 
 SMALL_MODEL = (
@@ -41,6 +45,10 @@ ASKED: dict[str, tuple[str, ...]] = {
         *("runtime.device=cpu", "copy_engine.direction=device_to_device", "workload.repeats=3"),
     ),
     "tp_training": (*TINY_OPTIONS, *TINY_MODEL, "profile=all", "tp_training.num_training_steps=3"),
+    "job": (
+        *("workload=job", f"job.command='torchrun --standalone {ROOT / 'docs/train.py'} --size 32'", "profile=all"),
+        *("runtime.device=cpu", "job.tokens_per_step=64", "job.skip_steps=1", "job.steps=3", "job.profile_steps=1"),
+    ),
 }
 
 
@@ -88,23 +96,29 @@ def test_a_point_of_another_size_is_another_point(name: str) -> None:
         "fsdp": "training.batch_size=4",
         "copy_engine": "copy_engine.copy_mb=0.5",
         "tp_training": "tp_training.batch_size=4",
+        "job": "job.tokens_per_step=128",
     }
     changed = [option for option in ASKED[name] if not option.startswith("m=")]
     points = [composed(*ASKED[name]), composed(*changed, other.get(name, "workload.tokens=32"))]
-    assert points[0]["workload"]["tokens"] != points[1]["workload"]["tokens"] or name == "copy_engine"
+    assert points[0]["workload"]["tokens"] != points[1]["workload"]["tokens"] or name in ("copy_engine", "job")
     assert len({key_of(point_identity(point)) for point in points}) == 2
     assert len({workloads.world_size(point) for point in points}) == 1
 
 
 def _run(ranks: Ranks, point: dict[str, Any], directory: Path) -> dict[str, Any]:
-    measured: dict[str, Any] = workloads.of(point).run(point, directory, ranks)
-    return measured
+    run = workloads.of(point).run
+    assert run
+    return run(point, directory, ranks)
 
 
 @pytest.mark.parametrize("name", workloads.names())
 def test_a_run_returns_the_fields_of_a_result_alike_on_all_ranks(name: str, tmp_path: Path) -> None:
     point = composed(*ASKED[name])
-    of_ranks = run_ranks(workloads.world_size(point), _run, point, tmp_path, keep="cpu")
+    if here := workloads.load(name).run_here:
+        environment = {**environment_of(point), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        of_ranks = [here(point, tmp_path, environment, 60.0)]
+    else:
+        of_ranks = run_ranks(workloads.world_size(point), _run, point, tmp_path, keep="cpu")
     fields = of_ranks[0]
     assert set(fields) <= set(Result.__struct_fields__)
     assert isinstance(fields["measured"], workloads.measured_type(name))
