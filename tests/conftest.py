@@ -16,7 +16,10 @@ START_PROCESSES = {"backends", "measure", "runtime", "workloads", "test_main_job
 """Folders and files whose tests start process groups of their own."""
 ONLY_READ = {
     *("test_answer.py", "test_choice.py", "test_drift.py", "test_exports.py", "test_proof.py", "test_switches.py"),
-    *("test_command.py", "test_complete.py", "test_started.py", "test_template.py"),
+    *("test_command.py", "test_compare.py", "test_complete.py", "test_config.py", "test_started.py"),
+    *("test_composition.py", "test_jobs.py", "test_kept.py", "test_lock.py", "test_model.py", "test_slurm_jobs.py"),
+    *("test_door.py", "test_step_calls.py", "test_step_recorder.py", "test_template.py", "test_time_limits.py"),
+    "test_traced.py",
     # They start launches that are refused, one process each.
     *("test_completion.py", "test_help.py", "test_mistakes.py", "test_refusals.py", "test_slurm_packing.py"),
     *("test_telemetry.py", "test_telemetry_comparison.py", "test_telemetry_lines.py", "test_times.py"),

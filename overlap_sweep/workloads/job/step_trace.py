@@ -122,7 +122,9 @@ def _other_profiler(steps: int, besides: Any = None) -> bool:
     # By type: asking an object for its class may run its code.
     others = [each for each in gc.get_objects() if not any(each is own for own in ours)]
     started = (each for each in others if issubclass(type(each), profile) and each.step_rec_fn is not None)
-    running = (each for each in others if issubclass(type(each), torch.autograd.profiler.profile) and each.entered)
+    # One that is switched off has none of the other attributes.
+    made = (each for each in others if issubclass(type(each), torch.autograd.profiler.profile) and each.enabled)
+    running = (each for each in made if each.entered)
     return any(each.kineto_results is None for each in running) or any(
         each.schedule(each.step_num + step) != ProfilerAction.NONE for each in started for step in range(steps + 1)
     )

@@ -275,6 +275,16 @@ def test_a_profiler_of_the_script_that_has_ended_is_none(recorder: Recorded, tmp
     assert ended.step_num == 2
 
 
+def test_a_profiler_of_the_script_that_is_switched_off_is_none(recorder: Recorded, tmp_path: Path) -> None:
+    recorder(profile_steps=1)
+    model = Model()
+    with torch.autograd.profiler.profile(enabled=False):
+        for _ in range(10):
+            model.step()
+    found = recording(tmp_path)
+    assert (found.trace, found.problems) == ("trace_rank0.json.gz", [])
+
+
 def test_a_profiler_that_takes_over_keeps_what_it_has(recorder: Recorded, tmp_path: Path) -> None:
     model, own = Model(), profile(activities=[ProfilerActivity.CPU])
     recorder(profile_steps=3)
