@@ -4,9 +4,9 @@
 
 Two ways: whole runs of a script that times its own steps, alternately with and without `-m overlap_sweep.attach`; and
 blocks of steps in one process, alternately with and without the recorder's hooks, which excludes what differs from
-process to process. On a CPU blocks are in the process's own time, which others on the machine change less. Empty steps
-are those of an optimizer that does nothing: what is left are the hooks. The start is the time until a script has
-imported torch. Differences are medians of pairs, ± half of their 95 % interval.
+process to process: `--runs 0` measures blocks only. On a CPU blocks are in the process's own time, which others on the
+machine change less. Empty steps are those of an optimizer that does nothing: what is left are the hooks. The start is
+the time until a script has imported torch. Differences are medians of pairs, ± half of their 95 % interval.
 """
 
 from __future__ import annotations
@@ -140,11 +140,13 @@ def row(name: str, length: str, pairs: Sequence[tuple[float, float]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--runs", type=int, default=10, help="pairs of runs")
+    parser.add_argument("--runs", type=int, default=10, help="pairs of runs; 0: blocks only")
     parser.add_argument("--mode", choices=["script", "blocks"], help="what the runs themselves do")
     parser.add_argument("--length", choices=["short", "long", EMPTY], default="short")
     parser.add_argument("--steps", type=int, default=0)
     options = parser.parse_args()
+    if options.runs < 0:
+        parser.error(f"--runs {options.runs}: give 0 or more pairs")
     if options.mode:
         {"script": script, "blocks": blocks}[options.mode](options.device, options.length, options.steps)
         return
@@ -156,13 +158,16 @@ def main() -> None:
         words = ["--device", options.device, "--length", length]
         once = child([*words, "--mode", "script", "--steps", "50"])["step_us"]
         steps = max(50, round(SECONDS * 1e6 / once))
-        found = list(runs([*words, "--mode", "script", "--steps", str(steps)], options.runs, steps))
-        starts += [(one["start_s"], other["start_s"]) for one, other in found]
-        print(row("runs", length, [(one["step_us"], other["step_us"]) for one, other in found]), flush=True)
+        if options.runs:
+            found = list(runs([*words, "--mode", "script", "--steps", str(steps)], options.runs, steps))
+            starts += [(one["start_s"], other["start_s"]) for one, other in found]
+            print(row("runs", length, [(one["step_us"], other["step_us"]) for one, other in found]), flush=True)
         of_blocks = child([*words, "--mode", "blocks", "--steps", str(max(3, steps // BLOCKS))])
         print(row("blocks", length, of_blocks), flush=True)
     empty = child(["--device", options.device, "--length", EMPTY, "--mode", "blocks", "--steps", "200"])
     print(row("blocks", EMPTY, empty), flush=True)
+    if not starts:
+        return
     gap_s, noise_s = difference(starts)
     without_s = median(without for _, without in starts)
     print(f"\nStart: {without_s:.2f} s until torch is imported; recording adds {gap_s:.3f} ± {noise_s:.3f} s.")

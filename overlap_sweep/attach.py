@@ -10,6 +10,7 @@ import builtins
 import importlib.util
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -17,7 +18,12 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
+from overlap_sweep.program import RECORD_VARIABLE
+
 _RANK = re.compile(r"--local[-_]rank=\d+")
+NEEDED = {"isal": "isal", "msgspec": "msgspec", "omegaconf": "omegaconf", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
+"""Modules that recording imports, besides torch: with the packages that have them. They are fewer than the
+dependencies of overlap-sweep, which could change what a training itself uses."""
 USAGE = "python -m overlap_sweep.attach [-m module | script.py] [arguments]"
 
 
@@ -113,7 +119,8 @@ def _first_path(folder: str) -> None:
 
 
 def _end(reason: str) -> NoReturn:
-    _say(reason)
+    """Ends as argparse does, by a line that the launcher finds in the output."""
+    _say(f"error: {reason}")
     raise SystemExit(2)
 
 
@@ -122,20 +129,36 @@ def _say(sentence: str) -> None:
 
 
 def _record() -> None:
+    if not os.environ.get(RECORD_VARIABLE):
+        _say(f"nothing is recorded, since {RECORD_VARIABLE} is not set; launch.py workload=job sets it.")
+        return
     from overlap_sweep.errors import UserError
-    from overlap_sweep.workloads.job.recording import VARIABLE, wanted_from
 
+    try:
+        from overlap_sweep.workloads.job.recorder import start
+        from overlap_sweep.workloads.job.recording import wanted_from
+    except ImportError:
+        packages = [package for module, package in NEEDED.items() if not _is_importable(module)]
+        if not packages:
+            raise
+        python = shlex.quote(sys.executable)
+        _end(f"this Python lacks what recording needs; run {python} -m pip install {' '.join(packages)}")
     try:
         wanted = wanted_from()
     except UserError as error:
         _say(f"nothing is recorded: {error}")
         return
-    if wanted is None:
-        _say(f"nothing is recorded, since {VARIABLE} is not set; launch.py workload=job sets it.")
-        return
-    from overlap_sweep.workloads.job.recorder import start
-
+    assert wanted
     start(wanted)
+
+
+def _is_importable(module: str) -> bool:
+    """Returns whether a module can be imported, rather than found: one that was compiled for another Python cannot."""
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

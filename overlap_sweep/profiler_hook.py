@@ -260,7 +260,9 @@ def _diagnose(gathered: _Gathered, *, temporary: bool) -> None:
     from overlap_sweep.report.console import console_for
     from overlap_sweep.report.diagnosis import print_diagnosis, warnings_of
 
-    runs = read_runs(gathered.paths)
+    # torchrun's, which starts equally many ranks on each node.
+    per_node = os.environ.get("LOCAL_WORLD_SIZE", "")
+    runs = read_runs(gathered.paths, dict.fromkeys(gathered.paths, int(per_node)) if per_node.isdecimal() else None)
     for run in runs:
         if run.found and temporary:
             steps = [step.step for step in run.found.diagnosis.steps]
@@ -272,7 +274,7 @@ def _diagnose(gathered: _Gathered, *, temporary: bool) -> None:
             if file.problem:
                 print_error(file.problem)
         if run.found:
-            print_diagnosis(run.found.diagnosis, console_for(sys.stdout))
+            print_diagnosis(run.found, console_for(sys.stdout))
     sys.stdout.flush()
 
 

@@ -94,7 +94,6 @@ def temporary(ranks: Ranks, folder: Path) -> Saw:
     return profiled(ranks, overlap_sweep.diagnose_trace)
 
 
-@pytest.mark.processes
 def test_rank_0_prints_the_findings_of_all_ranks_and_no_trace_stays(tmp_path: Path) -> None:
     first, second = run_ranks(2, temporary, tmp_path)
     assert FINDINGS.search(first.stdout)
@@ -112,7 +111,6 @@ def kept(ranks: Ranks, folder: Path) -> Saw:
     return profiled(ranks, lambda: overlap_sweep.diagnose_trace(folder / "traces", also=tensorboard), cycles=2)
 
 
-@pytest.mark.processes
 def test_traces_stay_in_the_directory_and_another_handler_gets_them_too(tmp_path: Path) -> None:
     first, second = run_ranks(2, kept, tmp_path)
     assert (second.stdout, second.stderr) == ("", "")
@@ -133,7 +131,6 @@ def only_some(ranks: Ranks, who: tuple[int, ...]) -> Saw:
     return profiled(ranks, make, cycles=2, who=who)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("who", [(0,), (1,)])
 def test_a_rank_without_a_profiler_keeps_nobody_waiting_but_for_moments_once(who: tuple[int, ...]) -> None:
     saw = run_ranks(2, only_some, who)
@@ -150,7 +147,6 @@ def never_written(ranks: Ranks) -> Saw:
     return profiled(ranks, overlap_sweep.diagnose_trace, who=(0,))
 
 
-@pytest.mark.processes
 def test_a_trace_that_does_not_come_is_named() -> None:
     first, _ = run_ranks(2, never_written)
     assert FINDINGS.search(first.stdout)
@@ -178,7 +174,6 @@ def unseen(ranks: Ranks, folder: Path, directory: Path | None) -> Saw:
         return profiled(ranks, lambda: overlap_sweep.diagnose_trace(directory))
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_trace_on_another_host_is_named_and_the_rest_diagnosed(tmp_path: Path, keeps: bool) -> None:
     first, second = run_ranks(2, unseen, tmp_path, tmp_path / "node0" if keeps else None)
@@ -199,7 +194,6 @@ def failing(ranks: Ranks, folder: Path) -> Saw:
     return profiled(ranks, lambda: overlap_sweep.diagnose_trace(directory, also=broken if ranks.rank else None))
 
 
-@pytest.mark.processes
 def test_what_goes_wrong_is_printed_and_the_training_goes_on(tmp_path: Path) -> None:
     (tmp_path / "a_file").write_text("")
     first, second = run_ranks(2, failing, tmp_path)
@@ -216,7 +210,6 @@ def without_group(ranks: Ranks, world_size: int) -> Saw:
         return profiled(ranks, overlap_sweep.diagnose_trace)
 
 
-@pytest.mark.processes
 def test_without_a_process_group_rank_0_diagnoses_its_own_trace() -> None:
     first, second = run_ranks(2, without_group, 2)
     assert FINDINGS.search(first.stdout)

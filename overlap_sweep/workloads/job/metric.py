@@ -58,15 +58,35 @@ class _Number:
     before_s: float
 
 
-class Output:
-    """The numbers in a log that is being written."""
+class _Log:
+    """The lines of a log that is being written."""
 
-    def __init__(self, job: Mapping[str, Any], log: Path, start: int) -> None:
-        """`start`: bytes of the log that were there before."""
-        self._job, self._log, self._offset = job, log, start
-        self._pattern = re.compile(job["metric"])
+    def __init__(self, path: Path, start: int) -> None:
+        """`start`: bytes of it that were there before."""
+        self._path, self._offset = path, start
         self._piece = b""
-        self._by_source: dict[str, list[_Number]] = {}
+
+    def new_lines(self, *, ended: bool) -> list[bytes]:
+        """Returns the lines that were written meanwhile; with `ended`, also one without an end."""
+        with self._path.open("rb") as log:
+            log.seek(self._offset)
+            written = log.read()
+        self._offset += len(written)
+        # Progress bars write over their line.
+        *lines, self._piece = re.split(rb"[\r\n]", self._piece + written)
+        if ended:
+            lines, self._piece = [*lines, self._piece], b""
+        return lines
+
+
+class Output:
+    """The numbers in the logs of a command's nodes, which are being written: some trainings print on the last rank."""
+
+    def __init__(self, job: Mapping[str, Any], logs: Mapping[Path, int]) -> None:
+        """`logs`: bytes of each log that were there before."""
+        self._job, self._logs = job, [_Log(path, start) for path, start in logs.items()]
+        self._pattern = re.compile(job["metric"])
+        self._by_source: dict[tuple[int, str], list[_Number]] = {}
         self._read_s = time.time()
         self.disturbed_s: Sequence[tuple[float, float]] = ()
         """When what is printed does not count, nor the first number after it, which is of the time before."""
@@ -84,27 +104,21 @@ class Output:
         return min((len(self._counted(own)) for own in self._by_source.values()), default=0)
 
     def read(self, *, ended: bool = False) -> None:
-        """Reads the lines that were written meanwhile; with `ended`, also one without an end."""
+        """Reads what was written meanwhile; with `ended`, also lines without an end."""
         after_s = self._read_s
-        with self._log.open("rb") as log:
-            log.seek(self._offset)
-            written = log.read()
+        by_node = [log.new_lines(ended=ended) for log in self._logs]
         self._read_s = time.time()
-        self._offset += len(written)
-        # Progress bars write over their line.
-        *lines, self._piece = re.split(rb"[\r\n]", self._piece + written)
-        if ended:
-            lines, self._piece = [*lines, self._piece], b""
-        for line in lines:
-            self._find(_COLOURS.sub(b"", line).decode(errors="replace"), after_s)
+        for node, lines in enumerate(by_node):
+            for line in lines:
+                self._find(node, _COLOURS.sub(b"", line).decode(errors="replace"), after_s)
 
-    def _find(self, line: str, after_s: float) -> None:
+    def _find(self, node: int, line: str, after_s: float) -> None:
         for match in self._pattern.finditer(line):
             source = _SOURCE.match(line)
             # `([0-9.]+)` ends at a separator of thousands.
             text = (match[1] or "") + (_THOUSANDS.match(line, match.end(1)) or [""])[0]
             number = _Number(text.replace(",", ""), after_s, self._read_s)
-            self._by_source.setdefault(source[1] if source else "", []).append(number)
+            self._by_source.setdefault((node, source[1] if source else ""), []).append(number)
             before = _LAST_WORD.search(line[: match.start(1)])
             self.name = self.name or (before[1][-LONGEST_UNIT:] if before else "unit")
 

@@ -13,18 +13,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.program import RECORD_VARIABLE
 from overlap_sweep.results.measured import Count, FileName, Gb, Us
 from overlap_sweep.results.run_directory import write_json
-
-VARIABLE = "OVERLAP_SWEEP_RECORD"
-"""Environment variable with a `Wanted` as JSON; the recorder is off without it."""
 
 STEPS_FILE = "job_steps"
 """Empty file that tells of a first step on any rank, so that recordings are worth waiting for."""
 
 
 class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What to record, the same on every rank."""
+    """Request to record, the same on every rank. RECORD_VARIABLE has it as JSON; the recorder is off without it."""
 
     directory: str
     """Existing folder of the recordings and traces, absolute."""
@@ -38,7 +36,7 @@ class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def as_environment(self) -> dict[str, str]:
         """Returns the variable for the environment of the user's command."""
-        return {VARIABLE: msgspec.json.encode(self).decode()}
+        return {RECORD_VARIABLE: msgspec.json.encode(self).decode()}
 
 
 class Recording(msgspec.Struct, kw_only=True):
@@ -78,13 +76,13 @@ def recording_file(rank: int) -> str:
 
 def wanted_from(environment: Mapping[str, str] = os.environ) -> Wanted | None:
     """Returns what the environment asks for; None without the variable. UserError if it cannot be understood."""
-    text = environment.get(VARIABLE)
+    text = environment.get(RECORD_VARIABLE)
     if not text:
         return None
     try:
         return msgspec.json.decode(text, type=Wanted)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise UserError(f"{VARIABLE}={text} cannot be understood ({error}); leave it to launch.py.") from None
+        raise UserError(f"{RECORD_VARIABLE}={text} cannot be understood ({error}); leave it to launch.py.") from None
 
 
 def write_recording(directory: Path, recording: Recording) -> Path:

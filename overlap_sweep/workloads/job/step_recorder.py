@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from overlap_sweep.results.identity import packages
 from overlap_sweep.results.run_directory import trace_file
+from overlap_sweep.workloads.job.gpu_clock import GpuClock, NoGpuTimes, is_capturing, uses_gpu
 from overlap_sweep.workloads.job.recording import STEPS_FILE, Recording, Wanted, write_recording
 from overlap_sweep.workloads.job.step_calls import StepCalls
 
@@ -60,7 +61,7 @@ class StepRecorder:
         self._trace = None
         self._profiled_from_s: float | None = None
         self._ends_s: list[float] = []
-        self._events: list[Any] | None = None
+        self._clock: GpuClock | None = None
         self._peak_memory_gb: float | None = None
 
     def after_optimizer(self, optimizer: Any) -> None:
@@ -109,20 +110,14 @@ class StepRecorder:
             (Path(self._wanted.directory) / STEPS_FILE).touch()
             self._has_told = True
         self._ask_rank()
-        if self._ends >= self._skipped:
-            self._events = [] if _uses_gpu() else None
-            self._take_time()
+        if self._ends < self._skipped or (uses_gpu() and is_capturing()):
+            return
+        self._clock = GpuClock(self._wanted.steps + 1) if uses_gpu() else None
+        self._take_time()
 
     def _take_time(self) -> None:
-        if self._events is not None:
-            cuda = sys.modules["torch"].cuda
-            if cuda.is_current_stream_capturing():
-                # A step that becomes a CUDA graph does not run.
-                return
-            event = cuda.Event(enable_timing=True)
-            event.record()
-            self._events.append(event)
-        self._ends_s.append(time.perf_counter())
+        if self._clock is None or self._clock.mark():
+            self._ends_s.append(time.perf_counter())
 
     def _end_of_times(self) -> None:
         """Begins to profile, or ends the recording."""
@@ -139,7 +134,7 @@ class StepRecorder:
 
         self._profiled_from_s = time.time()
         try:
-            self._trace = StepTrace(self._wanted.profile_steps, on_gpu=self._events is not None)
+            self._trace = StepTrace(self._wanted.profile_steps, on_gpu=self._clock is not None)
         except NoTrace as error:
             self._problem(str(error))
         return self._trace is not None
@@ -166,7 +161,7 @@ class StepRecorder:
             rank=rank,
             world_size=world_size,
             host=platform.node(),
-            device="cpu" if self._events is None else "cuda",
+            device="cpu" if self._clock is None else "cuda",
             marked_by=self._marked_by,
             calls_per_step=1 if self._marked_by == "step" else self._calls.per_step,
             host_us=[(end_s - start_s) * 1e6 for start_s, end_s in pairwise(self._ends_s)],
@@ -194,21 +189,16 @@ class StepRecorder:
         return False
 
     def _gpu_us(self) -> list[float]:
-        if not self._events or len(self._events) != len(self._ends_s):
-            return []
         try:
-            self._events[-1].synchronize()
-            times_us = [start.elapsed_time(end) * 1e3 for start, end in pairwise(self._events)]
-        except RuntimeError as error:
-            self._problem(f"The GPU's times could not be read ({_line(error)}).")
+            times_us = self._clock.times_us() if self._clock else []
+        except NoGpuTimes as error:
+            self._problem(str(error))
             return []
-        if min(times_us) <= 0:
-            self._problem("The GPU had nothing to do in some steps, so only the host's times are known.")
-            return []
-        return times_us
+        # What went wrong between both clocks has left one of them a time ahead.
+        return times_us if len(times_us) + 1 == len(self._ends_s) else []
 
     def _peak_memory(self) -> float | None:
-        return None if self._events is None else sys.modules["torch"].cuda.max_memory_allocated() / 1e9
+        return None if self._clock is None else sys.modules["torch"].cuda.max_memory_allocated() / 1e9
 
     def _environment(self) -> dict[str, Any]:
         torch = sys.modules.get("torch")
@@ -219,7 +209,7 @@ class StepRecorder:
         try:
             from overlap_sweep.measure.environment import environment
 
-            return environment(torch.device("cpu" if self._events is None else "cuda"), found)
+            return environment(torch.device("cpu" if self._clock is None else "cuda"), found)
         except Exception as error:
             # The times are worth more than what they were measured on.
             self._problem(f"The GPU could not be described ({type(error).__name__}: {_line(error)}).")
@@ -258,11 +248,6 @@ class StepRecorder:
         except Exception:
             traceback.print_exc()
             print("overlap_sweep: Nothing is recorded, as above.", file=sys.stderr, flush=True)
-
-
-def _uses_gpu() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized()
 
 
 def _rank_by_environment() -> tuple[int, int]:

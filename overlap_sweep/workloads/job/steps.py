@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from overlap_sweep.results.measured import summarise
+from overlap_sweep.results.nodes import ranks_of_each
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.metric import Output, amount_of
 from overlap_sweep.workloads.job.recording import Recording
@@ -35,7 +36,7 @@ def fields_of(
     else:
         times_us, timed_by = slowest_us(recordings)
     traces = [one.trace for one in recordings if one.trace and (directory / one.trace).exists()]
-    traced, of_them = of_traces([directory / name for name in traces])
+    traced, of_them = of_traces([directory / name for name in traces], ranks_of_each(point))
     memory_gb = [one.peak_memory_gb for one in recordings if one.peak_memory_gb is not None]
     measured = JobRun(
         step=summarise(times_us),

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 RANKS_NAMED = 16
 
 
-def of_traces(paths: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
-    """Returns fields of `JobRun`, and a sentence for each trace that was left out or is missing.
+def of_traces(paths: Sequence[Path], ranks_per_node: int | None = None) -> tuple[dict[str, Any], list[str]]:
+    """Returns fields of `JobRun`, and a sentence for each trace that was left out or is missing. `ranks_per_node`: None
+    on a single node.
 
     Not the diagnosis's other notes, which every recording has: that a step with the profiler's start is left out, and
     that recording slows the host.
@@ -27,7 +28,7 @@ def of_traces(paths: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
     # Imported here, because numpy is only needed to read traces.
     from overlap_sweep.diagnosis.runs import read_runs
 
-    runs = read_runs(paths)
+    runs = read_runs(paths, dict.fromkeys(paths, ranks_per_node) if ranks_per_node else None)
     warnings = [file.problem for run in runs for file in run.files if file.problem]
     # Traces that do not fit together are several runs: the one with most ranks is told of.
     run = max(runs, key=lambda run: len(run.files))

@@ -38,7 +38,8 @@ def recorded(folder: Path, *recordings: Recording) -> str:
     folder.mkdir(exist_ok=True)
     for one in recordings:
         write_recording(folder, one)
-    return f"cp {folder}/job_rank*.json {{run}}/"
+    # Links, since whoever reads while files are copied finds parts of them.
+    return f"ln -f {folder}/job_rank*.json {{run}}/"
 
 
 def shell(script: str) -> str:
@@ -54,9 +55,13 @@ class Tagged:
         self._mark = f"OVERLAP_SWEEP_TEST={uuid.uuid4().hex}"
 
     @property
-    def environment(self) -> Mapping[str, str]:
+    def variables(self) -> dict[str, str]:
         name, _, value = self._mark.partition("=")
-        return {**os.environ, name: value}
+        return {name: value}
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {**os.environ, **self.variables}
 
     def processes(self) -> list[str]:
         """The command lines of those that live."""

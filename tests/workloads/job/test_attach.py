@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
+import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from overlap_sweep.attach import NEEDED
 from overlap_sweep.diagnosis.runs import read_runs
-from overlap_sweep.workloads.job.recording import VARIABLE, Recording, Wanted, read_recordings
+from overlap_sweep.errors import PointFailed
+from overlap_sweep.program import RECORD_VARIABLE
+from overlap_sweep.workloads import Here
+from overlap_sweep.workloads.job import run as job_run
+from overlap_sweep.workloads.job.recording import Recording, Wanted, read_recordings
 from tests.analyze import ROOT
+from tests.workloads.job.commands import job_point
 
 ATTACH = ("-m", "overlap_sweep.attach")
 
@@ -79,13 +87,19 @@ def training(folder: Path, start: str = "main()", each: str = "", before: str = 
 
 
 def run(
-    words: Sequence[str | Path], folder: Path, wanted: Wanted | None = None, variables: Mapping[str, str] | None = None
+    words: Sequence[str | Path],
+    folder: Path,
+    wanted: Wanted | None = None,
+    variables: Mapping[str, str] | None = None,
+    python: str | Path = sys.executable,
 ) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", VARIABLE)}
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", RECORD_VARIABLE)
+    }
     recorded = wanted.as_environment() if wanted else {}
     # After what the script finds first.
     environment = {**inherited, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **recorded, **(variables or {})}
-    command = [sys.executable, *map(str, words)]
+    command = [str(python), *map(str, words)]
     return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=120)
 
 
@@ -144,7 +158,7 @@ def test_a_rank_that_a_launcher_puts_in_front_is_the_scripts(scripts: Path, word
 
 def test_without_the_variable_the_script_runs_and_one_line_says_that_nothing_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import sys; print(1); sys.exit(3)")
-    for variables in ({}, {VARIABLE: "{"}):
+    for variables in ({}, {RECORD_VARIABLE: "{"}):
         ran = run([*ATTACH, "script.py"], tmp_path, variables=variables)
         assert (ran.returncode, ran.stdout) == (3, "1\n")
         (line,) = ran.stderr.splitlines()
@@ -156,6 +170,46 @@ def test_what_cannot_be_run_is_said_in_one_line(tmp_path: Path, words: list[str]
     ran = run([*ATTACH, *words], tmp_path)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert len(ran.stderr.splitlines()) == 1
+
+
+@pytest.fixture
+def other_python(tmp_path: Path) -> Path:
+    """A Python with nothing but its own library, as the one of a training may be."""
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    return tmp_path / "venv" / "bin" / "python"
+
+
+def test_a_python_without_what_recording_needs_is_told_what_to_install(tmp_path: Path, other_python: Path) -> None:
+    (tmp_path / "script.py").write_text("print('ran')")
+    install = f"run {other_python} -m pip install isal msgspec omegaconf nvidia-ml-py pyyaml"
+    ran = run([*ATTACH, "script.py"], tmp_path, few(tmp_path), python=other_python)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == f"overlap_sweep.attach: error: this Python lacks what recording needs; {install}\n"
+    # Nothing is needed where nothing is recorded.
+    ran = run([*ATTACH, "script.py"], tmp_path, python=other_python)
+    assert (ran.returncode, ran.stdout) == (0, "ran\n")
+    point = job_point(f"{other_python} {tmp_path}/script.py", attach=True)
+    with pytest.raises(PointFailed) as failed:
+        job_run.run(point, tmp_path, Here(environment={"PYTHONPATH": str(ROOT)}, limit_s=60.0))
+    assert str(failed.value).startswith("the command ended with exit status 2: ")
+    assert str(failed.value).endswith(install)
+    assert failed.value.final
+
+
+def test_what_it_is_told_to_install_is_enough(tmp_path: Path, other_python: Path) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    # antlr4 comes with omegaconf, and _yaml with pyyaml.
+    for name in (*NEEDED, "_yaml", "antlr4"):
+        if spec := importlib.util.find_spec(name):
+            place = Path(str(spec.origin))
+            found = place.parent if place.stem == "__init__" else place
+            (packages / found.name).symlink_to(found)
+    (tmp_path / "script.py").write_text("import overlap_sweep\nfor _ in range(8): overlap_sweep.step()")
+    path = os.pathsep.join([str(ROOT), str(packages)])
+    ran = run([*ATTACH, "script.py"], tmp_path, few(tmp_path), {"PYTHONPATH": path}, other_python)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert len(only(tmp_path).host_us) == 4
 
 
 @pytest.mark.parametrize(
