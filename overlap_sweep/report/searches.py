@@ -105,7 +105,13 @@ def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
         yield f"  {search.settings} of {search.grid} settings measured, in {search.points} points"
         if search.stopped:
             yield f"  Stopped early: {search.stopped}. Settings that were not measured may be faster."
-    if search.by_time:
+    if search.disturbed:
+        yield (
+            "  The baselines are disturbed: repeated measurements of a setting scatter by "
+            f"{100 * search.disturbed.times:.1f} %, relative to their baselines by "
+            f"{100 * search.disturbed.ratios:.1f} %, so the settings are compared by their times."
+        )
+    elif search.by_time:
         yield "  The baselines differ between settings, so the settings are compared by their times."
     if search.host_bound:
         yield f"  {search.host_bound} of the points are launch-bound: the host is slower than the device."

@@ -175,6 +175,15 @@ class TriedKnobs(msgspec.Struct, kw_only=True):
     """Number of measurements in the search, without those of the proof."""
 
 
+class Scatter(msgspec.Struct, kw_only=True):
+    """Standard deviations of repeated measurements of a setting, as fractions of their mean."""
+
+    times: float
+    """Scatter of plain times."""
+    ratios: float
+    """Scatter of these times relative to the reference that was measured with each."""
+
+
 class KnobSearch(msgspec.Struct, kw_only=True):
     """One search over the knobs, for one model, number of ranks and other fixed options."""
 
@@ -195,8 +204,10 @@ class KnobSearch(msgspec.Struct, kw_only=True):
     proven: bool = False
     """Whether the gain was measured after the choice, in alternation with the baseline."""
     by_time: bool = False
-    """Whether the proof compares plain times; otherwise times relative to each point's own reference, which does not
-    depend on the knobs."""
+    """Whether plain times are compared; otherwise times relative to each point's own reference, which does not depend
+    on the knobs."""
+    disturbed: Scatter | None = None
+    """Why plain times are compared, if it is that the references change by chance; else null."""
     contributions: list[Contribution] = []
     points: int = 0
     settings: int = 0

@@ -20,12 +20,19 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from overlap_sweep.results.estimate import Estimate, estimate, estimate_of_mean
+from overlap_sweep.results.records import Scatter
 from overlap_sweep.workloads import Sample
 
 _Wanted = TypeVar("_Wanted")
 _Answers = TypeVar("_Answers")
 _Why = TypeVar("_Why")
 
+
+DISTURBED = 2.0
+"""How many times as much as times their ratios to baselines must scatter, for plain times to be compared instead. A
+steady baseline adds its own noise to the ratios, but less than that."""
+FREEDOM_TO_TELL = 4
+"""Degrees of freedom (measurements of settings beyond each one's first) below which scatter says too little."""
 
 Setting = tuple[str, ...]
 """One value for each knob, in the order of the knobs, spelled as for Hydra."""
@@ -60,23 +67,53 @@ def conduct(search: Generator[_Wanted, _Answers, _Why], measure: Callable[[_Want
         return why
 
 
+def disturbed_baselines(measurements: Iterable[Sequence[Sample]]) -> Scatter | None:
+    """Returns how repeated measurements scatter, if the baselines are disturbed: if ratios to them scatter more than
+    DISTURBED times as much as plain times. None if they don't, or if the repetitions are too few to tell.
+
+    `measurements`: those of each setting. Ratios are better while the machine's speed drifts, because drift cancels.
+    But a baseline that changes by chance, such as that of a training on a network that others use, would hide any gain.
+    """
+    repeated = [samples for samples in measurements if len(samples) > 1 and all(one.beside_us for one in samples)]
+    if sum(len(samples) - 1 for samples in repeated) < FREEDOM_TO_TELL:
+        return None
+    times = _deviation([[_plain(sample).time_us for sample in samples] for samples in repeated])
+    ratios = _deviation([[_ratio(sample).time_us for sample in samples] for samples in repeated])
+    return Scatter(times=times, ratios=ratios) if ratios > DISTURBED * times else None
+
+
 class Samples:
     """Comparable measurements of settings."""
 
-    def __init__(self, *, paired: bool = True, deviations: float = 2.0) -> None:
-        """`paired`: compare ratios to the baseline that was measured with each sample, which cancels drift; else plain
-        times. `deviations`: standard deviations that a difference must exceed."""
+    def __init__(self, *, by_time: bool = False, disturbed: Scatter | None = None, deviations: float = 2.0) -> None:
+        """`by_time`: compare plain times, also while ratios to the baseline that was measured with each sample, which
+        cancel drift, scatter little; `disturbed`: how much they scatter, if that is why. `deviations`: standard
+        deviations that a difference must exceed."""
         self.of: dict[Setting, list[Sample]] = {}
-        self.paired, self._deviations = paired, deviations
+        self._by_time, self._disturbed, self._deviations = by_time, disturbed, deviations
+        self._scatter_is_known = by_time
         self._estimates: dict[Setting, Estimate] = {}
 
     def add(self, setting: Setting, sample: Sample) -> None:
         self.of.setdefault(setting, []).append(sample)
         self._estimates = {}
+        self._scatter_is_known = self._by_time
 
-    def by_time(self) -> Samples:
-        """Returns the same samples, compared by plain times."""
-        other = Samples(paired=False, deviations=self._deviations)
+    @property
+    def paired(self) -> bool:
+        """Returns whether ratios to baselines are compared, otherwise plain times."""
+        return not self._by_time and not self.disturbed
+
+    @property
+    def disturbed(self) -> Scatter | None:
+        """Returns how disturbed baselines scatter, if plain times are compared for that reason."""
+        if not self._scatter_is_known:
+            self._disturbed, self._scatter_is_known = disturbed_baselines(self.of.values()), True
+        return self._disturbed
+
+    def by_time(self, disturbed: Scatter | None = None) -> Samples:
+        """Returns the same samples, compared by plain times; `disturbed` as above."""
+        other = Samples(by_time=True, disturbed=disturbed, deviations=self._deviations)
         other.of = self.of
         return other
 
@@ -120,9 +157,8 @@ class Samples:
         """Returns the sample's time at the machine's average speed: drift cancels in the ratio to the baseline that was
         measured with it, pair by pair."""
         if not self.paired or not sample.beside_us:
-            return estimate_of_mean(sample.times_us) if sample.by_mean else estimate(sample.times_us)
-        scale_us = scales_us[sample.work]
-        ratio = estimate([time / baseline for time, baseline in zip(sample.times_us, sample.beside_us, strict=True)])
+            return _plain(sample)
+        scale_us, ratio = scales_us[sample.work], _ratio(sample)
         return Estimate(ratio.time_us * scale_us, ratio.noise_us * scale_us, ratio.repeats)
 
     def _baselines_us(self) -> dict[str, list[float]]:
@@ -140,9 +176,25 @@ class Samples:
     def _spread(self, groups: Iterable[Sequence[float]]) -> float:
         """Returns the largest expected deviation of a single value, as a fraction: `deviations` times the pooled
         standard deviation within groups, widened for few values much as in Student's distribution."""
-        repeated = [[value / statistics.fmean(group) for value in group] for group in groups if len(group) > 1]
+        repeated = [group for group in groups if len(group) > 1]
         freedom = sum(len(group) - 1 for group in repeated)
         if not freedom:
             return 0.0
-        deviation = math.sqrt(sum(statistics.variance(g) * (len(g) - 1) for g in repeated) / freedom)
-        return self._deviations * (1 + self._deviations / (2 * freedom)) * deviation
+        return self._deviations * (1 + self._deviations / (2 * freedom)) * _deviation(repeated)
+
+
+def _plain(sample: Sample) -> Estimate:
+    """Returns the sample's own time."""
+    return estimate_of_mean(sample.times_us) if sample.by_mean else estimate(sample.times_us)
+
+
+def _ratio(sample: Sample) -> Estimate:
+    """Returns the ratio of the sample's time to its baseline's, pair by pair."""
+    return estimate([time / baseline for time, baseline in zip(sample.times_us, sample.beside_us, strict=True)])
+
+
+def _deviation(groups: Sequence[Sequence[float]]) -> float:
+    """Returns the pooled standard deviation within groups of several values, as a fraction of each group's mean."""
+    repeated = [[value / statistics.fmean(group) for value in group] for group in groups]
+    freedom = sum(len(group) - 1 for group in repeated)
+    return math.sqrt(sum(statistics.variance(g) * (len(g) - 1) for g in repeated) / freedom)

@@ -252,7 +252,7 @@ class Searching:
 def answer(trail: KnobTrail) -> KnobSearch:
     """Returns the answer of a running or ended search."""
     knobs = {knob.key: list(knob.values) for knob in trail.knobs}
-    search = KnobSearch(label="", overrides=[], knobs=knobs, notes=trail.notes, grid=trail.grid)
+    search = KnobSearch(label="", overrides=[], knobs=knobs, notes=[*trail.drops, *trail.notes], grid=trail.grid)
     base = trail.baseline
     if base not in trail.found.of:
         search.dropped = trail.failed.get(base, "")
@@ -264,7 +264,8 @@ def answer(trail: KnobTrail) -> KnobSearch:
     search.time_us, search.baseline_us = samples.time_us(best), samples.time_us(base)
     search.gain = _share(samples, base, best)
     search.over_none = _over_none(samples, best)
-    search.by_time = best != base and not samples.paired
+    search.disturbed = samples.disturbed
+    search.by_time = not samples.paired and (best != base or samples.disturbed is not None)
     search.contributions = [_contribution(trail, samples, best, index) for index in trail.changed(best)]
     search.settings = len(trail.found.of) + len(trail.failed)
     for setting in sorted(trail.found.of, key=trail.found.time_us):

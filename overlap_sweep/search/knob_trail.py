@@ -59,6 +59,12 @@ class KnobTrail:
     """The setting that the proof chose; None if it ended before it could choose."""
 
     @property
+    def drops(self) -> list[str]:
+        """Returns a note on each value that is not tried again."""
+        of_values = ((self.knobs[index].key, value, slower) for (index, value), slower in self.dropped.items())
+        return [f"{key}={value} is {slower:.0%} slower; not tried again" for key, value, slower in of_values]
+
+    @property
     def baseline(self) -> Setting:
         return tuple(knob.values[0] for knob in self.knobs)
 

@@ -12,6 +12,9 @@ few measurements, and not miss those that help only together.
 4. Knobs that need new worker processes join after the others have settled.
 5. Proof: the best, the baseline, and the best without each of its changes are measured again in alternation. Only a
    setting that is faster there is reported, and changes that contribute nothing beyond the noise are reverted.
+
+Times are compared relative to each point's own baseline, or, where repeated measurements show that the baselines
+change by chance (`disturbed_baselines`), as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from overlap_sweep.config import Search
-from overlap_sweep.search import Setting
+from overlap_sweep.search import Setting, disturbed_baselines
 from overlap_sweep.search.knob_trail import KnobTrail, Steps, one_by_one, proof_team, with_values
 
 CONTENDERS = 3
@@ -71,7 +74,14 @@ def _around(trail: KnobTrail, effort: Search, origin: Setting, knobs: Sequence[i
     if len(trail.failed) > failed:
         # Some changes turned out to be incompatible.
         yield from trail.measure(_joint(trail, origin, knobs))
+    by_ratios = trail.found.paired
     yield from _tell_apart(trail, effort)
+    if by_ratios and not trail.found.paired:
+        # Ratios to disturbed baselines said little about the effects: plain times judge them again.
+        trail.dropped.clear()
+        _learn(trail, effort, origin, changes)
+        yield from trail.measure(_joint(trail, origin, knobs))
+        yield from _tell_apart(trail, effort)
 
 
 def _changes(trail: KnobTrail, origin: Setting, knobs: Sequence[int]) -> Iterator[Setting]:
@@ -105,7 +115,6 @@ def _learn(trail: KnobTrail, effort: Search, origin: Setting, changes: Sequence[
         slower = -effect.time_us / origin_us
         if slower - effect.noise_us / origin_us > effort.reach:
             trail.dropped[index, value] = slower
-            trail.notes.append(f"{trail.knobs[index].key}={value} is {slower:.0%} slower; not tried again")
 
 
 def _unlocked(trail: KnobTrail, origin: Setting, changes: Sequence[Setting]) -> Iterator[Setting]:
@@ -175,7 +184,9 @@ def _prove(trail: KnobTrail, effort: Search) -> Steps:
         proof = trail.proof
         if not {trail.baseline, best} <= proof.of.keys():
             return
-        if not proof.agrees(trail.baseline, best):
+        if disturbed := disturbed_baselines([*trail.found.of.values(), *proof.of.values()]):
+            proof = trail.proof = proof.by_time(disturbed)
+        elif not proof.agrees(trail.baseline, best):
             proof = trail.proof = proof.by_time()
         if instead and proof.beats(fastest, best):
             # Each change was useless while the others were there, but one of them is needed.

@@ -16,6 +16,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.searches import knob_searches, pasted, print_titled
 from overlap_sweep.results.records import KnobRecord, KnobSearch, read_records
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.runtime import placement
 from overlap_sweep.search.knob_sweeper import sweep
 from tests.make_point import job_run, training_run
 from tests.search.stand_in import ON_CPU, StandIn, operator_result, results, sweep_of
@@ -94,6 +95,26 @@ def test_the_experiment_names_the_best_setting_and_what_each_knob_contributes(
     assert "ranking_tiny fsdp2 step on 2 ranks: 9," in printed
     assert "fsdp.reshard_after_forward" in printed
     assert not read_records(tmp_path / next(iter(results(tmp_path)))).knobs
+
+
+def test_shardings_within_nodes_are_searched_on_several_nodes_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "nodes_here", lambda: 2)
+    of_nodes = {key: PARAMS[key] for key in ("fsdp.replicas", "fsdp.reshard_after_forward")}
+
+    def answer(point: Mapping[str, Any]) -> Result:
+        return training_result(point, 10_000.0 - 1_000 * (point["fsdp"]["replicas"] == 2))
+
+    searched(tmp_path / "two", "runtime.nodes=2", "distributed.dp_size=4", answer=answer, params=of_nodes)
+    found = only(tmp_path / "two")
+    assert found.best == {"fsdp.replicas": "nodes"}
+    assert found.knobs["fsdp.reshard_after_forward"] == ["true", "false", "node"]
+    one = searched(tmp_path / "one", "distributed.dp_size=4", answer=answer, params=of_nodes)
+    found = only(tmp_path / "one")
+    assert found.knobs == {"fsdp.reshard_after_forward": ["true", "false"]}
+    assert found.left_out == {"fsdp.replicas": "1, nodes are equivalent here"}
+    assert {point["fsdp"]["replicas"] for point in one.points} == {1}
 
 
 def test_a_search_that_stopped_early_says_so_and_goes_on_where_it_was(

@@ -12,8 +12,16 @@ from dataclasses import dataclass, field
 import pytest
 
 from overlap_sweep.config import Search
-from overlap_sweep.results.records import KnobSearch
-from overlap_sweep.search import Failure, Setting, conduct, knob_sweeper
+from overlap_sweep.results.records import KnobSearch, Scatter
+from overlap_sweep.search import (
+    DISTURBED,
+    Failure,
+    Samples,
+    Setting,
+    conduct,
+    disturbed_baselines,
+    knob_sweeper,
+)
 from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail
 from overlap_sweep.search.knobs import search
 from overlap_sweep.workloads import Sample
@@ -50,6 +58,8 @@ class Machine:
     max_points: float = math.inf
     floor_us: Callable[[Values], float] = lambda values: 800.0
     work: Callable[[Values], str] = lambda values: "same"
+    disturbs: float = 0.0
+    """Probability of a point that its floor takes twice as long."""
     asked: list[Setting] = field(default_factory=list)
 
     def searched(self, effort: Search | None = None) -> KnobTrail:
@@ -76,9 +86,10 @@ class Machine:
             return Failure(reason)
         clock = 1 + self.drift * math.sin(len(self.asked) / 5) + self._random.gauss(0, self.drift / 4)
         own = clock * (1 + self._random.gauss(0, self.between))
+        floor_clock = clock * (2 if self._random.random() < self.disturbs else 1) if self.disturbs else clock
         point_us, floor_us, none_us = (
             tuple(time_us * (1 + self._random.gauss(0, 0.004)) for _ in range(7))
-            for time_us in (own * self.step_us(values), clock * self.floor_us(values), clock * NONE_US)
+            for time_us in (own * self.step_us(values), floor_clock * self.floor_us(values), clock * NONE_US)
         )
         return Sample(point_us, floor_us, none_us, self.work(values))
 
@@ -284,6 +295,69 @@ def test_a_proof_does_not_rest_on_a_floor_that_differs() -> None:
     trail = Machine(flat, floor_us=lambda values: floor_us[values["reshard"]], drift=0.002).searched()
     assert trail.best == trail.baseline
     assert not trail.proof.paired
+
+
+def test_disturbed_baselines_hide_no_gain_and_make_none() -> None:
+    """A third of the floors take twice as long: ratios to them scatter by more than any knob is worth."""
+    told = [Machine(independent, seed, disturbs=0.33, drift=0.002).answer() for seed in range(12)]
+    assert sum({"prefetch", "reshard"} == {*found.best} for found in told) >= 10
+    for found in told:
+        assert found.by_time
+        assert found.disturbed
+        assert found.disturbed.ratios > DISTURBED * found.disturbed.times
+    told = [Machine(flat, seed, disturbs=0.33, drift=0.002).answer() for seed in range(30)]
+    assert sum(bool(found.best) for found in told) <= 1
+
+
+def points(*pairs: tuple[float, float]) -> list[Sample]:
+    """Returns measurements of one setting: (time, baseline) of each."""
+    return [Sample((time_us,) * 3, (baseline_us,) * 3) for time_us, baseline_us in pairs]
+
+
+@pytest.mark.parametrize(
+    ("measurements", "disturbed"),
+    [
+        # A quiet machine, whose baselines are as steady as the times.
+        ([points((100, 80), (101, 80.5), (99, 79.6)), points((90, 80), (90.5, 79.7), (89.8, 80.3))], None),
+        # Drift, which slows both down.
+        ([points((100, 80), (110, 88), (120, 96)), points((90, 80), (99, 88), (108, 96))], None),
+        # Times that scatter themselves: the baselines' own scatter matters little.
+        ([points((100, 80), (130, 81), (80, 79)), points((90, 80), (120, 79), (70, 81))], None),
+        (
+            [points((100, 80), (101, 160), (99, 80)), points((90, 80), (91, 79), (89, 81))],
+            Scatter(times=0.0106, ratios=0.241),
+        ),
+        # Four repetitions of one setting tell as well, three don't; and single measurements add nothing.
+        ([points((100, 80), (101, 160), (99, 80), (100, 160), (100, 80))], Scatter(times=0.0071, ratios=0.339)),
+        ([points((100, 80), (101, 160), (99, 80), (100, 160))], None),
+        ([points((100, 80), (101, 160), (99, 80)), points((90, 80)), points((91, 160))], None),
+        # Points without a baseline.
+        ([[Sample((100.0,)), Sample((200.0,))] * 3], None),
+        ([], None),
+    ],
+)
+def test_plain_times_count_where_repetitions_show_that_baselines_are_disturbed(
+    measurements: list[list[Sample]], disturbed: Scatter | None
+) -> None:
+    found = disturbed_baselines(measurements)
+    assert (found is None) == (disturbed is None)
+    if found and disturbed:
+        assert (found.times, found.ratios) == pytest.approx((disturbed.times, disturbed.ratios), rel=0.01)
+
+
+def test_samples_are_compared_by_what_scatters_less() -> None:
+    samples = Samples()
+    for one in points((100, 80), (101, 160), (99, 80)):
+        samples.add(("slow",), one)
+    samples.add(("fast",), points((90, 45))[0])
+    assert samples.paired
+    assert samples.time_us(("fast",)) > samples.time_us(("slow",))
+    for one in points((90, 80), (91, 80)):
+        samples.add(("fast",), one)
+    assert not samples.paired
+    assert samples.time_us(("fast",)) == pytest.approx(90.33, abs=0.01)
+    assert samples.gain(("slow",), ("fast",)).time_us == pytest.approx(9.67, abs=0.01)
+    assert samples.beats(("fast",), ("slow",))
 
 
 @pytest.mark.parametrize(
