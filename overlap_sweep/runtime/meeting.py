@@ -1,0 +1,105 @@
+"""Has the machines of a launch find each other: by a file in the shared folder with the launcher's address and a secret
+that only its owner can read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import tempfile
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from overlap_sweep.errors import UserError
+
+BY_HAND = Path("multirun/.nodes")
+"""Folder of the meeting files of launches by torchrun."""
+
+ON_SLURM = ".nodes"
+"""End of the names of Slurm jobs' meeting files."""
+
+_OF_TORCHRUN = re.compile(r"((GROUP|ROLE|LOCAL)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+")
+"""Variables that torchrun sets for the processes that it starts."""
+
+
+class Meeting(msgspec.Struct, frozen=True):
+    """How the launcher is reached."""
+
+    hosts: tuple[str, ...]
+    """Names or addresses of its machine, the most likely first."""
+    port: int
+    secret: str
+    ended: bool = False
+    """Whether the launch has ended before all machines have joined."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process's place in a launch on several machines."""
+
+    number: int
+    """0 is the launcher's."""
+    count: int
+    file: Path
+    """The file of the `Meeting`."""
+    hosts: tuple[str, ...]
+    """Names of the launcher's machine."""
+    torchrun: tuple[str, int] | None = None
+    """Host and port of the first machine's torchrun; None on Slurm, where no other launch ever has this file."""
+
+
+def place_by_hand(environ: MutableMapping[str, str]) -> Place | None:
+    """Returns the place in a launch by one torchrun a machine; None otherwise. Removes torchrun's variables, which are
+    of no process that this one starts. UserError if torchrun started several processes a machine."""
+    if "TORCHELASTIC_RUN_ID" not in environ or int(environ.get("GROUP_WORLD_SIZE", 1)) == 1:
+        return None
+    if environ["LOCAL_WORLD_SIZE"] != "1":
+        raise UserError(
+            f"torchrun started {environ['LOCAL_WORLD_SIZE']} processes on each node; use --nproc-per-node=1: the one "
+            "process starts the ranks itself."
+        )
+    common = (environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"))
+    name = re.sub(r"\W+", "_", "_".join(common))
+    number, count, host = int(environ["GROUP_RANK"]), int(environ["GROUP_WORLD_SIZE"]), environ["MASTER_ADDR"]
+    torchrun = host, int(environ["MASTER_PORT"])
+    for variable in [name for name in environ if _OF_TORCHRUN.fullmatch(name)]:
+        del environ[variable]
+    return Place(number, count, (BY_HAND / f"{name}.json").absolute(), (host,), torchrun)
+
+
+def place_on_slurm(environ: Mapping[str, str], job_id: str, folder: Path) -> Place | None:
+    """Returns this task's place in a Slurm job of several nodes, whose meeting file is in the folder; None in a job of
+    one node."""
+    count = int(environ.get("SLURM_NNODES", 1))
+    if count == 1:
+        return None
+    name = f"{job_id}_{environ.get('SLURM_RESTART_COUNT', 0)}{ON_SLURM}"
+    host = environ["SLURMD_NODENAME"] if environ["SLURM_PROCID"] == "0" else ""
+    return Place(int(environ["SLURM_PROCID"]), count, (folder / name).absolute(), (host,) if host else ())
+
+
+def write_meeting(file: Path, meeting: Meeting) -> None:
+    """Writes the file, which only this user can read, at once whole."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # mkstemp's files have mode 600.
+    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}")
+    with os.fdopen(descriptor, "wb") as written:
+        written.write(msgspec.json.encode(meeting))
+    Path(temporary).replace(file)
+
+
+def read_meeting(file: Path) -> Meeting | None:
+    """Returns what the file says; None while there is none."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Meeting)
+    except msgspec.MsgspecError:
+        # On network file systems a new file may be seen before its content,
+        return None
+    except OSError as error:
+        # and one that was replaced while it was opened is stale.
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
+        return None

@@ -1,0 +1,92 @@
+"""Where the machines of a launch find each other, and what torchrun or Slurm says of their places."""
+
+from __future__ import annotations
+
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.runtime.meeting import Meeting, place_by_hand, place_on_slurm, read_meeting, write_meeting
+from tests.by_hand import variables_of_torchrun
+
+MEETING = Meeting(("node0", "10.0.0.1"), 1234, "secret")
+OWN = {"LOCAL_SCRATCH": "/scratch", "RANK_FILE": "r", "SLURM_LOCALID": "0", "MASTER": "m", "OMP_NUM_THREADS": "4"}
+
+
+def test_only_its_owner_can_read_the_file(tmp_path: Path) -> None:
+    file = tmp_path / ".nodes" / "one.json"
+    write_meeting(file, MEETING)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert read_meeting(file) == MEETING
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_the_file_of_a_launch_before_is_replaced_at_once_whole(tmp_path: Path) -> None:
+    file = tmp_path / "one.json"
+    written = [Meeting((str(number),) * 1000, number, "s") for number in range(100)]
+    write_meeting(file, written[0])
+    with ThreadPoolExecutor() as others:
+        done = others.submit(lambda: [write_meeting(file, one) for one in written])
+        seen = []
+        while not done.done():
+            seen.append(read_meeting(file))
+    assert seen
+    assert all(one in written for one in seen)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"hosts": ["node', b"[]"])
+def test_a_file_that_is_not_there_or_not_whole_says_nothing(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "one.json"
+    if content is not None:
+        file.write_bytes(content)
+    assert read_meeting(file) is None
+
+
+def test_both_processes_of_torchrun_meet_in_one_file_and_its_variables_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = []
+    for node in range(2):
+        environ = {**OWN, **variables_of_torchrun(node, port=4321)}
+        places.append(place_by_hand(environ))
+        assert environ == OWN
+    first, second = places
+    assert first
+    assert second
+    assert (first.number, second.number) == (0, 1)
+    assert (first.count, first.file, first.hosts) == (second.count, second.file, second.hosts)
+    assert (first.count, first.hosts) == (2, ("127.0.0.1",))
+    assert first.torchrun == second.torchrun == ("127.0.0.1", 4321)
+    assert first.file == tmp_path / "multirun/.nodes/127_0_0_1_4321_none.json"
+
+
+@pytest.mark.parametrize("environ", [OWN, {**OWN, **variables_of_torchrun(0, nodes=1)}, {"RANK": "0"}])
+def test_without_several_machines_there_is_no_place_and_nothing_is_removed(environ: dict[str, str]) -> None:
+    given = dict(environ)
+    assert place_by_hand(given) is None
+    assert given == environ
+
+
+def test_several_processes_on_a_machine_are_refused() -> None:
+    with pytest.raises(UserError, match=r"torchrun started 2 processes on each node; use --nproc-per-node=1"):
+        place_by_hand(variables_of_torchrun(0, per_node=2))
+
+
+def test_tasks_of_a_slurm_job_meet_in_a_file_of_the_job_and_its_restart(tmp_path: Path) -> None:
+    job = {"SLURM_NNODES": "2"}
+    first = place_on_slurm({**job, "SLURM_PROCID": "0", "SLURMD_NODENAME": "n1"}, "7", tmp_path)
+    second = place_on_slurm({**job, "SLURM_PROCID": "1", "SLURMD_NODENAME": "n2"}, "7", tmp_path)
+    again = place_on_slurm(
+        {**job, "SLURM_PROCID": "1", "SLURMD_NODENAME": "n3", "SLURM_RESTART_COUNT": "1"}, "7", tmp_path
+    )
+    assert first
+    assert second
+    assert again
+    assert first.file == second.file != again.file
+    assert (first.number, first.hosts, second.number, second.hosts) == (0, ("n1",), 1, ())
+    assert place_on_slurm({**job, "SLURM_NNODES": "1"}, "7", tmp_path) is None

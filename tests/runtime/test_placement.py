@@ -1,0 +1,106 @@
+"""How many machines a point gets, and why its ranks cannot be spread over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.runtime import nodes
+from overlap_sweep.runtime.meeting import Place
+from overlap_sweep.runtime.nodes import Nodes, nodes_here, take, with_hosts
+from overlap_sweep.runtime.placement import given, nodes_of, refusal, requested
+from overlap_sweep.runtime.plugin_options import SlurmLauncherConf, TorchrunLauncherConf
+from tests.make_point import resolved
+
+
+def launcher(**options: int) -> DictConfig:
+    """The options of hydra/launcher=slurm, of which some were given."""
+    config = OmegaConf.structured(SlurmLauncherConf())
+    for name, value in options.items():
+        config[name] = value
+    return config
+
+
+def training(dp_size: int = 8, device: str = "cuda", nodes: int | None = None) -> dict[str, Any]:
+    return resolved("fsdp", device=device, runtime={"nodes": nodes}, **{"distributed.dp_size": dp_size})
+
+
+@pytest.mark.parametrize(
+    ("point", "options", "wanted"),
+    [
+        (training(), {}, 1),
+        (training(nodes=2), {}, 2),
+        (training(), {"nodes": 4}, 4),
+        (training(nodes=4), {"nodes": 4}, 4),
+        (training(dp_size=8), {"gpus_per_node": 8}, 1),
+        (training(dp_size=16), {"gpus_per_node": 8}, 2),
+        (training(dp_size=4), {"gpus_per_node": 8}, 1),
+        (training(dp_size=12), {"gpus_per_node": 8}, 2),
+        (training(dp_size=16, nodes=4), {"gpus_per_node": 8}, 4),
+        (training(dp_size=16, device="cpu"), {"gpus_per_node": 8}, 1),
+        (resolved("operator", tp_size=8), {"gpus_per_node": 4}, 2),
+    ],
+)
+def test_the_options_say_how_many_nodes_a_point_gets(
+    point: dict[str, Any], options: dict[str, int], wanted: int
+) -> None:
+    assert requested(point, launcher(**options)) == wanted
+
+
+def test_options_that_differ_are_refused() -> None:
+    with pytest.raises(UserError, match=r"^runtime\.nodes=2 and hydra\.launcher\.nodes=4 differ; give only one\.$"):
+        requested(training(nodes=2), launcher(nodes=4))
+
+
+def test_only_what_the_user_gave_counts_of_the_launcher() -> None:
+    found = launcher(gpus_per_node=8)
+    assert (given(found, "gpus_per_node"), given(found, "nodes"), given(found, "cpus_per_task")) == (8, None, None)
+    assert given(OmegaConf.structured(TorchrunLauncherConf()), "nodes") is None
+    assert given(None, "nodes") is None
+    assert requested(training(nodes=2), None) == 2
+
+
+def test_a_launch_on_one_machine_refuses_points_on_several() -> None:
+    assert (nodes_here(), nodes_of(training())) == (1, 1)
+    with pytest.raises(UserError, match=r"runtime\.nodes=2 needs 2 machines, but this launch has 1; use"):
+        nodes_of(training(nodes=2))
+
+
+def test_a_launch_on_two_machines_has_points_on_one_or_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "LEAVE_S", 0.0)
+    found = Nodes(Place(0, 2, tmp_path / "meeting", ("localhost",)))
+    monkeypatch.setattr(nodes, "_present", [found])
+    assert nodes_here() == 2
+    assert [nodes_of(training(nodes=number)) for number in (None, 1, 2)] == [1, 1, 2]
+    with pytest.raises(UserError, match=r"needs 3 machines, but this launch has 2"):
+        nodes_of(training(nodes=3))
+    (own,) = take(1, 0.0)
+    assert own.address == "127.0.0.1"
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("point", "reason"),
+    [
+        (training(dp_size=8), None),
+        (training(dp_size=8, nodes=2), None),
+        (training(dp_size=8, nodes=3), "8 ranks cannot be spread evenly over runtime.nodes=3"),
+        (training(dp_size=2, nodes=4), "2 ranks cannot be spread evenly over runtime.nodes=4"),
+        (
+            resolved("operator", tp_size=4, runtime={"nodes": 2}),
+            "workload=operator runs on one node; leave out runtime.nodes",
+        ),
+    ],
+)
+def test_ranks_that_cannot_be_spread_say_why(point: dict[str, Any], reason: str | None) -> None:
+    assert refusal(point) == reason
+
+
+def test_a_result_names_its_hosts_only_if_these_are_several() -> None:
+    (own,) = take(1, 0.0)
+    assert with_hosts({"host": own.host}, [own]) == {"host": own.host}
+    assert with_hosts({"host": own.host}, [own, own]) == {"host": own.host, "hosts": [own.host, own.host]}
