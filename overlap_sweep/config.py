@@ -83,6 +83,10 @@ class Runtime:
 
     device: str = one_of("auto", "auto", "cpu", "cuda")
     """`auto`: cuda when a GPU is visible."""
+    nodes: int | None = ranged(None, 1, 4096)
+    """Machines that the ranks of a point are spread over, equally many on each and in order of the ranks. null: 1; on
+    Slurm as many as make necessary what `hydra.launcher.gpus_per_node` was set to. Without Slurm, start launch.py by
+    one `torchrun --nnodes` on each machine (see clusters.md)."""
     isolate: bool = False
     """Start a fresh torchrun group for every point instead of one per world size."""
     timeout_s: float = ranged(300.0, 1.0, 86400.0)

@@ -28,10 +28,15 @@ class WrongNumbers(Exception):
 class PointFailed(Exception):
     """The processes of a point failed, died or did not answer in time, and have ended."""
 
-    def __init__(self, message: str, *, timed_out: bool = False, final: bool = False) -> None:
-        """`final`: another attempt would fail alike."""
+    def __init__(self, message: str, *, timed_out: bool = False, final: bool = False, node: int = 0) -> None:
+        """`final`: another attempt would fail alike. `node`: the point's machine whose log says more."""
         super().__init__(message)
-        self.timed_out, self.final = timed_out, final
+        self.timed_out, self.final, self.node = timed_out, final, node
+
+
+class NodeLost(OSError):
+    """A machine of the launch does not answer any more, or never joined: points that need it are given up without a
+    result, so that `resume=` measures them."""
 
 
 NEAR = 0.7

@@ -5,26 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from overlap_sweep.runtime.group_config import visible_gpus
-
-START_PROCESSES = {"backends", "measure", "runtime", "workloads", "test_main_job.py"}
-"""Folders and files whose tests start process groups of their own."""
-ONLY_READ = {
-    *("test_answer.py", "test_choice.py", "test_drift.py", "test_exports.py", "test_proof.py", "test_switches.py"),
-    *("test_command.py", "test_compare.py", "test_complete.py", "test_config.py", "test_started.py"),
-    *("test_composition.py", "test_jobs.py", "test_kept.py", "test_lock.py", "test_model.py", "test_slurm_jobs.py"),
-    *("test_door.py", "test_step_calls.py", "test_step_recorder.py", "test_template.py", "test_time_limits.py"),
-    "test_traced.py",
-    # They start launches that are refused, one process each.
-    *("test_completion.py", "test_help.py", "test_mistakes.py", "test_refusals.py", "test_slurm_packing.py"),
-    *("test_telemetry.py", "test_telemetry_comparison.py", "test_telemetry_lines.py", "test_times.py"),
-}
-"""Files in those folders whose tests start none."""
 
 if find_spec("hypothesis"):
     # Not on machines with GPUs alone. What an example may take says nothing on a machine that others share.
@@ -44,13 +29,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What the tests cache is not left behind in the user's home, and nothing there can help them pass."""
     os.environ["OVERLAP_SWEEP_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        first = item.path.relative_to(Path(__file__).parent).parts[0]
-        if first in START_PROCESSES and item.path.name not in ONLY_READ:
-            item.add_marker(pytest.mark.processes)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -68,6 +68,8 @@ module has these functions. Only `build` and `close` import torch.
 `close() -> None`
     Frees its buffers. Called on all ranks after every point, unless a rank raised an error other than Refused: then
     the process ends. Collective.
+
+It may have `SPANS_NODES = True`: its kernels also run on ranks of several machines, as collectives of NCCL and gloo do.
 """
 
 from __future__ import annotations

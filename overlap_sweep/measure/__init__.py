@@ -18,6 +18,18 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
+    node: int = 0
+    """The machine that this rank is on; ranks are in order of the machines."""
+    nodes: int = 1
+
+    @property
+    def local_rank(self) -> int:
+        """Returns this rank's number among those of its machine."""
+        return self.rank % self.ranks_per_node
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.world_size // self.nodes
 
     def barrier(self) -> None:
         """Waits on the host until every rank has arrived and finished its device's work."""

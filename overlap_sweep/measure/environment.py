@@ -235,11 +235,12 @@ def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, A
 
 
 def conditions(ranks: Ranks) -> dict[str, Any]:
-    """Returns the machine's load, and present readings of every rank's GPU from NVML or rocm-smi, if they answer."""
+    """Returns this machine's load, and present readings of the GPUs of its ranks from NVML or rocm-smi, if they
+    answer."""
     load: dict[str, Any] = {"load_1min": os.getloadavg()[0]}
     if ranks.device.type != "cuda":
         return load
-    devices = [torch.device("cuda", index) for index in range(ranks.world_size)]
+    devices = [torch.device("cuda", index) for index in range(ranks.ranks_per_node)]
     if not torch.version.hip:
         return load | {"gpus": [read_nvml(handle) for device in devices if (handle := nvml_handle(device))]}
     cards, _ = query_rocm_smi()

@@ -27,6 +27,7 @@ from overlap_sweep.results.identity import HOW_TO_RUN
 from overlap_sweep.results.points import fitting
 from overlap_sweep.results.run_directory import last_sweep
 from overlap_sweep.runtime.mistakes import exists_already, one_line, to_be_added, unknown_option, wrong_value
+from overlap_sweep.runtime.placement import requested
 from overlap_sweep.workloads import Config
 
 _QUOTED = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
@@ -68,8 +69,13 @@ def register() -> None:
         "point_name": lambda *, _root_: point_name(
             _root_, list(_root_.hydra.overrides.task), _root_.hydra.callbacks.start.fixed_keys.split(",")
         ),
-        "gpus_of_point": lambda *, _root_: None if _root_.runtime.device == "cpu" else workloads.gpus(_root_),
-        "cpus_of_point": lambda *, _root_: 2 * workloads.world_size(_root_) * int(_root_.runtime.threads_per_rank),
+        "nodes_of_point": _nodes_of_point,
+        "gpus_of_point": lambda *, _root_: (
+            None if _root_.runtime.device == "cpu" else _of_a_node(workloads.gpus(_root_), _root_)
+        ),
+        "cpus_of_point": lambda *, _root_: _of_a_node(
+            2 * workloads.world_size(_root_) * int(_root_.runtime.threads_per_rank), _root_
+        ),
         "output_dir": _output_dir,
         "run_dir": _run_dir,
         "help_text": _help_text,
@@ -84,6 +90,15 @@ def register() -> None:
 def _register_group(group: str, options: Any) -> None:
     for name, node in options.items():
         ConfigStore.instance().store(group=group, name=name, node=dict(node), package="_global_")
+
+
+def _nodes_of_point(*, _root_: DictConfig) -> int:
+    return requested(_root_, _root_.hydra.launcher)
+
+
+def _of_a_node(total: int, root: DictConfig) -> int:
+    """Returns the share of a node in what all ranks of a point need."""
+    return -(-total // requested(root, root.hydra.launcher))
 
 
 def _output_dir(*, _root_: DictConfig) -> str | None:

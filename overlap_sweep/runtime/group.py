@@ -1,4 +1,4 @@
-"""The launcher's side of a torchrun group: starts it, sends it points, kills it when needed.
+"""The launcher's side of a torchrun group: starts it on one or more machines, sends it points, kills it when needed.
 
 A pool keeps one group alive from point to point.
 """
@@ -7,28 +7,35 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import re
-import select
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from overlap_sweep.errors import PointFailed
+from overlap_sweep.errors import NodeLost, PointFailed
+from overlap_sweep.processes import Running
 from overlap_sweep.results.identity import machine
 from overlap_sweep.results.run_directory import Attempt
 from overlap_sweep.runtime.agent import DIRECTORY_PREFIX
+from overlap_sweep.runtime.channel import SECRET, accept, free_port, listen, new_secret, port_of
 from overlap_sweep.runtime.group_config import GroupConfig, worker_environment
+from overlap_sweep.runtime.node import Node, OtherNode
+from overlap_sweep.runtime.nodes import take, with_hosts
 from overlap_sweep.runtime.outcome import tail
-from overlap_sweep.runtime.stopping import STOP_AFTER_POINT
+
+ACCEPT_S = 0.2
+"""Time between looks at the agents while ranks are awaited."""
+
+AGENT_S = 0.05
+"""Time between looks at the agents while one is expected to end."""
 
 SETTLE_S = 5.0
 """Time that other ranks have to answer after one has failed, before the group counts as broken."""
@@ -41,6 +48,15 @@ GROUP_LOG = "workers.log"
 _shared: WorkerPool | None = None
 
 
+@dataclass(frozen=True)
+class Rendezvous:
+    """Address of torch's rendezvous of several agents."""
+
+    host: str
+    port: int
+    run_id: str
+
+
 class WorkerGroup:
     """`with WorkerGroup(config, log) as group: group.run(...)`: no process outlives the block."""
 
@@ -49,68 +65,90 @@ class WorkerGroup:
         self.config = config
         self._log_path = log
         self._channels: list[Connection] = []
+        self._nodes: list[Node] = []
+        self._agents: list[Running] = []
+        """The process of each node that hosts its ranks."""
+        self._directory: Path | None = None
         self._killed = False
 
     def __enter__(self) -> WorkerGroup:
-        # A private directory, since nobody else may connect. `check_temporary_directory` limits its length.
-        self._directory = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX))
-        self._log: IO[bytes] = self._log_path.open("ab")
-        # Earlier groups wrote to the same log; their errors are not this group's cause of death.
-        self._log_start = self._log_path.stat().st_size
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        address = str(self._directory / "workers")
-        listener.bind(address)
-        listener.listen(self.config.world_size)
-        command = [*self.config.wrapper, sys.executable, "-m", "overlap_sweep.runtime.agent", "--address", address]
-        command += ["--world-size", str(self.config.world_size), "--device", self.config.device]
-        # The collectives' timeout comes after the launcher's, whose message says more about the point.
-        command += ["--timeout-s", str(self.config.timeout_s + 60)]
-        if self.config.wrapper:
-            # A profiler records processes that load it and writes when they exit; forked processes do neither.
-            command += ["--start-method", "spawn"]
-        environment = worker_environment(self.config)
-        self._machine = machine(self.config.device, environment, self.config.world_size)
-        # Cluster managers send this signal to every process of a job, but only the launcher handles it. Child processes
-        # inherit the blocked signal.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [STOP_AFTER_POINT])
+        """PointFailed if the group does not start, NodeLost if a machine is missing."""
+        self._nodes = take(self.config.nodes, self.config.start_timeout_s)
+        self._machine = with_hosts(
+            machine(self.config.device, worker_environment(self.config), self.config.world_size), self._nodes
+        )
+        # Earlier groups wrote to the same logs; their errors are not this group's cause of death.
+        logs = map(self._log_of, range(len(self._nodes)))
+        self._logs = {log: log.stat().st_size if log.exists() else 0 for log in logs}
+        if len(self._nodes) == 1:
+            # A private directory for the socket. `check_temporary_directory` limits its length.
+            self._directory = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX))
+        secret = new_secret()
         try:
-            self._agent = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=self._log,
-                stderr=self._log,
-                env=environment,
-                start_new_session=True,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [STOP_AFTER_POINT])
-        try:
-            self._channels = self._accept(listener)
+            with listen(self._directory and self._directory / "workers", self.config.world_size) as listener:
+                self._start_agents(listener, secret)
+                self._channels = self._accept(listener, secret)
         except BaseException:
             self.kill()
             raise
-        finally:
-            listener.close()
         return self
+
+    def _log_of(self, node: int) -> Path:
+        return self._log_path.with_suffix(f".node{node}.log") if node else self._log_path
+
+    def _start_agents(self, listener: socket.socket, secret: str) -> None:
+        rendezvous = Rendezvous(self._nodes[0].address, free_port() if len(self._nodes) > 1 else 0, uuid.uuid4().hex)
+        for index, node in enumerate(self._nodes):
+            alone = len(self._nodes) == 1
+            address = listener.getsockname() if alone else f"{node.launcher}:{port_of(listener)}"
+            environment = worker_environment(self.config) | {SECRET: secret}
+            if not alone and node.interface:
+                # By itself gloo takes the interface of the machine's name, which may be that of 127.0.0.1.
+                environment.setdefault("GLOO_SOCKET_IFNAME", node.interface)
+            words = self._words(address, rendezvous, index, node.address)
+            self._agents.append(node.start(words, environment, self._log_of(index)))
+
+    def _words(self, address: str, rendezvous: Rendezvous, node: int, own_address: str) -> list[str]:
+        """Returns the command line of a node's agent."""
+        config = self.config
+        words = [*config.wrapper, sys.executable, "-m", "overlap_sweep.runtime.agent", "--address", address]
+        words += ["--world-size", str(config.world_size), "--device", config.device]
+        # The collectives' timeout comes after the launcher's, whose message says more about the point.
+        words += ["--timeout-s", str(config.timeout_s + 60)]
+        if config.nodes > 1:
+            words += ["--nodes", str(config.nodes), "--node", str(node), "--own-address", own_address]
+            words += ["--rendezvous", f"{rendezvous.host}:{rendezvous.port}", "--run-id", rendezvous.run_id]
+            words += ["--start-timeout-s", str(config.start_timeout_s)]
+        if config.wrapper:
+            # A profiler records processes that load it and writes when they exit; forked processes do neither.
+            words += ["--start-method", "spawn"]
+        return words
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _accept(self, listener: socket.socket) -> list[Connection]:
+    def _accept(self, listener: socket.socket, secret: str) -> list[Connection]:
         deadline = time.monotonic() + self.config.start_timeout_s
         by_rank: dict[int, Connection] = {}
         while len(by_rank) < self.config.world_size:
-            if self._agent.poll() is not None:
+            if any(agent.poll() is not None for agent in self._agents):
                 raise PointFailed(f"the worker group died at start ({self._cause_of_death()})\n{self._log_tail()}")
             if time.monotonic() > deadline:
                 limit = f"runtime.start_timeout_s={self.config.start_timeout_s:g}"
-                raise PointFailed(f"only {len(by_rank)} of {self.config.world_size} ranks joined within {limit}")
-            if select.select([listener], [], [], 0.2)[0]:
-                channel: Connection = Connection(listener.accept()[0].detach())
-                if channel.poll(max(0.0, deadline - time.monotonic())):
-                    with contextlib.suppress(EOFError, ConnectionError):
-                        by_rank[channel.recv()] = channel
+                joined = f"only {len(by_rank)} of {self.config.world_size} ranks joined within {limit}"
+                raise PointFailed(f"{joined}{self._where_missing(by_rank)}\n{self._log_tail()}".rstrip())
+            if (channel := accept(listener, secret, ACCEPT_S)) and channel.poll(max(0.0, deadline - time.monotonic())):
+                with contextlib.suppress(EOFError, ConnectionError):
+                    by_rank[channel.recv()] = channel
         return [by_rank[rank] for rank in range(self.config.world_size)]
+
+    def _where_missing(self, by_rank: Mapping[int, Connection]) -> str:
+        """Returns the nodes of ranks that did not join, if there are several nodes."""
+        if self.config.nodes == 1:
+            return ""
+        of_node = self.config.world_size // self.config.nodes
+        nodes = sorted({rank // of_node for rank in range(self.config.world_size) if rank not in by_rank})
+        return "; the others are on node " + ", ".join(f"{node} ({self._nodes[node].host})" for node in nodes)
 
     def run(
         self,
@@ -131,13 +169,8 @@ class WorkerGroup:
             "earlier_attempts": earlier_attempts,
         }
         try:
-            for channel in self._channels:
-                channel.send(request)
+            self._send(request)
             replies = self._collect(timeout_s)
-        except ConnectionError:
-            cause = self._cause_of_death()
-            self.kill()
-            raise PointFailed(f"the worker group died ({cause})\n{self._log_tail()}") from None
         except BaseException:
             # Also when the launcher is asked to stop: workers that go on could still write a result.
             self.kill()
@@ -151,7 +184,16 @@ class WorkerGroup:
 
     @property
     def alive(self) -> bool:
-        return not self._killed and self._agent.poll() is None
+        with contextlib.suppress(NodeLost):
+            return not self._killed and all(agent.poll() is None for agent in self._agents)
+        return False
+
+    def _send(self, request: Mapping[str, Any]) -> None:
+        try:
+            for channel in self._channels:
+                channel.send(request)
+        except OSError:
+            raise PointFailed(f"the worker group died ({self._cause_of_death()})\n{self._log_tail()}") from None
 
     def _collect(self, timeout_s: float) -> dict[int, dict[str, Any]]:
         deadline = time.monotonic() + timeout_s
@@ -159,7 +201,13 @@ class WorkerGroup:
         failing = False
         while len(replies) < len(self._channels):
             waiting = {channel: rank for rank, channel in enumerate(self._channels) if rank not in replies}
-            ready: Any = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            others = [node.connection for node in self._nodes if isinstance(node, OtherNode)]
+            ready: Any = wait([*waiting, *others], max(0.0, deadline - time.monotonic()))
+            for node in self._nodes:
+                if isinstance(node, OtherNode):
+                    node.hear()
+            if ready and not (ready := [channel for channel in ready if channel in waiting]):
+                continue
             if not ready and failing:
                 return replies
             if not ready:
@@ -168,46 +216,49 @@ class WorkerGroup:
             for channel in ready:
                 try:
                     replies[waiting[channel]] = reply = channel.recv()
-                except (EOFError, ConnectionError):
+                except (EOFError, OSError):
+                    # Over TCP also that a machine is unreachable, which its own connection may not have noticed yet.
                     raise PointFailed(f"rank {waiting[channel]} died ({self._cause_of_death()})") from None
                 if reply["status"] == "failed" and not failing:
                     failing, deadline = True, min(deadline, time.monotonic() + SETTLE_S)
         return replies
 
     def _cause_of_death(self) -> str:
-        """Waits for the agent to end; returns the last exception or exit code in its log."""
-        try:
-            self._agent.wait(SETTLE_S)
-        except subprocess.TimeoutExpired:
-            return "cause unknown: its agent is still running"
-        causes = re.findall(r"^\s*(\w*(?:Error|Exception): .+|exitcode .+)$", self._log_tail(200), re.MULTILINE)
-        return " ".join(causes[-1].split()) if causes else f"its agent exited with {self._agent.returncode}"
+        """Waits for an agent to end; returns the last exception or exit code in its log. NodeLost if that is the cause:
+        the group is as good as before."""
+        until = time.monotonic() + SETTLE_S
+        # Later ones end because of the first: the others' ranks have lost their connections.
+        while time.monotonic() < until:
+            for node, agent in enumerate(self._agents):
+                if (status := agent.wait(AGENT_S)) is not None:
+                    log = self._log_of(node)
+                    text = tail(log, 200, self._logs[log])
+                    causes = re.findall(r"^\s*(\w*(?:Error|Exception): .+|exitcode .+)$", text, re.MULTILINE)
+                    return " ".join(causes[-1].split()) if causes else f"its agent exited with {status}"
+        return "cause unknown: its agent is still running"
 
     def _log_tail(self, lines: int = 20) -> str:
-        return tail(self._log_path, lines, self._log_start)
+        """Returns the end of the nodes' logs."""
+        return "\n".join(filter(None, (tail(log, lines, start) for log, start in self._logs.items())))
 
     def close(self) -> None:
         """Closes the connections, upon which workers exit by themselves, and then kills the remaining processes."""
         if not self._killed:
             self._disconnect()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._agent.wait(PROFILED_END_S if self.config.wrapper else SETTLE_S)
+            until = time.monotonic() + (PROFILED_END_S if self.config.wrapper else SETTLE_S)
+            with contextlib.suppress(NodeLost):
+                for agent in self._agents:
+                    agent.wait(max(0.0, until - time.monotonic()))
             self.kill()
 
     def kill(self) -> None:
         """Kills every process of the group."""
-        # Only once: the id of an ended process group may be reused.
-        if self._killed:
-            return
         self._killed = True
         self._disconnect()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._agent.pid, signal.SIGKILL)
-        self._agent.wait()
-        assert self._agent.stdin is not None
-        self._agent.stdin.close()
-        self._log.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        for agent in self._agents:
+            agent.kill()
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def _disconnect(self) -> None:
         for channel in self._channels:

@@ -82,6 +82,8 @@ class GroupConfig:
     """Start of the agent's command line: a profiler for all processes of the group. It contains the point's directory,
     so that each such point has its own group."""
     company: str = ""
+    nodes: int = 1
+    """Machines that the ranks are spread over, equally many on each."""
 
     @classmethod
     def of(cls, point: Mapping[str, Any], directory: Path = Path()) -> GroupConfig:
@@ -94,6 +96,7 @@ class GroupConfig:
             environment=tuple(sorted(workers.environment.items())),
             wrapper=workers.wrapper,
             company=workers.company,
+            nodes=workloads.nodes(point),
         )
 
 
@@ -167,9 +170,9 @@ def environment_of(point: Mapping[str, Any]) -> dict[str, str]:
     return own_environment(config) if workloads.of(point).run_here else worker_environment(config)
 
 
-def shared_by(point: Mapping[str, Any]) -> tuple[int, int, tuple[tuple[str, str], ...]]:
+def shared_by(point: Mapping[str, Any]) -> tuple[tuple[int, int], int, tuple[tuple[str, str], ...]]:
     """Returns a key that is equal for points that one group can run, and for all that start their own processes."""
     if workloads.of(point).run_here:
-        return 0, 0, ()
+        return (workloads.nodes(point), 0), 0, ()
     config = GroupConfig.of(point)
-    return config.world_size, config.max_connections or 0, config.environment
+    return (config.nodes, config.world_size), config.max_connections or 0, config.environment

@@ -23,10 +23,13 @@ class SlurmLauncherConf(SlurmQueueConf):
     """Submits Slurm jobs of many points. Options are resolved for every point."""
 
     _target_: str = "hydra_plugins.overlap_sweep_config.SlurmLauncher"
+    nodes: int = "${nodes_of_point:}"  # type: ignore[assignment]
+    """Nodes of a job: runtime.nodes, or as many as a point needs if gpus_per_node is set."""
     gpus_per_node: int | None = "${gpus_of_point:}"  # type: ignore[assignment]
-    """GPUs of a point, such as tp_size; none with runtime.device=cpu."""
+    """GPUs of a point on each node, such as tp_size; none with runtime.device=cpu. Set it to the GPUs that a node has,
+    and points that need more span several nodes."""
     cpus_per_task: int | None = "${cpus_of_point:}"  # type: ignore[assignment]
-    """CPUs of a job: two for each thread of each rank."""
+    """CPUs of a job on each node: two for each thread of each rank."""
     points_per_job: int = 32
     """Points of one TP size that share a job."""
     max_jobs: int | None = 8
@@ -49,7 +52,6 @@ ABOUT_SUBMITIT = {
     "timeout_min": "Time limit of a job, in minutes.",
     "tasks_per_node": "Tasks of a job on each node.",
     "mem_gb": "Memory of a job on each node, in GB.",
-    "nodes": "Nodes of a job.",
     "name": "The job's name in the queue.",
     "stderr_to_stdout": "Write stderr into the log of stdout.",
     "partition": "Slurm partition.",

@@ -18,22 +18,23 @@ from omegaconf import DictConfig, OmegaConf
 from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT, OF_LANGUAGE_MODELS, Model, ModelConfig
 from overlap_sweep.declared import check, spelled, unknown_key
-from overlap_sweep.errors import PointFailed, Refused, UserError
+from overlap_sweep.errors import NodeLost, PointFailed, Refused, UserError
 from overlap_sweep.overlap import models, overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import (
-    LOG_FILE,
     RESULT_FILE,
     Attempt,
     Result,
     Status,
     clear,
+    log_file,
     now,
     read_result,
     settings_file,
     write_atomically,
     write_result,
 )
+from overlap_sweep.runtime.channel import free_port
 from overlap_sweep.runtime.group import GROUP_LOG, WorkerPool, shared_pool
 from overlap_sweep.runtime.group_config import (
     check_multicast,
@@ -47,8 +48,12 @@ from overlap_sweep.runtime.group_config import (
 )
 from overlap_sweep.runtime.kept import LASTING, check_store, kept_result, remember, remembered, whole_result
 from overlap_sweep.runtime.mistakes import unknown_option
+from overlap_sweep.runtime.nodes import take, with_hosts
 from overlap_sweep.runtime.outcome import Outcome, outcomes, tail
+from overlap_sweep.runtime.placement import nodes_of
+from overlap_sweep.runtime.placement import refusal as placement_refusal
 from overlap_sweep.runtime.stopping import stop_if_requested
+from overlap_sweep.workloads import Here
 
 LOG_TAIL_LINES = 20
 LONGEST_ERROR = 10_000
@@ -94,11 +99,15 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     runtime, options = point["runtime"], point["workload"]
     if runtime["device"] == "auto":
         runtime["device"] = "cuda" if elsewhere() or visible_gpus() else "cpu"
-    needed = workloads.gpus(point)
+    runtime["nodes"] = nodes_of(point)
+    needed = -(-workloads.gpus(point) // runtime["nodes"])
     if runtime["device"] == "cuda" and not elsewhere() and needed > visible_gpus():
         (too_many, fewer), visible = workload.fewer_gpus(point), visible_gpus()
         mend = f"use {fewer}" if visible else "check nvidia-smi and CUDA_VISIBLE_DEVICES"
-        raise UserError(f"{too_many} needs {needed} GPUs, but {visible} are visible; {mend}, or runtime.device=cpu.")
+        of_node = " on each node" if runtime["nodes"] > 1 else ""
+        raise UserError(
+            f"{too_many} needs {needed} GPUs{of_node}, but {visible} are visible; {mend}, or runtime.device=cpu."
+        )
     defaults = DEFAULTS[runtime["device"]]
     if not (schema.precision_from and point[schema.precision_from]):
         point["precision"] = point["precision"] or defaults["precision"]
@@ -223,7 +232,7 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     """Measures the point in a group of workers, with retries, and returns its result, which is written."""
     clear(directory)
     workload = workloads.of(point)
-    reason = workload.refusal(point)
+    reason = placement_refusal(point) or workload.refusal(point)
     if reason:
         return _without_times(point, directory, "skipped", reason)
     for variant, settings in workload.overlap_configs(point).items():
@@ -231,7 +240,7 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     earlier: list[Attempt] = []
     pool = shared_pool(directory / GROUP_LOG)
     for left in reversed(range(point["runtime"]["retries"] + 1)):
-        started, log_start = now(), _size(directory / LOG_FILE)
+        started, log_starts = now(), {log: _size(log) for log in _logs(point, directory)}
         reply = _attempt(pool, point, directory, earlier)
         if reply["status"] in LASTING or reply.get("final"):
             break
@@ -248,7 +257,8 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
         return result
     error = reply["error"][:LONGEST_ERROR]
     if reply["status"] != "skipped":
-        error = "\n".join(filter(None, (error, tail(directory / LOG_FILE, LOG_TAIL_LINES, log_start))))
+        log = directory / log_file(reply.get("node", 0))
+        error = "\n".join(filter(None, (error, tail(log, LOG_TAIL_LINES, log_starts[log]))))
     wrong = reply.get("relative_error", {})
     return _without_times(point, directory, reply["status"], error, earlier_attempts=earlier, relative_error=wrong)
 
@@ -264,7 +274,11 @@ def _attempt(pool: WorkerPool, point: dict[str, Any], directory: Path, earlier: 
             reply = pool.run(point, directory, limits.limit_s(point), earlier)
     except PointFailed as failure:
         status = "timeout" if failure.timed_out else "failed"
-        return {"status": status, "error": str(failure), "final": failure.final}
+        return {"status": status, "error": str(failure), "final": failure.final, "node": failure.node}
+    except NodeLost:
+        # The first node may have written a result before the lost one had written its traces.
+        clear(directory)
+        raise
     if reply["status"] == "ok" and whole_result(directory) is None:
         return {"status": "failed", "error": f"the workers wrote no complete {RESULT_FILE}"}
     return {**reply, "final": reply.get("sound", False)}
@@ -274,8 +288,18 @@ def _run_here(point: dict[str, Any], directory: Path, earlier: Sequence[Attempt]
     """Runs a point that starts its own processes, and writes its result. Returns a reply as workers do."""
     workload, started, clock = workloads.of(point), now(), time.perf_counter()
     assert workload.run_here
+    own, *others = nodes = take(workloads.nodes(point), point["runtime"]["start_timeout_s"])
+    here = Here(
+        environment=environment_of(point),
+        limit_s=limits.limit_s(point),
+        host=own.address,
+        port=free_port(),
+        start_on_others=[other.start for other in others],
+        host_names=[node.host for node in nodes],
+        interfaces=[node.interface if others else None for node in nodes],
+    )
     try:
-        measured = workload.run_here(point, directory, environment_of(point), limits.limit_s(point))
+        measured = workload.run_here(point, directory, here)
     except Refused as reason:
         return {"status": "skipped", "error": str(reason)}
     result = Result(
@@ -283,7 +307,7 @@ def _run_here(point: dict[str, Any], directory: Path, earlier: Sequence[Attempt]
         point=point,
         status="ok",
         settings=workload.overlap_configs(point).get("", OverlapConfig()).slots,
-        environment={**machine_of(point), **measured.pop("environment", {})},
+        environment={**with_hosts(machine_of(point), nodes), **measured.pop("environment", {})},
         started=started,
         wall_s=time.perf_counter() - clock,
         earlier_attempts=list(earlier),
@@ -291,6 +315,10 @@ def _run_here(point: dict[str, Any], directory: Path, earlier: Sequence[Attempt]
     )
     write_result(directory, result)
     return {"status": "ok"}
+
+
+def _logs(point: Mapping[str, Any], directory: Path) -> list[Path]:
+    return [directory / log_file(node) for node in range(workloads.nodes(point))]
 
 
 def _size(log: Path) -> int:

@@ -3,7 +3,9 @@ stops after the running point."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from typing import Any
 
 STOP_AFTER_POINT = signal.SIGUSR2
@@ -37,6 +39,8 @@ def stop_if_requested() -> None:
 def _after_the_point(number: int, frame: Any) -> None:
     global _stop_signal
     _stop_signal = signal.Signals(number)
+    # A handler may run in the middle of a print.
+    os.write(sys.stderr.fileno(), f"{_stop_signal.name}: stops after the running point\n".encode())
 
 
 def _now(number: int, frame: Any) -> None:

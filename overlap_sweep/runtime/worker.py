@@ -9,8 +9,8 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,25 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.environment import conditions, environment
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results import run_directory
-from overlap_sweep.results.run_directory import LOG_FILE, Result, now
+from overlap_sweep.results.run_directory import Result, log_file, now
+from overlap_sweep.runtime.channel import SECRET, connect
+
+CONNECT_S = 30.0
+"""Time to connect to the launcher."""
 
 
-def main(address: str, device: str, timeout_s: float) -> None:
+@dataclass(frozen=True)
+class Place:
+    """The machine of a rank."""
+
+    node: int
+    nodes: int
+
+
+def main(address: str, device: str, timeout_s: float, place: Place) -> None:
     """Runs a rank in a process of torch's elastic launch, which sets RANK etc. in the environment."""
-    ranks = _join(device, timeout_s)
-    channel = Client(address, "AF_UNIX")
+    ranks = _join(device, timeout_s, place)
+    channel = connect(address, os.environ[SECRET], CONNECT_S)
     channel.send(ranks.rank)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
@@ -38,7 +50,11 @@ def main(address: str, device: str, timeout_s: float) -> None:
     dist.destroy_process_group()
 
 
-def _join(device: str, timeout_s: float) -> Ranks:
+def _join(device: str, timeout_s: float, place: Place) -> Ranks:
+    # torch numbers the nodes by name and process; ours are in the order of the launch.
+    of_node = int(os.environ["LOCAL_WORLD_SIZE"])
+    os.environ["RANK"] = str(place.node * of_node + int(os.environ["LOCAL_RANK"]))
+    os.environ["GROUP_RANK"] = str(place.node)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     timeout = timedelta(seconds=timeout_s)
     if device == "cuda":
@@ -50,7 +66,7 @@ def _join(device: str, timeout_s: float) -> Ranks:
     else:
         here = torch.device("cpu")
         dist.init_process_group("gloo", timeout=timeout)
-    return Ranks(dist.get_rank(), dist.get_world_size(), here)
+    return Ranks(dist.get_rank(), dist.get_world_size(), here, place.node, place.nodes)
 
 
 def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
@@ -58,7 +74,7 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     directory, point = Path(request["directory"]), request["point"]
     started, clock = now(), time.perf_counter()
     workload = workloads.of(point)
-    with _output_to(directory / LOG_FILE):
+    with _output_to(directory / log_file(ranks.node)):
         try:
             before = conditions(ranks) if ranks.rank == 0 else {}
             assert workload.run
@@ -71,7 +87,8 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         except Exception as error:
             traceback.print_exc()
             sys.stderr.flush()
-            return {"status": "failed", "error": f"rank {ranks.rank}: {type(error).__name__}: {error}"}
+            said = f"rank {ranks.rank}: {type(error).__name__}: {error}"
+            return {"status": "failed", "error": said, "node": ranks.node}
     if ranks.rank == 0:
         result = Result(
             name=directory.name,

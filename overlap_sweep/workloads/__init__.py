@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from overlap_sweep import backends
 from overlap_sweep.config import PointConfig
 from overlap_sweep.errors import UserError
+from overlap_sweep.processes import Start
 
 if TYPE_CHECKING:
     from overlap_sweep.measure import Ranks
@@ -33,7 +34,27 @@ Config = Mapping[str, Any]
 Run = Callable[[Config, Path, "Ranks"], dict[str, Any]]
 
 
-RunHere = Callable[[Config, Path, Mapping[str, str], float], dict[str, Any]]
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """Environment, limits and machines for a workload that starts its own processes."""
+
+    environment: Mapping[str, str]
+    """Environment of its processes."""
+    limit_s: float
+    """Time limit in seconds."""
+    host: str = "localhost"
+    """Address of this machine, the first of the point, as its other machines reach it."""
+    port: int = 0
+    """A free port of this machine."""
+    start_on_others: Sequence[Start] = ()
+    """For each other machine of the point what starts processes there, in the order of ranks."""
+    host_names: Sequence[str] = ("localhost",)
+    """Names of the point's machines, this one first."""
+    interfaces: Sequence[str | None] = (None,)
+    """Network interface by which the point's other machines reach each, if it is known and there are others."""
+
+
+RunHere = Callable[[Config, Path, Here], dict[str, Any]]
 
 
 def run_of(package: str) -> Run:
@@ -43,6 +64,10 @@ def run_of(package: str) -> Run:
 
 def _tp_size(config: Config) -> int:
     return int(config["tp_size"])
+
+
+def _on_one_node(config: Config) -> str:
+    return f"workload={config['workload']['name']} runs on one node; leave out runtime.nodes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +161,13 @@ class Workload:
     """Runs on every rank of the group: writes files into the run directory and returns the measured fields of the
     point's `Result`. If it raises `Refused`, the point is skipped with that reason; if `WrongNumbers`, it fails."""
     run_here: RunHere | None = None
-    """Instead of `run`: runs in the launcher's process and starts processes of its own, with the given environment and
-    time limit in seconds. They have ended when it returns or raises. Returns fields of the `Result` like `run`, with
-    `environment` for what it learnt of the machine. `Refused` as in `run`; `PointFailed` if nothing was measured."""
+    """Instead of `run`: runs in the launcher's process and starts processes of its own. They have ended when it returns
+    or raises. Returns fields of the `Result` like `run`, with `environment` for what it learnt of the machine.
+    `Refused` as in `run`; `PointFailed` if nothing was measured."""
     refusal: Callable[[Config], str | None] = lambda config: None
     """Returns why a completed point cannot be measured, or None."""
+    on_one_node: Callable[[Config], str | None] = _on_one_node
+    """Returns why all ranks of a completed point must be on one machine, in one line; None if they need not."""
     overlap_configs: Callable[[Config], dict[str, OverlapConfig]] = lambda config: {}
     """Returns the overlap configurations that the backend gets, by variant, or under "" for the whole point. They are
     written into the run directory."""
@@ -223,6 +250,29 @@ def world_size(config: Config) -> int:
 def gpus(config: Config) -> int:
     """Returns the number of GPUs that a point needs: one for each rank, plus idle ones."""
     return world_size(config) + of(config).idle_gpus(config)
+
+
+def nodes(config: Config) -> int:
+    """Returns the number of machines that a resolved point's ranks are spread over."""
+    return int(config["runtime"].get("nodes") or 1)
+
+
+def ranks_per_node(config: Config) -> int:
+    """Returns the number of ranks that a resolved point has on each machine."""
+    return world_size(config) // nodes(config)
+
+
+def tp_groups_on_nodes(config: Config) -> str | None:
+    """Returns why a resolved point's tensor-parallel groups of neighbouring ranks don't fit on a machine each, or
+    None."""
+    tp_size, of_node = int(config["tp_size"]), ranks_per_node(config)
+    if of_node % tp_size == 0:
+        return None
+    of_each = f"{of_node} ranks" if of_node > 1 else "single rank"
+    return (
+        f"tp_size={tp_size} does not fit the {of_each} of a node with runtime.nodes={nodes(config)}; "
+        "use a tp_size that divides the ranks of a node"
+    )
 
 
 def section_module(name: str) -> Any:

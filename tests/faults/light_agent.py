@@ -6,6 +6,7 @@ sitecustomize.py runs it in the place of overlap_sweep.runtime.agent.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import multiprocessing
 import os
@@ -13,26 +14,34 @@ import threading
 import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
-from sitecustomize import run_as_planned
+from sitecustomize import run_as_planned, start_as_planned
 
+from overlap_sweep import workloads
 from overlap_sweep.errors import WrongNumbers
-from overlap_sweep.overlap import space
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import Result, write_result
 from overlap_sweep.runtime.agent import _die_with_launcher
+from overlap_sweep.runtime.channel import SECRET, connect
 from overlap_sweep.workloads.operator.result import OperatorTimes
-from tests.make_point import pass_times
+from tests.make_point import MEASURED, pass_times
 
 
 def main(arguments: Sequence[str]) -> None:
     """Does not return."""
-    world_size, address = (arguments[arguments.index(name) + 1] for name in ("--world-size", "--address"))
-    threading.Thread(target=_die_with_launcher, args=(Path(address).parent,), daemon=True).start()
+    parser = argparse.ArgumentParser()
+    for name, default in (("--world-size", 0), ("--nodes", 1), ("--node", 0)):
+        parser.add_argument(name, type=int, default=default)
+    parser.add_argument("--address")
+    given = parser.parse_known_args(arguments)[0]
+    threading.Thread(target=_die_with_launcher, args=(given.address,), daemon=True).start()
+    start_as_planned(given.node)
+    of_node = given.world_size // given.nodes
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=run_jobs, args=(rank, address)) for rank in range(int(world_size))]
+    numbers = range(given.node * of_node, (given.node + 1) * of_node)
+    ranks = [context.Process(target=run_jobs, args=(rank, given.address)) for rank in numbers]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -41,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run_jobs(rank: int, address: str) -> None:
-    channel = Client(address, "AF_UNIX")
+    channel = connect(address, os.environ[SECRET], 10.0)
     channel.send(rank)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
@@ -59,18 +68,25 @@ def work(request: dict[str, Any], rank: int) -> dict[str, Any]:
         (directory / "worker.log").write_text(traceback.format_exc())
         return {"status": "failed", "error": f"rank {rank}: {type(error).__name__}: {error}"}
     if rank == 0:
-        time_us = 100.0 + (point["num_sm"] or 0)
         result = Result(
             name=directory.name,
             point=point,
             status="ok",
-            settings=space.settings(point),
-            measured=OperatorTimes(times=dict.fromkeys(("fwd", "bwd", "all"), pass_times(time_us))),
-            objective_us=time_us,
+            settings=workloads.of(point).overlap_configs(point).get("", OverlapConfig()).slots,
             environment=request["machine"],
             started=started,
             wall_s=0.1,
             earlier_attempts=request["earlier_attempts"],
+            **measured(point),
         )
         write_result(directory, result)
     return {"status": "ok"}
+
+
+def measured(point: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a result that depend on the workload. More SMs are slower."""
+    if point["workload"]["name"] != "operator":
+        return MEASURED[point["workload"]["name"]](point)
+    time_us = 100.0 + (point["num_sm"] or 0)
+    times = OperatorTimes(times=dict.fromkeys(("fwd", "bwd", "all"), pass_times(time_us)))
+    return {"measured": times, "objective_us": time_us}

@@ -1,10 +1,12 @@
-"""Makes points of the operator workload fail or wait. Python loads this at its start where it is on PYTHONPATH.
+"""Makes points of the workloads operator and fsdp fail or wait. Python loads this at its start where it is on its path.
 
 OVERLAP_SWEEP_FAULTS names a directory with
 
     plan.json       a list of such as {"num_sm": 2, "fault": "segfault", "times": 1, "rank": 1}: `fault` names a
                     function below; `times` is how many attempts at the point it spoils (default: all), `rank` the rank
-                    on which it happens, null for every one (default 1); what else is given chooses the points
+                    on which it happens, null for every one (default 1); what else is given chooses the points;
+                    an entry with `agent` or `task`, the number of a node, happens when the light agent or the Slurm
+                    task of that node starts
     hold/POINT      the point whose run directory has that name waits while this file is there
     journal.jsonl   gets a line when a rank begins a point, and when it has run it
 
@@ -92,10 +94,39 @@ def kills_job() -> None:
     time.sleep(10**6)
 
 
+def dies() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def waits() -> None:
+    time.sleep(10**6)
+
+
+def kills_agent() -> None:
+    """Only of light groups, whose ranks are the agent's children."""
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(10**6)
+
+
+def start_as_planned(node: int) -> None:
+    """Called by light agents: an entry of the plan with `agent` is about that of this node, not about points."""
+    _happen_at_start("agent", node)
+
+
+def _happen_at_start(kind: str, node: int) -> None:
+    faults = Path(os.environ["OVERLAP_SWEEP_FAULTS"])
+    begun = {"event": "started", kind: node}
+    before = sum(begun.items() <= noted.items() for noted in read_journal(faults))
+    _note(faults, begun)
+    for entry in json.loads((faults / PLAN).read_text()):
+        if entry.get(kind) == node and before < entry.get("times", 10**6):
+            globals()[entry["fault"]]()
+
+
 def run_as_planned(point: dict[str, Any], directory: Path, rank: int, run: Callable[[], Any]) -> Any:
     """Runs the point, whose run directory is given, as far as its faults allow."""
     faults = Path(os.environ["OVERLAP_SWEEP_FAULTS"])
-    line = {"point": directory.name, "num_sm": point["num_sm"], "tp_size": point["tp_size"], "rank": rank}
+    line = {"point": directory.name, "num_sm": point.get("num_sm"), "tp_size": point.get("tp_size"), "rank": rank}
     begun = {**line, "event": "begun"}
     before = sum(begun.items() <= noted.items() for noted in read_journal(faults))
     _note(faults, begun)
@@ -103,7 +134,7 @@ def run_as_planned(point: dict[str, Any], directory: Path, rank: int, run: Calla
         time.sleep(0.05)
     for entry in json.loads((faults / PLAN).read_text()):
         chosen = {name: value for name, value in entry.items() if name not in ("fault", "times", "rank")}
-        here = entry.get("rank", 1) in (rank, None)
+        here = entry.get("rank", 1) in (rank, None) and not entry.keys() & {"agent", "task"}
         if here and chosen.items() <= point.items() and before < entry.get("times", 10**6):
             globals()[entry["fault"]]()
     measured = run()
@@ -132,7 +163,7 @@ def _spoil_workload(module: ModuleType) -> None:
     module.WORKLOAD = replace(module.WORKLOAD, run=spoilt)
 
 
-CHANGED = {"overlap_sweep.workloads.operator": _spoil_workload}
+CHANGED = {f"overlap_sweep.workloads.{name}": _spoil_workload for name in ("operator", "fsdp")}
 """By module what is done to it when it is imported. Of the workload only workers ever call what is changed, and they
 fork from a server that has it not imported yet."""
 
@@ -159,4 +190,6 @@ if "OVERLAP_SWEEP_FAULTS" in os.environ:
         from light_agent import main
 
         main(sys.orig_argv)
+    if "submitit.core._submit" in sys.orig_argv:
+        _happen_at_start("task", int(os.environ["SLURM_PROCID"]))
     sys.meta_path.insert(0, _Finder())

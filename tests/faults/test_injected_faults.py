@@ -57,7 +57,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Swept]:
         launch = faulty_launch(root, plan)
         numbers = [num_sm_of(fault) for fault in faults]
         values = ",".join(map(str, range(numbers[0] - 1, numbers[-1] + 2)))
-        found[name] = Swept(root, launch, launch.start("-m", f"num_sm={values}", "runtime.timeout_s=20", *TINY), [], {})
+        found[name] = Swept(root, launch, launch.start("-m", f"num_sm={values}", "runtime.timeout_s=10", *TINY), [], {})
     for one in found.values():
         one.printed.extend(one.process.communicate(timeout=240))
         one.results.update({result.point["num_sm"]: result for result in one.launch.results().values()})

@@ -160,6 +160,11 @@ def nvidia(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clocks
 
 
+def test_conditions_on_several_nodes_are_of_this_node_s_gpus(nvidia: list[float]) -> None:
+    for nodes, count in {1: 8, 2: 4, 8: 1}.items():
+        assert len(environment.conditions(Ranks(0, 8, GPU, node=0, nodes=nodes))["gpus"]) == count
+
+
 def test_each_moment_has_the_sample_that_was_taken_last_before_it_and_a_lost_gpu_leaves_no_old_ones(
     nvidia: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:

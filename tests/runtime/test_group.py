@@ -3,12 +3,15 @@ log is told. No process is started."""
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from multiprocessing.connection import Client, Pipe
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ import pytest
 
 from overlap_sweep.errors import PointFailed, UserError
 from overlap_sweep.runtime import group
+from overlap_sweep.runtime.channel import connect, listen
 from overlap_sweep.runtime.group import WorkerGroup, WorkerPool
 from overlap_sweep.runtime.group_config import GroupConfig, check_multicast, check_temporary_directory
 from overlap_sweep.runtime.outcome import MOST_BYTES, tail
@@ -33,8 +37,8 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     monkeypatch.setattr(group, "SETTLE_S", 0.3)
     (tmp_path / "log").touch()
     found: Any = WorkerGroup(GroupConfig(2, "cpu", 1, False, 1, 0.5, 60), tmp_path / "log")
-    found._agent = SimpleNamespace(poll=lambda: None, wait=lambda timeout: None, returncode=3)
-    found._log_start = 0
+    found._agents = [SimpleNamespace(poll=lambda: None, wait=lambda timeout: 3)]
+    found._logs = {tmp_path / "log": 0}
     pairs = [Pipe() for _ in range(2)]
     found._channels = [ours for ours, _ in pairs]
     yield found, [theirs for _, theirs in pairs]
@@ -79,12 +83,32 @@ def test_a_closed_connection_is_a_death(ranks: Ranks) -> None:
         found._collect(5)
 
 
+def test_a_machine_that_is_unreachable_is_a_death_of_its_ranks(ranks: Ranks) -> None:
+    """Over TCP that is no ConnectionError."""
+    found, workers = ranks
+
+    class Unreachable(Connection):
+        def recv(self) -> Any:
+            raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+        def send(self, obj: Any) -> None:
+            self.recv()
+
+    workers[1].send(OK)
+    with Unreachable(os.dup(found._channels[1].fileno())) as broken:
+        found._channels[1] = broken
+        with pytest.raises(PointFailed, match=r"rank 1 died \(its agent exited with 3\)"):
+            found._collect(5)
+        with pytest.raises(PointFailed, match=r"the worker group died \(its agent exited with 3\)"):
+            found._send({})
+
+
 def test_of_deaths_the_group_s_own_counts(ranks: Ranks, tmp_path: Path) -> None:
     """The log also has those of the groups before it."""
     found, workers = ranks
     log = tmp_path / "log"
     log.write_text("  exitcode  : -9 (pid: 1)  (SIGKILL)\n")
-    found._log_start = log.stat().st_size
+    found._logs = {log: log.stat().st_size}
     workers[0].close()
     with pytest.raises(PointFailed, match="its agent exited with 3"):
         found._collect(5)
@@ -93,18 +117,19 @@ def test_of_deaths_the_group_s_own_counts(ranks: Ranks, tmp_path: Path) -> None:
         found._collect(5)
 
 
-def test_a_rank_that_connects_and_says_nothing_has_not_joined(
-    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # An address has to be short.
-    monkeypatch.chdir(tmp_path)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind("s")
-        listener.listen(2)
-        with Client("s"), Client("s") as joined:
-            joined.send(0)
-            with pytest.raises(PointFailed, match=r"only [01] of 2 ranks joined within runtime.start_timeout_s=0.5"):
-                ranks[0]._accept(listener)
+def test_a_rank_that_connects_and_says_nothing_has_not_joined(ranks: Ranks, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+
+    def join(*said: int) -> None:
+        with connect(str(path), "secret", 5.0) as joined:
+            for word in said:
+                joined.send(word)
+            time.sleep(2.0)
+
+    with listen(path, 2) as listener, ThreadPoolExecutor() as others:
+        others.map(lambda said: join(*said), [(), (0,)])
+        with pytest.raises(PointFailed, match=r"only [01] of 2 ranks joined within runtime.start_timeout_s=0.5"):
+            ranks[0]._accept(listener, "secret")
 
 
 def test_a_group_is_shared_by_points_alike_unless_they_are_isolated_or_it_is_dead(

@@ -101,7 +101,7 @@ def test_a_group_that_is_killed_leaves_nothing_of_it(
     with WorkerGroup(GroupConfig.of(point("distributed.dp_size=1"), tmp_path), tmp_path / "log") as group:
         assert len(launch.processes()) >= 2
         group.kill()
-        wait_for(lambda: not launch.processes(), 10)
+        wait_for(lambda: not launch.processes())
 
 
 def test_each_profiled_point_has_a_group_of_its_own(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from overlap_sweep.runtime.slurm.queue import (
     ENDED,
     JobRecord,
     JobState,
+    given_up_path,
     job_states,
     living_jobs,
     write_record,
@@ -226,3 +227,22 @@ def test_what_an_ended_job_leaves_is_handed_on(
     watch.run()
     assert submitted == packs
     assert [watch.results[job.directory].status for job in jobs] == statuses
+
+
+def test_the_points_of_a_job_whose_nodes_do_not_find_each_other_are_given_up_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other job would fare better, and no point is to blame."""
+    monkeypatch.setattr(launcher, "job_states", lambda logs: dict.fromkeys(logs, JobState("FAILED")))
+    points = [operator_config(num_sm=num_sm, runtime={"retries": 1}) for num_sm in (1, 2, 3)]
+    jobs = [Job(one["num_sm"], [], OmegaConf.create({}), one, tmp_path / f"sm{one['num_sm']}") for one in points]
+    write_record(tmp_path, JobRecord("7", {}, str(tmp_path / "log")))
+    given_up_path(tmp_path, "7").write_text("node 1 of 2 has not joined")
+    (jobs[0].directory).mkdir()
+    (jobs[0].directory / CLAIM_FILE).touch()
+    submitted = {"7": Submitted(Pack({}, jobs), tmp_path / "log")}
+    watch = Watch(tmp_path, submitted, lambda packs: pytest.fail("submitted another job"), Outcomes(), 0.0)
+    watch.run()
+    assert watch.results == {}
+    assert watch.outcomes.given_up == {job.directory: "Slurm job 7: node 1 of 2 has not joined" for job in jobs}
+    assert list((tmp_path / ".slurm").iterdir()) == []

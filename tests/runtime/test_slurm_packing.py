@@ -114,6 +114,8 @@ def test_a_launch_takes_over_the_points_of_a_living_job_that_it_asks_for(tmp_pat
         (adopted,) = adopt([record], asked).values()
         assert adopted.pack.jobs == asked
         assert adopted.has_others is (asked != jobs)
+    (adopted,) = adopt([record], jobs[:2], {"sm3"}).values()
+    assert not adopted.has_others, "the third has a result"
     other = replace(jobs[0], point=operator_point(num_sm=77))
     with pytest.raises(UserError, match="measures sm1 with a different configuration"):
         adopt([record], [other])

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -100,7 +101,8 @@ def test_sigusr2_stops_after_the_running_point_and_the_printed_command_goes_on(r
     before = one.finished()
     assert sorted(before) == ["tp2_sm1", "tp2_sm2"]
     assert {(result.status, len(result.earlier_attempts)) for result in one.launch.results().values()} == {("ok", 0)}
-    told, command = stderr.splitlines()
+    heard, told, command = stderr.splitlines()
+    assert heard == "SIGUSR2: stops after the running point"
     assert told.startswith("interrupted: 2 ok, 2 missing; ")
     assert command.startswith("resume with: python launch.py -m num_sm=1,2,3,4")
 
@@ -143,6 +145,27 @@ def test_a_killed_launcher_leaves_nothing(running: dict[str, Running]) -> None:
     one.process.kill()
     one.end()
     assert sorted(one.finished()) == ["tp2_sm1"]
+
+
+@pytest.mark.parametrize("written", ["", "x"])
+def test_an_agent_ends_with_its_launcher_also_if_that_has_not_read_all(written: str) -> None:
+    """What stands in for the agent has a rank's chance to write into its standard input."""
+    ours, theirs = socket.socketpair()
+    code = "import os; from overlap_sweep.runtime.agent import _die_with_launcher; "
+    code += f"os.write(0, {written.encode()!r}); print(flush=True); _die_with_launcher('/nowhere/workers')"
+    with theirs:
+        agent = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            stdin=theirs.fileno(),
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+    with agent:
+        assert agent.stdout
+        assert agent.stdout.readline() == b"\n"
+        ours.close()
+        assert agent.wait(60) == -signal.SIGKILL
 
 
 def test_a_group_that_cannot_start_fails_the_point_with_the_reason(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ class SlurmSweep:
     """See tests/faults/sitecustomize.py."""
     light: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
+    points: Sequence[str] = POINTS
+    """What all of its launches ask for."""
 
     def __post_init__(self) -> None:
         self.faults = faults_in(self.folder, self.plan)
@@ -57,7 +59,7 @@ class SlurmSweep:
     def start(self, *arguments: str, torchrun: bool = False) -> subprocess.Popen[str]:
         # By its name the jobs of this sweep are told from those of other tests, which squeue shows for a while.
         through_slurm = (*THROUGH_SLURM, f"hydra.launcher.name={self.launch.tag}")
-        process = self.launch.start("-m", *POINTS, *(() if torchrun else through_slurm), *arguments)
+        process = self.launch.start("-m", *(() if torchrun else through_slurm), *self.points, *arguments)
         self._started.append(process)
         return process
 
@@ -117,6 +119,10 @@ class SlurmSweep:
         os.kill(working_off, signal.SIGKILL)
         wait_for(lambda: not of_job.keys() & self.launch.processes().keys())
 
+    def processes(self) -> list[str]:
+        """Command lines of what the jobs have running, on whatever node."""
+        return list(self.launch.processes("SUBMITIT_EXECUTOR=slurm").values())
+
     def end_in(self, seconds: float) -> None:
         """Moves the end of the only job's time limit."""
         (job,) = self.jobs()
@@ -147,10 +153,10 @@ class SlurmSweep:
     def wait_until_begun(self, *points: str) -> None:
         self.slurm.wait_for(lambda: set(points) <= set(self.measured()), f"the begin of {points}", 200, self.logs)
 
-    def measured(self, event: str = "begun") -> Counter[str]:
-        """How often the workers began each point, or came to its end (`run`)."""
+    def measured(self, event: str = "begun", rank: int = 0) -> Counter[str]:
+        """How often a rank began each point, or came to its end (`run`)."""
         noted = read_journal(self.faults)
-        return Counter(line["point"] for line in noted if line["event"] == event and line["rank"] == 0)
+        return Counter(line["point"] for line in noted if line["event"] == event and line.get("rank") == rank)
 
     def restarts(self) -> int:
         """The most often that one of the jobs which began a point had been queued again."""

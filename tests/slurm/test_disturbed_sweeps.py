@@ -124,6 +124,7 @@ def test_a_job_that_is_told_to_end_waits_for_it_and_can_be_queued_again(
 def test_where_a_job_may_not_be_queued_again_another_goes_on(slurm: Slurm, begun: dict[str, SlurmSweep]) -> None:
     sweep = begun["not queued again"]
     slurm.run("scancel", "--signal=USR2", *sweep.jobs())
+    slurm.wait_for(lambda: "SIGUSR2: stops after the running point" in sweep.logs(), "the signal")
     sweep.release()
     sweep.finish()
     assert sweep.statuses() == ok(points(1, 2, 3))

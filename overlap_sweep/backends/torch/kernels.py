@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from overlap_sweep.measure import Ranks
 
+SPANS_NODES = True
 NUM_SPLITS = (2, 4)
 SHARES = {"cuda": (4, 8, 16), "cpu": (1, 2)}
 """num_sm of overlapped implementations: CTAs that NCCL may take from the GEMM, or chunks that gloo moves at once."""

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
@@ -16,13 +16,17 @@ from hydra.core.utils import JobReturn
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import point_identity
-from overlap_sweep.runtime.group import GROUP_LOG, WorkerPool, shared_pool
+from overlap_sweep.results.run_directory import write_atomically
+from overlap_sweep.runtime.group import GROUP_LOG, shared_pool
 from overlap_sweep.runtime.jobs import Job, Sweep, run_jobs
 from overlap_sweep.runtime.kept import whole_result
 from overlap_sweep.runtime.lock import claimed
+from overlap_sweep.runtime.meeting import Place, place_on_slurm
+from overlap_sweep.runtime.nodes import gather, late, lost
 from overlap_sweep.runtime.outcome import outcomes, progress
 from overlap_sweep.runtime.point import resolve
-from overlap_sweep.runtime.slurm.queue import RECORDS
+from overlap_sweep.runtime.serve import serve
+from overlap_sweep.runtime.slurm.queue import RECORDS, given_up_path
 from overlap_sweep.runtime.stopping import STOP_AFTER_POINT, Stopped, listen, stop_if_requested
 
 IDLE_RESTARTS = 3
@@ -58,6 +62,11 @@ class Batch:
     def __call__(self) -> None:
         # Replaces submitit's handlers, which would abort the running point.
         listen()
+        place = place_on_slurm(os.environ, _job_id(), self.sweep.directory / RECORDS)
+        if place and place.number:
+            _serve_first_task(place)
+        if place:
+            gather(place)
         Singleton.set_state(self.singletons)
         self.sweep.set_up()
         try:
@@ -75,9 +84,13 @@ class Batch:
         except Stopped as stopped:
             print(f"stopped by {stopped}: {outcomes.counts_line()}", flush=True)
             if stopped.number != STOP_AFTER_POINT:
-                _await_the_end(pool)
-            elif len(outcomes.missing) < len(left) or _restarts() < IDLE_RESTARTS:
-                _queue_again()
+                pool.close()
+                _await_the_end()
+            self._rest_later(left)
+            return
+        if lost():
+            # Slurm has other nodes, on which the rest can be measured.
+            self._rest_later(left)
             return
         for directory, reason in outcomes.given_up.items():
             print(f"{directory.name}: {reason}", file=sys.stderr, flush=True)
@@ -85,9 +98,25 @@ class Batch:
             # Raises the task's exception, which Hydra keeps; submitit writes it to the job's log.
             _ = job_return.return_value
 
+    def _rest_later(self, left: Sequence[Job]) -> None:
+        """Requeues the job for what is left, unless it came to nothing too often. Then the waiting launcher gives up
+        all points if a node never joined, and otherwise blames the first, which may be why a node was lost."""
+        for directory, reason in outcomes.given_up.items():
+            print(f"{directory.name}: {reason}", file=sys.stderr, flush=True)
+        again = len(outcomes.missing) < len(left) or _restarts() < IDLE_RESTARTS
+        if again and (_queue_again() or not late()):
+            return
+        if late():
+            write_atomically(given_up_path(self.sweep.directory, _job_id()), late().encode())
+            sys.exit(f"error: {late()}")
+        if lost():
+            sys.exit(f"error: nodes were lost {IDLE_RESTARTS + 1} times before a point was measured")
+
     def _run_jobs(self, jobs: Sequence[Job]) -> list[JobReturn]:
         returned: list[JobReturn] = []
         for job in jobs:
+            if lost():
+                break
             job.directory.mkdir(parents=True, exist_ok=True)
             with claimed(job.directory, CLAIM_PATIENCE_S) as ours:
                 stop_if_requested()
@@ -100,16 +129,24 @@ def _restarts() -> int:
     return int(os.environ.get("SLURM_RESTART_COUNT", 0))
 
 
-def _queue_again() -> None:
-    """Requeues the job; if Slurm refuses, the waiting launcher submits a new one."""
+def _queue_again() -> bool:
+    """Requeues the job; returns whether Slurm agreed. If it refuses, the waiting launcher submits a new one."""
     answer = subprocess.run(["scontrol", "requeue", _job_id()], capture_output=True, text=True, check=False)
     print(answer.stderr.strip() or f"job {_job_id()} was requeued", flush=True)
+    return answer.returncode == 0
 
 
-def _await_the_end(pool: WorkerPool) -> None:
+def _serve_first_task(place: Place) -> NoReturn:
+    """Starts and ends processes on this node as the job's first task asks, which is the launcher."""
+    try:
+        sys.exit(serve(place))
+    except Stopped:
+        _await_the_end()
+
+
+def _await_the_end() -> NoReturn:
     """Waits until Slurm kills the job, as its SIGTERM announced. If the job exited before, it would count as completed
     and not be requeued after a preemption."""
-    pool.close()
     time.sleep(END_PATIENCE_S)
     sys.exit(1)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,13 @@ from hydra.core.utils import JobReturn
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.run_directory import Attempt, Result, clear, now, write_result
+from overlap_sweep.runtime import placement
 from overlap_sweep.runtime.jobs import Job, Sweep, begin, distinct, job_return, keep_results
 from overlap_sweep.runtime.kept import whole_result
 from overlap_sweep.runtime.lock import CLAIM_FILE
 from overlap_sweep.runtime.outcome import Outcome, Outcomes, outcomes, progress, tail
-from overlap_sweep.runtime.slurm.queue import JobRecord, JobState, forget, job_states, living_jobs
+from overlap_sweep.runtime.point import measure
+from overlap_sweep.runtime.slurm.queue import JobRecord, JobState, forget, given_up_path, job_states, living_jobs
 from overlap_sweep.runtime.slurm.submission import Pack, Submitted, check_slurm, launcher_options, pack, submit
 from overlap_sweep.runtime.stopping import stop_if_requested
 
@@ -53,12 +55,27 @@ def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: in
     left = [job for job in points if job.directory not in results]
     if left:
         with progress(len(left), outcomes):
-            results |= _have_measured(sweep, left)
+            refused = _refuse(left)
+            left = [job for job in left if job.directory not in refused]
+            results |= refused
+            results |= _have_measured(sweep, left, results.keys()) if left else {}
     return [job_return(job, results.get(job.directory)) for job in jobs]
 
 
-def _have_measured(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
-    adopted = adopt(living_jobs(sweep.directory), jobs)
+def _refuse(jobs: Sequence[Job]) -> dict[Path, Result]:
+    """Returns the results of points that cannot be spread over their nodes. No job asks for nodes only to say that."""
+    refused = {}
+    for job in jobs:
+        if placement.refusal(job.point):
+            job.directory.mkdir(parents=True, exist_ok=True)
+            refused[job.directory] = measure(job.point, job.directory)
+            outcomes.add(Outcome(job.directory, refused[job.directory]))
+    return refused
+
+
+def _have_measured(sweep: Sweep, jobs: Sequence[Job], done: Collection[Path]) -> dict[Path, Result]:
+    """Returns the results of the jobs, after those that are done."""
+    adopted = adopt(living_jobs(sweep.directory), jobs, {directory.name for directory in done})
     taken = {job.directory for submitted in adopted.values() for job in submitted.pack.jobs}
     new = [job for job in jobs if job.directory not in taken]
     poll_s = launcher_options(jobs[0])["poll_s"]
@@ -82,8 +99,9 @@ def _have_measured(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
     return watch.results
 
 
-def adopt(records: Sequence[JobRecord], jobs: Sequence[Job]) -> dict[str, Submitted]:
-    """Returns the living jobs of earlier launches that measure some of these points, by id.
+def adopt(records: Sequence[JobRecord], jobs: Sequence[Job], done: Collection[str] = ()) -> dict[str, Submitted]:
+    """Returns the living jobs of earlier launches that measure some of these points, by id. `done`: names of points
+    that this launch requests, too, but which have results.
 
     UserError if one of them measures a different point in the same directory.
     """
@@ -97,8 +115,9 @@ def adopt(records: Sequence[JobRecord], jobs: Sequence[Job]) -> dict[str, Submit
                 f"cancel it with: scancel {record.job_id}"
             )
         if points:
-            packed, partly = Pack(pack(points)[0].options, points), len(points) < len(record.points)
-            found[record.job_id] = Submitted(packed, Path(record.log), has_others=partly)
+            packed = Pack(pack(points)[0].options, points)
+            has_others = not record.points.keys() <= by_name.keys() | set(done)
+            found[record.job_id] = Submitted(packed, Path(record.log), has_others=has_others)
     return found
 
 
@@ -156,8 +175,8 @@ class Watch:
             if submitted.seen_ended >= PATIENCE_POLLS:
                 self._collect()
                 del self.jobs[job_id]
-                forget(self.directory, job_id)
                 self._inherit(job_id, submitted, state)
+                forget(self.directory, job_id)
 
     def _print(self, line: str) -> None:
         """Prints the line unless it repeats the last one or that was printed less than PRINT_EVERY_S ago."""
@@ -170,6 +189,9 @@ class Watch:
         left = [job for job in submitted.pack.jobs if job.directory in self._left]
         if state.cancelled:
             self._give_up(left, f"Slurm job {job_id} was cancelled")
+            return
+        if (reason := given_up_path(self.directory, job_id)).exists():
+            self._give_up(left, f"Slurm job {job_id}: {reason.read_text()}")
             return
         story = "\n".join(filter(None, (f"Slurm job {job_id} ended: {state}", tail(submitted.log, LOG_TAIL_LINES))))
         status: Literal["lost", "timeout", "failed"] = "timeout" if state.state == "TIMEOUT" else "failed"

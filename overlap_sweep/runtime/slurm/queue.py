@@ -12,6 +12,7 @@ import msgspec
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.run_directory import write_atomically
+from overlap_sweep.runtime.meeting import ON_SLURM
 
 ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
@@ -115,8 +116,15 @@ def write_record(directory: Path, record: JobRecord) -> None:
 
 
 def forget(directory: Path, job_id: str) -> None:
-    """Removes the record of a job that has ended and whose results were read."""
-    record_path(directory, job_id).unlink(missing_ok=True)
+    """Removes what was written about a job that has ended and whose results were read."""
+    record = record_path(directory, job_id)
+    for path in (record, given_up_path(directory, job_id), *record.parent.glob(f"{job_id}_*{ON_SLURM}")):
+        path.unlink(missing_ok=True)
+
+
+def given_up_path(directory: Path, job_id: str) -> Path:
+    """Returns the file in which a job that ends says why none of the points that it leaves can be measured."""
+    return directory / RECORDS / f"{job_id}.given_up"
 
 
 def living_jobs(directory: Path) -> list[JobRecord]:

@@ -36,6 +36,9 @@ OF_EVERY_EXECUTOR = (
 
 CONTROLLER_AWAY = ("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Zero Bytes")
 
+STRAGGLERS_S = 30
+"""Time that a job's other tasks have to end after the first of them has."""
+
 PATIENCE_S = 600.0
 """How long to retry sbatch while the controller does not answer."""
 
@@ -83,11 +86,11 @@ def launcher_options(job: Job) -> dict[str, Any]:
     for name, least in LEAST.items():
         if options[name] is not None and options[name] < least:
             raise UserError(f"hydra.launcher.{name}={options[name]} is out of range; give {least} or more.")
-    for name in ("nodes", "tasks_per_node"):
-        if options[name] != 1:
-            raise UserError(
-                f"hydra.launcher.{name}={options[name]}: every point runs in one task on one node; leave it out."
-            )
+    if options["tasks_per_node"] != 1:
+        raise UserError(
+            f"hydra.launcher.tasks_per_node={options['tasks_per_node']}: a job has one task on each node, which starts "
+            "the ranks there; leave it out."
+        )
     if options["signal_delay_s"] >= 60 * options["timeout_min"]:
         raise UserError(
             f"hydra.launcher.signal_delay_s={options['signal_delay_s']} is not shorter than timeout_min="
@@ -156,6 +159,9 @@ def _submit_array(sweep: Sweep, packs: Sequence[Pack]) -> dict[str, Submitted]:
     if additional.get("no-requeue"):
         del additional["requeue"]
     additional = {name: value for name, value in additional.items() if value is not False}
+    if options["nodes"] > 1:
+        # Where the first task dies before the others know how to reach it, they would wait in vain.
+        options["srun_args"] = [f"--wait={STRAGGLERS_S}", *(options.get("srun_args") or [])]
     parameters = {key if key in OF_EVERY_EXECUTOR else f"slurm_{key}": value for key, value in options.items()}
     executor.update_parameters(**parameters, slurm_additional_parameters=additional)
     singletons = Singleton.get_state()

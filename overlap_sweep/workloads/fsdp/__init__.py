@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models
 from overlap_sweep.workloads import Sample, Searchable, Workers, Workload
-from overlap_sweep.workloads.fsdp.config import TRAINING_ON, Compile, Distributed, Fsdp, Streams
+from overlap_sweep.workloads.fsdp.config import (
+    PER_NODE,
+    TRAINING_ON,
+    WITHIN_NODE,
+    Compile,
+    Distributed,
+    Fsdp,
+    Streams,
+)
+from overlap_sweep.workloads.fsdp.knobs import frozen, knobs_of, sharding
 
 if TYPE_CHECKING:
     from overlap_sweep.measure import Ranks
@@ -23,7 +32,7 @@ PRECISION_OF = {"bf16": "bf16", "fp16": "fp16", "none": "fp32"}
 
 _KEPT = ("model", "ranking", "fsdp", "training", "distributed", "streams", "compile", "profiling", "telemetry")
 _OF_ALL = ("runtime", "profile", "repetition")
-_ENVIRONMENT = re.compile(r"(NCCL|RCCL|TORCH_NCCL|HSA|GPU|UCX|FI|MSCCLPP)_[A-Z0-9_]+")
+_ENVIRONMENT = re.compile(r"(NCCL|RCCL|TORCH_NCCL|HSA|GPU|UCX|FI|OFI|GLOO|MSCCLPP)_[A-Z0-9_]+")
 _REFUSED = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "give runtime.max_connections instead",
     "NCCL_NVLS_ENABLE": "give runtime.multicast instead",
@@ -45,10 +54,13 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     if profiling["enabled"] is None:
         profiling["enabled"] = point["profile"] != "none"
     distributed["env"] = _environment(distributed["env"])
-    ranking, fsdp = point["ranking"], dict(point["fsdp"])
+    ranking, given = point["ranking"], point["fsdp"]["replicas"]
+    if given != PER_NODE and (type(given) is not int or not 1 <= given <= 1024):
+        raise UserError(f"fsdp.replicas={given} is invalid; give a number of replicas from 1 to 1024, or {PER_NODE}.")
+    fsdp = sharding(point)
     _check_choice("fsdp.forward_prefetch", fsdp["forward_prefetch"], 0, "layers")
     fsdp["forward_prefetch"] = int(fsdp["forward_prefetch"])
-    _check_choice("fsdp.reshard_after_forward", fsdp["reshard_after_forward"], 2, "ranks")
+    _check_choice("fsdp.reshard_after_forward", fsdp["reshard_after_forward"], 2, "ranks", WITHIN_NODE)
     samples = training["batch_size"] * training["gradient_accumulation"] * distributed["dp_size"]
     # Tokens of the backbone's input.
     tokens = ranking["sequence_length"] + ranking["num_sparse_features"] + 1
@@ -75,10 +87,12 @@ def _environment(variables: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(int(v) if isinstance(v, bool) else v) for name, v in variables.items() if v is not None}
 
 
-def _check_choice(name: str, value: Any, lowest: int, unit: str) -> None:
-    """Raises UserError unless `value` is true, false or a number from `lowest` on."""
+def _check_choice(name: str, value: Any, lowest: int, unit: str, *words: str) -> None:
+    """Raises UserError unless `value` is true, false or a number from `lowest` on. `words`: others that are replaced
+    before."""
     if not isinstance(value, bool) and not (isinstance(value, int) and lowest <= value <= 1024):
-        raise UserError(f"{name}={value} is invalid; give true, false or a number of {unit} from {lowest} to 1024.")
+        others = ", ".join(("true", "false", *words))
+        raise UserError(f"{name}={value} is invalid; give {others} or a number of {unit} from {lowest} to 1024.")
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
@@ -189,8 +203,6 @@ def _sample(result: Result) -> Sample:
 
 
 def _same_point(point: Mapping[str, Any]) -> str:
-    from overlap_sweep.workloads.fsdp.knobs import frozen, knobs_of
-
     return str(sorted(frozen(knobs_of(point)), key=str))
 
 
@@ -205,6 +217,8 @@ WORKLOAD = Workload(
     named={"distributed.strategy", "distributed.dp_size", "training.output_dir"},
     world_size=lambda point: int(point["distributed"]["dp_size"]),
     fewer_gpus=lambda point: (f"distributed.dp_size={point['distributed']['dp_size']}", "a smaller one"),
+    # NCCL and gloo reach other nodes, and no group must be within one.
+    on_one_node=lambda point: None,
     cost=_cost,
     workers=_workers,
     output_option="training.output_dir",

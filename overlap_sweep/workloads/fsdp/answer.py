@@ -15,9 +15,11 @@ from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import KnobRecord, KnobSearch
 from overlap_sweep.workloads.fsdp.knobs import (
+    OF_NODES,
     Knobs,
     brief,
     changed,
@@ -28,7 +30,9 @@ from overlap_sweep.workloads.fsdp.knobs import (
     order,
     overrides,
     setting_in_words,
+    sharding,
 )
+from overlap_sweep.workloads.fsdp.node_traffic import NodeTraffic, traffic_of
 from overlap_sweep.workloads.fsdp.result import (
     StepTimes,
     compared_times,
@@ -50,11 +54,13 @@ class TrainingCase(NamedTuple):
     device: str
     key: str
     """Digest of all sizes, as names may be equal for different sizes."""
+    nodes: int
 
     @property
     def brief(self) -> str:
         """Returns the case without sizes or device. Only the widths of the backbone layers are those of `model`."""
-        return f"ranking model (widths of {self.model}), {self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}{on_nodes(self.nodes)}"
+        return f"ranking model (widths of {self.model}), {ranks}"
 
     def __str__(self) -> str:
         return f"{self.brief} on {self.device}: {self.sizes}"
@@ -85,6 +91,8 @@ class TrainingRow(StepTimes):
     """Loss after the last step of the recorded run; None if it is NaN or infinite."""
     compiled: str
     """Compiler of the layers, `no`, or `no: ` and the reason."""
+    traffic: NodeTraffic | None
+    """Bytes that a rank sends in a step, within its node and to others; None on one node."""
     standing: str = ""
     """`best`, `best, proven`, or `only` if there is no other setting; empty for the others."""
 
@@ -186,7 +194,9 @@ def training_case(point: Point) -> TrainingCase:
         f"{ranking['num_sparse_features']} + {ranking['num_dense_features']} features"
     )
     key = key_of({"model": model, "ranking": ranking})
-    return TrainingCase(model["name"], sizes, config["distributed"]["dp_size"], point.case.device, key)
+    return TrainingCase(
+        model["name"], sizes, config["distributed"]["dp_size"], point.case.device, key, point.case.nodes
+    )
 
 
 def choose(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, str]:
@@ -268,6 +278,10 @@ def _has_answer(config: Mapping[str, Any], search: KnobSearch) -> bool:
     baseline = {key: values[0] for key, values in search.knobs.items() if values}
     options = dict(override.partition("=")[::2] for override in search.overrides)
     wanted = {key.lstrip("+"): value for key, value in {**options, **baseline, **search.best}.items()}
+    # Points have numbers where the user's values refer to nodes.
+    given = {key: wanted[f"fsdp.{key}"] for key, words in OF_NODES.items() if wanted.get(f"fsdp.{key}") == words}
+    meant = sharding({**config, "fsdp": {**config["fsdp"], **given}})
+    wanted |= {f"fsdp.{key}": in_words(meant[key]) for key in given}
     settings = flat(config)
     # Keys that are not part of a point are ignored; the choice of a group, such as model=llama3_8b, is its name.
     return all(
@@ -307,4 +321,5 @@ def _row(knobs: Knobs, shown: Collection[str] | None, points: Sequence[Point], t
         peak_memory_gb=max(memory_gb, default=None),
         loss=runs[-1].losses[-1],
         compiled=runs[0].compiled,
+        traffic=traffic_of(points[0].config, runs[0].parameters),
     )

@@ -16,6 +16,7 @@ from overlap_sweep.report.numbers import some_of
 from overlap_sweep.report.table import Table
 from overlap_sweep.results.comparable import Comparable, Sample
 from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
@@ -60,7 +61,8 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 def samples(result: Result) -> dict[str, Sample]:
     """Returns the sample of the step, even if it is launch-bound."""
     step = training_result.measured(result).step
-    setting = f"{workloads.world_size(result.point)} ranks, {setting_in_words(knobs_of(result.point))}"
+    ranks = f"{workloads.world_size(result.point)} ranks{on_nodes(workloads.nodes(result.point))}"
+    setting = f"{ranks}, {setting_in_words(knobs_of(result.point))}"
     sample = Sample((step["point"],), step["none"].median_us, "step", result.point["workload"]["tokens"])
     return {setting: sample}
 
@@ -216,8 +218,8 @@ def settings_of(run: Run) -> dict[str, Any]:
     if not run.point:
         return {}
     config = run.point.config
-    connections = {"max_connections": config["runtime"].get("max_connections")}
-    return flat({"runtime": connections, **{name: config[name] for name in _KNOBS if name in config}})
+    runtime = {"max_connections": config["runtime"].get("max_connections"), "nodes": workloads.nodes(config)}
+    return flat({"runtime": runtime, **{name: config[name] for name in _KNOBS if name in config}})
 
 
 _Pair = tuple[MeasuredRun, MeasuredRun]

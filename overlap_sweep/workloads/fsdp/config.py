@@ -41,16 +41,18 @@ class Fsdp:
     (BACKWARD_PRE) or after (BACKWARD_POST). null: when they are needed."""
     limit_all_gathers: bool = False
     """Let the host wait while two gathered layers are not computed yet, as FSDP1 does. FSDP2 does not need it."""
-    reshard_after_forward: Any = any_of(True, "true, false, or a number of ranks")
+    reshard_after_forward: Any = any_of(True, "true, false, node, or a number of ranks")
     """Free the gathered parameters after the forward pass and gather them again for the backward pass. false: keep
-    them. A number: reshard them to groups of that many ranks."""
+    them. A number: reshard them to groups of that many ranks. node: to the ranks of each node, so that the backward
+    pass gathers within nodes; where every model lies within a node, the same as true."""
     sync_module_states: bool = True
     """Broadcast rank 0's initial parameters. false: every rank draws the same ones."""
     use_orig_params: bool = True
     """Option of FSDP1. FSDP2 has no flat parameters, so false is refused."""
-    replicas: int = ranged(1, 1, 1024)
-    """Number of replicas in hybrid sharding. Each group of ranks shards a whole model; gradients are all-reduced
-    between groups."""
+    replicas: Any = any_of(1, "a number of replicas, or nodes")
+    """Number of replicas in hybrid sharding (HSDP). Each group of neighbouring ranks shards a whole model; gradients
+    are all-reduced between groups. nodes: one replica on each node, so that no parameter is gathered from another; with
+    one node the same as 1."""
     reduce_dtype: str | None = one_of(None, "fp32", "bf16", "fp16", also=BY_TORCH)
     """Data type in which gradients are reduced. null: the type in which they are computed."""
 
@@ -213,6 +215,10 @@ class Config(ModelConfig):
     }
 
 
+PER_NODE = "nodes"
+"""Value of `fsdp.replicas` for one replica on each node."""
+WITHIN_NODE = "node"
+"""Value of `fsdp.reshard_after_forward` for the ranks of a node."""
 HOST_LIMITS = 0.95
 """A step is launch-bound if the host needs at least this share of its time to enqueue it."""
 

@@ -10,7 +10,17 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from overlap_sweep.workloads.fsdp.config import TRAINING_ON, Compile, Distributed, Fsdp, Streams, Training
+from overlap_sweep import workloads
+from overlap_sweep.workloads.fsdp.config import (
+    PER_NODE,
+    TRAINING_ON,
+    WITHIN_NODE,
+    Compile,
+    Distributed,
+    Fsdp,
+    Streams,
+    Training,
+)
 
 Knobs = dict[str, Any]
 """Scalar values by name, such as `fsdp.forward_prefetch` and `distributed.env.NCCL_ALGO`."""
@@ -48,7 +58,9 @@ SCHEDULING = frozenset(
 """Knobs that don't change the floor, like the variables of the communication libraries. Points that differ in these
 alone share a floor, by which they are compared."""
 
-_OF_COLLECTIVES = tuple(f"{_ENVIRONMENT}.{library}_" for library in ("NCCL", "RCCL", "TORCH_NCCL"))
+_OF_COLLECTIVES = tuple(
+    f"{_ENVIRONMENT}.{library}_" for library in ("NCCL", "RCCL", "TORCH_NCCL", "FI", "OFI", "UCX", "GLOO")
+)
 """Prefixes of variables that only affect communication; others may affect computation, too."""
 
 _BARE = re.compile(r"[A-Za-z0-9_.-]+")
@@ -64,6 +76,23 @@ _DECLARED: Knobs = {
 }
 USUAL = {name: value for name, value in _DECLARED.items() if name not in _NO_KNOBS}
 """Default value of each knob. Environment variables are not set by default."""
+
+
+OF_NODES = {"replicas": PER_NODE, "reshard_after_forward": WITHIN_NODE}
+"""Values of options of `fsdp` that `sharding` replaces by numbers."""
+
+
+def sharding(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of `fsdp` with numbers for what refers to nodes, so that equal shardings are equal points."""
+    fsdp, nodes, ranks = config["fsdp"], workloads.nodes(config), config["distributed"]["dp_size"]
+    replicas, reshard = fsdp.get("replicas"), fsdp.get("reshard_after_forward")
+    if replicas == PER_NODE:
+        replicas = nodes
+    if reshard == WITHIN_NODE:
+        of_node = ranks // nodes
+        # One rank alone keeps what it has gathered.
+        reshard = replicas * of_node >= ranks or (of_node > 1 and of_node)
+    return {**fsdp, "replicas": replicas, "reshard_after_forward": reshard}
 
 
 def knobs_of(config: Mapping[str, Any]) -> Knobs:

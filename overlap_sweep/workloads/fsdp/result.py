@@ -9,7 +9,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -33,8 +33,16 @@ from overlap_sweep.results.measured import (
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads import Sample
-from overlap_sweep.workloads.fsdp.config import HOST_LIMITS, Compile, Distributed, Fsdp, Ranking, Streams, Training
-from overlap_sweep.workloads.fsdp.knobs import knobs_of, same_floor
+from overlap_sweep.workloads.fsdp.config import (
+    HOST_LIMITS,
+    Compile,
+    Distributed,
+    Fsdp,
+    Ranking,
+    Streams,
+    Training,
+)
+from overlap_sweep.workloads.fsdp.knobs import knobs_of, same_floor, sharding
 
 VARIANTS = ("point", "none", "floor")
 _MOST_VARIANTS = 20
@@ -49,6 +57,14 @@ def _check_compile(compile_options: Any) -> None:
         raise ValueError("very long options of torch.compile")
 
 
+_Replicas = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+_IN_NUMBERS: dict[str, Any] = {
+    **{"forward_prefetch": bool | int, "reshard_after_forward": bool | int, "replicas": _Replicas}
+}
+_OF_NODES = _IN_NUMBERS | {
+    **{"reshard_after_forward": bool | int | Literal["node"], "replicas": _Replicas | Literal["nodes"]}
+}
+"""Types of options as the user gives them."""
 _Variables = Annotated[dict[Name, Name | int | float | bool | None], msgspec.Meta(max_length=_MOST_OTHER_KNOBS)]
 _CompileOptions = Annotated[dict[Name, Any], msgspec.Meta(max_length=_MOST_OTHER_KNOBS)]
 
@@ -57,7 +73,7 @@ ComposedTraining: Any = msgspec.defstruct(
     [
         ("model", ModelConfig),
         ("ranking", options_type(Ranking, [declared.name for declared in fields(Ranking)])),
-        ("fsdp", options_type(Fsdp, forward_prefetch=bool | int, reshard_after_forward=bool | int)),
+        ("fsdp", options_type(Fsdp, **_OF_NODES)),
         ("training", options_type(Training, ["batch_size", "gradient_accumulation", "mixed_precision"])),
         ("distributed", options_type(Distributed, ["strategy", "dp_size"], env=_Variables)),
         ("streams", options_type(Streams)),
@@ -68,7 +84,10 @@ ComposedTraining: Any = msgspec.defstruct(
 )
 ResolvedTraining: Any = msgspec.defstruct(
     "ResolvedTraining",
-    [("tp_size", Count), ("workload", SizedWorkload), ("precision", str)],
+    [
+        *(("tp_size", Count), ("workload", SizedWorkload), ("precision", str)),
+        ("fsdp", options_type(Fsdp, **_IN_NUMBERS)),
+    ],
     bases=(ComposedTraining,),
     kw_only=True,
 )
@@ -112,10 +131,17 @@ class TrainingRun(Measured, kw_only=True, tag="fsdp"):
 
     @classmethod
     def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the config with backend and precision filled in; a precision left to the device is unknown."""
+        """Returns the config with sharding, backend and precision filled in; a precision left to the device is
+        unknown."""
         mixed_precision = config["training"]["mixed_precision"]
         precision = "fp32" if mixed_precision == "none" else mixed_precision
-        return {**config, "backend": config["distributed"]["strategy"], "precision": precision, "tp_size": 1}
+        return {
+            **config,
+            "fsdp": sharding(config),
+            "backend": config["distributed"]["strategy"],
+            "precision": precision,
+            "tp_size": 1,
+        }
 
     def compared(self, result: Result) -> Speedup | None:
         return Speedup(self.step["none"].median_us / self.step["point"].median_us, ranks=False)

@@ -10,6 +10,7 @@ from typing import Any
 from overlap_sweep.report import causes
 from overlap_sweep.report.charts import Axis, Gantt, Key, Row, Rows, cut
 from overlap_sweep.report.iterations import stream_timeline
+from overlap_sweep.report.nodes import NODES
 from overlap_sweep.report.numbers import as_count, as_loss, as_sentence, as_us
 from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
@@ -33,6 +34,7 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, measured_on, measured_when
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.results.traces import listed_trace
+from overlap_sweep.workloads.fsdp import node_traffic
 from overlap_sweep.workloads.fsdp.answer import (
     TrainingAnalysis,
     TrainingRow,
@@ -121,6 +123,7 @@ MEASURED = (
     attribute("samples_per_s", header="samples/s", show="{:,.0f}".format, high_first=True),
     attribute("tokens_per_s", header="tokens/s", show="{:,.0f}".format, dropped=2, high_first=True),
     attribute("peak_memory_gb", header="peak GB", show="{:.1f}".format, dropped=4, queried=True),
+    *(through(column, lambda row: row.traffic) for column in node_traffic.COLUMNS),
     attribute("parameters", kind="count"),
     attribute(
         *("loss", "Loss after the last step of the recorded run; empty if it is NaN or infinite."),
@@ -156,7 +159,7 @@ TABLE = Table(
     (
         *(POINT, DIRECTORY, replace(MODEL, dropped=1)),
         P("ranks", lambda row: row.point.config["distributed"]["dp_size"], kind="count", header="ranks"),
-        *(DEVICE, through(STRATEGY, lambda row: knobs_of(row.point.config)), replace(PRECISION, dropped=1)),
+        *(NODES, DEVICE, through(STRATEGY, lambda row: knobs_of(row.point.config)), replace(PRECISION, dropped=1)),
         P(
             *(
                 "setting",
@@ -182,11 +185,10 @@ COMPARED = Table(
     ),
 )
 ANSWERS = Table(
-    *("training", "one row per model, ranks and device: the best setting"),
+    *("training", "one row per model, ranks, nodes and device: the best setting"),
     (
-        A("model", lambda analysis: analysis.case.model, kind="text"),
-        A("ranks", lambda analysis: analysis.case.ranks, kind="count"),
-        A("device", lambda analysis: analysis.case.device, kind="text"),
+        *(attribute(name, kind="text", read=f"case.{name}") for name in ("model", "device")),
+        *(attribute(name, kind="count", read=f"case.{name}") for name in ("ranks", "nodes")),
         through(STRATEGY, lambda analysis: analysis.best.knobs),
         A("precision", lambda analysis: analysis.best.precision, kind="text"),
         A("setting", lambda analysis: analysis.best.setting, kind="text"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.workloads import Sample, Searchable, Workers, Workload
+from overlap_sweep.workloads import Here, Sample, Searchable, Workers, Workload
 from overlap_sweep.workloads.job import command
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def as_measured(point: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _run(point: Mapping[str, Any], directory: Path, environment: Mapping[str, str], limit_s: float) -> dict[str, Any]:
+def _run(point: Mapping[str, Any], directory: Path, here: Here) -> dict[str, Any]:
     from overlap_sweep.workloads.job.run import run
 
-    return run(point, directory, environment, limit_s)
+    return run(point, directory, here)
 
 
 def _overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
@@ -81,6 +81,8 @@ WORKLOAD = Workload(
     named={"job.ranks"},
     world_size=lambda point: int(point["job"]["ranks"]),
     fewer_gpus=lambda point: (f"job.ranks={point['job']['ranks']}", "fewer ranks"),
+    # What the command's processes need of each other is its own matter.
+    on_one_node=lambda point: None,
     cost=_cost,
     workers=_workers,
     searchable=Searchable(

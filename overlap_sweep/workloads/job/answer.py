@@ -11,6 +11,7 @@ from typing import NamedTuple
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us, counted, shortened
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import gap_noise_us
+from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Gain, KnobRecord, KnobSearch
 from overlap_sweep.workloads.job.result import JobRun
@@ -38,6 +39,7 @@ class JobCase(NamedTuple):
     metric_is: str
     unit: str
     """The metric's name if times are those of a unit of it."""
+    nodes: int
 
     @classmethod
     def of(cls, point: Point) -> JobCase:
@@ -54,11 +56,12 @@ class JobCase(NamedTuple):
             metric=job["metric"],
             metric_is=job["metric_is"],
             unit=point.measured_as(JobRun).unit,
+            nodes=point.case.nodes,
         )
 
     @property
     def brief(self) -> str:
-        return f"{self.script}, {counted(self.ranks, 'rank')}"
+        return f"{self.script}, {counted(self.ranks, 'rank')}{on_nodes(self.nodes)}"
 
     def __str__(self) -> str:
         return f"{self.brief} on {self.device}"

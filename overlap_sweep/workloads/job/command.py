@@ -8,6 +8,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
@@ -15,9 +16,10 @@ from typing import Any
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.program import RECORD_VARIABLE
 from overlap_sweep.results.run_directory import settings_file
+from overlap_sweep.workloads import nodes
 from overlap_sweep.workloads.job import metric
-from overlap_sweep.workloads.job.recording import VARIABLE
 from overlap_sweep.workloads.job.started import attached, started
 from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
 
@@ -25,13 +27,30 @@ MULTICAST = ("UB_SKIPMC", "NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 """Variables that runtime.multicast sets."""
 AMOUNTS = ("samples_per_step", "tokens_per_step")
 _TEMPLATES = ("command", "directory", *AMOUNTS)
-_OWN = ("ranks", "repetition", "run")
+_OF_A_PLACE = ("node", "host", "port")
+_OWN = ("ranks", "repetition", "run", "nodes", "ranks_per_node", *_OF_A_PLACE)
 """Placeholders that are no values."""
+_INSTEAD = {"ranks": "set job.ranks", "repetition": "set repetition", "nodes": "set runtime.nodes"}
 _MEGATRON = ":megatron"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOST_WORK = 1e18
 _WHOLE_BYTES = 2**26
 """Largest file whose content makes a point another one; of a larger one it is size and time of change."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Node on which a command is started, as its placeholders say it."""
+
+    node: int | str = 0
+    host: str = "localhost"
+    """Address of the first node."""
+    port: int | str = 29500
+    """Free port of the first node."""
+
+
+ALONE = Place()
+"""Place in whose words commands are checked and compared: host and port make no other point."""
 
 
 def completed(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,6 +81,11 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     for name in job["values"]:
         if not used & {name, name + _MEGATRON}:
             return f"job.values.{name} has no effect: there is no placeholder {{{name}}}"
+    if nodes(point) > 1 and not used & {"node", "host"}:
+        return (
+            f"job.command has neither {{node}} nor {{host}}, so each of runtime.nodes={nodes(point)} would train by "
+            "itself; give torchrun --nnodes={nodes} --node-rank={node} --master-addr={host} --master-port={port}"
+        )
     if job["metric"] is None and job["metric_is"] != "rate":
         return "job.metric_is has no effect without job.metric"
     if runtime["threads_per_rank"] != 1:
@@ -75,30 +99,30 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     return None
 
 
-def arguments(point: Mapping[str, Any], directory: Path) -> list[str]:
+def arguments(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> list[str]:
     """Returns the words of the command that is run, with the recorder in front of the script where that is possible.
     UserError if the command cannot be understood."""
-    words = _words(point, directory)
+    words = _words(point, directory, place)
     return (attached(words) or words) if point["job"]["attach"] else words
 
 
-def _words(point: Mapping[str, Any], directory: Path) -> list[str]:
-    return split(point["job"]["command"], fillings(point, directory), "job.command")
+def _words(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> list[str]:
+    return split(point["job"]["command"], fillings(point, directory, place), "job.command")
 
 
-def working_folder(point: Mapping[str, Any], directory: Path) -> Path:
+def working_folder(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> Path:
     """Returns the folder in which the command is run.
 
     Points record it as it was given, relative to where launch.py was started: so they are equal wherever the project
     lies, and what they run is known by the contents of `files`.
     """
-    folder = filled(point["job"]["directory"], fillings(point, directory), "job.directory")
+    folder = filled(point["job"]["directory"], fillings(point, directory, place), "job.directory")
     return Path(folder).expanduser().absolute()
 
 
-def environment(point: Mapping[str, Any], directory: Path) -> dict[str, str]:
+def environment(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> dict[str, str]:
     """Returns the variables that the point sets for the command."""
-    texts = fillings(point, directory)
+    texts = fillings(point, directory, place)
     return {
         name: filled(in_words(value), texts, f"job.env.{name}")
         for name, value in point["job"]["env"].items()
@@ -126,12 +150,15 @@ def amount(point: Mapping[str, Any], option: str) -> float | None:
     return product
 
 
-def fillings(point: Mapping[str, Any], directory: Path) -> dict[str, Filling]:
+def fillings(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> dict[str, Filling]:
     """Returns what every placeholder stands for."""
     job = point["job"]
     own = {"ranks": job["ranks"], "repetition": point["repetition"], "run": directory.resolve()}
-    found = {name: Filling(in_words(value), tuple(in_words(value).split())) for name, value in job["values"].items()}
-    found |= {name: Filling(str(value), (str(value),)) for name, value in own.items()}
+    own |= {"nodes": nodes(point), "ranks_per_node": job["ranks"] // nodes(point)}
+    own |= {name: getattr(place, name) for name in _OF_A_PLACE}
+    found = {name: Filling(str(value), (str(value),)) for name, value in own.items()}
+    # Earlier results may have values with names that are refused now.
+    found |= {name: Filling(in_words(value), tuple(in_words(value).split())) for name, value in job["values"].items()}
     for name in _megatron_values(job):
         words = tuple(_megatron_words(point, job["values"][name], directory))
         found[name + _MEGATRON] = Filling(shlex.join(words), words)
@@ -187,7 +214,7 @@ def _megatron_words(point: Mapping[str, Any], value: Any, directory: Path) -> li
 def _check_values(job: Mapping[str, Any]) -> None:
     for name, value in job["values"].items():
         if name in _OWN:
-            instead = {"ranks": "set job.ranks", "repetition": "set repetition", "run": "choose another name"}[name]
+            instead = _INSTEAD.get(name, "choose another name")
             raise UserError(f"job.values.{name}: {{{name}}} has a meaning of its own; {instead}.")
         _check_value("values", name, value)
 
@@ -207,7 +234,7 @@ def _check_environment(point: Mapping[str, Any]) -> None:
         _check_value("env", name, value)
         if name in MULTICAST:
             raise UserError(f"job.env.{name}: give runtime.multicast=true instead, or leave it out.")
-        if name == VARIABLE:
+        if name == RECORD_VARIABLE:
             raise UserError(f"job.env.{name} is set by launch.py itself; give job.steps and the like instead.")
         if name == "CUDA_DEVICE_MAX_CONNECTIONS" and point["runtime"]["max_connections"] is not None:
             raise UserError(f"job.env.{name} and runtime.max_connections set the same; give one of them.")

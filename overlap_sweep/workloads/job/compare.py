@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.comparable import Comparable, Key, KeyedTime, Sample
+from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.workloads import nodes
 from overlap_sweep.workloads.job.answer import JobAnalysis, analyse_jobs
 from overlap_sweep.workloads.job.result import JobRun
 from overlap_sweep.workloads.job.rows import JobRow
@@ -33,6 +35,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 def samples(result: Result) -> dict[str, Sample]:
     """Returns the sample of the step, even if it is launch-bound."""
     run, ranks = result.measured_as(JobRun), counted(result.point["job"]["ranks"], "rank")
+    ranks += on_nodes(nodes(result.point))
     tokens = int(run.tokens_per_step) if run.tokens_per_step else None
     sample = Sample((run.step,), None, run.unit or STEP, tokens)
     return {f"{ranks}, {in_words(options_of(result.point))}": sample}
@@ -60,5 +63,6 @@ def _time(analysis: JobAnalysis, row: JobRow, *, several: bool) -> KeyedTime:
         operator=f"{ranks}: {analysis.title.removeprefix(f'{case}, ')}" if several else ranks,
         pass_name=case.unit or STEP,
         setting=row.whole_setting,
+        nodes=case.nodes,
     )
     return KeyedTime(key, row.step, None, None, tuple(point.name for point in row.points))

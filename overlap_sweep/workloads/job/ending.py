@@ -17,8 +17,13 @@ _TRACEBACK = "Traceback (most recent call last)"
 _RAISED = re.compile(r"(?!torch\.distributed\.elastic)[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*")
 """The last line of a traceback. torchrun's own only says that a worker has failed."""
 _RAISED_ANOTHER = ("The above exception was", "During handling of the above")
-_TOLD = re.compile(r"\S+: error: .+|(?<=: )Signal \d+ \((?!SIGTERM)SIG\w+\) received by PID \d+")
-"""What argparse says, and torchrun of a worker that a signal ended; SIGTERM is its own."""
+_TOLD = re.compile(
+    r"\S+: error: .+"
+    r"|\S*python\S*: (?:No module named|Error while finding module specification for) .+"
+    r"|(?<=: )Signal \d+ \((?!SIGTERM)SIG\w+\) received by PID \d+"
+)
+"""What argparse and we say, Python of a module that it is to run, and torchrun of a worker that a signal ended; SIGTERM
+is its own."""
 
 
 def ending(status: int, log: Path, start: int) -> str:

@@ -3,6 +3,7 @@ user's processes."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,35 +11,51 @@ from typing import Any
 
 from overlap_sweep.errors import PointFailed, UserError
 from overlap_sweep.results.run_directory import LOG_FILE
+from overlap_sweep.workloads import Here, nodes
 from overlap_sweep.workloads.job import command
-from overlap_sweep.workloads.job.ending import ending
 from overlap_sweep.workloads.job.metric import Output
-from overlap_sweep.workloads.job.process import RunningCommand
+from overlap_sweep.workloads.job.nodes import RunningOnNodes, commands_of
 from overlap_sweep.workloads.job.recording import STEPS_FILE, Recording, Wanted, read_recordings, recording_file
 from overlap_sweep.workloads.job.started import ATTACH
 from overlap_sweep.workloads.job.steps import LEAST_STEPS, fields_of
 
 POLL_S = 0.1
+ASK_ANEW_S = 1.0
+"""Time between such looks at the run directory that ask the file server."""
 SETTLE_S = 10.0
 """Least time for which recordings of steps are waited for once the metric was printed often enough; and for which the
 command may go on after ranks have recorded less than was asked, as they do when a script ends."""
 
 
-def run(point: Mapping[str, Any], directory: Path, environment: Mapping[str, str], limit_s: float) -> dict[str, Any]:
+def run(point: Mapping[str, Any], directory: Path, here: Here) -> dict[str, Any]:
     """Returns the measured fields of the point's Result. PointFailed if nothing was measured. No process of the command
     is left."""
-    job, log = point["job"], directory / LOG_FILE
-    words, folder = command.arguments(point, directory), command.working_folder(point, directory)
-    if not folder.is_dir():
-        raise PointFailed(f"job.directory={job['directory']} is not a folder; give one that exists", final=True)
-    watched = Watched(point, directory, log, attached=ATTACH in words)
-    # What a process has not written yet is lost when it is ended: the reason for a hang, or the last step's metric.
-    variables = {"PYTHONUNBUFFERED": "1", **environment, **watched.wanted.as_environment()}
-    with RunningCommand(words, folder, variables, log) as running:
-        watched.until_measured(running, limit_s)
-    warnings = [f"Processes {running.left} were killed and do not end."] if running.left else []
+    job = point["job"]
+    wanted = Wanted(
+        directory=str(directory.resolve()),
+        skip_steps=job["skip_steps"],
+        steps=job["steps"],
+        profile_steps=job["profile_steps"],
+        optimizer_steps=job["optimizer_steps"],
+    )
+    attached = ATTACH in command.arguments(point, directory)
+    with RunningOnNodes(commands_of(point, directory, here, wanted), here.host_names) as running:
+        watched = Watched(point, directory, running.log_starts, attached=attached)
+        watched.until_measured(running, here.limit_s)
+    warnings = [
+        f"Processes {processes} were killed and do not end{f' on node {node}' if nodes(point) > 1 else ''}."
+        for node, processes in running.left.items()
+    ]
     fields = fields_of(point, directory, watched.recordings, watched.output)
     return {**fields, "warnings": warnings + fields["warnings"]}
+
+
+def _ask_anew(directory: Path) -> None:
+    """Changes the directory, upon which a network file system asks for its names again. Otherwise it may take them from
+    its memory for a minute, while ranks of other nodes have recorded."""
+    probe = directory / ".asked"
+    probe.touch()
+    probe.unlink()
 
 
 class _Since:
@@ -57,23 +74,18 @@ class _Since:
 class Watched:
     """What a command has recorded and printed so far."""
 
-    def __init__(self, point: Mapping[str, Any], directory: Path, log: Path, *, attached: bool) -> None:
-        job = point["job"]
-        self._job, self._directory, self._log, self._attached = job, directory, log, attached
-        self._log_start = log.stat().st_size if log.exists() else 0
-        log.touch()
-        self.wanted = Wanted(
-            directory=str(directory.resolve()),
-            skip_steps=job["skip_steps"],
-            steps=job["steps"],
-            profile_steps=job["profile_steps"],
-            optimizer_steps=job["optimizer_steps"],
-        )
+    def __init__(
+        self, point: Mapping[str, Any], directory: Path, log_starts: Mapping[Path, int], *, attached: bool
+    ) -> None:
+        """`log_starts`: the logs of all nodes, with the bytes that were there before."""
+        self._job, self._directory, self._attached = point["job"], directory, attached
         self._timeout_s = point["runtime"]["timeout_s"]
+        self._asks_anew = nodes(point) > 1
+        self._asked_s = -math.inf
         self.recordings: list[Recording] = []
-        self.output = Output(job, log, self._log_start) if job["metric"] else None
+        self.output = Output(self._job, log_starts) if self._job["metric"] else None
 
-    def until_measured(self, running: RunningCommand, limit_s: float) -> None:
+    def until_measured(self, running: RunningOnNodes, limit_s: float) -> None:
         """Returns when all is recorded, or the command has ended with enough. PointFailed if it has not."""
         started = time.monotonic()
         printed = _Since()
@@ -90,10 +102,13 @@ class Watched:
                 raise PointFailed(self._too_late(limit_s), timed_out=True)
         self._look(ended=status is not None)
         if status and (self._job["finish"] or not self._is_measured(0.0, 0.0)):
-            raise PointFailed(f"the command {ending(status, self._log, self._log_start)}")
+            raise running.failure()
         self._check_enough()
 
     def _look(self, *, ended: bool = False) -> None:
+        if self._asks_anew and (ended or time.monotonic() - self._asked_s > ASK_ANEW_S):
+            self._asked_s = time.monotonic()
+            _ask_anew(self._directory)
         if len(list(self._directory.glob(recording_file("*")))) > len(self.recordings):  # type: ignore[arg-type]
             try:
                 self.recordings = read_recordings(self._directory)
@@ -151,7 +166,7 @@ class Watched:
             have = "all steps were recorded, but job.finish=true waits for the end of the command"
         else:
             have = f"no rank had come to the end of {wanted} steps"
-            have += f" and {self.wanted.profile_steps} profiled ones" if self.wanted.profile_steps else ""
+            have += f" and {self._job['profile_steps']} profiled ones" if self._job["profile_steps"] else ""
         learnt = limit_s < self._timeout_s
         limit = "runtime.timeout_factor (similar points took less)" if learnt else "runtime.timeout_s"
         first = "" if self._attached or self.recordings else f"put -m {ATTACH} in front of the script if it lacks it, "
@@ -165,7 +180,7 @@ class Watched:
             if not self.output.found:
                 raise PointFailed(
                     f"job.metric={self._job['metric']} was not found in the command's output; compare it with "
-                    f"{self._log.name}",
+                    f"{LOG_FILE}",
                     final=True,
                 )
         else:

@@ -9,6 +9,7 @@ from typing import Any
 
 from overlap_sweep.report import causes
 from overlap_sweep.report.diagnosis import as_share
+from overlap_sweep.report.nodes import NODES
 from overlap_sweep.report.numbers import as_rate, as_us
 from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
@@ -140,6 +141,7 @@ TABLE = points_table(
         P("script", lambda row: script_of(row.point.config), SCRIPT, "text", header="script"),
         P("command", lambda row: row.point.config["job"]["command"], COMMAND, "text"),
         P("ranks", lambda row: row.point.config["job"]["ranks"], RANKS, "count", header="ranks"),
+        NODES,
         DEVICE,
         P(
             *("setting", lambda row: in_words(options_of(row.point.config)), SETTING, "text"),
@@ -191,11 +193,12 @@ COMPARED: Table[ComparedRow] = Table(
     ),
 )
 ANSWERS = Table(
-    *("jobs", "one row per command, ranks and device: the best setting"),
+    *("jobs", "one row per command, ranks, nodes and device: the best setting"),
     (
         A("script", attrgetter("case.script"), SCRIPT, "text"),
         A("command", attrgetter("case.command"), COMMAND, "text"),
         A("ranks", attrgetter("case.ranks"), RANKS, "count"),
+        A("nodes", attrgetter("case.nodes"), kind="count"),
         A("device", attrgetter("case.device"), kind="text"),
         A("setting", attrgetter("best.setting"), SETTING, "text"),
         A("to_run", attrgetter("command"), "Command line with this setting.", "text"),

@@ -11,6 +11,7 @@ from overlap_sweep.report.numbers import shortened
 from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.records import KnobSearch
 from overlap_sweep.results.run_directory import settings_file
+from overlap_sweep.workloads import nodes
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.template import Filling, filled, split
 
@@ -97,7 +98,8 @@ def numbered(names: Iterable[str]) -> list[str]:
 
 def command_line(config: Mapping[str, Any]) -> str:
     """Returns what a shell runs for this point, without the recorder: folder, environment and command, with its values
-    filled in. `{run}` becomes `run`, a folder of the user's choice. UserError if something has no value."""
+    filled in. `{run}` becomes `run`, a folder of the user's choice; on several nodes `{node}`, `{host}` and `{port}`
+    become NODE, HOST and PORT. UserError if something has no value."""
     job, connections = config["job"], config["runtime"].get("max_connections")
     fillings = _fillings(config)
     variables = {} if connections is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
@@ -117,7 +119,8 @@ def _fillings(config: Mapping[str, Any]) -> dict[str, Filling]:
     run = Path("run")
     # The user's file instead of the copy in the run directory, which the command was given.
     copy = str(run.resolve() / settings_file())
-    found = command.fillings(config, run)
+    place = command.Place("NODE", "HOST", "PORT") if nodes(config) > 1 else command.ALONE
+    found = command.fillings(config, run, place)
     for name, value in config["job"]["values"].items():
         if made := found.get(f"{name}:megatron"):
             words = tuple(command.in_words(value) if word == copy else word for word in made.words)

@@ -12,6 +12,7 @@ import ctypes
 import os
 import select
 import signal
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -52,9 +53,13 @@ class Supervisor:
         none_left = self._collect(pid)
         while self._status is None and not self._is_to_stop():
             none_left = self._collect(pid)
-        if self._status is not None:
+        is_stopped = self._status is None
+        if not is_stopped:
             _tell(ENDED, self._status)
+        written = os.fstat(1)
         left = [] if none_left else self._end(pid)
+        if is_stopped and stat.S_ISREG(written.st_mode):
+            _cut_output(written.st_size)
         if left:
             print(f"overlap_sweep: processes {left} were killed and do not end", file=sys.stderr, flush=True)
             _tell(LEFT, *left)
@@ -123,6 +128,14 @@ def _start(words: list[str]) -> tuple[int, int]:
     said = os.read(failed, 16)
     os.close(failed)
     return pid, int(said or 0)
+
+
+def _cut_output(written: int) -> None:
+    """Leaves out what the command printed while it was ended: torchrun prints a page, below which its last words would
+    be lost."""
+    left_out = os.fstat(1).st_size - written
+    os.ftruncate(1, written)
+    print(f"overlap_sweep: The command was ended here. {left_out} bytes that it then printed are left out.", flush=True)
 
 
 def _descendants() -> list[int]:

@@ -99,6 +99,13 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     return reason
 
 
+def _on_one_node(point: Mapping[str, Any]) -> str | None:
+    """Returns why the kernel's ranks must be on one node, unless its backend says that they need not be."""
+    if getattr(backends.load_kernels(point["backend"]), "SPANS_NODES", False):
+        return None
+    return f"the kernels of backend={point['backend']} run on one node; use backend=torch, or runtime.nodes=1"
+
+
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     of_model = point["n"] is None
     kernel = [str(point["kernel"])] if point["kernel"] or not of_model else []
@@ -118,4 +125,5 @@ WORKLOAD = Workload(
     words=_words,
     named={"tp_size", "kernel", "m", "n", "k", "operator", "phase", "method", "phases", *space.KNOBS},
     backend=backends.load_kernels,
+    on_one_node=_on_one_node,
 )

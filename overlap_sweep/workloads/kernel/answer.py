@@ -13,6 +13,7 @@ from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, GEMM_ONLY, 
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
+from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
@@ -29,11 +30,12 @@ class KernelCase(NamedTuple):
     tp_size: int
     precision: str
     device: str
+    nodes: int
 
     @property
     def brief(self) -> str:
         """Returns the case in words, without the device."""
-        return f"{self.kernel} n={self.n} k={self.k} TP={self.tp_size} {self.precision}"
+        return f"{self.kernel} n={self.n} k={self.k} TP={self.tp_size} {self.precision}{on_nodes(self.nodes)}"
 
 
 @dataclass(frozen=True)
@@ -186,8 +188,10 @@ def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
     cases: dict[KernelCase, dict[int, list[Point]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
         if point.workload == "kernel" and point.status == "ok":
-            named = {name: point.config[name] for name in KernelCase._fields if name != "device"}
-            cases[KernelCase(**named, device=point.case.device)][point.config["m"]].append(point)
+            named = {name: point.config[name] for name in KernelCase._fields if name not in ("device", "nodes")}
+            cases[KernelCase(**named, device=point.case.device, nodes=point.case.nodes)][point.config["m"]].append(
+                point
+            )
     return [
         KernelAnalysis(case, [_analyse_shape(case, m, of_shape) for m, of_shape in sorted(cases[case].items())])
         for case in sorted(cases)

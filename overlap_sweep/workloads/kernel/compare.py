@@ -59,5 +59,6 @@ def _time(case: KernelCase, row: ImplementationRow) -> KeyedTime:
         operator=f"{case.kernel} n={case.n} k={case.k}",
         pass_name=WHOLE,
         setting=row.name,
+        nodes=case.nodes,
     )
     return KeyedTime(key, row.estimate, row.baselines_us[SEQUENTIAL], row.baselines_us[GEMM_ONLY], row.points)

@@ -12,6 +12,7 @@ from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, KERNELS, SEQUENTIAL
 from overlap_sweep.report import causes, charts
 from overlap_sweep.report.charts.palette import looks_of
+from overlap_sweep.report.nodes import NODES
 from overlap_sweep.report.numbers import as_percent, as_rate, as_us, some_of
 from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
@@ -134,6 +135,7 @@ TABLE = points_table(
         asked("m", kind="count", header="m"),
         *(asked(name, kind="count", header=name, differing=True) for name in ("n", "k")),
         asked("tp_size", kind="count", header="TP", differing=True),
+        NODES,
         *(replace(PRECISION, differing=True, dropped=1), DEVICE, replace(BACKEND, queried=True)),
         *(of_measured(IMPLEMENTATION), STATUS, ERROR),
     ),
@@ -149,7 +151,7 @@ ANSWERS = Table(
         OfShape("kernel", lambda s: s.case.kernel, kind="text", header="kernel", words=lambda s: s.case.brief),
         OfShape("", lambda s: ", ".join(subjects(s.points)), kind="text", header="operator", dropped=1),
         attribute("m", kind="count", header="m"),
-        *(attribute(name, kind="count", read=f"case.{name}") for name in ("n", "k", "tp_size")),
+        *(attribute(name, kind="count", read=f"case.{name}") for name in ("n", "k", "tp_size", "nodes")),
         attribute("precision", kind="text", read="case.precision"),
         attribute("device", kind="text", read="case.device", header="device", differing=True),
         attribute("", kind="text", read="advice", header="use"),

@@ -12,7 +12,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import FILE, OverlapConfig
 from overlap_sweep.results.run_directory import settings_file
-from overlap_sweep.workloads import Workload, run_of
+from overlap_sweep.workloads import Workload, run_of, tp_groups_on_nodes
 
 NOT_OVERLAPPED = ("none", "floor")
 
@@ -201,4 +201,6 @@ WORKLOAD = Workload(
     named={"tp_size", "layer", "layer.num_replicas"},
     world_size=lambda point: int(point["tp_size"] * point["layer"]["num_replicas"]),
     fewer_gpus=_fewer_gpus,
+    # Overlap is within a tensor-parallel group; the replicas' gradients are reduced by NCCL or gloo.
+    on_one_node=tp_groups_on_nodes,
 )

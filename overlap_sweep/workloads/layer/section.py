@@ -10,6 +10,7 @@ from typing import Any
 from overlap_sweep.overlap.overlap_cfg import FLOOR
 from overlap_sweep.report import causes, charts
 from overlap_sweep.report.iterations import Timeline, timeline
+from overlap_sweep.report.nodes import NODES
 from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
@@ -52,6 +53,7 @@ OF_POINT = (
     asked("kind", "layer", "kind", kind="text", header="layer"),
     asked("tp_size", kind="count", header="TP"),
     asked("num_replicas", "layer", "num_replicas", kind="count"),
+    NODES,
     asked(
         "training",
         "layer",
@@ -132,10 +134,11 @@ def _answer(layer: LayerAnalysis, root: Path) -> Answer:
     assert point.result
     brief = f"{case.model} {options['kind']} TP={point.config['tp_size']}"
     replicas = f", {options['num_replicas']} replicas" if options["num_replicas"] > 1 else ""
+    nodes = f", {case.nodes} nodes" if case.nodes > 1 else ""
     attention = f", attention {found}" if (found := attention_backend(point.result)) else ""
     return Answer(
         title=f"{case.model} {options['kind']}, TP={point.config['tp_size']}{replicas}, {case.tokens} tokens, "
-        f"{case.precision}, backend {case.backend} on {case.device}{attention}",
+        f"{case.precision}, backend {case.backend} on {case.device}{attention}{nodes}",
         brief=brief,
         sentences=[layer.verdict],
         card=card(layer, brief, root),

@@ -13,7 +13,7 @@ from overlap_sweep.backends.transformer_engine import unusable
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.workloads import Workers, Workload, run_of
+from overlap_sweep.workloads import Workers, Workload, run_of, tp_groups_on_nodes
 from overlap_sweep.workloads.tp_training.config import (
     DEFAULT_IMPL,
     PRECISION_OF,
@@ -210,6 +210,7 @@ WORKLOAD = Workload(
         f"tp_size={point['tp_size']} x dp_size={point['dp_size']}",
         "sizes whose product is smaller",
     ),
+    on_one_node=tp_groups_on_nodes,
     cost=_cost,
     workers=_workers,
     output_option="tp_training.output_dir",

@@ -40,6 +40,7 @@ class TpTrainingCase(NamedTuple):
     """The other options that are not at their defaults, in words."""
     architecture: str
     """Digest of the model's full config."""
+    nodes: int
 
     @classmethod
     def of(cls, point: Point) -> TpTrainingCase:
@@ -52,13 +53,15 @@ class TpTrainingCase(NamedTuple):
             precision=config["precision"],
             more="".join(f", {name}={options[name]:g}" for name, usual in _USUAL.items() if options[name] != usual),
             architecture=key_of(config["language_model"])[:8],
+            nodes=point.case.nodes,
             **{name: value for name, value in options.items() if name in cls._fields},
         )
 
     def __str__(self) -> str:
         micro_batches = f" x {self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
         sizes = f"sequences of {self.seq_length}, batch {self.batch_size}{micro_batches}, {self.precision}"
-        return f"{self.model}, {self.num_layers} layers, {sizes}{self.more} on {self.device}"
+        nodes = f", {self.nodes} nodes" if self.nodes > 1 else ""
+        return f"{self.model}, {self.num_layers} layers, {sizes}{self.more} on {self.device}{nodes}"
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class AutoTp(Implementation):
     """See run.Implementation."""
 
     def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
-        deepspeed = _deepspeed(ranks.device)
+        deepspeed = _deepspeed(ranks)
         # Instead of groups that DeepSpeed would make anew for each model, and for the first one's size only.
         _set_groups(groups.tp, groups.dp)
         try:
@@ -119,15 +119,15 @@ class AutoTp(Implementation):
         _forget_state()
 
 
-def _deepspeed(device: torch.device) -> Any:
+def _deepspeed(ranks: Ranks) -> Any:
     """Imports and returns the module, which decides on first import what it computes on."""
-    if device.type == "cpu":
+    if ranks.device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
-    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
+    os.environ.setdefault("LOCAL_RANK", str(ranks.local_rank))
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    if device.type == "cpu":
+    if ranks.device.type == "cpu":
         # Collectives through shared memory would be compiled at start.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed

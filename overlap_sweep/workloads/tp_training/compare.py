@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.results.comparable import Comparable, Key, KeyedTime, Sample
+from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.workloads import nodes
 from overlap_sweep.workloads.tp_training.answer import TpTrainingCase, analyse_tp_training
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, setting_of
@@ -30,7 +32,7 @@ def samples(result: Result) -> dict[str, Sample]:
     point = result.point
     options = setting_of(point).removeprefix(point["impl"])
     sample = Sample((result.measured_as(TpTrainingRun).timing,), None, STEP, point["workload"]["tokens"])
-    return {f"dp{point['dp_size']}{options}": sample}
+    return {f"dp{point['dp_size']}{on_nodes(nodes(point))}{options}": sample}
 
 
 COMPARED = Comparing(
@@ -56,5 +58,6 @@ def _time(case: TpTrainingCase, row: TpTrainingRow) -> KeyedTime:
         operator=f"DP={row.grid.dp_size}, {case.num_layers} layers, batch {case.batch_size}{micro_batches}",
         pass_name=STEP,
         setting=options or DEFAULTS,
+        nodes=case.nodes,
     )
     return KeyedTime(key, row.step, None, None, tuple(point.name for point in row.points))

@@ -9,6 +9,7 @@ from typing import Any
 
 from overlap_sweep.report import causes, charts
 from overlap_sweep.report.charts.palette import SERIES
+from overlap_sweep.report.nodes import NODES
 from overlap_sweep.report.numbers import as_count, as_loss, as_percent, as_us
 from overlap_sweep.report.section import Answer, Card, Exhibit, File, Section, Sources
 from overlap_sweep.report.table import (
@@ -78,6 +79,7 @@ ASKED = (
     ),
     asked("tp_size", kind="count", header="TP"),
     asked("dp_size", kind="count", header="DP"),
+    NODES,
 )
 MEASURED = (
     attribute(
@@ -155,10 +157,10 @@ TABLE = points_table(
 COMPARED = Table("tp_training", "one row per setting", (*GRID, IMPL, SETTING, *MEASURED, NOTE))
 ANSWERS = Table(
     "tp_training",
-    "one row per model, device, sizes and grid of ranks: the fastest implementation",
+    "one row per model, device, sizes, nodes and grid of ranks: the fastest implementation",
     (
         *(attribute(name, kind="text", read=f"case.{name}") for name in ("model", "device", "precision")),
-        *(attribute(name, kind="count", read=f"case.{name}") for name in ("num_layers", *SIZES)),
+        *(attribute(name, kind="count", read=f"case.{name}") for name in ("num_layers", *SIZES, "nodes")),
         *(through(column, lambda answer: answer.rows[0]) for column in GRID),
         *(through(column, lambda answer: answer.best) for column in (IMPL, SETTING, *MEASURED)),
         A(

@@ -164,6 +164,28 @@ def test_searches_of_something_else_settle_nothing(tmp_path: Path, changes: dict
     assert analysis.best.setting == best
 
 
+@pytest.mark.parametrize(
+    ("best", "found"),
+    [
+        ({"fsdp.replicas": "nodes"}, "replicas=2"),
+        ({"fsdp.reshard_after_forward": "node"}, "reshard_after_forward=4"),
+        # Within each replica's own node there is nothing else to reshard to.
+        ({"fsdp.replicas": "nodes", "fsdp.reshard_after_forward": "node"}, "replicas=2"),
+        ({"fsdp.replicas": "4"}, "replicas=4"),
+    ],
+)
+def test_an_answer_that_refers_to_nodes_is_found_among_points_with_numbers(
+    tmp_path: Path, best: dict[str, str], found: str
+) -> None:
+    on_two = {"runtime.nodes": 2, "distributed.dp_size": 8}
+    for changes in ({}, {"fsdp.replicas": 2}, {"fsdp.reshard_after_forward": 4}, {"fsdp.replicas": 4}):
+        train(tmp_path, {**on_two, **changes})
+    knobs = {"fsdp.replicas": ["1", "nodes", "4"], "fsdp.reshard_after_forward": ["true", "false", "node"]}
+    write_search(tmp_path, knobs=knobs, best=best)
+    (analysis,) = analyse_training(read_points(tmp_path).points, read_records(tmp_path).knobs)
+    assert (analysis.best.setting, analysis.settled) == (found, True)
+
+
 def test_a_record_that_says_no_gain_is_a_problem(tmp_path: Path) -> None:
     write_search(tmp_path)
     record = json.loads((tmp_path / KnobRecord.FILE).read_text())

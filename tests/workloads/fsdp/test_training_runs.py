@@ -118,9 +118,11 @@ def test_two_processes_learn_what_one_learns(name: str, alone: dict[str, list[fl
 
 @pytest.mark.end_to_end
 def test_replicas_of_shards_learn_it_too(tmp_path: Path, alone: dict[str, list[float]]) -> None:
-    found = train(tmp_path, 4, replicas=["fsdp.replicas=2"])
+    found = train(tmp_path, 4, replicas=["fsdp.replicas=2"], sharded=[])
     assert losses(found)["replicas"] == pytest.approx(alone["four"], rel=1e-5)
     assert min(telemetry(tmp_path / "replicas")[-1].streams_ms.values()) > 0
+    norms = {name: [record.grad_norm for record in telemetry(tmp_path / name, rank=3)] for name in found}
+    assert norms["replicas"] == pytest.approx(norms["sharded"], rel=1e-5)
 
 
 @pytest.mark.end_to_end
@@ -193,6 +195,7 @@ def _spans(ranks: Ranks, points: dict[str, dict[str, Any]]) -> dict[str, Counter
 def test_how_often_a_step_communicates() -> None:
     twice = ["training.gradient_accumulation=2"]
     asked = {"defaults": [], "accumulated": twice, "kept": FSDP2["kept"], "replicas": ["fsdp.replicas=2"]}
+    asked |= {"kept accumulated": [*FSDP2["kept"], *twice]}
     asked |= {"ddp": DDP["ddp small buckets"], "ddp accumulated": [*DDP["ddp small buckets"], *twice]}
     asked |= dict.fromkeys(("load", "load none", "load floor"), DDP["ddp load"])
     points = {name: fsdp_point("distributed.dp_size=4", *given) for name, given in asked.items()}
@@ -206,6 +209,7 @@ def test_how_often_a_step_communicates() -> None:
             **{"reduce_scatter": units, "all_reduce": norm},
         }
     assert found[0]["kept"]["auxiliary"] == units
+    assert found[0]["kept accumulated"]["auxiliary"] == 2 * units
     assert found[0]["replicas"]["all_reduce"] == units + norm
     assert found[0]["ddp"]["all_reduce"] == found[0]["ddp accumulated"]["all_reduce"] > units
     # What loads the point loads it without overlap, too.

@@ -13,6 +13,7 @@ import pytest
 from overlap_sweep.errors import PointFailed, UserError
 from overlap_sweep.results.measured import summarise
 from overlap_sweep.results.run_directory import LOG_FILE, clear
+from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import run as job_run
 from overlap_sweep.workloads.job.ending import ending, first_error
 from overlap_sweep.workloads.job.recording import STEPS_FILE
@@ -35,7 +36,7 @@ def measured(folder: Path, command: str, limit_s: float = 30.0, **changes: Any) 
     directory.mkdir(exist_ok=True)
     point = job_point(command, **changes)
     try:
-        return run(point, directory, tag.environment, limit_s)
+        return run(point, directory, Here(environment=tag.environment, limit_s=limit_s))
     finally:
         assert tag.processes() == []
 
@@ -227,6 +228,11 @@ def test_errors_are_read_of_the_attempt_alone(tmp_path: Path) -> None:
             "Signal 9 (SIGKILL) received by PID 12",
         ),
         (["  traceback : Signal 15 (SIGTERM) received by PID 12"], ""),
+        (["/v/bin/python3: No module named train"], "/v/bin/python3: No module named train"),
+        (
+            ["python: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')"],
+            "python: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')",
+        ),
     ],
 )
 def test_errors_are_told_from_what_else_is_printed(lines: list[str], error: str) -> None:

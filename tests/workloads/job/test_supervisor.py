@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.errors import PointFailed
+from overlap_sweep.processes import Process
 from overlap_sweep.workloads.job.process import RunningCommand
 from tests.sweeps import wait_for
 from tests.workloads.job.commands import Tagged
@@ -45,6 +46,11 @@ time.sleep(float(sys.argv[1]))
 
 def running(folder: Path, tag: Tagged, *words: str, grace_s: float = 0.1) -> RunningCommand:
     return RunningCommand(words, folder, tag.environment, folder / "log", grace_s)
+
+
+def supervisor_of(command: RunningCommand) -> int:
+    assert isinstance(command._process, Process)
+    return command._process.pid
 
 
 def python(script: str, *arguments: str) -> list[str]:
@@ -107,16 +113,17 @@ def test_what_it_leaves_behind_ends_with_it(tmp_path: Path) -> None:
 def test_a_signal_to_all_processes_of_a_job_ends_it(tmp_path: Path, number: signal.Signals) -> None:
     tag = Tagged()
     command = started(tmp_path, tag)
-    command._supervisor.send_signal(number)
+    os.kill(supervisor_of(command), number)
     wait_for(lambda: tag.processes() == [], 20)
     command.end()
+    assert command.status is None, "it did not end by itself"
 
 
 def test_the_signal_to_stop_after_the_point_does_not_reach_it(tmp_path: Path) -> None:
     """Cluster managers send it to every process; a command that knows nothing of it would end."""
     script = "echo blocked $(grep SigBlk /proc/self/status)"
     with running(tmp_path, Tagged(), "sh", "-c", script) as command:
-        command._supervisor.send_signal(signal.SIGUSR2)
+        os.kill(supervisor_of(command), signal.SIGUSR2)
         wait_for(lambda: command.wait(0.1) is not None, 20)
         assert command.status == 0
     blocked = int((tmp_path / "log").read_text().split()[-1], 16)
@@ -144,7 +151,7 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
 def test_a_killed_supervisor_fails_the_point_and_has_the_command_ended(tmp_path: Path) -> None:
     tag = Tagged()
     with running(tmp_path, tag, "sleep", "600") as command:
-        command._supervisor.kill()
+        os.kill(supervisor_of(command), signal.SIGKILL)
         with pytest.raises(PointFailed, match="was killed"):
             wait_for(lambda: command.wait(0.1) is not None, 20)
         wait_for(lambda: tag.processes() == [], 20)

@@ -116,7 +116,7 @@ def test_a_run_returns_the_fields_of_a_result_alike_on_all_ranks(name: str, tmp_
     point = composed(*ASKED[name])
     if here := workloads.load(name).run_here:
         environment = {**environment_of(point), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        of_ranks = [here(point, tmp_path, environment, 60.0)]
+        of_ranks = [here(point, tmp_path, workloads.Here(environment=environment, limit_s=60.0))]
     else:
         of_ranks = run_ranks(workloads.world_size(point), _run, point, tmp_path, keep="cpu")
     fields = of_ranks[0]

@@ -268,7 +268,7 @@ def make_do(stack: str, ranks: Ranks) -> None:
         megatron_on_cpu.stand_in()
     if stack == "autotp":
         # DeepSpeed has float16 only on CPUs that multiply it fast.
-        accelerator = autotp._deepspeed(ranks.device).accelerator.get_accelerator()
+        accelerator = autotp._deepspeed(ranks).accelerator.get_accelerator()
         accelerator.is_fp16_supported = lambda: True
 
 
