@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from overlap_sweep.commands.frames import find_traces
+from overlap_sweep.commands.frames import find_traces, read_runs_of_nodes
 from overlap_sweep.commands.output import (
     FormatOption,
     TableFormat,
@@ -52,6 +52,10 @@ def diagnose(
         typer.Option(help="One row per finding; per process group and collective; or per step: what each rank lost."),
     ] = Rows.finding,
     format: FormatOption = TableFormat.table,
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Ranks on each node; for the traces of points it is known."),
+    ] = None,
     fail_expressions: Annotated[list[str] | None, fail_if_option('cause == "straggler" and share > 0.05')] = None,
 ) -> None:
     """Say why communication is exposed in Kineto traces, and which setting to try.
@@ -81,20 +85,20 @@ def diagnose(
       python analyze.py diagnose trace_rank0.json.gz trace_rank1.json.gz
       python analyze.py diagnose traces/ --format json
       python analyze.py diagnose traces/ --by group
+      python analyze.py diagnose traces/ --by group --ranks-per-node 8
       python analyze.py diagnose traces/ --fail-if 'cause == "straggler" and share > 0.05'
       python analyze.py diagnose traces/ --fail-if 'cause != "none"'
 
     Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
-    from overlap_sweep.diagnosis.runs import read_runs
     from overlap_sweep.report.diagnosis import TABLE_BY, warnings_of
     from overlap_sweep.report.table import to_frame
 
     found, problems = find_traces(paths)
-    runs = read_runs(found)
+    runs, unknown = read_runs_of_nodes(found, ranks_per_node)
     problems += [file.problem for run in runs for file in run.files if file.problem]
-    diagnoses = [run.found.diagnosis for run in runs if run.found]
-    for warning in warnings_of(runs):
+    diagnoses = [run.found for run in runs if run.found]
+    for warning in (*unknown, *warnings_of(runs)):
         print_warning(warning)
     table, rows_of = TABLE_BY[by]
     rows = rows_of(runs)
@@ -107,8 +111,8 @@ def diagnose(
         from overlap_sweep.report.table import Listing
 
         if by is Rows.finding:
-            for diagnosis in diagnoses:
-                print_diagnosis(diagnosis, console)
+            for one in diagnoses:
+                print_diagnosis(one, console)
             return
         for run, same in groupby(rows, key=itemgetter("run")):
             own = list(same)

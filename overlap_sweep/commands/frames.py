@@ -13,6 +13,7 @@ from overlap_sweep.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from overlap_sweep.diagnosis.runs import Run
     from overlap_sweep.report.table import PointRow, Table
 
 
@@ -70,28 +71,45 @@ def read_trace(
     return to_frame(written.records(trace_rows.rows_of(good, by, medians=median)), written.types)
 
 
-def read_diagnosis(*paths: Path | str, by: Literal["finding", "group", "step"] = "finding") -> pd.DataFrame:
+def read_diagnosis(
+    *paths: Path | str, by: Literal["finding", "group", "step"] = "finding", ranks_per_node: int | None = None
+) -> pd.DataFrame:
     """Returns why communication is exposed in Kineto traces, given as files or directories: one row per finding; with
     `by` per process group and collective, or per step and rank.
 
+    `ranks_per_node`: ranks on each node, to tell communication within nodes from that between them; None: known only
+    for traces of points.
     Times are in microseconds per step. What cannot be read or is unknown causes a warning; UserError if nothing can be
     read.
     """
-    from overlap_sweep.diagnosis.runs import read_runs
     from overlap_sweep.report.diagnosis import TABLE_BY, warnings_of
     from overlap_sweep.report.table import to_frame
 
     if by not in TABLE_BY:
         raise UserError(f"by={by!r} is not known; choose one of {', '.join(TABLE_BY)}.")
     found, problems = find_traces([Path(path) for path in paths])
-    runs = read_runs(found)
+    runs, unknown = read_runs_of_nodes(found, ranks_per_node)
     problems += [file.problem for run in runs for file in run.files if file.problem]
     if not any(run.found for run in runs):
         raise UserError(" ".join(problems) or "No traces given; give files or directories.")
-    for sentence in (*problems, *warnings_of(runs)):
+    for sentence in (*problems, *unknown, *warnings_of(runs)):
         warnings.warn(sentence, stacklevel=2)
     table, rows_of = TABLE_BY[by]
     return to_frame(table.records(rows_of(runs)), table.types)
+
+
+def read_runs_of_nodes(traces: Sequence[Path], ranks_per_node: int | None) -> tuple[list[Run], list[str]]:
+    """Returns the runs of traces, and a sentence for each result.json that does not tell their nodes. `ranks_per_node`:
+    None: as the results next to the traces tell."""
+    from overlap_sweep.diagnosis.runs import read_runs
+    from overlap_sweep.results.nodes import ranks_of_each_trace
+
+    if ranks_per_node is not None:
+        if ranks_per_node < 1:
+            raise UserError(f"ranks_per_node={ranks_per_node} is not possible; give the number of ranks on each node.")
+        return read_runs(traces, dict.fromkeys(traces, ranks_per_node)), []
+    known, problems = ranks_of_each_trace(traces)
+    return read_runs(traces, known), problems
 
 
 def tables() -> dict[str, Table[Any]]:

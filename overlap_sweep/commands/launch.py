@@ -1,5 +1,6 @@
 """Implements `python launch.py` and `overlap-sweep launch`: measures one point, or a sweep of points with -m."""
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -14,9 +15,12 @@ from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import conf_folder, print_version
 from overlap_sweep.runtime.composition import quoted_where_verbatim
+from overlap_sweep.runtime.meeting import place_by_hand
 from overlap_sweep.runtime.mistakes import check_keys, errors_in_one_line, flags_first
+from overlap_sweep.runtime.nodes import gather
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import run_point
+from overlap_sweep.runtime.serve import serve
 from overlap_sweep.runtime.start import remove_leftovers
 
 
@@ -63,6 +67,20 @@ def print_measured() -> None:
             print_section(section, console)
 
 
+def _join_others() -> None:
+    """Takes the place that torchrun gave this process among the machines of the launch. Returns on the first only."""
+    try:
+        place = place_by_hand(os.environ)
+        if place and place.number:
+            sys.exit(serve(place))
+        if place:
+            gather(place)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
 def main() -> None:
     """Runs Hydra on the process's arguments and exits, with 0 if all valid points were measured."""
     if "--version" in sys.argv[1:]:
@@ -71,6 +89,7 @@ def main() -> None:
     if {"--help", "-h", "--cfg", "-c"} & {*sys.argv[1:]}:
         # Quitting a pager is not an error.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    _join_others()
     try:
         with errors_in_one_line():
             sys.argv[1:] = flags_first(quoted_where_verbatim(sys.argv[1:]))

@@ -42,8 +42,10 @@ def flags_of_tables() -> dict[str, str]:
 def headed() -> dict[str, Table[Any]]:
     """Returns the tables of points by heading, and the columns that can be added to any."""
     from overlap_sweep.report.causes import OF_POINT
+    from overlap_sweep.report.nodes import NODE_TIMES
 
-    return {f"with {flag}": tables()[name] for flag, name in flags_of_tables().items()} | {"added if named": OF_POINT}
+    own = {f"with {flag}": tables()[name] for flag, name in flags_of_tables().items()}
+    return own | {"added if named": OF_POINT, "of points on several nodes, added if named": NODE_TIMES}
 
 
 class QueryCommand(with_columns(headed)):  # type: ignore[misc]
@@ -169,5 +171,13 @@ def _main_columns(rows: pd.DataFrame, table: Table[Any], mentioned: Sequence[str
     """Returns the columns to show: those of the case where there are several, the usual ones that have a value in any
     row, and those of the condition."""
     cases = [name for name in CASE if name in rows and rows[name].nunique() > 1]
-    usual = [name for name in table.default_columns if name in rows and name not in CASE and rows[name].notna().any()]
+    same = {column.name: column.usual for column in table.written if column.usual is not None}
+    usual = [
+        name
+        for name in table.default_columns
+        if name in rows
+        and name not in CASE
+        and rows[name].notna().any()
+        and not (name in same and rows[name].dropna().eq(same[name]).all())
+    ]
     return list(dict.fromkeys([*cases, *usual, *mentioned]))

@@ -16,7 +16,7 @@ from overlap_sweep.results.points import Case, Point, PointStatus, read_points
 from overlap_sweep.results.records import read_records
 
 COMPARED_FIRST = ("backend", "device")
-COMPARED_IF_NOTHING_MATCHES = ("model", "tokens", "precision", "tp_size", "setting")
+COMPARED_IF_NOTHING_MATCHES = ("model", "tokens", "precision", "tp_size", "nodes", "setting")
 
 _IN_ERRORS = ("operator", "tp_size", "model", "tokens", "precision", "setting", "backend")
 
@@ -83,8 +83,10 @@ def compared_fields(datasets: Sequence[Dataset]) -> list[str]:
         sets = [{matchable(key, compared) for key in dataset_keys} for dataset_keys in keys]
         if any(one & other for i, one in enumerate(sets) for other in sets[:i]):
             return compared
+    several = any(key.nodes > 1 for dataset_keys in keys for key in dataset_keys)
+    named = [*_IN_ERRORS, *(["nodes"] if several else [])]
     contents = "; ".join(
-        f"{dataset.label} has {', '.join(_some_values(name, dataset_keys) for name in _IN_ERRORS)}"
+        f"{dataset.label} has {', '.join(_some_values(name, dataset_keys) for name in named)}"
         for dataset, dataset_keys in zip(datasets, keys, strict=True)
     )
     raise UserError(f"No points in common: {contents}. Compare sweeps that measured the same points.")

@@ -219,6 +219,11 @@ def history(measurements: Iterable[Kept]) -> History:
     return History(sorted(series, key=_order), left_out)
 
 
+def _hosts(kept: Kept) -> list[str]:
+    """Returns the host that measured it, or all of a point on several nodes."""
+    return kept.result.environment.get("hosts") or [kept.host]
+
+
 def describe_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Returns `torch 2.10.0 -> 2.11.0, driver 570 -> 580`: libraries first, which change most often."""
     one, other = (
@@ -273,7 +278,7 @@ def _series(setting: str, environments: Iterable[Sequence[_Measurement]]) -> Ser
                 measurements=len(measurements),
                 first=started[0] if started else None,
                 last=started[-1] if started else None,
-                hosts=tuple(dict.fromkeys(kept.host for kept, _ in measurements)),
+                hosts=tuple(dict.fromkeys(host for kept, _ in measurements for host in _hosts(kept))),
                 previous=found[-1] if found else None,
             )
         )

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from overlap_sweep.diagnosis import Cause
+from overlap_sweep.diagnosis.advice_between_nodes import BETWEEN_NODES
 
 
 class Advice(NamedTuple):
@@ -369,6 +370,7 @@ _CONTENTION = (
 
 ADVICE: Sequence[Advice] = (
     _advice("none", "", "Nothing: overlap has less than 2% of the step to gain."),
+    *(_advice(*one) for one in BETWEEN_NODES),
     *(_ACTIVATIONS + _PREFETCH + _REDUCTION + _QUEUES + _BANDWIDTH + _STRAGGLERS + _HOST + _CONTENTION),
 )
 """The first whose needs are met is given."""

@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import END_OF_STEP, Cause
+from overlap_sweep.diagnosis.advice_between_nodes import ACTIVATIONS, NODES, PARAMETERS
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.causes import Loss
 from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
 from overlap_sweep.diagnosis.exposure import Exposure
 from overlap_sweep.diagnosis.facts import RankFacts, Wait
+from overlap_sweep.diagnosis.nodes import place_of
 from overlap_sweep.diagnosis.rank import POINT_TO_POINT, UNKNOWN_RANK
 
 MUCH = 0.3
@@ -103,6 +105,17 @@ class Basis:
             if loss.call is not None and (last := exposed[loss.call].ended_by) is not None:
                 held += loss.lost_ns * (last != loss.call and self.own.calls[last].collective == "all_gather")
         return self.roles == {"gradient"} and 2 * held > sum(loss.lost_ns for loss in self.losses)
+
+    @cached_property
+    def between_nodes(self) -> bool:
+        """Returns whether most of the time is lost in communication between nodes."""
+        lost = sum(loss.lost_ns for loss in self.losses)
+        between = sum(
+            loss.lost_ns
+            for loss in self.losses
+            if loss.call is not None and place_of(self.own, self.own.calls[loss.call]) == "between"
+        )
+        return 2 * between > lost
 
     @property
     def loading_us(self) -> float:
@@ -214,12 +227,21 @@ def signs_of(basis: Basis) -> set[str]:
         "cpu": not own.on_device,
         "megatron": any(MEGATRON.search(group.about) for group in own.groups.values()),
         "point_to_point": any(call.collective in POINT_TO_POINT for call in calls),
-        "norm": bool(calls) and basis.roles == {"activation"} and all(call.pass_ == "other" for call in calls),
+        "norm": bool(calls)
+        and basis.roles == {"activation"}
+        and all(call.pass_ == "other" or call.is_of_scalars for call in calls),
         "after_step": basis.roles == {"parameter"} and all(call.pass_ == "other" for call in calls),
         "blocks": basis.blocks,
         "occupied": basis.occupied,
         "before_gather": basis.cause == "issued_late" and basis.before_gather,
     }
+    if basis.between_nodes:
+        messages = found["norm"] or found["point_to_point"]
+        found |= {
+            NODES: True,
+            PARAMETERS: basis.roles == {"parameter"} and not found["after_step"],
+            ACTIVATIONS: basis.roles == {"activation"} and not messages,
+        }
     if basis.cause == "host_bound":
         found["loading"] = basis.loading_share >= MUCH
     if basis.cause == "host_sync":

@@ -19,6 +19,9 @@ from overlap_sweep.trace.kineto import NO_CORRELATION, Detail, Trace
 NEVER = -1
 """Launch of an event whose launch the trace does not have."""
 
+SCALARS = 64
+"""Most elements of a norm, a loss or a count of tokens."""
+
 PASSES: dict[int, Pass] = {FWD: "fwd", BWD: "bwd", RECOMPUTE: "bwd"}
 
 _C10D = re.compile(r"c10d::(?!barrier|monitored_barrier)|_c10d_functional::(?!wait_tensor|_wrap)")
@@ -60,6 +63,14 @@ class Call:
     """Whether that function had launched computation before."""
     accumulates: bool = False
     """Whether it was launched where autograd accumulates gradients, or by a hook there."""
+    peer: int | None = None
+    """Rank that a send or recv is to or from; None if unknown."""
+
+    @property
+    def is_of_scalars(self) -> bool:
+        """Returns whether it moves a few numbers, such as losses, a norm or counts of tokens: at most SCALARS in all,
+        or one of each rank."""
+        return self.sent == 1 or 0 < max(self.sent or 0, self.received or 0) <= SCALARS
 
 
 def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, places: Places) -> Iterator[Call]:
@@ -116,6 +127,7 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
             in_function=places.in_function(thread, launch_ns),
             computed_before=places.computed_before(thread, launch_ns),
             accumulates=places.accumulates(thread, launch_ns),
+            peer=detail.peer,
         )
 
 

@@ -40,7 +40,8 @@ def _calls(basis: Basis) -> str:
     if sizes:
         low, high = min(sizes), max(sizes)
         of = f" of {_megabytes(high)}" if high < 1.1 * low else f" of {_megabytes(low)} to {_megabytes(high)}"
-    return f"{_counted(count, 'call')}{of} {per}"
+    between = " between nodes" if basis.between_nodes else ""
+    return f"{_counted(count, 'call')}{of}{between} {per}"
 
 
 def _counted(count: float, noun: str) -> str:

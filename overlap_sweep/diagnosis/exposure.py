@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis.calls import NEVER
-from overlap_sweep.diagnosis.facts import RankFacts
-from overlap_sweep.trace.intervals import Intervals, merge, subtract
+from overlap_sweep.diagnosis.calls import NEVER, Call
+from overlap_sweep.diagnosis.facts import RankFacts, Step
+from overlap_sweep.trace.intervals import Intervals, length, merge, subtract
 
 LATENCY_NS = 30_000
 """Longest time from a launch to the start of a kernel that nothing else holds back, while a profiler records."""
@@ -187,3 +187,28 @@ def _blocking(
 def _late(found: Exposure, busy: Measure, start: int, end: int, after: int) -> Late:
     covered = busy.between(start, end)
     return Late(start, end, max(0.0, end - start - covered), after, found.comm.between(start, end))
+
+
+def counted_steps(steps: list[Step]) -> list[Step]:
+    """Returns the steps without start-up; all if there are no others."""
+    return [step for step in steps if not step.startup] or steps
+
+
+def exposed_per_step(calls: list[Call], steps: list[Step], busy: Intervals) -> list[tuple[int, int]]:
+    """Returns, for each step, how long the calls took and how much of it was without computation."""
+    spans: dict[int, list[tuple[int, int]]] = {step.number: [] for step in steps}
+    for call in calls:
+        spans[call.step].append((call.start_ns, call.end_ns))
+    unions = [merge(np.array(own, np.int64).reshape(-1, 2)) for own in spans.values()]
+    before = np.concatenate(([0], np.cumsum(busy[:, 1] - busy[:, 0])))
+    return [(length(union), length(union) - _busy_ns(union, busy, before)) for union in unions]
+
+
+def _busy_ns(union: Intervals, busy: Intervals, before: NDArray[np.int64]) -> int:
+    """Returns how much of the union is busy. `before`: length of `busy` before each of its intervals."""
+    if not len(busy) or not len(union):
+        return 0
+    place = np.searchsorted(busy[:, 0], union, side="right") - 1
+    inside = np.minimum(union, busy[place, 1]) - busy[place, 0]
+    until = np.where(place >= 0, before[place] + inside, 0)
+    return int((until[:, 1] - until[:, 0]).sum())

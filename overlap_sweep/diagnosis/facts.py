@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis.calls import NEVER, Call, calls_of, groups_of
-from overlap_sweep.diagnosis.collectives import Group
+from overlap_sweep.diagnosis.collectives import Group, group_of
 from overlap_sweep.diagnosis.places import Places
 from overlap_sweep.diagnosis.waits import Wait, waits_of
 from overlap_sweep.trace.activity import (
@@ -83,6 +83,11 @@ class RankFacts:
     waits: list[Wait]
     """Sorted by start; only on threads that launch kernels."""
     groups: dict[str, Group] = field(default_factory=dict)
+    """Process groups that communicated, by name."""
+    known_groups: list[Group] = field(default_factory=list)
+    """All process groups that the trace lists."""
+    ranks_per_node: int | None = None
+    """None if unknown."""
     names: list[str] = field(default_factory=list)
     """Kernel or operator name, by signature."""
     lanes: list[tuple[str, str]] = field(default_factory=list)
@@ -139,6 +144,7 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
         calls=calls,
         waits=list(waits_of(trace, places, apart=apart)),
         groups=groups_of(trace, calls),
+        known_groups=[group_of(name, None, group) for name, group in trace.groups.items()],
         names=names,
         lanes=trace.lanes,
         warnings=trace.warnings,
@@ -202,3 +208,13 @@ def _launch_times(trace: Trace, launch: NDArray[np.intp]) -> NDArray[np.int64]:
     if not len(trace.launches):
         return np.full(len(launch), NEVER, np.int64)
     return np.where(launch >= 0, trace.launches.start_ns[np.maximum(launch, 0)], NEVER)
+
+
+def size_of(rank: RankFacts, call: Call) -> int | None:
+    """Returns the number of ranks in the call's group, also as its sizes tell it."""
+    group = rank.groups.get(call.group)
+    known = (len(group.ranks) or group.size if group else None) or call.group_size
+    if known or not call.sent or not call.received:
+        return known
+    larger, smaller = max(call.sent, call.received), min(call.sent, call.received)
+    return larger // smaller if call.collective in ("all_gather", "reduce_scatter") else None

@@ -16,8 +16,10 @@ from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals, common_names
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import BYTES_OF, Group, type_of
 from overlap_sweep.diagnosis.contention import slowed_by_call, slowed_gemms
-from overlap_sweep.diagnosis.facts import RankFacts, Step
-from overlap_sweep.trace.intervals import Intervals, length, merge
+from overlap_sweep.diagnosis.exposure import counted_steps, exposed_per_step
+from overlap_sweep.diagnosis.facts import RankFacts, Step, size_of
+from overlap_sweep.diagnosis.nodes import Place, place_of
+from overlap_sweep.trace.intervals import Intervals, merge
 
 Known = Literal["measured", "at_most", ""]
 
@@ -33,6 +35,8 @@ class GroupRow(msgspec.Struct, kw_only=True):
     ranks: list[int]
     """Empty if unknown."""
     size: int | None
+    place: Place
+    """Whether it is within a node or between nodes."""
     backend: str
     """Whose kernels they are: nccl, rccl, gloo, userbuffers, symm_mem, peer_copy, custom..."""
     collective: str
@@ -91,6 +95,7 @@ class _Kind(NamedTuple):
     bytes: int | None
     pass_: Pass
     backend: str
+    place: Place
 
 
 class _Transfer(NamedTuple):
@@ -106,14 +111,14 @@ def group_totals(facts: Sequence[RankFacts]) -> list[GroupTotal]:
     names = common_names(facts)
     found: dict[tuple[Hashable, str], list[GroupTotal]] = defaultdict(list)
     for number, rank in enumerate(facts):
-        steps, busy = _counted(rank.steps), merge(rank.work.intervals)
+        steps, busy = counted_steps(rank.steps), merge(rank.work.intervals)
         counted = {step.number for step in steps}
         own: dict[tuple[Hashable, str], list[Call]] = defaultdict(list)
         for call in rank.calls:
             if call.step in counted:
                 own[_name(names, number, call), call.library].append(call)
         for key, calls in own.items():
-            each = _exposed_ns(calls, steps, busy)
+            each = exposed_per_step(calls, steps, busy)
             group = rank.groups.get(calls[0].group) or Group("", "", (), None)
             total = GroupTotal(
                 group=group.name,
@@ -133,7 +138,7 @@ def group_rows(facts: Sequence[RankFacts], arrived: Arrivals) -> list[GroupRow]:
     names = common_names(facts)
     chosen: dict[_Kind, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     kinds: list[dict[int, _Kind]] = [{} for _ in facts]
-    steps = [_counted(rank.steps) for rank in facts]
+    steps = [counted_steps(rank.steps) for rank in facts]
     for number, rank in enumerate(facts):
         counted = {step.number for step in steps[number]}
         for i, call in enumerate(rank.calls):
@@ -184,27 +189,19 @@ def _name(names: Sequence[Mapping[str, Hashable]], rank: int, call: Call) -> Has
     return names[rank].get(call.group, (rank, call.group)) if call.group else ""
 
 
-def _counted(steps: list[Step]) -> list[Step]:
-    return [step for step in steps if not step.startup] or steps
-
-
 def _kind(rank: RankFacts, call: Call, group: Hashable) -> _Kind:
     dtype = type_of(call.dtype)
-    size = _bytes(call, dtype, _size(rank, call))
+    size = _bytes(call, dtype, size_of(rank, call))
     # Experts are sent a different number of tokens each time.
     return _Kind(
-        group, call.collective, dtype, None if call.collective == "all_to_all" else size, call.pass_, call.library
+        group=group,
+        collective=call.collective,
+        dtype=dtype,
+        bytes=None if call.collective == "all_to_all" else size,
+        pass_=call.pass_,
+        backend=call.library,
+        place=place_of(rank, call),
     )
-
-
-def _size(rank: RankFacts, call: Call) -> int | None:
-    """Returns the number of ranks in the call's group, also as its sizes tell it."""
-    group = rank.groups.get(call.group)
-    known = (len(group.ranks) or group.size if group else None) or call.group_size
-    if known or not call.sent or not call.received:
-        return known
-    larger, smaller = max(call.sent, call.received), min(call.sent, call.received)
-    return larger // smaller if call.collective in ("all_gather", "reduce_scatter") else None
 
 
 def _bytes(call: Call, dtype: str, size: int | None) -> int | None:
@@ -248,7 +245,7 @@ def _row(
     every = [call for own in calls.values() for call in own]
     first = facts[next(iter(calls))]
     group = first.groups.get(every[0].group) or Group("", "", (), None)
-    size, ranks = _size(first, every[0]), group.ranks
+    size, ranks = size_of(first, every[0]), group.ranks
     if not every[0].group and {one.ranks for one in transfers} == {first.world_size}:
         # All ranks of the run were in it.
         size, ranks = first.world_size, tuple(range(first.world_size or 0))
@@ -258,7 +255,7 @@ def _row(
     factor = bus_factor(kind.collective, size)
     exposed, total_ns, exposed_ns = [], 0, 0
     for number, own in calls.items():
-        each = _exposed_ns(own, steps[number], busy[number])
+        each = exposed_per_step(own, steps[number], busy[number])
         exposed.append(median(per_step for _, per_step in each))
         total_ns += sum(per_step for per_step, _ in each)
         exposed_ns += sum(per_step for _, per_step in each)
@@ -268,6 +265,7 @@ def _row(
         about=group.about,
         ranks=list(ranks),
         size=size,
+        place=kind.place,
         backend=kind.backend,
         collective=kind.collective,
         pass_=kind.pass_,
@@ -299,23 +297,3 @@ def _transfer_us(transfers: list[_Transfer], size: int | None, fastest_ns: int |
         complete = size is not None and all(one.ranks >= size for one in transfers)
         return median(one.transfer_ns for one in transfers) / 1e3, "measured" if complete else "at_most"
     return (None, "") if fastest_ns is None else (fastest_ns / 1e3, "at_most")
-
-
-def _exposed_ns(calls: list[Call], steps: list[Step], busy: Intervals) -> list[tuple[int, int]]:
-    """Returns, for each step, how long the calls took and how much of it was without computation."""
-    spans: dict[int, list[tuple[int, int]]] = {step.number: [] for step in steps}
-    for call in calls:
-        spans[call.step].append((call.start_ns, call.end_ns))
-    unions = [merge(np.array(own, np.int64).reshape(-1, 2)) for own in spans.values()]
-    before = np.concatenate(([0], np.cumsum(busy[:, 1] - busy[:, 0])))
-    return [(length(union), length(union) - _busy_ns(union, busy, before)) for union in unions]
-
-
-def _busy_ns(union: Intervals, busy: Intervals, before: NDArray[np.int64]) -> int:
-    """Returns how much of the union is busy. `before`: length of `busy` before each of its intervals."""
-    if not len(busy) or not len(union):
-        return 0
-    place = np.searchsorted(busy[:, 0], union, side="right") - 1
-    inside = np.minimum(union, busy[place, 1]) - busy[place, 0]
-    until = np.where(place >= 0, before[place] + inside, 0)
-    return int((until[:, 1] - until[:, 0]).sum())

@@ -21,10 +21,6 @@ SMALL = 0.1
 """Share of the elements of a group's collectives below which others, such as those of a loss, don't decide."""
 
 
-SCALARS = 64
-"""Most elements of a norm, a loss or a count of tokens."""
-
-
 def roles_of(calls: Sequence[Call]) -> list[Role]:
     """Returns the role of each call.
 
@@ -34,13 +30,28 @@ def roles_of(calls: Sequence[Call]) -> list[Role]:
     which autograd can run backward. Gathering after the optimizer's step is of parameters, too. A group that reduces in
     the forward pass reduces activations there, and so in the backward pass. What is reduced after the backward pass, or
     where autograd accumulates gradients, are gradients; but a few numbers after it are their norm, which is needed at
-    once.
+    once. A few numbers that are gathered are counts or losses, never parameters. What was reduced and scattered as
+    gradients stays that if a group that does nothing else all-reduces it, as hybrid sharding does.
     """
     of_group: dict[str, list[Call]] = defaultdict(list)
     for call in calls:
         of_group[call.group].append(call)
     gathers = {group: _gathers_parameters(own) for group, own in of_group.items()}
-    return [_role(call, gathers[call.group]) for call in calls]
+    roles = [_role(call, gathers[call.group]) for call in calls]
+    shards = {
+        call.received
+        for call, role in zip(calls, roles, strict=True)
+        if role == "gradient" and call.collective == "reduce_scatter" and call.received is not None
+    }
+    return [
+        "gradient" if call.sent in shards and _reduces_alone(of_group[call.group]) else role
+        for call, role in zip(calls, roles, strict=True)
+    ]
+
+
+def _reduces_alone(calls: Iterable[Call]) -> bool:
+    """Returns whether a group all-reduces after the forward pass, and nothing else."""
+    return all(call.collective == "all_reduce" and call.pass_ != "fwd" for call in calls if not call.is_of_scalars)
 
 
 def _volume(calls: Iterable[Call]) -> float:
@@ -56,7 +67,9 @@ class _Gathers(NamedTuple):
 
 
 def _gathers_parameters(calls: Sequence[Call]) -> _Gathers:
-    forward = [call for call in calls if call.collective == "all_gather" and call.pass_ == "fwd"]
+    forward = [
+        call for call in calls if call.collective == "all_gather" and call.pass_ == "fwd" and not call.is_of_scalars
+    ]
     gathered = _volume(forward)
     reduced_forward = _volume(call for call in calls if call.collective in REDUCTIONS and call.pass_ == "fwd")
     reduced_after = _volume(call for call in calls if call.collective in REDUCTIONS and call.pass_ != "fwd")
@@ -69,6 +82,8 @@ def _gathers_parameters(calls: Sequence[Call]) -> _Gathers:
 
 def _role(call: Call, gathers: _Gathers) -> Role:
     if call.collective == "all_gather":
+        if call.is_of_scalars:
+            return "activation"
         if call.pass_ == "other":
             return "parameter"
         # Functions of the backward pass are not told from hooks there.
@@ -76,7 +91,7 @@ def _role(call: Call, gathers: _Gathers) -> Role:
         return "parameter" if gathers.in_functions or elsewhere else "activation"
     if call.collective not in REDUCTIONS or call.pass_ == "fwd":
         return "activation"
-    if call.pass_ == "other" and 0 < max(call.sent or 0, call.received or 0) <= SCALARS:
+    if call.pass_ == "other" and call.is_of_scalars:
         # The norm of all gradients, which the optimizer's step needs at once.
         return "activation"
     if gathers.in_functions or call.pass_ == "other" or call.accumulates:

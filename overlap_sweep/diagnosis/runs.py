@@ -17,6 +17,7 @@ from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.facts import RankFacts, facts_of
 from overlap_sweep.diagnosis.findings import diagnosis_of
 from overlap_sweep.diagnosis.groups import GroupRow, GroupTotal, group_rows, group_totals
+from overlap_sweep.diagnosis.nodes import NodeTimes, node_times_of
 from overlap_sweep.trace.files import (
     TraceFile,
     cache_file,
@@ -42,6 +43,8 @@ class Found(msgspec.Struct):
     """Communication by process group, collective and size."""
     totals: list[GroupTotal]
     """The same by process group."""
+    node_times: NodeTimes | None
+    """Communication within and between nodes; None unless the run is known to have several."""
 
 
 class Run(msgspec.Struct, kw_only=True):
@@ -70,9 +73,10 @@ def diagnose(paths: Sequence[Path]) -> list[Diagnosis]:
     return [run.found.diagnosis for run in read_runs(paths) if run.found]
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
+def read_runs(paths: Sequence[Path], ranks_per_node: Mapping[Path, int] | None = None) -> list[Run]:
     """Returns the runs of these traces, in the order of their first trace. A trace whose rank is unknown is a run by
-    itself."""
+    itself. `ranks_per_node`: by trace, where it is known."""
+    per_node = ranks_per_node or {}
     keys = {path: key_of(path) for path in paths}
     known = {path: file for path, key in keys.items() if (file := cached_file(key, path, with_parts=False))}
     read = _read(path for path in keys if path not in known)
@@ -80,11 +84,13 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         cache_file(keys[path], one.file, with_parts=False)
         known[path] = one.file
     runs = _grouped([known[path] for path in keys])
-    cached = {name: _cached(_key(name, own, keys)) for name, own in runs.items()}
+    cached = {name: _cached(_key(name, own, keys, per_node)) for name, own in runs.items()}
     wanted = [path for name, own in runs.items() if not cached[name] for path in own if not known[path].problem]
     read |= _read(path for path in wanted if path not in read)
     return [
-        _run(name, [read[path].file if path in read else known[path] for path in own], cached[name], read, keys)
+        _run(
+            name, [read[path].file if path in read else known[path] for path in own], cached[name], read, keys, per_node
+        )
         for name, own in runs.items()
     ]
 
@@ -122,19 +128,21 @@ def _run(
     cached: Found | None,
     read: Mapping[Path, RankRead],
     keys: Mapping[Path, str | None],
+    per_node: Mapping[Path, int],
 ) -> Run:
     by_rank = {rank: file for file in files if (rank := rank_of(file)) is not None}
     missing = missing_ranks(by_rank) if by_rank else []
     found = cached
-    if not found and (facts := _facts(files, read)):
+    if not found and (facts := _facts(files, read, per_node)):
         diagnosis = diagnosis_of(name, facts)
         diagnosis.notes += [*_startup_notes(files), *_notes(missing, len(facts))]
-        found = Found(diagnosis, group_rows(facts, arrivals(facts)), group_totals(facts))
-        _cache(_key(name, [file.path for file in files], keys), found, files, keys)
+        rows = group_rows(facts, arrivals(facts))
+        found = Found(diagnosis, rows, group_totals(facts), node_times_of(facts, rows))
+        _cache(_key(name, [file.path for file in files], keys, per_node), found, files, keys)
     return Run(name=name, files=files, missing=missing, found=found)
 
 
-def _facts(files: Sequence[TraceFile], read: Mapping[Path, RankRead]) -> list[RankFacts]:
+def _facts(files: Sequence[TraceFile], read: Mapping[Path, RankRead], per_node: Mapping[Path, int]) -> list[RankFacts]:
     """Returns the facts of the ranks. A step that contains the profiler's start on one of them is start-up on all."""
     startup = {number for file in files for number in file.startup}
     found = []
@@ -142,7 +150,7 @@ def _facts(files: Sequence[TraceFile], read: Mapping[Path, RankRead]) -> list[Ra
         if facts := read[file.path].facts if file.path in read else None:
             steps = [replace(step, startup=step.number in startup) for step in facts.steps]
             # If a trace does not record its rank, the file's name may have it.
-            found.append(replace(facts, rank=rank_of(file), steps=steps))
+            found.append(replace(facts, rank=rank_of(file), steps=steps, ranks_per_node=per_node.get(file.path)))
     return found
 
 
@@ -172,10 +180,11 @@ def _some(names: Iterable[str]) -> str:
     return f"{', '.join(listed[:RANKS_NAMED])}{others}"
 
 
-def _key(name: str, paths: Iterable[Path], keys: Mapping[Path, str | None]) -> str | None:
-    """Returns a key of the traces and of the code that reads and diagnoses them; None if one cannot be read."""
-    own = [(repr(path), keys[path]) for path in paths]
-    return repr((code_digest(__package__), name, own)) if all(key for _, key in own) else None
+def _key(name: str, paths: Iterable[Path], keys: Mapping[Path, str | None], per_node: Mapping[Path, int]) -> str | None:
+    """Returns a key of the traces, their nodes, and the code that reads and diagnoses them; None if one cannot be
+    read."""
+    own = [(repr(path), keys[path], per_node.get(path)) for path in paths]
+    return repr((code_digest(__package__), name, own)) if all(key for _, key, _ in own) else None
 
 
 def _cached(key: str | None) -> Found | None:

@@ -14,9 +14,11 @@ import msgspec
 
 from overlap_sweep.diagnosis import END_OF_STEP, LISTED, RECORDING_SLOWS, Finding
 from overlap_sweep.report.diagnosis import FINDINGS, as_share, headline
+from overlap_sweep.report.nodes import NODE_TIMES, between_nodes_in_a_sentence
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.report.table import Column, Kind, Listing, PointRow, Row, Table, Told, through
+from overlap_sweep.results.nodes import ranks_of_each
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import is_trace_of
 from overlap_sweep.results.traces import listed_trace
@@ -72,7 +74,9 @@ def diagnosed(sides: Sequence[Side]) -> list[Run | None]:
     from overlap_sweep.diagnosis.runs import read_runs
 
     paths = list(dict.fromkeys(path for side in sides for path in side.traces))
-    run_of = {file.path: run for run in read_runs(paths) for file in run.files} if paths else {}
+    ranks_of = [(side, ranks_of_each(side.point.config)) for side in sides]
+    per_node = {path: ranks for side, ranks in ranks_of if ranks for path in side.traces}
+    run_of = {file.path: run for run in read_runs(paths, per_node) for file in run.files} if paths else {}
     return [next((run_of[path] for path in side.traces), None) for side in sides]
 
 
@@ -92,13 +96,22 @@ def findings_of(side: Side, run: Run | None) -> list[Finding]:
 
 
 def in_a_sentence(side: Side | None) -> str:
-    """Returns the causes that cost most, where they are worth a sentence; else an empty text."""
+    """Returns what is between nodes, and the causes that cost most, where they are worth a sentence; else an empty
+    text."""
+    if side is None:
+        return ""
+    run = diagnosed([side])[0]
+    between = between_nodes_in_a_sentence(run.found.node_times if run and run.found else None)
+    return " ".join(filter(None, (between and f"In a profiled step, {between}", _causes_in_a_sentence(side, run))))
+
+
+def _causes_in_a_sentence(side: Side, run: Run | None) -> str:
     shares: dict[str, float] = {}
-    for one in findings_of(side, diagnosed([side])[0]) if side else ():
+    for one in findings_of(side, run):
         if one.share >= WORTH_A_SENTENCE:
             shares.setdefault(one.cause, one.share)
     # If the profiler made the host late, it disturbed the rest, too.
-    if not shares or (side and side.host_was_ahead and "host_bound" in shares):
+    if not shares or (side.host_was_ahead and "host_bound" in shares):
         return ""
     named = ", ".join(f"{cause} up to {as_share(share)}" for cause, share in list(shares.items())[:MOST_NAMED])
     return f"Why communication is exposed: {named} of a profiled step; report.html has the evidence and what to try."
@@ -178,6 +191,8 @@ def _about(side: Side, run: Run) -> Iterator[str]:
     else:
         without = f" Without the profiler it took {as_us(side.time_us)} us." if side.time_us else ""
         yield f"{headline(diagnosis)}{without}"
+    if between := between_nodes_in_a_sentence(run.found.node_times):
+        yield between
     if not side.host_was_ahead:
         yield from diagnosis.notes
         return
@@ -219,18 +234,19 @@ NOTHING = Finding(
 """Of traces in which no cause is listed."""
 
 
-def most_worthwhile(rows: Sequence[PointRow[Any]]) -> list[Row]:
-    """Returns the columns of OF_POINT for each row, empty without traces. host_bound only counts if the host was late
-    without the profiler, too."""
+def of_points(rows: Sequence[PointRow[Any]]) -> list[Row]:
+    """Returns the columns of OF_POINT and NODE_TIMES for each row, empty without traces. host_bound only counts if the
+    host was late without the profiler, too."""
     sides = {_key(row): Side(row.point, row.variant, row.pass_name) for row in rows}
-    found: dict[tuple[Path, str, str], Finding | None] = {}
+    found: dict[tuple[Path, str, str], Row] = {}
     keys = list(sides)
     for some in (keys[first : first + AT_ONCE] for first in range(0, len(keys), AT_ONCE)):
         for key, run in zip(some, diagnosed([sides[key] for key in some]), strict=True):
             side = sides[key]
             own = (one for one in findings_of(side, run) if one.cause != "host_bound" or not side.host_was_ahead)
-            found[key] = next(own, NOTHING) if run and run.found else None
-    return OF_POINT.records(found[_key(row)] for row in rows)
+            finding, times = (next(own, NOTHING), run.found.node_times) if run and run.found else (None, None)
+            found[key] = OF_POINT.records([finding])[0] | NODE_TIMES.records([times])[0]
+    return [found[_key(row)] for row in rows]
 
 
 def _key(row: PointRow[Any]) -> tuple[Path, str, str]:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from overlap_sweep.diagnosis import Diagnosis, Finding, StepLoss
+from overlap_sweep.report.nodes import between_nodes_in_a_sentence
 from overlap_sweep.report.numbers import PASS_WORDS, as_count, as_percent, as_rate, as_us, counted
 from overlap_sweep.report.table import Column, Row, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from overlap_sweep.diagnosis.runs import Run
+    from overlap_sweep.diagnosis.runs import Found, Run
 
 
 def _text(name: str, about: str, header: str = "", **more: Any) -> Column[Row]:
@@ -116,6 +117,11 @@ GROUPS: Table[Row] = Table(
         *(RUN, GROUP),
         _text("ranks", "Ranks of the process group; empty if unknown."),
         _count("group_size", "Number of ranks of the process group; empty if unknown.", "ranks", dropped=1),
+        _text(
+            "node",
+            "within (all its ranks are on one node), between (nodes) or unknown; empty unless there are several nodes.",
+            "node",
+        ),
         _text("backend", "Whose kernels they are, such as nccl, gloo, userbuffers or symm_mem.", "backend", dropped=2),
         _text("collective", "Such as all_gather.", "collective"),
         _text("pass", PASS, "pass"),
@@ -180,7 +186,9 @@ def step_rows(runs: Iterable[Run]) -> list[Row]:
 
 
 def group_rows(runs: Iterable[Run]) -> list[Row]:
-    rows = _rows((run.name, run.found.groups) for run in runs if run.found)
+    found = {run.name: run.found for run in runs if run.found}
+    rows = _rows((name, one.groups) for name, one in found.items())
+    several = {name for name, one in found.items() if one.node_times}
     return [
         {
             **row,
@@ -190,6 +198,7 @@ def group_rows(runs: Iterable[Run]) -> list[Row]:
             "algbw_gb_per_s": row["algbw_gbs"],
             "busbw_gb_per_s": row["busbw_gbs"],
             "exposed_comm_us": row["exposed_us"],
+            "node": (row["place"] or "unknown") if row["run"] in several else None,
         }
         for row in rows
     ]
@@ -275,12 +284,13 @@ def _with_share(time_us: float, step_us: float) -> str:
     return f"{as_us(time_us)} us ({as_share(time_us / step_us if step_us else 0.0)})"
 
 
-def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
+def print_diagnosis(found: Found, console: Console) -> None:
     """Prints what a run loses, then each finding with its evidence and what to try."""
     from overlap_sweep.report.console import print_lines
 
+    diagnosis = found.diagnosis
     console.print(f"\n{diagnosis.run}", style="bold")
-    print_lines([headline(diagnosis)], console)
+    print_lines([headline(diagnosis), *filter(None, [between_nodes_in_a_sentence(found.node_times)])], console)
     tries: dict[str, int] = {}
     for number, finding in enumerate(diagnosis.findings, 1):
         console.print()

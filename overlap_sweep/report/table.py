@@ -55,6 +55,8 @@ class Column(Generic[R]):
     """Whether only the page shows it, no terminal."""
     differing: bool = False
     """Whether it is shown only if rows differ in it."""
+    usual: Any = None
+    """Value that rows usually have: it is shown only if one has another. None: it is always shown."""
     queried: bool = False
     """Whether a query shows it by default although other tables for people do not."""
     high_first: bool = False
@@ -179,6 +181,8 @@ class Listing(Generic[R]):
         return [column for column in self.table.shown if self._is_needed(column)]
 
     def _is_needed(self, column: Column[R]) -> bool:
+        if column.usual is not None and all(column.value(row) in (None, column.usual) for row in self.rows):
+            return False
         if column.differing:
             return len({column.text(row) for row in self.rows}) > 1
         return any(column.text(row) for row in self.rows)

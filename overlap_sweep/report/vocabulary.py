@@ -26,6 +26,7 @@ _CONFIGURATION = {
     "tp_size": "Number of tensor-parallel ranks.",
     "dp_size": "Number of data-parallel ranks.",
     "ranks": "Number of ranks, all of them data parallel.",
+    "nodes": "Number of nodes (machines) that the ranks ran on, equally many on each.",
     "num_replicas": "Number of data-parallel replicas; each has tp_size ranks.",
     "operator": "Linear operator of the transformer layer: qkv, proj, fc1 or fc2.",
     "phase": "GEMM of the operator: fprop (forward), dgrad (input gradient) or wgrad (weight gradient).",
@@ -133,6 +134,12 @@ _TRACES = {
     "cause_lost_us": "Time per profiled step that mending the cause alone could gain at most.",
     "cause_share": "cause_lost_us / time of the profiled step.",
     "cause_try": "Sentence with the setting to change; empty if there is none.",
+    "within_node_us": "Communication time per profiled step within nodes, with the wait for the last rank, on the rank "
+    "that communicates most between nodes; empty on a single node, or if the traces don't tell all process groups.",
+    "between_nodes_us": "The same between nodes.",
+    "within_node_gb_s": "Bus bandwidth within nodes, as nccl-tests defines it, without the wait for the last rank; "
+    "empty if the traces have no sizes.",
+    "between_nodes_gb_s": "The same between nodes, of each rank.",
     "run": "Run of the traces or logs: the common part of their names.",
 }
 _COMPARISONS = {
@@ -171,7 +178,7 @@ UNITS = {
     **{"tokens_per_s": "1/s", "units_per_s": "1/s", "num_events": "count"},
     **{"samples_per_step": "count", "tokens_per_step": "count", "gain_noise": "fraction"},
     **{"tflops": "TFLOP/s", "tflops_per_gpu": "TFLOP/s", "tflops_alone": "TFLOP/s", "tflops_overlapped": "TFLOP/s"},
-    **{"gb_per_s": "GB/s", "gb_per_s_alone": "GB/s", "gb_per_s_overlapped": "GB/s"},
+    **{"_gb_s": "GB/s", "gb_per_s": "GB/s", "gb_per_s_alone": "GB/s", "gb_per_s_overlapped": "GB/s"},
     **dict.fromkeys(("value", "difference", "noise"), "the quantity's"),
 }
 """Units by the end of a column's name."""

@@ -35,11 +35,12 @@ class Key(NamedTuple):
     pass_name: str
     setting: Any
     """Name of the setting: knobs of slots, a variant, an implementation. Empty for the pass with any setting."""
+    nodes: Any = 1
 
     def named(self, shown: Sequence[str]) -> str:
         """Returns the name of the pass, after the values of the fields to show, which distinguish its case."""
         values = {name: str(getattr(self, name)) for name in shown if getattr(self, name) is not None}
-        case = [f"{value} tokens" if name == "tokens" else value for name, value in values.items()]
+        case = [f"{value} {name}" if name in ("tokens", "nodes") else value for name, value in values.items()]
         return " ".join([*case, f"TP={self.tp_size} {self.operator} {self.pass_name}"])
 
     @property
@@ -47,7 +48,14 @@ class Key(NamedTuple):
         """Returns a sort key: case, TP size, operators in the layer's order, others last; settings keep their order."""
         operators = list(space.OPERATORS)
         place = operators.index(self.operator) if self.operator in operators else len(operators)
-        case = (str(self.model), self.tokens or 0, str(self.precision), str(self.backend), str(self.device))
+        case = (
+            str(self.model),
+            self.tokens or 0,
+            str(self.precision),
+            str(self.backend),
+            str(self.device),
+            self.nodes or 0,
+        )
         return (*case, self.tp_size, place, self.operator, self.pass_name != "fwd")
 
 

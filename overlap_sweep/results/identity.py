@@ -22,7 +22,9 @@ HOW_TO_RUN = ("timeout_s", "timeout_factor", "start_timeout_s", "retries", "isol
 LIBRARIES = ("torch", "transformer-engine", "megatron-core", "nccl")
 """Packages whose version changes times."""
 
-_SWITCHES = re.compile(r"(NVTE|UB|NCCL|TORCH_SYMM_MEM|NVSHMEM|FLUX|CUDA_DEVICE_MAX)_(?!.*DEBUG)")
+_SWITCHES = re.compile(
+    r"(NVTE|UB|NCCL|RCCL|TORCH_NCCL|TORCH_SYMM_MEM|NVSHMEM|FLUX|FI|OFI|UCX|GLOO|CUDA_DEVICE_MAX)_(?!.*DEBUG|.*LOG_LEVEL)"
+)
 """Prefixes of environment variables that change what the libraries do."""
 
 
@@ -30,6 +32,9 @@ def point_identity(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a resolved configuration that determines what is measured. Without nulls, so that an unused
     option of a later version makes no new point."""
     runtime = {name: value for name, value in point["runtime"].items() if name not in HOW_TO_RUN}
+    if runtime.get("nodes") == 1:
+        # Earlier results don't have the option.
+        del runtime["nodes"]
     identity: dict[str, Any] = _without_nulls({**point, "runtime": runtime})
     return identity
 
@@ -78,8 +83,11 @@ RECORDED_VARIABLES = (
     "OMP_NUM_THREADS",
     "CUDNN_HOME",
 )
-RECORDED_PREFIXES = ("NVTE_", "UB_", "NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "FLUX_")
-"""Prefixes of the libraries' own variables."""
+RECORDED_PREFIXES = (
+    *("NVTE_", "UB_", "NCCL_", "RCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "FLUX_"),
+    *("FI_", "OFI_", "UCX_", "GLOO_"),
+)
+"""Prefixes of the libraries' own variables, and of those that carry their messages between nodes."""
 
 
 def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[str, Any]:

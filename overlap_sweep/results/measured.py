@@ -147,6 +147,7 @@ class ModelConfig(msgspec.Struct):
 class RuntimeConfig(msgspec.Struct):
     device: str
     max_connections: Count | None = None
+    nodes: Count | None = None
 
 
 class ComposedConfig(msgspec.Struct, kw_only=True):

@@ -16,6 +16,7 @@ from overlap_sweep.results.checks import MOST_YAML_BYTES, check_place, read_yaml
 from overlap_sweep.results.measured import Measured
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, check_composed, find_points, read_result
 from overlap_sweep.trace.disk import links_out
+from overlap_sweep.workloads import nodes
 
 HYDRA_CONFIG = ".hydra/config.yaml"
 LONGEST_NAME = 160
@@ -39,16 +40,19 @@ class Case(NamedTuple):
     device: str
     precision: str | None
     tokens: int | None
+    nodes: int = 1
 
     @property
     def name(self) -> str:
         """Returns a name for a folder."""
         model = self.model.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
-        name = f"{model}_{self.backend}_{self.device}_{self.precision}_tokens{self.tokens}"
+        nodes = f"_nodes{self.nodes}" if self.nodes > 1 else ""
+        name = f"{model}_{self.backend}_{self.device}_{self.precision}_tokens{self.tokens}{nodes}"
         return fitting(re.sub(r"[^A-Za-z0-9_.-]+", "-", name))
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.tokens} tokens, {self.precision}, backend {self.backend} on {self.device}"
+        nodes = f", {self.nodes} nodes" if self.nodes > 1 else ""
+        return f"{self.model}, {self.tokens} tokens, {self.precision}, backend {self.backend} on {self.device}{nodes}"
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class Point:
             device=environment.get("gpu") or config["runtime"]["device"],
             precision=config["precision"],
             tokens=config["workload"]["tokens"],
+            nodes=nodes(config),
         )
 
 

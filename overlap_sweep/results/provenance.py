@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,20 @@ def machines_in_brief(points: Sequence[Point]) -> str:
 
 
 def describe_machine(environment: dict[str, Any]) -> str:
-    """Returns host, device, and the versions that matter, in one line."""
+    """Returns hosts, device, and the versions that matter, in one line."""
     gpu, count = environment.get("gpu"), environment.get("gpu_count")
     device = f"{count} x {gpu}" if gpu else environment.get("cpu")
     versions = {"driver": environment.get("driver"), "nccl": environment.get("nccl"), "cuda": environment.get("cuda")}
     versions |= environment.get("packages", {})
     shown = [f"{name} {version}" for name, version in versions.items() if version]
-    return "; ".join(filter(None, (environment.get("host"), device, ", ".join(shown)))) or "an unrecorded machine"
+    hosts = " and ".join(hosts_of(environment))
+    return "; ".join(filter(None, (hosts, device, ", ".join(shown)))) or "an unrecorded machine"
+
+
+def hosts_of(environment: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the point's nodes in the order of their ranks, as far as recorded."""
+    hosts: list[str] = environment.get("hosts") or [environment.get("host")]
+    return [host for host in hosts if host]
 
 
 def multicast(points: Sequence[Point]) -> str | None:

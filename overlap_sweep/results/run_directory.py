@@ -32,6 +32,7 @@ RESULT_SCHEMA = 2
 RESULT_FILE = "result.json"
 SETTINGS_FILE = "tp_comm_overlap_cfg.yaml"
 LOG_FILE = "worker.log"
+
 LOCK_FILE = ".lock"
 """Name of the lock in a sweep's directory; see runtime/lock.py."""
 
@@ -113,6 +114,7 @@ class _Environment(msgspec.Struct):
     """The part of the environment that analysis reads."""
 
     host: str | None = None
+    hosts: list[str] | None = None
     gpu: str | None = None
     device: str | None = None
     gpu_count: Scalar = None
@@ -250,6 +252,12 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def log_file(node: int) -> str:
+    """Returns the name of the log of the ranks on a point's machine. Machines have a log each, since what several
+    append to a file on a network file system is mixed."""
+    return f"worker_node{node}.log" if node else LOG_FILE
 
 
 def clear(directory: Path) -> None:

@@ -33,6 +33,8 @@ class Args(msgspec.Struct, gc=False):
     sent: Any = msgspec.field(name="In msg nelems", default=None)
     received: Any = msgspec.field(name="Out msg nelems", default=None)
     dtype: Any = None
+    destination: Any = msgspec.field(name="Dst Rank", default=None)
+    source: Any = msgspec.field(name="Src Rank", default=None)
     grid: Any = None
     block: Any = None
     bytes: Any = None

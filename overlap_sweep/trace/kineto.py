@@ -99,6 +99,8 @@ class Detail(NamedTuple):
     shape: str | None = None
     """Grid and block of a kernel, or the dimensions of a collective's arguments on the host."""
     bytes: int | None = None
+    peer: int | None = None
+    """Global rank that a send or recv is to or from."""
 
 
 _NO_DETAIL = Detail()
@@ -304,6 +306,7 @@ def _detail(event: Event) -> Detail:
         dtype=_text(args.dtype),
         shape=shape,
         bytes=_below(args.bytes, MOST_ELEMENTS),
+        peer=_below(args.destination if args.destination is not None else args.source, MOST_RANKS),
     )
 
 

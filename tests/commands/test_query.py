@@ -12,7 +12,7 @@ import pytest
 from overlap_sweep.commands.output import FAILED_IF
 from overlap_sweep.compare.operands import label_and_path
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.causes import most_worthwhile
+from overlap_sweep.report.causes import of_points
 from overlap_sweep.report.table import PointRow, Row, to_frame
 from tests.analyze import analyze, rows
 from tests.golden.archives import unpack
@@ -188,9 +188,9 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def noted(rows: list[PointRow[Any]]) -> list[Row]:
         points.extend(row.point.name for row in rows)
-        return most_worthwhile(rows)
+        return of_points(rows)
 
-    monkeypatch.setattr("overlap_sweep.commands.query_causes.most_worthwhile", noted)
+    monkeypatch.setattr("overlap_sweep.commands.query_causes.of_points", noted)
     return points
 
 

@@ -5,7 +5,9 @@ Times are microseconds. A kernel is launched `LEAD` before it starts unless told
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +82,9 @@ class Timeline:
         thread: int = HOST,
         elements: int = 1 << 20,
         group: str = "1",
+        ranks: Sequence[int] = (0, 1),
     ) -> None:
-        shard = elements // 2
+        shard = elements // len(ranks)
         self.kernel(
             *(start, end, f"ncclDevKernel_{kind}", launch, stream, thread),
             **{
@@ -89,16 +92,21 @@ class Timeline:
                 "In msg nelems": shard if kind == "all_gather" else elements,
                 "Out msg nelems": shard if kind == "reduce_scatter" else elements,
                 "dtype": "BFloat16",
-                "Group size": 2,
+                "Group size": len(ranks),
                 "Process Group Name": group,
                 "Process Group Description": "",
-                "Process Group Ranks": "[0, 1]",
+                "Process Group Ranks": str(list(ranks)),
             },
         )
 
+    def write(self, path: Path) -> Path:
+        """Writes the trace, compressed if the path ends in .gz."""
+        content = json.dumps({"distributedInfo": self.info, "traceEvents": self.events}).encode()
+        path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+        return path
+
     def facts(self, directory: Path) -> RankFacts:
-        path = directory / f"trace_rank{self.info.get('rank', 0)}.json"
-        path.write_text(json.dumps({"distributedInfo": self.info, "traceEvents": self.events}))
+        path = self.write(directory / f"trace_rank{self.info.get('rank', 0)}.json")
         return facts_of(read_trace(path), path, [])
 
 

@@ -30,6 +30,20 @@ def test_the_next_kernel_needs_it(tmp_path: Path) -> None:
     assert (found["dependency"].collective, found["dependency"].pass_) == ("all_reduce", "fwd")
 
 
+def test_a_count_that_is_gathered_costs_the_wait_for_the_last_rank(tmp_path: Path) -> None:
+    made = Timeline()
+    made.step(0, -2000, 1500)
+    made.kernel(0, 1000)
+    made.collective("all_gather", 1000, 1400, launch=600, elements=2)
+    made.kernel(1400, 2400, launch=700)
+    # A group that looks like one of sharded parameters by itself.
+    made.backward(800, 1500)
+    made.collective("reduce_scatter", 2400, 2500, launch=1000, thread=AUTOGRAD)
+    found = findings(tmp_path, made)
+    assert found["dependency"].lost_us == 400
+    assert "next to nothing" in found["dependency"].try_
+
+
 def test_it_costs_nothing(tmp_path: Path) -> None:
     made = Timeline()
     made.step(0, -1000, 900)

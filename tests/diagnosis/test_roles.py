@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.roles import roles_of
 from tests.diagnosis.made_facts import call
@@ -78,3 +80,35 @@ def test_groups_don_t_decide_for_each_other() -> None:
         *(forward("all_reduce", group="tp"), backward("all_reduce", group="tp")),
     ]
     assert roles_of(calls) == ["parameter", "gradient", "activation", "activation"]
+
+
+def test_a_few_numbers_that_are_gathered_are_no_parameters() -> None:
+    # Counts of tokens, in a group that shards parameters and in one that does nothing else.
+    counts = call(0, 1, "all_gather", pass_="fwd", sent=1, received=2)
+    sharded = [forward("all_gather"), counts, backward("reduce_scatter")]
+    assert roles_of(sharded) == ["parameter", "activation", "gradient"]
+    assert roles_of([counts, backward("all_reduce", 2)]) == ["activation", "activation"]
+    # A norm of each of 1,024 ranks, after the backward pass.
+    norms = call(0, 1, "all_gather", pass_="other", sent=1, received=1024)
+    assert roles_of([norms, after("all_gather")]) == ["activation", "parameter"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "received", "is_of_scalars"),
+    [(32, 64, True), (1, 128, True), (33, 66, False), (0, 0, False), (None, None, False), (None, 2, True)],
+)
+def test_calls_of_scalars(sent: int | None, received: int | None, is_of_scalars: bool) -> None:
+    assert call(0, 1, "all_gather", sent=sent, received=received).is_of_scalars == is_of_scalars
+
+
+def test_hybrid_sharding_all_reduces_the_gradients_that_it_has_scattered() -> None:
+    def hybrid(reduced: int, *more: Call) -> list[str]:
+        scatter = call(0, 1, "reduce_scatter", "node", pass_="bwd", sent=2000, received=1000)
+        calls = [forward("all_gather", group="node"), scatter, backward("all_reduce", reduced, group="across"), *more]
+        return list(roles_of(calls))[1:3]
+
+    assert hybrid(1000) == ["gradient", "gradient"]
+    assert hybrid(1000, backward("all_reduce", 1, group="across")) == ["gradient", "gradient"]
+    # Tensor parallelism inside of it: of another size, or with a forward pass.
+    assert hybrid(999) == ["gradient", "activation"]
+    assert hybrid(1000, forward("all_reduce", group="across")) == ["gradient", "activation"]

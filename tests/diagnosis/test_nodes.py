@@ -1,0 +1,168 @@
+"""Which communication is between nodes, and what it costs. Its advice: test_advice.py, and made/two_nodes among the
+golden files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_sweep.diagnosis.arrivals import arrivals
+from overlap_sweep.diagnosis.collectives import Group
+from overlap_sweep.diagnosis.facts import RankFacts
+from overlap_sweep.diagnosis.groups import group_rows
+from overlap_sweep.diagnosis.nodes import NodeTimes, node_times_of, place_of
+from overlap_sweep.diagnosis.runs import read_runs
+from overlap_sweep.report.nodes import NODE_TIMES
+from tests.diagnosis.made_facts import call, rank_facts, work
+from tests.diagnosis.made_timeline import Timeline
+from tests.made_nodes import RANKS, training_trace
+
+WORLD, NODE, ACROSS = Group("0", "", (0, 1, 2, 3), 4), Group("1", "", (0, 1), 2), Group("2", "", (0, 2), 2)
+UNLISTED, OF_TWO = Group("3", "", (), 64), Group("4", "", (), 2)
+GROUPS = (WORLD, NODE, ACROSS, UNLISTED, OF_TWO)
+
+
+def place(collective: str = "all_gather", group: str = "", *, rank: int | None = 0, **given: Any) -> str:
+    """Returns the place of a call of a rank among four, on two nodes unless told otherwise."""
+    of_run = {"ranks_per_node": 2, "world_size": 4, **{n: given.pop(n) for n in tuple(given) if n in _OF_RUN}}
+    one = call(0, 10, collective, group, **{"group_size": None, "sent": None, "received": None, **given})
+    return place_of(rank_facts(rank, [one], GROUPS, **of_run), one)
+
+
+_OF_RUN = ("ranks_per_node", "world_size", "known_groups")
+
+
+@pytest.mark.parametrize(("group", "expected"), [("0", "between"), ("1", "within"), ("2", "between"), ("4", "")])
+def test_a_collective_goes_to_all_ranks_of_its_group(group: str, expected: str) -> None:
+    assert place(group=group) == expected
+
+
+def test_a_group_whose_ranks_are_cut_is_between_if_it_is_larger_than_a_node() -> None:
+    assert place(group="3", world_size=128) == "between"
+    assert place(group="3", world_size=128, ranks_per_node=64) == ""
+    assert place(group="3", world_size=64, ranks_per_node=32) == "between"
+
+
+def test_nothing_is_known_without_the_ranks_of_a_node_and_all_of_a_single_one() -> None:
+    assert place(group="0", ranks_per_node=None) == ""
+    assert place(ranks_per_node=4) == "within"
+    assert place(ranks_per_node=8, world_size=None, group="0") == "within"
+
+
+@pytest.mark.parametrize(("peer", "expected"), [(1, "within"), (2, "between"), (None, "")])
+def test_a_message_goes_to_its_peer(peer: int | None, expected: str) -> None:
+    for collective in ("send", "recv"):
+        assert place(collective, "0", peer=peer) == expected
+
+
+def test_a_message_in_a_group_of_two_or_of_a_node_needs_no_peer() -> None:
+    assert place("send", "2") == "between"
+    assert place("send_recv", "1") == "within"
+    assert place("send_recv", "0") == ""
+    assert place("send_recv", "0", ranks_per_node=1) == "between"
+
+
+def test_without_a_group_all_that_the_rank_is_in_must_agree() -> None:
+    """Calls as in traces of gloo."""
+    alone = Group("5", "", (0,), 1)
+    assert place(known_groups=[WORLD, alone]) == "between"
+    assert place(known_groups=[WORLD, NODE]) == ""
+    assert place(known_groups=[WORLD, NODE], group_size=2) == "within"
+    assert place(known_groups=[WORLD, NODE], sent=8, received=32) == "between"
+    assert place(known_groups=[Group("1", "", (2, 3), 2), WORLD]) == "between"
+    assert place(known_groups=[]) == ""
+    assert place(group_size=3) == "between"
+    assert place(ranks_per_node=1) == "between"
+
+
+def test_one_rank_alone_and_the_memory_of_other_gpus_are_within_a_node() -> None:
+    assert place(group_size=1, ranks_per_node=1) == "within"
+    assert place("userbuffers", library="userbuffers", known_groups=[WORLD]) == "within"
+    assert place("nccl", library="nccl", known_groups=[WORLD]) == "between"
+
+
+def times(*facts: RankFacts) -> NodeTimes:
+    found = node_times_of(facts, group_rows(facts, arrivals(facts)))
+    assert found
+    return found
+
+
+def test_times_are_those_of_the_rank_that_communicates_most_between_nodes() -> None:
+    """1000 us within a node, of which half is at the same time as 1500 us between nodes, which computation hides but
+    for 500 us."""
+    given: dict[str, Any] = {"ranks_per_node": 2, "world_size": 4, "work": work((1500, 2500))}
+    inside = call(0, 1000, "all_gather", "1", group_size=2, sent=10**6, received=2 * 10**6)
+    across = call(500, 2000, "all_reduce", "2", group_size=2, sent=10**6, received=10**6)
+    busy = rank_facts(0, [inside, across], GROUPS, **given)
+    idle = rank_facts(1, [replace(inside)], GROUPS, **given)
+    found = times(busy, idle)
+    assert (found.comm_us, found.within_us, found.between_us, found.unknown_us) == (2000.0, 1000.0, 1500.0, 0.0)
+    assert found.exposed_between_us == 1000.0
+    # Of 4-byte elements: half of 8 MB in 1 ms, and all of 4 MB in 1.5 ms.
+    assert found.within_gb_s == pytest.approx(4.0)
+    assert found.between_gb_s == pytest.approx(4 / 1.5)
+    assert found.at_least
+
+
+def test_without_sizes_there_is_no_bandwidth_and_on_one_node_nothing_to_say() -> None:
+    unsized = call(0, 1000, "all_gather", "0", group_size=None, sent=None, received=None)
+    found = times(rank_facts(0, [unsized], GROUPS, ranks_per_node=2, world_size=4))
+    assert (found.between_us, found.between_gb_s, found.within_gb_s) == (1000.0, None, None)
+    for per_node in (None, 4, 8):
+        assert node_times_of([rank_facts(0, [unsized], GROUPS, ranks_per_node=per_node, world_size=4)], []) is None
+
+
+def test_columns_are_empty_if_some_process_groups_are_unknown() -> None:
+    calls = [call(0, 1000, "all_gather", "0", group_size=4), call(2000, 2500, "all_gather", "4", group_size=2)]
+    known, some = (times(rank_facts(0, calls[:n], GROUPS, ranks_per_node=2, world_size=4)) for n in (1, 2))
+    assert (known.unknown_us, some.unknown_us, some.between_us) == (0.0, 500.0, 1000.0)
+    of_known, of_some = NODE_TIMES.records([known, some])
+    assert of_known["between_nodes_us"] == 1000.0
+    assert set(of_some.values()) == {None}
+
+
+def written(directory: Path, *, hybrid: bool) -> list[Path]:
+    directory.mkdir()
+    return [training_trace(rank, hybrid=hybrid).write(directory / f"t_rank{rank}.json") for rank in range(RANKS)]
+
+
+def test_the_nodes_of_a_run_decide_the_advice_and_are_part_of_what_is_kept(tmp_path: Path) -> None:
+    paths = written(tmp_path / "sharded", hybrid=False)
+    tries = {}
+    for per_node in (None, 2, 4, 1):
+        (run,) = read_runs(paths, dict.fromkeys(paths, per_node) if per_node else None)
+        assert run.found
+        (gather,) = (one for one in run.found.diagnosis.findings if one.collective == "all_gather")
+        tries[per_node] = gather.try_
+        assert ("between nodes" in gather.evidence) == (per_node in (1, 2))
+        assert bool(run.found.node_times) == (per_node in (1, 2))
+        assert {row.place for row in run.found.groups} == {"within" if per_node == 4 else "between" if per_node else ""}
+    assert "fsdp.replicas=nodes" in tries[2] == tries[1]
+    assert tries[None] == tries[4] != tries[2]
+
+
+def test_hybrid_sharding_gathers_within_nodes(tmp_path: Path) -> None:
+    paths = written(tmp_path / "hybrid", hybrid=True)
+    (run,) = read_runs(paths, dict.fromkeys(paths, 2))
+    assert run.found
+    assert {(row.collective, row.place) for row in run.found.groups} == {
+        ("all_gather", "within"),
+        ("reduce_scatter", "within"),
+        ("all_reduce", "between"),
+    }
+
+
+def test_the_peer_of_a_message_is_read(tmp_path: Path) -> None:
+    made = Timeline(1, 4)
+    made.step(0, 0, 3000)
+    for peer, start in ((0, 1000), (3, 2000)):
+        made.kernel(
+            *(start, start + 500, "ncclDevKernel_SendRecv"),
+            **{"Collective name": "send", "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3]"},
+            **{"Group size": 4, "Dst Rank": peer, "In msg nelems": 8, "Out msg nelems": 8, "dtype": "Float"},
+        )
+    facts = replace(made.facts(tmp_path), ranks_per_node=2)
+    assert [(one.peer, place_of(facts, one)) for one in facts.calls] == [(0, "within"), (3, "between")]
