@@ -1,6 +1,8 @@
 # Everything runs in .venv, installed from constraints.txt. PYTHON may name any Python from 3.11 to 3.13.
 PYTHON ?= python3
 BIN := .venv/bin
+# Commands and tests start hundreds of processes, and where this is set each compiles all modules anew.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: sweep tune kernels fsdp tp_training job test test-long wheel golden docs lint clean
 
@@ -36,12 +38,9 @@ job: .venv/.installed
 	$(BIN)/python analyze.py multirun/make_job
 	$(BIN)/python analyze.py diagnose multirun/make_job/train.py_ranks2_bucket=25_*
 
-QUICK := not slurm and not faults and not end_to_end
-
-## Two tests at a time, then those that start process groups of their own, which others would slow down.
+## Everything quick, two tests at a time.
 test: .venv/.installed
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(QUICK) and not processes"
-	$(BIN)/python -m pytest -m "$(QUICK) and processes"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slurm and not faults and not end_to_end"
 
 ## Sweeps on a real Slurm, processes killed at random, whole searches and tuner runs: minutes more. Two files at a time.
 test-long: .venv/.installed

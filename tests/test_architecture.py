@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 
-BASE = {"errors", "declared", "options", "cache", "config", "program"}
+BASE = {"errors", "declared", "options", "cache", "config", "program", "processes"}
 BELOW_RESULTS = BASE | {"trace", "overlap", "diagnosis"}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "tuner": BELOW_RESULTS | {"results", "report", "workloads", "runtime", "search"},
     "commands": BELOW_RESULTS | {"results", "report", "workloads", "store", "runtime", "search", "compare", "tuner"},
     "profiler_hook": BELOW_RESULTS | {"results", "report", "commands"},
-    "attach": {"errors", "workloads"},
+    "attach": {"errors", "program", "workloads"},
     "__main__": {"commands"},
 }
 """By part the parts that it may import, besides itself; workloads count as one, see MAY_IMPORT_SLICE."""
@@ -35,12 +35,23 @@ MAY_IMPORT = {
 SLICES = {path.name for path in (PACKAGE / "workloads").iterdir() if path.is_dir() and path.name != "__pycache__"}
 MAY_IMPORT_SLICE = {"operator": {"layer"}, "tuner": {"operator", "layer"}, "search": {"operator"}, "attach": {"job"}}
 """Who may use the modules of which workload; `overlap_sweep.workloads` itself is for all that may use workloads."""
-REGISTRY = {"overlap_sweep.workloads.measured_type"}
-"""Loads a workload's `result` by name, so results, too, may use it."""
+REGISTRY = {f"overlap_sweep.workloads.{name}" for name in ("measured_type", "nodes", "ranks_per_node")}
+"""What a workload measures and how its ranks are placed, by its name: results, too, may use it."""
 
 WITHOUT_TORCH = {*BASE, "trace", "overlap", "diagnosis", "results", "report", "store", "compare", "commands"}
 WITHOUT_TORCH_IN_SLICES = {"config", "result", "answer", "section", "compare"}
-WITHOUT_TORCH_IN_JOB = {"command", "ending", "metric", "process", "run", "started", "steps", "supervisor", "traced"}
+WITHOUT_TORCH_IN_JOB = {
+    "command",
+    "ending",
+    "metric",
+    "nodes",
+    "process",
+    "run",
+    "started",
+    "steps",
+    "supervisor",
+    "traced",
+}
 """What the launcher runs itself, since the command has torch."""
 
 

@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -18,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from overlap_sweep import workloads
 from overlap_sweep.commands.command_line import app
 from overlap_sweep.declared import has_key
-from overlap_sweep.runtime import point
+from overlap_sweep.runtime import placement, point
 from overlap_sweep.runtime.composition import quoted_where_verbatim, register
 from overlap_sweep.tuner import model_overrides
 from tests.sweeps import ROOT
@@ -77,7 +78,7 @@ def test_pages_show_commands_of_each_kind() -> None:
 
 @pytest.fixture(scope="module")
 def composing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A folder with the files that commands name, and eight GPUs."""
+    """A folder with the files that commands name, and two machines of eight GPUs."""
     folder = tmp_path_factory.mktemp("reader")
     made = ROOT / "tests/golden/expected/tuner/optimal_tp_comm_overlap_cfg_tp2.yaml"
     (folder / "multirun" / "date").mkdir(parents=True)
@@ -88,6 +89,7 @@ def composing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(point, "visible_gpus", lambda: 8)
+        patch.setattr(placement, "nodes_here", lambda: 2)
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             yield
@@ -95,10 +97,11 @@ def composing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.mark.usefixtures("composing")
 @pytest.mark.parametrize(("page", "shown"), LAUNCHES)
-def test_launch_commands_compose(page: str, shown: tuple[str, ...]) -> None:
+def test_launch_commands_compose(page: str, shown: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = [word for word in shown[2:] if not word.startswith("-") and word != "resume=last"]
     if shown[1] == "tune":
         arguments = ["+experiment=tp_overlap_tuner", *model_overrides(arguments[0]), *arguments[1:]]
+    on_slurm = "hydra/launcher=slurm" in arguments
     parsed = OverridesParser.create().parse_overrides(quoted_where_verbatim(arguments))
     swept = {one.input_line: list(one.sweep_string_iterator()) for one in parsed if one.is_sweep_override()}
     for each in (0, -1) if swept else (0,):
@@ -108,7 +111,12 @@ def test_launch_commands_compose(page: str, shown: tuple[str, ...]) -> None:
                 f"{one.get_key_element()}={swept[one.input_line][each]}" if one.input_line in swept else one.input_line
                 for one in parsed
             ],
+            return_hydra_config=on_slurm,
         )
+        if on_slurm:
+            # As in a launch, where the launcher's options decide on how many machines a point is.
+            hydra = SimpleNamespace(initialized=lambda: True, instance=lambda cfg=config: SimpleNamespace(cfg=cfg))
+            monkeypatch.setattr(placement, "HydraConfig", hydra)
         # Its name would be asked for over a network.
         if config.get("model", {}).get("source") != "hf":
             assert point.resolve(config)["workload"]["name"] in workloads.names()

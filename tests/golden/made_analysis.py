@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, TriedKnobs
+from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, Scatter, TriedKnobs
+from tests.made_nodes import write_two_nodes
 from tests.make_point import (
     ENVIRONMENT,
     PIPELINE,
@@ -248,7 +249,9 @@ def write_jobs(directory: Path) -> None:
     knobs = {"+job.values.bucket": ["25", "100", "400"]}
     of_ranks = {"label": "train.py", "overrides": ["workload=job", "job.ranks=16"], "knobs": knobs, "proven": True}
     times = {"time_us": 97_000.0, "baseline_us": 100_000.0, "gain": Gain(0.03, 0.004), "by_time": True}
-    search = KnobSearch(**of_ranks, **times, best={"+job.values.bucket": "100"})
+    search = KnobSearch(
+        **of_ranks, **times, best={"+job.values.bucket": "100"}, disturbed=Scatter(times=0.011, ratios=0.24)
+    )
     other = KnobSearch(
         label="train.py", overrides=["workload=job", "job.ranks=32"], knobs=knobs, dropped="too few GPUs"
     )
@@ -318,6 +321,15 @@ MADE_UP: dict[str, tuple[Any, ...]] = {
             for name in ("operator", "kernel", "fsdp", "copy_engine", "tp_training", "job")
         ),
         "query sweep/layer --layers --format csv",
+    ),
+    "two_nodes": (
+        write_two_nodes,
+        "query sweep",
+        "query sweep 'nodes == 2' --columns setting,nodes,between_nodes_us,within_node_us,between_nodes_gb_s",
+        "query sweep 'nodes == 2' --columns setting,nodes,ranks,between_nodes_us,between_nodes_gb_s --format json",
+        "diagnose sweep/sharded",
+        "diagnose sweep/hybrid --by group",
+        "diagnose sweep/hybrid --by group --ranks-per-node 4 --format csv",
     ),
     "nothing_measured": (
         write_nothing_measured,
