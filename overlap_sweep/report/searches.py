@@ -106,10 +106,10 @@ def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
         if search.stopped:
             yield f"  Stopped early: {search.stopped}. Settings that were not measured may be faster."
     if search.disturbed:
+        noise_of_ratios, noise_of_times = 100 * search.disturbed.ratios, 100 * search.disturbed.times
         yield (
-            "  The baselines are disturbed: repeated measurements of a setting scatter by "
-            f"{100 * search.disturbed.times:.1f} %, relative to their baselines by "
-            f"{100 * search.disturbed.ratios:.1f} %, so the settings are compared by their times."
+            f"  The baselines are disturbed: times relative to them have a noise of {noise_of_ratios:.1f} %, the times "
+            f"themselves of {noise_of_times:.1f} %, so the settings are compared by their times."
         )
     elif search.by_time:
         yield "  The baselines differ between settings, so the settings are compared by their times."

@@ -175,13 +175,13 @@ class TriedKnobs(msgspec.Struct, kw_only=True):
     """Number of measurements in the search, without those of the proof."""
 
 
-class Scatter(msgspec.Struct, kw_only=True):
-    """Standard deviations of repeated measurements of a setting, as fractions of their mean."""
+class Noises(msgspec.Struct, kw_only=True):
+    """Noise of a setting's measured time, as a fraction of it, by what is compared."""
 
     times: float
-    """Scatter of plain times."""
+    """That of plain times."""
     ratios: float
-    """Scatter of these times relative to the reference that was measured with each."""
+    """That of times relative to the reference that was measured with each."""
 
 
 class KnobSearch(msgspec.Struct, kw_only=True):
@@ -206,7 +206,7 @@ class KnobSearch(msgspec.Struct, kw_only=True):
     by_time: bool = False
     """Whether plain times are compared; otherwise times relative to each point's own reference, which does not depend
     on the knobs."""
-    disturbed: Scatter | None = None
+    disturbed: Noises | None = None
     """Why plain times are compared, if it is that the references change by chance; else null."""
     contributions: list[Contribution] = []
     points: int = 0

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from overlap_sweep.results.estimate import Estimate, estimate, estimate_of_mean
-from overlap_sweep.results.records import Scatter
+from overlap_sweep.results.records import Noises
 from overlap_sweep.workloads import Sample
 
 _Wanted = TypeVar("_Wanted")
@@ -29,8 +29,10 @@ _Why = TypeVar("_Why")
 
 
 DISTURBED = 2.0
-"""How many times as much as times their ratios to baselines must scatter, for plain times to be compared instead. A
+"""How many times the noise of times their ratios to baselines must have, for plain times to be compared instead. A
 steady baseline adds its own noise to the ratios, but less than that."""
+DEVIATIONS = 2.0
+"""Standard deviations that a difference must exceed."""
 FREEDOM_TO_TELL = 4
 """Degrees of freedom (measurements of settings beyond each one's first) below which scatter says too little."""
 
@@ -67,37 +69,39 @@ def conduct(search: Generator[_Wanted, _Answers, _Why], measure: Callable[[_Want
         return why
 
 
-def disturbed_baselines(measurements: Iterable[Sequence[Sample]]) -> Scatter | None:
-    """Returns how repeated measurements scatter, if the baselines are disturbed: if ratios to them scatter more than
-    DISTURBED times as much as plain times. None if they don't, or if the repetitions are too few to tell.
+def disturbed_baselines(measurements: Iterable[Sequence[Sample]]) -> Noises | None:
+    """Returns the noise of times and of their ratios to baselines, if the baselines are disturbed: if that of ratios is
+    more than DISTURBED times that of times. None if it isn't, or if the repetitions are too few to tell.
 
     `measurements`: those of each setting. Ratios are better while the machine's speed drifts, because drift cancels.
-    But a baseline that changes by chance, such as that of a training on a network that others use, would hide any gain.
+    But a baseline that changes by chance, between points or within them, would hide any gain: that of a training on a
+    network or on cores that others use.
     """
     repeated = [samples for samples in measurements if len(samples) > 1 and all(one.beside_us for one in samples)]
     if sum(len(samples) - 1 for samples in repeated) < FREEDOM_TO_TELL:
         return None
-    times = _deviation([[_plain(sample).time_us for sample in samples] for samples in repeated])
-    ratios = _deviation([[_ratio(sample).time_us for sample in samples] for samples in repeated])
-    return Scatter(times=times, ratios=ratios) if ratios > DISTURBED * times else None
+    times = _noise([[_plain(sample) for sample in samples] for samples in repeated])
+    ratios = _noise([[_ratio(sample) for sample in samples] for samples in repeated])
+    return Noises(times=times, ratios=ratios) if ratios > DISTURBED * times else None
 
 
 class Samples:
     """Comparable measurements of settings."""
 
-    def __init__(self, *, by_time: bool = False, disturbed: Scatter | None = None, deviations: float = 2.0) -> None:
+    def __init__(
+        self, *, by_time: bool = False, disturbed: Noises | None = None, deviations: float = DEVIATIONS
+    ) -> None:
         """`by_time`: compare plain times, also while ratios to the baseline that was measured with each sample, which
-        cancel drift, scatter little; `disturbed`: how much they scatter, if that is why. `deviations`: standard
-        deviations that a difference must exceed."""
+        cancel drift, are steady; `disturbed`: their noise, if that is why. `deviations`: as DEVIATIONS."""
         self.of: dict[Setting, list[Sample]] = {}
         self._by_time, self._disturbed, self._deviations = by_time, disturbed, deviations
-        self._scatter_is_known = by_time
+        self._noise_is_known = by_time
         self._estimates: dict[Setting, Estimate] = {}
 
     def add(self, setting: Setting, sample: Sample) -> None:
         self.of.setdefault(setting, []).append(sample)
         self._estimates = {}
-        self._scatter_is_known = self._by_time
+        self._noise_is_known = self._by_time
 
     @property
     def paired(self) -> bool:
@@ -105,13 +109,13 @@ class Samples:
         return not self._by_time and not self.disturbed
 
     @property
-    def disturbed(self) -> Scatter | None:
-        """Returns how disturbed baselines scatter, if plain times are compared for that reason."""
-        if not self._scatter_is_known:
-            self._disturbed, self._scatter_is_known = disturbed_baselines(self.of.values()), True
+    def disturbed(self) -> Noises | None:
+        """Returns the noise with disturbed baselines, if plain times are compared for that reason."""
+        if not self._noise_is_known:
+            self._disturbed, self._noise_is_known = disturbed_baselines(self.of.values()), True
         return self._disturbed
 
-    def by_time(self, disturbed: Scatter | None = None) -> Samples:
+    def by_time(self, disturbed: Noises | None = None) -> Samples:
         """Returns the same samples, compared by plain times; `disturbed` as above."""
         other = Samples(by_time=True, disturbed=disturbed, deviations=self._deviations)
         other.of = self.of
@@ -123,10 +127,7 @@ class Samples:
         if not self._estimates:
             scales_us = {work: statistics.fmean(times_us) for work, times_us in self._baselines_us().items()}
             levels = {s: [self._level(sample, scales_us) for sample in samples] for s, samples in self.of.items()}
-            spread = self._spread([[level.time_us for level in own] for own in levels.values()])
-            self._estimates = {
-                s: mean(own, spread * statistics.fmean(o.time_us for o in own)) for s, own in levels.items()
-            }
+            self._estimates = dict(zip(levels, _means(list(levels.values()), self._deviations), strict=True))
         return self._estimates[setting]
 
     def time_us(self, setting: Setting) -> float:
@@ -171,16 +172,11 @@ class Samples:
     def _drift(self, work: str) -> float:
         """Returns the uncertainty of the machine's average speed in measurements with this work, as a fraction."""
         baselines = self._baselines_us()
-        return self._spread(list(baselines.values())) / math.sqrt(len(baselines[work])) if work in baselines else 0.0
-
-    def _spread(self, groups: Iterable[Sequence[float]]) -> float:
-        """Returns the largest expected deviation of a single value, as a fraction: `deviations` times the pooled
-        standard deviation within groups, widened for few values much as in Student's distribution."""
-        repeated = [group for group in groups if len(group) > 1]
-        freedom = sum(len(group) - 1 for group in repeated)
-        if not freedom:
-            return 0.0
-        return self._deviations * (1 + self._deviations / (2 * freedom)) * _deviation(repeated)
+        return (
+            _spread(list(baselines.values()), self._deviations) / math.sqrt(len(baselines[work]))
+            if work in baselines
+            else 0.0
+        )
 
 
 def _plain(sample: Sample) -> Estimate:
@@ -193,8 +189,25 @@ def _ratio(sample: Sample) -> Estimate:
     return estimate([time / baseline for time, baseline in zip(sample.times_us, sample.beside_us, strict=True)])
 
 
-def _deviation(groups: Sequence[Sequence[float]]) -> float:
-    """Returns the pooled standard deviation within groups of several values, as a fraction of each group's mean."""
-    repeated = [[value / statistics.fmean(group) for value in group] for group in groups]
+def _means(measurements: Sequence[Sequence[Estimate]], deviations: float) -> list[Estimate]:
+    """Returns the mean of each setting's measurements."""
+    spread = _spread([[one.time_us for one in own] for own in measurements], deviations)
+    return [mean(own, spread * statistics.fmean(one.time_us for one in own)) for own in measurements]
+
+
+def _noise(measurements: Sequence[Sequence[Estimate]]) -> float:
+    """Returns the noise of a setting's mean as a fraction: the root mean square over the settings."""
+    shares = [one.noise_us / one.time_us for one in _means(measurements, DEVIATIONS)]
+    return math.hypot(*shares) / math.sqrt(len(shares))
+
+
+def _spread(groups: Iterable[Sequence[float]], deviations: float) -> float:
+    """Returns the largest expected deviation of a single value, as a fraction: `deviations` times the pooled standard
+    deviation within groups, each as a fraction of its mean, widened for few values much as in Student's distribution.
+    """
+    repeated = [[value / statistics.fmean(group) for value in group] for group in groups if len(group) > 1]
     freedom = sum(len(group) - 1 for group in repeated)
-    return math.sqrt(sum(statistics.variance(g) * (len(g) - 1) for g in repeated) / freedom)
+    if not freedom:
+        return 0.0
+    deviation = math.sqrt(sum(statistics.variance(g) * (len(g) - 1) for g in repeated) / freedom)
+    return deviations * (1 + deviations / (2 * freedom)) * deviation

@@ -184,7 +184,7 @@ def _prove(trail: KnobTrail, effort: Search) -> Steps:
         proof = trail.proof
         if not {trail.baseline, best} <= proof.of.keys():
             return
-        if disturbed := disturbed_baselines([*trail.found.of.values(), *proof.of.values()]):
+        if disturbed := trail.found.disturbed or disturbed_baselines([*trail.found.of.values(), *proof.of.values()]):
             proof = trail.proof = proof.by_time(disturbed)
         elif not proof.agrees(trail.baseline, best):
             proof = trail.proof = proof.by_time()

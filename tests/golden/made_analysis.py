@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, Scatter, TriedKnobs
+from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, Noises, TriedKnobs
 from tests.made_nodes import write_two_nodes
 from tests.make_point import (
     ENVIRONMENT,
@@ -250,7 +250,7 @@ def write_jobs(directory: Path) -> None:
     of_ranks = {"label": "train.py", "overrides": ["workload=job", "job.ranks=16"], "knobs": knobs, "proven": True}
     times = {"time_us": 97_000.0, "baseline_us": 100_000.0, "gain": Gain(0.03, 0.004), "by_time": True}
     search = KnobSearch(
-        **of_ranks, **times, best={"+job.values.bucket": "100"}, disturbed=Scatter(times=0.011, ratios=0.24)
+        **of_ranks, **times, best={"+job.values.bucket": "100"}, disturbed=Noises(times=0.011, ratios=0.24)
     )
     other = KnobSearch(
         label="train.py", overrides=["workload=job", "job.ranks=32"], knobs=knobs, dropped="too few GPUs"
