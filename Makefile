@@ -42,9 +42,11 @@ job: .venv/.installed
 test: .venv/.installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slurm and not faults and not end_to_end"
 
-## Sweeps on a real Slurm, processes killed at random, whole searches and tuner runs: minutes more. Two files at a time.
+## Sweeps on a real Slurm, processes killed at random, whole searches and tuner runs: minutes more. Two files at a time,
+## then those that compare measured times, alone.
 test-long: .venv/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slurm or faults or end_to_end"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "(slurm or faults or end_to_end) and not quiet"
+	$(BIN)/python -m pytest -m quiet
 
 ## Builds the wheel, installs it into a fresh environment, and uses it from an empty folder.
 wheel:

@@ -234,7 +234,7 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     workload = workloads.of(point)
     reason = placement_refusal(point) or workload.refusal(point)
     if reason:
-        return _without_times(point, directory, "skipped", reason)
+        return _without_times(point, directory, "skipped", reason, started=now())
     for variant, settings in workload.overlap_configs(point).items():
         write_atomically(directory / settings_file(variant), overlap_cfg.text(settings).encode())
     earlier: list[Attempt] = []
@@ -259,8 +259,8 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     if reply["status"] != "skipped":
         log = directory / log_file(reply.get("node", 0))
         error = "\n".join(filter(None, (error, tail(log, LOG_TAIL_LINES, log_starts[log]))))
-    wrong = reply.get("relative_error", {})
-    return _without_times(point, directory, reply["status"], error, earlier_attempts=earlier, relative_error=wrong)
+    more = {"started": started, "earlier_attempts": earlier, "relative_error": reply.get("relative_error", {})}
+    return _without_times(point, directory, reply["status"], error, **more)
 
 
 def _attempt(pool: WorkerPool, point: dict[str, Any], directory: Path, earlier: Sequence[Attempt]) -> dict[str, Any]:
@@ -335,7 +335,6 @@ def _without_times(point: dict[str, Any], directory: Path, status: Status, error
         error=error,
         settings=configs.get("", OverlapConfig()).slots,
         environment=machine_of(point),
-        started=now(),
         **more,
     )
     write_result(directory, result)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.run_directory import RESULT_FILE, Result
 from tests.faults.injection import TINY, faulty_launch, worker_pids
 from tests.sweeps import Launch
 
@@ -92,7 +93,9 @@ def test_a_fault_that_stays_fails_its_point_with_the_reason(swept: dict[str, Swe
     assert len(error) <= 30
     assert len(str(result.error)) < 200_000
     assert (result.measured, result.objective_us) == (None, None)
-    assert result.started
+    written_s = (found.launch.directory / result.name / RESULT_FILE).stat().st_mtime
+    took_s = written_s - datetime.fromisoformat(str(result.started)).timestamp()
+    assert took_s > (9 if fault == "hangs_in_c" else 0)
     assert result.environment["packages"]["torch"]
     assert [attempt.status for attempt in result.earlier_attempts] == [result.status]
     # Tried as often as allowed, each time by other workers.

@@ -22,6 +22,7 @@ SEARCH = (*FSDP, *SMALL, "hydra/sweeper=knobs", "fsdp.replicas=1,nodes", "runtim
 
 
 @pytest.mark.end_to_end
+@pytest.mark.quiet
 def test_over_a_slow_link_the_search_shards_within_nodes(tmp_path: Path) -> None:
     """No variable names the interface, though the nodes' own names are of loopback."""
     if reason := why_not():
