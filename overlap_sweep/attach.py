@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import io
 import os
 import re
 import shlex
@@ -149,7 +150,16 @@ def _record() -> None:
         _say(f"nothing is recorded: {error}")
         return
     assert wanted
+    _write_whole_lines()
     start(wanted)
+
+
+def _write_whole_lines() -> None:
+    """Has what the script prints written line by line, as to a terminal. launch.py has it unbuffered, since a process
+    that is ended loses its buffer; but then each part of a line is written by itself, among those of other ranks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _is_importable(module: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 import venv
@@ -92,6 +93,7 @@ def run(
     wanted: Wanted | None = None,
     variables: Mapping[str, str] | None = None,
     python: str | Path = sys.executable,
+    output: int = subprocess.PIPE,
 ) -> subprocess.CompletedProcess[str]:
     inherited = {
         name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", RECORD_VARIABLE)
@@ -100,7 +102,8 @@ def run(
     # After what the script finds first.
     environment = {**inherited, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **recorded, **(variables or {})}
     command = [str(python), *map(str, words)]
-    return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=120)
+    pipe = subprocess.PIPE
+    return subprocess.run(command, cwd=folder, env=environment, text=True, stdout=output, stderr=pipe, timeout=120)
 
 
 def few(directory: Path, steps: int = 4, profile_steps: int = 0) -> Wanted:
@@ -110,6 +113,17 @@ def few(directory: Path, steps: int = 4, profile_steps: int = 0) -> Wanted:
 def only(directory: Path) -> Recording:
     (found,) = read_recordings(directory)
     return found
+
+
+def test_a_line_is_written_at_once(tmp_path: Path) -> None:
+    """Ranks write to the same log: of lines in parts those of one would be among another's."""
+    (tmp_path / "prints.py").write_text("print('tps:', 7, 'of', 8)\nprint('loss:', 9)\nimport os; os._exit(0)")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        words = [*ATTACH, "prints.py"]
+        run(words, tmp_path, few(tmp_path), {"PYTHONUNBUFFERED": "1"}, output=theirs.fileno())
+        theirs.close()
+        assert [ours.recv(100) for _ in range(2)] == [b"tps: 7 of 8\n", b"loss: 9\n"]
 
 
 @pytest.fixture
