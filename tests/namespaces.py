@@ -12,7 +12,7 @@ from pathlib import Path
 
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 _HOSTS = Path("/etc/netns")
-"""Where `ip netns exec` finds files that it mounts over those of /etc."""
+"""Folder of the files that `ip netns exec` mounts over those of /etc."""
 
 
 @contextmanager

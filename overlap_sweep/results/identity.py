@@ -22,11 +22,6 @@ HOW_TO_RUN = ("timeout_s", "timeout_factor", "start_timeout_s", "retries", "isol
 LIBRARIES = ("torch", "transformer-engine", "megatron-core", "nccl")
 """Packages whose version changes times."""
 
-_SWITCHES = re.compile(
-    r"(NVTE|UB|NCCL|RCCL|TORCH_NCCL|TORCH_SYMM_MEM|NVSHMEM|FLUX|FI|OFI|UCX|GLOO|CUDA_DEVICE_MAX)_(?!.*DEBUG|.*LOG_LEVEL)"
-)
-"""Prefixes of environment variables that change what the libraries do."""
-
 
 def point_identity(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a resolved configuration that determines what is measured. Without nulls, so that an unused
@@ -88,6 +83,9 @@ RECORDED_PREFIXES = (
     *("FI_", "OFI_", "UCX_", "GLOO_"),
 )
 """Prefixes of the libraries' own variables, and of those that carry their messages between nodes."""
+
+_SWITCHES = re.compile(rf"({'|'.join(RECORDED_PREFIXES)}|CUDA_DEVICE_MAX_)(?!.*DEBUG|.*LOG_LEVEL)")
+"""Variables that change what the libraries do."""
 
 
 def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[str, Any]:

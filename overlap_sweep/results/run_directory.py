@@ -32,7 +32,6 @@ RESULT_SCHEMA = 2
 RESULT_FILE = "result.json"
 SETTINGS_FILE = "tp_comm_overlap_cfg.yaml"
 LOG_FILE = "worker.log"
-
 LOCK_FILE = ".lock"
 """Name of the lock in a sweep's directory; see runtime/lock.py."""
 

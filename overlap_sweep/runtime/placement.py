@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, Node
+from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
@@ -40,11 +40,10 @@ def requested(config: Config, launcher: DictConfig | None) -> int:
 
 def given(launcher: DictConfig | None, option: str) -> int | None:
     """Returns an option of the launcher if the user gave it: the defaults depend on the points, and these on it."""
-    # `in` would resolve the default, which asks for this.
-    node = launcher._get_node(option, validate_access=False) if launcher is not None else None
-    if not isinstance(node, Node) or node._is_interpolation() or node._is_none():
+    # Asking whether it is `in` the configuration would resolve the default, which asks for this.
+    if launcher is None or option not in list(launcher) or OmegaConf.is_interpolation(launcher, option):
         return None
-    return int(node._value())
+    return None if launcher[option] is None else int(launcher[option])
 
 
 def refusal(point: Config) -> str | None:

@@ -1,5 +1,5 @@
-"""Which communication is between nodes, and what it costs. Its advice: test_advice.py, and made/two_nodes among the
-golden files."""
+"""Communication within nodes is told from that between them, and what each costs. Its advice: test_advice.py, and
+made/two_nodes among the golden files."""
 
 from __future__ import annotations
 

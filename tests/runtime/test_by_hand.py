@@ -109,7 +109,7 @@ ENDINGS: dict[str, tuple[Callable[[Path, ByHand], None], list[int], str]] = {
     "launcher killed": (_kill_launcher, [-9, 1], ""),
     "ctrl-c at the first": (_interrupt, [130, 0], "interrupted: "),
 }
-"""What ends the launch, the exit statuses of both nodes, and what the first one says."""
+"""Ends of a launch, the exit statuses of both nodes, and what the first one says."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Where the machines of a launch find each other, and what torchrun or Slurm says of their places."""
+"""Machines of a launch find each other, and their places as torchrun or Slurm gives them."""
 
 from __future__ import annotations
 

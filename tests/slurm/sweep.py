@@ -45,7 +45,7 @@ class SlurmSweep:
     light: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
     points: Sequence[str] = POINTS
-    """What all of its launches ask for."""
+    """Arguments of all of its launches."""
 
     def __post_init__(self) -> None:
         self.faults = faults_in(self.folder, self.plan)

@@ -33,15 +33,7 @@ from overlap_sweep.results.measured import (
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads import Sample
-from overlap_sweep.workloads.fsdp.config import (
-    HOST_LIMITS,
-    Compile,
-    Distributed,
-    Fsdp,
-    Ranking,
-    Streams,
-    Training,
-)
+from overlap_sweep.workloads.fsdp.config import HOST_LIMITS, Compile, Distributed, Fsdp, Ranking, Streams, Training
 from overlap_sweep.workloads.fsdp.knobs import knobs_of, same_floor, sharding
 
 VARIANTS = ("point", "none", "floor")
@@ -58,13 +50,16 @@ def _check_compile(compile_options: Any) -> None:
 
 
 _Replicas = Annotated[int, msgspec.Meta(ge=1, le=1024)]
-_IN_NUMBERS: dict[str, Any] = {
-    **{"forward_prefetch": bool | int, "reshard_after_forward": bool | int, "replicas": _Replicas}
+_RESOLVED: dict[str, Any] = {
+    "forward_prefetch": bool | int,
+    "reshard_after_forward": bool | int,
+    "replicas": _Replicas,
 }
-_OF_NODES = _IN_NUMBERS | {
-    **{"reshard_after_forward": bool | int | Literal["node"], "replicas": _Replicas | Literal["nodes"]}
+_AS_GIVEN = _RESOLVED | {
+    "reshard_after_forward": bool | int | Literal["node"],
+    "replicas": _Replicas | Literal["nodes"],
 }
-"""Types of options as the user gives them."""
+"""Types of options of `fsdp`; as the user gives them they may refer to nodes."""
 _Variables = Annotated[dict[Name, Name | int | float | bool | None], msgspec.Meta(max_length=_MOST_OTHER_KNOBS)]
 _CompileOptions = Annotated[dict[Name, Any], msgspec.Meta(max_length=_MOST_OTHER_KNOBS)]
 
@@ -73,7 +68,7 @@ ComposedTraining: Any = msgspec.defstruct(
     [
         ("model", ModelConfig),
         ("ranking", options_type(Ranking, [declared.name for declared in fields(Ranking)])),
-        ("fsdp", options_type(Fsdp, **_OF_NODES)),
+        ("fsdp", options_type(Fsdp, **_AS_GIVEN)),
         ("training", options_type(Training, ["batch_size", "gradient_accumulation", "mixed_precision"])),
         ("distributed", options_type(Distributed, ["strategy", "dp_size"], env=_Variables)),
         ("streams", options_type(Streams)),
@@ -86,7 +81,7 @@ ResolvedTraining: Any = msgspec.defstruct(
     "ResolvedTraining",
     [
         *(("tp_size", Count), ("workload", SizedWorkload), ("precision", str)),
-        ("fsdp", options_type(Fsdp, **_IN_NUMBERS)),
+        ("fsdp", options_type(Fsdp, **_RESOLVED)),
     ],
     bases=(ComposedTraining,),
     kw_only=True,

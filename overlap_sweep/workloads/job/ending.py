@@ -22,8 +22,8 @@ _TOLD = re.compile(
     r"|\S*python\S*: (?:No module named|Error while finding module specification for) .+"
     r"|(?<=: )Signal \d+ \((?!SIGTERM)SIG\w+\) received by PID \d+"
 )
-"""What argparse and we say, Python of a module that it is to run, and torchrun of a worker that a signal ended; SIGTERM
-is its own."""
+"""Lines of argparse and us, of Python about a module that it is to run, and of torchrun about a worker that a signal
+ended; SIGTERM is its own."""
 
 
 def ending(status: int, log: Path, start: int) -> str:

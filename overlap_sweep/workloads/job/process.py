@@ -28,7 +28,7 @@ _LAST_S = 5.0
 
 
 class RunningCommand:
-    """`with RunningCommand(...) as running: running.wait(1.0)`: no process of the command outlives the block."""
+    """A command on one node: `begin`, `confirm` and in any case `end`, after which no process of it is left."""
 
     def __init__(
         self,
@@ -52,19 +52,6 @@ class RunningCommand:
         """Exit status of the command, negative if a signal ended it; None while it runs."""
         self.left: list[int] = []
         """Processes that were killed and do not end."""
-
-    def __enter__(self) -> RunningCommand:
-        """PointFailed if the program cannot be started."""
-        self.begin()
-        try:
-            self.confirm()
-        except BaseException:
-            self.end()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
     def begin(self) -> None:
         """Has the command started, without waiting for it."""

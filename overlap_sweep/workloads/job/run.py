@@ -180,7 +180,7 @@ class Watched:
             if not self.output.found:
                 raise PointFailed(
                     f"job.metric={self._job['metric']} was not found in the command's output; compare it with "
-                    f"{LOG_FILE}",
+                    + LOG_FILE,
                     final=True,
                 )
         else:

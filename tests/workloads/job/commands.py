@@ -11,6 +11,7 @@ from typing import Any
 
 from overlap_sweep import workloads
 from overlap_sweep.workloads.job import WORKLOAD
+from overlap_sweep.workloads.job.process import RunningCommand
 from overlap_sweep.workloads.job.recording import Recording, write_recording
 
 OPTIONS = asdict(workloads.schema("job")())
@@ -22,6 +23,17 @@ def job_point(command: str, **changes: Any) -> dict[str, Any]:
     runtime = {**OPTIONS["runtime"], "device": "cpu", **changes.pop("runtime", {})}
     point = {**OPTIONS, "runtime": runtime, "job": job | changes}
     return point | WORKLOAD.complete(point)
+
+
+def begun(command: RunningCommand) -> RunningCommand:
+    """Returns the command once it has started. PointFailed if it cannot; then nothing of it is left."""
+    command.begin()
+    try:
+        command.confirm()
+    except BaseException:
+        command.end()
+        raise
+    return command
 
 
 def recording(rank: int = 0, world_size: int = 1, **changes: Any) -> Recording:

@@ -22,7 +22,7 @@ from overlap_sweep.workloads.job.result import JobRun
 from overlap_sweep.workloads.job.setting import command_line
 from tests.sweeps import ROOT, wait_for
 from tests.two_nodes import TwoNodes, two_nodes
-from tests.workloads.job.commands import Tagged, job_point, recorded, recording, shell
+from tests.workloads.job.commands import Tagged, begun, job_point, recorded, recording, shell
 from tests.workloads.job.test_supervisor import LEAVES, python
 
 TORCHRUN = (
@@ -210,7 +210,7 @@ def test_a_launcher_that_is_gone_leaves_nothing_on_other_nodes(tmp_path: Path) -
     with two_nodes(tmp_path) as launch:
         _, other = launch.nodes.take(2, 0.0)
         words, log = python(LEAVES, "600"), tmp_path / "log"
-        running = RunningCommand(words, tmp_path, tag.environment, log, 0.1, start=other.start).__enter__()
+        running = begun(RunningCommand(words, tmp_path, tag.environment, log, 0.1, start=other.start))
         wait_for((tmp_path / "ready").exists, 20)
         assert len(tag.processes()) == 6
         other.connection.close()

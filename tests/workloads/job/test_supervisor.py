@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from overlap_sweep.errors import PointFailed
 from overlap_sweep.processes import Process
 from overlap_sweep.workloads.job.process import RunningCommand
 from tests.sweeps import wait_for
-from tests.workloads.job.commands import Tagged
+from tests.workloads.job.commands import Tagged, begun
 
 LEAVES = """
 import os, signal, sys, time
@@ -44,8 +46,17 @@ time.sleep(float(sys.argv[1]))
 """Starts four processes that would live for long, each of which can be overlooked in another way."""
 
 
-def running(folder: Path, tag: Tagged, *words: str, grace_s: float = 0.1) -> RunningCommand:
+def of_words(folder: Path, tag: Tagged, *words: str, grace_s: float = 0.1) -> RunningCommand:
     return RunningCommand(words, folder, tag.environment, folder / "log", grace_s)
+
+
+@contextmanager
+def running(folder: Path, tag: Tagged, *words: str, grace_s: float = 0.1) -> Iterator[RunningCommand]:
+    command = begun(of_words(folder, tag, *words, grace_s=grace_s))
+    try:
+        yield command
+    finally:
+        command.end()
 
 
 def supervisor_of(command: RunningCommand) -> int:
@@ -59,7 +70,7 @@ def python(script: str, *arguments: str) -> list[str]:
 
 def started(folder: Path, tag: Tagged) -> RunningCommand:
     """What runs LEAVES, once all of it is there."""
-    found = running(folder, tag, *python(LEAVES, "600")).__enter__()
+    found = begun(of_words(folder, tag, *python(LEAVES, "600")))
     wait_for((folder / "ready").exists, 20)
     assert len(tag.processes()) == 6
     return found
@@ -192,7 +203,7 @@ def test_what_cannot_be_started_fails_for_good(tmp_path: Path, word: str, conten
         (tmp_path / word).write_text(content)
         (tmp_path / word).chmod(0o644 if word == "./text" else 0o755)
     with pytest.raises(PointFailed, match=reason) as failed:
-        running(tmp_path, tag, word).__enter__()
+        begun(of_words(tmp_path, tag, word))
     assert failed.value.final
     assert tag.processes() == []
 
@@ -201,7 +212,7 @@ def test_a_program_without_a_path_is_not_looked_for_in_the_folder(tmp_path: Path
     (tmp_path / "train").write_text("#!/bin/sh\n")
     (tmp_path / "train").chmod(0o755)
     with pytest.raises(PointFailed, match="train, which is not in PATH"):
-        running(tmp_path, Tagged(), "train").__enter__()
+        begun(of_words(tmp_path, Tagged(), "train"))
 
 
 def test_threads_that_outlive_their_main_thread_are_ended(tmp_path: Path) -> None:
