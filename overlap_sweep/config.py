@@ -19,7 +19,7 @@ BY_TORCH = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Our names of the data types, by torch's. Each option uses one of the two and accepts the other."""
 TORCHS = {ours: torchs for torchs, ours in BY_TORCH.items()}
 
-PRECISIONS = ("fp32", "fp16", "bf16", "fp8_delayed", "fp8_current")
+PRECISIONS = ("fp32", "fp16", "bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8", "nvfp4")
 
 MOST_SMS = 512
 """More streaming multiprocessors than any GPU has; a worker checks against the real number."""
@@ -167,8 +167,9 @@ class PointConfig:
     backend: str = "auto"
     """Library that overlaps. `auto`: transformer_engine if it is installed and there is a GPU, else torch."""
     precision: str | None = one_of(None, *PRECISIONS, also=BY_TORCH)
-    """Data type of computation and communication. null: bf16 on a GPU, fp32 on a CPU. fp8_delayed and fp8_current are
-    Transformer Engine's recipes. torch's names, such as bfloat16, are accepted too."""
+    """Data type of computation and communication. null: bf16 on a GPU, fp32 on a CPU. From fp8_delayed on they are
+    Transformer Engine's recipes: DelayedScaling, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling and
+    NVFP4BlockScaling. torch's names, such as bfloat16, are accepted too."""
     profile: str = one_of("all", "all", "best", "none")
     """Points to profile after timing. `best`: those within 1 % of the fastest of their operator so far, and the final
     choice of a search."""

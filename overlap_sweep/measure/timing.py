@@ -233,7 +233,8 @@ def _over_ranks(turns: Sequence[Turn], ranks: Ranks) -> Samples:
 def relative_error(candidate: Variant, reference: Variant, ranks: Ranks) -> dict[str, float]:
     """Returns each tensor's largest difference / the reference's largest magnitude, over all ranks; inf for NaN.
 
-    Two different inputs are used in a row, to detect a variant that reads the previous call's buffer.
+    Two different inputs are used in a row, to detect a variant that reads the previous call's buffer. Both variants
+    draw the same random numbers, such as those of NVFP4's stochastic rounding.
     """
     errors: dict[str, Tensor] = {}
     for repeat in range(2):
@@ -249,5 +250,6 @@ def relative_error(candidate: Variant, reference: Variant, ranks: Ranks) -> dict
 
 def _results(variant: Variant, repeat: int) -> dict[str, Tensor]:
     assert variant.backward
+    torch.manual_seed(repeat)
     output = variant.forward(repeat)
     return {"output": output.detach(), **variant.backward(repeat, output)}

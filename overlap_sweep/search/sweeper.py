@@ -17,6 +17,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.searches import pass_line
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import own_traces
 from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.outcome import outcomes
@@ -139,8 +140,11 @@ class Sweep:
         return [more for request, result in answered for more in request.task.answer(request, result, final=final)]
 
     def _measure_baselines(self, tasks: Sequence[Task]) -> list[Task]:
-        """Measures every task's operator without overlap; returns the tasks whose baseline is usable."""
+        """Measures every task's operator without overlap; returns the tasks whose baseline is usable. UserError if the
+        workers refuse all that the sweep asks for, such as a precision that the GPUs lack."""
         results = self.measurements.measure([Request(task, {}).job for task in tasks])
+        if reason := self._refused_everywhere(tasks, results):
+            raise UserError(f"Nothing can be measured: {reason}.")
         for task, result in zip(tasks, results, strict=False):
             if result.status != "ok":
                 self.drop(task.label, f"its baseline without overlap failed: {result.reason}")
@@ -155,6 +159,12 @@ class Sweep:
     def analysed(self, config: AnalysisConfig) -> OperatorAnalysis:
         """Returns the analysis of all measurements so far."""
         return analyse_operators(read_sources(self.measurements.directory, config))
+
+    def _refused_everywhere(self, tasks: Sequence[Task], results: Sequence[Result]) -> str | None:
+        """Returns the one reason for which these tasks were skipped, if it holds for the whole sweep; or None."""
+        reasons = {result.reason if result.status == "skipped" else None for result in results}
+        refused, asked = ({(t.point["backend"], t.point["precision"]) for t in group} for group in (tasks, self.tasks))
+        return reasons.pop() if len(reasons) == 1 and refused == asked else None
 
     def profile_answers(self, tasks: Sequence[Task], config: AnalysisConfig) -> None:
         """With `profile=best`, measures chosen settings and baselines that lack a trace once more, with a profile. The

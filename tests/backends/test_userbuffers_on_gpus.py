@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from itertools import product
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from overlap_sweep import backends
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import models
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.overlap.recipes import RECIPES, notes
 from overlap_sweep.overlap.space import LAYER_KINDS
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.operator.run import draw_parameters
-from tests.points import gpu_point
+from tests.points import gpu_point, layer_point
 from tests.processes import run_ranks
 from tests.sweeps import Launch
 
@@ -33,6 +36,8 @@ SOUND = {
     "fc2": ("ring_exchange", "pipeline"),
 }
 PRECISIONS = ("bf16", "fp8_delayed", "fp8_current")
+BLOCKS = ("fp8_block", "mxfp8", "nvfp4")
+"""On a Hopper the last two are skipped."""
 
 
 def sweep(directory: Path, *arguments: str) -> dict[str, Result]:
@@ -170,6 +175,95 @@ def test_weights_in_fp8_are_rounded_with_their_scale(precision: str) -> None:
         for name in (precision, "bf16")
     )
     assert (rounded - exact).norm() / exact.norm() < 0.05
+
+
+def reason_against(precision: str) -> str:
+    """Why this GPU lacks the precision, in the library's words; empty if it has it."""
+    library = importlib.import_module("transformer_engine.pytorch")
+    return str(getattr(library, RECIPES[precision].available)(return_reason=True)[1])
+
+
+@pytest.mark.gpu(count=1)
+@pytest.mark.parametrize("workload", ["operator", "layer"])
+def test_what_the_gpu_lacks_is_skipped_with_the_library_s_reason(workload: str, tmp_path: Path) -> None:
+    asked = {"operator": ("operator=fc1", "method=none"), "layer": ("workload=layer", "layer.comm_overlap=false")}
+    results = sweep(tmp_path, *asked[workload], "tp_size=1", f"precision={','.join(BLOCKS)}")
+    assert {result.point["precision"] for result in results.values()} == {*BLOCKS}
+    for result in results.values():
+        if reason := reason_against(result.point["precision"]):
+            assert (result.status, str(result.error)) == ("skipped", f"Transformer Engine: {reason.rstrip('.')}")
+        else:
+            assert result.status == "ok", result.error
+
+
+@pytest.mark.gpu(count=1)
+@pytest.mark.parametrize("operator", ["fc1", "fc2"])
+@pytest.mark.parametrize("precision", BLOCKS)
+def test_blocks_agree_with_bf16_also_where_the_last_ones_are_not_full(precision: str, operator: str) -> None:
+    """Errors of output and gradients are those of two roundings, one of each factor."""
+    if reason := reason_against(precision):
+        pytest.skip(reason)
+    divisor = RECIPES[precision].features
+    sizes = {"hidden_size": 1024 + divisor, "ffn_hidden_size": 2048 - divisor}
+    tokens = 512 + max(RECIPES[precision].rows, RECIPES[precision].tokens)
+    point = gpu_point(tp_size=1, operator=operator, method="none", model=sizes, workload={"tokens": tokens})
+    point["precision"] = precision
+    assert transformer_engine.refusal(point) is None
+    ranks, shape = Ranks(0, 1, torch.device("cuda", 0)), models.linear_shape(point["model"], operator, tokens, 1)
+    parameters = draw_parameters(transformer_engine.parameter_shapes(point, shape), shape, "bf16", ranks, seed=0)
+    x = torch.randn(shape.input_shape, device=ranks.device, dtype=torch.bfloat16, requires_grad=True)
+    gradient = torch.randn(shape.output_shape, device=ranks.device, dtype=torch.bfloat16)
+    rounded, exact = [], []
+    for name, found in ((precision, rounded), ("bf16", exact)):
+        output = transformer_engine.build({**point, "precision": name}, "none", ranks, parameters).forward(x)
+        found += [output.detach(), *torch.autograd.grad(output, (x, parameters["weight"]), gradient)]
+    for ours, theirs in zip(rounded, exact, strict=True):
+        error = ((ours.float() - theirs.float()).norm() / theirs.float().norm()).item()
+        assert 1e-3 < error < (0.25 if precision == "nvfp4" else 0.05)
+
+
+@pytest.mark.gpu(count=1)
+def test_a_layer_in_fp8_block_agrees_with_bf16() -> None:
+    if reason := reason_against("fp8_block"):
+        pytest.skip(reason)
+    (error,) = run_ranks(1, _error_of_a_layer, "fp8_block", device="cuda")
+    assert 1e-4 < error < 0.1
+
+
+def _error_of_a_layer(ranks: Ranks, precision: str) -> float:
+    found = []
+    for name in (precision, "bf16"):
+        point = layer_point(precision=name, tp_size=1, workload={"tokens": 512})
+        layer = transformer_engine.build_layer(point, "none", OverlapConfig(switches={}), ranks, seed=0)
+        drawn = torch.Generator(ranks.device).manual_seed(0)
+        x = torch.randn(layer.input_shape, generator=drawn, device=ranks.device, dtype=torch.bfloat16)
+        x.requires_grad_()
+        assert layer.calibrate
+        layer.calibrate(lambda layer=layer, x=x: layer.forward(layer.module, x, True).sum().backward())
+        found.append(layer.forward(layer.module, x, False).detach().float())
+    return float((found[0] - found[1]).norm() / found[1].norm())
+
+
+@pytest.mark.gpu(count=2)
+def test_fp8_block_overlaps_the_reduce_scatter_beside_wgrad_and_its_floor_gathers_blocks(tmp_path: Path) -> None:
+    bulk = ("operator=qkv,fc1", "phase=wgrad", "method=bulk", "num_sm=4", "backend=transformer_engine,megatron")
+    results = sweep(tmp_path / "operators", *bulk, "precision=fp8_block")
+    assert len(results) == 4
+    for result in results.values():
+        assert result.status == "ok", result.error
+        assert max(result.relative_error.values()) < 2e-2
+        assert result.measured.times["all"].default is None
+        assert result.warnings == notes("fp8_block")
+    file = tmp_path / "cfg.yaml"
+    off = ("tp_comm_overlap_ag", "tp_comm_overlap_rs", "tp_comm_bulk_dgrad")
+    comments = "".join(f"# {name}: false\n" for name in off)
+    file.write_text(comments + "fc1_wgrad: {method: bulk, num_sm: 4}\nqkv_wgrad: {method: bulk, num_sm: 4}\n")
+    given = ("workload=layer", "precision=fp8_block", f"layer.variants=[none,'file:{file}'],null")
+    for result in sweep(tmp_path / "layers", *given).values():
+        assert result.status == "ok", result.error
+        assert result.warnings == notes("fp8_block")
+        wanted = result.point["layer"]["variants"] or ["none"]
+        assert list(result.measured.variants) == [*wanted, "floor"]
 
 
 @pytest.mark.gpu(count=2)

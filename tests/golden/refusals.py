@@ -36,6 +36,8 @@ ON_TORCH = "backend=torch runtime.device=cpu precision=fp32"
 OVERLAPPING = "backend=torch,transformer_engine,symm_mem"
 PRECISIONS = ",".join(PRECISIONS_OF_ALL)
 FP8 = "precision=bf16,fp8_delayed,fp8_current"
+BLOCKS = "precision=fp8_block,mxfp8,nvfp4"
+IN_BLOCKS = "workload.tokens=2048 model.ffn_hidden_size=2048 model.hidden_size=1024"
 DIVISIBLE = "workload.tokens=960 model.ffn_hidden_size=480 model.hidden_size=480"
 SLOTS = "operator=qkv,proj,fc1,fc2 phase=all,fprop,dgrad,wgrad method=none,bulk,ring_exchange,pipeline"
 KNOBS = (
@@ -73,7 +75,18 @@ OPERATOR = (
     f"{FP8} model.ffn_hidden_size=72 operator=fc2 method=none",
     f"{FP8} model.hidden_size=250",
     f"{FP8} workload.tokens=120",
+    f"{FP8} tp_size=1 workload.tokens=120 method=none",
     *(f"{slot} precision=bf16,fp8_delayed num_splits=1,3,4,16,32,512" for slot in PIPELINES),
+    f"{BLOCKS} {IN_BLOCKS} method=none,bulk,ring_exchange,pipeline",
+    f"{BLOCKS} {IN_BLOCKS} phase=dgrad,wgrad method=bulk",
+    f"{BLOCKS} {IN_BLOCKS} operator=fc2 method=none,ring_exchange,pipeline",
+    f"{BLOCKS} {IN_BLOCKS} workload.tokens=192,224,232 tp_size=1,2 operator=fc1,fc2 method=none",
+    f"{BLOCKS} {IN_BLOCKS} model.ffn_hidden_size=1376,2032 operator=fc2 method=none",
+    f"{BLOCKS} {IN_BLOCKS} model.hidden_size=1056 operator=fc1,fc2 method=none tp_size=1,2",
+    f"precision=mxfp8 {IN_BLOCKS} workload.tokens=192 phase=fprop,dgrad,wgrad method=bulk,ring_exchange",
+    f"precision=mxfp8 {IN_BLOCKS} model.ffn_hidden_size=1088 operator=fc2 method=ring_exchange,pipeline phase=fprop",
+    f"precision=mxfp8 {IN_BLOCKS} operator=fc2 method=pipeline phase=fprop num_splits=4,8,16",
+    f"precision=mxfp8 {IN_BLOCKS} operator=fc2 method=pipeline phase=fprop fp8_buf=true,false atomic_gemm=true,false",
     "operator=fc2 phase=fprop method=ring_exchange aggregate=true",
     *PHASES,
     *NO_PHASES,
@@ -113,6 +126,8 @@ NAMES = (
 
 KINDS = f"layer.kind={','.join(space.LAYER_KINDS)}"
 PRESETS = f"layer.variants={','.join(f'[{name}]' for name in layer_variants.PRESETS)}"
+_OTHERS = "tp_comm_overlap_ag:false,tp_comm_overlap_rs:false,tp_comm_bulk_dgrad:false"
+OFF, ONLY_WGRAD = f"{{{_OTHERS},tp_comm_bulk_wgrad:false}}", f"{{{_OTHERS}}}"
 PARTS = "layer.kind=multihead_attention,layernorm_mlp,layernorm_linear"
 SWITCHED = "layer.comm_overlap=true,false"
 HEADS = "model.num_attention_heads=48 model.num_kv_heads=48 model.hidden_size=768 model.ffn_hidden_size=1536"
@@ -151,6 +166,10 @@ LAYER = (
     "layer.variants=[magic],[Default],[fc1_dgrad],[cfg.yaml],[''],['file:/nowhere/a/b.yaml','file:/nowhere/a-b.yaml']",
     "layer.micro_batch_size=2,3,128",
     f"{FP8} workload.tokens=120",
+    f"{BLOCKS} {IN_BLOCKS} layer.kind=linear,transformer_layer layer.variants=null,[none],[default],[bulk]",
+    f"{BLOCKS} {IN_BLOCKS} slots={{fc1_wgrad:{{method:bulk,num_sm:4}}}} switches={OFF},{ONLY_WGRAD},{{}}",
+    f"{BLOCKS} tp_size=1 layer.comm_overlap=false workload.tokens=120,128",
+    f"precision=mxfp8 {IN_BLOCKS} workload.tokens=192 layer.variants=[default],[none]",
     f"tp_size=8 {KINDS}",
     f"tp_size=1 layer.variants=null,[bulk] {SWITCHED} {OVERLAPPING}",
     f"tp_size=3,16 {HEADS} workload.tokens=768 {OVERLAPPING} layer.variants=[default],[ring_exchange]",

@@ -328,6 +328,12 @@ def test_zeros_equal_zeros_and_nothing_else() -> None:
     assert min(relative_error(returning(*filled(1.0)), zeros, ALONE).values()) > 1e30
 
 
+def test_random_numbers_are_the_same_in_both() -> None:
+    inputs = torch.ones(3), 2 * torch.ones(3)
+    rounded = Variant(lambda repeat: inputs[repeat] + torch.rand(3), lambda _repeat, _output: {"grad": torch.rand(2)})
+    assert relative_error(rounded, rounded, ALONE) == {"output": 0.0, "grad": 0.0}
+
+
 def test_what_answers_with_the_last_calls_numbers_is_found() -> None:
     inputs = [torch.ones(3), 2 * torch.ones(3)]
     buffer = [inputs[0]]

@@ -199,9 +199,24 @@ class SilentGroup(_ProcessGroup):
     def allreduce(self, tensors: Sequence[Tensor], options: Any = None) -> dist.Work:
         return _done()
 
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], shards: Sequence[Tensor], options: Any = None
+    ) -> dist.Work:
+        for output, shard in zip(outputs, shards, strict=True):
+            self.all_gather_single(output, shard)
+        return _done()
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Begins a block of collectives that torch.distributed passes on together."""
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        return _done()
+
+    allreduce_coalesced = allreduce
     # Their names before torch 2.13.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
 
 
 class SilentCommunicator(Communicator):
@@ -224,7 +239,10 @@ class SilentCommunicator(Communicator):
 
 
 def _rebind(output: Tensor, source: Tensor) -> None:
-    """Makes `output` a view of `source`'s memory, without a copy."""
+    """Makes `output` a view of `source`'s memory, without a copy unless it is itself a part of another tensor."""
+    if output._is_view():
+        output.copy_(source)
+        return
     output.set_(source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
 
 

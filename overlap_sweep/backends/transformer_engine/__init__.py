@@ -16,6 +16,7 @@ from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose, lacks
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.overlap.recipes import RECIPES
 from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from overlap_sweep.measure import Ranks
 
-PRECISIONS = ("bf16", "fp8_delayed", "fp8_current")
+PRECISIONS = ("bf16", *RECIPES)
 
 LAYER_HAS_DEFAULT = True
 
@@ -84,51 +85,42 @@ def _userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
     if reason := needs_gpus(point) or lacks_precision(point, PRECISIONS):
         return reason
     shape = models.operator_shape(point, point["operator"])
-    fp8 = point["precision"].startswith("fp8")
-    if fp8 and (reason := _fp8_refusal(shape)):
+    recipe = RECIPES.get(point["precision"])
+    if recipe and (reason := recipe.sizes_refusal(shape)):
         return reason
     settings = space.settings(point)
-    for slot, setting in settings.items():
-        if reason := _setting_refusal(slot, setting, point, shape):
-            return reason
-    return overlap_cfg.slots_refusal(settings)
-
-
-def _fp8_refusal(shape: LinearShape) -> str | None:
-    """Returns why cuBLAS cannot multiply it in FP8, or None: dimensions must be divisible by 16, rows of inputs by
-    8."""
-    for name, size in zip(("outputs", "inputs"), shape.weight_shape, strict=True):
-        if size % 16:
-            return f"FP8 GEMMs require dimensions divisible by 16, but a rank has {size} {name}"
-    rows = shape.tokens // shape.tp_size
-    return f"FP8 GEMMs require rows divisible by 8, but a rank has {rows} tokens" if rows % 8 else None
+    reasons = (_setting_refusal(slot, setting, point, shape) for slot, setting in settings.items())
+    return next(filter(None, reasons), None) or overlap_cfg.slots_refusal(settings)
 
 
 def _setting_refusal(slot: str, setting: Mapping[str, Any], point: Mapping[str, Any], shape: LinearShape) -> str | None:
-    phase = slot.partition("_")[2]
+    recipe, phase = RECIPES.get(point["precision"]), slot.partition("_")[2]
     method, tp_size = setting["method"], point["tp_size"]
+    if recipe and (reason := recipe.overlap_refusal(slot, setting, shape)):
+        return reason
     if method != "ring_exchange" and tp_size not in space.USERBUFFERS_RANKS:
         return f"userbuffers have no kernels for {method} on tp_size={tp_size}, only for 2, 4 and 8 ranks"
     if setting.get("aggregate") and tp_size % 2:
         return f"aggregate requires an even tp_size, not {tp_size}"
-    fp8 = point["precision"].startswith("fp8")
     if setting.get("atomic_gemm"):
-        if not fp8:
+        if not recipe:
             return "Transformer Engine: atomic GEMM overlap is supported for FP8 GEMMs only"
+        if not recipe.scaled_per_tensor:
+            return f"Transformer Engine: atomic GEMM requires one scale per tensor, unlike precision={recipe.precision}"
         if (cuda := cuda_major()) and cuda >= 13:
             return f"Transformer Engine: atomic GEMM requires CUDA >=12.2.0 and <13.0.0, but this is CUDA {cuda}"
     if setting.get("fp8_buf"):
-        if not fp8:
+        if not recipe:
             return "fp8_buf requires an FP8 precision"
-        if point["precision"] == "fp8_current":
+        if recipe.precision != "fp8_delayed":
             return "Transformer Engine: a reduce-scatter in FP8 (fp8_buf) requires precision=fp8_delayed"
     if setting.get("num_splits"):
         # The pipeline splits the GEMM along the weight's rows, or for dgrad along its columns.
         cut = shape.in_features if phase == "dgrad" else shape.out_features
         chunk, rest = divmod(cut, setting["num_splits"])
-        if rest or (fp8 and chunk % 16):
+        if rest or (recipe and chunk % recipe.split):
             return f"{slot}: {cut} columns cannot be split into num_splits={setting['num_splits']} equal parts" + (
-                " divisible by 16" if fp8 else ""
+                f" divisible by {recipe.split}" if recipe else ""
             )
     return None
 
@@ -154,7 +146,22 @@ def default_knobs(method: str) -> Mapping[str, Any]:
 
 
 def has_default(point: Mapping[str, Any]) -> bool:
-    return point["tp_size"] in space.USERBUFFERS_RANKS
+    if point["tp_size"] not in space.USERBUFFERS_RANKS:
+        return False
+    return _switched_on_refusal(point, OverlapConfig(), [point["operator"]]) is None
+
+
+def _switched_on_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Collection[str]) -> str | None:
+    """Returns why a slot of these operators that is switched on cannot overlap, by the library's default if the
+    configuration does not set it, or None."""
+    for slot, methods in overlap_cfg.methods_allowed(config.switches).items():
+        operator, default = slot.partition("_")[0], space.USERBUFFERS_DEFAULT_SETTINGS[slot]
+        if not methods or operator not in operators:
+            continue
+        setting = {**default, **config.slots.get(slot, {})}
+        if reason := _setting_refusal(slot, setting, point, models.operator_shape(point, operator)):
+            return reason
+    return None
 
 
 def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
@@ -217,7 +224,7 @@ def layer_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Co
         return reason
     set_slots = ((slot, s) for slot, s in config.slots.items() if slot.partition("_")[0] in operators and "method" in s)
     reasons = (_userbuffers_refusal(space.point_of_slot(point, slot, setting)) for slot, setting in set_slots)
-    return next(filter(None, reasons), None)
+    return next(filter(None, reasons), None) or _switched_on_refusal(point, config, operators)
 
 
 def build_layer(

@@ -29,6 +29,7 @@ from overlap_sweep.backends import Operand, Outputs, Problem
 from overlap_sweep.backends.torch.overlap import as_bytes
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
+from overlap_sweep.overlap.recipes import RECIPES
 from overlap_sweep.overlap.space import Setting
 
 _BROKEN = re.compile(r"CUDA error|out of memory|NCCL", re.IGNORECASE)
@@ -44,7 +45,7 @@ def initialize_for(point: Mapping[str, Any], ub_cfgs: Mapping[str, Setting]) -> 
         tokens=point["workload"]["tokens"],
         hidden_size=point["model"]["hidden_size"],
         tp_size=point["tp_size"],
-        fp8=point["precision"].startswith("fp8"),
+        fp8=point["precision"] in RECIPES,
         bootstrap_backend=point["runtime"]["bootstrap_backend"],
         ub_cfgs=ub_cfgs,
     )

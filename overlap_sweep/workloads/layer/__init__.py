@@ -11,6 +11,7 @@ from overlap_sweep import backends
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import FILE, OverlapConfig
+from overlap_sweep.overlap.recipes import RECIPES, overlaps_everything
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads import Workload, run_of, tp_groups_on_nodes
 
@@ -110,7 +111,7 @@ def tolerance(point: Mapping[str, Any]) -> float:
     """Returns the largest allowed relative error of a variant."""
     if point["precision"] == "fp32":
         return space.allowed_error(point)
-    return space.allowed_error(point, FP8_TOLERANCE if point["precision"].startswith("fp8") else DEFAULT_TOLERANCE)
+    return space.allowed_error(point, FP8_TOLERANCE if point["precision"] in RECIPES else DEFAULT_TOLERANCE)
 
 
 def names(point: Mapping[str, Any]) -> list[str]:
@@ -129,7 +130,8 @@ def names(point: Mapping[str, Any]) -> list[str]:
     elif variants is None and layer["ub_overlap_rs_dgrad"]:
         variants = ["none", "rs_dgrad"]
     elif variants is None:
-        variants = ["none", *(["default"] if backends.load(point["backend"]).LAYER_HAS_DEFAULT else [])]
+        has_default = backends.load(point["backend"]).LAYER_HAS_DEFAULT and overlaps_everything(point["precision"])
+        variants = ["none", *(["default"] if has_default else [])]
     if not layer["comm_overlap"]:
         variants = [name for name in variants if name in NOT_OVERLAPPED]
     others = [name for name in variants if name != "floor"] or ["none"]

@@ -18,6 +18,7 @@ from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure import Ranks, parallel_groups, stream, stream_seed
 from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import Variant, relative_error, summarise, time_variants
+from overlap_sweep.overlap import recipes
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.workloads import layer as workload
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
@@ -83,6 +84,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         "warnings": [
             *(f"{name} was not measured: {reason}." for name, reason in refused.items()),
             *wrong.values(),
+            *recipes.notes(point["precision"]),
             *attention_warnings,
         ],
     }

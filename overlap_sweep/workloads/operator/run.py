@@ -28,7 +28,7 @@ from overlap_sweep.measure.timing import (
     summarise,
     time_variants,
 )
-from overlap_sweep.overlap import models, space
+from overlap_sweep.overlap import models, recipes, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import now
@@ -76,7 +76,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         "relative_error": error,
         "launch_bound": any(taken.launch_bound for taken in samples.values()),
         "traces": traces,
-        "warnings": default.warnings,
+        "warnings": [*default.warnings, *recipes.notes(point["precision"])],
     }
 
 

@@ -65,7 +65,7 @@ def what_is_given(ranks: Ranks) -> tuple[list[dict[str, Any]], bool]:
     """And whether the caller's settings are left as they were."""
     mine = {name: dict(setting) for name, setting in BULK.items()}
     with fake_library() as base:
-        for settings, precision in ((mine, "bf16"), ({}, "bf16"), (BULK, "fp8_delayed"), (RING, "fp8_current")):
+        for settings, precision in ((mine, "bf16"), ({}, "bf16"), (BULK, "fp8_delayed"), (RING, "fp8_block")):
             initialize(settings, precision=precision)
         destroy()
     names = ("ub_cfgs", "shape", "tp_size", "quantization_modes", "dtype", "bootstrap_backend")

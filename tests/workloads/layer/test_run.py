@@ -71,7 +71,7 @@ def test_a_variant_that_cannot_run_is_left_out_where_another_can() -> None:
     [
         (None, "bf16", 5e-2),
         (None, "fp8_delayed", 0.2),
-        (None, "fp8_current", 0.2),
+        (None, "nvfp4", 0.2),
         (0.0, "bf16", 0.0),
         (0.01, "fp8_delayed", 0.01),
         (None, "fp32", 1e-4),
