@@ -20,7 +20,7 @@ _CONFIGURATION = {
     "model": "Name of the model whose sizes were used.",
     "num_layers": "Number of transformer layers that were trained.",
     "tokens": "Tokens of one iteration, before they are divided among ranks.",
-    "precision": "Number format of the GEMMs: fp32, bf16, fp16 or an FP8 recipe.",
+    "precision": "Number format of the GEMMs: fp32, bf16, fp16 or a recipe for FP8 or FP4.",
     "device": "Name of the GPU, or cpu.",
     "backend": "Library that runs the layer and overlaps its communication, such as torch or transformer_engine.",
     "tp_size": "Number of tensor-parallel ranks.",

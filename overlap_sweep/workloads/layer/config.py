@@ -28,7 +28,7 @@ class WorkloadOptions:
     """Random seed of weights and inputs."""
     tolerance: float | None = ranged(None, 0.0, 1.0)
     """Largest allowed relative error of output and gradients against `none`. null: 1e-4 for fp32, 5e-2 for fp16 and
-    bf16, 0.2 for FP8."""
+    bf16, 0.2 for FP8 and FP4."""
 
 
 @dataclass
