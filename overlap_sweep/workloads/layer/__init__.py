@@ -32,8 +32,8 @@ PRESETS = ("default", *_SWITCHED_ON, "rs_dgrad", "atomic")
 
 DEFAULT_TOLERANCE = 5e-2
 FP8_TOLERANCE = 0.2
-"""For all recipes: FP8 has two or three bits of mantissa, FP4 one. Another order of summation rounds some activations differently, which the
-next GEMMs amplify. A wrong chunk has an error of 1."""
+"""For every recipe. FP8 has two or three bits of mantissa: another order of summation rounds some activations
+differently, which the next GEMMs amplify. A wrong chunk has an error of 1."""
 
 _OPERATORS_OF_KIND = {
     "linear": ("proj",),
