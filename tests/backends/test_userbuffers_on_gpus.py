@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from itertools import product
 from pathlib import Path
 
@@ -242,6 +243,33 @@ def _error_of_a_layer(ranks: Ranks, precision: str) -> float:
         layer.calibrate(lambda layer=layer, x=x: layer.forward(layer.module, x, True).sum().backward())
         found.append(layer.forward(layer.module, x, False).detach().float())
     return float((found[0] - found[1]).norm() / found[1].norm())
+
+
+@pytest.mark.gpu(count=1)
+@pytest.mark.parametrize("operator", ["fc1", "fc2"])
+@pytest.mark.parametrize("precision", BLOCKS)
+def test_the_floor_of_two_ranks_gathers_blocks_on_one(precision: str, operator: str) -> None:
+    if reason := reason_against(precision):
+        pytest.skip(reason)
+    ((are_finite, in_bf16),) = run_ranks(1, _floor_of_two_ranks, precision, operator, device="cuda")
+    assert are_finite
+    assert not in_bf16
+
+
+def _floor_of_two_ranks(ranks: Ranks, precision: str, operator: str) -> tuple[bool, list[str]]:
+    """Whether output and gradients are finite, and warnings of gathers that are not in blocks."""
+    point = gpu_point(precision=precision, tp_size=2, operator=operator, method="none", workload={"tokens": 512})
+    point["model"] |= {"hidden_size": 1024, "ffn_hidden_size": 2048}
+    two, shape = Ranks(0, 2, ranks.device), models.linear_shape(point["model"], operator, 512, 2)
+    parameters = draw_parameters(transformer_engine.parameter_shapes(point, shape), shape, "bf16", two, seed=0)
+    x = torch.randn(shape.input_shape, device=ranks.device, dtype=torch.bfloat16, requires_grad=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        output = transformer_engine.build(point, "floor", two, parameters).forward(x)
+        gradients = torch.autograd.grad(output, (x, parameters["weight"]), torch.randn_like(output))
+    assert output.shape == shape.output_shape
+    are_finite = all(bool(tensor.isfinite().all()) for tensor in (output, *gradients))
+    return are_finite, [str(one.message) for one in caught if "high precision" in str(one.message)]
 
 
 @pytest.mark.gpu(count=2)
