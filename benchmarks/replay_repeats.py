@@ -1,6 +1,10 @@
 """Runs the search on recorded response surfaces with every repeat drawn anew: what ending repeats early saves.
 
-python -m benchmarks.replay_repeats FILE... [--times 20]
+python -m benchmarks.replay_repeats FILE... [--times 20] [--deviation 0.003]
+python -m benchmarks.replay_repeats DIRECTORY
+
+A DIRECTORY is that of a tuner run whose points have all their repeats: it prints after how many of them each would have
+ended.
 
 A recording has each setting's median and spread. A measurement draws its repeats from a normal distribution with these
 two, next to those of no overlap, as a point measures them, and ends by the product's own rule. The truth is the
@@ -13,6 +17,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +27,18 @@ import typer
 
 from benchmarks.replay_search import REPEATS as RECORDED_REPEATS
 from benchmarks.replay_search import RecordedCell, read
-from overlap_sweep.config import Search
+from overlap_sweep.config import Search, Tuner
 from overlap_sweep.measure.timing import EVERY, LEAST_REPEATS
+from overlap_sweep.overlap import space
 from overlap_sweep.results.estimate import Estimate, estimate, normalised
 from overlap_sweep.results.measured import summarise
-from overlap_sweep.results.repeats import enough_of_pass
+from overlap_sweep.results.points import read_points
+from overlap_sweep.results.repeats import enough_of_pass, enough_of_rounds
 from overlap_sweep.search import conduct
 from overlap_sweep.search.bisect import bisect
 from overlap_sweep.search.cell import NONE, Candidate, Trail
+from overlap_sweep.workloads.layer.result import LayerTimes
+from overlap_sweep.workloads.operator.result import OperatorTimes
 
 MOST_REPEATS = 21
 HOST_S = 2.5e-3
@@ -100,14 +109,79 @@ def search(
     return trail, machine
 
 
+def of_run(directory: Path, noise_goal: float, noise_goal_of_layers: float) -> None:
+    """Prints after how many of their recorded repeats the points of a tuner run would have ended, and what that
+    saves."""
+    points = [point for point in read_points(directory).points if point.status == "ok" and point.result]
+    points.sort(key=lambda point: str(point.result.started))  # type: ignore[union-attr]
+    best: dict[tuple[str, str], float] = {}
+    before_s, after_s, ended = 0.0, 0.0, []
+    for point in (one for one in points if one.workload == "operator"):
+        times, operator, names = (
+            point.measured_as(OperatorTimes).times,
+            point.config["operator"],
+            space.passes(point.config),
+        )
+        samples = {name: (times[name].point.samples_us, times[name].none.samples_us) for name in names}
+        most = len(samples[names[0]][0])
+        # A baseline is measured to the end.
+        looks = range(LEAST_REPEATS, most, EVERY) if point.result and point.result.settings else ()
+        done = next(
+            (
+                n
+                for n in looks
+                if all(_enough(samples[name], n, noise_goal, best.get((operator, name), 1.0)) for name in names)
+            ),
+            most,
+        )
+        for name, (point_us, none_us) in samples.items():
+            ratio = statistics.median(point_us[:done]) / statistics.median(none_us[:done])
+            best[operator, name] = min(best.get((operator, name), 1.0), ratio)
+        both = [times[name] for name in space.PASSES]
+        turn_s = (
+            1e-6 * sum(one.point.median_us + one.none.median_us for one in both),
+            1e-6 * sum(one.floor.median_us for one in both),
+        )
+        before_s += _turns_s(most, most, *turn_s)
+        after_s += _turns_s(done, EVERY - 1 + done // EVERY, *turn_s)
+        ended.append(done)
+    print(f"{len(ended)} points of operators: repeats {Counter(ended)}; GPU {before_s:.1f} s -> {after_s:.1f} s")
+    for point in (one for one in points if one.workload == "layer"):
+        variants = {name: one.times["all"].samples_us for name, one in point.measured_as(LayerTimes).variants.items()}
+        reference = variants.pop("none")
+        others = [us for name, us in variants.items() if name != "floor"]
+        looks = range(LEAST_REPEATS, len(reference), EVERY)
+        rounds = next(
+            (n for n in looks if enough_of_rounds([us[:n] for us in others], reference[:n], noise_goal_of_layers)),
+            len(reference),
+        )
+        print(f"{point.name}: {rounds} of {len(reference)} rounds")
+
+
+def _enough(samples: tuple[Sequence[float], Sequence[float]], repeats: int, noise_goal: float, best: float) -> bool:
+    point_us, none_us = samples
+    return enough_of_pass(point_us[:repeats], none_us[:repeats], noise_goal, best)
+
+
+def _turns_s(repeats: int, floors: int, point_and_none_s: float, floor_s: float) -> float:
+    """Returns the seconds of a point's turns, one warm-up of each included."""
+    turns, floors = repeats + 1, floors + 1
+    return turns * point_and_none_s + floors * floor_s + HOST_S * (2 * turns + floors)
+
+
 def main(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Recorded surfaces, one JSON object per line.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Recorded surfaces, or the directory of a tuner run.")
+    ],
     times: Annotated[int, typer.Option(help="How often each search is run, with other draws.")] = 20,
     deviation: Annotated[
         float | None, typer.Option(help="Standard deviation of one repeat as a fraction; default: as recorded.")
     ] = None,
 ) -> None:
     """Print, for several noise goals, the evaluations, the GPU's seconds and the regret of all searches."""
+    if files[0].is_dir():
+        of_run(files[0], Search().noise_goal or 0.0, Tuner().noise_goal or 0.0)
+        return
     cells = [cell for path in files for cell in read(path)]
     print("rule                       evaluations    GPU s   regret: mean  worst of a mean  worst")
     rules = {"21 repeats, floor always": (None, 1), "21 repeats": (None, EVERY)}
