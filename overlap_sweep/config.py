@@ -130,6 +130,12 @@ class Search:
     """Smallest possible gain for which another point is measured, as a fraction of the fastest time."""
     repeats: int = ranged(3, 1, 100)
     """How often settings are measured whose times differ by less than the noise."""
+    noise_goal: float | None = ranged(0.01, 0.0, 1.0)
+    """workload.noise_goal of a search's points of operators: their repeats end early once the noise is below this
+    fraction. null: never."""
+    retry_wrong: bool = False
+    """Measure also what is known to compute wrong numbers with the installed libraries, or did so before on an equal
+    machine."""
 
 
 @dataclass
@@ -142,6 +148,9 @@ class Tuner:
     """Number of combinations of settings to try on the whole layer before the proof. 0: none."""
     within: float = ranged(0.03, 0.0, 1.0)
     """A setting is tried in a combination if it is slower than the best of its pass by at most this fraction."""
+    noise_goal: float | None = ranged(0.003, 0.0, 1.0)
+    """workload.noise_goal of the proof: its rounds end early once the noise of each ratio to no overlap is below this
+    fraction. null: never."""
     prove: bool = True
     """Run the whole layer with no overlap, the default, the tuned settings and the presets, side by side."""
     drop_tp_sizes: bool = True

@@ -30,6 +30,9 @@ others are also called without torch and without a GPU.
 
 It may have `MAX_CONNECTIONS`: the CUDA_DEVICE_MAX_CONNECTIONS that training with it uses, if that is not 1.
 
+It may have `known_wrong(point, slot, setting, environment) -> str | None`: returns why the version of the library in
+the recorded environment computes wrong numbers with the slot's setting, or None. Searches leave such settings out.
+
 Backends in `LAYERS` also have whole layers:
 
 `LAYER_HAS_DEFAULT: bool`

@@ -8,7 +8,7 @@ turn is marked `late`. Whole training steps are timed between marks on their str
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -29,11 +29,21 @@ L2_BYTES = 128 * 2**20
 MOST_INPUTS = 64
 """Most inputs to rotate: of 2 MiB each, as a small model has at TP=8."""
 
+LEAST_REPEATS = 6
+"""Repeats of every variant, also if fewer would be enough."""
+EVERY = 3
+"""Repeats between two questions whether they are enough, and between two turns of a variant that seldom takes one. That
+one takes every turn of the first EVERY repeats, so that its noise is known."""
+
 SPIN_MARGIN = 1.5
 """Length of the spin / longest of the variants' last enqueue times."""
 
 FIRST_SPIN_US = 2000.0
 """Shortest spin, in microseconds."""
+
+REST = 0.7
+"""Shortest spin / longest of the variants' last times on the GPU. With less rest GEMMs of milliseconds reach the GPU's
+power limit, and its clock moves: on an H100 passes of 5 ms then vary by 5 % from turn to turn, otherwise by 0.3 %."""
 
 STREAM_PRIORITY = {"normal": 0, "high": -1}
 """torch's stream priorities: lower runs first. Blocks of a high-priority kernel take free SMs before others."""
@@ -133,12 +143,14 @@ def host_clock(ranks: Ranks) -> Clock:
 def gpu_clock(ranks: Ranks) -> Clock:
     """Returns a clock by marks on the stream, behind a spin kernel; ranks synchronise before each pass to start
     together."""
-    # Only the last time of each variant counts: the first run may include a second of compilation.
+    # Only the last times of each variant count: the first run may include a second of compilation.
     last_enqueue_us: dict[Variant, float] = {}
+    last_gpu_us: dict[Variant, float] = {}
 
     def turn(variant: Variant, repeat: int) -> Turn:
         marks, kept = {}, None
-        spin_us = max(FIRST_SPIN_US, SPIN_MARGIN * max(last_enqueue_us.values(), default=0.0))
+        enqueuing_us = SPIN_MARGIN * max(last_enqueue_us.values(), default=0.0)
+        spin_us = max(FIRST_SPIN_US, enqueuing_us, REST * max(last_gpu_us.values(), default=0.0))
         ranks.barrier()
         spin(ranks, spin_us)
         start_ns = time.perf_counter_ns()
@@ -149,10 +161,13 @@ def gpu_clock(ranks: Ranks) -> Clock:
             marks[name] = start, Mark(ranks.device)
         enqueue_us = (time.perf_counter_ns() - start_ns) / 1e3
         ranks.barrier()
-        # All ranks spin for the same time, or the first would wait for the last inside its collective.
-        last_enqueue_us[variant] = ranks.slowest([enqueue_us])[0]
         us = {name: end.after_ns(start) / 1e3 for name, (start, end) in marks.items()}
-        return Turn(us, late=enqueue_us > spin_us)
+        late = enqueue_us > spin_us
+        # A GPU that waited for the host has rested. All ranks spin for the same time, or the first would wait for the
+        # last inside its collective.
+        busy_us = 0.0 if late else sum(us.values())
+        last_enqueue_us[variant], last_gpu_us[variant] = ranks.slowest([enqueue_us, busy_us])
+        return Turn(us, late)
 
     return turn
 
@@ -194,10 +209,22 @@ class Samples:
     launch_bound: bool
 
 
+Enough = Callable[[Mapping[str, Samples]], bool]
+"""Takes the samples so far by variant, which are the same on all ranks; returns whether no more are needed."""
+
+
 def time_variants(
-    variants: Mapping[str, Variant], ranks: Ranks, warmup: int, repeats: int, clock: Clock | None = None
+    variants: Mapping[str, Variant],
+    ranks: Ranks,
+    warmup: int,
+    repeats: int,
+    clock: Clock | None = None,
+    *,
+    enough: Enough | None = None,
+    seldom: Collection[str] = (),
 ) -> dict[str, Samples]:
-    """Times every variant `repeats` times, in rotating turns, so that drift and order affect all alike.
+    """Times every variant in rotating turns, so that drift and order affect all alike: `repeats` times, or fewer if
+    they are `enough`. Variants in `seldom` take part in every third repeat, for baselines that every point has.
 
     Turns are numbered consecutively, so that none finds its input in a cache where another variant has just read it.
     Collective over the ranks; with `ranks.world_size` 1 no other rank is waited for.
@@ -211,7 +238,15 @@ def time_variants(
     for repeat in range(repeats):
         first = repeat % len(names)
         for name in names[first:] + names[:first]:
-            measured[name].append(_take_turn(clock, variants[name], next(number)))
+            if name not in seldom or repeat < EVERY or repeat % EVERY == 0:
+                measured[name].append(_take_turn(clock, variants[name], next(number)))
+        done = repeat + 1
+        if enough and LEAST_REPEATS <= done < repeats and done % EVERY == 0 and enough(_samples(measured, ranks)):
+            break
+    return _samples(measured, ranks)
+
+
+def _samples(measured: Mapping[str, Sequence[Turn]], ranks: Ranks) -> dict[str, Samples]:
     return {name: _over_ranks(turns, ranks) for name, turns in measured.items()}
 
 

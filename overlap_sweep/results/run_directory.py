@@ -103,6 +103,11 @@ class Result(msgspec.Struct, kw_only=True):
         """Returns why the point is not ok, in one line."""
         return (self.error or self.status).splitlines()[0]
 
+    @property
+    def has_wrong_numbers(self) -> bool:
+        """Returns whether the point failed because it computed something else than it does with no overlap."""
+        return self.status == "failed" and bool(self.relative_error)
+
     def measured_as(self, kind: type[_Measured]) -> _Measured:
         """Returns the measurements of an ok point."""
         assert isinstance(self.measured, kind)

@@ -20,9 +20,11 @@ from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import own_traces
 from overlap_sweep.runtime.composition import compose_point
+from overlap_sweep.runtime.kept import wrong_results
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.cell import NONE, Candidate, Cell, Trail
+from overlap_sweep.search.known_wrong import KnownWrong
 from overlap_sweep.search.measured import Job, Measurements, swept_values
 from overlap_sweep.search.tasks import (
     SEARCHED,
@@ -66,6 +68,8 @@ class Sweep:
         self.dropped: dict[str, str] = {}
         """Reasons why tasks were not searched, by label."""
         self._rounds = 0
+        self._known_wrong = KnownWrong()
+        self._known_wrong.learn(wrong_results(config))
         for task in (task for task in found if not task.cells):
             self.drop(task.label, "; ".join(task.refused) or "none of its slots takes a swept method")
 
@@ -96,7 +100,7 @@ class Sweep:
             # Invalid combinations are left out; a launcher would skip them.
             found, refused = candidates(point, choices)
             cells = {name: Cell(tuple(own)) for name, own in found.items() if own}
-            tasks.append(Task(point, overrides, cells, refused))
+            tasks.append(Task(point, overrides, cells, refused, self.config.search.noise_goal))
         if not any(task.cells for task in tasks):
             refusals = dict.fromkeys(reason for task in tasks for reason in task.refused)
             reasons = "; ".join(refusals) or "none of the operator's slots takes a swept method"
@@ -125,7 +129,8 @@ class Sweep:
         for task in begun:
             task.begin(self.config.search)
         searches = [running for task in begun for running in task.running.values()]
-        while requests := [request for task in begun for request in task.requests()]:
+        known = None if self.config.search.retry_wrong else self._known_wrong
+        while requests := [request for task in begun for request in task.requests(known)]:
             again = self._answer(requests, final=False)
             self._answer(again, final=True)
             for running in searches:
@@ -136,6 +141,7 @@ class Sweep:
 
     def _answer(self, requests: Sequence[Request], *, final: bool) -> list[Request]:
         results = self.measurements.measure([request.job for request in requests])
+        self._known_wrong.learn(results)
         answered = zip(requests, results, strict=False)
         return [more for request, result in answered for more in request.task.answer(request, result, final=final)]
 

@@ -13,6 +13,7 @@ import torch
 from overlap_sweep.measure import Ranks, timing
 from overlap_sweep.measure.timing import (
     FIRST_SPIN_US,
+    REST,
     SPIN_MARGIN,
     Mark,
     Turn,
@@ -115,6 +116,22 @@ def test_a_prepared_variant_runs_once_untimed_before_each_of_its_turns_and_anoth
     for variant in variants.values():
         variant.get_ready()
     assert calls[12:] == ["prepare"]
+
+
+def test_repeats_end_when_they_are_enough_and_some_variants_seldom_take_a_turn() -> None:
+    calls: list[str] = []
+    variants = {name: sleeper(calls, name) for name in ("a", "b", "floor")}
+    asked: list[dict[str, int]] = []
+
+    def enough(samples: Any) -> bool:
+        asked.append({name: len(taken.us["all"]) for name, taken in samples.items()})
+        return len(asked) == 2
+
+    taken = time_variants(variants, ALONE, 1, 30, ScriptedClock(), enough=enough, seldom=["floor"])
+    assert asked == [{"a": 6, "b": 6, "floor": 4}, {"a": 9, "b": 9, "floor": 5}]
+    assert {name: len(samples.us["fwd"]) for name, samples in taken.items()} == asked[-1]
+    # Each turn has a number of its own, so that inputs rotate.
+    assert [int("".join(filter(str.isdigit, call))) for call in calls] == list(range(3 + 9 + 9 + 5))
 
 
 def test_summary_statistics() -> None:
@@ -229,6 +246,20 @@ def test_the_spin_outlasts_the_slowest_variant_of_the_slowest_rank_and_never_fal
         clock(variant, 0)
     spins_us = [FIRST_SPIN_US, FIRST_SPIN_US, *[SPIN_MARGIN * 8000.0] * 3, SPIN_MARGIN * 30_000.0]
     assert stream.spins == spins_us
+
+
+def test_the_gpu_rests_for_a_share_of_what_its_longest_variant_takes_unless_it_waited_for_the_host(
+    stream: SimulatedStream,
+) -> None:
+    clock = gpu(stream)
+    long = Variant(lambda _repeat: stream.run(1, 1.0, 10_000.0))
+    waiting = Variant(lambda _repeat: stream.run(2, 1e6, 10_000.0))
+    for variant in (long, kernels(stream, 1.0), waiting, long):
+        clock(variant, 0)
+    assert stream.spins == [FIRST_SPIN_US, REST * 10_000.0, REST * 10_000.0, SPIN_MARGIN * 2e6]
+    clock(waiting, 0)
+    clock(waiting, 0)
+    assert stream.spins[-1] == SPIN_MARGIN * 2e6
 
 
 def test_a_variant_that_was_slow_once_is_not_waited_for_again(stream: SimulatedStream) -> None:

@@ -137,6 +137,14 @@ def cuda_major() -> int | None:
     return None
 
 
+def known_wrong(
+    point: Mapping[str, Any], slot: str, setting: Mapping[str, Any], environment: Mapping[str, Any]
+) -> str | None:
+    from overlap_sweep.backends.transformer_engine import wrong_numbers
+
+    return wrong_numbers.listed(point, slot, setting, environment)
+
+
 def knobs(point: Mapping[str, Any]) -> Collection[str]:
     return space.KNOBS
 

@@ -246,7 +246,7 @@ def _te_switches(switches: Mapping[str, bool]) -> Switches:
 
 
 def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: Switches) -> torch.nn.Module:
-    model, batch, kind = point["model"], point["layer"]["micro_batch_size"], point["layer"]["kind"]
+    model, kind = point["model"], point["layer"]["kind"]
     hidden_size, parallel = model["hidden_size"], point["tp_size"] > 1
     common: dict[str, Any] = {
         "params_dtype": torch.bfloat16,
@@ -267,8 +267,6 @@ def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: 
         "normalization": model["normalization"],
         "output_layer_init_method": _initializer(hidden_size),
         "set_parallel_mode": True,
-        "seq_length": point["workload"]["tokens"] // batch,
-        "micro_batch_size": batch,
     }
     activation = "swiglu" if model["gated_mlp"] else "gelu"
     if kind == "layernorm_mlp":

@@ -22,6 +22,9 @@ class WorkloadOptions:
     """Untimed iterations of every variant before the first timed one."""
     repeats: int | None = ranged(None, 3, 1000)
     """Timed iterations of every variant. null: 21 on a GPU, 7 on a CPU."""
+    noise_goal: float | None = ranged(None, 0.0, 1.0)
+    """Stop repeating once the noise of each variant's ratio to `none` is at most this fraction. null: always
+    `repeats`."""
     profiled: int = ranged(2, 1, 100)
     """Iterations recorded with the profiler, for the variants that `profile` selects."""
     seed: int = ranged(0, 0, 2**31 - 1)

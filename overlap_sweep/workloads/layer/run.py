@@ -17,9 +17,10 @@ from overlap_sweep.backends import ParallelLayer, Purpose
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure import Ranks, parallel_groups, stream, stream_seed
 from overlap_sweep.measure.profile import capture_each
-from overlap_sweep.measure.timing import Variant, relative_error, summarise, time_variants
+from overlap_sweep.measure.timing import Enough, Samples, Variant, relative_error, summarise, time_variants
 from overlap_sweep.overlap import recipes
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.results.repeats import enough_of_rounds
 from overlap_sweep.workloads import layer as workload
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 
@@ -64,7 +65,9 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
             relative_error=errors.get(name, {}),
             launch_bound=taken.launch_bound,
         )
-        for name, taken in time_variants(right, ranks, options["warmup"], options["repeats"]).items()
+        for name, taken in time_variants(
+            right, ranks, options["warmup"], options["repeats"], enough=_enough(point)
+        ).items()
     }
     # The floor does not compute the layer.
     whole_us = {name: one.times["all"].median_us for name, one in found.items() if name != "floor"}
@@ -88,6 +91,20 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
             *attention_warnings,
         ],
     }
+
+
+def _enough(point: Mapping[str, Any]) -> Enough | None:
+    """Returns the rule that ends the rounds early, if the point has one and `none` is timed."""
+    goal = point["workload"].get("noise_goal")
+    if goal is None:
+        return None
+
+    def enough(samples: Mapping[str, Samples]) -> bool:
+        reference = samples.get("none")
+        others = [one.us["all"] for name, one in samples.items() if name not in workload.NOT_OVERLAPPED]
+        return reference is not None and enough_of_rounds(others, reference.us["all"], goal)
+
+    return enough
 
 
 def layer_bench(

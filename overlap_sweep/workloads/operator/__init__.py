@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from overlap_sweep.results.run_directory import Result
 
 
+NOISE_GOAL = "workload.noise_goal"
+
+
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the point with its backend and with unset knobs at the backend's defaults for the method. Knobs that the
     backend lacks are null."""
@@ -58,6 +61,8 @@ def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     absent = space.absent_knobs(point.get("backend"), point)
     knobs = {knob: point[knob] for knob in space.KNOBS if point.get(knob) is not None and knob not in absent}
     words = [*begin, *([point["phase"]] if point["phase"] != "all" else [])]
+    # A search gives all its points the same, by `phases`.
+    words += [override.removeprefix("workload.") for override in overrides if override.startswith(NOISE_GOAL)]
     if point["method"] != "none":
         return [*words, space.setting_name({"method": point["method"], **knobs})]
     is_requested = "num_sm" not in absent and any(override.startswith("num_sm=") for override in overrides)
@@ -92,7 +97,7 @@ WORKLOAD = Workload(
     run=run_of(__name__),
     subject=lambda point: str(point["operator"]),
     words=_words,
-    named={"tp_size", "operator", "phase", "method", "phases", *space.KNOBS},
+    named={"tp_size", "operator", "phase", "method", "phases", NOISE_GOAL, *space.KNOBS},
     searchable=Searchable(sample=_sample, same_point=_same_point),
     is_told_when_measured=False,
 )

@@ -55,7 +55,7 @@ class Failures:
 
 def wrong_passes(result: Result) -> set[str]:
     """Returns the passes with wrong tensors; empty unless the point failed for wrong numbers."""
-    if result.status != "failed" or not result.relative_error:
+    if not result.has_wrong_numbers:
         return set()
     allowed = space.tolerance(result.point)
     wrong = {name for name, error in result.relative_error.items() if error is None or error > allowed}

@@ -23,6 +23,8 @@ from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import (
     L2_BYTES,
     MOST_INPUTS,
+    Enough,
+    Samples,
     Variant,
     relative_error,
     summarise,
@@ -31,6 +33,7 @@ from overlap_sweep.measure.timing import (
 from overlap_sweep.overlap import models, recipes, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.repeats import enough_of_pass
 from overlap_sweep.results.run_directory import now
 from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes
 
@@ -55,7 +58,9 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     if max(error.values()) > allowed:
         shown = ", ".join(f"{name} {value:.2g}" for name, value in error.items() if value > allowed)
         raise WrongNumbers(f"wrong numbers: relative error {shown} against no overlap, tolerance {allowed:g}", error)
-    samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
+    samples = time_variants(
+        variants, ranks, workload["warmup"], workload["repeats"], enough=_enough(point, bench), seldom=["floor"]
+    )
     tp1 = tp1_times(point, ranks)
     times = {}
     for name in (*space.PASSES, "all"):
@@ -78,6 +83,20 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         "traces": traces,
         "warnings": [*default.warnings, *recipes.notes(point["precision"])],
     }
+
+
+def _enough(point: Mapping[str, Any], bench: Bench) -> Enough | None:
+    """Returns the rule that ends the point's repeats early, if it has one."""
+    goal = point["workload"].get("noise_goal")
+    if goal is None:
+        return None
+
+    def enough(samples: Mapping[str, Samples]) -> bool:
+        point_us, none_us = samples["point"].us, samples["none"].us
+        names = space.passes(point)
+        return all(enough_of_pass(point_us[name], none_us[name], goal, bench.best.get(name, 1.0)) for name in names)
+
+    return enough
 
 
 def _check_sm_count(point: Mapping[str, Any], ranks: Ranks) -> None:
