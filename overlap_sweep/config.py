@@ -60,11 +60,24 @@ class Model:
     """Width of all shared experts together, which every token passes. null: the model has none."""
     gated_experts: bool | None = None
     """Gated experts, as in gated_mlp. null: true for a model with experts."""
+    num_dense_layers: int | None = ranged(None, 0, 4096)
+    """Layers of a model with experts that have a dense MLP of ffn_hidden_size instead. null: none."""
+    kv_lora_rank: int | None = ranged(None, 1, 2**20)
+    """Rank of the keys and values of multi-head latent attention. null: the attention is not latent."""
+    q_lora_rank: int | None = ranged(None, 1, 2**20)
+    """Rank of the queries of multi-head latent attention. null: queries are not compressed."""
+    qk_head_dim: int | None = ranged(None, 1, 2**14)
+    """Width of a head's queries and keys in multi-head latent attention, without their rotary part."""
+    qk_pos_emb_head_dim: int | None = ranged(None, 1, 2**14)
+    """Width of the rotary part of a head's queries and keys in multi-head latent attention."""
+    v_head_dim: int | None = ranged(None, 1, 2**14)
+    """Width of a head's values in multi-head latent attention."""
+    num_layers: int | None = ranged(None, 1, 4096)
+    """Transformer layers of the language model. Operators and layers use it only to say how many layers an answer
+    applies to."""
     architecture: str | None = None
     """Hugging Face's model_type. This option and those below are for workload=tp_training, which trains a whole
     language model."""
-    num_layers: int | None = ranged(None, 1, 4096)
-    """Transformer layers of the language model."""
     vocab_size: int | None = ranged(None, 2, 2**31 - 1)
     """Rows of the embedding and of the output projection."""
     rope_theta: float | None = ranged(None, 1.0, 1e12)
@@ -82,8 +95,12 @@ OF_OPERATORS = ("name", "source", *SIZES)
 
 OF_EXPERTS = (
     *("num_experts", "experts_per_token", "expert_ffn_hidden_size", "shared_expert_ffn_hidden_size", "gated_experts"),
+    "num_dense_layers",
 )
 """Keys of `model` that describe a mixture of experts; all null for other models."""
+
+OF_LATENT_ATTENTION = ("kv_lora_rank", "q_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+"""Keys of `model` that describe multi-head latent attention; all null for other models."""
 
 OF_LAYERS = (*OF_OPERATORS, "normalization", "bias")
 
@@ -230,7 +247,7 @@ class TensorParallelConfig(ModelConfig):
     tp_size: int = ranged(2, 1, 8)
     """Tensor-parallel ranks, one GPU or CPU process each."""
 
-    reads_of_model: ClassVar[tuple[str, ...]] = (*OF_LAYERS, *OF_EXPERTS)
+    reads_of_model: ClassVar[tuple[str, ...]] = (*OF_LAYERS, *OF_EXPERTS, *OF_LATENT_ATTENTION, "num_layers")
 
 
 @dataclass

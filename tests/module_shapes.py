@@ -88,6 +88,21 @@ def experts_of(layers: Sequence[nn.Module]) -> set[Experts]:
     return found
 
 
+def latent_of(layers: Sequence[nn.Module]) -> set[tuple[tuple[str, tuple[int, int]], ...]]:
+    """The inputs and outputs of the linears of latent attention, by Megatron-Core's names, sorted; empty without it."""
+    names = {
+        **{"q_a_proj": "q_down_proj", "q_b_proj": "q_up_proj", "q_proj": "q_proj"},
+        **{"kv_a_proj_with_mqa": "kv_down_proj", "kv_b_proj": "kv_up_proj", "o_proj": "proj"},
+    }
+    found = set()
+    for layer in layers:
+        linears = {name.rpartition(".")[2]: module for name, module in layer.named_modules() if ATTENTION.search(name)}
+        if "kv_b_proj" in linears:
+            sizes = {ours: _features(linears[theirs]) for theirs, ours in names.items() if theirs in linears}
+            found.add(tuple(sorted(sizes.items())))
+    return found
+
+
 def norms_of(layers: Sequence[nn.Module]) -> set[str]:
     """Of the layers' own norms; empty where they are deeper."""
     names = {type(child).__name__ for layer in layers for child in layer.children()}

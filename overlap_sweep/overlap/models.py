@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.config import OF_EXPERTS, SIZES
+from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION, SIZES
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap.model_forms import sizes_of
+from overlap_sweep.overlap.model_forms import EXPERTS, INSTEAD_OF_QKV, LATENT, sizes_of
 from overlap_sweep.overlap.space import OPERATORS
 
 SIZES_OF = {
@@ -82,7 +82,8 @@ def linear_shape(model: Mapping[str, Any], operator: str, tokens: int, tp_size: 
     if operator == "qkv":
         sizes = hidden, (heads + 2 * model["num_kv_heads"]) * model["head_dim"]
     elif operator == "proj":
-        sizes = heads * model["head_dim"], hidden
+        # Given, the head's width makes latent attention a dense one.
+        sizes = heads * (model.get("head_dim") or model["v_head_dim"]), hidden
     elif operator == "fc1":
         sizes = hidden, model["ffn_hidden_size"] * (2 if model["gated_mlp"] else 1)
     else:
@@ -113,10 +114,36 @@ def refusal(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) 
         return lacking
     if operator in ("qkv", "proj") and model["num_attention_heads"] % tp_size:
         return f"{operator}: {model['num_attention_heads']} attention heads are not divisible by tp_size={tp_size}"
-    if operator == "qkv" and model["num_kv_heads"] % tp_size:
-        return f"qkv: {model['num_kv_heads']} key-value heads are not divisible by tp_size={tp_size}"
+    if operator == "qkv":
+        heads, kv_heads = model["num_attention_heads"], model["num_kv_heads"]
+        if heads % kv_heads:
+            return f"qkv: {heads} attention heads are not divisible by {kv_heads} key-value heads"
+        if kv_heads % tp_size:
+            return f"qkv: {kv_heads} key-value heads are not divisible by tp_size={tp_size}"
     reason = linear_shape(model, operator, tokens, tp_size).refusal()
+    if not reason and operator == "fc1" and model["ffn_hidden_size"] % tp_size:
+        # Both halves of a gated MLP are cut.
+        reason = f"ffn_hidden_size={model['ffn_hidden_size']} is not divisible by tp_size={tp_size}"
     return f"{operator}: {reason}" if reason else None
+
+
+def latent_projections(model: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Returns the inputs and outputs of what latent attention has instead of `qkv`, by Megatron-Core's names; empty
+    without latent attention. Every rank has the down-projections, and the `*up_proj` and `q_proj` are column parallel.
+    """
+    if not model.get("kv_lora_rank") or "qkv" not in (model.get("instead") or {}):
+        return {}
+    hidden, heads, rank = model["hidden_size"], model["num_attention_heads"], model["kv_lora_rank"]
+    rotary, head = model["qk_pos_emb_head_dim"], model["qk_head_dim"]
+    queries = heads * (head + rotary)
+    of_queries = {"q_proj": (hidden, queries)}
+    if q_rank := model.get("q_lora_rank"):
+        of_queries = {"q_down_proj": (hidden, q_rank), "q_up_proj": (q_rank, queries)}
+    return {
+        **of_queries,
+        "kv_down_proj": (hidden, rank + rotary),
+        "kv_up_proj": (rank, heads * (head + model["v_head_dim"])),
+    }
 
 
 def short_name(model: Mapping[str, Any]) -> str:
@@ -137,10 +164,13 @@ def title_of(name: str) -> str:
 def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the model with all sizes, with `source=hf` from its Hugging Face config. UserError if one is missing.
 
-    Sizes of operators that the model lacks are None; `instead` has by operator what the model has instead.
+    Sizes of operators that the model lacks are None; `instead` has by operator what the model has instead. `layers`
+    has, if not all are dense, their `number` (None: unknown), how many have a `dense_mlp`, and the width of a
+    `shared_expert`.
     """
-    given = {name: model[name] for name in (*SIZES, *OF_EXPERTS) if model.get(name) is not None}
-    read, instead = read_hf(str(model["name"])) if model["source"] == "hf" else ({}, {})
+    names = (*SIZES, *OF_EXPERTS, *OF_LATENT_ATTENTION)
+    given = {name: model[name] for name in names if model.get(name) is not None}
+    read, instead = read_hf(str(model["name"])) if model["source"] == "hf" else _not_dense(model)
     sizes = read | given
     if "qkv" not in instead:
         sizes.setdefault("num_kv_heads", sizes.get("num_attention_heads"))
@@ -148,12 +178,9 @@ def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
             sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
     # Sizes that the user gives make the operator dense.
     instead = {operator: has for operator, has in instead.items() if given.keys().isdisjoint(SIZES_OF[operator])}
-    if sizes.get("num_experts"):
-        sizes.setdefault("gated_experts", True)
-        if model["source"] == "sizes" and given.keys().isdisjoint(SIZES_OF["fc1"]):
-            instead |= dict.fromkeys(("fc1", "fc2"), f"{model['name']} has experts instead of one dense MLP")
     unsized = {name for operator in instead for name in SIZES_OF[operator]}
-    missing = [name for name in SIZES if sizes.get(name) is None and name not in unsized]
+    needed = [*SIZES, *(OF_LATENT_ATTENTION[2:] if sizes.get("kv_lora_rank") else ())]
+    missing = [name for name in needed if sizes.get(name) is None and name not in unsized]
     if missing:
         raise UserError(f"model {model['name']} has no {', '.join(missing)}; give model.{missing[0]}.")
     sizes |= dict.fromkeys(unsized)
@@ -161,6 +188,21 @@ def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
     layer = {"normalization": "LayerNorm" if plain else "RMSNorm", "bias": plain, **sizes}
     layer |= {name: model[name] for name in ("normalization", "bias") if model.get(name) is not None}
     return {**model, **layer, **({"instead": instead} if instead else {})}
+
+
+def _not_dense(model: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns what follows from the given sizes of a model's experts and latent attention, as `sizes_of`."""
+    has_experts, is_latent = bool(model.get("num_experts")), bool(model.get("kv_lora_rank"))
+    if not (has_experts or is_latent):
+        return {}, {}
+    found: dict[str, Any] = {"gated_experts": True} if has_experts else {}
+    number, dense = model.get("num_layers"), model.get("num_dense_layers") or 0
+    shared = model.get("shared_expert_ffn_hidden_size")
+    found["layers"] = {"number": number, "dense_mlp": dense if has_experts else number, "shared_expert": shared}
+    instead = {"qkv": f"{LATENT} {INSTEAD_OF_QKV}"} if is_latent else {}
+    if has_experts and not dense:
+        instead |= dict.fromkeys(("fc1", "fc2"), EXPERTS)
+    return found, {operator: f"{model['name']} has {has}" for operator, has in instead.items()}
 
 
 def without_experts(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def test_operators_that_a_model_has_not_are_refused_and_the_others_are_sized(tmp
     assert models.lacks(model) is not None
     assert {name: model[name] for name in OF_EXPERTS} == {
         **{"num_experts": 128, "experts_per_token": 8, "expert_ffn_hidden_size": 768, "gated_experts": True},
-        "shared_expert_ffn_hidden_size": None,
+        **{"shared_expert_ffn_hidden_size": None, "num_dense_layers": 0},
     }
 
 

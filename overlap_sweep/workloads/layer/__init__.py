@@ -34,7 +34,7 @@ FP8_TOLERANCE = 0.2
 """FP8 has two or three bits of mantissa: another order of summation rounds some activations differently, which the
 next GEMMs amplify. A wrong chunk has an error of 1."""
 
-_OPERATORS_OF_KIND = {
+OPERATORS_OF_KIND = {
     "linear": ("proj",),
     "layernorm_linear": ("qkv",),
     "layernorm_mlp": ("fc1", "fc2"),
@@ -69,7 +69,7 @@ def refusal(point: Mapping[str, Any]) -> str | None:
             f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer['micro_batch_size']} "
             f"times tp_size={point['tp_size']}"
         )
-    operators = _OPERATORS_OF_KIND[layer["kind"]]
+    operators = OPERATORS_OF_KIND[layer["kind"]]
     if lacking := models.lacks(point["model"], operators):
         return lacking
     for operator in operators:
@@ -86,7 +86,7 @@ def refusal(point: Mapping[str, Any]) -> str | None:
 def refused_variants(point: Mapping[str, Any]) -> dict[str, str]:
     """Returns why variants cannot run, by name; without those that can."""
     kind = point["layer"]["kind"]
-    operators = _OPERATORS_OF_KIND[kind]
+    operators = OPERATORS_OF_KIND[kind]
 
     def reason(config: OverlapConfig) -> str | None:
         if point["tp_size"] == 1:
