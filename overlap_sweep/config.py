@@ -72,12 +72,11 @@ class Model:
     """Width of the rotary part of a head's queries and keys in multi-head latent attention."""
     v_head_dim: int | None = ranged(None, 1, 2**14)
     """Width of a head's values in multi-head latent attention."""
-    num_layers: int | None = ranged(None, 1, 4096)
-    """Transformer layers of the language model. Operators and layers use it only to say how many layers an answer
-    applies to."""
     architecture: str | None = None
     """Hugging Face's model_type. This option and those below are for workload=tp_training, which trains a whole
     language model."""
+    num_layers: int | None = ranged(None, 1, 4096)
+    """Transformer layers of the language model."""
     vocab_size: int | None = ranged(None, 2, 2**31 - 1)
     """Rows of the embedding and of the output projection."""
     rope_theta: float | None = ranged(None, 1.0, 1e12)
@@ -247,7 +246,7 @@ class TensorParallelConfig(ModelConfig):
     tp_size: int = ranged(2, 1, 8)
     """Tensor-parallel ranks, one GPU or CPU process each."""
 
-    reads_of_model: ClassVar[tuple[str, ...]] = (*OF_LAYERS, *OF_EXPERTS, *OF_LATENT_ATTENTION, "num_layers")
+    reads_of_model: ClassVar[tuple[str, ...]] = (*OF_LAYERS, *OF_EXPERTS, *OF_LATENT_ATTENTION)
 
 
 @dataclass

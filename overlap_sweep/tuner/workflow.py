@@ -34,7 +34,7 @@ from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.measured import Job, override_value, swept_values
 from overlap_sweep.search.sweeper import Sweep, case_of
 from overlap_sweep.search.tasks import Task, cases
-from overlap_sweep.workloads.layer import OPERATORS_OF_KIND
+from overlap_sweep.workloads.layer import sizes_refusal
 from overlap_sweep.workloads.layer.answer import compare
 from overlap_sweep.workloads.layer.config import Layer, WorkloadOptions
 from overlap_sweep.workloads.layer.result import LayerTimes
@@ -124,8 +124,8 @@ def _refusal(point: Mapping[str, Any], config: DictConfig) -> str | None:
     kind = _kind_to_prove(model, config)
     if kind is None:
         return f"{models.lacks(model)}, or search without a proof with tuner.prove=false"
-    sizes = point["workload"]["tokens"], point["tp_size"]
-    return next(filter(None, (models.refusal(model, one, *sizes) for one in OPERATORS_OF_KIND[kind])), None)
+    layer = {"kind": kind, "micro_batch_size": config.layer.micro_batch_size}
+    return sizes_refusal(model, layer, point["workload"]["tokens"], point["tp_size"])
 
 
 def _kind_to_prove(model: Mapping[str, Any], config: DictConfig) -> str | None:

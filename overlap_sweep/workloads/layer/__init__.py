@@ -63,24 +63,31 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     if point["backend"] not in backends.LAYERS:
         return f"backend={point['backend']} has no whole layers; choose one of {', '.join(backends.LAYERS)}"
     layer, tokens = point["layer"], point["workload"]["tokens"]
-    sequence, rest = divmod(tokens, layer["micro_batch_size"])
-    if rest or sequence % point["tp_size"]:
-        return (
-            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer['micro_batch_size']} "
-            f"times tp_size={point['tp_size']}"
-        )
-    operators = OPERATORS_OF_KIND[layer["kind"]]
-    if lacking := models.lacks(point["model"], operators):
-        return lacking
-    for operator in operators:
+    if reason := sizes_refusal(point["model"], layer, tokens, point["tp_size"]):
+        return reason
+    for operator in OPERATORS_OF_KIND[layer["kind"]]:
         unset = {"operator": operator, "phase": "all", "method": "none", "phases": None}
-        reason = models.refusal(point["model"], operator, tokens, point["tp_size"])
-        if reason := reason or backend.refusal({**point, **unset}):
+        if reason := backend.refusal({**point, **unset}):
             return str(reason)
     refused = refused_variants(point)
     if refused and len(refused) == len(_configs(point)):
         return "; ".join(f"{name}: {reason}" for name, reason in refused.items())
     return None
+
+
+def sizes_refusal(model: Mapping[str, Any], layer: Mapping[str, Any], tokens: int, tp_size: int) -> str | None:
+    """Returns why a layer with these options cannot be cut for this TP size, or which operator the model lacks, or
+    None."""
+    sequence, rest = divmod(tokens, layer["micro_batch_size"])
+    if rest or sequence % tp_size:
+        return (
+            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer['micro_batch_size']} "
+            f"times tp_size={tp_size}"
+        )
+    operators = OPERATORS_OF_KIND[layer["kind"]]
+    if lacking := models.lacks(model, operators):
+        return lacking
+    return next(filter(None, (models.refusal(model, operator, tokens, tp_size) for operator in operators)), None)
 
 
 def refused_variants(point: Mapping[str, Any]) -> dict[str, str]:
