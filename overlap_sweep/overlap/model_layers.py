@@ -42,9 +42,9 @@ def not_overlapped(model: Mapping[str, Any], operator: str) -> str | None:
     if not latent:
         return None
     shape = models.linear_shape(model, operator, 1, 1)
-    only = " but in the first layer of each pipeline stage" if operator in ATTENTION else ""
+    except_first = " except in the first layer of each pipeline stage" if operator in ATTENTION else ""
     return (
-        f"{operator}: Megatron-Core does not overlap it ({shape.in_features} -> {shape.out_features}){only}, because "
+        f"{operator}: Megatron-Core does not overlap it ({shape.in_features} -> {shape.out_features}){except_first}, because "
         "building multi-head latent attention turns its tp_comm_overlap off"
     )
 

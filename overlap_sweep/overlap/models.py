@@ -74,6 +74,15 @@ class LinearShape:
         return None
 
 
+def mixed(model: Mapping[str, Any]) -> str | None:
+    """Returns in how many of its layers the resolved model has experts next to dense ones, in a sentence, or None."""
+    layers = model.get("layers") or {}
+    if not layers.get("dense_mlp") or layers["dense_mlp"] == layers["number"]:
+        return None
+    others = f"{layers['number'] - layers['dense_mlp']} of {layers['number']}" if layers["number"] else "other"
+    return f"{model['name']} has experts in {others} layers; give model.ffn_hidden_size to make all layers dense"
+
+
 def linear_shape(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) -> LinearShape:
     """Returns the shape of one operator of a resolved model. UserError if the model has no such operator."""
     if lacking := lacks(model, [operator]):
@@ -178,6 +187,8 @@ def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
             sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
     # Sizes that the user gives make the operator dense.
     instead = {operator: has for operator, has in instead.items() if given.keys().isdisjoint(SIZES_OF[operator])}
+    if "layers" in sizes and not given.get("num_dense_layers") and not given.keys().isdisjoint(SIZES_OF["fc1"]):
+        sizes["layers"] = {**sizes["layers"], "dense_mlp": sizes["layers"]["number"]}
     unsized = {name for operator in instead for name in SIZES_OF[operator]}
     needed = [*SIZES, *(OF_LATENT_ATTENTION[2:] if sizes.get("kv_lora_rank") else ())]
     missing = [name for name in needed if sizes.get(name) is None and name not in unsized]

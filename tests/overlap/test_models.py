@@ -13,6 +13,7 @@ from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models
 from overlap_sweep.overlap.model_forms import sizes_of
+from overlap_sweep.overlap.model_layers import layers_with
 
 CONF = Path(__file__).parent.parent.parent / "conf" / "model"
 
@@ -169,12 +170,16 @@ def test_sizes_that_are_given_are_swept_whatever_the_model_has(tmp_path: Path) -
     model = models.resolve(hf(config, ffn_hidden_size=768, gated_mlp=True))
     assert models.lacks(model) is None
     assert models.linear_shape(model, "fc1", 8192, 1).out_features == 2 * 768
+    assert layers_with(model) == dict.fromkeys(models.OPERATORS, 24)
     with pytest.raises(UserError, match="has no gated_mlp; give model"):
         models.resolve(hf(config, ffn_hidden_size=768))
     latent = write_config(tmp_path, {"model_type": "deepseek_v3"})
     with pytest.raises(UserError, match="has no num_kv_heads"):
         models.resolve(hf(latent, head_dim=128))
     assert models.lacks(models.resolve(hf(latent, head_dim=128, num_kv_heads=128)), ["qkv", "proj"]) is None
+    some_dense = write_config(tmp_path, {**QWEN3_MOE, "mlp_only_layers": [0]})
+    assert "experts in 23 of 24 layers" in str(models.mixed(models.resolve(hf(some_dense))))
+    assert models.mixed(models.resolve(hf(some_dense, ffn_hidden_size=768))) is None
 
 
 @pytest.mark.parametrize("offline", [False, True])
