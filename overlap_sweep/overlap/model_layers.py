@@ -42,10 +42,11 @@ def not_overlapped(model: Mapping[str, Any], operator: str) -> str | None:
     if not latent:
         return None
     shape = models.linear_shape(model, operator, 1, 1)
-    except_first = " except in the first layer of each pipeline stage" if operator in ATTENTION else ""
+    sizes = f"({shape.in_features} -> {shape.out_features})"
+    but = " except in the first layer of each pipeline stage" if operator in ATTENTION else ""
     return (
-        f"{operator}: Megatron-Core does not overlap it ({shape.in_features} -> {shape.out_features}){except_first}, because "
-        "building multi-head latent attention turns its tp_comm_overlap off"
+        f"{operator}: Megatron-Core does not overlap it {sizes}{but}, because building multi-head latent attention "
+        "turns its tp_comm_overlap off"
     )
 
 
