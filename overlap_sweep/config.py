@@ -50,6 +50,28 @@ class Model:
     models, else LayerNorm."""
     bias: bool | None = None
     """Whether the linear operators add a bias. null: false for gated models, else true."""
+    num_experts: int | None = ranged(None, 1, 2**16)
+    """Experts of each layer of a mixture of experts, without shared ones. null: the model has none."""
+    experts_per_token: int | None = ranged(None, 1, 2**16)
+    """Experts that each token is sent to."""
+    expert_ffn_hidden_size: int | None = ranged(None, 1, 2**22)
+    """Width of one expert."""
+    shared_expert_ffn_hidden_size: int | None = ranged(None, 1, 2**22)
+    """Width of all shared experts together, which every token passes. null: the model has none."""
+    gated_experts: bool | None = None
+    """Gated experts, as in gated_mlp. null: true for a model with experts."""
+    num_dense_layers: int | None = ranged(None, 0, 4096)
+    """Layers of a model with experts that have a dense MLP of ffn_hidden_size instead. null: none."""
+    kv_lora_rank: int | None = ranged(None, 1, 2**20)
+    """Rank of the keys and values of multi-head latent attention. null: the attention is not latent."""
+    q_lora_rank: int | None = ranged(None, 1, 2**20)
+    """Rank of the queries of multi-head latent attention. null: queries are not compressed."""
+    qk_head_dim: int | None = ranged(None, 1, 2**14)
+    """Width of a head's queries and keys in multi-head latent attention, without their rotary part."""
+    qk_pos_emb_head_dim: int | None = ranged(None, 1, 2**14)
+    """Width of the rotary part of a head's queries and keys in multi-head latent attention."""
+    v_head_dim: int | None = ranged(None, 1, 2**14)
+    """Width of a head's values in multi-head latent attention."""
     architecture: str | None = None
     """Hugging Face's model_type. This option and those below are for workload=tp_training, which trains a whole
     language model."""
@@ -69,6 +91,15 @@ SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads"
 
 OF_OPERATORS = ("name", "source", *SIZES)
 """Keys of `model` that determine the shapes of the linear operators."""
+
+OF_EXPERTS = (
+    *("num_experts", "experts_per_token", "expert_ffn_hidden_size", "shared_expert_ffn_hidden_size", "gated_experts"),
+    "num_dense_layers",
+)
+"""Keys of `model` that describe a mixture of experts; all null for other models."""
+
+OF_LATENT_ATTENTION = ("kv_lora_rank", "q_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+"""Keys of `model` that describe multi-head latent attention; all null for other models."""
 
 OF_LAYERS = (*OF_OPERATORS, "normalization", "bias")
 
@@ -224,6 +255,8 @@ class ModelConfig(PointConfig):
 class TensorParallelConfig(ModelConfig):
     tp_size: int = ranged(2, 1, 8)
     """Tensor-parallel ranks, one GPU or CPU process each."""
+
+    reads_of_model: ClassVar[tuple[str, ...]] = (*OF_LAYERS, *OF_EXPERTS, *OF_LATENT_ATTENTION)
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Model sizes, and the shapes of a model's parallel linear operators.
 
 Supported are dense layers: one projection from the hidden state to all heads' queries, keys and values, one back, and
-one MLP. FORMS lists which config fields of an architecture have their sizes (tests/overlap/test_model_forms.py checks
-them against transformers' models); other architectures are refused. No torch: configs are transformers'.
+one MLP. `model_forms` says which config fields of an architecture have their sizes. No torch: configs are
+transformers'.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.config import SIZES
+from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION, SIZES
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap.model_forms import EXPERTS, INSTEAD_OF_QKV, LATENT, sizes_of
 from overlap_sweep.overlap.space import OPERATORS
 
 SIZES_OF = {
@@ -73,6 +74,15 @@ class LinearShape:
         return None
 
 
+def mixed(model: Mapping[str, Any]) -> str | None:
+    """Returns in how many of its layers the resolved model has experts next to dense ones, in a sentence, or None."""
+    layers = model.get("layers") or {}
+    if not layers.get("dense_mlp") or layers["dense_mlp"] == layers["number"]:
+        return None
+    others = f"{layers['number'] - layers['dense_mlp']} of {layers['number']}" if layers["number"] else "other"
+    return f"{model['name']} has experts in {others} layers; give model.ffn_hidden_size to make all layers dense"
+
+
 def linear_shape(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) -> LinearShape:
     """Returns the shape of one operator of a resolved model. UserError if the model has no such operator."""
     if lacking := lacks(model, [operator]):
@@ -81,7 +91,8 @@ def linear_shape(model: Mapping[str, Any], operator: str, tokens: int, tp_size: 
     if operator == "qkv":
         sizes = hidden, (heads + 2 * model["num_kv_heads"]) * model["head_dim"]
     elif operator == "proj":
-        sizes = heads * model["head_dim"], hidden
+        # Given, the head's width makes latent attention a dense one.
+        sizes = heads * (model.get("head_dim") or model["v_head_dim"]), hidden
     elif operator == "fc1":
         sizes = hidden, model["ffn_hidden_size"] * (2 if model["gated_mlp"] else 1)
     else:
@@ -112,10 +123,36 @@ def refusal(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) 
         return lacking
     if operator in ("qkv", "proj") and model["num_attention_heads"] % tp_size:
         return f"{operator}: {model['num_attention_heads']} attention heads are not divisible by tp_size={tp_size}"
-    if operator == "qkv" and model["num_kv_heads"] % tp_size:
-        return f"qkv: {model['num_kv_heads']} key-value heads are not divisible by tp_size={tp_size}"
+    if operator == "qkv":
+        heads, kv_heads = model["num_attention_heads"], model["num_kv_heads"]
+        if heads % kv_heads:
+            return f"qkv: {heads} attention heads are not divisible by {kv_heads} key-value heads"
+        if kv_heads % tp_size:
+            return f"qkv: {kv_heads} key-value heads are not divisible by tp_size={tp_size}"
     reason = linear_shape(model, operator, tokens, tp_size).refusal()
+    if not reason and operator == "fc1" and model["ffn_hidden_size"] % tp_size:
+        # Both halves of a gated MLP are cut.
+        reason = f"ffn_hidden_size={model['ffn_hidden_size']} is not divisible by tp_size={tp_size}"
     return f"{operator}: {reason}" if reason else None
+
+
+def latent_projections(model: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Returns the inputs and outputs of what latent attention has instead of `qkv`, by Megatron-Core's names; empty
+    without latent attention. Every rank has the down-projections, and the `*up_proj` and `q_proj` are column parallel.
+    """
+    if not model.get("kv_lora_rank") or "qkv" not in (model.get("instead") or {}):
+        return {}
+    hidden, heads, rank = model["hidden_size"], model["num_attention_heads"], model["kv_lora_rank"]
+    rotary, head = model["qk_pos_emb_head_dim"], model["qk_head_dim"]
+    queries = heads * (head + rotary)
+    of_queries = {"q_proj": (hidden, queries)}
+    if q_rank := model.get("q_lora_rank"):
+        of_queries = {"q_down_proj": (hidden, q_rank), "q_up_proj": (q_rank, queries)}
+    return {
+        **of_queries,
+        "kv_down_proj": (hidden, rank + rotary),
+        "kv_up_proj": (rank, heads * (head + model["v_head_dim"])),
+    }
 
 
 def short_name(model: Mapping[str, Any]) -> str:
@@ -136,10 +173,13 @@ def title_of(name: str) -> str:
 def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the model with all sizes, with `source=hf` from its Hugging Face config. UserError if one is missing.
 
-    Sizes of operators that the model lacks are None; `instead` has by operator what the model has instead.
+    Sizes of operators that the model lacks are None; `instead` has by operator what the model has instead. `layers`
+    has, if not all are dense, their `number` (None: unknown), how many have a `dense_mlp`, and the width of a
+    `shared_expert`.
     """
-    given = {name: model[name] for name in SIZES if model[name] is not None}
-    read, instead = read_hf(str(model["name"])) if model["source"] == "hf" else ({}, {})
+    names = (*SIZES, *OF_EXPERTS, *OF_LATENT_ATTENTION)
+    given = {name: model[name] for name in names if model.get(name) is not None}
+    read, instead = read_hf(str(model["name"])) if model["source"] == "hf" else _not_dense(model)
     sizes = read | given
     if "qkv" not in instead:
         sizes.setdefault("num_kv_heads", sizes.get("num_attention_heads"))
@@ -147,8 +187,11 @@ def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
             sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
     # Sizes that the user gives make the operator dense.
     instead = {operator: has for operator, has in instead.items() if given.keys().isdisjoint(SIZES_OF[operator])}
+    if "layers" in sizes and not given.get("num_dense_layers") and not given.keys().isdisjoint(SIZES_OF["fc1"]):
+        sizes["layers"] = {**sizes["layers"], "dense_mlp": sizes["layers"]["number"]}
     unsized = {name for operator in instead for name in SIZES_OF[operator]}
-    missing = [name for name in SIZES if sizes.get(name) is None and name not in unsized]
+    needed = [*SIZES, *(OF_LATENT_ATTENTION[2:] if sizes.get("kv_lora_rank") else ())]
+    missing = [name for name in needed if sizes.get(name) is None and name not in unsized]
     if missing:
         raise UserError(f"model {model['name']} has no {', '.join(missing)}; give model.{missing[0]}.")
     sizes |= dict.fromkeys(unsized)
@@ -156,6 +199,26 @@ def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
     layer = {"normalization": "LayerNorm" if plain else "RMSNorm", "bias": plain, **sizes}
     layer |= {name: model[name] for name in ("normalization", "bias") if model.get(name) is not None}
     return {**model, **layer, **({"instead": instead} if instead else {})}
+
+
+def _not_dense(model: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns what follows from the given sizes of a model's experts and latent attention, as `sizes_of`."""
+    has_experts, is_latent = bool(model.get("num_experts")), bool(model.get("kv_lora_rank"))
+    if not (has_experts or is_latent):
+        return {}, {}
+    found: dict[str, Any] = {"gated_experts": True} if has_experts else {}
+    number, dense = model.get("num_layers"), model.get("num_dense_layers") or 0
+    shared = model.get("shared_expert_ffn_hidden_size")
+    found["layers"] = {"number": number, "dense_mlp": dense if has_experts else number, "shared_expert": shared}
+    instead = {"qkv": f"{LATENT} {INSTEAD_OF_QKV}"} if is_latent else {}
+    if has_experts and not dense:
+        instead |= dict.fromkeys(("fc1", "fc2"), EXPERTS)
+    return found, {operator: f"{model['name']} has {has}" for operator, has in instead.items()}
+
+
+def without_experts(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the resolved model without the sizes of its experts, for points that run none: they measure the same."""
+    return {name: value for name, value in model.items() if name not in OF_EXPERTS}
 
 
 def read_hf(name: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -230,88 +293,3 @@ def _find_hf_config(name: str) -> str:
             "give a local folder, a config.json, or the sizes (model.hidden_size and so on)."
         ) from None
     return name
-
-
-@dataclass(frozen=True)
-class Form:
-    """The config fields that have an architecture's sizes. The defaults are Llama's."""
-
-    kv_heads: str = "num_key_value_heads"
-    """Field of the number of key-value heads; if missing, as many as attention heads."""
-    head_dim: str = "head_dim"
-    """Field of the head size; if missing, hidden size / number of heads."""
-    ffn: str = "intermediate_size"
-    """Field of the MLP's size; if missing, four times the hidden size."""
-    gated: bool = True
-    normalization: str = "RMSNorm"
-    attention: str = ""
-    """The architecture's replacement of dense attention, such as latent attention; empty if it has none."""
-    mlp: str = ""
-    """The architecture's replacement of one dense MLP, such as experts; empty if it has none."""
-
-
-_LLAMA = Form()
-_GPT = Form(kv_heads="", head_dim="", ffn="n_inner", gated=False, normalization="LayerNorm")
-_MIXTURE = Form(mlp="experts")
-_LATENT = Form(attention="multi-head latent attention")
-_LINEAR = Form(attention="linear attention in some layers")
-_NAMES = (
-    (
-        _LLAMA,
-        "bitnet cwm diffllama ernie4_5 exaone4 gemma gemma2 gemma3_text glm glm4 granite hunyuan_v1_dense hyperclovax "
-        "internlm3 iquestcoder llama ministral ministral3 mistral olmo2 olmo3 phi3 qwen2 qwen3 qwen3_vl_text seed_oss "
-        "smollm3 vaultgemma",
-    ),
-    (replace(_LLAMA, head_dim=""), "glm4v_text qwen2_vl_text qwen2_5_vl_text"),
-    (replace(_LLAMA, normalization="LayerNorm"), "cohere cohere2 olmo"),
-    (replace(_LLAMA, gated=False), "apertus arcee nanochat"),
-    (replace(_LLAMA, gated=False, normalization="LayerNorm"), "jais2 nemotron phi starcoder2"),
-    (_GPT, "codegen gpt2 gptj"),
-    (replace(_GPT, ffn=""), "bloom mpt openai-gpt"),
-    (replace(_GPT, ffn="intermediate_size"), "gpt_neo gpt_neox persimmon"),
-    (replace(_GPT, ffn="ffn_dim"), "opt xglm"),
-    (
-        _MIXTURE,
-        "aria_text dots1 ernie4_5_moe exaone_moe flex_olmo flint glm4_moe glm4v_moe_text gpt_oss granitemoe "
-        "granitemoeshared hunyuan_v1_moe hy_v3 kolibri1 llama4_text mellum minimax_m2 mixtral olmoe qwen2_moe "
-        "qwen3_moe qwen3_vl_moe_text solar_open",
-    ),
-    (replace(_MIXTURE, normalization="LayerNorm"), "cohere2_moe phimoe"),
-    (_LATENT, "minicpm3 youtu"),
-    (replace(_LATENT, mlp="experts"), "axk1 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa"),
-    (_LINEAR, "olmo_hybrid qwen3_5_text"),
-    (replace(_LINEAR, mlp="experts"), "qwen3_5_moe_text qwen3_next"),
-)
-FORMS = {name: form for form, names in _NAMES for name in names.split()}
-"""Forms by transformers' model_type."""
-
-
-def sizes_of(config: Any, name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns a language model's sizes and normalization from its config, without the sizes of operators that it lacks,
-    and by such operator what it has instead. UserError for an unsupported architecture."""
-    form = FORMS.get(config.model_type)
-    if form is None or getattr(config, "add_cross_attention", False):
-        also = "" if form is None else " with cross-attention"
-        raise UserError(
-            f"model.name={name}: the architecture {config.model_type}{also} is not supported; "
-            "give sizes instead: model.source=sizes model.hidden_size=<size> and so on (see conf/model)."
-        )
-    sizes = {
-        "hidden_size": config.hidden_size,
-        "num_attention_heads": config.num_attention_heads,
-        "normalization": form.normalization,
-    }
-    instead: dict[str, str] = {}
-    if form.attention:
-        attention = f"{form.attention} instead of one projection to queries, keys and values"
-        instead |= dict.fromkeys(("qkv", "proj"), attention)
-    else:
-        heads, even = config.num_attention_heads, config.hidden_size // config.num_attention_heads
-        sizes["num_kv_heads"] = getattr(config, form.kv_heads, None) or heads
-        sizes["head_dim"] = getattr(config, form.head_dim, None) or even
-    if form.mlp:
-        instead |= dict.fromkeys(("fc1", "fc2"), f"{form.mlp} instead of one dense MLP")
-    else:
-        sizes["ffn_hidden_size"] = getattr(config, form.ffn, None) or 4 * config.hidden_size
-        sizes["gated_mlp"] = form.gated
-    return sizes, {operator: f"{config.model_type} has {has}" for operator, has in instead.items()}

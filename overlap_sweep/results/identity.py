@@ -30,7 +30,11 @@ def point_identity(point: Mapping[str, Any]) -> dict[str, Any]:
     if runtime.get("nodes") == 1:
         # Earlier results don't have the option.
         del runtime["nodes"]
-    identity: dict[str, Any] = _without_nulls({**point, "runtime": runtime})
+    found = {**point, "runtime": runtime}
+    if "layers" in (point.get("model") or {}):
+        # They say what the answer applies to.
+        found["model"] = {name: value for name, value in point["model"].items() if name != "layers"}
+    identity: dict[str, Any] = _without_nulls(found)
     return identity
 
 

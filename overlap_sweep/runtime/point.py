@@ -92,10 +92,9 @@ def resolve(config: DictConfig) -> dict[str, Any]:
             f"workload={workload.name} does not use precision={point['precision']}; set {schema.precision_option}."
         )
     if issubclass(schema, ModelConfig):
-        language_model = {key: point["model"].pop(key) for key in OF_LANGUAGE_MODELS}
         point["model"] = dict(_resolved_model(tuple(point["model"].items())))
-        if "architecture" in schema.reads_of_model:
-            point["model"] |= language_model
+        if "architecture" not in schema.reads_of_model:
+            point["model"] = {key: value for key, value in point["model"].items() if key not in OF_LANGUAGE_MODELS}
     runtime, options = point["runtime"], point["workload"]
     if runtime["device"] == "auto":
         runtime["device"] = "cuda" if elsewhere() or visible_gpus() else "cpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, product
 from pathlib import Path
@@ -41,6 +42,9 @@ from overlap_sweep.workloads.sections import read_sources
 Gate = Callable[[Sequence[Task]], str | None]
 """Takes the operators of a case with their baselines; returns why they are not worth a search, or None."""
 
+Refusal = Callable[[Mapping[str, Any]], str | None]
+"""Takes a resolved point; returns why its operator is not searched, though it could be measured, or None."""
+
 
 def sweep(
     config: DictConfig, context: HydraContext, launcher: Launcher, params: Mapping[str, Any], arguments: Sequence[str]
@@ -57,11 +61,17 @@ class Sweep:
     """The searches of a sweep. Prints their progress and writes search.json after every round."""
 
     def __init__(
-        self, config: DictConfig, context: HydraContext, launcher: Launcher, values: Mapping[str, Sequence[str]]
+        self,
+        config: DictConfig,
+        context: HydraContext,
+        launcher: Launcher,
+        values: Mapping[str, Sequence[str]],
+        refusal: Refusal = lambda _: None,
     ) -> None:
         """Raises UserError, before anything runs, if there is nothing to search or a value is wrong."""
         self.config = config
         self._loader = context.config_loader
+        self._refusal = refusal
         found = self._find_tasks(values)
         self.tasks = [task for task in found if task.cells]
         self.measurements = Measurements.begin(config, launcher)
@@ -98,7 +108,8 @@ class Sweep:
         for overrides in combinations:
             point = resolve(self.compose([*overrides, "phases={fprop:{method:none}}"]))
             # Invalid combinations are left out; a launcher would skip them.
-            found, refused = candidates(point, choices)
+            reason = self._refusal(point)
+            found, refused = ({}, Counter([reason])) if reason else candidates(point, choices)
             cells = {name: Cell(tuple(own)) for name, own in found.items() if own}
             tasks.append(Task(point, overrides, cells, refused, self.config.search.noise_goal))
         if not any(task.cells for task in tasks):

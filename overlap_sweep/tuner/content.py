@@ -35,6 +35,8 @@ class Case:
     """Tokens in the whole batch."""
     measured: str | None
     """Time of the measurement, UTC."""
+    applies_to: list[str] = field(default_factory=list)
+    """Which layers of the model the files apply to, in sentences; empty if all layers are alike."""
 
     def __str__(self) -> str:
         return f"{self.model}, {self.tokens} tokens, {self.precision}, backend {self.backend} on {self.device}"

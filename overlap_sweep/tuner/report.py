@@ -159,7 +159,12 @@ class Report:
 
     def _lines(self, case: Case) -> list[str]:
         answers = [one for one in self.answers if one.case == case.name]
-        return [str(case), *(f"  TP={a.tp_size}: {a.headline}{f': {a.file}' if a.file else ''}" for a in answers)]
+        applies_to = (f"  {sentence}" for sentence in case.applies_to)
+        return [
+            str(case),
+            *applies_to,
+            *(f"  TP={a.tp_size}: {a.headline}{f': {a.file}' if a.file else ''}" for a in answers),
+        ]
 
     def _repr_html_(self) -> str:
         """Returns the answers and best settings as HTML for a notebook."""

@@ -21,8 +21,8 @@ from omegaconf import DictConfig
 from overlap_sweep import workloads
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import models, overlap_cfg, space
-from overlap_sweep.overlap.overlap_cfg import DEFAULT, FILE, NONE, TUNED, OverlapConfig
+from overlap_sweep.overlap import model_layers, models, overlap_cfg, space
+from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, FILE, NONE, TUNED, OverlapConfig
 from overlap_sweep.program import launch_command
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.files import write_reports
@@ -34,14 +34,15 @@ from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.measured import Job, override_value, swept_values
 from overlap_sweep.search.sweeper import Sweep, case_of
 from overlap_sweep.search.tasks import Task, cases
+from overlap_sweep.workloads.layer import sizes_refusal
 from overlap_sweep.workloads.layer.answer import compare
-from overlap_sweep.workloads.layer.config import WorkloadOptions
+from overlap_sweep.workloads.layer.config import Layer, WorkloadOptions
 from overlap_sweep.workloads.layer.result import LayerTimes
 from overlap_sweep.workloads.operator.answer import ROUNDING
 from overlap_sweep.workloads.operator.choice import Candidate as Measured
 from overlap_sweep.workloads.operator.choice import PassChoice
 from overlap_sweep.workloads.operator.result import OperatorTimes
-from overlap_sweep.workloads.operator.switches import plan
+from overlap_sweep.workloads.operator.switches import LAYERS_ALIKE, plan
 from overlap_sweep.workloads.sections import analyse
 
 TP_SIZES = (2, 4, 8)
@@ -70,7 +71,7 @@ def tune(
     values, notice = _with_tp_sizes(swept_values(context, params, arguments), config)
     # Before anything runs; otherwise the error would come minutes later.
     check_presets(config.tuner.presets, values["tp_size"])
-    whole = Sweep(config, context, launcher, values)
+    whole = Sweep(config, context, launcher, values, lambda point: _refusal(point, config))
     path = whole.measurements.directory / TunerRecord.FILE
     earlier = TunerRecord.read(path) if path.exists() else None
     record = TunerRecord(
@@ -101,36 +102,40 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
     smallest = min(task.point["tp_size"] for task in whole.tasks)
     tuner = whole.config.tuner
 
-    possible = []
-    for tasks in cases(stage):
-        if tuner.prove and (reason := _layer_refusal(tasks[0])):
-            whole.drop(tasks[0].case_label, reason)
-        else:
-            possible += tasks
-
     def gate(tasks: Sequence[Task]) -> str | None:
         if not tuner.drop_tp_sizes or tasks[0].point["tp_size"] == smallest:
             return None
         return cannot_scale([task.baseline for task in tasks if task.baseline], tuner.tp_scaling_tolerance)
 
-    whole.search(possible, gate)
+    whole.search(stage, gate)
     record.search_s += time.monotonic() - began_s
     record.points = whole.measurements.budget.points
     _keep(whole, record)
-    whole.profile_answers(possible, _analysis_config(whole))
-    for tasks in cases(task for task in possible if task.running and tuner.prove):
+    whole.profile_answers(stage, _analysis_config(whole))
+    for tasks in cases(task for task in stage if task.running and tuner.prove):
         _prove(whole, tasks[0], record)
         _keep(whole, record)
 
 
-def _layer_refusal(task: Task) -> str | None:
-    """Returns why a whole layer of the model cannot run at the task's TP size, though single operators can, or None."""
-    point = task.point
-    if lacking := models.lacks(point["model"]):
-        return f"{lacking}, or search without a whole layer with tuner.prove=false"
-    sizes = point["model"], point["workload"]["tokens"], point["tp_size"]
-    reasons = (models.refusal(sizes[0], operator, *sizes[1:]) for operator in space.OPERATORS)
-    return next(filter(None, reasons), None)
+def _refusal(point: Mapping[str, Any], config: DictConfig) -> str | None:
+    """Returns why the tuner does not search an operator, in a sentence, or None: training would not overlap it, or the
+    layer that is to prove its settings cannot run at its TP size."""
+    model = point["model"]
+    if point["backend"] != ASYNC_TP_BACKEND and (reason := model_layers.not_overlapped(model, point["operator"])):
+        return reason
+    if not config.tuner.prove:
+        return None
+    kind = _kind_to_prove(model, config)
+    if kind is None:
+        return f"{models.lacks(model)}, or search without a proof with tuner.prove=false"
+    layer = {"kind": kind, "micro_batch_size": config.layer.micro_batch_size}
+    return sizes_refusal(model, layer, point["workload"]["tokens"], point["tp_size"])
+
+
+def _kind_to_prove(model: Mapping[str, Any], config: DictConfig) -> str | None:
+    """Returns the kind of layer to prove the model's settings on: the user's, unless that is the default."""
+    chosen = str(config.layer.kind)
+    return chosen if chosen != Layer().kind else model_layers.kind_to_prove(model)
 
 
 def _prove(whole: Sweep, task: Task, record: TunerRecord) -> None:
@@ -140,7 +145,8 @@ def _prove(whole: Sweep, task: Task, record: TunerRecord) -> None:
     if chosen is None:
         # All its points were launch-bound.
         return
-    found = combinations(chosen.choices, max(1, tuner.together), tuner.within, tuner.unmeasured)
+    layers = model_layers.layers_with(task.point["model"])
+    found = combinations(chosen.choices, max(1, tuner.together), tuner.within, tuner.unmeasured, layers)
     found |= {f"preset {path.stem}": overlap_cfg.read(path) for path in _preset_files(tuner.presets, tp_size)}
     names = {label: _write_config(whole, task, index, found[label]) for index, label in enumerate(found)}
     taken: str | None = next(iter(found))
@@ -193,6 +199,7 @@ def _layer_job(whole: Sweep, task: Task, subdirectory: str, variants: list[str],
     overrides = [
         *(override for override in task.overrides if _holds_for_layers(override)),
         "workload=layer",
+        f"layer.kind={_kind_to_prove(task.point['model'], whole.config)}",
         f"layer.variants={override_value(variants)}",
         "profile=none",
         *([] if goal is None else [f"workload.noise_goal={noise * goal:g}"]),
@@ -217,19 +224,23 @@ def _holds_for_layers(override: str) -> bool:
 
 
 def combinations(
-    choices: Sequence[PassChoice], limit: int, within: float, unmeasured: str = "off"
+    choices: Sequence[PassChoice],
+    limit: int,
+    within: float,
+    unmeasured: str = "off",
+    layers: Mapping[str, int] = LAYERS_ALIKE,
 ) -> dict[str, OverlapConfig]:
     """Returns at most `limit` different configurations by description: first the plan of these choices, then plans with
     one pass's setting replaced by another, smallest slowdown first.
 
     Settings that are slower than the chosen one by more than the fraction `within` are left out. Every configuration is
-    possible with Megatron-Core's switches; slots without measurements follow `unmeasured`.
+    possible with Megatron-Core's switches; `unmeasured` and `layers` are as in `plan`.
     """
-    found = {BEST: plan(choices, unmeasured).config}
+    found = {BEST: plan(choices, unmeasured, layers).config}
     for choice, other in _alternatives(choices, within):
         if len(found) >= limit:
             break
-        config = plan([replace(c, chosen=other) if c is choice else c for c in choices], unmeasured).config
+        config = plan([replace(c, chosen=other) if c is choice else c for c in choices], unmeasured, layers).config
         if config not in found.values():
             found[f"{choice.label} by {other.name}"] = config
     return found

@@ -15,8 +15,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models
-from overlap_sweep.overlap.models import FORMS, sizes_of
-from tests.module_shapes import Operator, layers_of, norms_of, operators_of
+from overlap_sweep.overlap.model_forms import FORMS, sizes_of
+from overlap_sweep.overlap.model_layers import ATTENTION
+from overlap_sweep.overlap.space import OPERATORS
+from tests.module_shapes import Experts, Operator, experts_of, latent_of, layers_of, norms_of, operators_of
 
 LAYERS = 2
 SEVERAL_KINDS = {
@@ -44,23 +46,41 @@ def config_of(model_type: str, **changes: Any) -> Any:
 
 def wrong(config: Any) -> dict[str, str]:
     """By operator what is read and what the model has, where they differ. An operator is also wrong that is refused
-    although all layers have it in the dense form."""
+    although layers have it in the dense form: all of them, or for the MLP any."""
     try:
         read, instead = sizes_of(config, "it")
     except UserError:
         return {}
     layers = layers_of(config)
-    found = {}
-    for operator, truth in operators_of(layers).items():
-        alike = len(truth) == 1 and all(isinstance(of_layer, Operator) for of_layer in truth)
+    latent, found = latent_of(layers), {}
+    by_layer = [operators_of([layer]) for layer in layers]
+    for operator in OPERATORS:
+        truth = set[Operator | str]().union(*(of_layer[operator] for of_layer in by_layer))
+        if operator == "proj" and latent:
+            continue
+        dense = {of_layer for of_layer in truth if isinstance(of_layer, Operator)}
+        has_it = dense == truth if operator in ATTENTION else bool(dense)
         said: Any = instead.get(operator)
         if not said:
             shape = models.linear_shape(read, operator, 1, 1)
             said = Operator(shape.in_features, shape.out_features)
-        if bool(instead.get(operator)) == alike or not (instead.get(operator) or truth == {said}):
+        if bool(instead.get(operator)) == has_it or not (instead.get(operator) or dense == {said}):
             found[operator] = f"{said} is {sorted(map(str, truth))}"
+    if latent:
+        projections = models.latent_projections({**read, "instead": instead})
+        proj = models.linear_shape(read, "proj", 1, 1)
+        said = tuple(sorted({**projections, "proj": (proj.in_features, proj.out_features)}.items()))
+        if latent != {said}:
+            found["latent"] = f"{said} is {latent}"
+    dense_layers = sum(isinstance(*of_layer["fc2"], Operator) for of_layer in by_layer)
+    if dense_layers != read.get("layers", {}).get("dense_mlp", len(layers)):
+        found["layers"] = f"{read.get('layers')} is {dense_layers} of {len(layers)}"
     if (norms := norms_of(layers)) and norms != {read["normalization"]}:
         found["normalization"] = f"{read['normalization']} is {norms}"
+    sizes = (read.get(f"{name}_ffn_hidden_size") for name in ("expert", "shared_expert"))
+    experts = {Experts(read["num_experts"], *sizes)} if "num_experts" in read else set()
+    if experts_of(layers) not in (experts, set()):
+        found["experts"] = f"{experts} is {experts_of(layers)}"
     return found
 
 
@@ -70,6 +90,8 @@ def cases(model_type: str) -> Iterator[dict[str, Any]]:
     for sizes in SIZES:
         if (model_type, sizes.get("num_key_value_heads")) not in NO_SUCH:
             yield {**SIZES_OF_ALL, **sizes}
+    if FORMS[model_type].expert:
+        yield SOME_DENSE
     for name, value in config_of(model_type).to_dict().items():
         if isinstance(value, bool) and name not in OF_EVERY_CONFIG:
             yield {name: not value}
@@ -78,8 +100,18 @@ def cases(model_type: str) -> Iterator[dict[str, Any]]:
 SIZES_OF_ALL = {"hidden_size": 192, "num_attention_heads": 6, "intermediate_size": 320}
 SIZES: list[dict[str, Any]] = [
     {"num_key_value_heads": 1, "num_kv_heads": 2, "multi_query": True, "n_inner": 352, "ffn_dim": 288},
-    {"num_key_value_heads": 2, "head_dim": 64},
+    {
+        **{"num_key_value_heads": 2, "head_dim": 64, "moe_intermediate_size": 96, "shared_intermediate_size": 224},
+        "shared_expert_intermediate_size": 256,
+        **dict.fromkeys(("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"), 3),
+    },
 ]
+SOME_DENSE: dict[str, Any] = {
+    **{"num_hidden_layers": 5, "first_k_dense_replace": 2, "mlp_only_layers": [1], "decoder_sparse_step": 2},
+    **{"moe_layer_start_index": 1, "moe_layer_end_index": 3, "moe_layer_interval": 2, "moe_layers": [1, 3]},
+    **{"intermediate_size_mlp": 416, "prefix_dense_intermediate_size": 448},
+}
+"""A mixture with dense layers, as each architecture says it; it ignores the others' fields."""
 NO_SUCH = {("diffllama", 1)}
 """What transformers makes no model of."""
 OF_EVERY_CONFIG = {*PreTrainedConfig().to_dict(), "use_cache", "tie_word_embeddings"}
@@ -99,6 +131,7 @@ def test_what_is_read_is_what_the_model_has(model_type: str) -> None:
     assert found == {}
 
 
+DEEPSEEK_V3 = {"proj": (16384, 7168), "fc1": (7168, 36864), "fc2": (18432, 7168)}
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]]]] = {
     "phi-3.5, fused": (
         {"model_type": "phi3", "hidden_size": 3072, "num_attention_heads": 24, "num_key_value_heads": 8},
@@ -113,16 +146,16 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]]]] = {
         {"qkv": (2048, 5120), "proj": (4096, 2048)},
     ),
     "qwen3-moe, some layers dense": (
-        {"model_type": "qwen3_moe", "decoder_sparse_step": 2, "mlp_only_layers": [0]},
-        {"qkv": (2048, 2560), "proj": (2048, 2048)},
+        {"model_type": "qwen3_moe", "decoder_sparse_step": 2, "mlp_only_layers": [0], "num_hidden_layers": 4},
+        {"qkv": (2048, 2560), "proj": (2048, 2048), "fc1": (2048, 12288), "fc2": (6144, 2048)},
     ),
     "llama 4 maverick": (
         {"model_type": "llama4_text", "interleave_moe_layer_step": 2},
-        {"qkv": (5120, 7168), "proj": (5120, 5120)},
+        {"qkv": (5120, 7168), "proj": (5120, 5120), "fc1": (5120, 32768), "fc2": (16384, 5120)},
     ),
-    "deepseek-v3": ({"model_type": "deepseek_v3"}, {}),
-    "deepseek-v3, all layers dense": ({"model_type": "deepseek_v3", "first_k_dense_replace": 4}, {}),
-    "minicpm3": ({"model_type": "minicpm3"}, {"fc1": (2560, 12800), "fc2": (6400, 2560)}),
+    "deepseek-v3": ({"model_type": "deepseek_v3"}, DEEPSEEK_V3),
+    "deepseek-v3, all layers dense": ({"model_type": "deepseek_v3", "first_k_dense_replace": 4}, DEEPSEEK_V3),
+    "minicpm3": ({"model_type": "minicpm3"}, {"proj": (2560, 2560), "fc1": (2560, 12800), "fc2": (6400, 2560)}),
 }
 
 
@@ -134,7 +167,8 @@ def test_variants_of_one_architecture(name: str) -> None:
     shapes = {name: models.linear_shape(read, name, 1, 1) for name in models.OPERATORS if name not in instead}
     assert {name: (shape.in_features, shape.out_features) for name, shape in shapes.items()} == expected
     truth = operators_of(layers_of(config))
-    assert all(truth[name] == {Operator(*sizes)} for name, sizes in expected.items())
+    of_attention = {"proj"} if read.get("kv_lora_rank") else set()
+    assert all(Operator(*sizes) in truth[name] for name, sizes in expected.items() if name not in of_attention)
 
 
 OF_IMAGES_AND_TEXT = {

@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import AutoConfig
 
+from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models
+from overlap_sweep.overlap.model_forms import sizes_of
+from overlap_sweep.overlap.model_layers import layers_with
 
 CONF = Path(__file__).parent.parent.parent / "conf" / "model"
 
 
 def conf(name: str) -> dict[str, Any]:
-    return {"source": "sizes", **dict.fromkeys(models.SIZES), **yaml.safe_load((CONF / f"{name}.yaml").read_text())}
+    unset = dict.fromkeys((*models.SIZES, *OF_EXPERTS, *OF_LATENT_ATTENTION))
+    return {"source": "sizes", **unset, **yaml.safe_load((CONF / f"{name}.yaml").read_text())}
 
 
 # (in, out) of the unsharded operators, from the published configurations.
@@ -24,6 +29,9 @@ SHAPES = {
     "llama3_8b": {"qkv": (4096, 6144), "proj": (4096, 4096), "fc1": (4096, 28672), "fc2": (14336, 4096)},
     "llama3_70b": {"qkv": (8192, 10240), "proj": (8192, 8192), "fc1": (8192, 57344), "fc2": (28672, 8192)},
     "llama3_405b": {"qkv": (16384, 18432), "proj": (16384, 16384), "fc1": (16384, 106496), "fc2": (53248, 16384)},
+    "qwen3_30b_a3b": {"qkv": (2048, 5120), "proj": (4096, 2048)},
+    "mixtral_8x7b": {"qkv": (4096, 6144), "proj": (4096, 4096)},
+    "deepseek_v3": {"proj": (16384, 7168), "fc1": (7168, 36864), "fc2": (18432, 7168)},
     "gpt3_175b": {"qkv": (12288, 36864), "proj": (12288, 12288), "fc1": (12288, 49152), "fc2": (49152, 12288)},
 }
 
@@ -34,6 +42,23 @@ def test_operator_shapes(name: str) -> None:
     for operator, (in_features, out_features) in SHAPES[name].items():
         shape = models.linear_shape(model, operator, 8192, 1)
         assert (shape.in_features, shape.out_features) == (in_features, out_features)
+    assert {name for name in models.OPERATORS if not models.lacks(model, [name])} == {*SHAPES[name]}
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type"),
+    [("qwen3_30b_a3b", "qwen3_moe"), ("mixtral_8x7b", "mixtral"), ("deepseek_v3", "deepseek_v3")],
+)
+def test_a_preset_and_the_architecture_of_the_same_model_have_the_same_layers(name: str, model_type: str) -> None:
+    published = {"num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128} if "qwen3" in name else {}
+    read, instead = sizes_of(AutoConfig.for_model(model_type, **published), name)
+    preset = models.resolve(conf(name))
+    assert {key: preset[key] for key in read} == read | {"num_dense_layers": preset["num_dense_layers"]}
+    assert preset.get("instead", {}).keys() == instead.keys()
+    # Megatron-Core's sizes of the same linears.
+    latent = {"q_down_proj": (7168, 1536), "q_up_proj": (1536, 24576), "kv_down_proj": (7168, 576)}
+    expected = {**latent, "kv_up_proj": (512, 32768)} if name == "deepseek_v3" else {}
+    assert models.latent_projections(preset) == expected
 
 
 def test_sharded_shapes() -> None:
@@ -56,6 +81,18 @@ def test_sharded_shapes() -> None:
 )
 def test_sizes_that_do_not_divide(operator: str, tokens: int, tp_size: int, says: str) -> None:
     assert says in str(models.refusal(models.resolve(conf("qwen3_0_6b")), operator, tokens, tp_size))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "operator", "says"),
+    [
+        ({"num_kv_heads": 3}, "qkv", "16 attention heads are not divisible by 3 key-value heads"),
+        ({"num_kv_heads": 2}, "qkv", "2 key-value heads are not divisible by tp_size=4"),
+        ({"ffn_hidden_size": 3074}, "fc1", "ffn_hidden_size=3074 is not divisible by tp_size=4"),
+    ],
+)
+def test_heads_and_halves_that_do_not_divide(sizes: dict[str, int], operator: str, says: str) -> None:
+    assert models.refusal(models.resolve({**conf("qwen3_0_6b"), **sizes}), operator, 64, 4) == f"{operator}: {says}"
 
 
 QWEN3 = {
@@ -112,6 +149,20 @@ def test_operators_that_a_model_has_not_are_refused_and_the_others_are_sized(tmp
             models.linear_shape(model, operator, 8192, 1)
         assert str(error.value) == f"{said}."
     assert models.lacks(model) is not None
+    assert {name: model[name] for name in OF_EXPERTS} == {
+        **{"num_experts": 128, "experts_per_token": 8, "expert_ffn_hidden_size": 768, "gated_experts": True},
+        **{"shared_expert_ffn_hidden_size": None, "num_dense_layers": 0},
+    }
+
+
+def test_a_model_of_experts_by_sizes_alone() -> None:
+    sizes = {"hidden_size": 2048, "num_attention_heads": 32, "num_kv_heads": 4, "head_dim": 128}
+    mixture = {"num_experts": 128, "experts_per_token": 8, "expert_ffn_hidden_size": 768}
+    model = models.resolve({"name": "mixture", "source": "sizes", **dict.fromkeys(models.SIZES), **sizes, **mixture})
+    assert (model["gated_experts"], model["gated_mlp"], model["normalization"]) == (True, None, "RMSNorm")
+    assert str(models.lacks(model, ["fc1"])).startswith("fc1: mixture has experts instead of one dense MLP; ")
+    assert models.refusal(model, "qkv", 64, 4) is None
+    assert models.without_experts(model).keys().isdisjoint(OF_EXPERTS)
 
 
 def test_sizes_that_are_given_are_swept_whatever_the_model_has(tmp_path: Path) -> None:
@@ -119,12 +170,16 @@ def test_sizes_that_are_given_are_swept_whatever_the_model_has(tmp_path: Path) -
     model = models.resolve(hf(config, ffn_hidden_size=768, gated_mlp=True))
     assert models.lacks(model) is None
     assert models.linear_shape(model, "fc1", 8192, 1).out_features == 2 * 768
+    assert layers_with(model) == dict.fromkeys(models.OPERATORS, 24)
     with pytest.raises(UserError, match="has no gated_mlp; give model"):
         models.resolve(hf(config, ffn_hidden_size=768))
     latent = write_config(tmp_path, {"model_type": "deepseek_v3"})
     with pytest.raises(UserError, match="has no num_kv_heads"):
         models.resolve(hf(latent, head_dim=128))
     assert models.lacks(models.resolve(hf(latent, head_dim=128, num_kv_heads=128)), ["qkv", "proj"]) is None
+    some_dense = write_config(tmp_path, {**QWEN3_MOE, "mlp_only_layers": [0]})
+    assert "experts in 23 of 24 layers" in str(models.mixed(models.resolve(hf(some_dense))))
+    assert models.mixed(models.resolve(hf(some_dense, ffn_hidden_size=768))) is None
 
 
 @pytest.mark.parametrize("offline", [False, True])

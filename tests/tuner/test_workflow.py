@@ -22,6 +22,7 @@ from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search.measured import override_value
 from overlap_sweep.tuner import workflow
+from overlap_sweep.tuner.report import Report
 from overlap_sweep.tuner.workflow import cannot_scale, tune
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import pass_times, timing_of
@@ -366,16 +367,67 @@ def test_a_size_cannot_scale_whose_gemms_alone_take_too_long(
     assert cannot_scale([*map(baseline, does_not), baseline(500.0, None)], tolerance) is None
 
 
-def test_a_mixture_of_experts_is_searched_where_no_whole_layer_is_to_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+GIVEN = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads")
+"""What the stand-in's configuration sets."""
+EVERYTHING = ("operator=qkv,proj,fc1,fc2", "method=ring_exchange", "num_sm=8", "aggregate=false", "max_tp_size=2")
+MIXTURE = {"model_type": "qwen3_moe", "head_dim": 32, "num_experts": 8, "moe_intermediate_size": 128}
+
+
+def of_hugging_face(directory: Path, **fields: Any) -> tuple[str, ...]:
+    directory.mkdir()
+    sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 6}
+    (directory / "config.json").write_text(json.dumps({**sizes, **fields}))
+    return "model=hf", f"model.name={directory}", *(f"model.{name}=null" for name in GIVEN)
+
+
+def test_of_a_mixture_of_experts_the_attention_is_tuned_and_proven(tmp_path: Path) -> None:
+    found = tmp_path / "sweep"
+    launcher = tuned(found, *EVERYTHING, *of_hugging_face(tmp_path / "moe", **MIXTURE), space=())
+    refused = {label.rpartition(" ")[2]: why for label, why in record(found).dropped.items()}
+    assert set(refused) == {"fc1", "fc2"}
+    assert all("Megatron-Core runs the experts' GEMMs without overlap" in why for why in refused.values())
+    assert {point.get("operator") for point in launcher.points[:2]} == {"qkv", "proj"}
+    assert {point["layer"]["kind"] for point in layers(launcher)} == {"multihead_attention"}
+    (proof,) = proofs(found).values()
+    # fc1 has no reduce-scatter whose switch qkv's could disagree with.
+    assert (proof["proven"], set(proof["settings"])) == (True, {"qkv_fprop", "qkv_dgrad", "proj_fprop", "proj_dgrad"})
+    report = Report(found)
+    (case,) = report.cases
+    assert case.applies_to[0] == "qkv and proj: the attention of all 6 layers."
+    assert [one.slot for one in report.unmeasured_slots] == ["qkv_wgrad"]
+    assert "--tp-comm-overlap-rs-dgrad" in report.megatron_arguments(2)
+    for name in ("optimal_tp_comm_overlap_cfg_tp2.yaml", "megatron_bridge_preset_tp2.py", "summary.txt"):
+        assert all(sentence in (found / name).read_text() for sentence in case.applies_to)
+
+
+@pytest.mark.parametrize(("dense", "kind"), [([0], "multihead_attention"), ([0, 1, 2], "transformer_layer")])
+def test_a_mixture_with_dense_layers_is_proven_on_what_most_layers_have(
+    tmp_path: Path, dense: list[int], kind: str
 ) -> None:
-    fields = {"model_type": "qwen3_moe", "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8}
-    (tmp_path / "moe").mkdir()
-    (tmp_path / "moe" / "config.json").write_text(json.dumps(fields))
-    model = ("model=hf", f"model.name={tmp_path / 'moe'}", "model.ffn_hidden_size=null")
-    space = (*FC2[1:], "operator=proj,fc2", "max_tp_size=2", *model)
-    with pytest.raises(UserError, match="holds no results"):
-        tuned(tmp_path / "proven", *space, space=())
-    assert "or search without a whole layer with tuner.prove=false" in capsys.readouterr().out
-    searched = tuned(tmp_path / "searched", *space, "tuner.prove=false", space=())
-    assert {point["operator"] for point in searched.points} == {"proj"}
+    model = of_hugging_face(tmp_path / "moe", **MIXTURE, mlp_only_layers=dense, intermediate_size=512)
+    launcher = tuned(tmp_path / "sweep", *EVERYTHING, *model, space=())
+    assert record(tmp_path / "sweep").dropped == {}
+    assert {point["layer"]["kind"] for point in layers(launcher)} == {kind}
+    (case,) = Report(tmp_path / "sweep").cases
+    assert case.applies_to[1] == f"fc1 and fc2: the dense MLP of {len(dense)} of 6 layers."
+
+
+def test_latent_attention_is_refused_for_every_operator_before_anything_is_measured(tmp_path: Path) -> None:
+    latent = {"model_type": "deepseek_v3", "num_key_value_heads": 8, "first_k_dense_replace": 1, "v_head_dim": 32}
+    with pytest.raises(UserError) as refused:
+        tuned(tmp_path / "sweep", *EVERYTHING, *of_hugging_face(tmp_path / "mla", **latent), space=())
+    reasons = str(refused.value).removeprefix("There is nothing to search: ").split("; ")
+    assert [reason.partition(":")[0] for reason in reasons] == ["qkv", "proj", "fc1", "fc2"]
+    assert not list(tmp_path.glob("sweep/*"))
+
+
+def test_sizes_that_a_tp_size_does_not_divide_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    sizes = ("model.num_kv_heads=2", "max_tp_size=4")
+    launcher = tuned(tmp_path / "sweep", *EVERYTHING[:4], *sizes, space=())
+    assert {point["tp_size"] for point in launcher.points} == {2}
+    (reason,) = set(record(tmp_path / "sweep").dropped.values())
+    assert reason == "qkv: 2 key-value heads are not divisible by tp_size=4"
+    with pytest.raises(UserError, match=r"nothing to search: workload\.tokens=64 is not divisible"):
+        tuned(tmp_path / "batch", *EVERYTHING, "layer.micro_batch_size=3", space=())
+    with pytest.raises(UserError, match="nothing to search: fc1: ffn_hidden_size=509 is not divisible by tp_size=2"):
+        tuned(tmp_path / "odd", *EVERYTHING, "operator=fc2", "model.ffn_hidden_size=509", space=())

@@ -98,7 +98,7 @@ def _check_choice(name: str, value: Any, lowest: int, unit: str, *words: str) ->
 def refusal(point: Mapping[str, Any]) -> str | None:
     """Returns why the completed point cannot be trained, or which option has no effect in it; None if it is valid."""
     distributed, fsdp, ranks = point["distributed"], point["fsdp"], point["distributed"]["dp_size"]
-    if lacking := models.lacks(point["model"]):
+    if lacking := models.lacks(point["model"]) or models.mixed(point["model"]):
         return lacking
     heads, kv_heads = point["model"]["num_attention_heads"], point["model"]["num_kv_heads"]
     if heads % kv_heads:

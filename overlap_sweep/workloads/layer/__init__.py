@@ -35,7 +35,7 @@ FP8_TOLERANCE = 0.2
 """For every recipe. FP8 has two or three bits of mantissa: another order of summation rounds some activations
 differently, which the next GEMMs amplify. A wrong chunk has an error of 1."""
 
-_OPERATORS_OF_KIND = {
+OPERATORS_OF_KIND = {
     "linear": ("proj",),
     "layernorm_linear": ("qkv",),
     "layernorm_mlp": ("fc1", "fc2"),
@@ -49,7 +49,7 @@ _RECORDED_SINCE_EVER = {"operator": "fc1", "phase": "all", "method": "bulk", "ph
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the point with its backend and the configuration of each variant, read from its file."""
     backend = backends.chosen(point)
-    chosen = {**_RECORDED_SINCE_EVER, **point, "backend": backend}
+    chosen = {**_RECORDED_SINCE_EVER, **point, "backend": backend, "model": models.without_experts(point["model"])}
     configs = configurations(chosen) if backend in backends.LAYERS else {}
     recorded = {name: asdict(config) for name, config in configs.items()}
     return {**chosen, "layer": {**point["layer"], "configurations": recorded}}
@@ -64,19 +64,11 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     if point["backend"] not in backends.LAYERS:
         return f"backend={point['backend']} has no whole layers; choose one of {', '.join(backends.LAYERS)}"
     layer, tokens = point["layer"], point["workload"]["tokens"]
-    sequence, rest = divmod(tokens, layer["micro_batch_size"])
-    if rest or sequence % point["tp_size"]:
-        return (
-            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer['micro_batch_size']} "
-            f"times tp_size={point['tp_size']}"
-        )
-    operators = _OPERATORS_OF_KIND[layer["kind"]]
-    if lacking := models.lacks(point["model"], operators):
-        return lacking
-    for operator in operators:
+    if reason := sizes_refusal(point["model"], layer, tokens, point["tp_size"]):
+        return reason
+    for operator in OPERATORS_OF_KIND[layer["kind"]]:
         unset = {"operator": operator, "phase": "all", "method": "none", "phases": None}
-        reason = models.refusal(point["model"], operator, tokens, point["tp_size"])
-        if reason := reason or backend.refusal({**point, **unset}):
+        if reason := backend.refusal({**point, **unset}):
             return str(reason)
     refused = refused_variants(point)
     if refused and len(refused) == len(_configs(point)):
@@ -84,10 +76,25 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     return None
 
 
+def sizes_refusal(model: Mapping[str, Any], layer: Mapping[str, Any], tokens: int, tp_size: int) -> str | None:
+    """Returns why a layer with these options cannot be cut for this TP size, or which operator the model lacks, or
+    None."""
+    sequence, rest = divmod(tokens, layer["micro_batch_size"])
+    if rest or sequence % tp_size:
+        return (
+            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer['micro_batch_size']} "
+            f"times tp_size={tp_size}"
+        )
+    operators = OPERATORS_OF_KIND[layer["kind"]]
+    if lacking := models.lacks(model, operators):
+        return lacking
+    return next(filter(None, (models.refusal(model, operator, tokens, tp_size) for operator in operators)), None)
+
+
 def refused_variants(point: Mapping[str, Any]) -> dict[str, str]:
     """Returns why variants cannot run, by name; without those that can."""
     kind = point["layer"]["kind"]
-    operators = _OPERATORS_OF_KIND[kind]
+    operators = OPERATORS_OF_KIND[kind]
 
     def reason(config: OverlapConfig) -> str | None:
         if point["tp_size"] == 1:

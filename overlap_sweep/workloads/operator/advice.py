@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import yaml
 
+from overlap_sweep.overlap.model_layers import WHOLE
 from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, NONE, TUNED, megatron_arguments, spoken
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.report.section import Card
@@ -121,7 +122,9 @@ def _differences(case: CaseAnalysis, tp_size: int) -> list[str]:
     plan = case.plans.get(tp_size)
     if plan is None or case.config(tp_size) == plan.config:
         return plan.overruled if plan else []
-    return ["The file has the fastest configuration of the whole layer, not the best setting of each operator."]
+    outcome = case.outcomes[tp_size]
+    measured = outcome.trial.part if outcome.trial else WHOLE
+    return [f"The file has the fastest configuration of {measured}, not the best setting of each operator."]
 
 
 def finals(passes: Sequence[tuple[PassChoice, Candidate]]) -> list[Candidate]:
@@ -149,7 +152,7 @@ def default_in_words(case: CaseAnalysis) -> str:
 
 def _proven(proof: Proof) -> str:
     rounds = f"{proof.layer.rounds} interleaved rounds"
-    return f"Proven on the whole layer: {rounds}, {as_percent(CONFIDENCE)} confidence intervals."
+    return f"Proven on {proof.trial.part}: {rounds}, {as_percent(CONFIDENCE)} confidence intervals."
 
 
 def noise_us(passes: Sequence[tuple[PassChoice, Candidate]]) -> float:
@@ -231,9 +234,9 @@ def async_tp_advice(case: CaseAnalysis, tp_size: int) -> str:
     trial = outcome.trial if outcome else None
     row = trial.rows.get(DEFAULT) if trial else None
     choices = [choice for choice in case.tried(tp_size) if choice.default]
-    if row and row.reference == NONE and not row.launch_bound:
+    if trial and row and row.reference == NONE and not row.launch_bound:
         advice = advised(DEFAULT if row.to_reference.faster else NONE, ASYNC_TP_BACKEND)
-        why = f"the whole layer is {row.to_reference.in_words(' than no overlap')}"
+        why = f"{trial.part} is {row.to_reference.in_words(' than no overlap')}"
     elif default_us := default_sum_us(choices):
         none_us = sum(choice.none.time_us for choice in choices)
         advice = "prove async TP on the whole layer" if default_us < none_us else advised(NONE, ASYNC_TP_BACKEND)

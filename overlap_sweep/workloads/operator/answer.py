@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep.overlap import space
+from overlap_sweep.overlap.model_layers import WHOLE, applies_to, layers_with
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Sources
@@ -115,17 +116,29 @@ class CaseAnalysis:
     def switches(self, tp_size: int) -> list[SwitchAdvice]:
         """Returns the switches of that configuration that differ from their defaults."""
         planned = self.plans[tp_size].switches if tp_size in self.plans else []
-        decided = self.decided(tp_size)
+        decided, outcome = self.decided(tp_size), self.outcomes.get(tp_size)
         if decided is None:
             return planned
+        measured = outcome.trial.part if outcome and outcome.trial else WHOLE
         known = {(advice.name, advice.value): advice for advice in planned}
         changed = (item for item in decided.switches.items() if item not in SWITCH_DEFAULTS.items())
-        return [known.get(item, SwitchAdvice(*item, "as measured on the whole layer")) for item in changed]
+        return [known.get(item, SwitchAdvice(*item, f"as measured on {measured}")) for item in changed]
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """Returns the model's operators, each with the number of layers that have it."""
+        return _layers_with(self.points)
+
+    @property
+    def applies_to(self) -> list[str]:
+        """Returns which layers of the model the files apply to, in sentences; empty if all layers are alike."""
+        operators = {choice.operator for plan in self.plans.values() for choice in plan.choices}
+        return applies_to(self.points[0].config["model"], operators)
 
     def unmeasured(self, tp_size: int) -> list[UnmeasuredSlot]:
         """Returns the slots that no operator point overlapped, and how they run in that configuration."""
         tried = {answer.slot for answer in self.slots(tp_size)}
-        return unmeasured_slots(self.config(tp_size), tried)
+        return unmeasured_slots(self.config(tp_size), tried, self.layers)
 
     def slots(self, tp_size: int) -> list[SlotAnswer]:
         """Returns the answers for the slots that were tried with an overlap at this TP size."""
@@ -159,6 +172,7 @@ def analyse_operators(sources: Sources) -> OperatorAnalysis:
     cases = []
     for case, case_points in grouped.items():
         choices = choose_all(case_points, traces, config.objective, failed)
+        layers = _layers_with(case_points)
         by_size: dict[int, list[PassChoice]] = defaultdict(list)
         for choice in choices:
             by_size[choice.tp_size].append(choice)
@@ -167,7 +181,7 @@ def analyse_operators(sources: Sources) -> OperatorAnalysis:
                 case=case,
                 folder=case.name if len(grouped) > 1 else "",
                 points=case_points,
-                plans={size: plan(by_size[size], config.unmeasured) for size in sorted(by_size) if size > 1},
+                plans={size: plan(by_size[size], config.unmeasured, layers) for size in sorted(by_size) if size > 1},
                 scaling=scale_case(choices, config.tp_scaling_tolerance),
                 launch_bound=[point.name for point in case_points if point.result and point.result.launch_bound],
                 outcomes=_standing(found, case),
@@ -175,6 +189,11 @@ def analyse_operators(sources: Sources) -> OperatorAnalysis:
         )
     strays = [one for one in found if isinstance(one, Unproven) and one.case is None]
     return OperatorAnalysis(cases, strays, traces)
+
+
+def _layers_with(points: Iterable[Point]) -> dict[str, int]:
+    # Sizes that the user gives for one point add its operator.
+    return {operator: number for point in points for operator, number in layers_with(point.config["model"]).items()}
 
 
 def _standing(found: Sequence[Outcome], case: Case) -> dict[int, Outcome]:

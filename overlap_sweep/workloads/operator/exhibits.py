@@ -14,7 +14,7 @@ from overlap_sweep.overlap.overlap_cfg import NONE, TUNED, named
 from overlap_sweep.report import causes
 from overlap_sweep.report.charts import Form
 from overlap_sweep.report.iterations import Timeline
-from overlap_sweep.report.numbers import PASS_WORDS, as_duration
+from overlap_sweep.report.numbers import PASS_WORDS, as_duration, as_sentence
 from overlap_sweep.report.section import Exhibit, Sources
 from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.layer.result import attention_backend
@@ -119,7 +119,7 @@ def _timelines(case: CaseAnalysis) -> Iterator[Exhibit]:
     """Yields the timelines of whole layers, then of each operator, and a note on operators without a trace."""
     for tp_size, proof in case.proofs.items():
         if shown := _layer_timeline(proof):
-            yield _folded(f"TP={tp_size}, the whole layer", f"tp{tp_size}_layer", {"all": shown})
+            yield _folded(f"TP={tp_size}, {proof.trial.part}", f"tp{tp_size}_layer", {"all": shown})
     without = []
     for tp_size in case.plans:
         found = chart.pass_timelines(case, tp_size)
@@ -148,7 +148,7 @@ def _layer_timeline(proof: Proof) -> Timeline | None:
     best = TUNED if proof.recommended == NONE else proof.recommended
     if not proof.trial.point or NONE not in names or best not in names:
         return None
-    title = f"The whole layer, TP={proof.tp_size}"
+    title = f"{as_sentence(proof.trial.part)}, TP={proof.tp_size}"
     return layer_timeline(title, proof.trial.point, ("no overlap", names[NONE]), (named(best, backend), names[best]))
 
 
@@ -172,7 +172,7 @@ def _proof(outcome: Outcome, trial: Trial) -> Exhibit:
         name=f"layer_tp{trial.tp_size}",
         heading=f"Proof at TP={trial.tp_size}, {layer}",
         brief=f"Proof at TP={trial.tp_size}",
-        chart=partial(layer_bars, f"The whole layer, TP={trial.tp_size}", trial.layer, best),
+        chart=partial(layer_bars, f"{as_sentence(trial.part)}, TP={trial.tp_size}", trial.layer, best),
         listing=layers.compared(trial.layer, trial.rows[best] if best else None),
         explained=layers.legend(trial.layer),
         notes=[*trial.layer.cautions, *trial.warnings],

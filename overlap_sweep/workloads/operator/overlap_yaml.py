@@ -37,7 +37,8 @@ LAYERS_HERE = f"workload=layer with backend={ASYNC_TP_BACKEND} (layer.tp_comm_ov
 def training_files(case: CaseAnalysis, tp_size: int, command: str) -> dict[str, str]:
     """Returns the text of each file by name; first the YAML for Megatron-LM, or its substitute."""
     config, name = case.config(tp_size), f"tp_comm_overlap_tp{tp_size}"
-    lines = [*_origin(case, tp_size, command), *_gain(case, tp_size), *_unmeasured(case, tp_size)]
+    applies_to = ["", *case.applies_to] if case.applies_to else []
+    lines = [*_origin(case, tp_size, command), *applies_to, *_gain(case, tp_size), *_unmeasured(case, tp_size)]
 
     def head(reader: str) -> list[str]:
         return [f"Communication overlap at TP={tp_size}, for {reader}.", *lines]
@@ -81,7 +82,8 @@ def _gain(case: CaseAnalysis, tp_size: int) -> list[str]:
         return lines
     layer, backend = outcome.layer, case.case.backend
     recommended = named(outcome.recommended, backend)
-    lines.append(f"Whole layer in {layer.rounds} interleaved rounds; this file is '{recommended}':")
+    measured = as_sentence(outcome.trial.part.removeprefix("the "))
+    lines.append(f"{measured} in {layer.rounds} interleaved rounds; this file is '{recommended}':")
     for label, row in outcome.trial.rows.items():
         ratio = f"{row.ratio:.3f} of {layer.reference} ({row.interval.low:.3f} to {row.interval.high:.3f})"
         lines.append(f"  {named(label, backend)}: {as_us(row.whole.time_us)} us, {ratio}")

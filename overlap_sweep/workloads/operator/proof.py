@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from overlap_sweep.overlap.model_layers import WHOLE, part
 from overlap_sweep.overlap.overlap_cfg import (
     ASYNC_TP_BACKEND,
     DEFAULT,
@@ -47,6 +48,11 @@ class Trial:
     """Times of the measured variants, by label."""
     warnings: list[str] = field(default_factory=list)
     """The point's warnings, one sentence each; also why a variant was not measured."""
+
+    @property
+    def part(self) -> str:
+        """Returns what was measured, in words: `the whole layer`, or a part of it."""
+        return part(self.point.config["layer"]["kind"]) if self.point else WHOLE
 
     @property
     def rows(self) -> dict[str, VariantRow]:
@@ -169,7 +175,8 @@ class Unproven:
     @property
     def verdict(self) -> str:
         """Returns the verdict in a sentence."""
-        return f"not proven on the whole layer: {self.reason}{f'; {self.advice}' if self.advice else ''}."
+        planned = self.trial.part if self.trial else WHOLE
+        return f"not proven on {planned}: {self.reason}{f'; {self.advice}' if self.advice else ''}."
 
 
 Outcome = Proof | Unproven

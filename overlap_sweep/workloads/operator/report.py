@@ -96,6 +96,7 @@ def _case(case: CaseAnalysis) -> dict[str, Any]:
     return {
         "name": case.case.name,
         **case.case._asdict(),
+        "applies_to": case.applies_to,
         "measured": measured_when(case.points),
         "environment": environment,
         "other_environments": others,

@@ -109,7 +109,7 @@ def _answer(case: CaseAnalysis, overlap_threshold: float) -> Answer:
     return Answer(
         title=str(case.case),
         brief=f"{case.case.model}, {case.case.tokens} tokens, {case.case.precision}, {case.case.backend}",
-        sentences=list(filter(None, [scaling_sentence(case)])),
+        sentences=[*filter(None, [scaling_sentence(case)]), *case.applies_to],
         cards=list(cards(case).values()),
         cautions=cautions(case),
         compared=Listing(

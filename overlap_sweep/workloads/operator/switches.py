@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from types import MappingProxyType
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS as DEFAULTS
@@ -18,6 +19,9 @@ from overlap_sweep.overlap.overlap_cfg import OverlapConfig, methods_allowed, sw
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
 
 Switches = Mapping[str, bool]
+
+LAYERS_ALIKE: Mapping[str, int] = MappingProxyType(dict.fromkeys(space.OPERATORS, 1))
+"""The operators of a model whose layers are all alike."""
 
 
 @dataclass(frozen=True)
@@ -67,20 +71,23 @@ def _slots_of(finals: Sequence[Candidate]) -> dict[str, space.Setting]:
     return {slot: dict(final[slot]) for slot in space.SLOTS if slot in final}
 
 
-def plan(choices: Sequence[PassChoice], unmeasured: str = "off") -> Plan:
+def plan(choices: Sequence[PassChoice], unmeasured: str = "off", layers: Mapping[str, int] = LAYERS_ALIKE) -> Plan:
     """Returns the switches, and the settings they allow, that lose least time against the choices of one TP size.
+
+    `layers` has the operators of the model, each with the number of layers that have it: what is lost counts in all of
+    them.
 
     Ties go to the combination that overrules the fewest choices, then by `AnalysisConfig.unmeasured`: `off` leaves the
     fewest unmeasured slots on, `default` touches the fewest unmeasured operators; then to the fewest changed switches.
     """
-    switches, finals = min(_settled(choices, unmeasured), key=lambda settled: settled[0])[1:]
+    switches, finals = min(_settled(choices, unmeasured, layers), key=lambda settled: settled[0])[1:]
     overruled = [
         f"TP={choice.tp_size} {choice.label}: {_spoken(final)} instead of {_spoken(choice.chosen)} "
         f"({final.time_us - choice.chosen.time_us:+.1f} us), because a Megatron-Core switch applies to several slots."
         for choice, final in zip(choices, finals, strict=True)
         if final is not choice.chosen
     ]
-    return Plan(list(choices), finals, overruled, _advice(switches, finals, choices))
+    return Plan(list(choices), finals, overruled, _advice(switches, finals, choices, layers))
 
 
 def _combinations() -> Iterator[Switches]:
@@ -92,18 +99,21 @@ def _combinations() -> Iterator[Switches]:
 
 
 def _settled(
-    choices: Sequence[PassChoice], unmeasured: str
+    choices: Sequence[PassChoice], unmeasured: str, layers: Mapping[str, int]
 ) -> Iterator[tuple[tuple[float, ...], Switches, list[Candidate]]]:
     """Yields every combination of switches that leaves each choice a measured candidate: its rank (smallest is best),
     the switches, and the candidates."""
     tried = frozenset[str]().union(*(choice.tried_slots for choice in choices))
-    default = methods_allowed(DEFAULTS)
+    default = _allowed(DEFAULTS, layers)
     for switches in _combinations():
-        allowed = methods_allowed(switches)
+        allowed = _allowed(switches, layers)
         found = [final for choice in choices if (final := _best_allowed(choice, allowed))]
-        if len(found) < len(choices) or switches_refusal(OverlapConfig(_slots_of(found), dict(switches))):
+        if len(found) < len(choices) or switches_refusal(OverlapConfig(_slots_of(found), dict(switches)), layers):
             continue
-        loss_us = sum(max(0.0, f.time_us - c.chosen.time_us) for f, c in zip(found, choices, strict=True))
+        loss_us = sum(
+            max(0.0, final.time_us - choice.chosen.time_us) * layers[choice.operator]
+            for final, choice in zip(found, choices, strict=True)
+        )
         overruled = sum(final is not choice.chosen for final, choice in zip(found, choices, strict=True))
         touched = [slot for slot in allowed if slot not in tried and allowed[slot] != default[slot]]
         operators = {slot.partition("_")[0] for slot in touched}
@@ -111,6 +121,12 @@ def _settled(
         changed = sum(switches[name] != DEFAULTS[name] for name in DEFAULTS)
         unknown = (len(left_on), changed) if unmeasured == "off" else (len(operators), changed, len(touched))
         yield (loss_us, overruled, *unknown), switches, found
+
+
+def _allowed(switches: Switches, operators: Collection[str]) -> dict[str, frozenset[str]]:
+    """Returns the methods that each slot of these operators can have under the switches."""
+    methods = methods_allowed(switches)
+    return {slot: own for slot, own in methods.items() if slot.partition("_")[0] in operators}
 
 
 def _best_allowed(choice: PassChoice, allowed: Mapping[str, frozenset[str]]) -> Candidate | None:
@@ -126,14 +142,16 @@ def _best_allowed(choice: PassChoice, allowed: Mapping[str, frozenset[str]]) -> 
     return min(filter(fits, choice.candidates), key=lambda candidate: candidate.time_us, default=None)
 
 
-def _advice(switches: Switches, finals: Sequence[Candidate], choices: Sequence[PassChoice]) -> list[SwitchAdvice]:
+def _advice(
+    switches: Switches, finals: Sequence[Candidate], choices: Sequence[PassChoice], operators: Collection[str]
+) -> list[SwitchAdvice]:
     final = {slot: f for choice, f in zip(choices, finals, strict=True) for slot in choice.tried_slots}
-    now = methods_allowed(switches)
+    now = _allowed(switches, operators)
     advice = []
     for name, value in switches.items():
         if value == DEFAULTS[name]:
             continue
-        without = methods_allowed({**switches, name: DEFAULTS[name]})
+        without = _allowed({**switches, name: DEFAULTS[name]}, operators)
         moved = [slot for slot in now if now[slot] != without[slot]]
         by_setting: dict[str, list[str]] = {}
         for slot in (slot for slot in moved if slot in final):
@@ -146,11 +164,13 @@ def _advice(switches: Switches, finals: Sequence[Candidate], choices: Sequence[P
     return advice
 
 
-def unmeasured_slots(config: OverlapConfig, tried: Collection[str]) -> list[UnmeasuredSlot]:
-    """Returns how the slots that are not in `tried` run."""
-    on = methods_allowed(config.switches)
+def unmeasured_slots(
+    config: OverlapConfig, tried: Collection[str], operators: Collection[str] = LAYERS_ALIKE
+) -> list[UnmeasuredSlot]:
+    """Returns how the slots of these operators run that are not in `tried`."""
+    on = _allowed(config.switches, operators)
     return [
         UnmeasuredSlot(slot, "off" if not on[slot] else "as set" if slot in config.slots else "default")
-        for slot, methods in space.SLOTS.items()
-        if methods and slot not in tried
+        for slot in space.SLOTS
+        if slot in on and slot not in tried
     ]
