@@ -215,6 +215,7 @@ FSDP = (
 COPY_ENGINE = (
     "copy_engine.direction=host_to_device,device_to_host,device_to_device,peer runtime.device=cpu,cuda",
     *("backend=torch", "copy_engine.matrix_size=32 copy_engine.copy_mb=0.25 runtime.device=cuda", "fsdp.replicas=2"),
+    "copy_engine.matrix_size=32 copy_engine.chunks=null,1,32,33",
 )
 ALL_STACKS = "impl=autotp,fsdp_dtensor,async_tp,megatron"
 TP_TRAINING = (

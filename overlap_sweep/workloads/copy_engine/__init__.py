@@ -36,6 +36,9 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
 def refusal(point: Mapping[str, Any]) -> str | None:
     if point["copy_engine"]["direction"] != "device_to_device" and point["runtime"]["device"] == "cpu":
         return f"copy_engine.direction={point['copy_engine']['direction']} needs a GPU"
+    chunks, rows = point["copy_engine"]["chunks"], point["copy_engine"]["matrix_size"]
+    if chunks and chunks > rows:
+        return f"copy_engine.chunks={chunks} is larger than copy_engine.matrix_size={rows}"
     return None
 
 
@@ -62,6 +65,10 @@ WORKLOAD = Workload(
     # The GPU that receives the copies.
     idle_gpus=lambda point: int(point["copy_engine"]["direction"] == "peer"),
     fewer_gpus=lambda point: (f"copy_engine.direction={point['copy_engine']['direction']}", "another direction"),
-    cost=lambda point: (point["copy_engine"]["gemms"], point["copy_engine"]["copies"]),
+    cost=lambda point: (
+        point["copy_engine"]["gemms"],
+        point["copy_engine"]["copies"],
+        bool(point["copy_engine"]["chunks"]),
+    ),
     workers=_workers,
 )

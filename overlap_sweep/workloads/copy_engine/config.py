@@ -38,6 +38,9 @@ class CopyEngine:
     """Data type of the GEMM."""
     gemms: int = ranged(4, 1, 1000)
     """Number of GEMMs in each iteration, in sequence."""
+    chunks: int | None = ranged(None, 2, 1024)
+    """Split each GEMM by rows into this many smaller ones, so that other work can start between them, and compare with
+    the whole GEMMs. null: no splitting."""
     copies: int = ranged(4, 1, 1000)
     """Number of copies in each iteration, in sequence."""
     iterations: int | None = ranged(None, 3, 10**5)
