@@ -3,7 +3,7 @@ chart."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -133,9 +133,9 @@ COMPARED = Table("copies", "one row per size", (C("", attrgetter("size"), kind="
 
 LEGEND = (
     "Times are per iteration, with all its GEMMs and copies. none: in sequence; time: overlapped; saved: none - time, "
-    "median of the rounds; hidden: saved / the shorter of GEMM and copy alone. In chunks: GEMM, none and whole are of "
-    "GEMMs that are not split."
+    "median of the rounds; hidden: saved / the shorter of GEMM and copy alone."
 )
+LEGEND_OF_CHUNKS = " In chunks: GEMM, none and whole are of GEMMs that are not split."
 
 
 def section(sources: Sources) -> Section | None:
@@ -180,7 +180,7 @@ def _answer(analysis: CopyAnalysis) -> Answer:
         compared=Listing(COMPARED, analysis.rows, "Every size, by GEMM size.", chosen=lambda row: row.saves),
         points=[row.point for row in analysis.rows],
         brief=f"{analysis.direction} on {analysis.device}",
-        legend=LEGEND,
+        legend=LEGEND + LEGEND_OF_CHUNKS * bool(analysis.on_chunks),
         charts=[Exhibit(chart=partial(copies_bars, analysis), name=analysis.direction)],
     )
 
@@ -192,6 +192,7 @@ MOST_BARS = 40
 def copies_bars(analysis: CopyAnalysis) -> charts.Rows:
     """Returns, by size, how much of the shorter of GEMMs and copies is hidden behind the longer, as a share of the
     sequential time, since sizes differ by magnitudes."""
+    shown = {column.header for column in Listing(COMPARED, analysis.rows).columns}
     return charts.Rows(
         title=f"{analysis.direction} on {analysis.device}",
         subtitle=f"overlapped time with its noise; at most the first {MOST_BARS} sizes",
@@ -202,11 +203,11 @@ def copies_bars(analysis: CopyAnalysis) -> charts.Rows:
             charts.Key("saved", "saved"),
         ],
         columns=["time us", "hidden"],
-        rows=[_bar(row) for row in analysis.rows[:MOST_BARS]],
+        rows=[_bar(row, shown) for row in analysis.rows[:MOST_BARS]],
     )
 
 
-def _bar(row: CopyRow) -> charts.Row:
+def _bar(row: CopyRow, shown: Collection[str]) -> charts.Row:
     scale = 100 / row.none.time_us
     longer_us = max(row.gemm.time_us, row.copy.time_us)
     time_us, noise_us = row.overlapped.time_us, row.overlapped.noise_us
@@ -217,5 +218,5 @@ def _bar(row: CopyRow) -> charts.Row:
         high=(time_us + noise_us) * scale,
         cells=[as_us(time_us), as_percent(row.hidden_fraction)],
         bold=row.saves,
-        details=COMPARED.details(row),
+        details={header: text for header, text in COMPARED.details(row).items() if header in shown},
     )
