@@ -20,7 +20,7 @@ from torch import Tensor
 
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure import Ranks, stream
-from overlap_sweep.measure.profile import capture_each
+from overlap_sweep.measure.profile import BY_ROCPROFV3, capture_each
 from overlap_sweep.measure.timing import STREAM_PRIORITY, Variant, summarise, time_variants
 from overlap_sweep.workloads.copy_engine.result import CHUNKED, VARIANTS, CopyTimes
 
@@ -104,7 +104,11 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
     # The usual names of a point's own trace and of that with no overlap.
     profiled = {"": variants[names[-1]], "none": variants["sequential"]}
-    traces = capture_each(profiled, ranks, PROFILED, directory) if point["profile"] != "none" else []
+    traces, warnings = [], []
+    if point["profile"] != "none" and torch.version.hip:
+        warnings = [BY_ROCPROFV3]
+    elif point["profile"] != "none":
+        traces = capture_each(profiled, ranks, PROFILED, directory)
     times = {name: summarise(taken.us["all"]) for name, taken in samples.items()}
     launch_bound = {name: taken.launch_bound for name, taken in samples.items()}
     return {
@@ -117,6 +121,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         "objective_us": times[names[-1]].median_us,
         "launch_bound": any(launch_bound.values()),
         "traces": traces,
+        "warnings": warnings,
     }
 
 

@@ -78,6 +78,14 @@ def test_gemms_in_chunks_are_timed_beside_whole_ones(tmp_path: Path, dtype: str)
     }
 
 
+def test_no_trace_is_exported_on_rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.3.42131")
+    found = run(point("all"), tmp_path, ALONE)
+    assert found["traces"] == []
+    assert "profiling.rocprofv3=true records a trace" in found["warnings"][0]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_lost_at_once_is_wrong_numbers() -> None:
     work = copy_overlap._work(point(chunks=3), ALONE)
     copy_overlap._check(work, ALONE, chunked=True)
