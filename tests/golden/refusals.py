@@ -206,6 +206,7 @@ FSDP = (
     "fsdp.separate_reduce_scatter_group=true fsdp.replicas=1,2",
     "distributed.strategy=fsdp2,ddp fsdp.symmetric_memory=null,kernels,copy_engines runtime.device=cpu,cuda",
     "fsdp.symmetric_memory=multicast",
+    "fsdp.symmetric_memory=kernels runtime.device=cuda distributed.dp_size=4 fsdp.reshard_after_forward=true,2",
     "fsdp.symmetric_memory=kernels,copy_engines runtime.device=cuda +distributed.env.NCCL_CTA_POLICY=2",
     "compile.enabled=true,false compile.mode=null,default",
     "compile.enabled=true compile.mode=null,default +compile.options.trace.enabled=true",

@@ -145,6 +145,10 @@ def _without_symmetric_memory(point: Mapping[str, Any], shards: int) -> str | No
         return f"fsdp.symmetric_memory={kind} needs GPUs"
     if ranks_per_node(point) % shards:
         return f"fsdp.symmetric_memory={kind} needs shards within a node; add fsdp.replicas={PER_NODE}"
+    if not isinstance(point["fsdp"]["reshard_after_forward"], bool):
+        return (
+            f"fsdp.reshard_after_forward must be true or false with fsdp.symmetric_memory={kind}, which is of one group"
+        )
     if kind == COPY_ENGINES and _CTA_POLICY in point["distributed"]["env"]:
         return f"distributed.env.{_CTA_POLICY} is set by fsdp.symmetric_memory={kind}; leave it out"
     return None

@@ -265,6 +265,51 @@ def test_reduce_scatters_have_a_group_of_their_own_if_asked() -> None:
     assert not found["replicas"][0] & found["replicas"][1]
 
 
+def _in_symmetric_memory(ranks: Ranks, point: dict[str, Any], root: Path) -> tuple[list[float], dict[str, set[int]]]:
+    """The losses of a point whose buffers come from a stand-in for NCCL's memory; by group the addresses of the buffers
+    that its collectives used outside of that memory."""
+    from overlap_sweep.workloads.fsdp import symmetric
+
+    allocated: dict[str, set[int]] = {}
+    foreign: dict[str, set[int]] = {}
+
+    def allocator(group: dist.ProcessGroup, device: torch.device) -> symmetric.Allocate:
+        own = allocated.setdefault(group.group_name, set())
+
+        def empty(size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+            buffer = torch.empty(*size, dtype=dtype, device=device)
+            own.add(buffer.untyped_storage().data_ptr())
+            return buffer
+
+        return empty
+
+    def noted(issue: Any) -> Any:
+        def collective(output: Any, source: Any, *given: Any, **options: Any) -> Any:
+            (group,) = (one for one in given if isinstance(one, dist.ProcessGroup))
+            used = {tensor.untyped_storage().data_ptr() for tensor in (output, source)}
+            foreign.setdefault(group.group_name, set()).update(used - allocated[group.group_name])
+            return issue(output, source, *given, **options)
+
+        return collective
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(symmetric, "check", lambda kind, ranks: None)
+        patched.setattr(symmetric, "allocator", allocator)
+        for kind in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+            patched.setattr(dist, kind, noted(getattr(dist, kind)))
+        losses = _train(ranks, {"symmetric": point}, root)["symmetric"]["measured"].losses
+    return losses, foreign
+
+
+@pytest.mark.end_to_end
+def test_collectives_use_only_symmetric_memory_of_their_group(tmp_path: Path, pair: Pair) -> None:
+    point = fsdp_point(*FSDP2["own group"])
+    point["fsdp"]["symmetric_memory"] = "kernels"
+    for learnt, foreign in run_ranks(2, _in_symmetric_memory, point, tmp_path, keep="cpu"):
+        assert learnt == pytest.approx(losses(pair[1])["defaults"], rel=1e-5)
+        assert list(foreign.values()) == [set(), set()]
+
+
 @pytest.mark.end_to_end
 def test_the_profiler_and_the_marks_see_the_same_collectives(tmp_path: Path) -> None:
     asked = ["profiling.enabled=true", "profiling.active=3", "model.hidden_size=128", "model.ffn_hidden_size=512"]
