@@ -24,10 +24,10 @@ SPIN_US = 10_000.0
 
 TENSORBOARD_DIRECTORY = "torch_profiler"
 
-NO_CHROME_TRACE = (
-    "No Chrome trace was written: exporting one is known to crash on ROCm. profiling.rocprofv3=true records a trace; "
-    "profiling.tensorboard=true exports one for TensorBoard all the same."
+BY_ROCPROFV3 = (
+    "No Chrome trace was written: exporting one is known to crash on ROCm. profiling.rocprofv3=true records a trace."
 )
+NO_CHROME_TRACE = f"{BY_ROCPROFV3} profiling.tensorboard=true exports one for TensorBoard all the same."
 
 SAME_EXPORT = "Exporting traces for TensorBoard is known to crash on ROCm."
 

@@ -221,6 +221,12 @@ FSDP = (
     "distributed.dp_size=8 fsdp.replicas=1,2,4 fsdp.reshard_after_forward=true,2,3,4,8",
     *("distributed.strategy=fsdp2,ddp distributed.bucket_cap_mb=5", "distributed.gradient_as_bucket_view=false"),
     "fsdp.replicas=2 distributed.dp_size=4 streams.all_reduce=normal distributed.enable_overlap=true",
+    "distributed.strategy=fsdp2,ddp fsdp.layers_per_unit=1,2,4 fsdp.separate_reduce_scatter_group=false,true",
+    "fsdp.separate_reduce_scatter_group=true fsdp.replicas=1,2",
+    "distributed.strategy=fsdp2,ddp fsdp.symmetric_memory=null,kernels,copy_engines runtime.device=cpu,cuda",
+    "fsdp.symmetric_memory=multicast",
+    "fsdp.symmetric_memory=kernels runtime.device=cuda distributed.dp_size=4 fsdp.reshard_after_forward=true,2",
+    "fsdp.symmetric_memory=kernels,copy_engines runtime.device=cuda +distributed.env.NCCL_CTA_POLICY=2",
     "compile.enabled=true,false compile.mode=null,default",
     "compile.enabled=true compile.mode=null,default +compile.options.trace.enabled=true",
     *("model.num_kv_heads=3", "profiling.tensorboard=true", "profiling.tensorboard=true profiling.enabled=true"),
@@ -229,6 +235,7 @@ FSDP = (
 COPY_ENGINE = (
     "copy_engine.direction=host_to_device,device_to_host,device_to_device,peer runtime.device=cpu,cuda",
     *("backend=torch", "copy_engine.matrix_size=32 copy_engine.copy_mb=0.25 runtime.device=cuda", "fsdp.replicas=2"),
+    "copy_engine.matrix_size=32 copy_engine.chunks=null,1,32,33",
 )
 ALL_STACKS = "impl=autotp,fsdp_dtensor,async_tp,megatron"
 TP_TRAINING = (
