@@ -89,6 +89,9 @@ class BestSetting:
     """Whether copy engines move the data."""
     atomic_gemm: bool | None
     fp8_buf: bool | None
+    comm_priority: int | None = None
+    gemm_priority: int | None = None
+    pipeline_rs_overlap_first_gemm: bool | None = None
     time_us: float | None
     """Median time of the pass with this setting."""
     noise_us: float | None

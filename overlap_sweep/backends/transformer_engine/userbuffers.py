@@ -7,6 +7,7 @@ They print from C++; the worker redirects standard output to the point's log.
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,11 +26,11 @@ from transformer_engine.pytorch.cpp_extensions import general_gemm
 from transformer_engine.pytorch.module import base
 from transformer_engine.pytorch.tensor.storage.float8_tensor_storage import Float8TensorStorage
 
-from overlap_sweep.backends import Operand, Outputs, Problem
+from overlap_sweep.backends import Operand, Outputs, Problem, uses_cublasmp
 from overlap_sweep.backends.torch.overlap import as_bytes
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
-from overlap_sweep.overlap.space import Setting
+from overlap_sweep.overlap.space import PRIORITIES, Setting
 
 _BROKEN = re.compile(r"CUDA error|out of memory|NCCL", re.IGNORECASE)
 """Marks RuntimeErrors of the library that are failures; the others mean that something is not supported."""
@@ -47,11 +48,28 @@ def initialize_for(point: Mapping[str, Any], ub_cfgs: Mapping[str, Setting]) -> 
         fp8=point["precision"].startswith("fp8"),
         bootstrap_backend=point["runtime"]["bootstrap_backend"],
         ub_cfgs=ub_cfgs,
+        with_cublasmp=_checked_cublasmp(point),
     )
 
 
+def _checked_cublasmp(point: Mapping[str, Any]) -> bool:
+    """Returns whether cuBLASMp overlaps the point. Raises Refused if it might use NVLink multicast that is off."""
+    if not uses_cublasmp(point):
+        return False
+    # It takes its multicast addresses from NCCL, which creates none then.
+    if not point["runtime"]["multicast"] and os.environ.get("NCCL_NVLS_ENABLE") != "0":
+        raise Refused("cuBLASMp could use NVLink multicast, since NCCL_NVLS_ENABLE is not 0 in this process")
+    return True
+
+
 def initialize(
-    tokens: int, hidden_size: int, tp_size: int, fp8: bool, bootstrap_backend: str, ub_cfgs: Mapping[str, Setting]
+    tokens: int,
+    hidden_size: int,
+    tp_size: int,
+    fp8: bool,
+    bootstrap_backend: str,
+    ub_cfgs: Mapping[str, Setting],
+    with_cublasmp: bool = False,
 ) -> None:
     """Initialises exactly this configuration; does nothing if it is initialised already. Collective.
 
@@ -67,9 +85,13 @@ def initialize(
         "dtype": torch.bfloat16,
         "ub_cfgs": deepcopy(dict(ub_cfgs)) or None,
         "bootstrap_backend": bootstrap_backend,
+        # Older versions don't have the argument.
+        **({"with_cublasmp": True} if with_cublasmp else {}),
     }
     if wanted == _current:
         return
+    if reason := _unsupported(ub_cfgs, with_cublasmp):
+        raise Refused(f"Transformer Engine: {reason}")
     destroy()
     # No rank may free its buffers while another still reads them.
     torch.cuda.synchronize()
@@ -86,6 +108,21 @@ def initialize(
         reason, *_ = str(error).splitlines() or [type(error).__name__]
         raise Refused(f"Transformer Engine: {reason}") from error
     _current = wanted
+
+
+def _unsupported(ub_cfgs: Mapping[str, Setting], with_cublasmp: bool) -> str | None:
+    """Returns why this build of the library or this GPU would not do what is wanted, or None."""
+    if with_cublasmp and not getattr(tex, "nvte_built_with_cublasmp", lambda: False)():
+        return "it was built without cuBLASMp (NVTE_WITH_CUBLASMP=1)"
+    priorities = [
+        (slot, knob, setting[knob]) for slot, setting in ub_cfgs.items() for knob in PRIORITIES if knob in setting
+    ]
+    if priorities:
+        lowest, highest = tex.get_stream_priority_range()
+        for slot, knob, value in priorities:
+            if not highest <= value <= lowest:
+                return f"{slot}: {knob}={value} is not among this GPU's priorities, {highest} to {lowest}"
+    return None
 
 
 def destroy() -> None:

@@ -135,10 +135,11 @@ def _answer(layer: LayerAnalysis, root: Path) -> Answer:
     brief = f"{case.model} {options['kind']} TP={point.config['tp_size']}"
     replicas = f", {options['num_replicas']} replicas" if options["num_replicas"] > 1 else ""
     nodes = f", {case.nodes} nodes" if case.nodes > 1 else ""
+    more = f", {case.process_wide}" if case.process_wide else ""
     attention = f", attention {found}" if (found := attention_backend(point.result)) else ""
     return Answer(
         title=f"{case.model} {options['kind']}, TP={point.config['tp_size']}{replicas}, {case.tokens} tokens, "
-        f"{case.precision}, backend {case.backend} on {case.device}{attention}{nodes}",
+        f"{case.precision}, backend {case.backend} on {case.device}{attention}{nodes}{more}",
         brief=brief,
         sentences=[layer.verdict],
         card=card(layer, brief, root),

@@ -105,7 +105,7 @@ S = Column[SlotAnswer]
 
 
 def _kind(knob: str) -> Kind:
-    return "count" if knob in space.COUNTS else "flag"
+    return "count" if knob in space.NUMBERS else "flag"
 
 
 def _setting(row: PhaseRow) -> Mapping[str, Any]:
