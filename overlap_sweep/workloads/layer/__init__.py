@@ -124,9 +124,7 @@ def names(point: Mapping[str, Any]) -> list[str]:
     switched = {name: layer[name] for name in _SWITCH_OPTIONS if layer.get(name) is not None}
     preset = "rs_dgrad" if layer["ub_overlap_rs_dgrad"] else "default"
     arguments = [*(["ub_overlap_rs_dgrad"] if layer["ub_overlap_rs_dgrad"] else []), *switched]
-    chosen_by = [
-        name for name in ("variants", "tp_comm_overlap_cfg", *arguments[:1]) if name in arguments or layer[name]
-    ]
+    chosen_by = [*(name for name in ("variants", "tp_comm_overlap_cfg") if layer[name]), *arguments[:1]]
     if layer["comm_overlap"] and len(chosen_by) > 1:
         of_variants = "; switches follow a name: 'bulk ub_bulk_wgrad=false'" if switched else ""
         raise UserError(
@@ -175,7 +173,7 @@ def _configuration(name: str, point: Mapping[str, Any]) -> OverlapConfig:
     switches = {f"{argument}={value}": argument for argument in MEGATRON_NAMES for value in ("true", "false")}
     if unknown := [word for word in words if word not in switches]:
         known = ", ".join(MEGATRON_NAMES)
-        raise UserError(f"layer.variants: {name}: {unknown[0]!r} is no switch; give one of {known}, =true or =false.")
+        raise UserError(f"layer.variants: {name}: {unknown[0]!r} is not a switch; give {known} with =true or =false.")
     config = _preset(preset, point)
     changed = {MEGATRON_NAMES[switches[word]]: word.endswith("=true") for word in words}
     return OverlapConfig(config.slots, {**config.switches, **changed})

@@ -249,8 +249,8 @@ def against_other_processes(case: CaseAnalysis, others: Sequence[CaseAnalysis]) 
             compared = Comparison(ratio, Interval(ratio - noise, ratio + noise))
             names = ", ".join(labels([choice for choice, _ in sums[0]]))
             found.append(
-                f"TP={tp_size}, sum of {names}: {_in_processes(case)} is "
-                f"{compared.in_words(f' than {_in_processes(other)}')}, in other processes."
+                f"TP={tp_size}, sum of {names}, each in its own processes: {_in_processes(case)} is "
+                f"{compared.in_words(f' than {_in_processes(other)}')}."
             )
     return found
 
