@@ -183,7 +183,8 @@ KERNEL = (
     *("k=null", "n=null", "kernel=null", "dtype=float16", "m=48", "iters=5", "warmup_iters=7"),
     "implementations=[],[ring_sm513],[warp],[ring_ce0],[ring,ring_sm4,bulk_sm3,pipeline_split5],[ring_agg0,ring_agg1]",
     f"kernel=ag_gemm,gemm_rs backend=transformer_engine runtime.device=cuda precision=bf16 {LARGE} implementations="
-    "[ring,ring_sm4],[bulk_sm32],[bulk_sm33],[pipeline_split3],[pipeline_sm12_split8_margin0],[bulk_ce1],[ring_agg1]",
+    "[ring,ring_sm4],[bulk_sm32],[bulk_sm33],[pipeline_split3],[pipeline_sm12_split8_margin0],[bulk_ce1],[ring_agg1],"
+    "[pipeline_first1],[ring_first1],[bulk_commprio-1_gemmprio-2],[bulk_commprio1]",
     "implementations=[ring],[warp] backend=symm_mem,flux runtime.device=cuda precision=bf16",
     "implementations=[bulk_sm2],[pipeline_sm2],[ring] kernel=gemm_ar",
     "backend=megatron,magic,auto",

@@ -181,6 +181,8 @@ def build_kernel(
     gathers = problem.shape.gathers
     moved = problem.inputs[0].data if gathers else problem.whole[0].data
     columns = problem.shape.k if gathers else problem.shape.n
+    if reason := _unsupported({point["kernel"]: setting}, with_cublasmp=False):
+        raise Refused(f"Transformer Engine: {reason}")
     destroy()
     try:
         held = [_communicator(setting, [problem.shape.m, columns], moved.dtype, gathers, point, ranks)]
@@ -205,12 +207,13 @@ def _communicator(
         "num_comm_sm": setting["num_sm"],
         "set_sm_margin": setting["set_sm_margin"],
         "atomic_gemm": False,
-        "gemm_priority": lowest,
-        "comm_priority": highest,
+        "gemm_priority": setting.get("gemm_priority", lowest),
+        "comm_priority": setting.get("comm_priority", highest),
     }
     kind = tex.CommOverlapType.AG if gathers else tex.CommOverlapType.RS
     if setting["method"] == "ring_exchange":
         return tex.CommOverlapP2P(*buffer, kind, use_ce=setting["use_ce"], aggregate=setting["aggregate"], **common)
+    common["rs_overlap_first_gemm"] = setting.get("pipeline_rs_overlap_first_gemm", False)
     return tex.CommOverlap(*buffer, comm_type=kind, num_splits=setting.get("num_splits", 4), **common)
 
 
