@@ -35,9 +35,12 @@ class Case:
     """Tokens in the whole batch."""
     measured: str | None
     """Time of the measurement, UTC."""
+    process_wide: str = ""
+    """What was set for whole processes and is not as usual, such as `CUDA_DEVICE_MAX_CONNECTIONS=8`."""
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.tokens} tokens, {self.precision}, backend {self.backend} on {self.device}"
+        more = f", {self.process_wide}" if self.process_wide else ""
+        return f"{self.model}, {self.tokens} tokens, {self.precision}, backend {self.backend} on {self.device}{more}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,7 @@ class BestSetting:
     device: str
     precision: str | None
     tokens: int | None
+    process_wide: str | None = None
     tp_size: int
     slot: str
     """Operator and phase, such as `fc1_dgrad`."""

@@ -21,6 +21,7 @@ from overlap_sweep.report.table import (
     MODEL,
     POINT,
     PRECISION,
+    PROCESS_WIDE,
     STATUS,
     Column,
     Listing,
@@ -54,6 +55,7 @@ OF_POINT = (
     asked("tp_size", kind="count", header="TP"),
     asked("num_replicas", "layer", "num_replicas", kind="count"),
     NODES,
+    PROCESS_WIDE,
     asked(
         "training",
         "layer",
