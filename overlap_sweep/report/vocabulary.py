@@ -27,7 +27,7 @@ _CONFIGURATION = {
     "dp_size": "Number of data-parallel ranks.",
     "ranks": "Number of ranks, all of them data parallel.",
     "nodes": "Number of nodes (machines) that the ranks ran on, equally many on each.",
-    "process_wide": "What was set for whole processes, not by a file, and is not as usual: CUDA's connections, cuBLASMp.",
+    "process_wide": "What was set for whole processes and is not as usual: CUDA's connections, cuBLASMp.",
     "num_replicas": "Number of data-parallel replicas; each has tp_size ranks.",
     "operator": "Linear operator of the transformer layer: qkv, proj, fc1 or fc2.",
     "phase": "GEMM of the operator: fprop (forward), dgrad (input gradient) or wgrad (weight gradient).",
