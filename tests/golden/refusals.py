@@ -41,7 +41,7 @@ SLOTS = "operator=qkv,proj,fc1,fc2 phase=all,fprop,dgrad,wgrad method=none,bulk,
 KNOBS = (
     *("num_sm=32,33", "aggregate=false,true", "num_splits=4", "cga_size=2", "set_sm_margin=true", "use_ce=true,false"),
     *("atomic_gemm=true", "fp8_buf=false,true", "cga_size=2 set_sm_margin=true"),
-    *("comm_priority=-5,0,1 gemm_priority=null,-1", "pipeline_rs_overlap_first_gemm=false,true"),
+    *("comm_priority=-5,0 gemm_priority=null,-1", "pipeline_rs_overlap_first_gemm=false,true"),
 )
 TARGETS = ("method=none,bulk,ring_exchange", "operator=fc2 method=ring_exchange,pipeline")
 PIPELINES = ("operator=fc2 phase=fprop method=pipeline", "operator=fc1 phase=dgrad method=pipeline")
@@ -76,7 +76,7 @@ OPERATOR = (
     f"{FP8} workload.tokens=120",
     *(f"{slot} precision=bf16,fp8_delayed num_splits=1,3,4,16,32,512" for slot in PIPELINES),
     "operator=fc2 phase=fprop method=ring_exchange aggregate=true",
-    f"with_cublasmp=true {SLOTS} phase=all runtime.multicast=false,true",
+    "with_cublasmp=true operator=fc1,fc2 method=none,bulk,ring_exchange,pipeline runtime.multicast=false,true",
     f"with_cublasmp=true method=ring_exchange {OVERLAPPING},megatron precision=bf16,fp8_delayed,fp16",
     "with_cublasmp=true,false method=ring_exchange use_ce=null,false aggregate=null,true",
     "runtime.max_connections=null,1,8 precision=fp8_delayed method=ring_exchange atomic_gemm=false,true",
@@ -155,7 +155,6 @@ LAYER = (
     "layer.ub_overlap_ag=null,false layer.ub_bulk_wgrad=null,true layer.ub_overlap_rs_dgrad=false,true "
     "backend=transformer_engine,torch,symm_mem",
     f"layer.ub_overlap_rs=false layer.variants=[default] layer.tp_comm_overlap_cfg=null,/nowhere.yaml {SWITCHED}",
-    "layer.variants=['default ub_bulk_dgrad=off'],['none ub_overlap_ag=true'],['split ub_overlap_ag=false']",
     f"with_cublasmp=true {PRESETS} runtime.multicast=false,true",
     f"layer.tp_comm_overlap_cfg=/nowhere.yaml layer.variants=null,[default] {SWITCHED}",
     f"layer.tp_comm_overlap_cfg=/nowhere.yaml layer.ub_overlap_rs_dgrad=true {SWITCHED}",

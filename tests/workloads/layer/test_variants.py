@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, methods_allowed
 from overlap_sweep.results.identity import point_key
@@ -33,7 +34,13 @@ def test_unasked_the_users_one_configuration_or_the_default_runs_beside_none(
     assert layer_variants.names(on_torch) == ["none", *([overlapped] if overlapped else []), "floor"]
 
 
-AG_OFF, WGRAD_OFF = {"ub_overlap_ag": False}, {"ub_bulk_wgrad": False}
+@pytest.mark.parametrize("name", ["default ub_bulk_dgrad=off", "bulk  ub_bulk_dgrad=true", "none ub_overlap_ag=true"])
+def test_what_follows_a_name_must_be_a_switch(name: str) -> None:
+    with pytest.raises(UserError, match=rf"layer\.variants: {name}.* is not (a switch|known); "):
+        configuration(name)
+
+
+AG_OFF = {"ub_overlap_ag": False}
 
 
 @pytest.mark.parametrize(
