@@ -10,7 +10,7 @@ others are also called without torch and without a GPU.
     Returns the values of knobs that the user left null.
 
 `knobs(point) -> Collection[str]`
-    Returns the knobs that it supports on the point's device.
+    Returns the knobs that it supports on the point's device, with the point's library.
 
 `has_default(point) -> bool`
     Returns whether the library has a default overlap to compare with.
@@ -197,6 +197,25 @@ def lacks_precision(point: Mapping[str, Any], precisions: Sequence[str]) -> str 
     if point["precision"] in precisions:
         return None
     return f"backend={point['backend']} has no precision={point['precision']}; it has {', '.join(precisions)}"
+
+
+def lacks_cublasmp(point: Mapping[str, Any]) -> str | None:
+    """Returns why a backend without cuBLASMp cannot run the point, or None."""
+    if not uses_cublasmp(point):
+        return None
+    return f"backend={point['backend']} has no with_cublasmp; use backend=transformer_engine"
+
+
+def uses_cublasmp(point: Mapping[str, Any]) -> bool:
+    """Returns whether the point overlaps by cuBLASMp; points of earlier versions don't have the option."""
+    return bool(point.get("with_cublasmp"))
+
+
+def default_knobs(point: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Returns the values of knobs that the user left null, of those that the point's backend supports."""
+    backend = load(point["backend"])
+    supported = backend.knobs(point)
+    return {knob: value for knob, value in backend.default_knobs(method).items() if knob in supported}
 
 
 def kernels_provider(name: str) -> str | None:

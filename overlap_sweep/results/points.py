@@ -16,7 +16,7 @@ from overlap_sweep.results.checks import MOST_YAML_BYTES, check_place, read_yaml
 from overlap_sweep.results.measured import Measured
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, check_composed, find_points, read_result
 from overlap_sweep.trace.disk import links_out
-from overlap_sweep.workloads import nodes
+from overlap_sweep.workloads import nodes, process_wide
 
 HYDRA_CONFIG = ".hydra/config.yaml"
 LONGEST_NAME = 160
@@ -41,18 +41,23 @@ class Case(NamedTuple):
     precision: str | None
     tokens: int | None
     nodes: int = 1
+    process_wide: str = ""
+    """What is set for whole processes and is not as usual, such as `CUDA_DEVICE_MAX_CONNECTIONS=8`."""
 
     @property
     def name(self) -> str:
         """Returns a name for a folder."""
         model = self.model.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
         nodes = f"_nodes{self.nodes}" if self.nodes > 1 else ""
-        name = f"{model}_{self.backend}_{self.device}_{self.precision}_tokens{self.tokens}{nodes}"
+        more = f"_{self.process_wide}" if self.process_wide else ""
+        name = f"{model}_{self.backend}_{self.device}_{self.precision}_tokens{self.tokens}{nodes}{more}"
         return fitting(re.sub(r"[^A-Za-z0-9_.-]+", "-", name))
 
     def __str__(self) -> str:
         nodes = f", {self.nodes} nodes" if self.nodes > 1 else ""
-        return f"{self.model}, {self.tokens} tokens, {self.precision}, backend {self.backend} on {self.device}{nodes}"
+        more = f", {self.process_wide}" if self.process_wide else ""
+        on = f"backend {self.backend} on {self.device}{nodes}{more}"
+        return f"{self.model}, {self.tokens} tokens, {self.precision}, {on}"
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,7 @@ class Point:
             precision=config["precision"],
             tokens=config["workload"]["tokens"],
             nodes=nodes(config),
+            process_wide=process_wide(config),
         )
 
 

@@ -31,7 +31,9 @@ NO_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
+    "CUBLASMP_DISABLE_MULTICAST": "1",
 }
+"""NCCL_NVLS_ENABLE is also what keeps cuBLASMp from multicast: it takes its multicast addresses from NCCL (0.10)."""
 
 
 def run_elsewhere() -> None:

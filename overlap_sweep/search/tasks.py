@@ -93,14 +93,13 @@ def candidates(point: Mapping[str, Any], choices: Choices) -> tuple[dict[str, li
 
 def _settings(point: Mapping[str, Any], phase: str, choices: Choices) -> list[Setting]:
     """Returns the distinct settings of one slot. Only knobs that the backend supports are varied."""
-    operator, backend = point["operator"], backends.load(point["backend"])
-    supported = backend.knobs(point)
+    operator, supported = point["operator"], backends.load(point["backend"]).knobs(point)
     found: dict[Any, Setting] = {}
     for method in (method for method in choices["method"] if method in space.methods_of(operator, phase)):
         names = [knob for knob in space.knobs_of(operator, phase, method) if knob in supported]
         for values in product(*(choices.get(name, (None,)) for name in names)):
             knobs = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-            setting = space.without_idle_knobs({"method": method, **backend.default_knobs(method), **knobs})
+            setting = space.without_idle_knobs({"method": method, **backends.default_knobs(point, method), **knobs})
             known = {k: v for k, v in setting.items() if k == "method" or k in names}
             found.setdefault(tuple(sorted(known.items())), known)
     return list(found.values())
@@ -198,7 +197,8 @@ class Task:
     @property
     def case_label(self) -> str:
         """Returns the case's label without the operator."""
-        return f"{self.point['model']['name']} TP={self.point['tp_size']}"
+        more = workloads.process_wide(self.point)
+        return f"{self.point['model']['name']} TP={self.point['tp_size']}{f' {more}' if more else ''}"
 
     @property
     def case(self) -> str:

@@ -213,7 +213,8 @@ def case_word(task: Task) -> str:
     point = task.point
     model = str(point["model"]["name"]).rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
     parts = model, f"tp{point['tp_size']}", point["backend"], point["precision"], f"tokens{point['workload']['tokens']}"
-    name = "_".join(parts)
+    more = workloads.process_wide(point)
+    name = "_".join([*parts, *([more] if more else [])])
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
 
 

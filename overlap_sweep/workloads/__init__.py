@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from overlap_sweep import backends
 from overlap_sweep.config import PointConfig
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.processes import Start
 
 if TYPE_CHECKING:
@@ -261,6 +262,15 @@ def gpus(config: Config) -> int:
 def nodes(config: Config) -> int:
     """Returns the number of machines that a resolved point's ranks are spread over."""
     return int(config["runtime"].get("nodes") or 1)
+
+
+def process_wide(config: Config) -> str:
+    """Returns what a point sets for whole processes, which no file for Megatron-LM can set, as it is spelled there:
+    `CUDA_DEVICE_MAX_CONNECTIONS=8, with_cublasmp=True`. Empty if that is as usual."""
+    connections = config["runtime"].get("max_connections") if config["runtime"]["device"] != "cpu" else None
+    usual = connections in (None, backends.max_connections(config["backend"]))
+    found = [] if usual else [f"{overlap_cfg.CONNECTIONS}={connections}"]
+    return ", ".join([*found, *([overlap_cfg.CUBLASMP] if config.get("with_cublasmp") else [])])
 
 
 def ranks_per_node(config: Config) -> int:

@@ -314,3 +314,40 @@ def test_each_of_two_replicas_overlaps(tmp_path: Path) -> None:
     for result in results.values():
         assert result.status == "ok", result.error
         assert not result.warnings
+
+
+@pytest.mark.gpu(count=2)
+def test_priorities_and_the_order_of_the_first_gemm_are_taken(tmp_path: Path) -> None:
+    """Every method takes priorities; only a pipeline of fc2's output has a first GEMM."""
+    of_all = ("backend=transformer_engine", "num_sm=4", "comm_priority=null,-1,-5", "gemm_priority=null,-2")
+    results = sweep(tmp_path / "all", *of_all, "operator=fc1", "method=bulk,ring_exchange")
+    of_pipeline = ("pipeline_rs_overlap_first_gemm=false,true", "runtime.max_connections=1,8")
+    pipelined = ("operator=fc2", "phase=fprop", "method=pipeline", "num_splits=2,4")
+    results |= sweep(tmp_path / "pipeline", "backend=transformer_engine", "num_sm=16", *pipelined, *of_pipeline)
+    assert len(results) == 2 * 3 * 2 + 2 * 2 * 2
+    for name, result in results.items():
+        assert result.status == "ok", (name, result.error)
+    given = {name: setting for result in results.values() for name, setting in result.settings.items()}
+    assert {"fc1_fprop", "fc1_dgrad", "fc1_wgrad", "fc2_fprop"} <= given.keys()
+
+
+@pytest.mark.gpu(count=2)
+def test_cublasmp_computes_the_same_where_the_library_was_built_with_it(tmp_path: Path) -> None:
+    of_cublasmp = ("with_cublasmp=true", "operator=fc1,fc2", "method=ring_exchange", "num_sm=1,8")
+    for result in sweep(tmp_path, "backend=transformer_engine", *of_cublasmp).values():
+        assert result.environment["variables"]["NCCL_NVLS_ENABLE"] == "0"
+        assert result.status == "ok" or "built without cuBLASMp" in result.reason, result.error
+
+
+@pytest.mark.gpu(count=2)
+def test_switches_of_te_transformer_layer_are_taken(tmp_path: Path) -> None:
+    switched = [
+        f"default {name}=false" for name in ("ub_overlap_ag", "ub_overlap_rs", "ub_bulk_wgrad", "ub_bulk_dgrad")
+    ]
+    names = ["none", "default", *switched, "rs_dgrad ub_overlap_ag=false"]
+    asked = f"layer.variants=[{','.join(repr(name) for name in names)}]"
+    (result,) = sweep(tmp_path, "workload=layer", "backend=transformer_engine", asked).values()
+    assert (result.status, result.warnings) == ("ok", [])
+    assert list(result.measured.variants) == [*names, "floor"]
+    for name in names[2:]:
+        assert max(result.measured.variants[name].relative_error.values()) < 5e-2

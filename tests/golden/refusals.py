@@ -43,6 +43,7 @@ SLOTS = "operator=qkv,proj,fc1,fc2 phase=all,fprop,dgrad,wgrad method=none,bulk,
 KNOBS = (
     *("num_sm=32,33", "aggregate=false,true", "num_splits=4", "cga_size=2", "set_sm_margin=true", "use_ce=true,false"),
     *("atomic_gemm=true", "fp8_buf=false,true", "cga_size=2 set_sm_margin=true"),
+    *("comm_priority=-5,0 gemm_priority=null,-1", "pipeline_rs_overlap_first_gemm=false,true"),
 )
 TARGETS = ("method=none,bulk,ring_exchange", "operator=fc2 method=ring_exchange,pipeline")
 PIPELINES = ("operator=fc2 phase=fprop method=pipeline", "operator=fc1 phase=dgrad method=pipeline")
@@ -88,6 +89,11 @@ OPERATOR = (
     f"precision=mxfp8 {IN_BLOCKS} operator=fc2 method=pipeline phase=fprop num_splits=4,8,16",
     f"precision=mxfp8 {IN_BLOCKS} operator=fc2 method=pipeline phase=fprop fp8_buf=true,false atomic_gemm=true,false",
     "operator=fc2 phase=fprop method=ring_exchange aggregate=true",
+    "with_cublasmp=true operator=fc1,fc2 method=none,bulk,ring_exchange,pipeline runtime.multicast=false,true",
+    f"with_cublasmp=true method=ring_exchange {OVERLAPPING},megatron precision=bf16,fp8_delayed,fp16",
+    "with_cublasmp=true,false method=ring_exchange use_ce=null,false aggregate=null,true",
+    "runtime.max_connections=null,1,8 precision=fp8_delayed method=ring_exchange atomic_gemm=false,true",
+    "precision=fp8_delayed operator=fc2 method=pipeline atomic_gemm=true pipeline_rs_overlap_first_gemm=true",
     *PHASES,
     *NO_PHASES,
     "backend=magic,flux",
@@ -161,6 +167,10 @@ LAYER = (
     *(f"layer.variants={names} {OVERLAPPING}" for names in ("[none,atomic,default]", "[none,default,atomic,bulk]")),
     f"layer.variants=[none,atomic],[default,none],[bulk,bulk,floor,none],[none],[],[floor],null {SWITCHED}",
     f"layer.ub_overlap_rs_dgrad=true layer.variants=null,[default] backend=transformer_engine,torch {SWITCHED}",
+    "layer.ub_overlap_ag=null,false layer.ub_bulk_wgrad=null,true layer.ub_overlap_rs_dgrad=false,true "
+    "backend=transformer_engine,torch,symm_mem",
+    f"layer.ub_overlap_rs=false layer.variants=[default] layer.tp_comm_overlap_cfg=null,/nowhere.yaml {SWITCHED}",
+    f"with_cublasmp=true {PRESETS} runtime.multicast=false,true",
     f"layer.tp_comm_overlap_cfg=/nowhere.yaml layer.variants=null,[default] {SWITCHED}",
     f"layer.tp_comm_overlap_cfg=/nowhere.yaml layer.ub_overlap_rs_dgrad=true {SWITCHED}",
     "layer.variants=[magic],[Default],[fc1_dgrad],[cfg.yaml],[''],['file:/nowhere/a/b.yaml','file:/nowhere/a-b.yaml']",
@@ -191,7 +201,8 @@ KERNEL = (
     *("k=null", "n=null", "kernel=null", "dtype=float16", "m=48", "iters=5", "warmup_iters=7"),
     "implementations=[],[ring_sm513],[warp],[ring_ce0],[ring,ring_sm4,bulk_sm3,pipeline_split5],[ring_agg0,ring_agg1]",
     f"kernel=ag_gemm,gemm_rs backend=transformer_engine runtime.device=cuda precision=bf16 {LARGE} implementations="
-    "[ring,ring_sm4],[bulk_sm32],[bulk_sm33],[pipeline_split3],[pipeline_sm12_split8_margin0],[bulk_ce1],[ring_agg1]",
+    "[ring,ring_sm4],[bulk_sm32],[bulk_sm33],[pipeline_split3],[pipeline_sm12_split8_margin0],[bulk_ce1],[ring_agg1],"
+    "[pipeline_first1],[ring_first1],[bulk_commprio-1_gemmprio-2],[bulk_commprio1]",
     "implementations=[ring],[warp] backend=symm_mem,flux runtime.device=cuda precision=bf16",
     "implementations=[bulk_sm2],[pipeline_sm2],[ring] kernel=gemm_ar",
     "backend=megatron,magic,auto",

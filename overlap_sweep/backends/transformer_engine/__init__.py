@@ -12,7 +12,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose, lacks_precision, needs_gpus
+from overlap_sweep.backends import (
+    ParallelLayer,
+    ParallelLinear,
+    Purpose,
+    lacks_cublasmp,
+    lacks_precision,
+    needs_gpus,
+    uses_cublasmp,
+)
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
@@ -46,6 +54,10 @@ SWITCHES_OF_PARALLEL = {
     "row": ("ub_overlap_ag", "ub_overlap_rs"),
 }
 
+CUBLASMP_KNOBS = ("num_sm",)
+CUBLASMP_PRECISIONS = ("bf16", "fp8_delayed", "fp8_current")
+"""FP8 with one scale per tensor."""
+
 OLDEST = {"transformer_engine": ("transformer-engine", (2, 15)), "megatron.core": ("megatron-core", (0, 16))}
 """Distribution and oldest supported version of each package."""
 
@@ -78,7 +90,7 @@ def unusable(package: str = "transformer_engine") -> str | None:
 
 def refusal(point: Mapping[str, Any]) -> str | None:
     of_megatron = unusable("megatron.core") if point["backend"] == "megatron" else None
-    return unusable() or of_megatron or _userbuffers_refusal(point)
+    return unusable() or of_megatron or _userbuffers_refusal(point) or _priorities_refusal(point)
 
 
 def _userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
@@ -89,8 +101,41 @@ def _userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
     if recipe and (reason := recipe.sizes_refusal(shape)):
         return reason
     settings = space.settings(point)
+    if uses_cublasmp(point) and (reason := _cublasmp_refusal(settings, point)):
+        return reason
     reasons = (_setting_refusal(slot, setting, point, shape) for slot, setting in settings.items())
     return next(filter(None, reasons), None) or overlap_cfg.slots_refusal(settings)
+
+
+def _priorities_refusal(point: Mapping[str, Any]) -> str | None:
+    """Returns why an operator's priorities would not be used, or None."""
+    for setting in space.settings(point).values():
+        if setting.get("comm_priority") == 0 and not setting.get("gemm_priority"):
+            return (
+                "Transformer Engine replaces comm_priority=0 with gemm_priority=0 by its defaults, the GPU's highest "
+                "and lowest; give one of them below 0"
+            )
+    return None
+
+
+def _cublasmp_refusal(settings: Mapping[str, Setting], point: Mapping[str, Any]) -> str | None:
+    """Returns why cuBLASMp cannot overlap these slots, or None. As in Transformer Engine 2.20 (module/base.py and
+    common/comm_gemm_overlap)."""
+    if point["backend"] == "megatron":
+        return lacks_cublasmp(point)
+    if point["precision"] not in CUBLASMP_PRECISIONS:
+        return f"cuBLASMp has no precision={point['precision']}; it has {', '.join(CUBLASMP_PRECISIONS)}"
+    for slot, setting in settings.items():
+        method = setting["method"]
+        if method == "bulk":
+            return f"{slot}: cuBLASMp has no bulk overlap; it has ring_exchange and pipeline"
+        if method == "pipeline" and not point["runtime"]["multicast"]:
+            return f"{slot}: cuBLASMp's pipeline is NVLink multicast, which is off; use ring_exchange"
+        usual = {**dict.fromkeys(space.KNOBS, False), **space.USERBUFFERS_DEFAULTS[method]}
+        known = {"method", *CUBLASMP_KNOBS}
+        if ignored := sorted(knob for knob in setting.keys() & usual.keys() - known if setting[knob] != usual[knob]):
+            return f"{slot}: cuBLASMp ignores {', '.join(ignored)}; of the knobs it has {', '.join(CUBLASMP_KNOBS)}"
+    return None
 
 
 def _setting_refusal(slot: str, setting: Mapping[str, Any], point: Mapping[str, Any], shape: LinearShape) -> str | None:
@@ -109,6 +154,14 @@ def _setting_refusal(slot: str, setting: Mapping[str, Any], point: Mapping[str, 
             return f"Transformer Engine: atomic GEMM requires one scale per tensor, unlike precision={recipe.precision}"
         if (cuda := cuda_major()) and cuda >= 13:
             return f"Transformer Engine: atomic GEMM requires CUDA >=12.2.0 and <13.0.0, but this is CUDA {cuda}"
+        # Other methods only overlap less if kernels start in another order than they were launched in.
+        if (connections := point["runtime"].get("max_connections") or 1) != 1:
+            return (
+                f"atomic_gemm requires runtime.max_connections=1, not {connections}: its GEMM waits on the GPU for "
+                "kernels that must have started before it"
+            )
+        if setting.get("pipeline_rs_overlap_first_gemm"):
+            return "pipeline_rs_overlap_first_gemm has no effect on an atomic GEMM; leave out one of them"
     if setting.get("fp8_buf"):
         if not recipe:
             return "fp8_buf requires an FP8 precision"
@@ -146,7 +199,7 @@ def known_wrong(
 
 
 def knobs(point: Mapping[str, Any]) -> Collection[str]:
-    return space.KNOBS
+    return CUBLASMP_KNOBS if uses_cublasmp(point) else space.KNOBS
 
 
 def default_knobs(method: str) -> Mapping[str, Any]:

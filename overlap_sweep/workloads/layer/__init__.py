@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep import backends
+from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import FILE, OverlapConfig
@@ -29,6 +30,8 @@ _SWITCHED_ON = {
 _SPLIT = (("ring_exchange", "fprop", _COLUMN), ("ring_exchange", "dgrad", _ROW), ("pipeline", "fprop", _ROW))
 """Method, phase and operators of the preset `split`."""
 PRESETS = ("default", *_SWITCHED_ON, "rs_dgrad", "atomic")
+_SWITCH_OPTIONS = tuple(name for name in MEGATRON_NAMES if name != "ub_overlap_rs_dgrad")
+"""The options that switch the default overlap; that of `ub_overlap_rs_dgrad` also needs other settings."""
 
 DEFAULT_TOLERANCE = 5e-2
 FP8_TOLERANCE = 0.2
@@ -50,6 +53,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the point with its backend and the configuration of each variant, read from its file."""
     backend = backends.chosen(point)
     chosen = {**_RECORDED_SINCE_EVER, **point, "backend": backend, "model": models.without_experts(point["model"])}
+    chosen |= {"with_cublasmp": point.get("with_cublasmp") or None}
     configs = configurations(chosen) if backend in backends.LAYERS else {}
     recorded = {name: asdict(config) for name, config in configs.items()}
     return {**chosen, "layer": {**point["layer"], "configurations": recorded}}
@@ -125,17 +129,21 @@ def names(point: Mapping[str, Any]) -> list[str]:
     """Returns the variants to measure, in order: `none`, unless the user's list leaves it out, then the others, and
     `floor` last. UserError if two options both choose the overlap."""
     layer = point["layer"]
-    chosen_by = [name for name in ("variants", "tp_comm_overlap_cfg", "ub_overlap_rs_dgrad") if layer[name]]
+    switched = {name: layer[name] for name in _SWITCH_OPTIONS if layer.get(name) is not None}
+    preset = "rs_dgrad" if layer["ub_overlap_rs_dgrad"] else "default"
+    arguments = [*(["ub_overlap_rs_dgrad"] if layer["ub_overlap_rs_dgrad"] else []), *switched]
+    chosen_by = [*(name for name in ("variants", "tp_comm_overlap_cfg") if layer[name]), *arguments[:1]]
     if layer["comm_overlap"] and len(chosen_by) > 1:
+        of_variants = "; switches follow a name: 'bulk ub_bulk_wgrad=false'" if switched else ""
         raise UserError(
             f"layer.{chosen_by[0]} and layer.{chosen_by[1]} both choose the overlap; give one of them "
-            "(in layer.variants a file is file:<path>)."
+            f"(in layer.variants a file is file:<path>{of_variants})."
         )
     variants = layer["variants"]
     if variants is None and layer["tp_comm_overlap_cfg"]:
         variants = ["none", FILE + str(layer["tp_comm_overlap_cfg"])]
-    elif variants is None and layer["ub_overlap_rs_dgrad"]:
-        variants = ["none", "rs_dgrad"]
+    elif variants is None and arguments:
+        variants = ["none", _switched(preset, switched, point)]
     elif variants is None:
         has_default = backends.load(point["backend"]).LAYER_HAS_DEFAULT and overlaps_everything(point["precision"])
         variants = ["none", *(["default"] if has_default else [])]
@@ -143,6 +151,13 @@ def names(point: Mapping[str, Any]) -> list[str]:
         variants = [name for name in variants if name in NOT_OVERLAPPED]
     others = [name for name in variants if name != "floor"] or ["none"]
     return [*dict.fromkeys(others), "floor"]
+
+
+def _switched(preset: str, switched: Mapping[str, bool], point: Mapping[str, Any]) -> str:
+    """Returns the name of the preset under other switches, such as `default ub_overlap_ag=false`."""
+    own = _preset(preset, point).switches
+    changed = {name: on for name, on in switched.items() if own[MEGATRON_NAMES[name]] != on}
+    return " ".join([preset, *(f"{name}={str(on).lower()}" for name, on in changed.items())])
 
 
 def configurations(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
@@ -160,9 +175,20 @@ def configurations(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
 def _configuration(name: str, point: Mapping[str, Any]) -> OverlapConfig:
     if name.startswith(FILE):
         return overlap_cfg.read(Path(name.removeprefix(FILE)).expanduser())
-    if name not in PRESETS:
+    preset, *words = name.split(" ")
+    if preset not in PRESETS:
         known = ", ".join((*NOT_OVERLAPPED, *PRESETS, FILE + "<path>"))
         raise UserError(f"layer.variants: {name} is not known; choose one of {known}.")
+    switches = {f"{argument}={value}": argument for argument in MEGATRON_NAMES for value in ("true", "false")}
+    if unknown := [word for word in words if word not in switches]:
+        known = ", ".join(MEGATRON_NAMES)
+        raise UserError(f"layer.variants: {name}: {unknown[0]!r} is not a switch; give {known} with =true or =false.")
+    config = _preset(preset, point)
+    changed = {MEGATRON_NAMES[switches[word]]: word.endswith("=true") for word in words}
+    return OverlapConfig(config.slots, {**config.switches, **changed})
+
+
+def _preset(name: str, point: Mapping[str, Any]) -> OverlapConfig:
     if name == "default":
         return OverlapConfig()
     if name == "rs_dgrad":
@@ -179,7 +205,7 @@ def _slots(point: Mapping[str, Any], wanted: Iterable[tuple[str, str, tuple[str,
     slots: dict[str, space.Setting] = {}
     knobs = {knob: point[knob] for knob in space.KNOBS if point[knob] is not None}
     for method, phase, operators in wanted:
-        defaults = backends.load(point["backend"]).default_knobs(method)
+        defaults = backends.default_knobs(point, method)
         complete = {**point, **defaults, **knobs, "method": method, "phase": phase, "phases": None}
         for operator in operators:
             slots |= space.settings({**complete, "operator": operator})

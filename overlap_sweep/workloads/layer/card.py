@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlap_sweep.overlap.overlap_cfg import FILE, NONE, OverlapConfig, megatron_arguments
+from overlap_sweep.overlap.overlap_cfg import FILE, NONE, OverlapConfig, megatron_arguments, set_in_training
 from overlap_sweep.report.numbers import as_percent, as_sentence
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import CONFIDENCE
@@ -27,7 +27,7 @@ def card(layer: LayerAnalysis, title: str, root: Path) -> Card:
         )
     hidden = f"It hides {as_percent(best.hidden_fraction)} of the communication. " if best.hidden_fraction > 0 else ""
     gain = best.to_reference.in_words(f" than {layer.spoken_reference}")
-    sentences = [f"{hidden}Measured in {rounds}."]
+    sentences = [f"{hidden}Measured in {rounds}.", *set_in_training(layer.point.case.process_wide)]
     winner, config = best.measured, layer.point.config
     if config["backend"] not in MEGATRON_BACKENDS or not winner.switches:
         return Card(title, f"Use {best.label}: {gain}", sentences)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from overlap_sweep.config import MOST_SMS, TensorParallelConfig
 from overlap_sweep.declared import one_of, ranged
-from overlap_sweep.overlap.space import LAYER_KINDS, MOST_OF
+from overlap_sweep.overlap.space import HIGHEST_PRIORITY, LAYER_KINDS, MOST_OF
 
 
 @dataclass
@@ -47,13 +47,24 @@ class Layer:
     the other slots are not overlapped); `split` (all-gathers by ring exchange, reduce-scatters by pipeline);
     `rs_dgrad` (the default, but with dgrad's own reduce-scatter by ring exchange instead of the bulk overlaps);
     `atomic` (ring exchange with one atomic GEMM). `floor`, the same layer without communication, is always measured.
-    null: `none`, and the configuration that the next three options choose."""
+    Switches may follow a name other than a file's: `bulk ub_bulk_wgrad=false`.
+    null: `none`, and the configuration that the next options choose."""
     comm_overlap: bool = True
     """false: only `none` and `floor`, whatever the other options."""
     tp_comm_overlap_cfg: str | None = None
     """A tp_comm_overlap_cfg to use instead of the default; in `variants` it is `file:<path>`."""
     ub_overlap_rs_dgrad: bool = False
     """Use `rs_dgrad` instead of the default."""
+    ub_overlap_ag: bool | None = None
+    """Whether the default, or `rs_dgrad`, overlaps all-gathers with their GEMMs: forward of qkv and fc1, dgrad of proj
+    and fc2. null: as it does by itself. This and the next three are arguments of te.TransformerLayer."""
+    ub_overlap_rs: bool | None = None
+    """Whether it overlaps the reduce-scatters of proj and fc2 in forward. null: as it does by itself."""
+    ub_bulk_wgrad: bool | None = None
+    """Whether it overlaps wgrad of qkv and fc1 with the reduce-scatter of dgrad's output. null: as it does by
+    itself."""
+    ub_bulk_dgrad: bool | None = None
+    """Whether it overlaps dgrad of qkv and fc1 with the all-gather of wgrad's input. null: as it does by itself."""
     num_replicas: int = ranged(1, 1, 1024)
     """Data-parallel replicas (DDP): the layer runs on tp_size x num_replicas GPUs."""
     micro_batch_size: int = ranged(1, 1, 2**20)
@@ -84,6 +95,17 @@ class KnobsConfig(TensorParallelConfig):
     """Transformer Engine: whether one GEMM signals its finished chunks (FP8, CUDA 12 only)."""
     fp8_buf: bool | None = None
     """Transformer Engine: whether to communicate in FP8."""
+    comm_priority: int | None = ranged(None, HIGHEST_PRIORITY, 0)
+    """Transformer Engine: priority of the streams that communicate; lower numbers come first. null: the GPU's
+    highest."""
+    gemm_priority: int | None = ranged(None, HIGHEST_PRIORITY, 0)
+    """Transformer Engine: priority of the streams of the GEMMs. null: 0, the lowest."""
+    pipeline_rs_overlap_first_gemm: bool | None = None
+    """Transformer Engine: whether a pipeline enqueues each chunk's GEMM before the reduce-scatter of the chunk before
+    it, not after."""
+    with_cublasmp: bool | None = None
+    """Transformer Engine: whether cuBLASMp overlaps instead of userbuffers, where the library was built with it. Of the
+    knobs it has `num_sm` only, of the methods not `bulk`. Megatron-LM cannot turn it on."""
     layer: Layer = field(default_factory=Layer)
 
     groups: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {

@@ -21,6 +21,7 @@ from overlap_sweep.report.table import (
     MODEL,
     POINT,
     PRECISION,
+    PROCESS_WIDE,
     STATUS,
     Column,
     Listing,
@@ -54,6 +55,7 @@ OF_POINT = (
     asked("tp_size", kind="count", header="TP"),
     asked("num_replicas", "layer", "num_replicas", kind="count"),
     NODES,
+    PROCESS_WIDE,
     asked(
         "training",
         "layer",
@@ -135,10 +137,11 @@ def _answer(layer: LayerAnalysis, root: Path) -> Answer:
     brief = f"{case.model} {options['kind']} TP={point.config['tp_size']}"
     replicas = f", {options['num_replicas']} replicas" if options["num_replicas"] > 1 else ""
     nodes = f", {case.nodes} nodes" if case.nodes > 1 else ""
+    more = f", {case.process_wide}" if case.process_wide else ""
     attention = f", attention {found}" if (found := attention_backend(point.result)) else ""
     return Answer(
         title=f"{case.model} {options['kind']}, TP={point.config['tp_size']}{replicas}, {case.tokens} tokens, "
-        f"{case.precision}, backend {case.backend} on {case.device}{attention}{nodes}",
+        f"{case.precision}, backend {case.backend} on {case.device}{attention}{nodes}{more}",
         brief=brief,
         sentences=[layer.verdict],
         card=card(layer, brief, root),

@@ -25,18 +25,19 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     backend = backends.chosen(point)
     own = {name: value for name, value in point.items() if name != "layer"}
     own |= {"backend": backend, "model": models.without_experts(point["model"])}
+    own |= {"with_cublasmp": point.get("with_cublasmp") or None}
     own |= dict.fromkeys(space.absent_knobs(backend, own))
     if point["phases"] is None:
-        return _with_knobs(own, backend)
+        return _with_knobs(own, own)
     if mistake := space.phases_mistake(point["phases"]):
         raise UserError(f"{mistake}.")
-    return {**own, "phases": {phase: _with_knobs(setting, backend) for phase, setting in point["phases"].items()}}
+    return {**own, "phases": {phase: _with_knobs(setting, own) for phase, setting in point["phases"].items()}}
 
 
-def _with_knobs(setting: Mapping[str, Any], backend: str) -> dict[str, Any]:
-    defaults = backends.load(backend).default_knobs(setting["method"])
+def _with_knobs(setting: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = backends.default_knobs(point, setting["method"])
     complete = {**setting, **{knob: value for knob, value in defaults.items() if setting.get(knob) is None}}
-    return complete | dict.fromkeys(space.absent_knobs(backend, setting) & complete.keys())
+    return complete | dict.fromkeys(space.absent_knobs(point["backend"], setting) & complete.keys())
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:

@@ -75,7 +75,8 @@ def arm(settings: Mapping[str, Mapping[str, Any]]) -> Frozen:
 def pass_key(point: Point, pass_name: str) -> PassKey:
     case, config = point.case, point.config
     # Failed points did not record the GPU's name.
-    return case.model, case.backend, case.precision, case.tokens, config["tp_size"], config["operator"], pass_name
+    same = case.model, case.backend, case.precision, case.tokens, case.process_wide
+    return *same, config["tp_size"], config["operator"], pass_name
 
 
 def of_pass(settings: Mapping[str, space.Setting], pass_name: str) -> dict[str, space.Setting]:
@@ -317,7 +318,7 @@ def _candidates(
 def _complexity(candidate: Candidate) -> tuple[Any, ...]:
     """Returns a sort key that decides ties: simpler and smaller settings come first."""
     keys = [
-        (space.METHODS.index(setting["method"]), *(int(setting.get(knob) or 0) for knob in space.KNOBS))
+        (space.METHODS.index(setting["method"]), *(abs(int(setting.get(knob) or 0)) for knob in space.KNOBS))
         for _, setting in sorted(candidate.settings.items())
     ]
     return len(keys), keys

@@ -196,7 +196,7 @@ def bench_for(point: Mapping[str, Any], ranks: Ranks) -> Bench:
 def _key(point: Mapping[str, Any]) -> str:
     """Returns a key of the point's operator, without its overlap."""
     names = ("model", "operator", "tp_size", "backend", "precision", "runtime")
-    kept = {name: point[name] for name in names}
+    kept = {name: point[name] for name in names} | {"with_cublasmp": point.get("with_cublasmp")}
     workload = {name: point["workload"][name] for name in ("tokens", "seed", "warmup", "repeats")}
     unset = {"phase": "all", "method": "none", **dict.fromkeys(space.KNOBS)}
     return json.dumps({**unset, **kept, "workload": workload}, sort_keys=True)
