@@ -19,11 +19,11 @@ from overlap_sweep.results.identity import environment_identity, key_of
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.operator.choice import of_pass, wrong_passes
 
-_OF_SCHEDULE = ("num_sm", "num_splits", "cga_size", "set_sm_margin")
+_OF_SCHEDULE = ("num_sm", "num_splits", "cga_size", "set_sm_margin", "comm_priority", "gemm_priority")
 """Knobs that say when and on what data moves, not how it is computed."""
 
-_Machine = tuple[str, str, str]
-"""Module of the backend, precision, key of the environment."""
+_Machine = tuple[str, bool, str, str]
+"""Module of the backend, whether it overlaps by cuBLASMp, precision, key of the environment."""
 _Kind = frozenset[Any]
 """The slots of a pass by phase and kind of parallelism, with their settings without schedule."""
 
@@ -63,7 +63,7 @@ class KnownWrong:
 
 def _machine(point: Mapping[str, Any], environment: Mapping[str, Any]) -> _Machine:
     module = backends.BACKENDS[point["backend"]]
-    return module, point["precision"], key_of(environment_identity(environment))
+    return module, bool(point.get("with_cublasmp")), point["precision"], key_of(environment_identity(environment))
 
 
 def _kind(settings: Mapping[str, Setting]) -> _Kind:

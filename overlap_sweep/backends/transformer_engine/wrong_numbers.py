@@ -24,8 +24,10 @@ def listed(
     """Returns why a slot's setting computes wrong numbers on a machine with this recorded environment, or None."""
     for entry in _entries():
         installed = environment.get("packages", {}).get(entry["package"])
+        # cuBLASMp is another implementation of the same methods.
         if (
             installed
+            and not point.get("with_cublasmp")
             and SpecifierSet(entry["versions"]).contains(installed, prereleases=True)
             and entry.get("multicast", point["runtime"]["multicast"]) == point["runtime"]["multicast"]
             and point["precision"] in entry.get("precisions", [point["precision"]])
