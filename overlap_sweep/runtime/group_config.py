@@ -94,7 +94,7 @@ class GroupConfig:
             world_size=workloads.world_size(point),
             max_connections=runtime.get("max_connections") or workers.max_connections,
             environment=tuple(sorted(workers.environment.items())),
-            wrapper=workers.wrapper,
+            wrapper=workers.wrapper.words if workers.wrapper else (),
             company=workers.company,
             nodes=workloads.nodes(point),
         )
@@ -108,9 +108,9 @@ def check_torch() -> None:
 
 def check_wrapper(point: Mapping[str, Any]) -> None:
     """Raises UserError if the point needs a profiler that is not installed."""
-    workers = workloads.of(point).workers(point, Path())
-    if workers.wrapper and not shutil.which(workers.wrapper[0]):
-        raise UserError(workers.wrapper_missing)
+    wrapper = workloads.of(point).workers(point, Path()).wrapper
+    if wrapper and not shutil.which(wrapper.words[0]):
+        raise UserError(wrapper.missing)
 
 
 def check_multicast(runtime: Mapping[str, Any], environ: Mapping[str, str]) -> None:

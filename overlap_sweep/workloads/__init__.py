@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from overlap_sweep import backends
 from overlap_sweep.config import PointConfig
@@ -70,6 +70,15 @@ def _on_one_node(config: Config) -> str:
     return f"workload={config['workload']['name']} runs on one node; leave out runtime.nodes"
 
 
+class Wrapper(NamedTuple):
+    """A program that starts the processes, such as a profiler (`profilers.py`)."""
+
+    words: tuple[str, ...]
+    """Program and arguments."""
+    missing: str
+    """Error message if the program is not in PATH."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workers:
     """A point's requirements on its worker processes. Points with equal requirements can share them."""
@@ -78,10 +87,7 @@ class Workers:
     """CUDA_DEVICE_MAX_CONNECTIONS, unless `runtime.max_connections` is given. None: as the launcher has it."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Additional environment variables."""
-    wrapper: tuple[str, ...] = ()
-    """Program and arguments that start the processes, such as a profiler."""
-    wrapper_missing: str = ""
-    """Error message if the wrapper's program is not in PATH."""
+    wrapper: Wrapper | None = None
     company: str = ""
     """Any further string that must be equal for points to share processes."""
 

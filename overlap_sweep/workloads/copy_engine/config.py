@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from overlap_sweep.config import TORCHS, PointConfig
 from overlap_sweep.declared import one_of, ranged
+from overlap_sweep.workloads.profilers import Profiler
 
 
 @dataclass
@@ -47,3 +48,4 @@ class CopyEngine:
 class Config(PointConfig):
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
     copy_engine: CopyEngine = field(default_factory=CopyEngine)
+    profiling: Profiler = field(default_factory=Profiler)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models
-from overlap_sweep.workloads import Sample, Searchable, Workers, Workload
+from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, profilers
 from overlap_sweep.workloads.fsdp.config import (
     PER_NODE,
     TRAINING_ON,
@@ -179,21 +178,9 @@ def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
     return Workers(
         max_connections=8,
         environment=point["distributed"]["env"],
-        wrapper=_rocprofv3(point["profiling"], directory),
-        wrapper_missing="profiling.rocprofv3=true requires rocprofv3 in PATH; add ROCm's (/opt/rocm/bin), or leave "
-        "profiling.rocprofv3 out.",
+        wrapper=profilers.wrapper(point["profiling"], directory),
         company=str(directory) if leaves_groups else "",
     )
-
-
-def _rocprofv3(profiling: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
-    if not profiling["rocprofv3"]:
-        return ()
-    try:
-        arguments = shlex.split(profiling["rocprofv3_args"])
-    except ValueError as error:
-        raise UserError(f"profiling.rocprofv3_args cannot be split ({error}); close its quotes.") from None
-    return ("rocprofv3", *arguments, "-d", str(directory.resolve() / "rocprofv3"), "--")
 
 
 def _sample(result: Result) -> Sample:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from overlap_sweep.config import BY_TORCH, ModelConfig
 from overlap_sweep.declared import any_of, one_of, ranged
+from overlap_sweep.workloads.profilers import Profiler
 
 AS_MIXED_PRECISION = {**BY_TORCH, "fp32": "none", "float32": "none"}
 
@@ -141,8 +142,8 @@ class Compile:
 
 
 @dataclass
-class Profiling:
-    """torch.profiler over additional steps, whose telemetry is marked."""
+class Profiling(Profiler):
+    """torch.profiler over additional steps, whose telemetry is marked; or a profiler that starts the workers."""
 
     enabled: bool | None = None
     """Run the profiler. null: yes, unless `profile=none`."""
@@ -164,10 +165,6 @@ class Profiling:
     """Record allocations in the trace."""
     with_stack: bool = False
     """Record Python stacks in the trace."""
-    rocprofv3: bool = False
-    """Run the workers under AMD's rocprofv3, with output in rocprofv3/ of the run directory."""
-    rocprofv3_args: str = "--kernel-trace --memory-copy-trace --rccl-trace"
-    """Command-line options of rocprofv3 that select what it records."""
 
 
 @dataclass
