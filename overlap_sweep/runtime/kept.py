@@ -13,7 +13,7 @@ import msgspec
 from omegaconf import DictConfig
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.identity import environment_identity, library_identity, point_identity
+from overlap_sweep.results.identity import environment_identity, instrumented, library_identity, point_identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, clear, read_result, write_result
 from overlap_sweep.runtime.group_config import elsewhere, machine_of
 from overlap_sweep.store import Measurement, Store
@@ -73,9 +73,9 @@ def remembered(config: DictConfig, point: dict[str, Any], directory: Path) -> Re
 
 
 def remember(config: DictConfig, result: Result, directory: Path) -> None:
-    """Adds a new `ok` result to the store, if there is one."""
+    """Adds a new `ok` result to the store, if there is one, unless its times must not be compared."""
     store = _store(config)
-    if store and result.status == "ok" and not result.reused_from:
+    if store and result.status == "ok" and not result.reused_from and not instrumented(result.point):
         store.add(result, directory)
 
 

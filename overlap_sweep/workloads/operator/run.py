@@ -19,6 +19,7 @@ from overlap_sweep import backends
 from overlap_sweep.backends import ParallelLinear, Purpose
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure import Ranks, stream
+from overlap_sweep.measure.instruments import say
 from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import (
     L2_BYTES,
@@ -106,7 +107,7 @@ def _measure_default(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
     except Refused as reason:
         return DefaultOverlap(time.monotonic(), warnings=[f"The library's default overlap was not measured: {reason}."])
     variants = {"default": bench.variant(point, "default"), "none": bench.none}
-    error = relative_error(variants["default"], variants["none"], ranks)
+    error = relative_error(variants["default"], variants["none"], ranks, "default")
     if max(error.values()) > space.DEFAULT_TOLERANCE:
         warning = f"The library's default overlap computes wrong numbers and was not measured: relative error {error}."
         return DefaultOverlap(time.monotonic(), warnings=[warning])
@@ -150,6 +151,7 @@ class Bench:
     """Whether a trace of `none` was recorded already."""
 
     def variant(self, point: Mapping[str, Any], purpose: Purpose) -> Variant:
+        say(f"builds {purpose} of {point['operator']}: {space.settings(point) if purpose == 'point' else ''}")
         linear = backends.load(point["backend"]).build(point, purpose, self.ranks, self.parameters)
         return _variant(linear, _input_stream(point, self.ranks), self.inputs)
 
@@ -190,6 +192,7 @@ def _bench(key: str, ranks: Ranks) -> Bench:
     shape = _shape(point)
     parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point["precision"], ranks, seed)
     inputs: dict[Any, Any] = {}
+    say(f"builds none and floor of {point['operator']}: {shape}")
     none, floor = (
         _variant(backend.build(point, purpose, ranks, parameters), _input_stream(point, ranks), inputs)
         for purpose in ("none", "floor")
