@@ -30,8 +30,10 @@ def wrapper(profiling: Mapping[str, Any], directory: Path) -> Wrapper | None:
     if not profiling["rocprofv3"]:
         return None
     arguments = _arguments("profiling.rocprofv3_args", profiling["rocprofv3_args"])
+    # By default it writes a table or a database, by its version; `analyze.py trace` reads its JSON.
+    as_json = () if "--output-format" in arguments else ("--output-format", "json")
     return Wrapper(
-        ("rocprofv3", *arguments, "-d", str(directory.resolve() / "rocprofv3"), "--"),
+        ("rocprofv3", *as_json, *arguments, "-d", str(directory.resolve() / "rocprofv3"), "--"),
         "profiling.rocprofv3=true requires rocprofv3 in PATH; add ROCm's (/opt/rocm/bin), or leave "
         "profiling.rocprofv3 out.",
     )
