@@ -50,7 +50,7 @@ def nsys(runtime: Mapping[str, Any], directory: Path) -> Wrapper | None:
     captured = ("--capture-range=cudaProfilerApi", "--capture-range-end=repeat") if runtime["device"] == "cuda" else ()
     output = str(directory.resolve() / f"{NSYS_REPORT}_%h")
     return Wrapper(
-        ("nsys", "profile", *captured, f"--output={output}", "--force-overwrite=true", *arguments),
+        ("nsys", "profile", *captured, "--kill=none", f"--output={output}", "--force-overwrite=true", *arguments),
         "runtime.nsys=true requires nsys in PATH; add that of Nsight Systems, or leave runtime.nsys out.",
     )
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from overlap_sweep.measure import Ranks
-from overlap_sweep.measure.instruments import instruments, nsys_records
+from overlap_sweep.measure import instruments as instruments_module
+from overlap_sweep.measure.instruments import _Instruments, instruments, nsys_records
+from overlap_sweep.measure.profile import capture_each, profile_steps
 from overlap_sweep.measure.timing import Variant, relative_error, time_variants
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -55,6 +58,23 @@ def test_a_usual_point_prints_nothing_and_runs_its_own_functions(capsys: pytest.
     with instruments({}, ALONE):
         relative_error(RIGHT, RIGHT, ALONE)
     assert capsys.readouterr().out == ""
+
+
+def test_where_nsys_records_torchs_profiler_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, with stand-ins for the calls by which CUDA tells Nsight Systems to start and stop."""
+    calls: list[str] = []
+    for name in ("start", "stop"):
+        monkeypatch.setattr(torch.cuda.profiler, name, lambda name=name: calls.append(name))
+    monkeypatch.setattr(instruments_module, "_current", _Instruments(ALONE, debug=False, nvtx=False, nsys=True))
+    noted = {name: Variant(lambda turn, name=name: calls.append(name)) for name in ("point", "none")}
+    assert capture_each(noted, ALONE, 2, tmp_path) == []
+    assert calls == ["start", "point", "point", "none", "none", "stop"]
+    calls.clear()
+    options = {"wait": 1, "warmup": 0, "active": 2, "repeat": 2, "chrome_trace": True, "tensorboard": True}
+    profiled = profile_steps(lambda: calls.append("step"), ALONE, options, tmp_path)
+    assert calls == ["step", "start", "step", "step", "stop"] * 2
+    assert (profiled.active, profiled.traces) == ([1, 2, 4, 5], [])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.gpu(count=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from overlap_sweep.runtime.group_config import GroupConfig, check_instruments, e
 from overlap_sweep.runtime.kept import remember
 from overlap_sweep.store import read_store
 from tests.make_point import make_point, resolved
-from tests.sweeps import ROOT, SMALL, Launch
+from tests.sweeps import ROOT, SMALL, Launch, launch_here
 
 LAYER = ("workload=layer", "tp_size=2", "model=llama3_8b", *SMALL)
 
@@ -56,6 +57,14 @@ def test_what_would_record_nothing_is_refused(refused: dict[str, Any], reason: s
         check_instruments(refused)
     check_instruments(point(nsys=True, nvtx=True))
     check_instruments(point("job", debug=True))
+
+
+def test_a_search_cannot_compare_such_points(tmp_path: Path) -> None:
+    where = (f"hydra.sweep.dir={tmp_path / 'runs'}", "runtime.device=cpu", "num_sm=1,2", "runtime.debug=true")
+    done = launch_here("-m", "hydra/sweeper=bisect", *where)
+    assert done.returncode == 1
+    assert "runtime.debug=true costs time, so a search cannot compare; give it to one point." in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("option", ["debug", "nvtx", "nsys"])
@@ -109,8 +118,6 @@ done
 @pytest.mark.end_to_end
 def test_workers_run_under_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a stand-in for the program, which stays beside its command."""
-    import sys
-
     place = tmp_path / "bin"
     place.mkdir()
     (place / "nsys").write_text(PROGRAM.format(place=shlex.quote(str(place)), python=sys.executable))
@@ -121,7 +128,8 @@ def test_workers_run_under_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert done.returncode == 0, done.stderr
     asked = (place / "arguments").read_text().splitlines()
     report = launch.directory / "single" / "nsys_%h"
-    assert asked[:5] == ["profile", f"--output={report}", "--force-overwrite=true", "--trace=nvtx,osrt", "--stats=true"]
+    assert asked[:3] == ["profile", "--kill=none", f"--output={report}"]
+    assert asked[3:6] == ["--force-overwrite=true", "--trace=nvtx,osrt", "--stats=true"]
     assert report.with_name("nsys_%h.nsys-rep").exists()
     (result,) = launch.results().values()
     # Only on GPUs do the two profilers exclude each other.
