@@ -121,14 +121,14 @@ class Runtime:
     debug: bool = False
     """For a point that hangs or computes garbage: every rank prints into worker.log what it builds, every pass, and
     shapes and norms at the check, and NCCL, Transformer Engine and its userbuffers print, too. Each pass is waited for,
-    so that its times are compared with none (see debugging.md)."""
+    so the point is left out of comparisons (see debugging.md)."""
     nvtx: bool = False
     """Name every pass of every variant by an NVTX range, and let Transformer Engine name its own (NVTE_NVTX_ENABLED).
-    That costs host time, so the point's times are compared with none. For GPUs."""
+    That costs host time, so the point is left out of comparisons. For GPUs."""
     nsys: bool = False
     """Run the workers under NVIDIA's `nsys profile`, with a report for each node in the run directory, and nvtx=true.
-    On GPUs it records the profiled passes, which torch.profiler then does not. The point's times are compared with
-    none."""
+    On GPUs it records the profiled passes, which torch.profiler then does not. The point is left out of
+    comparisons."""
     nsys_args: str = "--trace=cuda,nvtx --sample=none --cpuctxsw=none"
     """Command-line options of `nsys profile` that select what it records."""
 

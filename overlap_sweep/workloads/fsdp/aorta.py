@@ -12,7 +12,7 @@ import msgspec
 
 NOTE = (
     "is AORTA's log: its communication is all-reduces and reduce-scatters alone; auxiliary has all-gathers, copies of "
-    "batches, clipping and the optimizer."
+    "batches, clipping and the optimizer; the loss is rank 0's."
 )
 
 STREAMS = {"compute": "compute", "allreduce": "all_reduce", "reducescatter": "reduce_scatter", "aux": "auxiliary"}
