@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -68,36 +68,51 @@ def say(text: str) -> None:
         sys.stdout.flush()
 
 
+@contextmanager
+def named_range(name: str, turn: int | None = None) -> Iterator[None]:
+    """Names what the block enqueues for profilers, prints when it begins and ends, and waits for it, as the point asks.
+    Ranges of all turns have the same name, so that profilers can sum them."""
+    if _current is None:
+        yield
+        return
+    if _current.nvtx:
+        torch.cuda.nvtx.range_push(name)
+    say(f"{name}{'' if turn is None else f', turn {turn}'}: begins")
+    try:
+        yield
+    finally:
+        if _current.nvtx:
+            torch.cuda.nvtx.range_pop()
+    if _current.debug:
+        _current.ranks.synchronize()
+        say(f"{name}: ends")
+
+
 def named(name: str, variant: Variant) -> Variant:
-    """Returns the variant with its passes named for profilers, printed and waited for, as the point asks."""
-    if _current is None or not (_current.debug or _current.nvtx):
+    """Returns the variant with a range around each of its passes, as the point asks. A named variant keeps its name."""
+    if _current is None or not (_current.debug or _current.nvtx) or isinstance(variant.forward, _NamedPass):
         return variant
     return replace(
         variant,
-        forward=_named_pass(f"{name} fwd", variant.forward),
-        backward=variant.backward and _named_pass(f"{name} bwd", variant.backward),
-        step=variant.step and _named_pass(f"{name} step", variant.step),
-        prepare=variant.prepare and _named_pass(f"{name} prepare", variant.prepare),
+        forward=_NamedPass(f"{name} fwd", variant.forward),
+        backward=variant.backward and _NamedPass(f"{name} bwd", variant.backward),
+        step=variant.step and _NamedPass(f"{name} step", variant.step),
+        prepare=variant.prepare and _NamedPass(f"{name} prepare", variant.prepare),
     )
 
 
-def _named_pass(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    def run_named(*arguments: Any) -> Any:
-        with _range(name):
-            # The turn's number is the first argument of those passes that have any.
-            say(f"{name}{f', turn {arguments[0]}' if arguments else ''}: begins")
-            result = run(*arguments)
-            if debugging():
-                assert _current
-                _current.ranks.synchronize()
-                say(f"{name}: ends{_result(result)}")
+@dataclass(frozen=True)
+class _NamedPass:
+    """A pass of a variant, in a range. The turn's number is the first argument of those passes that have any."""
+
+    name: str
+    run: Callable[..., Any]
+
+    def __call__(self, *arguments: Any) -> Any:
+        with named_range(self.name, arguments[0] if arguments else None):
+            result = self.run(*arguments)
+            say(f"{self.name}: enqueued{_result(result)}")
         return result
-
-    return run_named
-
-
-def _range(name: str) -> Any:
-    return torch.cuda.nvtx.range(name) if _current and _current.nvtx else nullcontext()
 
 
 def _result(result: Any) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.measure import instruments as instruments_module
-from overlap_sweep.measure.instruments import _Instruments, instruments, nsys_records
+from overlap_sweep.measure.instruments import _Instruments, instruments, named, nsys_records
 from overlap_sweep.measure.profile import capture_each, profile_steps
 from overlap_sweep.measure.timing import Variant, relative_error, time_variants
 
@@ -44,10 +44,21 @@ def test_every_pass_and_what_differs_is_printed(capsys: pytest.CaptureFixture[st
     assert gradient.endswith("largest difference 0 at [0, 0]")
     assert passes == [
         "bulk fwd, turn 0: begins",
-        "bulk fwd: ends with output [8, 4] float32",
+        "bulk fwd: enqueued with output [8, 4] float32",
+        "bulk fwd: ends",
         "bulk bwd, turn 0: begins",
-        "bulk bwd: ends with 1 gradients",
+        "bulk bwd: enqueued with 1 gradients",
+        "bulk bwd: ends",
     ]
+
+
+def test_a_named_variant_keeps_its_name() -> None:
+    """A clock may know it by its identity."""
+    with instruments({"debug": True}, ALONE):
+        once = named("point", RIGHT)
+        assert once != RIGHT
+        assert named("again", once) is once
+    assert named("point", RIGHT) is RIGHT
 
 
 def test_a_usual_point_prints_nothing_and_runs_its_own_functions(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from overlap_sweep import backends
 from overlap_sweep.backends import ParallelLinear, Purpose
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure import Ranks, stream
-from overlap_sweep.measure.instruments import say
+from overlap_sweep.measure.instruments import named_range, say
 from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import (
     L2_BYTES,
@@ -49,7 +49,8 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     workload, backend = point["workload"], backends.load(point["backend"])
     bench = bench_for(point, ranks)
     default = _default_overlap(point, bench)
-    backend.prepare(point, "point")
+    with named_range("prepare point"):
+        backend.prepare(point, "point")
     variants = {"point": bench.variant(point, "point"), "none": bench.none, "floor": bench.floor}
     error = relative_error(variants["point"], variants["none"], ranks)
     allowed = space.tolerance(point)
@@ -103,7 +104,8 @@ def _measure_default(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
     backend, ranks, workload = backends.load(point["backend"]), bench.ranks, point["workload"]
     measured = now()
     try:
-        backend.prepare(point, "default")
+        with named_range("prepare default"):
+            backend.prepare(point, "default")
     except Refused as reason:
         return DefaultOverlap(time.monotonic(), warnings=[f"The library's default overlap was not measured: {reason}."])
     variants = {"default": bench.variant(point, "default"), "none": bench.none}
