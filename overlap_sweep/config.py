@@ -108,6 +108,10 @@ OF_LANGUAGE_MODELS = (
 )
 
 
+INSTRUMENTS = ("debug", "nvtx", "nsys")
+"""Options of `runtime` that look into a point at the cost of its times."""
+
+
 @dataclass
 class Runtime:
     """How the worker processes run."""
@@ -141,6 +145,23 @@ class Runtime:
     bootstrap_backend: str = one_of("gloo", "gloo", "nccl", "mpi")
     """Backend that exchanges the handles of the userbuffers. On two H200s gloo takes 10 ms; NCCL takes 180 ms at first
     and keeps 0.5 GB."""
+    ub_timeout_s: int | None = ranged(None, 1, 86400)
+    """UB_TIMEOUT of the workers, in whole seconds: a kernel of userbuffers that has waited so long for another rank
+    prints what it waits for and goes on with wrong numbers. null: as your environment has it, else Transformer Engine's
+    110."""
+    debug: bool = False
+    """For a point that hangs or computes garbage: every rank prints into worker.log what it builds, every pass, and
+    shapes and norms at the check, and NCCL, Transformer Engine and its userbuffers print, too. Each pass is waited for,
+    so the point is left out of comparisons (see debugging.md)."""
+    nvtx: bool = False
+    """Name every pass of every variant by an NVTX range, and let Transformer Engine name its own (NVTE_NVTX_ENABLED).
+    That costs host time, so the point is left out of comparisons. For GPUs."""
+    nsys: bool = False
+    """Run the workers under NVIDIA's `nsys profile`, with a report for each node in the run directory, and nvtx=true.
+    On GPUs it records the profiled passes, which torch.profiler then does not. The point is left out of
+    comparisons."""
+    nsys_args: str = "--trace=cuda,nvtx --sample=none --cpuctxsw=none"
+    """Command-line options of `nsys profile` that select what it records."""
 
 
 @dataclass

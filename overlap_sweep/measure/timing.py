@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from overlap_sweep.measure import Ranks
+from overlap_sweep.measure.instruments import named, say_difference
 from overlap_sweep.results.measured import summarise as summarise
 
 Forward = Callable[[int], Any]
@@ -230,6 +231,7 @@ def time_variants(
     Collective over the ranks; with `ranks.world_size` 1 no other rank is waited for.
     """
     clock = clock or (gpu_clock if ranks.device.type == "cuda" else host_clock)(ranks)
+    variants = {name: named(name, variant) for name, variant in variants.items()}
     names, number = list(variants), count()
     for _ in range(warmup):
         for name in names:
@@ -265,16 +267,20 @@ def _over_ranks(turns: Sequence[Turn], ranks: Ranks) -> Samples:
     return Samples(us, sum(late) > len(late) / 2)
 
 
-def relative_error(candidate: Variant, reference: Variant, ranks: Ranks) -> dict[str, float]:
+def relative_error(
+    candidate: Variant, reference: Variant, ranks: Ranks, candidate_name: str = "point"
+) -> dict[str, float]:
     """Returns each tensor's largest difference / the reference's largest magnitude, over all ranks; inf for NaN.
 
     Two different inputs are used in a row, to detect a variant that reads the previous call's buffer. Both variants
     draw the same random numbers, such as those of NVFP4's stochastic rounding.
     """
     errors: dict[str, Tensor] = {}
+    variants = named(f"check: {candidate_name}", candidate), named("check: none", reference)
     for repeat in range(2):
-        ours, theirs = (_results(variant, repeat) for variant in (candidate, reference))
+        ours, theirs = (_results(variant, repeat) for variant in variants)
         for name, expected in theirs.items():
+            say_difference(f"{candidate_name} {name}, turn {repeat},", ours[name], expected)
             difference = (ours[name].float() - expected.float()).abs().max()
             error = torch.nan_to_num(difference / expected.float().abs().max(), nan=torch.inf, posinf=torch.inf)
             # 0 / 0: both tensors are zero.

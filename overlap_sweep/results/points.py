@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import analyze_program
 from overlap_sweep.results.checks import MOST_YAML_BYTES, check_place, read_yaml
+from overlap_sweep.results.identity import instrumented
 from overlap_sweep.results.measured import Measured
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, check_composed, find_points, read_result
 from overlap_sweep.trace.disk import links_out
@@ -66,7 +67,8 @@ class Point:
 
     directory: Path
     status: PointStatus
-    """Status of the result; `missing` if there is no result.json: the point was aborted or is still running."""
+    """Status of the result; `missing` if there is no result.json: the point was aborted or is still running. `skipped`
+    also where something looked into an ok point at the cost of its times (`instrumented`)."""
     config: Mapping[str, Any]
     """The configuration that result.json records; for a missing point the one that Hydra composed."""
     result: Result | None
@@ -88,7 +90,9 @@ class Point:
     @property
     def why_not_ok(self) -> str:
         """Returns the reason of a point that is not ok, in one line."""
-        return self.result.reason if self.result else "no result.json: aborted or still running"
+        if not self.result:
+            return "no result.json: aborted or still running"
+        return (instrumented(self.config) if self.result.status == "ok" else None) or self.result.reason
 
     @property
     def case(self) -> Case:
@@ -163,7 +167,8 @@ def _read_point(directory: Path, root: Path) -> Point:
         result = read_result(path)
         for name in result.traces:
             check_place(directory / name, root, most_bytes=None)
-        return Point(directory, result.status, result.point, result)
+        status: PointStatus = "skipped" if result.status == "ok" and instrumented(result.point) else result.status
+        return Point(directory, status, result.point, result)
     path = directory / HYDRA_CONFIG
     check_place(path, root, MOST_YAML_BYTES)
     config = read_yaml(path)

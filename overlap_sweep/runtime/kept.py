@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from overlap_sweep.cache import cache_directory, cache_root
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.identity import environment_identity, library_identity, point_identity
+from overlap_sweep.results.identity import environment_identity, instrumented, library_identity, point_identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, clear, read_result, write_result
 from overlap_sweep.runtime.group_config import elsewhere, machine_of
 from overlap_sweep.store import Measurement, Store, read_store
@@ -74,9 +74,9 @@ def remembered(config: DictConfig, point: dict[str, Any], directory: Path) -> Re
 
 
 def remember(config: DictConfig, result: Result, directory: Path) -> None:
-    """Adds a new result that is `ok` or has wrong numbers to the store, if there is one; wrong numbers also to the
-    user's own store of them."""
-    if result.reused_from or not (result.status == "ok" or result.has_wrong_numbers):
+    """Adds a new result that is `ok` or has wrong numbers to the store, if there is one, unless its times must not be
+    compared; wrong numbers also to the user's own store of them."""
+    if result.reused_from or not (result.status == "ok" or result.has_wrong_numbers) or instrumented(result.point):
         return
     stores = [_store(config), _own_store() if result.has_wrong_numbers else None]
     for store in filter(None, stores):

@@ -1,4 +1,5 @@
-"""Profilers that start the workers of a point, for any workload whose options include `Profiler`."""
+"""Profilers that start the workers of a point: rocprofv3 for workloads whose options include `Profiler`, Nsight Systems
+for all that have workers."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.results.run_directory import NSYS_REPORT
 from overlap_sweep.workloads import Wrapper
 
 
@@ -27,12 +29,34 @@ def wrapper(profiling: Mapping[str, Any], directory: Path) -> Wrapper | None:
     UserError if its arguments cannot be split."""
     if not profiling["rocprofv3"]:
         return None
-    try:
-        arguments = shlex.split(profiling["rocprofv3_args"])
-    except ValueError as error:
-        raise UserError(f"profiling.rocprofv3_args cannot be split ({error}); close its quotes.") from None
+    arguments = _arguments("profiling.rocprofv3_args", profiling["rocprofv3_args"])
+    # By default it writes a table or a database, by its version; `analyze.py trace` reads its JSON.
+    as_json = () if "--output-format" in arguments else ("--output-format", "json")
     return Wrapper(
-        ("rocprofv3", *arguments, "-d", str(directory.resolve() / "rocprofv3"), "--"),
+        ("rocprofv3", *as_json, *arguments, "-d", str(directory.resolve() / "rocprofv3"), "--"),
         "profiling.rocprofv3=true requires rocprofv3 in PATH; add ROCm's (/opt/rocm/bin), or leave "
         "profiling.rocprofv3 out.",
     )
+
+
+def nsys(runtime: Mapping[str, Any], directory: Path) -> Wrapper | None:
+    """Returns Nsight Systems, which writes a report for each node into the run directory; None if `runtime` does not
+    turn it on. UserError if its arguments cannot be split."""
+    # Results of earlier versions lack the option.
+    if not runtime.get("nsys"):
+        return None
+    arguments = _arguments("runtime.nsys_args", runtime["nsys_args"])
+    # By default it would end the processes with the first recording, of which training has several.
+    captured = ("--capture-range=cudaProfilerApi", "--capture-range-end=repeat") if runtime["device"] == "cuda" else ()
+    output = str(directory.resolve() / f"{NSYS_REPORT}_%h")
+    return Wrapper(
+        ("nsys", "profile", *captured, "--kill=none", f"--output={output}", "--force-overwrite=true", *arguments),
+        "runtime.nsys=true requires nsys in PATH; add that of Nsight Systems, or leave runtime.nsys out.",
+    )
+
+
+def _arguments(option: str, written: str) -> list[str]:
+    try:
+        return shlex.split(written)
+    except ValueError as error:
+        raise UserError(f"{option} cannot be split ({error}); close its quotes.") from None

@@ -79,6 +79,7 @@ MISTAKES = {
     "sweep -m tp_size=2": f"sweep is not of the form option=value. {HELP}",
     "num_sm==8": "num_sm==8 cannot be parsed; quote values with commas, brackets or spaces, as in 'num_sm=\"a,b\"'.",
     "--multirn num_sm=8": "Unknown flag --multirn. Did you mean --multirun?",
+    "--debug num_sm=8": "Unknown flag --debug. Did you mean runtime.debug=true?",
     "-x": f"Unknown flag -x. {HELP}",
 }
 

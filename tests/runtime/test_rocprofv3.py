@@ -87,8 +87,9 @@ def test_a_profiled_points_group_runs_under_it_and_what_it_writes_at_the_end_is_
     assert done.returncode == 0, done.stderr
     asked = arguments.read_text().splitlines()
     output = launch.directory / "single" / "rocprofv3"
-    assert asked[:6] == ["--kernel-trace", "--name", "a b", "-d", str(output), "--"]
-    assert asked[7:9] == ["-m", "overlap_sweep.runtime.agent"]
+    assert asked[:2] == ["--output-format", "json"]
+    assert asked[2:8] == ["--kernel-trace", "--name", "a b", "-d", str(output), "--"]
+    assert asked[9:11] == ["-m", "overlap_sweep.runtime.agent"]
     assert sorted(path.name for path in output.iterdir()) == [f"rank{rank}.csv" for rank in range(ranks)]
     (result,) = launch.results().values()
     assert result.measured

@@ -16,6 +16,7 @@ from overlap_sweep import backends
 from overlap_sweep.backends import ParallelLayer, Purpose
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure import Ranks, parallel_groups, stream, stream_seed
+from overlap_sweep.measure.instruments import say
 from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import Enough, Samples, Variant, relative_error, summarise, time_variants
 from overlap_sweep.overlap import recipes
@@ -44,7 +45,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     for name in configs:
         # Every variant needs its own userbuffers.
         variants[name].get_ready()
-        errors[name] = relative_error(variants[name], reference, ranks)
+        errors[name] = relative_error(variants[name], reference, ranks, name)
     allowed = workload.tolerance(point)
     wrong = {
         name: f"{name} computes wrong numbers and was not measured: relative error {max(error.values()):.2g} against "
@@ -119,8 +120,10 @@ def layer_bench(
         config = configs.get(name, OverlapConfig(switches={}))
         try:
             purpose: Purpose = "none" if name == "none" else "floor" if name == "floor" else "point"
+            say(f"builds {point['layer']['kind']} {name}: slots {config.slots}, switches {config.switches}")
             layer = backend.build_layer(point, purpose, config, ranks, seed)
         except Refused as reason:
+            say(f"{name} is refused: {reason}")
             if name not in configs:
                 raise
             refused[name] = str(reason)
@@ -134,6 +137,10 @@ def _variant(
 ) -> Variant:
     training = point["layer"]["training"]
     parameters = dict(layer.module.named_parameters())
+    say(
+        f"built: input {list(layer.input_shape)}, parameters "
+        + ", ".join(f"{name} {list(parameter.shape)}" for name, parameter in parameters.items())
+    )
     module = DistributedDataParallel(layer.module, process_group=replicas) if replicas is not None else layer.module
     optimizer = torch.optim.Adam(parameters.values(), lr=LEARNING_RATE) if training else None
     generator = stream(ranks.device, point["workload"]["seed"], "inputs", ranks.rank)

@@ -19,6 +19,7 @@ from overlap_sweep import backends
 from overlap_sweep.backends import ParallelLinear, Purpose
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure import Ranks, stream
+from overlap_sweep.measure.instruments import named_range, say
 from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import (
     L2_BYTES,
@@ -51,7 +52,8 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     workload, backend = point["workload"], backends.load(point["backend"])
     bench = bench_for(point, ranks)
     default = _default_overlap(point, bench)
-    backend.prepare(point, "point")
+    with named_range("prepare point"):
+        backend.prepare(point, "point")
     variants = {"point": bench.variant(point, "point"), "none": bench.none, "floor": bench.floor}
     error = relative_error(variants["point"], variants["none"], ranks)
     allowed = space.tolerance(point)
@@ -121,11 +123,12 @@ def _measure_default(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
     backend, ranks, workload = backends.load(point["backend"]), bench.ranks, point["workload"]
     measured = now()
     try:
-        backend.prepare(point, "default")
+        with named_range("prepare default"):
+            backend.prepare(point, "default")
     except Refused as reason:
         return DefaultOverlap(time.monotonic(), warnings=[f"The library's default overlap was not measured: {reason}."])
     variants = {"default": bench.variant(point, "default"), "none": bench.none}
-    error = relative_error(variants["default"], variants["none"], ranks)
+    error = relative_error(variants["default"], variants["none"], ranks, "default")
     if max(error.values()) > space.DEFAULT_TOLERANCE:
         warning = f"The library's default overlap computes wrong numbers and was not measured: relative error {error}."
         return DefaultOverlap(time.monotonic(), warnings=[warning])
@@ -169,6 +172,7 @@ class Bench:
     """Whether a trace of `none` was recorded already."""
 
     def variant(self, point: Mapping[str, Any], purpose: Purpose) -> Variant:
+        say(f"builds {purpose} of {point['operator']}: {space.settings(point) if purpose == 'point' else ''}")
         linear = backends.load(point["backend"]).build(point, purpose, self.ranks, self.parameters)
         return _variant(linear, _input_stream(point, self.ranks), self.inputs)
 
@@ -209,6 +213,7 @@ def _bench(key: str, ranks: Ranks) -> Bench:
     shape = _shape(point)
     parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point["precision"], ranks, seed)
     inputs: dict[Any, Any] = {}
+    say(f"builds none and floor of {point['operator']}: {shape}")
     none, floor = (
         _variant(backend.build(point, purpose, ranks, parameters), _input_stream(point, ranks), inputs)
         for purpose in ("none", "floor")
