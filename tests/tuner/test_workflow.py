@@ -395,6 +395,9 @@ def test_of_a_mixture_of_experts_the_attention_is_tuned_and_proven(tmp_path: Pat
     (case,) = report.cases
     assert case.applies_to[0] == "qkv and proj: the attention of all 6 layers."
     assert [one.slot for one in report.unmeasured_slots] == ["qkv_wgrad"]
+    assert "faster than no overlap in the attention" in str(report)
+    assert case.applies_to[0] in str(report)
+    assert case.applies_to[0] in report._repr_html_()
     assert "--tp-comm-overlap-rs-dgrad" in report.megatron_arguments(2)
     for name in ("optimal_tp_comm_overlap_cfg_tp2.yaml", "megatron_bridge_preset_tp2.py", "summary.txt"):
         assert all(sentence in (found / name).read_text() for sentence in case.applies_to)
