@@ -432,5 +432,5 @@ def test_sizes_that_a_tp_size_does_not_divide_are_refused_before_anything_is_mea
     assert reason == "qkv: 2 key-value heads are not divisible by tp_size=4"
     with pytest.raises(UserError, match=r"nothing to search: workload\.tokens=64 is not divisible"):
         tuned(tmp_path / "batch", *EVERYTHING, "layer.micro_batch_size=3", space=())
-    with pytest.raises(UserError, match="nothing to search: fc1: ffn_hidden_size=509 is not divisible by tp_size=2"):
+    with pytest.raises(UserError, match="nothing to search: fc2: 509 inputs are not divisible by tp_size=2"):
         tuned(tmp_path / "odd", *EVERYTHING, "operator=fc2", "model.ffn_hidden_size=509", space=())
