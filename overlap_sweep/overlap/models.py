@@ -161,13 +161,14 @@ def short_name(model: Mapping[str, Any]) -> str:
 
 
 _OURS = re.compile(r"(llama3|gpt3|qwen3)_([0-9_]+)b")
+_TITLES = {"qwen3_30b_a3b": "Qwen3 30B-A3B", "mixtral_8x7b": "Mixtral 8x7B", "deepseek_v3": "DeepSeek-V3"}
 _FAMILIES = {"llama3": "Llama-3", "gpt3": "GPT-3", "qwen3": "Qwen3"}
 
 
 def title_of(name: str) -> str:
     """Returns a title such as `Llama-3 8B` for `llama3_8b`; names that are not in conf/model are returned unchanged."""
     ours = _OURS.fullmatch(name)
-    return f"{_FAMILIES[ours[1]]} {ours[2].replace('_', '.')}B" if ours else name
+    return f"{_FAMILIES[ours[1]]} {ours[2].replace('_', '.')}B" if ours else _TITLES.get(name, name)
 
 
 def resolve(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,13 +123,15 @@ def _refusal(point: Mapping[str, Any], config: DictConfig) -> str | None:
     model = point["model"]
     if point["backend"] != ASYNC_TP_BACKEND and (reason := model_layers.not_overlapped(model, point["operator"])):
         return reason
-    if not config.tuner.prove:
-        return None
+    sizes = point["workload"]["tokens"], point["tp_size"]
+    reason = models.refusal(model, point["operator"], *sizes)
+    if reason or not config.tuner.prove:
+        return reason
     kind = _kind_to_prove(model, config)
     if kind is None:
         return f"{models.lacks(model)}, or search without a proof with tuner.prove=false"
     layer = {"kind": kind, "micro_batch_size": config.layer.micro_batch_size}
-    return sizes_refusal(model, layer, point["workload"]["tokens"], point["tp_size"])
+    return sizes_refusal(model, layer, *sizes)
 
 
 def _kind_to_prove(model: Mapping[str, Any], config: DictConfig) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import AutoConfig
 
 import overlap_sweep
 from overlap_sweep import tuner
@@ -145,6 +146,27 @@ def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pyte
     assert analyze(directory).returncode == 0
     after = overlap_sweep.Report(directory)
     assert (after.proof[2].verdict, after.ub_cfgs(2)) == (proof.verdict, report.ub_cfgs(2))
+
+
+@pytest.mark.end_to_end
+def test_the_attention_of_a_mixture_of_experts_is_tuned_and_proven(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 6}
+    AutoConfig.for_model("mixtral", **sizes).save_pretrained(tmp_path / "mixtral")
+    report = overlap_sweep.tune(
+        str(tmp_path / "mixtral"),
+        max_tp_size=2,
+        max_token_len=64,
+        device="cpu",
+        output_dir=tmp_path / "tuned",
+        overrides=["workload.repeats=3", "profile=none", "method=ring_exchange", "num_sm=1", "aggregate=false"],
+        quiet=True,
+    )
+    assert {best.operator for best in report.best} == {"qkv", "proj"}
+    assert report.proof[2].proven
+    (case,) = report.cases
+    assert case.applies_to[0] == "qkv and proj: the attention of all 6 layers."
+    assert case.applies_to[0] in report.yaml(2).read_text()
+    assert not any("fc" in slot.slot for slot in report.unmeasured_slots)
 
 
 def test_its_own_reason_is_the_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

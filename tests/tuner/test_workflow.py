@@ -409,6 +409,9 @@ def test_of_a_mixture_of_experts_the_attention_is_tuned_and_proven(tmp_path: Pat
     (case,) = report.cases
     assert case.applies_to[0] == "qkv and proj: the attention of all 6 layers."
     assert [one.slot for one in report.unmeasured_slots] == ["qkv_wgrad"]
+    assert "faster than no overlap in the attention" in str(report)
+    assert case.applies_to[0] in str(report)
+    assert case.applies_to[0] in report._repr_html_()
     assert "--tp-comm-overlap-rs-dgrad" in report.megatron_arguments(2)
     for name in ("optimal_tp_comm_overlap_cfg_tp2.yaml", "megatron_bridge_preset_tp2.py", "summary.txt"):
         assert all(sentence in (found / name).read_text() for sentence in case.applies_to)
@@ -443,5 +446,5 @@ def test_sizes_that_a_tp_size_does_not_divide_are_refused_before_anything_is_mea
     assert reason == "qkv: 2 key-value heads are not divisible by tp_size=4"
     with pytest.raises(UserError, match=r"nothing to search: workload\.tokens=64 is not divisible"):
         tuned(tmp_path / "batch", *EVERYTHING, "layer.micro_batch_size=3", space=())
-    with pytest.raises(UserError, match="nothing to search: fc1: ffn_hidden_size=509 is not divisible by tp_size=2"):
+    with pytest.raises(UserError, match="nothing to search: fc2: 509 inputs are not divisible by tp_size=2"):
         tuned(tmp_path / "odd", *EVERYTHING, "operator=fc2", "model.ffn_hidden_size=509", space=())

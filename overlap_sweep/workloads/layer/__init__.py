@@ -38,7 +38,7 @@ FP8_TOLERANCE = 0.2
 """For every recipe. FP8 has two or three bits of mantissa: another order of summation rounds some activations
 differently, which the next GEMMs amplify. A wrong chunk has an error of 1."""
 
-OPERATORS_OF_KIND = {
+_OPERATORS_OF_KIND = {
     "linear": ("proj",),
     "layernorm_linear": ("qkv",),
     "layernorm_mlp": ("fc1", "fc2"),
@@ -70,7 +70,7 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     layer, tokens = point["layer"], point["workload"]["tokens"]
     if reason := sizes_refusal(point["model"], layer, tokens, point["tp_size"]):
         return reason
-    for operator in OPERATORS_OF_KIND[layer["kind"]]:
+    for operator in _OPERATORS_OF_KIND[layer["kind"]]:
         unset = {"operator": operator, "phase": "all", "method": "none", "phases": None}
         if reason := backend.refusal({**point, **unset}):
             return str(reason)
@@ -89,7 +89,7 @@ def sizes_refusal(model: Mapping[str, Any], layer: Mapping[str, Any], tokens: in
             f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer['micro_batch_size']} "
             f"times tp_size={tp_size}"
         )
-    operators = OPERATORS_OF_KIND[layer["kind"]]
+    operators = _OPERATORS_OF_KIND[layer["kind"]]
     if lacking := models.lacks(model, operators):
         return lacking
     return next(filter(None, (models.refusal(model, operator, tokens, tp_size) for operator in operators)), None)
@@ -98,7 +98,7 @@ def sizes_refusal(model: Mapping[str, Any], layer: Mapping[str, Any], tokens: in
 def refused_variants(point: Mapping[str, Any]) -> dict[str, str]:
     """Returns why variants cannot run, by name; without those that can."""
     kind = point["layer"]["kind"]
-    operators = OPERATORS_OF_KIND[kind]
+    operators = _OPERATORS_OF_KIND[kind]
 
     def reason(config: OverlapConfig) -> str | None:
         if point["tp_size"] == 1:

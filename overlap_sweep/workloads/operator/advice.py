@@ -119,7 +119,8 @@ def _headline(case: CaseAnalysis, tp_size: int) -> str:
         return advice
     if isinstance(outcome, Proof):
         if outcome.recommended == TUNED and NONE in outcome.against:
-            return outcome.against[NONE].in_words(" than no overlap")
+            part = outcome.trial.part
+            return outcome.against[NONE].in_words(f" than no overlap{'' if part == WHOLE else f' in {part}'}")
         return as_sentence(advised(outcome.recommended, case.case.backend))
     if outcome and outcome.advice:
         return as_sentence(outcome.advice)

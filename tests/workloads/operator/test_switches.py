@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from overlap_sweep.overlap.overlap_cfg import FLAGS, OverlapConfig, megatron_arguments, methods_allowed
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
-from overlap_sweep.workloads.operator.switches import DEFAULTS, Plan, plan, unmeasured_slots
+from overlap_sweep.workloads.operator.switches import DEFAULTS, LAYERS_ALIKE, Plan, plan, unmeasured_slots
 
 Times = dict[str, float]
 Choices = dict[str, Times]
@@ -28,8 +30,8 @@ def choice(operator: str, pass_name: str, candidates: Times) -> PassChoice:
     return PassChoice(2, operator, pass_name, tuple(made), best, "fastest", 0.0, None, None)
 
 
-def planned(choices: Choices, unmeasured: str = "default") -> Plan:
-    return plan([choice(*name.split(), times) for name, times in choices.items()], unmeasured)
+def planned(choices: Choices, unmeasured: str = "default", layers: Mapping[str, int] = LAYERS_ALIKE) -> Plan:
+    return plan([choice(*name.split(), times) for name, times in choices.items()], unmeasured, layers)
 
 
 def switched(found: Plan) -> dict[str, bool]:
@@ -94,6 +96,27 @@ def test_the_switch_that_a_choice_needs(choices: Choices, switches: dict[str, bo
     assert switched(found) == switches
     assert names(found) == finals
     assert found.overruled == []
+
+
+def test_of_a_model_without_dense_mlps_only_the_attention_has_switches() -> None:
+    attention = {"qkv": 8, "proj": 8}
+    # fc1 has no reduce-scatter that must agree, and fc2 no slot that the switch leaves unmeasured.
+    found = planned({"qkv bwd": {"none": 9, "bulk+bulk": 8, "ring": 7}}, "off", attention)
+    assert (switched(found)["tp_comm_overlap_rs_dgrad"], names(found)) == (True, ["ring"])
+    assert not any("fc1" in name for name in switched(found))
+    (advice,) = planned({"proj fwd": SLOWER}, "default", attention).switches
+    assert advice.reason == "no overlap for proj_fprop"
+    assert {one.slot for one in unmeasured_slots(found.config, {"qkv_dgrad"}, attention)} == {
+        *("qkv_fprop", "qkv_wgrad", "proj_fprop", "proj_dgrad"),
+    }
+
+
+def test_what_a_switch_loses_counts_in_every_layer_that_has_the_operator() -> None:
+    choices = {"proj bwd": {"none": 8, "ring": 7}, "fc2 bwd": {"none": 8, "ring": 12}}
+    assert names(planned(choices)) == ["none", "none"]
+    # On wins 1 in each of 8 layers, and loses 4 in the dense one.
+    layers = {"qkv": 8, "proj": 8, "fc1": 1, "fc2": 1}
+    assert names(planned(choices, layers=layers)) == ["ring", "ring"]
 
 
 def test_the_reason_names_slots_that_are_touched_unmeasured() -> None:
