@@ -50,6 +50,16 @@ class Model:
     models, else LayerNorm."""
     bias: bool | None = None
     """Whether the linear operators add a bias. null: false for gated models, else true."""
+    num_experts: int | None = ranged(None, 1, 2**16)
+    """Experts of each layer of a mixture of experts, without shared ones. null: the model has none."""
+    experts_per_token: int | None = ranged(None, 1, 2**16)
+    """Experts that each token is sent to."""
+    expert_ffn_hidden_size: int | None = ranged(None, 1, 2**22)
+    """Width of one expert."""
+    shared_expert_ffn_hidden_size: int | None = ranged(None, 1, 2**22)
+    """Width of all shared experts together, which every token passes. null: the model has none."""
+    gated_experts: bool | None = None
+    """Gated experts, as in gated_mlp. null: true for a model with experts."""
     architecture: str | None = None
     """Hugging Face's model_type. This option and those below are for workload=tp_training, which trains a whole
     language model."""
@@ -69,6 +79,11 @@ SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads"
 
 OF_OPERATORS = ("name", "source", *SIZES)
 """Keys of `model` that determine the shapes of the linear operators."""
+
+OF_EXPERTS = (
+    *("num_experts", "experts_per_token", "expert_ffn_hidden_size", "shared_expert_ffn_hidden_size", "gated_experts"),
+)
+"""Keys of `model` that describe a mixture of experts; all null for other models."""
 
 OF_LAYERS = (*OF_OPERATORS, "normalization", "bias")
 
@@ -214,6 +229,8 @@ class ModelConfig(PointConfig):
 class TensorParallelConfig(ModelConfig):
     tp_size: int = ranged(2, 1, 8)
     """Tensor-parallel ranks, one GPU or CPU process each."""
+
+    reads_of_model: ClassVar[tuple[str, ...]] = (*OF_LAYERS, *OF_EXPERTS)
 
 
 @dataclass

@@ -56,6 +56,38 @@ def operators_of(layers: Sequence[nn.Module]) -> dict[str, set[Operator | str]]:
     return found
 
 
+@dataclass(frozen=True)
+class Experts:
+    """The experts of one layer; `shared` is the width of those that every token passes, None if it has none."""
+
+    number: int
+    width: int
+    shared: int | None
+
+
+def experts_of(layers: Sequence[nn.Module]) -> set[Experts]:
+    """The mixtures of experts in the layers."""
+    found = set()
+    for layer in layers:
+        sizes = {name: parameter.shape for name, parameter in layer.named_parameters()}
+        routed = next((shape for name, shape in sizes.items() if name.endswith("experts.down_proj")), None)
+        if routed is None:
+            continue
+        shared = next(
+            (shape for name, shape in sizes.items() if re.search(r"shared\w*\.(down_proj|output_linear)\.w", name)),
+            None,
+        )
+        hidden = next(
+            shape
+            for name, shape in sizes.items()
+            if name.endswith(("input_layernorm.weight", "post_attention_layernorm.weight"))
+        )[0]
+        # Some multiply with the transpose.
+        width = (routed.numel() // routed[0]) // hidden
+        found.add(Experts(routed[0], width, shared[1] if shared else None))
+    return found
+
+
 def norms_of(layers: Sequence[nn.Module]) -> set[str]:
     """Of the layers' own norms; empty where they are deeper."""
     names = {type(child).__name__ for layer in layers for child in layer.children()}

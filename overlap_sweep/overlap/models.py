@@ -1,8 +1,8 @@
 """Model sizes, and the shapes of a model's parallel linear operators.
 
 Supported are dense layers: one projection from the hidden state to all heads' queries, keys and values, one back, and
-one MLP. FORMS lists which config fields of an architecture have their sizes (tests/overlap/test_model_forms.py checks
-them against transformers' models); other architectures are refused. No torch: configs are transformers'.
+one MLP. `model_forms` says which config fields of an architecture have their sizes. No torch: configs are
+transformers'.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.config import SIZES
+from overlap_sweep.config import OF_EXPERTS, SIZES
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap.model_forms import sizes_of
 from overlap_sweep.overlap.space import OPERATORS
 
 SIZES_OF = {
@@ -138,7 +139,7 @@ def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
 
     Sizes of operators that the model lacks are None; `instead` has by operator what the model has instead.
     """
-    given = {name: model[name] for name in SIZES if model[name] is not None}
+    given = {name: model[name] for name in (*SIZES, *OF_EXPERTS) if model.get(name) is not None}
     read, instead = read_hf(str(model["name"])) if model["source"] == "hf" else ({}, {})
     sizes = read | given
     if "qkv" not in instead:
@@ -147,6 +148,10 @@ def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
             sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
     # Sizes that the user gives make the operator dense.
     instead = {operator: has for operator, has in instead.items() if given.keys().isdisjoint(SIZES_OF[operator])}
+    if sizes.get("num_experts"):
+        sizes.setdefault("gated_experts", True)
+        if model["source"] == "sizes" and given.keys().isdisjoint(SIZES_OF["fc1"]):
+            instead |= dict.fromkeys(("fc1", "fc2"), f"{model['name']} has experts instead of one dense MLP")
     unsized = {name for operator in instead for name in SIZES_OF[operator]}
     missing = [name for name in SIZES if sizes.get(name) is None and name not in unsized]
     if missing:
@@ -156,6 +161,11 @@ def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
     layer = {"normalization": "LayerNorm" if plain else "RMSNorm", "bias": plain, **sizes}
     layer |= {name: model[name] for name in ("normalization", "bias") if model.get(name) is not None}
     return {**model, **layer, **({"instead": instead} if instead else {})}
+
+
+def without_experts(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the resolved model without the sizes of its experts, for points that run none: they measure the same."""
+    return {name: value for name, value in model.items() if name not in OF_EXPERTS}
 
 
 def read_hf(name: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -230,88 +240,3 @@ def _find_hf_config(name: str) -> str:
             "give a local folder, a config.json, or the sizes (model.hidden_size and so on)."
         ) from None
     return name
-
-
-@dataclass(frozen=True)
-class Form:
-    """The config fields that have an architecture's sizes. The defaults are Llama's."""
-
-    kv_heads: str = "num_key_value_heads"
-    """Field of the number of key-value heads; if missing, as many as attention heads."""
-    head_dim: str = "head_dim"
-    """Field of the head size; if missing, hidden size / number of heads."""
-    ffn: str = "intermediate_size"
-    """Field of the MLP's size; if missing, four times the hidden size."""
-    gated: bool = True
-    normalization: str = "RMSNorm"
-    attention: str = ""
-    """The architecture's replacement of dense attention, such as latent attention; empty if it has none."""
-    mlp: str = ""
-    """The architecture's replacement of one dense MLP, such as experts; empty if it has none."""
-
-
-_LLAMA = Form()
-_GPT = Form(kv_heads="", head_dim="", ffn="n_inner", gated=False, normalization="LayerNorm")
-_MIXTURE = Form(mlp="experts")
-_LATENT = Form(attention="multi-head latent attention")
-_LINEAR = Form(attention="linear attention in some layers")
-_NAMES = (
-    (
-        _LLAMA,
-        "bitnet cwm diffllama ernie4_5 exaone4 gemma gemma2 gemma3_text glm glm4 granite hunyuan_v1_dense hyperclovax "
-        "internlm3 iquestcoder llama ministral ministral3 mistral olmo2 olmo3 phi3 qwen2 qwen3 qwen3_vl_text seed_oss "
-        "smollm3 vaultgemma",
-    ),
-    (replace(_LLAMA, head_dim=""), "glm4v_text qwen2_vl_text qwen2_5_vl_text"),
-    (replace(_LLAMA, normalization="LayerNorm"), "cohere cohere2 olmo"),
-    (replace(_LLAMA, gated=False), "apertus arcee nanochat"),
-    (replace(_LLAMA, gated=False, normalization="LayerNorm"), "jais2 nemotron phi starcoder2"),
-    (_GPT, "codegen gpt2 gptj"),
-    (replace(_GPT, ffn=""), "bloom mpt openai-gpt"),
-    (replace(_GPT, ffn="intermediate_size"), "gpt_neo gpt_neox persimmon"),
-    (replace(_GPT, ffn="ffn_dim"), "opt xglm"),
-    (
-        _MIXTURE,
-        "aria_text dots1 ernie4_5_moe exaone_moe flex_olmo flint glm4_moe glm4v_moe_text gpt_oss granitemoe "
-        "granitemoeshared hunyuan_v1_moe hy_v3 kolibri1 llama4_text mellum minimax_m2 mixtral olmoe qwen2_moe "
-        "qwen3_moe qwen3_vl_moe_text solar_open",
-    ),
-    (replace(_MIXTURE, normalization="LayerNorm"), "cohere2_moe phimoe"),
-    (_LATENT, "minicpm3 youtu"),
-    (replace(_LATENT, mlp="experts"), "axk1 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa"),
-    (_LINEAR, "olmo_hybrid qwen3_5_text"),
-    (replace(_LINEAR, mlp="experts"), "qwen3_5_moe_text qwen3_next"),
-)
-FORMS = {name: form for form, names in _NAMES for name in names.split()}
-"""Forms by transformers' model_type."""
-
-
-def sizes_of(config: Any, name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns a language model's sizes and normalization from its config, without the sizes of operators that it lacks,
-    and by such operator what it has instead. UserError for an unsupported architecture."""
-    form = FORMS.get(config.model_type)
-    if form is None or getattr(config, "add_cross_attention", False):
-        also = "" if form is None else " with cross-attention"
-        raise UserError(
-            f"model.name={name}: the architecture {config.model_type}{also} is not supported; "
-            "give sizes instead: model.source=sizes model.hidden_size=<size> and so on (see conf/model)."
-        )
-    sizes = {
-        "hidden_size": config.hidden_size,
-        "num_attention_heads": config.num_attention_heads,
-        "normalization": form.normalization,
-    }
-    instead: dict[str, str] = {}
-    if form.attention:
-        attention = f"{form.attention} instead of one projection to queries, keys and values"
-        instead |= dict.fromkeys(("qkv", "proj"), attention)
-    else:
-        heads, even = config.num_attention_heads, config.hidden_size // config.num_attention_heads
-        sizes["num_kv_heads"] = getattr(config, form.kv_heads, None) or heads
-        sizes["head_dim"] = getattr(config, form.head_dim, None) or even
-    if form.mlp:
-        instead |= dict.fromkeys(("fc1", "fc2"), f"{form.mlp} instead of one dense MLP")
-    else:
-        sizes["ffn_hidden_size"] = getattr(config, form.ffn, None) or 4 * config.hidden_size
-        sizes["gated_mlp"] = form.gated
-    return sizes, {operator: f"{config.model_type} has {has}" for operator, has in instead.items()}

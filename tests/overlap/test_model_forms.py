@@ -15,8 +15,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models
-from overlap_sweep.overlap.models import FORMS, sizes_of
-from tests.module_shapes import Operator, layers_of, norms_of, operators_of
+from overlap_sweep.overlap.model_forms import FORMS, sizes_of
+from tests.module_shapes import Experts, Operator, experts_of, layers_of, norms_of, operators_of
 
 LAYERS = 2
 SEVERAL_KINDS = {
@@ -61,6 +61,10 @@ def wrong(config: Any) -> dict[str, str]:
             found[operator] = f"{said} is {sorted(map(str, truth))}"
     if (norms := norms_of(layers)) and norms != {read["normalization"]}:
         found["normalization"] = f"{read['normalization']} is {norms}"
+    sizes = (read.get(f"{name}_ffn_hidden_size") for name in ("expert", "shared_expert"))
+    experts = {Experts(read["num_experts"], *sizes)} if "num_experts" in read else set()
+    if experts_of(layers) not in (experts, set()):
+        found["experts"] = f"{experts} is {experts_of(layers)}"
     return found
 
 
@@ -78,7 +82,11 @@ def cases(model_type: str) -> Iterator[dict[str, Any]]:
 SIZES_OF_ALL = {"hidden_size": 192, "num_attention_heads": 6, "intermediate_size": 320}
 SIZES: list[dict[str, Any]] = [
     {"num_key_value_heads": 1, "num_kv_heads": 2, "multi_query": True, "n_inner": 352, "ffn_dim": 288},
-    {"num_key_value_heads": 2, "head_dim": 64},
+    {
+        **{"num_key_value_heads": 2, "head_dim": 64, "moe_intermediate_size": 96, "shared_intermediate_size": 224},
+        "shared_expert_intermediate_size": 256,
+        **dict.fromkeys(("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"), 3),
+    },
 ]
 NO_SUCH = {("diffllama", 1)}
 """What transformers makes no model of."""

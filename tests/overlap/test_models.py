@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from overlap_sweep.config import OF_EXPERTS
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models
 
@@ -112,6 +113,20 @@ def test_operators_that_a_model_has_not_are_refused_and_the_others_are_sized(tmp
             models.linear_shape(model, operator, 8192, 1)
         assert str(error.value) == f"{said}."
     assert models.lacks(model) is not None
+    assert {name: model[name] for name in OF_EXPERTS} == {
+        **{"num_experts": 128, "experts_per_token": 8, "expert_ffn_hidden_size": 768, "gated_experts": True},
+        "shared_expert_ffn_hidden_size": None,
+    }
+
+
+def test_a_model_of_experts_by_sizes_alone() -> None:
+    sizes = {"hidden_size": 2048, "num_attention_heads": 32, "num_kv_heads": 4, "head_dim": 128}
+    mixture = {"num_experts": 128, "experts_per_token": 8, "expert_ffn_hidden_size": 768}
+    model = models.resolve({"name": "mixture", "source": "sizes", **dict.fromkeys(models.SIZES), **sizes, **mixture})
+    assert (model["gated_experts"], model["gated_mlp"], model["normalization"]) == (True, None, "RMSNorm")
+    assert str(models.lacks(model, ["fc1"])).startswith("fc1: mixture has experts instead of one dense MLP; ")
+    assert models.refusal(model, "qkv", 64, 4) is None
+    assert models.without_experts(model).keys().isdisjoint(OF_EXPERTS)
 
 
 def test_sizes_that_are_given_are_swept_whatever_the_model_has(tmp_path: Path) -> None:

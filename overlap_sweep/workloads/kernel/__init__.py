@@ -51,14 +51,15 @@ def _shape(point: Mapping[str, Any]) -> dict[str, Any]:
         if kernel is None:
             raise UserError(f"n and k require kernel=; choose one of {', '.join(KERNELS)}.")
         return {"kernel": kernel, "n": n, "k": k, "model": {"name": CUSTOM}, "operator": None}
-    linear = models.linear_shape(point["model"], operator, 1, point["tp_size"])
+    model = models.without_experts(point["model"])
+    linear = models.linear_shape(model, operator, 1, point["tp_size"])
     sizes = linear.out_features, linear.in_features
     forward = "ag_gemm" if linear.parallel == "column" else "gemm_rs"
     kernel = kernel or forward
     if (kernel == "ag_gemm") != (forward == "ag_gemm"):
         # dgrad multiplies the output's gradient by the weight as it is.
         sizes = sizes[::-1]
-    return {"kernel": kernel, **dict(zip("nk", sizes, strict=True)), "model": point["model"], "operator": operator}
+    return {"kernel": kernel, **dict(zip("nk", sizes, strict=True)), "model": model, "operator": operator}
 
 
 def _implementations(point: Mapping[str, Any], names: list[str] | None) -> dict[str, space.Setting]:

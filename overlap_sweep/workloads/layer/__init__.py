@@ -48,7 +48,7 @@ _RECORDED_SINCE_EVER = {"operator": "fc1", "phase": "all", "method": "bulk", "ph
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the point with its backend and the configuration of each variant, read from its file."""
     backend = backends.chosen(point)
-    chosen = {**_RECORDED_SINCE_EVER, **point, "backend": backend}
+    chosen = {**_RECORDED_SINCE_EVER, **point, "backend": backend, "model": models.without_experts(point["model"])}
     configs = configurations(chosen) if backend in backends.LAYERS else {}
     recorded = {name: asdict(config) for name, config in configs.items()}
     return {**chosen, "layer": {**point["layer"], "configurations": recorded}}

@@ -20,7 +20,8 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the point with its backend and with unset knobs at the backend's defaults for the method. Knobs that the
     backend lacks are null."""
     backend = backends.chosen(point)
-    own = {name: value for name, value in point.items() if name != "layer"} | {"backend": backend}
+    own = {name: value for name, value in point.items() if name != "layer"}
+    own |= {"backend": backend, "model": models.without_experts(point["model"])}
     own |= dict.fromkeys(space.absent_knobs(backend, own))
     if point["phases"] is None:
         return _with_knobs(own, backend)
