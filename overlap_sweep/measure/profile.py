@@ -49,9 +49,9 @@ def capture_each(variants: Mapping[str, Variant], ranks: Ranks, iterations: int,
                     spin(ranks, SPIN_US)
                     meet(ranks)
                 with record_function(f"ProfilerStep#{iteration}"):
-                    output = variant.forward(iteration)
-                    if variant.backward:
-                        variant.backward(iteration, output)
+                    kept = None
+                    for _name, run in variant.computation():
+                        kept = run(iteration, kept)
                     ranks.synchronize()
         trace = directory / trace_file(ranks.rank, name)
         keep(_exported(profiler, trace), trace)

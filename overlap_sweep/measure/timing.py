@@ -79,13 +79,16 @@ class Variant:
     """Passes that run after each other. `forward` and `backward` take the turn's number, which rotates their inputs."""
 
     forward: Forward
-    """Returns the output, which `backward` takes."""
+    """Returns the output, which the next pass takes."""
     backward: Backward | None = None
     """Returns the gradients by name. None: forward only."""
     step: Callable[[], object] | None = None
     """The rest of a training step: the optimizer."""
     prepare: Callable[[], None] | None = None
     """Called untimed before each of the variant's turns, followed by an untimed repeat."""
+    both: Callable[[int, Any], Any] | None = None
+    """Runs between forward and backward what is neither alone, such as one micro batch's backward and another's
+    forward. Returns the output that `backward` takes."""
 
     def get_ready(self) -> None:
         if self.prepare:
@@ -94,11 +97,17 @@ class Variant:
     def passes(self) -> Iterator[tuple[str, Callable[[int, Any], Any]]]:
         """Yields each pass's name and its function of the repeat and the previous pass's result."""
         step = self.step
-        yield "fwd", lambda repeat, _: self.forward(repeat)
-        if self.backward:
-            yield "bwd", self.backward
+        yield from self.computation()
         if step:
             yield "step", lambda _repeat, _kept: step()
+
+    def computation(self) -> Iterator[tuple[str, Callable[[int, Any], Any]]]:
+        """Yields the passes without the optimizer's."""
+        yield "fwd", lambda repeat, _: self.forward(repeat)
+        if self.both:
+            yield "both", self.both
+        if self.backward:
+            yield "bwd", self.backward
 
 
 @dataclass(frozen=True)
@@ -248,6 +257,9 @@ def relative_error(candidate: Variant, reference: Variant, ranks: Ranks) -> dict
 
 
 def _results(variant: Variant, repeat: int) -> dict[str, Tensor]:
-    assert variant.backward
-    output = variant.forward(repeat)
-    return {"output": output.detach(), **variant.backward(repeat, output)}
+    results: dict[str, Tensor] = {}
+    kept = None
+    for name, run in variant.computation():
+        kept = run(repeat, kept)
+        results |= kept if name == "bwd" else {"output" if name == "fwd" else f"output of {name}": kept.detach()}
+    return results
