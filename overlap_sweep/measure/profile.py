@@ -45,7 +45,7 @@ def capture_each(variants: Mapping[str, Variant], ranks: Ranks, iterations: int,
         with profile(activities=_activities(ranks), experimental_config=everywhere) as profiler:
             for iteration in range(iterations):
                 ranks.barrier()
-                if ranks.device.type == "cuda":
+                if ranks.device.type == "cuda" and not variant.waits:
                     spin(ranks, SPIN_US)
                     meet(ranks)
                 with record_function(f"ProfilerStep#{iteration}"):

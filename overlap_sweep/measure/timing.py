@@ -89,6 +89,8 @@ class Variant:
     both: Callable[[int, Any], Any] | None = None
     """Runs between forward and backward what is neither alone, such as one micro batch's backward and another's
     forward. Returns the output that `backward` takes."""
+    waits: bool = False
+    """Whether its host waits for the device, such as for sizes that it must know: nothing can be enqueued ahead."""
 
     def get_ready(self) -> None:
         if self.prepare:
@@ -125,16 +127,17 @@ Clock = Callable[[Variant, int], Turn]
 
 
 def host_clock(ranks: Ranks) -> Clock:
-    """Returns a clock on the host; every pass starts when all ranks are ready."""
+    """Returns a clock by marks without anything enqueued ahead; every pass starts when all ranks are ready."""
 
     def turn(variant: Variant, repeat: int) -> Turn:
-        us, kept = {}, None
+        marks, kept = {}, None
         for name, run in variant.passes():
             ranks.barrier()
-            start = time.perf_counter_ns()
+            start = Mark(ranks.device)
             kept = run(repeat, kept)
-            us[name] = (time.perf_counter_ns() - start) / 1e3
-        return Turn(us, late=False)
+            marks[name] = start, Mark(ranks.device)
+        ranks.synchronize()
+        return Turn({name: end.after_ns(start) / 1e3 for name, (start, end) in marks.items()}, late=False)
 
     return turn
 
@@ -211,7 +214,8 @@ def time_variants(
     Turns are numbered consecutively, so that none finds its input in a cache where another variant has just read it.
     Collective over the ranks; with `ranks.world_size` 1 no other rank is waited for.
     """
-    clock = clock or (gpu_clock if ranks.device.type == "cuda" else host_clock)(ranks)
+    ahead = ranks.device.type == "cuda" and not any(variant.waits for variant in variants.values())
+    clock = clock or (gpu_clock if ahead else host_clock)(ranks)
     names, number = list(variants), count()
     for _ in range(warmup):
         for name in names:

@@ -1,0 +1,101 @@
+"""`layer=moe`: a transformer layer with a mixture of experts, spread over expert-parallel ranks, under several ways for
+the experts to communicate. What is not said here is as for other kinds of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from overlap_sweep.backends import megatron
+from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import expert_parallel, models
+from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE
+from overlap_sweep.workloads import Workers
+
+BACKEND = "megatron"
+
+_DEFAULTS: Mapping[str, Any] = {"ep_size": 2, "routing": "balanced", "micro_batches": 2}
+_OF_OTHERS = {"num_replicas": 1, "training": False, "tp_comm_overlap_cfg": None, "ub_overlap_rs_dgrad": False}
+"""Options of `layer` that the kind does not have, with the values that change nothing."""
+
+
+def complete(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the point with its backend, its options and the arguments of each variant. UserError for an unknown
+    variant."""
+    given = {name: value for name, value in point["layer"]["moe"].items() if value is not None}
+    on_gpu = point["runtime"]["device"] == "cuda"
+    options = {"num_sm": None, "grouped_gemm": on_gpu, **_DEFAULTS, **given}
+    backend = BACKEND if point["backend"] == "auto" else point["backend"]
+    completed = {**point, "backend": backend, "layer": {**point["layer"], "moe": options, "configurations": {}}}
+    recorded = {name: expert_parallel.arguments(name, options["num_sm"]) for name in _asked(completed)}
+    return {**completed, "layer": {**completed["layer"], "moe": {**options, "arguments": recorded}}}
+
+
+def _asked(point: Mapping[str, Any]) -> list[str]:
+    """Returns the variants to measure besides the floor, with those that cannot run if the user names them."""
+    asked = point["layer"]["variants"]
+    if asked is None:
+        others = expert_parallel.DEFAULT_VARIANTS
+        asked = [name for name in others if expert_parallel.variant_refusal(name, point) is None]
+    known = (*expert_parallel.VARIANTS, FLOOR)
+    for name in asked:
+        if name not in known:
+            raise UserError(f"layer.variants: {name} is not known; with layer=moe choose one of {', '.join(known)}.")
+    if not point["layer"]["comm_overlap"]:
+        asked = [name for name in asked if name == NONE]
+    return list(dict.fromkeys(name for name in asked if name != FLOOR)) or [NONE]
+
+
+def names(point: Mapping[str, Any]) -> list[str]:
+    """Returns the variants that can run, in order, `floor` last."""
+    refused = refused_variants(point)
+    return [*(name for name in point["layer"]["moe"]["arguments"] if name not in refused), FLOOR]
+
+
+def refused_variants(point: Mapping[str, Any]) -> dict[str, str]:
+    """Returns why variants cannot run, by name; without those that can."""
+    reasons = {name: expert_parallel.variant_refusal(name, point) for name in point["layer"]["moe"]["arguments"]}
+    return {name: why for name, why in reasons.items() if why}
+
+
+def refusal(point: Mapping[str, Any]) -> str | None:
+    layer, model, tokens = point["layer"], point["model"], point["workload"]["tokens"]
+    if point["backend"] != BACKEND:
+        return f"layer=moe is a layer of Megatron-Core; backend={BACKEND} has it, not {point['backend']}"
+    if point["tp_size"] != 1:
+        return f"layer=moe cuts nothing but its experts: it requires tp_size=1, not {point['tp_size']}"
+    for name, usual in _OF_OTHERS.items():
+        if layer[name] != usual:
+            return f"layer=moe has no layer.{name}"
+    if reason := expert_parallel.model_refusal(model, layer["moe"]["ep_size"]) or models.lacks(model, ["qkv", "proj"]):
+        return reason
+    if tokens % layer["micro_batch_size"]:
+        return f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer['micro_batch_size']}"
+    if reason := megatron.refusal(point):
+        return reason
+    refused = refused_variants(point)
+    if len(refused) == len(layer["moe"]["arguments"]):
+        return "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+    return None
+
+
+def world_size(point: Mapping[str, Any]) -> int:
+    return int(point["layer"]["moe"]["ep_size"] or _DEFAULTS["ep_size"])
+
+
+def workers(point: Mapping[str, Any], directory: Path) -> Workers:
+    return Workers(max_connections=expert_parallel.MAX_CONNECTIONS)
+
+
+def words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    return [models.short_name(point["model"]), f"ep{world_size(point)}", "moe"]
+
+
+def fewer_gpus(point: Mapping[str, Any]) -> tuple[str, str]:
+    return f"layer.moe.ep_size={world_size(point)}", "a smaller layer.moe.ep_size"
+
+
+def on_one_node(point: Mapping[str, Any]) -> str | None:
+    """Returns None: all-to-alls reach every machine."""
+    return None

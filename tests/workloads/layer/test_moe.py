@@ -1,0 +1,165 @@
+"""A layer with experts on two processes over gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from overlap_sweep.backends.megatron import on_cpu, routing, schedule
+from overlap_sweep.measure import Ranks
+from overlap_sweep.results.run_directory import trace_file
+from overlap_sweep.trace.files import read_trace_file
+from overlap_sweep.workloads import layer
+from overlap_sweep.workloads.layer import run as layer_run
+from overlap_sweep.workloads.layer.config import Moe
+from overlap_sweep.workloads.layer.result import VariantTimes
+from tests.points import layer_point
+from tests.processes import run_ranks
+
+EXPERTS = {
+    **{"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 48, "gated_experts": True},
+    **{"hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16},
+}
+MODEL = {**EXPERTS, "shared_expert_ffn_hidden_size": 32, "normalization": "RMSNorm"}
+
+
+def asked(model: dict[str, Any] | None = None, variants: list[str] | None = None, **moe: Any) -> dict[str, Any]:
+    """What `complete` gets."""
+    options = {"kind": "moe", "variants": variants, "moe": {**asdict(Moe()), **moe}}
+    return layer_point(
+        backend="auto",
+        precision="bf16",
+        tp_size=1,
+        profile="all",
+        runtime={"device": "cpu"},
+        model=model or MODEL,
+        workload={"tokens": 32, "repeats": 3},
+        layer=options,
+    )
+
+
+def moe_point(**given: Any) -> dict[str, Any]:
+    completed = layer.WORKLOAD.complete(asked(**given))
+    assert layer.WORKLOAD.refusal(completed) is None
+    return completed
+
+
+def measured(ranks: Ranks, directory: Path, given: dict[str, Any]) -> dict[str, Any]:
+    return layer_run.run(given, directory, ranks)
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize(("kind", "micro_batches"), [("balanced", 2), ("random", 3)])
+def test_every_variant_computes_what_none_does(tmp_path: Path, kind: str, micro_batches: int) -> None:
+    variants = ["none", "allgather", "shared_experts", "micro_batches"]
+    point = moe_point(variants=variants, routing=kind, micro_batches=micro_batches)
+    found, other = run_ranks(2, measured, tmp_path, point, keep="moe")
+    times: dict[str, VariantTimes] = found["measured"].variants
+    assert list(times) == [*variants, "floor"]
+    assert found["warnings"] == []
+    for name in variants[1:]:
+        errors = times[name].relative_error
+        assert {"output", "output of both", f"input {micro_batches - 1}_grad", "mlp.router.weight_grad"} <= set(errors)
+        assert {"mlp.experts.local_experts.1.linear_fc2.weight_grad"} <= set(errors)
+        assert max(errors.values()) < 0.02
+        assert times[name].arguments == point["layer"]["moe"]["arguments"][name]
+    assert all(list(one.times) == ["fwd", "both", "bwd", "all"] for one in times.values())
+    assert other["measured"].variants == times
+
+    moved = {name: communications(tmp_path / trace_file(0, name)) for name in times}
+    assert moved["floor"] == 0
+    assert moved["micro_batches"] == moved["shared_experts"] == moved["none"] > 0
+
+
+def communications(trace: Path) -> int:
+    """The number of those within the iterations of a trace."""
+    return sum(row.num_comm_events for row in read_trace_file(trace, with_parts=False).rows if row.phase == "all")
+
+
+def measured_wrong(ranks: Ranks, directory: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """With a schedule that hands on the gradient of a micro batch halved."""
+    run = schedule.Interleaved._run
+
+    def halved(self: Any, begun: Any, ended: Any) -> Any:
+        output = run(self, begun, ended)
+        if ended is not None:
+            ended.x.grad = ended.x.grad / 2
+        return output
+
+    schedule.Interleaved._run = halved  # type: ignore[method-assign]
+    try:
+        return layer_run.run(given, directory, ranks)
+    finally:
+        schedule.Interleaved._run = run  # type: ignore[method-assign]
+
+
+@pytest.mark.end_to_end
+def test_what_computes_wrong_numbers_is_not_measured(tmp_path: Path) -> None:
+    found, _ = run_ranks(2, measured_wrong, tmp_path, {**moe_point(), "profile": "none"}, keep="moe")
+    assert list(found["measured"].variants) == ["none", "shared_experts", "floor"]
+    (warning,) = found["warnings"]
+    assert warning.startswith("micro_batches computes wrong numbers and was not measured: ")
+
+
+@pytest.mark.parametrize("kind", ["balanced", "random"])
+@pytest.mark.parametrize("chosen", [1, 3, 8])
+def test_routing(kind: str, chosen: int) -> None:
+    by_rank = [routing.draw(kind, 40, 8, chosen, "x", 7, Ranks(rank, 2, torch.device("cpu"))) for rank in (0, 1)]
+    for rank, routed in enumerate(by_rank):
+        # Every rank knows what all send.
+        assert routed.tokens_per_expert.equal(by_rank[0].tokens_per_expert)
+        assert routed.experts.flatten().bincount(minlength=8).equal(routed.tokens_per_expert[rank])
+        assert all(len(set(experts)) == chosen for experts in routed.experts.tolist())
+        spread = routed.tokens_per_expert[rank]
+        assert spread.max() - spread.min() <= 1 or kind == "random"
+    assert not by_rank[0].experts.equal(by_rank[1].experts) or chosen == 8
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "tp_size": (lambda point: point.update(tp_size=2), "tp_size=1"),
+    "backend": (lambda point: point.update(backend="torch"), "backend=megatron"),
+    "precision": (lambda point: point.update(precision="fp8_delayed"), "precision=fp8_delayed"),
+    "training": (lambda point: point["layer"].update(training=True), "layer.training"),
+    "replicas": (lambda point: point["layer"].update(num_replicas=2), "layer.num_replicas"),
+    "experts": (lambda point: point["model"].update(num_experts=5), "5 experts are not divisible"),
+    "no experts": (lambda point: point["model"].update(num_experts=None), "has no experts"),
+    "sequences": (lambda point: point["layer"].update(micro_batch_size=3), "layer.micro_batch_size=3"),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), CHANGES.values(), ids=CHANGES)
+def test_refusals(change: Callable[[dict[str, Any]], Any], reason: str) -> None:
+    point = asked()
+    change(point)
+    assert reason in str(layer.WORKLOAD.refusal(layer.WORKLOAD.complete(point)))
+
+
+def test_a_point_that_asks_for_nothing_that_can_run_says_why() -> None:
+    completed = layer.WORKLOAD.complete(asked(variants=["deepep"]))
+    assert layer.WORKLOAD.refusal(completed) == "deepep: DeepEP requires GPUs"
+
+
+def test_unasked_every_variant_that_can_run_is_measured() -> None:
+    assert list(moe_point()["layer"]["moe"]["arguments"]) == ["none", "shared_experts", "micro_batches"]
+    without = {**MODEL, "shared_expert_ffn_hidden_size": None}
+    assert list(moe_point(model=without)["layer"]["moe"]["arguments"]) == ["none", "micro_batches"]
+    assert list(moe_point(ep_size=1)["layer"]["moe"]["arguments"]) == ["none"]
+    assert layer.WORKLOAD.world_size(asked()) == 2
+    assert layer.WORKLOAD.world_size(moe_point(ep_size=1)) == 1
+
+
+def test_layers_without_experts_record_nothing_of_them() -> None:
+    completed = layer.WORKLOAD.complete(layer_point(layer={"moe": asdict(Moe())}))
+    assert "moe" not in completed["layer"]
+
+
+def test_the_cpu_stands_for_a_gpu_only_while_a_layer_runs() -> None:
+    before = torch.cuda.current_device, torch.cuda.Stream
+    with on_cpu.cpu_for_cuda():
+        assert torch.cuda.current_device() == torch.device("cpu")
+    assert (torch.cuda.current_device, torch.cuda.Stream) == before
