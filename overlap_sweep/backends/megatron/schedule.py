@@ -8,16 +8,24 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from megatron.core.models.common.model_chunk_schedule_plan import TransformerLayerSchedulePlan
-from megatron.core.pipeline_parallel.utils import get_comm_stream, get_comp_stream, set_streams
+from megatron.core.pipeline_parallel.utils import ScheduleNode, get_comm_stream, get_comp_stream, set_streams
 from torch import Tensor
 
 from overlap_sweep.backends.megatron.layer import Layer
 from overlap_sweep.backends.megatron.routing import Routing
+
+
+_WITHOUT = (
+    *("attention_mask", "rotary_pos_emb", "rotary_pos_cos", "rotary_pos_sin"),
+    *("packed_seq_params", "sequence_len_offset"),
+)
+"""What a model would give to its layers."""
 
 
 @dataclass(frozen=True)
@@ -93,25 +101,26 @@ class Interleaved(Sequential):
             return output
 
     def _new_plan(self) -> TransformerLayerSchedulePlan:
-        # Once for the process: what computes goes to the stream that it begins with.
+        # Makes the stream of communication once for the process.
         set_streams()
-        computing = get_comp_stream() if self._layer.on_gpu else torch.cuda.current_stream()
-        decoder = SimpleNamespace(final_layernorm=None)
-        nothing = dict.fromkeys(
-            ("attention_mask", "rotary_pos_emb", "rotary_pos_cos", "rotary_pos_sin", "packed_seq_params")
+        streams: tuple[Any, Any] = get_comp_stream, get_comm_stream
+        if "comp_stream" in signature(set_streams).parameters:
+            # 0.16 takes the streams, later versions these functions.
+            streams = get_comp_stream(), get_comm_stream()
+        state = SimpleNamespace(
+            **dict.fromkeys(_WITHOUT), model=SimpleNamespace(decoder=SimpleNamespace(final_layernorm=None))
         )
-        state = SimpleNamespace(**nothing, sequence_len_offset=None, model=SimpleNamespace(decoder=decoder))
         plan = TransformerLayerSchedulePlan(
             self._layer.module,
             torch.cuda.Event(),
             state,
-            computing,
-            get_comm_stream(),
+            *streams,
             {"is_first_layer": True, "is_last_layer": True},
         )
         if not self._layer.on_gpu:
-            for name in ("attn", "moe_dispatch", "mlp", "moe_combine"):
-                setattr(plan, name, _Node(getattr(plan, name), in_thread=name.startswith("moe_")))
+            for name, node in list(vars(plan).items()):
+                if isinstance(node, ScheduleNode):
+                    setattr(plan, name, _Node(node, in_thread=name.startswith("moe_")))
         return plan
 
 
