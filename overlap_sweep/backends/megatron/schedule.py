@@ -20,7 +20,6 @@ from torch import Tensor
 from overlap_sweep.backends.megatron.layer import Layer
 from overlap_sweep.backends.megatron.routing import Routing
 
-
 _WITHOUT = (
     *("attention_mask", "rotary_pos_emb", "rotary_pos_cos", "rotary_pos_sin"),
     *("packed_seq_params", "sequence_len_offset"),

@@ -185,7 +185,9 @@ def described(config: Mapping[str, Any]) -> list[str]:
         return [config["layer"]["kind"], sharding(config)]
     num_sm = [f"num_sm={options['num_sm']}"] if options["num_sm"] else []
     several = f"{options['micro_batches']} micro batches" if options["micro_batches"] > 1 else "1 micro batch"
-    return [config["layer"]["kind"], sharding(config), f"{options['routing']} routing", several, *num_sm]
+    ungrouped = config["runtime"]["device"] == "cuda" and not options["grouped_gemm"]
+    gemms = ["a GEMM for each expert"] if ungrouped else []
+    return [config["layer"]["kind"], sharding(config), f"{options['routing']} routing", several, *num_sm, *gemms]
 
 
 def labels(trial: LayerTrial, measured: Iterable[str]) -> dict[str, str]:

@@ -74,6 +74,8 @@ def refusal(point: Mapping[str, Any]) -> str | None:
         return f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer['micro_batch_size']}"
     if reason := megatron.refusal(point):
         return reason
+    if layer["moe"]["grouped_gemm"] and point["runtime"]["device"] != "cuda":
+        return "layer.moe.grouped_gemm=true requires GPUs: it is Transformer Engine's"
     refused = refused_variants(point)
     if len(refused) == len(layer["moe"]["arguments"]):
         return "; ".join(f"{name}: {reason}" for name, reason in refused.items())

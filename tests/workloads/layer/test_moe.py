@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from overlap_sweep.backends.megatron import on_cpu, routing, schedule
+from overlap_sweep.backends.megatron.layer import Layer
+from overlap_sweep.backends.megatron.schedule import MicroBatch, Sequential
 from overlap_sweep.measure import Ranks
+from overlap_sweep.overlap.expert_parallel import VARIANTS
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.workloads import layer
@@ -85,6 +90,43 @@ def communications(trace: Path) -> int:
     return sum(row.num_comm_events for row in read_trace_file(trace, with_parts=False).rows if row.phase == "all")
 
 
+def computed(ranks: Ranks, point: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
+    """The layer's weights, an input, its output and the experts of its tokens."""
+    layer = Layer(point, VARIANTS["none"], ranks, None, silent=False)
+    x = torch.randn(16, 2, 64, generator=torch.Generator().manual_seed(3))
+    routed = routing.draw("random", 32, 4, 2, "x", 1, ranks)
+    output = Sequential(layer).first(MicroBatch(x, x, routed)).detach()
+    return {name: value.detach() for name, value in layer.module.named_parameters()}, x, output, routed.experts
+
+
+def test_none_is_a_transformer_layer_whose_tokens_pass_their_experts() -> None:
+    ((of, x, output, experts),) = run_ranks(1, computed, {**moe_point(ep_size=1), "precision": "fp32"})
+    of = {name: weight.double() for name, weight in of.items()}
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * of[f"{name}.weight"]
+
+    def swiglu(name: str, x: Tensor) -> Tensor:
+        gate, value = (x @ of[f"{name}.linear_fc1.weight"].t()).chunk(2, -1)
+        return functional.silu(gate) * value @ of[f"{name}.linear_fc2.weight"].t()
+
+    x = x.double()
+    # Two queries, a key and a value for each of two groups.
+    qkv = (norm("input_layernorm", x) @ of["self_attention.linear_qkv.weight"].t()).view(16, 2, 2, 4, 16)
+    queries, keys, values = qkv.split((2, 1, 1), dim=3)
+    scores = torch.einsum("sbgqd,tbgd->bgqst", queries, keys.squeeze(3)) / 16**0.5
+    later = torch.ones(16, 16, dtype=torch.bool).triu(1)
+    attended = torch.einsum("bgqst,tbgd->sbgqd", scores.masked_fill(later, -torch.inf).softmax(-1), values.squeeze(3))
+    x = x + attended.flatten(2) @ of["self_attention.linear_proj.weight"].t()
+    tokens = norm("pre_mlp_layernorm", x).flatten(0, 1)
+    shares = (tokens @ of["mlp.router.weight"].t()).gather(1, experts).softmax(-1)
+    mixed = swiglu("mlp.shared_experts", tokens)
+    for expert in range(4):
+        share = torch.where(experts == expert, shares, 0.0).sum(1, keepdim=True)
+        mixed = mixed + share * swiglu(f"mlp.experts.local_experts.{expert}", tokens)
+    assert output.flatten(0, 1).double().allclose(x.flatten(0, 1) + mixed, atol=1e-4)
+
+
 def measured_wrong(ranks: Ranks, directory: Path, given: dict[str, Any]) -> dict[str, Any]:
     """With a schedule that hands on the gradient of a micro batch halved."""
     run = schedule.Interleaved._run
@@ -132,6 +174,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "replicas": (lambda point: point["layer"].update(num_replicas=2), "layer.num_replicas"),
     "experts": (lambda point: point["model"].update(num_experts=5), "5 experts are not divisible"),
     "no experts": (lambda point: point["model"].update(num_experts=None), "has no experts"),
+    "grouped": (lambda point: point["layer"]["moe"].update(grouped_gemm=True), "layer.moe.grouped_gemm=true"),
     "sequences": (lambda point: point["layer"].update(micro_batch_size=3), "layer.micro_batch_size=3"),
 }
 
