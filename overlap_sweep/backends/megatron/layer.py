@@ -94,10 +94,15 @@ class Layer:
         return output
 
 
+@cache
+def _alone() -> SilentGroup:
+    return SilentGroup(0, 1)
+
+
 def _given_or_alone(group: dist.ProcessGroup | None, **_: Any) -> dist.ProcessGroup:
     """Returns the group, or for shared experts beside the dispatch, which are not given theirs, that of one rank. The
     library's global groups are not set up: every layer has its own."""
-    return SilentGroup(0, 1) if group is None else group
+    return _alone() if group is None else group
 
 
 @cache
@@ -105,24 +110,18 @@ def _memory_buffer() -> GlobalMemoryBuffer:
     return GlobalMemoryBuffer()
 
 
-@cache
-def _silent_experts(rank: int, size: int) -> SilentExperts:
-    return SilentExperts(rank, size)
-
-
 def _groups(given: Arguments, ranks: Ranks, num_sm: int | None, silent: bool) -> ProcessGroupCollection:
     """Returns the groups of a layer whose experts are spread over all ranks and whose other parts are cut over none."""
     tokens: Any
     if silent:
-        tokens = counts = _silent_experts(ranks.rank, ranks.world_size)
+        tokens = counts = SilentExperts(ranks.rank, ranks.world_size)
     else:
         tokens = dist.group.WORLD if num_sm is None else own_group(ranks, num_sm)
         # The ranks first tell each other how many tokens they send, maybe while those of another micro batch move: on
         # one group the ranks could disagree about the order. The other dispatchers move tokens over this group.
         counts = own_group(ranks) if given["moe_token_dispatcher_type"] == "alltoall" else tokens
-    alone = SilentGroup(0, 1)
     singles = ("tp", "pp", "cp", "dp", "dp_cp", "tp_cp", "expt_tp", "expt_dp")
-    return ProcessGroupCollection(**dict.fromkeys(singles, alone), ep=tokens, tp_ep=counts, tp_dp_cp=counts)
+    return ProcessGroupCollection(**dict.fromkeys(singles, _alone()), ep=tokens, tp_ep=counts, tp_dp_cp=counts)
 
 
 def _config(point: Mapping[str, Any], given: Arguments, ranks: Ranks) -> TransformerConfig:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep import backends
+from overlap_sweep.declared import shown
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import FILE, OverlapConfig
@@ -48,7 +49,11 @@ _RECORDED_SINCE_EVER = {"operator": "fc1", "phase": "all", "method": "bulk", "ph
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the point with its backend and the configuration of each variant, read from its file."""
+    """Returns the point with its backend and the configuration of each variant, read from its file. UserError for an
+    option of layers with experts."""
+    of_moe = point["layer"].get("moe") or {}
+    if idle := next((name for name, value in of_moe.items() if value is not None), None):
+        raise UserError(f"layer.moe.{idle}={shown(of_moe[idle])} is for layer=moe; add that, or leave it out.")
     backend = backends.chosen(point)
     chosen = {**_RECORDED_SINCE_EVER, **point, "backend": backend, "model": models.without_experts(point["model"])}
     configs = configurations(chosen) if backend in backends.LAYERS else {}

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep.backends import megatron
+from overlap_sweep.declared import shown
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import expert_parallel, models
+from overlap_sweep.overlap import expert_parallel, models, space
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE
 from overlap_sweep.workloads import Workers
+from overlap_sweep.workloads.layer.config import KnobsConfig
 
 BACKEND = "megatron"
 
@@ -22,14 +24,19 @@ _OF_OTHERS = {"num_replicas": 1, "training": False, "tp_comm_overlap_cfg": None,
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the point with its backend, its options and the arguments of each variant. UserError for an unknown
-    variant."""
+    variant or a knob of tensor-parallel overlap."""
+    if point["num_sm"] != KnobsConfig.num_sm:
+        raise UserError(f"layer=moe does not use num_sm={point['num_sm']}; set layer.moe.num_sm.")
+    if idle := next((knob for knob in space.KNOBS if knob != "num_sm" and point[knob] is not None), None):
+        raise UserError(f"layer=moe does not use {idle}={shown(point[idle])}; leave it out.")
     given = {name: value for name, value in point["layer"]["moe"].items() if value is not None}
     on_gpu = point["runtime"]["device"] == "cuda"
     options = {"num_sm": None, "grouped_gemm": on_gpu, **_DEFAULTS, **given}
     backend = BACKEND if point["backend"] == "auto" else point["backend"]
-    completed = {**point, "backend": backend, "layer": {**point["layer"], "moe": options, "configurations": {}}}
+    layer = {**point["layer"], "moe": options, "configurations": {}}
+    completed = {**point, **dict.fromkeys(space.KNOBS), "backend": backend, "layer": layer}
     recorded = {name: expert_parallel.arguments(name, options["num_sm"]) for name in _asked(completed)}
-    return {**completed, "layer": {**completed["layer"], "moe": {**options, "arguments": recorded}}}
+    return {**completed, "layer": {**layer, "moe": {**options, "arguments": recorded}}}
 
 
 def _asked(point: Mapping[str, Any]) -> list[str]:

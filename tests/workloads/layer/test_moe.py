@@ -15,6 +15,7 @@ from torch.nn import functional
 from overlap_sweep.backends.megatron import on_cpu, routing, schedule
 from overlap_sweep.backends.megatron.layer import Layer
 from overlap_sweep.backends.megatron.schedule import MicroBatch, Sequential
+from overlap_sweep.errors import UserError
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.expert_parallel import VARIANTS
 from overlap_sweep.results.run_directory import trace_file
@@ -184,6 +185,15 @@ def test_refusals(change: Callable[[dict[str, Any]], Any], reason: str) -> None:
     point = asked()
     change(point)
     assert reason in str(layer.WORKLOAD.refusal(layer.WORKLOAD.complete(point)))
+
+
+def test_options_of_the_other_kind_are_not_ignored() -> None:
+    with pytest.raises(UserError, match=r"set layer\.moe\.num_sm"):
+        layer.WORKLOAD.complete({**asked(), "num_sm": 8})
+    with pytest.raises(UserError, match="does not use use_ce=true"):
+        layer.WORKLOAD.complete({**asked(), "use_ce": True})
+    with pytest.raises(UserError, match=r"layer\.moe\.ep_size=4 is for layer=moe"):
+        layer.WORKLOAD.complete(layer_point(layer={"moe": {**asdict(Moe()), "ep_size": 4}}))
 
 
 def test_a_point_that_asks_for_nothing_that_can_run_says_why() -> None:
