@@ -84,7 +84,7 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     if layer["moe"]["grouped_gemm"] and point["runtime"]["device"] != "cuda":
         return "layer.moe.grouped_gemm=true requires GPUs: it is Transformer Engine's"
     refused = refused_variants(point)
-    if len(refused) == len(layer["moe"]["arguments"]):
+    if refused and len(refused) == len(layer["moe"]["arguments"].keys() - {NONE}):
         return "; ".join(f"{name}: {reason}" for name, reason in refused.items())
     return None
 

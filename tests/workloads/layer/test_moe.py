@@ -196,8 +196,9 @@ def test_options_of_the_other_kind_are_not_ignored() -> None:
         layer.WORKLOAD.complete(layer_point(layer={"moe": {**asdict(Moe()), "ep_size": 4}}))
 
 
-def test_a_point_that_asks_for_nothing_that_can_run_says_why() -> None:
-    completed = layer.WORKLOAD.complete(asked(variants=["deepep"]))
+@pytest.mark.parametrize("variants", [["deepep"], ["none", "deepep", "floor"]])
+def test_a_point_that_asks_for_nothing_that_can_run_says_why(variants: list[str]) -> None:
+    completed = layer.WORKLOAD.complete(asked(variants=variants))
     assert layer.WORKLOAD.refusal(completed) == "deepep: DeepEP requires GPUs"
 
 
@@ -208,6 +209,12 @@ def test_unasked_every_variant_that_can_run_is_measured() -> None:
     assert list(moe_point(ep_size=1)["layer"]["moe"]["arguments"]) == ["none"]
     assert layer.WORKLOAD.world_size(asked()) == 2
     assert layer.WORKLOAD.world_size(moe_point(ep_size=1)) == 1
+
+
+def test_an_all_to_all_shares_no_queue_with_the_computation_beside_it(tmp_path: Path) -> None:
+    assert layer.WORKLOAD.workers(moe_point(), tmp_path).max_connections == 8
+    # Tensor-parallel layers need kernels in the order of their launch.
+    assert layer.WORKLOAD.workers(layer_point(), tmp_path).max_connections == 1
 
 
 def test_layers_without_experts_record_nothing_of_them() -> None:
