@@ -33,8 +33,12 @@ every rank."""
 DEEPEP_SMS = 20
 """Megatron-Core's default of moe_deepep_num_sms."""
 
-MAX_CONNECTIONS = 8
-"""CUDA's default of CUDA_DEVICE_MAX_CONNECTIONS. With 1 an all-to-all and the computation beside it share a queue."""
+
+def max_connections(tp_size: int) -> int:
+    """Returns the CUDA_DEVICE_MAX_CONNECTIONS to use unless the user gives it: CUDA's default, because with 1 an
+    all-to-all shares a queue with the computation beside it; but 1 with tensor parallelism, for which Megatron-LM
+    requires that on GPUs before Blackwell."""
+    return 8 if tp_size == 1 else 1
 
 
 def arguments(name: str, num_sm: int | None) -> Arguments:

@@ -16,9 +16,8 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_with_transformer_engine_spec,
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import mappings
+from megatron.core.tensor_parallel import layers, mappings
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
-from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import GlobalMemoryBuffer
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ from overlap_sweep.backends.megatron import on_cpu
 from overlap_sweep.backends.megatron.routing import Prescribed, Routing
 from overlap_sweep.backends.torch.communicator import SilentGroup, done, own_group
 from overlap_sweep.errors import Refused
-from overlap_sweep.measure import Ranks, stream
+from overlap_sweep.measure import Ranks, parallel_groups, stream
 from overlap_sweep.overlap.expert_parallel import Arguments
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -55,8 +54,9 @@ class Layer:
     ) -> None:
         """`given`: Megatron-Core's arguments of the variant; `silent`: without communication. Collective."""
         self.on_gpu = ranks.device.type == "cuda"
-        groups = _groups(given, ranks, num_sm, silent)
+        groups = _groups(point, given, ranks, num_sm, silent)
         self._silent = groups.ep if silent else None
+        self._tp_group = groups.tp
         with self.running():
             try:
                 config = _config(point, given, ranks)
@@ -74,14 +74,17 @@ class Layer:
     def running(self) -> Iterator[None]:
         """Makes Megatron-Core's layers run here, in this context."""
         with (
-            patch.multiple(
-                mappings,
-                get_tensor_model_parallel_group_if_none=_given_or_alone,
-                get_global_memory_buffer=_memory_buffer,
-            ),
+            # The library's global groups are not set up: every layer has its own. Shared experts beside the dispatch
+            # are not given theirs.
+            patch.object(mappings, "get_tensor_model_parallel_group_if_none", self._given_or_own),
+            patch.object(mappings, "get_global_memory_buffer", _memory_buffer),
+            patch.object(layers, "get_global_memory_buffer", _memory_buffer),
             nullcontext() if self.on_gpu else on_cpu.cpu_for_cuda(),
         ):
             yield
+
+    def _given_or_own(self, group: dist.ProcessGroup | None, **_: Any) -> dist.ProcessGroup:
+        return self._tp_group if group is None else group
 
     def route(self, routing: Routing) -> None:
         """Sets the experts of the next forward."""
@@ -99,29 +102,34 @@ def _alone() -> SilentGroup:
     return SilentGroup(0, 1)
 
 
-def _given_or_alone(group: dist.ProcessGroup | None, **_: Any) -> dist.ProcessGroup:
-    """Returns the group, or for shared experts beside the dispatch, which are not given theirs, that of one rank. The
-    library's global groups are not set up: every layer has its own."""
-    return _alone() if group is None else group
-
-
 @cache
 def _memory_buffer() -> GlobalMemoryBuffer:
     return GlobalMemoryBuffer()
 
 
-def _groups(given: Arguments, ranks: Ranks, num_sm: int | None, silent: bool) -> ProcessGroupCollection:
-    """Returns the groups of a layer whose experts are spread over all ranks and whose other parts are cut over none."""
-    tokens: Any
+def _groups(
+    point: Mapping[str, Any], given: Arguments, ranks: Ranks, num_sm: int | None, silent: bool
+) -> ProcessGroupCollection:
+    """Returns the groups of a layer whose experts are spread over all ranks, each on one, and whose other parts are cut
+    over neighbouring ranks."""
+    tp_size = point["tp_size"]
+    cut: Any = _alone()
+    tokens: Any = dist.group.WORLD
     if silent:
         tokens = counts = SilentExperts(ranks.rank, ranks.world_size)
+        cut = SilentGroup(ranks.rank % tp_size, tp_size)
     else:
-        tokens = dist.group.WORLD if num_sm is None else own_group(ranks, num_sm)
-        # The ranks first tell each other how many tokens they send, maybe while those of another micro batch move: on
-        # one group the ranks could disagree about the order. The other dispatchers move tokens over this group.
-        counts = own_group(ranks) if given["moe_token_dispatcher_type"] == "alltoall" else tokens
-    singles = ("tp", "pp", "cp", "dp", "dp_cp", "tp_cp", "expt_tp", "expt_dp")
-    return ProcessGroupCollection(**dict.fromkeys(singles, _alone()), ep=tokens, tp_ep=counts, tp_dp_cp=counts)
+        if tp_size > 1:
+            cut = parallel_groups(tp_size, ranks.world_size)[0]
+        # Ranks could disagree about the order of what different parts of a layer, or different micro batches, send over
+        # one group. The dispatchers without all-to-alls move tokens over that of the counts.
+        if num_sm is not None or tp_size > 1:
+            tokens = own_group(ranks, "tokens", num_sm)
+        counts = own_group(ranks, "counts") if given["moe_token_dispatcher_type"] == "alltoall" else tokens
+    singles = ("pp", "cp", "dp", "dp_cp", "expt_tp", "expt_dp")
+    return ProcessGroupCollection(
+        **dict.fromkeys(singles, _alone()), tp=cut, tp_cp=cut, ep=tokens, tp_ep=counts, tp_dp_cp=counts
+    )
 
 
 def _config(point: Mapping[str, Any], given: Arguments, ranks: Ranks) -> TransformerConfig:
@@ -159,6 +167,8 @@ def _config(point: Mapping[str, Any], given: Arguments, ranks: Ranks) -> Transfo
             moe_router_dtype="fp32",
             moe_grouped_gemm=options["grouped_gemm"],
             moe_permute_fusion=on_gpu,
+            tensor_model_parallel_size=point["tp_size"],
+            sequence_parallel=point["tp_size"] > 1,
             expert_model_parallel_size=options["ep_size"],
             expert_tensor_parallel_size=1,
             **given,
@@ -171,7 +181,7 @@ def _spec(point: Mapping[str, Any], config: TransformerConfig, on_gpu: bool) -> 
             num_experts=config.num_moe_experts, moe_grouped_gemm=config.moe_grouped_gemm
         )
     spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, normalization=config.normalization)
-    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = WrappedTorchNorm
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = on_cpu.Norm
     spec.submodules.self_attention.submodules.core_attention = on_cpu.Attention
     return spec
 

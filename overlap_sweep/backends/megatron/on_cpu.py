@@ -15,7 +15,7 @@ import torch
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe import moe_utils, token_dispatcher
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 
@@ -66,6 +66,14 @@ def cpu_for_cuda() -> Iterator[None]:
         for place, instead in _PLACES:
             stack.enter_context(patch.multiple(place, **instead, create=True))
         yield
+
+
+class Norm:
+    """Makes torch's norm, which Megatron-Core does not take with sequence parallelism: on GPUs the norms' gradients are
+    then summed over the ranks at the end of a step."""
+
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> nn.Module:  # type: ignore[misc]
+        return (nn.RMSNorm if config.normalization == "RMSNorm" else nn.LayerNorm)(hidden_size, eps)
 
 
 class Attention(MegatronModule):

@@ -112,8 +112,9 @@ def communicator(
 
 
 @cache
-def own_group(ranks: Ranks, num_sm: int | None = None) -> Any:
-    """Returns another group of all ranks, which has this share, created once per worker. Collective."""
+def own_group(ranks: Ranks, purpose: str, num_sm: int | None = None) -> Any:
+    """Returns a further group of all ranks for this purpose, which has this share, created once per worker.
+    Collective."""
     on_gpu = ranks.device.type == "cuda"
     options = None if num_sm is None else _options(on_gpu, num_sm, None)
     return dist.new_group(backend="nccl" if on_gpu else "gloo", pg_options=options)

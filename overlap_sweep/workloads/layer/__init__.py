@@ -221,7 +221,7 @@ WORKLOAD = Workload(
     named={"tp_size", "layer", "layer.num_replicas", "layer.moe.ep_size"},
     world_size=_by_kind(lambda point: int(point["tp_size"] * point["layer"]["num_replicas"]), moe.world_size),
     fewer_gpus=_by_kind(_fewer_gpus, moe.fewer_gpus),
-    # Overlap is within a tensor-parallel group; the replicas' gradients are reduced by NCCL or gloo.
-    on_one_node=_by_kind(tp_groups_on_nodes, moe.on_one_node),
+    # Overlap is within a tensor-parallel group; NCCL or gloo reduce the replicas' gradients and reach all experts.
+    on_one_node=tp_groups_on_nodes,
     workers=_by_kind(usual_workers, moe.workers),
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from overlap_sweep.overlap.expert_parallel import max_connections
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, named, spoken, without_folders
 from overlap_sweep.overlap.space import MOE_KIND
 from overlap_sweep.results.estimate import EXACTLY_ONE, Estimate, Interval, estimate, gap_noise_us, hidden_fraction
@@ -159,7 +160,7 @@ def _moe_cautions(config: Mapping[str, Any], names: Collection[str]) -> list[str
         return []
     if runtime["device"] == "cpu" and "shared_experts" in overlapped:
         return ["A CPU has no streams: shared_experts computes them between the all-to-alls there, not during one."]
-    if runtime["device"] == "cuda" and runtime["max_connections"] == 1:
+    if runtime["device"] == "cuda" and (runtime["max_connections"] or max_connections(config["tp_size"])) == 1:
         return [
             f"CUDA_DEVICE_MAX_CONNECTIONS=1 puts communication and computation into one queue, so that "
             f"{' and '.join(overlapped)} may overlap less than with more."
@@ -174,8 +175,12 @@ def of_moe(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def sharding(config: Mapping[str, Any]) -> str:
-    """Returns over how many ranks the layer is spread: `TP=4`, or `EP=8` for experts."""
-    return f"EP={of_moe(config)['ep_size']}" if of_moe(config) else f"TP={config['tp_size']}"
+    """Returns over how many ranks the layer is spread: `TP=4`, or for experts `EP=8` or `TP=2 EP=8`."""
+    cut = f"TP={config['tp_size']}"
+    if not of_moe(config):
+        return cut
+    experts = f"EP={of_moe(config)['ep_size']}"
+    return f"{cut} {experts}" if config["tp_size"] > 1 else experts
 
 
 def described(config: Mapping[str, Any]) -> list[str]:

@@ -36,13 +36,14 @@ class Moe:
     """`layer=moe`: Megatron-Core's transformer layer with a mixture of experts, which are spread over the ranks."""
 
     ep_size: int | None = ranged(None, 1, 1024)
-    """Expert-parallel ranks, one GPU or CPU process each. Each has its own tokens, as many as `workload.tokens`, and
-    the same number of experts. null: 2."""
+    """Ranks, one GPU or CPU process each, that the experts are spread over, equally many on each. Each has its own
+    tokens, as many as `workload.tokens`. With tp_size (1, unless it is set), as many neighbouring ranks share their
+    tokens, attention and shared experts. null: 2."""
     routing: str | None = one_of(None, "balanced", "random")
     """Experts that tokens are sent to. `balanced`: each expert gets as many tokens as any other; `random`: each token
     draws its experts, so that some get more. null: balanced."""
     micro_batches: int | None = ranged(None, 1, 64)
-    """Micro batches of an iteration, each of `workload.tokens` on each rank. Between the first forward and the last
+    """Micro batches of an iteration, each of `workload.tokens`. Between the first forward and the last
     backward are pairs of a backward and the next forward, in which `micro_batches` overlaps. null: 2."""
     num_sm: int | None = ranged(None, 1, MOST_SMS)
     """SMs of the communication of the variants other than `none`: of DeepEP's kernels, and CTAs of the NCCL

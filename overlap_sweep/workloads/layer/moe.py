@@ -70,15 +70,24 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     layer, model, tokens = point["layer"], point["model"], point["workload"]["tokens"]
     if point["backend"] != BACKEND:
         return f"layer=moe is a layer of Megatron-Core; backend={BACKEND} has it, not {point['backend']}"
-    if point["tp_size"] != 1:
-        return f"layer=moe cuts nothing but its experts: it requires tp_size=1, not {point['tp_size']}"
     for name, usual in _OF_OTHERS.items():
         if layer[name] != usual:
             return f"layer=moe has no layer.{name}"
-    if reason := expert_parallel.model_refusal(model, layer["moe"]["ep_size"]) or models.lacks(model, ["qkv", "proj"]):
+    tp_size, ep_size = point["tp_size"], layer["moe"]["ep_size"]
+    if reason := expert_parallel.model_refusal(model, ep_size):
         return reason
-    if tokens % layer["micro_batch_size"]:
-        return f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer['micro_batch_size']}"
+    if ep_size % tp_size:
+        return f"tp_size={tp_size} must divide layer.moe.ep_size={ep_size}, which is the number of ranks"
+    for operator in ("qkv", "proj"):
+        if reason := models.refusal(model, operator, tokens, tp_size):
+            return reason
+    if (model.get("shared_expert_ffn_hidden_size") or 0) % tp_size:
+        return f"the width of the shared experts is not divisible by tp_size={tp_size}"
+    if tokens % (layer["micro_batch_size"] * tp_size):
+        return (
+            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer['micro_batch_size']} "
+            f"times tp_size={tp_size}"
+        )
     if reason := megatron.refusal(point):
         return reason
     if layer["moe"]["grouped_gemm"] and point["runtime"]["device"] != "cuda":
@@ -94,17 +103,13 @@ def world_size(point: Mapping[str, Any]) -> int:
 
 
 def workers(point: Mapping[str, Any], directory: Path) -> Workers:
-    return Workers(max_connections=expert_parallel.MAX_CONNECTIONS)
+    return Workers(max_connections=expert_parallel.max_connections(point["tp_size"]))
 
 
 def words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    return [models.short_name(point["model"]), f"ep{world_size(point)}", "moe"]
+    cut = [f"tp{point['tp_size']}"] if point["tp_size"] > 1 else []
+    return [models.short_name(point["model"]), *cut, f"ep{world_size(point)}", "moe"]
 
 
 def fewer_gpus(point: Mapping[str, Any]) -> tuple[str, str]:
     return f"layer.moe.ep_size={world_size(point)}", "a smaller layer.moe.ep_size"
-
-
-def on_one_node(point: Mapping[str, Any]) -> str | None:
-    """Returns None: all-to-alls reach every machine."""
-    return None

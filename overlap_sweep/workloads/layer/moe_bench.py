@@ -57,7 +57,8 @@ def _parts(point: Mapping[str, Any]) -> range:
 
 
 def _micro_batch(point: Mapping[str, Any], number: int, part: int, ranks: Ranks) -> MicroBatch:
-    model, tokens, batch = point["model"], point["workload"]["tokens"], point["layer"]["micro_batch_size"]
+    model, batch = point["model"], point["layer"]["micro_batch_size"]
+    tokens = point["workload"]["tokens"] // point["tp_size"]
     seed, name = point["workload"]["seed"], f"{number} of micro batch {part}"
     generator = stream(ranks.device, seed, f"input {name}", ranks.rank)
     x, gradient = (

@@ -38,13 +38,15 @@ EXPERTS = {
 MODEL = {**EXPERTS, "shared_expert_ffn_hidden_size": 32, "normalization": "RMSNorm"}
 
 
-def asked(model: dict[str, Any] | None = None, variants: list[str] | None = None, **moe: Any) -> dict[str, Any]:
+def asked(
+    model: dict[str, Any] | None = None, variants: list[str] | None = None, tp_size: int = 1, **moe: Any
+) -> dict[str, Any]:
     """What `complete` gets."""
     options = {"kind": "moe", "variants": variants, "moe": {**asdict(Moe()), **moe}}
     return layer_point(
         backend="auto",
         precision="bf16",
-        tp_size=1,
+        tp_size=tp_size,
         profile="all",
         runtime={"device": "cpu"},
         model=model or MODEL,
@@ -64,10 +66,10 @@ def measured(ranks: Ranks, directory: Path, given: dict[str, Any]) -> dict[str, 
 
 
 @pytest.mark.end_to_end
-@pytest.mark.parametrize(("kind", "micro_batches"), [("balanced", 2), ("random", 3)])
-def test_every_variant_computes_what_none_does(tmp_path: Path, kind: str, micro_batches: int) -> None:
+@pytest.mark.parametrize(("kind", "micro_batches", "tp_size"), [("balanced", 2, 1), ("random", 3, 1), ("random", 2, 2)])
+def test_every_variant_computes_what_none_does(tmp_path: Path, kind: str, micro_batches: int, tp_size: int) -> None:
     variants = ["none", "allgather", "shared_experts", "micro_batches"]
-    point = moe_point(variants=variants, routing=kind, micro_batches=micro_batches)
+    point = moe_point(variants=variants, routing=kind, micro_batches=micro_batches, tp_size=tp_size)
     found, other = run_ranks(2, measured, tmp_path, point, keep="moe")
     times: dict[str, VariantTimes] = found["measured"].variants
     assert list(times) == [*variants, "floor"]
@@ -83,7 +85,9 @@ def test_every_variant_computes_what_none_does(tmp_path: Path, kind: str, micro_
 
     moved = {name: communications(tmp_path / trace_file(0, name)) for name in times}
     assert moved["floor"] == 0
-    assert moved["micro_batches"] == moved["shared_experts"] == moved["none"] > 0
+    assert moved["micro_batches"] == moved["none"] > 0
+    # With tensor parallelism their input is gathered once, while the linear operator gathers it again in its backward.
+    assert (moved["shared_experts"] == moved["none"]) == (tp_size == 1)
 
 
 def communications(trace: Path) -> int:
@@ -168,7 +172,12 @@ def test_routing(kind: str, chosen: int) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "tp_size": (lambda point: point.update(tp_size=2), "tp_size=1"),
+    "tp_size": (lambda point: point.update(tp_size=4), "tp_size=4 must divide layer.moe.ep_size=2"),
+    "heads": (lambda point: (point.update(tp_size=2), point["model"].update(num_kv_heads=1)), "1 key-value heads"),
+    "shared": (
+        lambda point: (point.update(tp_size=2), point["model"].update(shared_expert_ffn_hidden_size=33)),
+        "width of the shared experts",
+    ),
     "backend": (lambda point: point.update(backend="torch"), "backend=megatron"),
     "precision": (lambda point: point.update(precision="fp8_delayed"), "precision=fp8_delayed"),
     "training": (lambda point: point["layer"].update(training=True), "layer.training"),
@@ -213,6 +222,7 @@ def test_unasked_every_variant_that_can_run_is_measured() -> None:
 
 def test_an_all_to_all_shares_no_queue_with_the_computation_beside_it(tmp_path: Path) -> None:
     assert layer.WORKLOAD.workers(moe_point(), tmp_path).max_connections == 8
+    assert layer.WORKLOAD.workers(moe_point(tp_size=2), tmp_path).max_connections == 1
     # Tensor-parallel layers need kernels in the order of their launch.
     assert layer.WORKLOAD.workers(layer_point(), tmp_path).max_connections == 1
 

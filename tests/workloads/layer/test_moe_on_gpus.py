@@ -52,3 +52,9 @@ def test_the_share_of_the_all_to_alls(tmp_path: Path) -> None:
     variants = "layer.variants=[none,allgather,micro_batches]"
     found = layers(tmp_path, variants, "layer.moe.num_sm=4,16", "layer.moe.micro_batches=4", "profile=none")
     assert [list(layer.variants) for layer in found.values()] == [["none", "allgather", "micro_batches", "floor"]] * 2
+
+
+@pytest.mark.gpu(count=2)
+def test_attention_cut_by_tensor_parallelism(tmp_path: Path) -> None:
+    ((_, layer),) = layers(tmp_path, SHARED, "tp_size=2", "layer.moe.routing=random").items()
+    assert {"none", "shared_experts", "micro_batches", "floor"} <= set(layer.variants)
