@@ -99,6 +99,8 @@ BACKENDS = {
     "megatron": "overlap_sweep.backends.transformer_engine",
     "symm_mem": "overlap_sweep.backends.symm_mem",
 }
+"""Modules by name. Megatron-Core's linear operators overlap by Transformer Engine's userbuffers; its layers with
+experts, which are no backend's, are in `overlap_sweep.backends.megatron`."""
 LAYERS = ("torch", "transformer_engine", "symm_mem")
 KERNELS = {
     "torch": "overlap_sweep.backends.torch.kernels",

@@ -95,6 +95,7 @@ def named(name: str, variant: Variant) -> Variant:
     return replace(
         variant,
         forward=_NamedPass(f"{name} fwd", variant.forward),
+        both=variant.both and _NamedPass(f"{name} both", variant.both),
         backward=variant.backward and _NamedPass(f"{name} bwd", variant.backward),
         step=variant.step and _NamedPass(f"{name} step", variant.step),
         prepare=variant.prepare and _NamedPass(f"{name} prepare", variant.prepare),

@@ -63,13 +63,13 @@ def capture_each(variants: Mapping[str, Variant], ranks: Ranks, iterations: int,
 def _iterate(variant: Variant, ranks: Ranks, iterations: int) -> None:
     for iteration in range(iterations):
         ranks.barrier()
-        if ranks.device.type == "cuda":
+        if ranks.device.type == "cuda" and not variant.waits:
             spin(ranks, SPIN_US)
             meet(ranks)
         with record_function(f"ProfilerStep#{iteration}"):
-            output = variant.forward(iteration)
-            if variant.backward:
-                variant.backward(iteration, output)
+            kept = None
+            for _name, run in variant.computation():
+                kept = run(iteration, kept)
             ranks.synchronize()
 
 

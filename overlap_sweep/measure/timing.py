@@ -90,13 +90,18 @@ class Variant:
     """Passes that run after each other. `forward` and `backward` take the turn's number, which rotates their inputs."""
 
     forward: Forward
-    """Returns the output, which `backward` takes."""
+    """Returns the output, which the next pass takes."""
     backward: Backward | None = None
     """Returns the gradients by name. None: forward only."""
     step: Callable[[], object] | None = None
     """The rest of a training step: the optimizer."""
     prepare: Callable[[], None] | None = None
     """Called untimed before each of the variant's turns, followed by an untimed repeat."""
+    both: Callable[[int, Any], Any] | None = None
+    """Runs between forward and backward what is neither alone, such as one micro batch's backward and another's
+    forward. Returns the output that `backward` takes."""
+    waits: bool = False
+    """Whether its host waits for the device, such as for sizes that it must know: nothing can be enqueued ahead."""
 
     def get_ready(self) -> None:
         if self.prepare:
@@ -105,11 +110,17 @@ class Variant:
     def passes(self) -> Iterator[tuple[str, Callable[[int, Any], Any]]]:
         """Yields each pass's name and its function of the repeat and the previous pass's result."""
         step = self.step
-        yield "fwd", lambda repeat, _: self.forward(repeat)
-        if self.backward:
-            yield "bwd", self.backward
+        yield from self.computation()
         if step:
             yield "step", lambda _repeat, _kept: step()
+
+    def computation(self) -> Iterator[tuple[str, Callable[[int, Any], Any]]]:
+        """Yields the passes without the optimizer's."""
+        yield "fwd", lambda repeat, _: self.forward(repeat)
+        if self.both:
+            yield "both", self.both
+        if self.backward:
+            yield "bwd", self.backward
 
 
 @dataclass(frozen=True)
@@ -127,16 +138,17 @@ Clock = Callable[[Variant, int], Turn]
 
 
 def host_clock(ranks: Ranks) -> Clock:
-    """Returns a clock on the host; every pass starts when all ranks are ready."""
+    """Returns a clock by marks without anything enqueued ahead; every pass starts when all ranks are ready."""
 
     def turn(variant: Variant, repeat: int) -> Turn:
-        us, kept = {}, None
+        marks, kept = {}, None
         for name, run in variant.passes():
             ranks.barrier()
-            start = time.perf_counter_ns()
+            start = Mark(ranks.device)
             kept = run(repeat, kept)
-            us[name] = (time.perf_counter_ns() - start) / 1e3
-        return Turn(us, late=False)
+            marks[name] = start, Mark(ranks.device)
+        ranks.synchronize()
+        return Turn({name: end.after_ns(start) / 1e3 for name, (start, end) in marks.items()}, late=False)
 
     return turn
 
@@ -230,7 +242,8 @@ def time_variants(
     Turns are numbered consecutively, so that none finds its input in a cache where another variant has just read it.
     Collective over the ranks; with `ranks.world_size` 1 no other rank is waited for.
     """
-    clock = clock or (gpu_clock if ranks.device.type == "cuda" else host_clock)(ranks)
+    ahead = ranks.device.type == "cuda" and not any(variant.waits for variant in variants.values())
+    clock = clock or (gpu_clock if ahead else host_clock)(ranks)
     variants = {name: named(name, variant) for name, variant in variants.items()}
     names, number = list(variants), count()
     for _ in range(warmup):
@@ -290,7 +303,10 @@ def relative_error(
 
 
 def _results(variant: Variant, repeat: int) -> dict[str, Tensor]:
-    assert variant.backward
     torch.manual_seed(repeat)
-    output = variant.forward(repeat)
-    return {"output": output.detach(), **variant.backward(repeat, output)}
+    results: dict[str, Tensor] = {}
+    kept = None
+    for name, run in variant.computation():
+        kept = run(repeat, kept)
+        results |= kept if name == "bwd" else {"output" if name == "fwd" else f"output of {name}": kept.detach()}
+    return results

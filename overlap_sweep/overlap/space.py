@@ -16,6 +16,9 @@ OPERATORS = {"qkv": "column", "proj": "row", "fc1": "column", "fc2": "row"}
 """The linear operators of a transformer layer, column or row parallel."""
 
 LAYER_KINDS = ("linear", "layernorm_linear", "layernorm_mlp", "multihead_attention", "transformer_layer")
+"""Kinds of layers that are made of these operators."""
+MOE_KIND = "moe"
+"""The layer with a mixture of experts in the place of the MLP."""
 
 PHASES = ("fprop", "dgrad", "wgrad")
 PASSES = ("fwd", "bwd")

@@ -75,6 +75,7 @@ _TIMES = {
     "host_us": "Time that the CPU takes to enqueue the step.",
     "comm_only_us": "Time of the communication alone.",
     "fwd_us": "Time of the forward pass.",
+    "both_us": "Time of the pairs of a micro batch's backward and the next one's forward; empty if there is only one.",
     "bwd_us": "Time of the backward pass.",
     "optimizer_us": "Time of the optimizer's step; empty if there is none.",
     "us_per_sample": "time_us / samples of one step; compares settings of different batch sizes.",

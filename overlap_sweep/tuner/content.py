@@ -148,6 +148,8 @@ class LayerTimes:
     bwd_us: float | None
     optimizer_us: float | None
     """Time of the optimizer; None without one."""
+    both_us: float | None = None
+    """Time of the pairs of a backward and the next forward; None without several micro batches."""
     time_us: float | None
     """Median time of the whole iteration."""
     noise_us: float | None

@@ -93,7 +93,8 @@ class Workers:
     """Any further string that must be equal for points to share processes."""
 
 
-def _usual_workers(config: Config, directory: Path) -> Workers:
+def usual_workers(config: Config, directory: Path) -> Workers:
+    """Returns the requirements of a point that its backend alone decides."""
     return Workers(max_connections=backends.max_connections(config["backend"]))
 
 
@@ -190,7 +191,7 @@ class Workload:
     cost: Callable[[Config], tuple[Any, ...]] = lambda config: ()
     """Returns the values that a point's duration depends on, besides model, ranks, backend, precision, tokens and
     repeats."""
-    workers: Callable[[Config, Path], Workers] = _usual_workers
+    workers: Callable[[Config, Path], Workers] = usual_workers
     """Returns the requirements of a completed point on its worker processes, which may write into its run directory.
     UserError if they cannot be started."""
     backend: Callable[[str], Any] = backends.load

@@ -92,6 +92,14 @@ def test_nothing_is_copied_to_scatter() -> None:
     assert shard.data_ptr() == full[2:].data_ptr()
 
 
+@pytest.mark.parametrize("received", [[1, 1], [2, 2], [3, 4]])
+def test_an_all_to_all_gets_as_many_rows_as_it_would_of_its_own(received: list[int]) -> None:
+    given, output = torch.arange(1.0, 13.0).view(4, 3), torch.empty(sum(received), 3)
+    dist.all_to_all_single(output, given, received, [2, 2], group=SilentGroup(0, 2))
+    assert output.equal(torch.cat([given, given])[: sum(received)])
+    assert (output.data_ptr() == given.data_ptr()) == (sum(received) <= 4)
+
+
 def test_what_needs_a_gradient_can_be_communicated() -> None:
     group, leaf = SilentGroup(0, 2), torch.ones(2, 3, requires_grad=True)
     gathered, shard = torch.empty(4, 3), torch.empty(1, 3)

@@ -324,6 +324,20 @@ def filled(value: float) -> list[torch.Tensor]:
     return [torch.full((3, 3), value) for _ in TENSORS]
 
 
+def test_a_pass_between_forward_and_backward_is_timed_and_checked() -> None:
+    def scheduled(factor: float) -> Variant:
+        return Variant(
+            lambda _: torch.ones(2),
+            lambda _, output: {"gradient": output + 1},
+            both=lambda _, output: factor * output,
+        )
+
+    samples = time_variants({"one": scheduled(2.0)}, ALONE, warmup=0, repeats=1, clock=ScriptedClock())
+    assert list(samples["one"].us) == ["fwd", "both", "bwd", "all"]
+    errors = relative_error(scheduled(3.0), scheduled(2.0), ALONE)
+    assert errors == pytest.approx({"output": 0.0, "output of both": 0.5, "gradient": 1 / 3})
+
+
 @pytest.mark.parametrize(
     ("place", "value", "error"), [(0, 11.0, 0.1), (1, 9.0, 0.1), (2, 11.0, 0.1), (0, torch.nan, torch.inf)]
 )

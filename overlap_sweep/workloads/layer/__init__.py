@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep import backends
 from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES
+from overlap_sweep.declared import shown
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import FILE, OverlapConfig
 from overlap_sweep.overlap.recipes import RECIPES, overlaps_everything
+from overlap_sweep.overlap.space import MOE_KIND
 from overlap_sweep.results.run_directory import settings_file
-from overlap_sweep.workloads import Workload, run_of, tp_groups_on_nodes
+from overlap_sweep.workloads import Workload, run_of, tp_groups_on_nodes, usual_workers
+from overlap_sweep.workloads.layer import moe
 
 NOT_OVERLAPPED = ("none", "floor")
 
@@ -50,13 +53,19 @@ _RECORDED_SINCE_EVER = {"operator": "fc1", "phase": "all", "method": "bulk", "ph
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the point with its backend and the configuration of each variant, read from its file."""
+    """Returns the point with its backend and the configuration of each variant, read from its file. UserError for an
+    option of layers with experts."""
+    of_moe = point["layer"].get("moe") or {}
+    if idle := next((name for name, value in of_moe.items() if value is not None), None):
+        raise UserError(f"layer.moe.{idle}={shown(of_moe[idle])} is for layer=moe; add that, or leave it out.")
     backend = backends.chosen(point)
     chosen = {**_RECORDED_SINCE_EVER, **point, "backend": backend, "model": models.without_experts(point["model"])}
     chosen |= {"with_cublasmp": point.get("with_cublasmp") or None}
     configs = configurations(chosen) if backend in backends.LAYERS else {}
     recorded = {name: asdict(config) for name, config in configs.items()}
-    return {**chosen, "layer": {**point["layer"], "configurations": recorded}}
+    # Points without experts don't record their options, so they stay the same points.
+    own = {name: value for name, value in point["layer"].items() if name != "moe"}
+    return {**chosen, "layer": {**own, "configurations": recorded}}
 
 
 def _configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
@@ -224,18 +233,30 @@ def _fewer_gpus(point: Mapping[str, Any]) -> tuple[str, str]:
     return f"tp_size={point['tp_size']}{with_replicas}", "a smaller tp_size"
 
 
+def bench(point: Mapping[str, Any]) -> str:
+    """Returns the module that builds the variants of the point's kind of layer."""
+    return "moe_bench" if point["layer"]["kind"] == MOE_KIND else "tp_bench"
+
+
+def _by_kind(tensor_parallel: Callable[..., Any], of_moe: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a call of the workload that depends on the point's kind of layer."""
+    return lambda point, *more: (of_moe if point["layer"]["kind"] == MOE_KIND else tensor_parallel)(point, *more)
+
+
 WORKLOAD = Workload(
     name="layer",
     package=__name__,
-    complete=complete,
-    refusal=refusal,
-    overlap_configs=overlap_configs,
+    complete=_by_kind(complete, moe.complete),
+    refusal=_by_kind(refusal, moe.refusal),
+    # The arguments of layers with experts are in the point.
+    overlap_configs=_by_kind(overlap_configs, lambda point: {}),
     run=run_of(__name__),
     subject=lambda point: str(point["layer"]["kind"]),
-    words=_words,
-    named={"tp_size", "layer", "layer.num_replicas"},
-    world_size=lambda point: int(point["tp_size"] * point["layer"]["num_replicas"]),
-    fewer_gpus=_fewer_gpus,
-    # Overlap is within a tensor-parallel group; the replicas' gradients are reduced by NCCL or gloo.
+    words=_by_kind(_words, moe.words),
+    named={"tp_size", "layer", "layer.num_replicas", "layer.moe.ep_size"},
+    world_size=_by_kind(lambda point: int(point["tp_size"] * point["layer"]["num_replicas"]), moe.world_size),
+    fewer_gpus=_by_kind(_fewer_gpus, moe.fewer_gpus),
+    # Overlap is within a tensor-parallel group; NCCL or gloo reduce the replicas' gradients and reach all experts.
     on_one_node=tp_groups_on_nodes,
+    workers=_by_kind(usual_workers, moe.workers),
 )

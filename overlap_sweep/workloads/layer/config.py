@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from overlap_sweep.config import MOST_SMS, TensorParallelConfig
 from overlap_sweep.declared import one_of, ranged
-from overlap_sweep.overlap.space import HIGHEST_PRIORITY, LAYER_KINDS, MOST_OF
+from overlap_sweep.overlap.space import HIGHEST_PRIORITY, LAYER_KINDS, MOE_KIND, MOST_OF
 
 
 @dataclass
@@ -35,11 +35,32 @@ class WorkloadOptions:
 
 
 @dataclass
+class Moe:
+    """`layer=moe`: Megatron-Core's transformer layer with a mixture of experts, which are spread over the ranks."""
+
+    ep_size: int | None = ranged(None, 1, 1024)
+    """Ranks, one GPU or CPU process each, that the experts are spread over, equally many on each. Each has its own
+    tokens, as many as `workload.tokens`. With tp_size (1, unless it is set), as many neighbouring ranks share their
+    tokens, attention and shared experts. null: 2."""
+    routing: str | None = one_of(None, "balanced", "random")
+    """Experts that tokens are sent to. `balanced`: each expert gets as many tokens as any other; `random`: each token
+    draws its experts, so that some get more. null: balanced."""
+    micro_batches: int | None = ranged(None, 1, 64)
+    """Micro batches of an iteration, each of `workload.tokens`. Between the first forward and the last
+    backward are pairs of a backward and the next forward, in which `micro_batches` overlaps. null: 2."""
+    num_sm: int | None = ranged(None, 1, MOST_SMS)
+    """SMs of the communication of the variants other than `none`: of DeepEP's kernels, and CTAs of the NCCL
+    communicator. null: the libraries' defaults, of DeepEP 20."""
+    grouped_gemm: bool | None = None
+    """Whether a rank's experts are multiplied by one grouped GEMM, as Transformer Engine can. null: true on a GPU."""
+
+
+@dataclass
 class Layer:
     """The layer: a transformer layer, or a part of one with `layer=<kind>`. Transformer Engine's own, or with
     backend=torch an equivalent one on plain torch.distributed."""
 
-    kind: str = one_of("transformer_layer", *LAYER_KINDS)
+    kind: str = one_of("transformer_layer", *LAYER_KINDS, MOE_KIND)
     """Kind of layer; `layer=<kind>` sets it."""
     variants: list[str] | None = None
     """Overlap configurations to measure in turns: `none`; `default` (Transformer Engine's; torch has none);
@@ -48,7 +69,10 @@ class Layer:
     `rs_dgrad` (the default, but with dgrad's own reduce-scatter by ring exchange instead of the bulk overlaps);
     `atomic` (ring exchange with one atomic GEMM). `floor`, the same layer without communication, is always measured.
     Switches may follow a name other than a file's: `bulk ub_bulk_wgrad=false`.
-    null: `none`, and the configuration that the next options choose."""
+    null: `none`, and the configuration that the next options choose. With layer=moe: `none` (all-to-alls with
+    nothing beside them), `allgather`, `shared_experts` (computed during the dispatch), `micro_batches` (one's
+    communication during another's computation), `deepep`, `deepep_micro_batches`; null: all but `allgather` that can
+    run."""
     comm_overlap: bool = True
     """false: only `none` and `floor`, whatever the other options."""
     tp_comm_overlap_cfg: str | None = None
@@ -72,6 +96,7 @@ class Layer:
     training: bool = False
     """Whether to run training steps: an Adam step after each backward pass, and with delayed scaling new FP8 scales in
     each step."""
+    moe: Moe = field(default_factory=Moe)
 
 
 @dataclass
@@ -109,7 +134,10 @@ class KnobsConfig(TensorParallelConfig):
     layer: Layer = field(default_factory=Layer)
 
     groups: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
-        "layer": {kind: {"layer": {"kind": kind}} for kind in LAYER_KINDS}
+        "layer": {
+            **{kind: {"layer": {"kind": kind}} for kind in LAYER_KINDS},
+            MOE_KIND: {"layer": {"kind": MOE_KIND}, "tp_size": 1},
+        }
     }
 
 
