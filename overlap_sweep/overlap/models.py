@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -164,9 +166,13 @@ def read_hf(name: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def read_hf_fields(name: str) -> dict[str, Any]:
-    """Returns the fields of a language model's config that differ from its class's defaults, without dropout and those
-    that change neither weights nor computation."""
-    config = _read_hf_config(name)
+    """Returns `fields_of` the config of this name."""
+    return fields_of(_read_hf_config(name))
+
+
+def fields_of(config: Any) -> dict[str, Any]:
+    """Returns the fields of a language model's config that differ from every config's defaults, without dropout and
+    those that change neither weights nor computation."""
     fields = {**config.to_diff_dict(), "model_type": config.model_type}
     always = ("num_hidden_layers", "vocab_size", "tie_word_embeddings", "rms_norm_eps", "rope_parameters")
     fields |= {name: value for name in always if (value := getattr(config, name, None)) is not None}
@@ -176,8 +182,40 @@ def read_hf_fields(name: str) -> dict[str, Any]:
     return {
         name: value
         for name, value in fields.items()
-        if name not in idle and not name.endswith(("_token_id", "_dropout"))
+        if name not in idle and not name.endswith(("_token_id", "_dropout", "_pdrop"))
     }
+
+
+ARCHITECTURES_GROUP = "overlap_sweep.architectures"
+"""Entry point group for architectures of other packages, which tp_training trains: a name is a model_type."""
+
+
+def registered_architectures() -> dict[str, EntryPoint]:
+    """Returns the entry points of other packages' architectures, by model_type."""
+    return {entry.name: entry for entry in entry_points(group=ARCHITECTURES_GROUP)}
+
+
+@cache
+def load_architecture(model_type: str) -> Any:
+    """Returns another package's architecture, which is registered. Its package may make its model known to transformers
+    when it is imported. UserError if it cannot be."""
+    entry = registered_architectures()[model_type]
+    try:
+        return entry.load()
+    except Exception as error:
+        # Importing another package's code can raise anything.
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UserError(
+            f"model.architecture={model_type} cannot be loaded from {entry.value} ({reason}); fix or uninstall that "
+            "package."
+        ) from error
+
+
+def _form_of(model_type: str) -> Form | None:
+    if model_type in FORMS or model_type not in registered_architectures():
+        return FORMS.get(model_type)
+    form: Form | None = getattr(load_architecture(model_type), "form", None)
+    return form
 
 
 def _read_hf_config(name: str) -> Any:
@@ -187,9 +225,12 @@ def _read_hf_config(name: str) -> Any:
     """
     source = _find_hf_config(name)
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     try:
+        model_type = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
+        if model_type in registered_architectures():
+            load_architecture(model_type)
         # By default transformers offers to run code that a config names.
         return AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config()
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
@@ -289,7 +330,7 @@ FORMS = {name: form for form, names in _NAMES for name in names.split()}
 def sizes_of(config: Any, name: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns a language model's sizes and normalization from its config, without the sizes of operators that it lacks,
     and by such operator what it has instead. UserError for an unsupported architecture."""
-    form = FORMS.get(config.model_type)
+    form = _form_of(config.model_type)
     if form is None or getattr(config, "add_cross_attention", False):
         also = "" if form is None else " with cross-attention"
         raise UserError(

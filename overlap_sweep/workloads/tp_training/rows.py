@@ -21,13 +21,14 @@ from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.traces import TraceReading
 from overlap_sweep.trace import TraceRow
-from overlap_sweep.workloads.tp_training.config import SEQUENCE_PARALLEL, TpTraining
+from overlap_sweep.workloads.tp_training.config import OF_DATA_PARALLEL, SEQUENCE_PARALLEL, TpTraining
 from overlap_sweep.workloads.tp_training.language_model import peak_tflops
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
 _OF_SETTING = (
     *("zero_stage", "attn_impl", "vocab_parallel", "sequence_parallel", "compile", "tp_comm_overlap"),
     *("tp_comm_overlap_cfg", "autocast", "activation_checkpointing"),
+    *dict.fromkeys(name for names in OF_DATA_PARALLEL.values() for name in names),
 )
 """Options that change how a step is computed, not what."""
 

@@ -80,11 +80,21 @@ def test_async_tp_fuses_what_can_be_fused(case: Case) -> None:
 
 
 def test_megatron_says_what_was_run() -> None:
-    alone, replicated = (
-        trained("megatron", 2)[0][f"megatron, {mesh}, in sequence, accumulated"].details for mesh in ("tp2", "dp2")
+    found = trained("megatron", 2)[0]
+    alone, replicated = (found[f"megatron, {mesh}, in sequence, accumulated"].details for mesh in ("tp2", "dp2"))
+    reduced, late, at_once = (
+        found[f"megatron, dp2, {name}"].details for name in ("all-reduced", "reduced at the end", "gathered at once")
     )
     assert alone["tp_comm_overlap"] == replicated["tp_comm_overlap"] == "off"
-    assert (alone["optimizer"], replicated["optimizer"]) == ("not distributed", "distributed")
+    said = ("optimizer", "overlap_grad_reduce", "overlap_param_gather")
+    assert [alone[name] for name in said] == ["not distributed", False, False]
+    assert [replicated[name] for name in said] == ["distributed", True, True]
+    assert [reduced[name] for name in said] == ["not distributed", True, False]
+    assert [late[name] for name in said] == ["distributed", False, False]
+    assert [at_once[name] for name in said] == ["distributed", True, False]
+    # Buckets are for what is reduced during the backward.
+    assert alone["buckets"] == replicated["buckets"] == late["buckets"] == 1
+    assert min(reduced["buckets"], at_once["buckets"]) > 3
 
 
 GRANITE = Architecture(more={"embedding_multiplier": 3.0, "logits_scaling": 0.5})
