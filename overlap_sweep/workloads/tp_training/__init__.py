@@ -7,13 +7,14 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.backends.transformer_engine import unusable
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.workloads import Workers, Workload, run_of, tp_groups_on_nodes
+from overlap_sweep.results.identity import key_of, point_identity
+from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, run_of, tp_groups_on_nodes
 from overlap_sweep.workloads.tp_training import megatron_model
 from overlap_sweep.workloads.tp_training.config import (
     DEFAULT_IMPL,
@@ -23,8 +24,12 @@ from overlap_sweep.workloads.tp_training.config import (
     TP_TRAINING_ON,
     TpTraining,
     data_parallel,
+    dp_size_of,
 )
 from overlap_sweep.workloads.tp_training.language_model import language_model
+
+if TYPE_CHECKING:
+    from overlap_sweep.results.run_directory import Result
 
 _OF_ALL = ("runtime", "profile", "repetition", "model", "tp_size")
 _ONLY_OF = {
@@ -48,7 +53,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     device, impl = point["runtime"]["device"], point["impl"] or DEFAULT_IMPL
     if point["backend"] != "auto":
         raise UserError(f"backend={point['backend']}: workload=tp_training uses impl; leave backend out.")
-    dp_size, training = point["dp_size"] or 1, dict(point["tp_training"])
+    dp_size, training = dp_size_of(point), dict(point["tp_training"])
     defaults = TP_TRAINING_ON[device] | {name: getattr(TpTraining(), name) for name in _ONLY_OF}
     training |= {name: value for name, value in defaults.items() if training[name] is None}
     # It changes where results go, not what is measured.
@@ -194,7 +199,7 @@ def overlaps(point: Mapping[str, Any]) -> bool:
 
 
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    sizes = [f"tp{point['tp_size']}", f"dp{point['dp_size'] or 1}"]
+    sizes = [f"tp{point['tp_size']}", f"dp{dp_size_of(point)}"]
     return [models.short_name(point["model"]), *sizes, point["impl"] or DEFAULT_IMPL]
 
 
@@ -211,6 +216,40 @@ def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
     return Workers(max_connections=1 if point["impl"] == "megatron" else 8, company=point["impl"])
 
 
+def _sample(result: Result) -> Sample:
+    from overlap_sweep.workloads.tp_training.result import TpTrainingRun
+
+    run = result.measured_as(TpTrainingRun)
+    return Sample(tuple(run.timing.samples_us), amount=run.tokens_per_step)
+
+
+def _deviation(result: Result, reference: Result) -> str:
+    from overlap_sweep.workloads.tp_training.answer import deviation
+
+    return deviation(result, reference)
+
+
+def _same_point(point: Mapping[str, Any]) -> str:
+    training = {name: value for name, value in point["tp_training"].items() if name not in _REPORTED}
+    return key_of(point_identity({**point, "tp_training": {**training, "tp_comm_overlap": overlaps(point)}}))
+
+
+def _rivals(point: Mapping[str, Any]) -> str:
+    """Returns a key of what is trained and on how many ranks, whatever the stack and the grid of ranks."""
+    training = {name: point["tp_training"][name] for name in _TRAINED}
+    same = {name: point[name] for name in ("language_model", "precision", "runtime")}
+    return key_of(point_identity({**same, "tp_training": training, "ranks": point["tp_size"] * point["dp_size"]}))
+
+
+_REPORTED = ("log_interval", "peak_tflops")
+"""Options that affect the log and the report only."""
+_TRAINED = (
+    *("batch_size", "seq_length", "gradient_accumulation_steps", "num_training_steps", "warmup_steps", "dtype", "seed"),
+    *("learning_rate", "weight_decay", "max_grad_norm"),
+)
+"""Options that change what is trained."""
+_CASES = ("model", "impl", "tp_size", "dp_size", "ranks")
+
 WORKLOAD = Workload(
     name="tp_training",
     package=__name__,
@@ -218,10 +257,10 @@ WORKLOAD = Workload(
     refusal=refusal,
     run=run_of(__name__),
     overlap_configs=overlap_configs,
-    subject=lambda point: f"{point['impl']} step",
+    subject=lambda point: f"{point['impl']} TP={point['tp_size']} DP={point['dp_size']} step",
     words=_words,
-    named={"tp_size", "impl", "dp_size", "tp_training.output_dir"},
-    world_size=lambda point: int(point["tp_size"] * (point["dp_size"] or 1)),
+    named={"tp_size", "impl", "dp_size", "ranks", "tp_training.output_dir"},
+    world_size=lambda point: int(point["tp_size"] * dp_size_of(point)),
     fewer_gpus=lambda point: (
         f"tp_size={point['tp_size']} x dp_size={point['dp_size']}",
         "sizes whose product is smaller",
@@ -231,4 +270,14 @@ WORKLOAD = Workload(
     workers=_workers,
     output_option="tp_training.output_dir",
     names_in_output=True,
+    searchable=Searchable(
+        sample=_sample,
+        same_point=_same_point,
+        options=("tp_training.",),
+        cases=(*_CASES, *(f"tp_training.{name}" for name in (*_TRAINED, *_REPORTED))),
+        rivals=_rivals,
+        deviation=_deviation,
+        experiment="tp_training_best",
+        example="tp_training.zero_stage=1,2",
+    ),
 )

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from overlap_sweep.config import OF_LANGUAGE_MODELS, OF_OPERATORS, TORCHS, TensorParallelConfig
 from overlap_sweep.declared import one_of, ranged
+from overlap_sweep.errors import UserError
 
 IMPLEMENTATIONS = ("autotp", "fsdp_dtensor", "async_tp", "megatron")
 
@@ -127,7 +128,9 @@ class Config(TensorParallelConfig):
     DTensor over the tensor-parallel ones; `async_tp`: the same with PyTorch's asynchronous TP; `megatron`:
     Megatron-Core. null: fsdp_dtensor."""
     dp_size: int | None = ranged(None, 1, 1024)
-    """Number of data-parallel ranks; the total is tp_size x dp_size. null: 1."""
+    """Number of data-parallel ranks; the total is tp_size x dp_size. null: 1, or what `ranks` says."""
+    ranks: int | None = ranged(None, 1, 2**20)
+    """Number of all ranks, instead of dp_size: ranks=8 tp_size=2,4,8 are all grids of eight ranks."""
     tp_training: TpTraining = field(default_factory=TpTraining)
 
     reads_of_model: ClassVar[tuple[str, ...]] = (
@@ -145,6 +148,18 @@ OF_DATA_PARALLEL = {
 }
 """Options of each implementation's data parallelism. In a completed point they are null at their defaults, and where
 they have no effect, so that it is the point that it was before there was the option."""
+
+
+def dp_size_of(point: Mapping[str, Any]) -> int:
+    """Returns the number of data-parallel ranks of a point as composed or completed. UserError if its ranks don't make
+    a grid."""
+    tp_size, dp_size, ranks = point["tp_size"], point["dp_size"], point.get("ranks")
+    if ranks is None:
+        return int(dp_size or 1)
+    if ranks % tp_size or (dp_size is not None and dp_size * tp_size != ranks):
+        also = "" if dp_size is None else f" and dp_size={dp_size}"
+        raise UserError(f"ranks={ranks} is no multiple of tp_size={tp_size}{also}; leave ranks or dp_size out.")
+    return int(ranks // tp_size)
 
 
 def data_parallel(training: Mapping[str, Any], impl: str) -> dict[str, Any]:

@@ -1,0 +1,131 @@
+"""The end of searches that compete with each other: the best settings of each are measured again in turns.
+
+A search's own times don't compare with those of another one, which was measured at another time, and its best setting
+was chosen for its time. So what wins is decided by new points alone, with the noise between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from overlap_sweep import workloads
+from overlap_sweep.results import verdict
+from overlap_sweep.results.estimate import Estimate, estimate
+from overlap_sweep.results.records import Finalist, KnobFinal
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.search import Setting
+from overlap_sweep.search.knob_trail import KnobTrail
+from overlap_sweep.workloads import Searchable
+
+if TYPE_CHECKING:
+    from overlap_sweep.search.knob_sweeper import KnobSpace, Searching
+
+OF_EACH = 2
+"""Settings of each search: the best, and the one that was fastest among the others."""
+
+
+@dataclass
+class Entry:
+    """One setting in the end of its search, with its `ok` results."""
+
+    searching: Searching
+    setting: Setting
+    results: list[Result] = field(default_factory=list)
+
+
+def contests(spaces: Sequence[KnobSpace]) -> list[list[KnobSpace]]:
+    """Returns the spaces that compete, by what they compete for; none that is alone."""
+    groups: dict[str, list[KnobSpace]] = {}
+    for space in spaces:
+        point = space.point()
+        found = workloads.of(point).searchable
+        if found and found.rivals:
+            groups.setdefault(found.rivals(point), []).append(space)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def finalists(trail: KnobTrail) -> list[Setting]:
+    """Returns the best setting and the runner-up; none without a measured baseline."""
+    if trail.baseline not in trail.found.of:
+        return []
+    others = sorted((s for s in trail.found.of if s != trail.best), key=trail.found.time_us)
+    return [trail.best, *others][:OF_EACH]
+
+
+def hold(searches: Sequence[Searching], rounds: int) -> KnobFinal:
+    """Measures the finalists of the searches in rounds, whose order alternates."""
+    entries = [Entry(searching, setting) for searching in searches for setting in finalists(searching.trail)]
+    left_out = {one.space.label: one.found.dropped or "no answer" for one in searches if not finalists(one.trail)}
+    held, stopped = 0, ""
+    for turn in range(rounds if len(searches) - len(left_out) > 1 else 0):
+        for searching in searches if turn % 2 == 0 else reversed(searches):
+            own = [entry for entry in entries if entry.searching is searching]
+            results = searching.results([entry.setting for entry in own])
+            stopped = stopped or (searching.why_spent if len(results) < len(own) else "")
+            for entry, result in zip(own, results, strict=False):
+                if result.status == "ok":
+                    entry.results.append(result)
+                else:
+                    left_out.setdefault(searching.space.label, result.reason)
+        if stopped:
+            break
+        held += 1
+    return KnobFinal(
+        rounds=held, finalists=_judged([one for one in entries if one.results]), left_out=left_out, stopped=stopped
+    )
+
+
+def _judged(entries: Sequence[Entry]) -> list[Finalist]:
+    """Returns the entries from fast to slow. What deviates from most others is neither the fastest nor a tie."""
+    if not entries:
+        return []
+    first = entries[0].results[0]
+    of = workloads.of(first.point).searchable
+    assert of
+    deviating = [_deviation(entry, entries, of) for entry in entries]
+    estimates = _estimates([entry.results for entry in entries], of, of.sample(first).amount)
+    order = sorted(range(len(entries)), key=lambda index: estimates[index].time_us)
+    sound = [index for index in order if not deviating[index]]
+    pairs = max(len(sound) * (len(sound) - 1) // 2, 1)
+    ties = [i for i in sound if i == sound[0] or not estimates[i].differs_from(estimates[sound[0]], pairs)]
+    place: Literal["fastest", "tie"] = "tie" if len(ties) > 1 else "fastest"
+    return [
+        Finalist(
+            label=entries[index].searching.space.label,
+            overrides=entries[index].searching.space.typed,
+            changed=entries[index].searching.trail.overrides(entries[index].setting),
+            time_us=estimates[index].time_us,
+            noise_us=estimates[index].noise_us,
+            freedom=estimates[index].freedom if math.isfinite(estimates[index].freedom) else None,
+            points=[result.name for result in entries[index].results],
+            place=place if index in ties else "",
+            deviation=deviating[index],
+        )
+        for index in order
+    ]
+
+
+def _estimates(repeated: Sequence[Sequence[Result]], of: Searchable, amount: float) -> list[Estimate]:
+    """Returns the time of each setting for `amount` of work, with the noise between its points."""
+    times = [
+        [tuple(of.sample(result).scaled(amount / of.sample(result).amount).times_us) for result in results]
+        for results in repeated
+    ]
+    bound = [any(result.launch_bound for result in results) for results in repeated]
+    device = repeated[0][0].point["runtime"]["device"]
+    settings = [([estimate(one) for one in own], limited) for own, limited in zip(times, bound, strict=True)]
+    between = verdict.scatters_of_steps(settings, device)
+    return [between[limited].added_to(estimate(*own), len(own)) for own, limited in zip(times, bound, strict=True)]
+
+
+def _deviation(entry: Entry, entries: Sequence[Entry], of: Searchable) -> str:
+    """Returns how the entry differs from those of most other searches; empty if it doesn't."""
+    others: Mapping[str, Result] = {
+        other.searching.space.label: other.results[0] for other in entries if other.searching is not entry.searching
+    }
+    found = {label: said for label, result in others.items() if (said := of.deviation(entry.results[0], result))}
+    label, said = next(iter(found.items()), ("", ""))
+    return f"{said} ({label})" if 2 * len(found) > len(others) else ""
