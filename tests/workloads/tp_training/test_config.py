@@ -33,6 +33,13 @@ def test_a_point_says_all_that_is_trained() -> None:
     assert fields["rope_parameters"] == {"rope_type": "default", "rope_theta": 1_000_000.0}
 
 
+def test_all_ranks_are_given_instead_of_the_data_parallel_ones() -> None:
+    assert tp_point("ranks=4", "tp_size=2") == tp_point("tp_size=2", "dp_size=2")
+    for wrong in (("tp_size=3",), ("tp_size=2", "dp_size=4")):
+        with pytest.raises(UserError, match=r"^ranks=4 is no multiple of tp_size=.*; leave ranks or dp_size out\.$"):
+            tp_point("ranks=4", *wrong)
+
+
 def test_options_of_other_implementations_make_no_other_point() -> None:
     plain = tp_point("impl=fsdp_dtensor")
     assert tp_point("impl=fsdp_dtensor", "tp_training.zero_stage=2", "tp_training.tp_comm_overlap=false") == plain
