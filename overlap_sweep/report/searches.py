@@ -124,6 +124,8 @@ def _final_lines(final: KnobFinal) -> Iterator[str]:
             note = "deviates" if one.deviation else one.place or over
             rows.append((one.label, changed, as_us(one.time_us), as_us(one.noise_us), note))
         yield from (f"  {line}" for line in _aligned(rows, texts=2))
+        if final.work_of:
+            yield f"  Times are for as much work as in a step of {final.work_of}."
         best = {one.label: one for one in reversed(final.finalists) if one.place}
         yield from (f"  {_command(one.overrides, one.changed)}" for one in final.finalists if one in best.values())
         yield from (f"  {one.label} deviates: {one.deviation}" for one in final.finalists if one.deviation)
@@ -138,7 +140,7 @@ def _final_headline(finalists: Sequence[Finalist]) -> str:
         return "no winner, since all deviate"
     labels = list(dict.fromkeys(one.label for one in best))
     if len(labels) > 1:
-        return f"a tie of {' and '.join(labels)}"
+        return f"a tie of {', '.join(labels)}"
     others = [one for one in finalists if one.label != labels[0] and not one.deviation]
     slower = f", {others[0].label} takes {others[0].time_us / best[0].time_us:.2f}x as long" if others else ""
     return f"{labels[0]} is the fastest{slower}"

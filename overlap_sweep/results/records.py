@@ -266,7 +266,7 @@ class Finalist(msgspec.Struct, kw_only=True):
     changed: dict[str, str]
     """Values that differ from this baseline, by key."""
     time_us: float
-    """For as much work as the first finalist's step."""
+    """For as much work as in all others."""
     noise_us: float
     """Including the noise between repeated points."""
     freedom: float | None = None
@@ -285,6 +285,8 @@ class KnobFinal(msgspec.Struct, kw_only=True):
     rounds: int
     finalists: list[Finalist]
     """From fast to slow."""
+    work_of: str = ""
+    """Label of the search of whose work all times are, if steps have different amounts."""
     left_out: dict[str, str] = {}
     """Why a search has no setting here, by its label."""
     stopped: str = ""

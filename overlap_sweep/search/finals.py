@@ -73,18 +73,32 @@ def hold(searches: Sequence[Searching], rounds: int) -> KnobFinal:
         if stopped:
             break
         held += 1
+    measured = [entry for entry in entries if entry.results]
     return KnobFinal(
-        rounds=held, finalists=_judged([one for one in entries if one.results]), left_out=left_out, stopped=stopped
+        rounds=held,
+        finalists=_judged(measured),
+        work_of=_work_of(measured),
+        left_out=left_out,
+        stopped=stopped,
     )
+
+
+def _searchable(entry: Entry) -> Searchable:
+    found = workloads.of(entry.results[0].point).searchable
+    assert found
+    return found
+
+
+def _work_of(entries: Sequence[Entry]) -> str:
+    amounts = {_searchable(entry).sample(entry.results[0]).amount for entry in entries}
+    return entries[0].searching.space.label if len(amounts) > 1 else ""
 
 
 def _judged(entries: Sequence[Entry]) -> list[Finalist]:
     """Returns the entries from fast to slow. What deviates from most others is neither the fastest nor a tie."""
     if not entries:
         return []
-    first = entries[0].results[0]
-    of = workloads.of(first.point).searchable
-    assert of
+    first, of = entries[0].results[0], _searchable(entries[0])
     deviating = [_deviation(entry, entries, of) for entry in entries]
     estimates = _estimates([entry.results for entry in entries], of, of.sample(first).amount)
     order = sorted(range(len(entries)), key=lambda index: estimates[index].time_us)

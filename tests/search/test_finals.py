@@ -67,7 +67,7 @@ def test_each_stack_competes_at_its_best_settings(tmp_path: Path) -> None:
         *(["autotp"] * 2, ["fsdp_dtensor"] * 2),
         *(["fsdp_dtensor"] * 2, ["autotp"] * 2),
     ]
-    assert (final.rounds, {len(one.points) for one in final.finalists}) == (2, {2})
+    assert (final.rounds, {len(one.points) for one in final.finalists}, final.work_of) == (2, {2}, "")
     lines = knob_lines(KnobRecord.read(tmp_path / KnobRecord.FILE))
     assert f"Side by side, 2 rounds: {fsdp} is the fastest, {autotp} takes 1.14x as long" in lines
     (command,) = [line for line in lines if line.startswith("  python launch.py") and "impl=fsdp_dtensor" in line][-1:]
@@ -87,6 +87,7 @@ def test_grids_of_as_many_ranks_compete_by_the_time_of_as_many_tokens(tmp_path: 
     assert (first.label, first.place) == ("qwen3_tiny fsdp_dtensor TP=1 DP=2 step on 2 ranks", "fastest")
     assert {(one.label, one.place) for one in others} == {("qwen3_tiny fsdp_dtensor TP=2 DP=1 step on 2 ranks", "")}
     assert others[0].time_us / first.time_us == pytest.approx(2 / 1.5, rel=0.01)
+    assert final_of(tmp_path).work_of == first.label
 
 
 def test_settings_with_other_losses_have_failed_and_stacks_with_other_losses_don_t_win(tmp_path: Path) -> None:

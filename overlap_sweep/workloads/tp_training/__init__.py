@@ -257,7 +257,7 @@ WORKLOAD = Workload(
     refusal=refusal,
     run=run_of(__name__),
     overlap_configs=overlap_configs,
-    subject=lambda point: f"{point['impl']} TP={point['tp_size']} DP={point['dp_size']} step",
+    subject=lambda point: f"{point['impl']} TP={point['tp_size']} DP={dp_size_of(point)} step",
     words=_words,
     named={"tp_size", "impl", "dp_size", "ranks", "tp_training.output_dir"},
     world_size=lambda point: int(point["tp_size"] * dp_size_of(point)),

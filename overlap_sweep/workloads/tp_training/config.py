@@ -156,9 +156,10 @@ def dp_size_of(point: Mapping[str, Any]) -> int:
     tp_size, dp_size, ranks = point["tp_size"], point["dp_size"], point.get("ranks")
     if ranks is None:
         return int(dp_size or 1)
-    if ranks % tp_size or (dp_size is not None and dp_size * tp_size != ranks):
-        also = "" if dp_size is None else f" and dp_size={dp_size}"
-        raise UserError(f"ranks={ranks} is no multiple of tp_size={tp_size}{also}; leave ranks or dp_size out.")
+    if dp_size is not None and dp_size * tp_size != ranks:
+        raise UserError(f"ranks={ranks} is not tp_size={tp_size} x dp_size={dp_size}; leave ranks or dp_size out.")
+    if ranks % tp_size:
+        raise UserError(f"ranks={ranks} is not divisible by tp_size={tp_size}; give a multiple.")
     return int(ranks // tp_size)
 
 
