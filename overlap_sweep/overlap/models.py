@@ -190,6 +190,7 @@ ARCHITECTURES_GROUP = "overlap_sweep.architectures"
 """Entry point group for architectures of other packages, which tp_training trains: a name is a model_type."""
 
 
+@cache
 def registered_architectures() -> dict[str, EntryPoint]:
     """Returns the entry points of other packages' architectures, by model_type."""
     return {entry.name: entry for entry in entry_points(group=ARCHITECTURES_GROUP)}

@@ -58,9 +58,9 @@ def finalists(trail: KnobTrail) -> list[Setting]:
 def hold(searches: Sequence[Searching], rounds: int) -> KnobFinal:
     """Measures the finalists of the searches in rounds, whose order alternates."""
     entries = [Entry(searching, setting) for searching in searches for setting in finalists(searching.trail)]
-    left_out = {one.space.label: one.found.dropped or "no answer" for one in searches if not finalists(one.trail)}
+    failed = {one.space.label: one.found.dropped or "no answer" for one in searches if not finalists(one.trail)}
     held, stopped = 0, ""
-    for turn in range(rounds if len(searches) - len(left_out) > 1 else 0):
+    for turn in range(rounds if len(searches) - len(failed) > 1 else 0):
         for searching in searches if turn % 2 == 0 else reversed(searches):
             own = [entry for entry in entries if entry.searching is searching]
             results = searching.results([entry.setting for entry in own])
@@ -69,16 +69,17 @@ def hold(searches: Sequence[Searching], rounds: int) -> KnobFinal:
                 if result.status == "ok":
                     entry.results.append(result)
                 else:
-                    left_out.setdefault(searching.space.label, result.reason)
+                    failed[searching.space.label] = result.reason
         if stopped:
             break
         held += 1
     measured = [entry for entry in entries if entry.results]
+    compared = {entry.searching.space.label for entry in measured}
     return KnobFinal(
         rounds=held,
         finalists=_judged(measured),
         work_of=_work_of(measured),
-        left_out=left_out,
+        left_out={label: reason for label, reason in failed.items() if label not in compared},
         stopped=stopped,
     )
 
@@ -124,10 +125,8 @@ def _judged(entries: Sequence[Entry]) -> list[Finalist]:
 
 def _estimates(repeated: Sequence[Sequence[Result]], of: Searchable, amount: float) -> list[Estimate]:
     """Returns the time of each setting for `amount` of work, with the noise between its points."""
-    times = [
-        [tuple(of.sample(result).scaled(amount / of.sample(result).amount).times_us) for result in results]
-        for results in repeated
-    ]
+    samples = [[of.sample(result) for result in results] for results in repeated]
+    times = [[sample.scaled(amount / sample.amount).times_us for sample in own] for own in samples]
     bound = [any(result.launch_bound for result in results) for results in repeated]
     device = repeated[0][0].point["runtime"]["device"]
     settings = [([estimate(one) for one in own], limited) for own, limited in zip(times, bound, strict=True)]
