@@ -24,7 +24,7 @@ from overlap_sweep.workloads.tp_training.rows import Grid, Losses, StepCommunica
 _USUAL = {"learning_rate": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42}
 """Default options of tp_training, which a case does not name."""
 MOST_NAMED = 3
-"""Slower settings in the sentence on a grid; the table has all."""
+"""Slower settings, or ties, in a sentence; the table has all."""
 
 
 class TpTrainingCase(NamedTuple):
@@ -284,10 +284,13 @@ def _final_in_words(final: KnobFinal, analysis: TpTrainingAnalysis) -> str:
     rows = [row for row in analysis.rows if row.final in final.finalists and row.may_win]
     rows.sort(key=lambda row: row.decisive.time_us)
     first = [row for row in rows if row.final and row.final.place]
-    slower = [row for row in rows if row.impl not in {one.impl for one in first}]
+    placed = {(row.grid, row.impl) for row in first}
+    slower = [row for row in rows if (row.grid, row.impl) not in placed]
     who = "no winner" if not first else f"{first[0].name} is the fastest"
     if len(first) > 1:
-        who = f"a tie of {', '.join(row.name for row in first)}"
+        more = len(first) - MOST_NAMED
+        named = ", ".join(row.name for row in first[:MOST_NAMED])
+        who = f"a tie of {named}{f' and {more} more' if more > 0 else ''}"
     others = "".join(f"; {row.name} {_over(row, first[0])} as long" for row in slower[:MOST_NAMED] if first)
     return f"The best settings side by side, {final.rounds} rounds: {who}{others}."
 

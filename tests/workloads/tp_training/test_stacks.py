@@ -94,7 +94,7 @@ def test_megatron_says_what_was_run() -> None:
     assert [at_once[name] for name in said] == ["distributed", True, False]
     # Buckets are for what is reduced during the backward.
     assert alone["buckets"] == replicated["buckets"] == late["buckets"] == 1
-    assert min(reduced["buckets"], at_once["buckets"]) > 3
+    assert min(reduced["buckets"], at_once["buckets"]) > 2
 
 
 GRANITE = Architecture(more={"embedding_multiplier": 3.0, "logits_scaling": 0.5})
