@@ -97,6 +97,53 @@ def test_megatron_says_what_was_run() -> None:
     assert min(reduced["buckets"], at_once["buckets"]) > 2
 
 
+def _schedule(ranks: Ranks, points: list[dict[str, Any]]) -> list[Any]:
+    """What each point's library was told of its data parallelism: DeepSpeed's optimizer of overlap and buckets; FSDP2
+    by layer of resharding and of how many it gathers ahead in forward and backward."""
+    found: list[Any] = []
+    for point in points:
+        make_do(point["impl"], ranks)
+        built: Any = run.load(point["impl"])(point, ranks, groups_of(ranks, point["tp_size"], point["dp_size"]))
+        if point["impl"] == "autotp":
+            theirs = built._engine.optimizer
+            found.append((theirs.overlap_comm, theirs.reduce_bucket_size, theirs.allgather_bucket_size))
+        else:
+            states = [layer._get_fsdp_state() for layer in built._model.model.layers]
+            ahead = [
+                (len(state._states_to_forward_prefetch), len(state._states_to_backward_prefetch)) for state in states
+            ]
+            reshards = {state._fsdp_param_group.post_forward_mesh_info is not None for state in states}
+            found.append((ahead, reshards))
+        built.close()
+    return found
+
+
+def test_libraries_are_told_how_data_parallel_ranks_communicate() -> None:
+    def scheduled(impl: str, *given: tuple[str, ...]) -> list[Any]:
+        same = (f"impl={impl}", *MESHES["dp2"], "model.num_layers=3")
+        points = [tp_point(*same, *(f"tp_training.{option}" for option in options)) for options in given]
+        first, second = run_ranks(2, _schedule, points, keep=impl)
+        assert first == second
+        return first
+
+    assert scheduled("autotp", (), ("overlap_comm=true", "reduce_bucket_size=100", "allgather_bucket_size=200")) == [
+        (False, 500_000_000, 500_000_000),
+        (True, 100, 200),
+    ]
+    kept, ahead, off = (
+        ("reshard_after_forward=false",),
+        ("forward_prefetch=2", "backward_prefetch=2"),
+        ("backward_prefetch=0",),
+    )
+    # The last two layers gather the root and nothing ahead. A list with the layer itself replaces FSDP2's own.
+    assert scheduled("fsdp_dtensor", (), kept, ahead, off) == [
+        ([(0, 0)] * 3, {True}),
+        ([(0, 0)] * 3, {False}),
+        ([(2, 1), (2, 1), (1, 2)], {True}),
+        ([(0, 1)] * 3, {True}),
+    ]
+
+
 GRANITE = Architecture(more={"embedding_multiplier": 3.0, "logits_scaling": 0.5})
 
 
