@@ -128,9 +128,9 @@ class Config(TensorParallelConfig):
     DTensor over the tensor-parallel ones; `async_tp`: the same with PyTorch's asynchronous TP; `megatron`:
     Megatron-Core. null: fsdp_dtensor."""
     dp_size: int | None = ranged(None, 1, 1024)
-    """Number of data-parallel ranks; the total is tp_size x dp_size. null: 1, or what `ranks` says."""
+    """Number of data-parallel ranks; the total is tp_size x dp_size. null: `ranks` / tp_size, without `ranks` 1."""
     ranks: int | None = ranged(None, 1, 2**20)
-    """Number of all ranks, instead of dp_size: ranks=8 tp_size=2,4,8 are all grids of eight ranks."""
+    """Number of all ranks, used where dp_size is null: ranks=8 tp_size=2,4,8 are three grids of eight ranks."""
     tp_training: TpTraining = field(default_factory=TpTraining)
 
     reads_of_model: ClassVar[tuple[str, ...]] = (
@@ -154,10 +154,8 @@ def dp_size_of(point: Mapping[str, Any]) -> int:
     """Returns the number of data-parallel ranks of a point as composed or completed. UserError if its ranks don't make
     a grid."""
     tp_size, dp_size, ranks = point["tp_size"], point["dp_size"], point.get("ranks")
-    if ranks is None:
+    if dp_size is not None or ranks is None:
         return int(dp_size or 1)
-    if dp_size is not None and dp_size * tp_size != ranks:
-        raise UserError(f"ranks={ranks} is not tp_size={tp_size} x dp_size={dp_size}; leave ranks or dp_size out.")
     if ranks % tp_size:
         raise UserError(f"ranks={ranks} is not divisible by tp_size={tp_size}; give a multiple.")
     return int(ranks // tp_size)

@@ -37,8 +37,8 @@ def test_all_ranks_are_given_instead_of_the_data_parallel_ones() -> None:
     assert tp_point("ranks=4", "tp_size=2") == tp_point("tp_size=2", "dp_size=2")
     with pytest.raises(UserError, match=r"^ranks=4 is not divisible by tp_size=3; give a multiple\.$"):
         tp_point("ranks=4", "tp_size=3")
-    with pytest.raises(UserError, match=r"^ranks=4 is not tp_size=2 x dp_size=4; leave ranks or dp_size out"):
-        tp_point("ranks=4", "tp_size=2", "dp_size=4")
+    # An experiment's ranks are no obstacle.
+    assert tp_point("ranks=4", "tp_size=2", "dp_size=1") == tp_point("tp_size=2", "dp_size=1")
 
 
 def test_options_of_other_implementations_make_no_other_point() -> None:

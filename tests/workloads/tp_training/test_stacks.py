@@ -135,7 +135,7 @@ def test_libraries_are_told_how_data_parallel_ranks_communicate() -> None:
         ("forward_prefetch=2", "backward_prefetch=2"),
         ("backward_prefetch=0",),
     )
-    # The last two layers gather the root and nothing ahead. A list with the layer itself replaces FSDP2's own.
+    # After the last layer there is the root. A list with the layer itself replaces FSDP2's own prefetching.
     assert scheduled("fsdp_dtensor", (), kept, ahead, off) == [
         ([(0, 0)] * 3, {True}),
         ([(0, 0)] * 3, {False}),
