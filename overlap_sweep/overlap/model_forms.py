@@ -1,12 +1,14 @@
 """Which config fields of each architecture have its sizes.
 
-tests/overlap/test_model_forms.py checks them against transformers' own models. Architectures that FORMS does not list
-are refused. No torch: configs are transformers'.
+tests/overlap/test_model_forms.py checks them against transformers' own models. Architectures that neither FORMS lists
+nor another package registers are refused. No torch: configs are transformers'.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from overlap_sweep.errors import UserError
@@ -99,13 +101,46 @@ FORMS = {name: form for form, names in _NAMES for name in names.split()}
 """Forms by transformers' model_type."""
 
 
+ARCHITECTURES_GROUP = "overlap_sweep.architectures"
+"""Entry point group for architectures of other packages, which tp_training trains: a name is a model_type."""
+
+
+@cache
+def registered_architectures() -> dict[str, EntryPoint]:
+    """Returns the entry points of other packages' architectures, by model_type."""
+    return {entry.name: entry for entry in entry_points(group=ARCHITECTURES_GROUP)}
+
+
+@cache
+def load_architecture(model_type: str) -> Any:
+    """Returns another package's architecture, which is registered. Its package may make its model known to transformers
+    when it is imported. UserError if it cannot be."""
+    entry = registered_architectures()[model_type]
+    try:
+        return entry.load()
+    except Exception as error:
+        # Importing another package's code can raise anything.
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UserError(
+            f"model.architecture={model_type} cannot be loaded from {entry.value} ({reason}); fix or uninstall that "
+            "package."
+        ) from error
+
+
+def _form_of(model_type: str) -> Form | None:
+    if model_type in FORMS or model_type not in registered_architectures():
+        return FORMS.get(model_type)
+    form: Form | None = getattr(load_architecture(model_type), "form", None)
+    return form
+
+
 def sizes_of(config: Any, name: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns a language model's sizes and normalization from its config, without the sizes of operators that it lacks,
     and by such operator what it has instead. `layers` is among the sizes if not all layers are dense.
 
     UserError for an unsupported architecture.
     """
-    form = FORMS.get(config.model_type)
+    form = _form_of(config.model_type)
     if form is None or getattr(config, "add_cross_attention", False):
         also = "" if form is None else " with cross-attention"
         raise UserError(

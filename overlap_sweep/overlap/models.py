@@ -15,6 +15,7 @@ from typing import Any
 
 from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION, SIZES
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import model_forms
 from overlap_sweep.overlap.model_forms import EXPERTS, INSTEAD_OF_QKV, LATENT, sizes_of
 from overlap_sweep.overlap.space import OPERATORS
 
@@ -228,9 +229,13 @@ def read_hf(name: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def read_hf_fields(name: str) -> dict[str, Any]:
-    """Returns the fields of a language model's config that differ from its class's defaults, without dropout and those
-    that change neither weights nor computation."""
-    config = _read_hf_config(name)
+    """Returns `fields_of` the config of this name."""
+    return fields_of(_read_hf_config(name))
+
+
+def fields_of(config: Any) -> dict[str, Any]:
+    """Returns the fields of a language model's config that differ from every config's defaults, without dropout and
+    those that change neither weights nor computation."""
     fields = {**config.to_diff_dict(), "model_type": config.model_type}
     always = ("num_hidden_layers", "vocab_size", "tie_word_embeddings", "rms_norm_eps", "rope_parameters")
     fields |= {name: value for name in always if (value := getattr(config, name, None)) is not None}
@@ -240,7 +245,7 @@ def read_hf_fields(name: str) -> dict[str, Any]:
     return {
         name: value
         for name, value in fields.items()
-        if name not in idle and not name.endswith(("_token_id", "_dropout"))
+        if name not in idle and not name.endswith(("_token_id", "_dropout", "_pdrop"))
     }
 
 
@@ -251,9 +256,12 @@ def _read_hf_config(name: str) -> Any:
     """
     source = _find_hf_config(name)
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     try:
+        model_type = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
+        if model_type in model_forms.registered_architectures():
+            model_forms.load_architecture(model_type)
         # By default transformers offers to run code that a config names.
         return AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config()
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +12,18 @@ from overlap_sweep.overlap import space
 from overlap_sweep.program import launch_program
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_us
-from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, PassSearch, Records, SearchRecord
+from overlap_sweep.results.records import (
+    EQUIVALENT,
+    Contribution,
+    Finalist,
+    Gain,
+    KnobFinal,
+    KnobRecord,
+    KnobSearch,
+    PassSearch,
+    Records,
+    SearchRecord,
+)
 
 Titled = Iterable[tuple[str, list[str]]]
 """Headings with lines of text."""
@@ -72,6 +83,7 @@ def knob_lines(record: KnobRecord) -> list[str]:
     """Returns the answers and their basis."""
     reused = f", {record.reused} of them reused" if record.reused else ""
     lines = [line for search in record.searches for line in _knob_search_lines(search)]
+    lines += [line for final in record.finals for line in _final_lines(final)]
     return [*lines, f"{record.points} points{reused} in {as_duration(record.elapsed_s)}"]
 
 
@@ -91,9 +103,47 @@ def _headline(search: KnobSearch) -> str:
 
 def pasted(search: KnobSearch) -> str:
     """Returns the command that runs the best setting."""
-    overrides = dict(override.partition("=")[::2] for override in search.overrides)
-    changed = {**overrides, **search.best}
-    return shlex.join([*launch_program().split(), *(f"{key}={value}" for key, value in changed.items())])
+    return _command(search.overrides, search.best)
+
+
+def _command(overrides: Iterable[str], changed: Mapping[str, str]) -> str:
+    given = {**dict(override.partition("=")[::2] for override in overrides), **changed}
+    return shlex.join([*launch_program().split(), *(f"{key}={value}" for key, value in given.items())])
+
+
+def _final_lines(final: KnobFinal) -> Iterator[str]:
+    if not final.finalists:
+        yield f"Side by side: nothing to compare{f' ({final.stopped})' if final.stopped else ''}"
+    else:
+        yield f"Side by side, {final.rounds} rounds: {_final_headline(final.finalists)}"
+        first = final.finalists[0]
+        rows = [("search", "changed", "time us", "noise us", "")]
+        for one in final.finalists:
+            changed = " ".join(f"{key}={value}" for key, value in one.changed.items()) or "the baseline"
+            over = f"{one.time_us / first.time_us:.2f}x"
+            note = "deviates" if one.deviation else one.place or over
+            rows.append((one.label, changed, as_us(one.time_us), as_us(one.noise_us), note))
+        yield from (f"  {line}" for line in _aligned(rows, texts=2))
+        if final.work_of:
+            yield f"  Times are for as much work as in a step of {final.work_of}."
+        best = {one.label: one for one in reversed(final.finalists) if one.place}
+        yield from (f"  {_command(one.overrides, one.changed)}" for one in final.finalists if one in best.values())
+        yield from (f"  {one.label} deviates: {one.deviation}" for one in final.finalists if one.deviation)
+    yield from (f"  Not compared: {label}: {reason}" for label, reason in final.left_out.items())
+    if final.stopped:
+        yield f"  Stopped early: {final.stopped}."
+
+
+def _final_headline(finalists: Sequence[Finalist]) -> str:
+    best = [one for one in finalists if one.place]
+    if not best:
+        return "no winner, since all deviate"
+    labels = list(dict.fromkeys(one.label for one in best))
+    if len(labels) > 1:
+        return f"a tie of {', '.join(labels)}"
+    others = [one for one in finalists if one.label != labels[0] and not one.deviation]
+    slower = f", {others[0].label} takes {others[0].time_us / best[0].time_us:.2f}x as long" if others else ""
+    return f"{labels[0]} is the fastest{slower}"
 
 
 def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
@@ -117,7 +167,12 @@ def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
         yield f"  {search.host_bound} of the points are launch-bound: the host is slower than the device."
     yield from (f"  {note}" for note in search.notes)
     yield from (f"  Refused {count} times: {reason}" for reason, count in search.refused.items())
-    yield from (f"  Not searched: {key}: {reason}" for key, reason in search.left_out.items())
+    idle = [key for key, reason in search.left_out.items() if reason.endswith(EQUIVALENT)]
+    if len(idle) > 1:
+        names = ", ".join(key.rpartition(".")[2] for key in idle)
+        yield f"  Not searched, since their values {EQUIVALENT}: {names}"
+    left_out = {key: why for key, why in search.left_out.items() if len(idle) == 1 or key not in idle}
+    yield from (f"  Not searched: {key}: {reason}" for key, reason in left_out.items())
     if search.tried and search.never_tried:
         values = (f"{key}={','.join(missing)}" for key, missing in search.never_tried.items())
         yield f"  Never tried: {' '.join(values)}"
@@ -126,10 +181,16 @@ def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
 def _contribution_lines(contributions: Collection[Contribution]) -> Iterator[str]:
     rows = [("knob", "baseline", "best", "gain alone", "gain in the best setting")]
     rows += [(c.key, c.baseline, c.value, _gain_share(c.alone), _gain_share(c.taken_away)) for c in contributions]
+    if contributions:
+        yield from _aligned(rows, texts=3)
+
+
+def _aligned(rows: Sequence[Sequence[str]], texts: int) -> Iterator[str]:
+    """Yields the rows as lines, the first columns flush left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows if contributions else ():
-        cells = [cell.ljust(w) if i < 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-        yield "  ".join(cells).rstrip()
+    for row in rows:
+        pairs = enumerate(zip(row, widths, strict=True))
+        yield "  ".join(cell.ljust(w) if i < texts else cell.rjust(w) for i, (cell, w) in pairs).rstrip()
 
 
 def _gain_share(gain: Gain | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
@@ -141,6 +141,10 @@ class SearchRecord(Record, kw_only=True):
     searches: list[PassSearch] = msgspec.field(default_factory=list)
 
 
+EQUIVALENT = "are equivalent here"
+"""End of the reason why a knob is not searched: its values make no difference."""
+
+
 class Gain(msgspec.Struct):
     """How much faster something is, as a share of the slower time, with its noise; negative if it is slower."""
 
@@ -252,6 +256,43 @@ class KnobSearch(msgspec.Struct, kw_only=True):
         return found
 
 
+class Finalist(msgspec.Struct, kw_only=True):
+    """One setting among the best of several searches, as measured at the end. Times in microseconds."""
+
+    label: str
+    """That of its search."""
+    overrides: list[str]
+    """Overrides of its search's baseline, as typed."""
+    changed: dict[str, str]
+    """Values that differ from this baseline, by key."""
+    time_us: float
+    """For as much work as in all others."""
+    noise_us: float
+    """Including the noise between repeated points."""
+    freedom: float | None = None
+    """Degrees of freedom of the noise; null if they are infinite."""
+    points: list[str]
+    """Its points, by name."""
+    place: Literal["fastest", "tie", ""] = ""
+    """`tie`: within the noise of the fastest, which is a tie then, too."""
+    deviation: str = ""
+    """How it computes something else than the finalists of other searches; empty if it doesn't."""
+
+
+class KnobFinal(msgspec.Struct, kw_only=True):
+    """The best settings of searches that compete with each other, measured again in turns."""
+
+    rounds: int
+    finalists: list[Finalist]
+    """From fast to slow."""
+    work_of: str = ""
+    """Label of the search of whose work all times are, if steps have different amounts."""
+    left_out: dict[str, str] = {}
+    """Why a search has no setting here, by its label."""
+    stopped: str = ""
+    """Why there are fewer rounds than asked for; empty if there aren't."""
+
+
 class KnobRecord(Record, kw_only=True):
     """The content of knobs.json."""
 
@@ -263,6 +304,7 @@ class KnobRecord(Record, kw_only=True):
     """Number of them that an earlier run measured."""
     elapsed_s: float = 0.0
     searches: list[KnobSearch] = msgspec.field(default_factory=list)
+    finals: list[KnobFinal] = msgspec.field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -22,18 +22,20 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.options import listed
 from overlap_sweep.report.searches import knob_lines
 from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, TriedKnobs
+from overlap_sweep.results.records import EQUIVALENT, Contribution, Gain, KnobFinal, KnobRecord, KnobSearch, TriedKnobs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
-from overlap_sweep.search import Failure, Samples, Setting, conduct
+from overlap_sweep.search import Failure, Samples, Setting, conduct, finals
 from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail, one_by_one
 from overlap_sweep.search.knobs import search
 from overlap_sweep.search.measured import Job, Measurements, swept_values
 from overlap_sweep.workloads import Searchable
 
+THE_BASELINE = "the baseline"
+"""Key of `KnobSpace.left_out` if nothing can be measured."""
 _QUEUES = "runtime.max_connections"
 """A knob of every workload, for GPUs only."""
 
@@ -134,24 +136,29 @@ def find_spaces(
 
     def is_knob(key: str) -> bool:
         name = key.lstrip("+")
-        return key in params or name == _QUEUES or (name.startswith(known.options) and name not in known.cases)
+        return name not in known.cases and (key in params or name == _QUEUES or name.startswith(known.options))
 
     # A key with a single value is not a knob but part of every case.
     knobs = {key: texts for key, texts in spelled.items() if is_knob(key) and len(texts) > 1}
     if not knobs:
         raise UserError(f"There is nothing to search; give a knob several values, such as {known.example}.")
     fixed = {key: texts for key, texts in spelled.items() if key not in knobs}
-    in_label = ("model", "model.name", "tp_size", "operator", *known.cases)
-    more = [key for key, texts in fixed.items() if len(texts) > 1 and key.lstrip("+") not in in_label]
-    spaces = []
-    for combination in product(*fixed.values()):
-        case = dict(zip(fixed, combination, strict=True))
-        spaces.append(_space(config, context, [f"{key}={value}" for key, value in case.items()], knobs))
-        spaces[-1].label += "".join(f", {key}={case[key]}" for key in more)
+    cases = [dict(zip(fixed, combination, strict=True)) for combination in product(*fixed.values())]
+    spaces = [_space(config, context, [f"{key}={value}" for key, value in case.items()], knobs) for case in cases]
+    labels = [space.label for space in spaces]
+    more = [key for key in fixed if _is_hidden(key, cases, labels)]
+    for space, case in zip(spaces, cases, strict=True):
+        space.label += "".join(f", {key}={case[key]}" for key in more)
     if not any(found.knobs for found in spaces):
         reasons = dict.fromkeys(f"{key}: {why}" for found in spaces for key, why in found.left_out.items())
         raise UserError(f"There is nothing to search: {'; '.join(reasons)}.")
     return spaces
+
+
+def _is_hidden(key: str, cases: Sequence[Mapping[str, str]], labels: Sequence[str]) -> bool:
+    """Returns whether two cases that differ in this key alone have equal labels."""
+    others = [tuple(value for other, value in case.items() if other != key) for case in cases]
+    return max(Counter(zip(others, labels, strict=True)).values()) > 1
 
 
 def _space(
@@ -168,7 +175,7 @@ def _space(
     space.label = f"{usual['model']['name']} {workload.subject(usual)} on {ranks} rank{'' if ranks == 1 else 's'}"
     origin, found = space.point(), []
     if reason := workload.refusal(origin):
-        space.left_out["the baseline"] = reason
+        space.left_out[THE_BASELINE] = reason
         return space
     for key, texts in knobs.items():
         if usual["runtime"]["device"] == "cpu" and key.lstrip("+").startswith(of_gpus):
@@ -180,7 +187,7 @@ def _space(
             restarts = any(shared_by(space.point(f"{key}={text}")) != shared_by(origin) for text in kept)
             found.append(Knob(key, kept, restarts))
         else:
-            space.left_out[key] = f"{', '.join(texts)} are equivalent here"
+            space.left_out[key] = f"{', '.join(texts)} {EQUIVALENT}"
     space.knobs = tuple(found)
     return space
 
@@ -233,18 +240,31 @@ class Searching:
         return min(points, (self._ends_s - budget.elapsed_s) * new / budget.elapsed_s) if new else points
 
     def measure(self, settings: Sequence[Setting]) -> list[Answer]:
+        results = self.results(settings)
+        return [*map(self._answer, results), *[None] * (len(settings) - len(results))]
+
+    def results(self, settings: Sequence[Setting]) -> list[Result]:
+        """Returns the results of one more measurement of each of the first settings, as many as the budget allows."""
         jobs = []
         for setting in settings:
             jobs.append(self.space.job(setting, self._requests[setting]))
             self._requests[setting] += 1
         results = self._measurements.measure(jobs)
         self._results += results
-        return [*map(self._answer, results), *[None] * (len(settings) - len(results))]
+        return results
+
+    @property
+    def why_spent(self) -> str:
+        return self._measurements.budget.why_spent
 
     def _answer(self, result: Result) -> Answer:
         if result.status != "ok":
             return Failure(result.reason)
-        sample = searchable(result.point["workload"]["name"]).sample(result)
+        known = searchable(result.point["workload"]["name"])
+        first = next(one for one in self._results if one.status == "ok")
+        if said := known.deviation(result, first):
+            return Failure(said, wrong_numbers=True)
+        sample = known.sample(result)
         self._amount = self._amount or sample.amount
         return sample.scaled(self._amount / sample.amount)
 
@@ -323,11 +343,16 @@ def sweep(
     runs, if there is nothing to search or a value is wrong."""
     spaces = find_spaces(config, context, swept_values(context, params, arguments), set(params))
     measurements = Measurements.begin(config, launcher)
-    budget, searches = measurements.budget, list[Searching]()
+    budget, searches, held = measurements.budget, list[Searching](), list[KnobFinal]()
 
     def record() -> KnobRecord:
-        found = [searching.found for searching in searches]
-        return KnobRecord(points=budget.points, reused=measurements.reused, elapsed_s=budget.elapsed_s, searches=found)
+        return KnobRecord(
+            points=budget.points,
+            reused=measurements.reused,
+            elapsed_s=budget.elapsed_s,
+            searches=[searching.found for searching in searches],
+            finals=held,
+        )
 
     def measure(settings: Sequence[Setting]) -> list[Answer]:
         record().write(measurements.directory)
@@ -335,16 +360,27 @@ def sweep(
             print(f"knobs: {line}", flush=True)
         return searches[-1].measure(settings)
 
+    contests = finals.contests(spaces)
+    competing = [space for contest in contests for space in contest]
     for index, space in enumerate(spaces):
         if not space.knobs:
             reasons = "; ".join(f"{key}: {why}" for key, why in space.left_out.items())
             print(f"knobs: {space.label} not searched: {reasons}", flush=True)
-            continue
-        knobs = ", ".join(f"{knob.key}={','.join(knob.values)}" for knob in space.knobs)
-        print(f"knobs: {space.label}: {knobs}", flush=True)
-        searches.append(Searching(space, measurements, 1 / (len(spaces) - index)))
+            if space not in competing or THE_BASELINE in space.left_out:
+                continue
+        else:
+            knobs = ", ".join(f"{knob.key}={','.join(knob.values)}" for knob in space.knobs)
+            print(f"knobs: {space.label}: {knobs}", flush=True)
+        # The final gets as much of the budget as a search.
+        searches.append(Searching(space, measurements, 1 / (len(spaces) - index + bool(contests))))
         conduct(search(searches[-1].trail, config.search), measure)
         searches[-1].ended = True
+    for contest in contests:
+        print("knobs: the best settings side by side", flush=True)
+        refused = {space.label: why for space in contest if (why := space.left_out.get(THE_BASELINE))}
+        final = finals.hold([one for one in searches if one.space in contest], max(2, config.search.repeats))
+        final.left_out = {**refused, **final.left_out}
+        held.append(final)
     path = record().write(measurements.directory)
     outcomes.answered = any(searching.found.time_us is not None for searching in searches)
     print("\n".join(knob_lines(record())))

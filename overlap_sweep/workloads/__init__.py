@@ -137,9 +137,16 @@ class Searchable:
     """Prefixes of the options that are searched if several values are given. Others must be in the sweeper's
     `params`."""
     cases: tuple[str, ...] = ()
-    """The options among them whose values are separate searches."""
+    """Options whose values are separate searches, although they are among those or in `params`."""
     of_gpus: tuple[str, ...] = ()
     """Prefixes of the options that have no effect on a CPU."""
+    rivals: Callable[[Config], str] | None = None
+    """Returns a key that is equal for completed points that compete with each other although they are of different
+    cases. The best settings of such cases are measured again side by side, and compared by time per amount. For
+    workloads whose times are of whole steps."""
+    deviation: Callable[[Result, Result], str] = lambda result, reference: ""
+    """Returns how an `ok` result computes something else than another one should have computed alike, in a few words;
+    empty if it doesn't. Such a setting of a case has failed."""
     experiment: str | None = None
     """Experiment that only configures the search. The command that runs the best setting leaves it out."""
     example: str = "runtime.max_connections=1,8"

@@ -5,9 +5,18 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, Noises, TriedKnobs
+from overlap_sweep.results.records import (
+    Contribution,
+    Finalist,
+    Gain,
+    KnobFinal,
+    KnobRecord,
+    KnobSearch,
+    Noises,
+    TriedKnobs,
+)
 from tests.made_nodes import write_two_nodes
 from tests.make_point import (
     ENVIRONMENT,
@@ -188,6 +197,34 @@ def write_stacks(directory: Path) -> None:
     run(1152, "autotp", launch_bound=True)
     run(1152, "megatron", environment=other)
     run(1152, "fsdp_dtensor", environment={"gpu": "something else"})
+    write_final(directory / "final")
+
+
+def write_final(directory: Path) -> None:
+    """The end of a search over two stacks, whose winner is not the fastest of all points: that was measured once."""
+    stage, cut = "tp_training.zero_stage", "tp_training.sequence_parallel"
+
+    def finalist(impl: str, changed: dict[str, str], time_us: float, place: Literal["fastest", ""] = "") -> Finalist:
+        options = {key: int(value) if value.isdigit() else value == "true" for key, value in changed.items()}
+        point = stack_config(impl, **{"tp_training.seq_length": 1280, **options})
+        return Finalist(
+            **{
+                "label": f"model {impl} TP=2 DP=1 step on 2 ranks",
+                "overrides": ["workload=tp_training", f"impl={impl}"],
+            },
+            **{"changed": changed, "time_us": time_us, "noise_us": 90.0, "place": place},
+            points=[make_point("tp_training", directory, point, step_us=time_us).name],
+        )
+
+    finalists = [
+        finalist("fsdp_dtensor", {cut: "true"}, 7_000.0, "fastest"),
+        finalist("autotp", {stage: "2"}, 8_000.0),
+        finalist("fsdp_dtensor", {}, 9_000.0),
+    ]
+    lucky = stack_config("autotp", **{"tp_training.seq_length": 1280, stage: 0})
+    make_point("tp_training", directory, lucky, step_us=6_900.0)
+    left_out = {"model megatron TP=2 DP=1 step on 2 ranks": "impl=megatron requires GPUs"}
+    KnobRecord(points=4, finals=[KnobFinal(rounds=2, finalists=finalists, left_out=left_out)]).write(directory)
 
 
 def write_copies(directory: Path) -> None:

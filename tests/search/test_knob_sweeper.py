@@ -244,7 +244,7 @@ def test_an_operator_s_knobs_can_be_searched_too_by_an_experiment_of_the_user_s(
         (
             ("fsdp.forward_prefetch=0,1",),
             ("workload=layer", *ON_CPU),
-            "hydra/sweeper=knobs is for workload=fsdp, job or operator, not for",
+            "hydra/sweeper=knobs is for workload=fsdp, job, operator or tp_training, not for",
         ),
     ],
 )

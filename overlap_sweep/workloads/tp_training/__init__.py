@@ -7,21 +7,29 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.backends.transformer_engine import unusable
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.workloads import Workers, Workload, run_of, tp_groups_on_nodes
+from overlap_sweep.results.identity import key_of, point_identity
+from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, run_of, tp_groups_on_nodes
+from overlap_sweep.workloads.tp_training import megatron_model
 from overlap_sweep.workloads.tp_training.config import (
     DEFAULT_IMPL,
+    OF_DATA_PARALLEL,
     PRECISION_OF,
     SEQUENCE_PARALLEL,
     TP_TRAINING_ON,
     TpTraining,
+    data_parallel,
+    dp_size_of,
 )
-from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, architecture, language_model
+from overlap_sweep.workloads.tp_training.language_model import language_model
+
+if TYPE_CHECKING:
+    from overlap_sweep.results.run_directory import Result
 
 _OF_ALL = ("runtime", "profile", "repetition", "model", "tp_size")
 _ONLY_OF = {
@@ -45,7 +53,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     device, impl = point["runtime"]["device"], point["impl"] or DEFAULT_IMPL
     if point["backend"] != "auto":
         raise UserError(f"backend={point['backend']}: workload=tp_training uses impl; leave backend out.")
-    dp_size, training = point["dp_size"] or 1, dict(point["tp_training"])
+    dp_size, training = dp_size_of(point), dict(point["tp_training"])
     defaults = TP_TRAINING_ON[device] | {name: getattr(TpTraining(), name) for name in _ONLY_OF}
     training |= {name: value for name, value in defaults.items() if training[name] is None}
     # It changes where results go, not what is measured.
@@ -61,6 +69,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     # One rank has the whole sequence.
     training["sequence_parallel"] &= point["tp_size"] > 1
     training["compile"] |= impl == "async_tp"
+    training |= _data_parallel(training, impl, dp_size)
     sequences = training["batch_size"] * training["gradient_accumulation_steps"] * dp_size
     completed = {
         **{name: point[name] for name in _OF_ALL},
@@ -79,6 +88,19 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
         read = overlap_cfg.read(Path(training["tp_comm_overlap_cfg"]).expanduser())
         completed["overlap_cfg"] = {"slots": read.slots, "switches": read.switches}
     return completed
+
+
+def _data_parallel(training: Mapping[str, Any], impl: str, dp_size: int) -> dict[str, Any]:
+    """Returns the options of data parallelism of all implementations: null unless they change what is run."""
+    used = data_parallel(training, impl)
+    usual = {name: data_parallel({**training, name: None}, impl)[name] for name in used}
+    idle = {
+        **dict.fromkeys(used, dp_size == 1 or (impl == "autotp" and training["zero_stage"] == 0)),
+        **({"ddp_bucket_size": True} if used.get("overlap_grad_reduce") is False else {}),
+        **({"backward_prefetch": True} if used.get("reshard_after_forward") is False else {}),
+    }
+    changed = {name: value for name, value in used.items() if value != usual[name] and not idle[name]}
+    return {name: None for names in OF_DATA_PARALLEL.values() for name in names} | changed
 
 
 def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
@@ -118,10 +140,18 @@ def _hugging_face_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]
         bare = training["autocast"] or not training["zero_stage"]
         reason = "impl=autotp supports float16 only with ZeRO and no autocast; use tp_training.dtype=bfloat16"
         yield training["dtype"] == "float16" and bare, reason
+        odd = data_parallel(training, impl)["allgather_bucket_size"]
+        yield odd % 2, f"DeepSpeed supports only an even tp_training.allgather_bucket_size, not {odd}"
     if impl == "async_tp":
         yield on_cpu, "impl=async_tp requires GPUs; use impl=fsdp_dtensor"
         reason = "impl=async_tp requires tp_size > 1 and tp_training.sequence_parallel"
         yield not in_sequence, f"{reason}; use impl=fsdp_dtensor"
+    softcap = point["language_model"].get("attn_logit_softcapping")
+    reason = (
+        f"tp_training.attn_impl={training['attn_impl']} does not compute the model's attn_logit_softcapping={softcap}; "
+        "use flash_attention_2"
+    )
+    yield softcap and training["attn_impl"] != "flash_attention_2", reason
     if training["attn_impl"] == "flash_attention_2":
         whole = point["precision"] == "fp32" and not training["autocast"]
         reason = "tp_training.attn_impl=flash_attention_2 requires a GPU and bfloat16 or float16; use sdpa"
@@ -137,20 +167,11 @@ def _megatron_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
     yield lacking, f"impl=megatron requires Megatron-Core: {lacking}"
     for option, only in {"autocast": False, "compile": False, "vocab_parallel": True}.items():
         yield training[option] != only, f"impl=megatron supports only tp_training.{option}={only}; leave it out"
-    same = ", ".join(name for name, one in sorted(ARCHITECTURES.items()) if one.megatron)
-    reason = f"impl=megatron supports the architectures {same}, not {model['model_type']}"
-    yield not architecture(model["model_type"]).megatron, reason
-    rope = model["rope_parameters"]
-    partial_rope = rope["rope_type"] != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0
-    yield partial_rope, f"impl=megatron supports only the default rotary embedding; the model's is {rope['rope_type']}"
-    known = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-    for name, value in known.items():
-        own = model.get(name, value)
-        yield own != value, f"impl=megatron supports only {name}={value}; the model has {name}={own}"
-    # Mistral uses its window whenever it has one, others only with use_sliding_window.
-    window = model.get("sliding_window") if model.get("use_sliding_window", model["model_type"] == "mistral") else None
-    reason = f"impl=megatron has no sliding window; the model's sliding_window={window} is shorter than the sequence"
-    yield window is not None and window < training["seq_length"], reason
+    yield from megatron_model.refusals(model, training["seq_length"])
+    schedule = data_parallel(training, "megatron")
+    for name in ("use_distributed_optimizer", "overlap_grad_reduce"):
+        reason = f"tp_training.overlap_param_gather=true requires tp_training.{name}=true; leave one of them out"
+        yield schedule["overlap_param_gather"] and not schedule[name], reason
     yield point["runtime"]["device"] == "cpu", "impl=megatron requires GPUs"
     lacking = unusable()
     yield lacking, lacking or ""
@@ -178,7 +199,7 @@ def overlaps(point: Mapping[str, Any]) -> bool:
 
 
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    sizes = [f"tp{point['tp_size']}", f"dp{point['dp_size'] or 1}"]
+    sizes = [f"tp{point['tp_size']}", f"dp{dp_size_of(point)}"]
     return [models.short_name(point["model"]), *sizes, point["impl"] or DEFAULT_IMPL]
 
 
@@ -195,6 +216,40 @@ def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
     return Workers(max_connections=1 if point["impl"] == "megatron" else 8, company=point["impl"])
 
 
+def _sample(result: Result) -> Sample:
+    from overlap_sweep.workloads.tp_training.result import TpTrainingRun
+
+    run = result.measured_as(TpTrainingRun)
+    return Sample(tuple(run.timing.samples_us), amount=run.tokens_per_step)
+
+
+def _deviation(result: Result, reference: Result) -> str:
+    from overlap_sweep.workloads.tp_training.answer import deviation
+
+    return deviation(result, reference)
+
+
+def _same_point(point: Mapping[str, Any]) -> str:
+    training = {name: value for name, value in point["tp_training"].items() if name not in _REPORTED}
+    return key_of(point_identity({**point, "tp_training": {**training, "tp_comm_overlap": overlaps(point)}}))
+
+
+def _rivals(point: Mapping[str, Any]) -> str:
+    """Returns a key of what is trained and on how many ranks, whatever the stack and the grid of ranks."""
+    training = {name: point["tp_training"][name] for name in _TRAINED}
+    same = {name: point[name] for name in ("language_model", "precision", "runtime")}
+    return key_of(point_identity({**same, "tp_training": training, "ranks": point["tp_size"] * point["dp_size"]}))
+
+
+_REPORTED = ("log_interval", "peak_tflops")
+"""Options that affect the log and the report only."""
+_TRAINED = (
+    *("batch_size", "seq_length", "gradient_accumulation_steps", "num_training_steps", "warmup_steps", "dtype", "seed"),
+    *("learning_rate", "weight_decay", "max_grad_norm"),
+)
+"""Options that change what is trained."""
+_CASES = ("model", "impl", "tp_size", "dp_size", "ranks")
+
 WORKLOAD = Workload(
     name="tp_training",
     package=__name__,
@@ -202,10 +257,10 @@ WORKLOAD = Workload(
     refusal=refusal,
     run=run_of(__name__),
     overlap_configs=overlap_configs,
-    subject=lambda point: f"{point['impl']} step",
+    subject=lambda point: f"{point['impl']} TP={point['tp_size']} DP={dp_size_of(point)} step",
     words=_words,
-    named={"tp_size", "impl", "dp_size", "tp_training.output_dir"},
-    world_size=lambda point: int(point["tp_size"] * (point["dp_size"] or 1)),
+    named={"tp_size", "impl", "dp_size", "ranks", "tp_training.output_dir"},
+    world_size=lambda point: int(point["tp_size"] * dp_size_of(point)),
     fewer_gpus=lambda point: (
         f"tp_size={point['tp_size']} x dp_size={point['dp_size']}",
         "sizes whose product is smaller",
@@ -215,4 +270,14 @@ WORKLOAD = Workload(
     workers=_workers,
     output_option="tp_training.output_dir",
     names_in_output=True,
+    searchable=Searchable(
+        sample=_sample,
+        same_point=_same_point,
+        options=("tp_training.",),
+        cases=(*_CASES, *(f"tp_training.{name}" for name in (*_TRAINED, *_REPORTED))),
+        rivals=_rivals,
+        deviation=_deviation,
+        experiment="tp_training_best",
+        example="tp_training.zero_stage=1,2",
+    ),
 )

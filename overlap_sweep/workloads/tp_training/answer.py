@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from overlap_sweep.report.numbers import as_us
@@ -15,13 +16,15 @@ from overlap_sweep.results.estimate import gap_noise_us
 from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import recorded_warnings
+from overlap_sweep.results.records import KnobFinal, KnobRecord
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 from overlap_sweep.workloads.tp_training.rows import Grid, Losses, StepCommunication, TpTrainingRow, rows_of
 
 _USUAL = {"learning_rate": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42}
 """Default options of tp_training, which a case does not name."""
 MOST_NAMED = 3
-"""Slower settings in the sentence on a grid; the table has all."""
+"""Slower settings, or ties, in a sentence; the table has all."""
 
 
 class TpTrainingCase(NamedTuple):
@@ -78,8 +81,11 @@ class GridAnswer:
 
     @property
     def comparable(self) -> list[TpTrainingRow]:
-        """Returns the rows that neither deviate nor diverge; the first is the answer."""
-        return [row for row in self.rows if row.may_win]
+        """Returns the rows that neither deviate nor diverge, after a search those of its final; the first is the
+        answer."""
+        may_win = [row for row in self.rows if row.may_win]
+        of_final = [row for row in may_win if row.final]
+        return sorted(of_final or may_win, key=lambda row: row.decisive.time_us)
 
     @property
     def best(self) -> TpTrainingRow | None:
@@ -92,7 +98,7 @@ class GridAnswer:
         have come out best by chance."""
         rows = self.comparable
         pairs = max(len(rows) * (len(rows) - 1) // 2, 1)
-        return [row for row in rows if row is rows[0] or not row.step.differs_from(rows[0].step, pairs)]
+        return [row for row in rows if row is rows[0] or not row.decisive.differs_from(rows[0].decisive, pairs)]
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,8 @@ class TpTrainingAnalysis:
     """Answers by number of ranks and grid."""
     of_points: list[TpTrainingRow]
     """One row for each point."""
+    finals: list[KnobFinal]
+    """The ends of searches over these points."""
 
     @property
     def rows(self) -> list[TpTrainingRow]:
@@ -115,24 +123,49 @@ class TpTrainingAnalysis:
 
     @property
     def best(self) -> TpTrainingRow | None:
-        """Returns the row with the highest throughput per GPU; None if all deviate or diverge."""
+        """Returns the row that won a search's final, else that with the highest throughput per GPU; None if all deviate
+        or diverge."""
+        won = [row for row in self.rows if row.may_win and row.final and row.final.place]
+        if won and len(self.finals) == 1:
+            return min(won, key=lambda row: row.decisive.time_us)
         return max((row for row in self.rows if row.may_win), key=lambda row: row.tokens_per_s_per_gpu, default=None)
 
 
 def analyse_tp_training(
-    points: Iterable[Point], communication: Mapping[Path, StepCommunication]
+    points: Iterable[Point],
+    communication: Mapping[Path, StepCommunication],
+    searches: Mapping[Path, KnobRecord] = MappingProxyType({}),
 ) -> list[TpTrainingAnalysis]:
-    """Returns an analysis of the `ok` points for each case. `communication`: by run directory."""
+    """Returns an analysis of the `ok` points for each case. `communication`: by run directory; `searches`: by that of
+    their points."""
     cases: dict[TpTrainingCase, list[Point]] = defaultdict(list)
     for point in points:
         if point.workload == "tp_training" and point.status == "ok":
             cases[TpTrainingCase.of(point)].append(point)
-    return [_analysis(case, *rows_of(cases[case], communication)) for case in sorted(cases)]
+    return [_analysis(case, *rows_of(cases[case], communication), searches) for case in sorted(cases)]
+
+
+def _finals(rows: Iterable[TpTrainingRow], searches: Mapping[Path, KnobRecord]) -> list[KnobFinal]:
+    """Returns the finals of these rows, which are given their times there."""
+    row_of = {point.directory: row for row in rows for point in row.points}
+    found = []
+    for directory, record in searches.items():
+        for final in record.finals:
+            placed = [(row_of.get(directory / name), one) for one in final.finalists for name in one.points[:1]]
+            for row, finalist in placed:
+                if row is not None:
+                    row.final = finalist
+            found += [final] if any(row is not None for row, _ in placed) else []
+    return found
 
 
 def _analysis(
-    case: TpTrainingCase, rows: Sequence[TpTrainingRow], of_points: list[TpTrainingRow]
+    case: TpTrainingCase,
+    rows: Sequence[TpTrainingRow],
+    of_points: list[TpTrainingRow],
+    searches: Mapping[Path, KnobRecord],
 ) -> TpTrainingAnalysis:
+    finals = _finals(rows, searches)
     losses = _losses(rows)
     for row in (*rows, *of_points):
         compared = [losses[point.directory] for point in row.points if point.directory in losses]
@@ -140,7 +173,7 @@ def _analysis(
     grids: dict[Grid, list[TpTrainingRow]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: (row.grid.ranks, row.grid, row.time_us)):
         grids[row.grid].append(row)
-    analysis = TpTrainingAnalysis(case, [GridAnswer(case, of_grid) for of_grid in grids.values()], of_points)
+    analysis = TpTrainingAnalysis(case, [GridAnswer(case, of_grid) for of_grid in grids.values()], of_points, finals)
     several = [answer.ties for answer in analysis.answers if len(answer.rows) > 1]
     places = {row.name: "tie" if len(ties) > 1 else "fastest" for ties in several for row in ties}
     chosen = {answer.best.name for answer in analysis.answers if answer.best}
@@ -194,6 +227,17 @@ def _compared(
     return Losses(largest, deviates)
 
 
+def deviation(result: Result, reference: Result) -> str:
+    """Returns how an `ok` result's losses or gradient norms differ from those of another one on the same data beyond
+    what rounding explains; empty if they don't, or if the data are not the same."""
+    own, other = result.measured_as(TpTrainingRun).steps, reference.measured_as(TpTrainingRun).steps
+    if own[-1].loss is None:
+        return "the loss is NaN or infinite"
+    if result.point["dp_size"] != reference.point["dp_size"] or len(own) != len(other):
+        return ""
+    return _compared(own, [[other]], tolerance_of(result.point["precision"])).deviates
+
+
 def _median(values: Iterable[float | None]) -> float | None:
     """Returns the median of the values that are not None; None if most are."""
     of_all = list(values)
@@ -224,8 +268,8 @@ def headline(analysis: TpTrainingAnalysis) -> str:
 
 def in_words(analysis: TpTrainingAnalysis) -> list[str]:
     """Returns a sentence for each grid, the best of all, and whether the losses agree."""
-    lines = [_grid_in_words(answer) for answer in analysis.answers]
-    if analysis.best and len(lines) > 1:
+    lines = [*(_final_in_words(final, analysis) for final in analysis.finals), *map(_grid_in_words, analysis.answers)]
+    if not analysis.finals and analysis.best and len(lines) > 1:
         lines.append(f"Most tokens/s per GPU: {analysis.best.name}, {analysis.best.tokens_per_s_per_gpu:,.0f}.")
     compared = [(row.name, row.losses) for row in analysis.rows if row.losses]
     deviating = [f"{name} deviates: {losses.deviates}." for name, losses in compared if losses.deviates]
@@ -233,6 +277,22 @@ def in_words(analysis: TpTrainingAnalysis) -> list[str]:
         largest = max(losses.largest for _, losses in compared)
         lines.append(f"The losses agree (largest relative difference {largest:.1g}).")
     return [*lines, *deviating]
+
+
+def _final_in_words(final: KnobFinal, analysis: TpTrainingAnalysis) -> str:
+    """Returns how the best settings of the searches compare, side by side."""
+    rows = [row for row in analysis.rows if row.final in final.finalists and row.may_win]
+    rows.sort(key=lambda row: row.decisive.time_us)
+    first = [row for row in rows if row.final and row.final.place]
+    placed = {(row.grid, row.impl) for row in first}
+    slower = [row for row in rows if (row.grid, row.impl) not in placed]
+    who = "no winner" if not first else f"{first[0].name} is the fastest"
+    if len(first) > 1:
+        more = len(first) - MOST_NAMED
+        named = ", ".join(row.name for row in first[:MOST_NAMED])
+        who = f"a tie of {named}{f' and {more} more' if more > 0 else ''}"
+    others = "".join(f"; {row.name} {_over(row, first[0])} as long" for row in slower[:MOST_NAMED] if first)
+    return f"The best settings side by side, {final.rounds} rounds: {who}{others}."
 
 
 def _grid_in_words(answer: GridAnswer) -> str:
@@ -248,8 +308,9 @@ def _grid_in_words(answer: GridAnswer) -> str:
 def _over(slower: TpTrainingRow, faster: TpTrainingRow) -> str:
     """Returns the ratio of the slower's step time to the faster's, with its interval from the noise of both: a factor
     on either side, so that it stays positive. A single timed step has no noise."""
-    ratio = slower.time_us / faster.time_us
-    factor = 1 + gap_noise_us(slower.step.relative_to(slower.time_us), faster.step.relative_to(faster.time_us))
+    long, short = slower.decisive, faster.decisive
+    ratio = long.time_us / short.time_us
+    factor = 1 + gap_noise_us(long.relative_to(long.time_us), short.relative_to(short.time_us))
     return f"{ratio:.2f}x" if math.isnan(factor) else f"{ratio:.2f}x [{ratio / factor:.2f}, {ratio * factor:.2f}]"
 
 

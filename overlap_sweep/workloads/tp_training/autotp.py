@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import hugging_face
+from overlap_sweep.workloads.tp_training.config import data_parallel
 from overlap_sweep.workloads.tp_training.hugging_face import parameter_dtype
 from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
 from overlap_sweep.workloads.tp_training.run import Groups, Implementation, initial_weights
@@ -180,7 +181,7 @@ def _config(training: Mapping[str, Any], of: Architecture, groups: Groups) -> di
         "train_micro_batch_size_per_gpu": training["batch_size"],
         "gradient_accumulation_steps": training["gradient_accumulation_steps"],
         "gradient_clipping": 0.0 if own_clipping else training["max_grad_norm"],
-        "zero_optimization": {"stage": training["zero_stage"]},
+        "zero_optimization": {"stage": training["zero_stage"], **data_parallel(training, "autotp")},
         "tensor_parallel": {"autotp_size": groups.tp_size, "partition_config": _partition(of)},
         "bf16": {"enabled": dtype == torch.bfloat16},
         "fp16": {

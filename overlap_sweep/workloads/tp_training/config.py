@@ -6,11 +6,13 @@ model is `model`, with its number of layers `model.num_layers`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from overlap_sweep.config import OF_LANGUAGE_MODELS, OF_OPERATORS, TORCHS, TensorParallelConfig
 from overlap_sweep.declared import one_of, ranged
+from overlap_sweep.errors import UserError
 
 IMPLEMENTATIONS = ("autotp", "fsdp_dtensor", "async_tp", "megatron")
 
@@ -46,6 +48,31 @@ class TpTraining:
     tp_comm_overlap_cfg: str | None = None
     """megatron: tuned YAML file, as written by the tuner or `analyze.py`, with the switches in its comments. null:
     Transformer Engine's defaults."""
+    use_distributed_optimizer: bool | None = True
+    """megatron: shard optimizer states over the data-parallel ranks, which reduce-scatter gradients and all-gather
+    parameters. false: every rank has all states, and gradients are all-reduced."""
+    overlap_grad_reduce: bool | None = True
+    """megatron: reduce the gradients of a bucket during the backward pass, as soon as they are all there."""
+    overlap_param_gather: bool | None = None
+    """megatron: all-gather updated parameters during the next forward pass, bucket by bucket. Requires
+    use_distributed_optimizer and overlap_grad_reduce. null: true where they are."""
+    ddp_bucket_size: int | None = ranged(None, 1, 10**12)
+    """megatron, with overlap_grad_reduce: number of parameters in a bucket. null: 40 million, with more than 40
+    data-parallel ranks a million for each."""
+    overlap_comm: bool | None = False
+    """autotp, with ZeRO: reduce gradients during the backward pass."""
+    reduce_bucket_size: int | None = ranged(500_000_000, 1, 10**12)
+    """autotp, with ZeRO: number of gradients that are reduced at a time."""
+    allgather_bucket_size: int | None = ranged(500_000_000, 2, 10**12)
+    """autotp, with ZeRO: number of parameters that are all-gathered at a time, an even one."""
+    reshard_after_forward: bool | None = True
+    """fsdp_dtensor and async_tp: free the other data-parallel ranks' parameters of a layer after its forward pass and
+    gather them again for its backward. false: keep them until then."""
+    forward_prefetch: int | None = ranged(0, 0, 64)
+    """fsdp_dtensor and async_tp: number of layers whose parameters are gathered when a layer's forward pass begins. 0:
+    each gathers its own."""
+    backward_prefetch: int | None = ranged(1, 0, 64)
+    """fsdp_dtensor and async_tp, with reshard_after_forward: the same in the backward pass."""
     batch_size: int = ranged(1, 1, 2**20)
     """Sequences in each data-parallel rank's micro batch."""
     seq_length: int | None = ranged(None, 2, 2**24)
@@ -101,7 +128,9 @@ class Config(TensorParallelConfig):
     DTensor over the tensor-parallel ones; `async_tp`: the same with PyTorch's asynchronous TP; `megatron`:
     Megatron-Core. null: fsdp_dtensor."""
     dp_size: int | None = ranged(None, 1, 1024)
-    """Number of data-parallel ranks; the total is tp_size x dp_size. null: 1."""
+    """Number of data-parallel ranks; the total is tp_size x dp_size. null: `ranks` / tp_size, without `ranks` 1."""
+    ranks: int | None = ranged(None, 1, 2**20)
+    """Number of all ranks, used where dp_size is null: ranks=8 tp_size=2,4,8 are three grids of eight ranks."""
     tp_training: TpTraining = field(default_factory=TpTraining)
 
     reads_of_model: ClassVar[tuple[str, ...]] = (
@@ -109,6 +138,37 @@ class Config(TensorParallelConfig):
         *OF_LANGUAGE_MODELS,
     )
     precision_option: ClassVar[str | None] = "tp_training.dtype"
+
+
+OF_DATA_PARALLEL = {
+    "megatron": ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather", "ddp_bucket_size"),
+    "autotp": ("overlap_comm", "reduce_bucket_size", "allgather_bucket_size"),
+    "fsdp_dtensor": ("reshard_after_forward", "forward_prefetch", "backward_prefetch"),
+    "async_tp": ("reshard_after_forward", "forward_prefetch", "backward_prefetch"),
+}
+"""Options of each implementation's data parallelism. In a completed point they are null at their defaults, and where
+they have no effect, so that it is the point that it was before there was the option."""
+
+
+def dp_size_of(point: Mapping[str, Any]) -> int:
+    """Returns the number of data-parallel ranks of a point as composed or completed. UserError if its ranks don't make
+    a grid."""
+    tp_size, dp_size, ranks = point["tp_size"], point["dp_size"], point.get("ranks")
+    if dp_size is not None or ranks is None:
+        return int(dp_size or 1)
+    if ranks % tp_size:
+        raise UserError(f"ranks={ranks} is not divisible by tp_size={tp_size}; give a multiple.")
+    return int(ranks // tp_size)
+
+
+def data_parallel(training: Mapping[str, Any], impl: str) -> dict[str, Any]:
+    """Returns the options of a point's data parallelism, with their defaults in place of null. Also those of earlier
+    results, which don't have them."""
+    found = {name: training.get(name) for name in OF_DATA_PARALLEL[impl]}
+    found |= {name: getattr(TpTraining(), name) for name, value in found.items() if value is None}
+    if impl == "megatron" and found["overlap_param_gather"] is None:
+        found["overlap_param_gather"] = found["use_distributed_optimizer"] and found["overlap_grad_reduce"]
+    return found
 
 
 TP_TRAINING_ON: dict[str, dict[str, Any]] = {

@@ -37,6 +37,7 @@ from overlap_sweep.backends.symm_mem import operators
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import hugging_face
+from overlap_sweep.workloads.tp_training.config import data_parallel
 from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
 from overlap_sweep.workloads.tp_training.run import Facts, Groups, Implementation, initial_weights, padded_vocab_size
 
@@ -225,12 +226,20 @@ def _compute_as_asked(
 
 def _shard(model: nn.Module, layers: Sequence[nn.Module], training: Mapping[str, Any], groups: Groups) -> None:
     """Shards over the data-parallel ranks; over one, too, since FSDP2 keeps float32 weights and computes in less."""
-    computed = hugging_face.parameter_dtype(training)
+    computed, schedule = hugging_face.parameter_dtype(training), data_parallel(training, "fsdp_dtensor")
     policy = MixedPrecisionPolicy(param_dtype=None if computed == torch.float32 else computed)
-    for layer in layers:
-        # One rank alone would free nothing.
-        fully_shard(layer, mesh=groups.mesh["dp"], mp_policy=policy, reshard_after_forward=groups.dp_size > 1)
-    fully_shard(model, mesh=groups.mesh["dp"], mp_policy=policy, reshard_after_forward=False)
+    # One rank alone would free nothing.
+    reshards = schedule["reshard_after_forward"] and groups.dp_size > 1
+    shard = partial(fully_shard, mesh=groups.mesh["dp"], mp_policy=policy)
+    units: list[Any] = [shard(layer, reshard_after_forward=reshards) for layer in layers]
+    units.append(shard(model, reshard_after_forward=False))
+    forward, backward = schedule["forward_prefetch"], schedule["backward_prefetch"]
+    for index, unit in enumerate(units):
+        unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + forward])
+        if backward != 1:
+            # By itself FSDP2 gathers the one before, unless it is given a list that is not empty. The unit itself is
+            # gathered already.
+            unit.set_modules_to_backward_prefetch(units[max(index - backward, 0) : index][::-1] or [unit])
 
 
 def _fill(model: nn.Module, draw: Callable[[str, Sequence[int]], Tensor], groups: Groups) -> None:

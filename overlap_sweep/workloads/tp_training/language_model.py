@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap.models import read_hf_fields
+from overlap_sweep.overlap import model_forms, models
+from overlap_sweep.overlap.model_forms import Form
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Architecture:
     megatron: bool = False
     """Megatron-Core's model computes what Hugging Face's does, which test_megatron_architectures.py holds it to.
     impl=megatron refuses all others."""
+    form: Form = field(default_factory=Form)
+    """Of another package's: which fields of the config have the sizes."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of its Hugging Face config, where no config.json gives them."""
 
@@ -58,13 +61,22 @@ ARCHITECTURES = {
 
 
 def architecture(model_type: str) -> Architecture:
-    """Returns what is known of a model_type; UserError for an unknown one."""
-    if model_type not in ARCHITECTURES:
+    """Returns what is known of a model_type, from here or from another package; UserError for an unknown one, or if
+    that package is broken."""
+    if model_type in ARCHITECTURES:
+        return ARCHITECTURES[model_type]
+    registered = model_forms.registered_architectures()
+    if model_type not in registered:
+        known = ", ".join(sorted({*ARCHITECTURES, *registered}))
         raise UserError(
-            f"model.architecture={model_type} cannot be trained; choose one of {', '.join(sorted(ARCHITECTURES))}, or "
-            "add it (docs/tp_training.md)."
+            f"model.architecture={model_type} cannot be trained; choose one of {known}, or add it "
+            "(docs/tp_training.md)."
         )
-    return ARCHITECTURES[model_type]
+    found: Architecture = model_forms.load_architecture(model_type)
+    if not isinstance(found, Architecture):
+        value = registered[model_type].value
+        raise UserError(f"model.architecture={model_type}: {value} is no Architecture; fix or uninstall that package.")
+    return found
 
 
 _LONGEST_CONTEXT = 131_072
@@ -74,7 +86,10 @@ _LONGEST_CONTEXT = 131_072
 def language_model(model: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config fields of a point's resolved `model`, which win over those of a config.json. UserError if it
     is not a language model, or cannot be trained."""
-    fields = read_hf_fields(str(model["name"])) if model["source"] == "hf" else _by_sizes(model)
+    if instead := model.get("instead"):
+        has = next(iter(instead.values()))
+        raise UserError(f"model.name={model['name']}: {has}; workload=tp_training trains dense models only.")
+    fields = models.read_hf_fields(str(model["name"])) if model["source"] == "hf" else _by_sizes(model)
     if "rope_parameters" not in fields:
         raise UserError(
             f"model.name={model['name']} has no rotary embedding, which workload=tp_training requires; choose another "

@@ -5,7 +5,7 @@ ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -23,18 +23,26 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from overlap_sweep.backends import transformer_engine
+from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
-from overlap_sweep.workloads.tp_training import overlaps
-from overlap_sweep.workloads.tp_training.language_model import architecture
+from overlap_sweep.overlap import models
+from overlap_sweep.workloads.tp_training import hugging_face, megatron_model, overlaps
+from overlap_sweep.workloads.tp_training.config import data_parallel
+from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, architecture
 from overlap_sweep.workloads.tp_training.run import Facts, Groups, Implementation, initial_weights, padded_vocab_size
+
+Draw = Callable[[str, Sequence[int]], Tensor]
 
 _kept_groups: dict[str, dist.ProcessGroup] = {}
 
 
 class Megatron(Implementation):
-    """An Implementation. Refused if userbuffers don't take the overlap configuration. Collective."""
+    """An Implementation. Refused if userbuffers don't take the overlap configuration, or if another package says that
+    this is its model, but it is not. Collective."""
 
     def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
+        if point["language_model"]["model_type"] not in ARCHITECTURES:
+            _refuse_another_model(point)
         self._point = point
         self._micro_batches = point["tp_training"]["gradient_accumulation_steps"]
         with ExitStack() as stack:
@@ -52,23 +60,16 @@ class Megatron(Implementation):
             self._config = transformer_config(point)
             model = build_model(point, self._config, groups.tp_rank)
             wrapped = model if point["precision"] == "fp32" else Float16Module(self._config, model)
-            several = groups.dp_size > 1
-            # Gradients are accumulated and reduced in the type of the parameters.
-            data_parallel = DistributedDataParallelConfig(
-                grad_reduce_in_fp32=False,
-                use_distributed_optimizer=several,
-                overlap_grad_reduce=several,
-                overlap_param_gather=several,
-            )
-            self._model = DistributedDataParallel(self._config, data_parallel, wrapped)
+            schedule = _schedule(point["tp_training"], groups)
+            self._model = DistributedDataParallel(self._config, schedule, wrapped)
             self._optimizer: MegatronOptimizer = get_megatron_optimizer(
-                _optimizer_config(point, self._config, data_parallel),
+                _optimizer_config(point, self._config, schedule),
                 [self._model],
                 # None would leave norms and biases without weight decay.
                 config_overrides={},
                 use_gloo_process_groups=False,
             )
-            _load(initial_parts(point, ranks, groups.tp_rank), model, self._optimizer)
+            _load(initial_parts(point, initial_weights(point, ranks), groups.tp_rank), model, self._optimizer)
             self._closing = stack.pop_all()
 
     def forward(self, tokens: Tensor, labels: Tensor, last: bool) -> Tensor:
@@ -88,19 +89,49 @@ class Megatron(Implementation):
         return torch.tensor(norm if taken else torch.inf)
 
     def facts(self) -> Facts:
-        data_parallel, overlap = self._model.ddp_config, "off"
+        schedule, overlap = self._model.ddp_config, "off"
         if self._config.tp_comm_overlap:
             overlap = self._point["tp_training"]["tp_comm_overlap_cfg"] or "Transformer Engine's defaults"
         backend = transformer_engine.attention_backend()
         details = {
             "attention_backend": backend,
             "tp_comm_overlap": overlap,
-            "optimizer": "distributed" if data_parallel.use_distributed_optimizer else "not distributed",
+            "optimizer": "distributed" if schedule.use_distributed_optimizer else "not distributed",
+            "overlap_grad_reduce": schedule.overlap_grad_reduce,
+            "overlap_param_gather": schedule.overlap_param_gather,
+            "buckets": sum(len(group.buckets) for group in self._model.bucket_groups),
         }
         return Facts(details, transformer_engine.attention_warnings(backend))
 
     def close(self) -> None:
         self._closing.close()
+
+
+def _refuse_another_model(point: Mapping[str, Any]) -> None:
+    """Raises Refused if Hugging Face's model has other weights than GPTModel, or another config than is known of it.
+    What its class computes otherwise with them does not show here."""
+    fields = point["language_model"]
+    with torch.device("meta"):
+        theirs: Any = hugging_face.whole_model(fields, "sdpa")
+        asked: dict[str, list[int]] = {}
+
+        def draw(name: str, shape: Sequence[int]) -> Tensor:
+            asked[name] = list(shape)
+            return torch.empty(*shape)
+
+        for _ in initial_parts(point, draw, 0):
+            pass
+    reasons = megatron_model.refusals(models.fields_of(theirs.config), point["tp_training"]["seq_length"])
+    if reason := next((reason for refused, reason in reasons if refused), None):
+        raise Refused(reason)
+    has = {name: list(parameter.shape) for name, parameter in theirs.named_parameters()}
+    of, rows = architecture(fields["model_type"]), padded_vocab_size(fields["vocab_size"], point["tp_size"])
+    for name in {f"{of.embedding}.weight", f"{of.output}.weight"} & has.keys():
+        has[name][0] = rows
+    for name in sorted(has.keys() | asked.keys()):
+        if has.get(name) != asked.get(name):
+            shapes = f"{has.get(name, 'missing')} in {fields['model_type']} and {asked.get(name, 'missing')} here"
+            raise Refused(f"impl=megatron has Llama's layers, and {name} is {shapes}; leave megatron=True out")
 
 
 @contextmanager
@@ -135,8 +166,18 @@ def _initialize_userbuffers(point: Mapping[str, Any]) -> Callable[[], None]:
     return userbuffers.destroy
 
 
+def _schedule(training: Mapping[str, Any], groups: Groups) -> DistributedDataParallelConfig:
+    """Returns how data-parallel ranks communicate. Gradients are accumulated and reduced in the type of the
+    parameters."""
+    options = data_parallel(training, "megatron")
+    bucket_size = options.pop("ddp_bucket_size")
+    # One rank alone has nothing to reduce or to gather.
+    used = {name: value and groups.dp_size > 1 for name, value in options.items()}
+    return DistributedDataParallelConfig(grad_reduce_in_fp32=False, bucket_size=bucket_size, **used)
+
+
 def _optimizer_config(
-    point: Mapping[str, Any], config: TransformerConfig, data_parallel: DistributedDataParallelConfig
+    point: Mapping[str, Any], config: TransformerConfig, schedule: DistributedDataParallelConfig
 ) -> OptimizerConfig:
     training = point["tp_training"]
     return OptimizerConfig(
@@ -149,8 +190,8 @@ def _optimizer_config(
         initial_loss_scale=2.0**16,
         loss_scale_window=2000,
         hysteresis=1,
-        use_distributed_optimizer=data_parallel.use_distributed_optimizer,
-        overlap_param_gather=data_parallel.overlap_param_gather,
+        use_distributed_optimizer=schedule.use_distributed_optimizer,
+        overlap_param_gather=schedule.overlap_param_gather,
     )
 
 
@@ -245,9 +286,10 @@ def _leave_padding_out(output_layer: nn.Module, rows: int, tp_rank: int, vocab_s
         output_layer.register_forward_hook(masked)
 
 
-def initial_parts(point: Mapping[str, Any], ranks: Ranks, tp_rank: int) -> Iterator[tuple[str, Tensor]]:
-    """Yields this rank's part of every initial weight, by its name in GPTModel, float32."""
-    model, draw, tp_size = point["language_model"], initial_weights(point, ranks), point["tp_size"]
+def initial_parts(point: Mapping[str, Any], draw: Draw, tp_rank: int) -> Iterator[tuple[str, Tensor]]:
+    """Yields this rank's part of every initial weight, by its name in GPTModel, float32. `draw`: see
+    run.initial_weights."""
+    model, tp_size = point["language_model"], point["tp_size"]
     of = architecture(model["model_type"])
     hidden, ffn, head_dim = model["hidden_size"], model["intermediate_size"], model["head_dim"]
     heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]

@@ -23,7 +23,13 @@ from overlap_sweep.results.measured import (
     options_type,
 )
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.workloads.tp_training.config import DEFAULT_IMPL, IMPLEMENTATIONS, PRECISION_OF, TpTraining
+from overlap_sweep.workloads.tp_training.config import (
+    DEFAULT_IMPL,
+    IMPLEMENTATIONS,
+    PRECISION_OF,
+    TpTraining,
+    dp_size_of,
+)
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _PartUs = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
@@ -144,7 +150,7 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
     def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the config with nulls resolved; a precision left to the device is unknown."""
         impl, precision = config["impl"] or DEFAULT_IMPL, PRECISION_OF.get(config["tp_training"]["dtype"])
-        known = {"impl": impl, "backend": impl, "dp_size": config["dp_size"] or 1, "precision": precision}
+        known = {"impl": impl, "backend": impl, "dp_size": dp_size_of(config), "precision": precision}
         return {**config, **known}
 
     @property

@@ -3,6 +3,7 @@ communication. Also results_{impl}_tp{n}_dp{m}.json of a run, with field names a
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,15 +20,17 @@ from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.points import Point
+from overlap_sweep.results.records import Finalist
 from overlap_sweep.results.traces import TraceReading
 from overlap_sweep.trace import TraceRow
-from overlap_sweep.workloads.tp_training.config import SEQUENCE_PARALLEL, TpTraining
+from overlap_sweep.workloads.tp_training.config import OF_DATA_PARALLEL, SEQUENCE_PARALLEL, TpTraining
 from overlap_sweep.workloads.tp_training.language_model import peak_tflops
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
 _OF_SETTING = (
     *("zero_stage", "attn_impl", "vocab_parallel", "sequence_parallel", "compile", "tp_comm_overlap"),
     *("tp_comm_overlap_cfg", "autocast", "activation_checkpointing"),
+    *dict.fromkeys(name for names in OF_DATA_PARALLEL.values() for name in names),
 )
 """Options that change how a step is computed, not what."""
 
@@ -93,6 +96,8 @@ class TpTrainingRow:
     """Whether it is the fastest on its grid."""
     place: str = ""
     """`fastest`, `tie` or empty, among the settings on its grid."""
+    final: Finalist | None = None
+    """Its times in the end of a search, where the best settings of all were measured side by side."""
 
     @property
     def name(self) -> str:
@@ -115,6 +120,14 @@ class TpTrainingRow:
     @property
     def time_us(self) -> float:
         return self.step.time_us
+
+    @property
+    def decisive(self) -> Estimate:
+        """Returns the time by which it wins: that of the final, for which no setting was chosen by its time."""
+        final = self.final
+        if final is None:
+            return self.step
+        return Estimate(final.time_us, final.noise_us, len(final.points), final.freedom or math.inf)
 
     @cached_property
     def shares(self) -> dict[str, float]:

@@ -185,7 +185,9 @@ def section(sources: Sources) -> Section | None:
         return None
     traces = read_traces(point for point in points if point.status == "ok")
     communication = {directory: step_communication(reading) for directory, reading in traces.items()}
-    analyses = analyse_tp_training(points, {directory: one for directory, one in communication.items() if one})
+    analyses = analyse_tp_training(
+        points, {directory: one for directory, one in communication.items() if one}, sources.records.knobs
+    )
     measured = {row.points[0].directory: row for analysis in analyses for row in analysis.of_points}
     rows = [PointRow(point, sources.reading.root, measured.get(point.directory)) for point in points]
     return Section(

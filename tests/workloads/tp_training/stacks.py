@@ -127,6 +127,11 @@ CLIPPED, NOT_CLIPPED = "max_grad_norm=0.3", "max_grad_norm=0"
 """0.3 is less than the norm at each step."""
 ACCUMULATED, CHECKPOINTED, COMPILED = "gradient_accumulation_steps=2", "activation_checkpointing=true", "compile=true"
 IN_SEQUENCE, WHOLE_VOCABULARY = "sequence_parallel=true", "vocab_parallel=false"
+BUCKETS = "ddp_bucket_size=20000"
+"""Megatron-Core's; the model has several of them."""
+SMALL_BUCKETS = "overlap_comm=true", "reduce_bucket_size=20000", "allgather_bucket_size=20000"
+"""DeepSpeed's."""
+DISTRIBUTED = "use_distributed_optimizer"
 
 
 class Case(NamedTuple):
@@ -176,6 +181,14 @@ OF_ONE_STACK = [
     Case("fsdp_dtensor", "tp2", "eager", ("attn_impl=eager", IN_SEQUENCE)),
     Case("fsdp_dtensor", "tp2", "compiled, in sequence", (COMPILED, IN_SEQUENCE, CHECKPOINTED)),
     Case("fsdp_dtensor", "dp2", "compiled", (COMPILED,)),
+    Case("autotp", "dp2", "zero1, overlapped", (CLIPPED, ACCUMULATED, *SMALL_BUCKETS)),
+    Case("autotp", "dp2", "zero2, overlapped", ("zero_stage=2", NOT_CLIPPED, ACCUMULATED, *SMALL_BUCKETS)),
+    Case("fsdp_dtensor", "dp2", "kept", ("reshard_after_forward=false", "forward_prefetch=2", ACCUMULATED)),
+    Case("fsdp_dtensor", "dp2", "prefetched", ("model.num_layers=3", "forward_prefetch=1", "backward_prefetch=2")),
+    Case("fsdp_dtensor", "dp2", "not prefetched", ("model.num_layers=3", "backward_prefetch=0", CHECKPOINTED)),
+    Case("megatron", "dp2", "all-reduced", (f"{DISTRIBUTED}=false", BUCKETS, CLIPPED, ACCUMULATED)),
+    Case("megatron", "dp2", "reduced at the end", ("overlap_grad_reduce=false", BUCKETS, NOT_CLIPPED, ACCUMULATED)),
+    Case("megatron", "dp2", "gathered at once", ("overlap_param_gather=false", BUCKETS, CLIPPED, TIED)),
     Case("megatron", "tp2", "rank of padding", ("model.vocab_size=9",)),
     Case("megatron", "tp2", "wide heads", ("model.head_dim=32", "model.num_kv_heads=4")),
 ]

@@ -15,6 +15,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.group_config import GroupConfig
 from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training import hugging_face
+from overlap_sweep.workloads.tp_training.config import OF_DATA_PARALLEL, data_parallel
 from overlap_sweep.workloads.tp_training.language_model import flops_per_token, parameters
 from tests.sweeps import ROOT
 from tests.workloads.fsdp.points import composed, tp_point
@@ -32,6 +33,14 @@ def test_a_point_says_all_that_is_trained() -> None:
     assert fields["rope_parameters"] == {"rope_type": "default", "rope_theta": 1_000_000.0}
 
 
+def test_all_ranks_are_given_instead_of_the_data_parallel_ones() -> None:
+    assert tp_point("ranks=4", "tp_size=2") == tp_point("tp_size=2", "dp_size=2")
+    with pytest.raises(UserError, match=r"^ranks=4 is not divisible by tp_size=3; give a multiple\.$"):
+        tp_point("ranks=4", "tp_size=3")
+    # An experiment's ranks are no obstacle.
+    assert tp_point("ranks=4", "tp_size=2", "dp_size=1") == tp_point("tp_size=2", "dp_size=1")
+
+
 def test_options_of_other_implementations_make_no_other_point() -> None:
     plain = tp_point("impl=fsdp_dtensor")
     assert tp_point("impl=fsdp_dtensor", "tp_training.zero_stage=2", "tp_training.tp_comm_overlap=false") == plain
@@ -41,6 +50,56 @@ def test_options_of_other_implementations_make_no_other_point() -> None:
     nulls = ("tp_training.zero_stage=null", "tp_training.attn_impl=null", "tp_training.tp_comm_overlap=null")
     for impl in ("autotp", "megatron"):
         assert tp_point(f"impl={impl}", *nulls) == tp_point(f"impl={impl}")
+
+
+@pytest.mark.parametrize(
+    ("impl", "given", "kept"),
+    [
+        ("megatron", "overlap_grad_reduce=true", {}),
+        ("megatron", "overlap_param_gather=true", {}),
+        ("megatron", "overlap_comm=true", {}),
+        ("megatron", "use_distributed_optimizer=false", {"use_distributed_optimizer": False}),
+        ("megatron", "overlap_param_gather=false", {"overlap_param_gather": False}),
+        ("megatron", "ddp_bucket_size=1000", {"ddp_bucket_size": 1000}),
+        ("autotp", "overlap_comm=false", {}),
+        ("autotp", "overlap_comm=true", {"overlap_comm": True}),
+        ("autotp", "reduce_bucket_size=null", {}),
+        ("fsdp_dtensor", "backward_prefetch=1", {}),
+        ("async_tp", "forward_prefetch=2", {"forward_prefetch": 2}),
+    ],
+)
+def test_data_parallelism_is_part_of_a_point_where_it_changes_what_is_run(
+    impl: str, given: str, kept: dict[str, Any]
+) -> None:
+    """Otherwise it is the point that it was before there was the option."""
+    plain, changed = (
+        tp_point(f"impl={impl}", "dp_size=2", *more)["tp_training"] for more in ((), (f"tp_training.{given}",))
+    )
+    names = {name for names in OF_DATA_PARALLEL.values() for name in names}
+    assert all(plain[name] is None for name in names)
+    assert {name: value for name, value in changed.items() if value != plain[name]} == kept
+    alone = tp_point(f"impl={impl}", f"tp_training.{given}")["tp_training"]
+    assert all(alone[name] is None for name in names)
+
+
+def test_what_another_option_switches_off_changes_nothing() -> None:
+    def same(impl: str, first: str, second: str) -> bool:
+        points = [tp_point(f"impl={impl}", "dp_size=2", *given) for given in ((first,), (first, second))]
+        return points[0] == points[1]
+
+    of = "tp_training."
+    assert same("autotp", f"{of}zero_stage=0", f"{of}overlap_comm=true")
+    assert same("megatron", f"{of}overlap_grad_reduce=false", f"{of}ddp_bucket_size=1000")
+    assert same("megatron", f"{of}use_distributed_optimizer=false", f"{of}overlap_param_gather=false")
+    assert same("fsdp_dtensor", f"{of}reshard_after_forward=false", f"{of}backward_prefetch=2")
+
+
+@pytest.mark.parametrize("name", ["use_distributed_optimizer", "overlap_grad_reduce"])
+def test_megatron_gathers_parameters_ahead_only_of_a_distributed_optimizer_that_overlaps(name: str) -> None:
+    off = ("impl=megatron", "dp_size=2", f"tp_training.{name}=false")
+    assert not data_parallel(tp_point(*off)["tp_training"], "megatron")["overlap_param_gather"]
+    reason = f"tp_training.overlap_param_gather=true requires tp_training.{name}=true; leave one of them out"
+    assert tp_training.refusal(tp_point(*off, "tp_training.overlap_param_gather=true")) == reason
 
 
 @pytest.mark.parametrize(

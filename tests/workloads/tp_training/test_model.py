@@ -179,6 +179,13 @@ ROPE = {"rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0}
         ("mistral", {"sliding_window": 16}, NO_GPU),
         ("qwen3", {"sliding_window": 8, "use_sliding_window": False}, NO_GPU),
         ("qwen3", {"sliding_window": 8, "use_sliding_window": True}, "sliding_window=8"),
+        ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "layer_types=linear_attention"),
+        ("llama", {"rope_parameters": {**ROPE, "rope_type": "default"}}, "factor=8.0"),
+        ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ("llama", {"num_local_experts": 8}, "does not compute num_local_experts=8"),
+        ("llama", {"kv_lora_rank": 512}, "does not compute kv_lora_rank=512"),
+        ("llama", {"use_parallel_residual": True}, "does not compute use_parallel_residual=True"),
+        ("llama", {"use_qk_norm": False, "final_logit_softcapping": None}, NO_GPU),
     ],
 )
 def test_megatron_refuses_what_it_would_compute_differently(

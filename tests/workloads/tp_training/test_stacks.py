@@ -80,11 +80,68 @@ def test_async_tp_fuses_what_can_be_fused(case: Case) -> None:
 
 
 def test_megatron_says_what_was_run() -> None:
-    alone, replicated = (
-        trained("megatron", 2)[0][f"megatron, {mesh}, in sequence, accumulated"].details for mesh in ("tp2", "dp2")
+    found = trained("megatron", 2)[0]
+    alone, replicated = (found[f"megatron, {mesh}, in sequence, accumulated"].details for mesh in ("tp2", "dp2"))
+    reduced, late, at_once = (
+        found[f"megatron, dp2, {name}"].details for name in ("all-reduced", "reduced at the end", "gathered at once")
     )
     assert alone["tp_comm_overlap"] == replicated["tp_comm_overlap"] == "off"
-    assert (alone["optimizer"], replicated["optimizer"]) == ("not distributed", "distributed")
+    said = ("optimizer", "overlap_grad_reduce", "overlap_param_gather")
+    assert [alone[name] for name in said] == ["not distributed", False, False]
+    assert [replicated[name] for name in said] == ["distributed", True, True]
+    assert [reduced[name] for name in said] == ["not distributed", True, False]
+    assert [late[name] for name in said] == ["distributed", False, False]
+    assert [at_once[name] for name in said] == ["distributed", True, False]
+    # Buckets are for what is reduced during the backward.
+    assert alone["buckets"] == replicated["buckets"] == late["buckets"] == 1
+    assert min(reduced["buckets"], at_once["buckets"]) > 2
+
+
+def _schedule(ranks: Ranks, points: list[dict[str, Any]]) -> list[Any]:
+    """What each point's library was told of its data parallelism: DeepSpeed's optimizer of overlap and buckets; FSDP2
+    by layer of resharding and of how many it gathers ahead in forward and backward."""
+    found: list[Any] = []
+    for point in points:
+        make_do(point["impl"], ranks)
+        built: Any = run.load(point["impl"])(point, ranks, groups_of(ranks, point["tp_size"], point["dp_size"]))
+        if point["impl"] == "autotp":
+            theirs = built._engine.optimizer
+            found.append((theirs.overlap_comm, theirs.reduce_bucket_size, theirs.allgather_bucket_size))
+        else:
+            states = [layer._get_fsdp_state() for layer in built._model.model.layers]
+            ahead = [
+                (len(state._states_to_forward_prefetch), len(state._states_to_backward_prefetch)) for state in states
+            ]
+            reshards = {state._fsdp_param_group.post_forward_mesh_info is not None for state in states}
+            found.append((ahead, reshards))
+        built.close()
+    return found
+
+
+def test_libraries_are_told_how_data_parallel_ranks_communicate() -> None:
+    def scheduled(impl: str, *given: tuple[str, ...]) -> list[Any]:
+        same = (f"impl={impl}", *MESHES["dp2"], "model.num_layers=3")
+        points = [tp_point(*same, *(f"tp_training.{option}" for option in options)) for options in given]
+        first, second = run_ranks(2, _schedule, points, keep=impl)
+        assert first == second
+        return first
+
+    assert scheduled("autotp", (), ("overlap_comm=true", "reduce_bucket_size=100", "allgather_bucket_size=200")) == [
+        (False, 500_000_000, 500_000_000),
+        (True, 100, 200),
+    ]
+    kept, ahead, off = (
+        ("reshard_after_forward=false",),
+        ("forward_prefetch=2", "backward_prefetch=2"),
+        ("backward_prefetch=0",),
+    )
+    # After the last layer there is the root. A list with the layer itself replaces FSDP2's own prefetching.
+    assert scheduled("fsdp_dtensor", (), kept, ahead, off) == [
+        ([(0, 0)] * 3, {True}),
+        ([(0, 0)] * 3, {False}),
+        ([(2, 1), (2, 1), (1, 2)], {True}),
+        ([(0, 1)] * 3, {True}),
+    ]
 
 
 GRANITE = Architecture(more={"embedding_multiplier": 3.0, "logits_scaling": 0.5})

@@ -94,6 +94,43 @@ def test_async_tp_fuses(name: str) -> None:
         assert of_rank[name].warnings == []
 
 
+SCHEDULES = {
+    "fsdp_dtensor": (
+        ("tp_training.reshard_after_forward=false", "tp_training.forward_prefetch=1"),
+        ("tp_training.forward_prefetch=2", "tp_training.backward_prefetch=2"),
+        ("tp_training.backward_prefetch=0",),
+    ),
+    "autotp": (
+        ("tp_training.overlap_comm=true", "tp_training.reduce_bucket_size=100000"),
+        ("tp_training.overlap_comm=true", "tp_training.zero_stage=2", "tp_training.allgather_bucket_size=100000"),
+    ),
+    "megatron": (
+        ("tp_training.use_distributed_optimizer=false", "tp_training.ddp_bucket_size=100000"),
+        ("tp_training.overlap_grad_reduce=false",),
+        ("tp_training.overlap_param_gather=false", "tp_training.ddp_bucket_size=100000"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        "fsdp_dtensor",
+        pytest.param("autotp", marks=needs_deepspeed),
+        pytest.param("megatron", marks=needs_megatron),
+    ],
+)
+def test_no_schedule_of_data_parallelism_changes_what_is_trained(stack: str) -> None:
+    """On streams of their own, which a CPU doesn't have."""
+    plain = (*SMALL, f"impl={stack}", "tp_size=1", "dp_size=2", "tp_training.gradient_accumulation_steps=2")
+    points = {str(own): tp_point(*plain, "tp_training.dtype=bfloat16", *own) for own in ((), *SCHEDULES[stack])}
+    for of_rank in run_ranks(2, train_points, points, device="cuda"):
+        usual = of_rank.pop("()")
+        for name, found in of_rank.items():
+            assert found.losses == pytest.approx(usual.losses, rel=2e-3), name
+            assert found.norms == pytest.approx(usual.norms, rel=2e-2), name
+
+
 AUTOTP = {
     **{
         f"{dtype} zero{stage}": (f"tp_training.dtype={dtype}", f"tp_training.zero_stage={stage}")

@@ -1,0 +1,144 @@
+"""The end of searches that compete with each other: the best settings of each are measured again in turns.
+
+A search's own times don't compare with those of another one, which was measured at another time, and its best setting
+was chosen for its time. So what wins is decided by new points alone, with the noise between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from overlap_sweep import workloads
+from overlap_sweep.results import verdict
+from overlap_sweep.results.estimate import Estimate, estimate
+from overlap_sweep.results.records import Finalist, KnobFinal
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.search import Setting
+from overlap_sweep.search.knob_trail import KnobTrail
+from overlap_sweep.workloads import Searchable
+
+if TYPE_CHECKING:
+    from overlap_sweep.search.knob_sweeper import KnobSpace, Searching
+
+OF_EACH = 2
+"""Settings of each search: the best, and the one that was fastest among the others."""
+
+
+@dataclass
+class Entry:
+    """One setting in the end of its search, with its `ok` results."""
+
+    searching: Searching
+    setting: Setting
+    results: list[Result] = field(default_factory=list)
+
+
+def contests(spaces: Sequence[KnobSpace]) -> list[list[KnobSpace]]:
+    """Returns the spaces that compete, by what they compete for; none that is alone."""
+    groups: dict[str, list[KnobSpace]] = {}
+    for space in spaces:
+        point = space.point()
+        found = workloads.of(point).searchable
+        if found and found.rivals:
+            groups.setdefault(found.rivals(point), []).append(space)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def finalists(trail: KnobTrail) -> list[Setting]:
+    """Returns the best setting and the runner-up; none without a measured baseline."""
+    if trail.baseline not in trail.found.of:
+        return []
+    others = sorted((s for s in trail.found.of if s != trail.best), key=trail.found.time_us)
+    return [trail.best, *others][:OF_EACH]
+
+
+def hold(searches: Sequence[Searching], rounds: int) -> KnobFinal:
+    """Measures the finalists of the searches in rounds, whose order alternates."""
+    entries = [Entry(searching, setting) for searching in searches for setting in finalists(searching.trail)]
+    failed = {one.space.label: one.found.dropped or "no answer" for one in searches if not finalists(one.trail)}
+    held, stopped = 0, ""
+    for turn in range(rounds if len(searches) - len(failed) > 1 else 0):
+        for searching in searches if turn % 2 == 0 else reversed(searches):
+            own = [entry for entry in entries if entry.searching is searching]
+            results = searching.results([entry.setting for entry in own])
+            stopped = stopped or (searching.why_spent if len(results) < len(own) else "")
+            for entry, result in zip(own, results, strict=False):
+                if result.status == "ok":
+                    entry.results.append(result)
+                else:
+                    failed[searching.space.label] = result.reason
+        if stopped:
+            break
+        held += 1
+    measured = [entry for entry in entries if entry.results]
+    compared = {entry.searching.space.label for entry in measured}
+    return KnobFinal(
+        rounds=held,
+        finalists=_judged(measured),
+        work_of=_work_of(measured),
+        left_out={label: reason for label, reason in failed.items() if label not in compared},
+        stopped=stopped,
+    )
+
+
+def _searchable(entry: Entry) -> Searchable:
+    found = workloads.of(entry.results[0].point).searchable
+    assert found
+    return found
+
+
+def _work_of(entries: Sequence[Entry]) -> str:
+    amounts = {_searchable(entry).sample(entry.results[0]).amount for entry in entries}
+    return entries[0].searching.space.label if len(amounts) > 1 else ""
+
+
+def _judged(entries: Sequence[Entry]) -> list[Finalist]:
+    """Returns the entries from fast to slow. What deviates from most others is neither the fastest nor a tie."""
+    if not entries:
+        return []
+    first, of = entries[0].results[0], _searchable(entries[0])
+    deviating = [_deviation(entry, entries, of) for entry in entries]
+    estimates = _estimates([entry.results for entry in entries], of, of.sample(first).amount)
+    order = sorted(range(len(entries)), key=lambda index: estimates[index].time_us)
+    sound = [index for index in order if not deviating[index]]
+    pairs = max(len(sound) * (len(sound) - 1) // 2, 1)
+    ties = [i for i in sound if i == sound[0] or not estimates[i].differs_from(estimates[sound[0]], pairs)]
+    place: Literal["fastest", "tie"] = "tie" if len(ties) > 1 else "fastest"
+    return [
+        Finalist(
+            label=entries[index].searching.space.label,
+            overrides=entries[index].searching.space.typed,
+            changed=entries[index].searching.trail.overrides(entries[index].setting),
+            time_us=estimates[index].time_us,
+            noise_us=estimates[index].noise_us,
+            freedom=estimates[index].freedom if math.isfinite(estimates[index].freedom) else None,
+            points=[result.name for result in entries[index].results],
+            place=place if index in ties else "",
+            deviation=deviating[index],
+        )
+        for index in order
+    ]
+
+
+def _estimates(repeated: Sequence[Sequence[Result]], of: Searchable, amount: float) -> list[Estimate]:
+    """Returns the time of each setting for `amount` of work, with the noise between its points."""
+    samples = [[of.sample(result) for result in results] for results in repeated]
+    times = [[sample.scaled(amount / sample.amount).times_us for sample in own] for own in samples]
+    bound = [any(result.launch_bound for result in results) for results in repeated]
+    device = repeated[0][0].point["runtime"]["device"]
+    settings = [([estimate(one) for one in own], limited) for own, limited in zip(times, bound, strict=True)]
+    between = verdict.scatters_of_steps(settings, device)
+    return [between[limited].added_to(estimate(*own), len(own)) for own, limited in zip(times, bound, strict=True)]
+
+
+def _deviation(entry: Entry, entries: Sequence[Entry], of: Searchable) -> str:
+    """Returns how the entry differs from those of most other searches; empty if it doesn't."""
+    others: Mapping[str, Result] = {
+        other.searching.space.label: other.results[0] for other in entries if other.searching is not entry.searching
+    }
+    found = {label: said for label, result in others.items() if (said := of.deviation(entry.results[0], result))}
+    label, said = next(iter(found.items()), ("", ""))
+    return f"{said} ({label})" if 2 * len(found) > len(others) else ""
