@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -88,6 +90,16 @@ def test_every_variant_computes_what_none_does(tmp_path: Path, kind: str, micro_
     assert moved["micro_batches"] == moved["none"] > 0
     # With tensor parallelism their input is gathered once, while the linear operator gathers it again in its backward.
     assert (moved["shared_experts"] == moved["none"]) == (tp_size == 1)
+
+    # On a CPU a thread moves the tokens of one micro batch while the other is computed.
+    for name, in_one in {"none": True, "micro_batches": False}.items():
+        moving, computing = (threads(tmp_path / trace_file(0, name), of) for of in ("_AllToAll", "aten::mm"))
+        assert bool(moving & computing) == in_one
+
+
+def threads(trace: Path, operator: str) -> set[int]:
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    return {event["tid"] for event in events if event.get("cat") == "cpu_op" and event["name"] == operator}
 
 
 def communications(trace: Path) -> int:
