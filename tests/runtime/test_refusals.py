@@ -40,7 +40,7 @@ def test_configurations_share_nothing_although_hydra_does_not_copy_what_is_regis
         (("tp_size=9",), "tp_size=9 is out of range; give a value from 1 to 8"),
         (("+num_smm=8",), "Unknown option num_smm. Did you mean num_sm?"),
         (("+workload.repeat=8",), "Unknown option workload.repeat. Did you mean workload.repeats?"),
-        (("workload=tp_training", "+tp_training.overlap_comm=true"), "Unknown option tp_training.overlap_comm"),
+        (("workload=tp_training", "+tp_training.overlapping=true"), "Unknown option tp_training.overlapping"),
         (("num_sm=0",), "num_sm=0 is out of range"),
         (("num_sm=1.5",), "could not be converted to Integer"),
         (("tp_size=true",), "Value 'True' of type 'bool' could not be converted to Integer"),

@@ -212,8 +212,13 @@ def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
 def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
     """Returns the requirements on the workers. Stacks never share processes, since they patch each other's libraries,
     and their memory is compared."""
+    return Workers(max_connections=_queues(point), company=point["impl"])
+
+
+def _queues(point: Mapping[str, Any]) -> int:
+    """Returns the default of `runtime.max_connections`."""
     # With eight queues, NCCL's kernels wait for a GEMM that has taken all SMs: a ring exchange took 22 % longer.
-    return Workers(max_connections=1 if point["impl"] == "megatron" else 8, company=point["impl"])
+    return 1 if point["impl"] == "megatron" else 8
 
 
 def _sample(result: Result) -> Sample:
@@ -231,7 +236,9 @@ def _deviation(result: Result, reference: Result) -> str:
 
 def _same_point(point: Mapping[str, Any]) -> str:
     training = {name: value for name, value in point["tp_training"].items() if name not in _REPORTED}
-    return key_of(point_identity({**point, "tp_training": {**training, "tp_comm_overlap": overlaps(point)}}))
+    training["tp_comm_overlap"] = overlaps(point)
+    runtime = {**point["runtime"], "max_connections": point["runtime"]["max_connections"] or _queues(point)}
+    return key_of(point_identity({**point, "tp_training": training, "runtime": runtime}))
 
 
 def _rivals(point: Mapping[str, Any]) -> str:
@@ -262,7 +269,7 @@ WORKLOAD = Workload(
     named={"tp_size", "impl", "dp_size", "ranks", "tp_training.output_dir"},
     world_size=lambda point: int(point["tp_size"] * dp_size_of(point)),
     fewer_gpus=lambda point: (
-        f"tp_size={point['tp_size']} x dp_size={point['dp_size']}",
+        f"tp_size={point['tp_size']} x dp_size={dp_size_of(point)}",
         "sizes whose product is smaller",
     ),
     on_one_node=tp_groups_on_nodes,
