@@ -19,7 +19,7 @@ BY_TORCH = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Our names of the data types, by torch's. Each option uses one of the two and accepts the other."""
 TORCHS = {ours: torchs for torchs, ours in BY_TORCH.items()}
 
-PRECISIONS = ("fp32", "fp16", "bf16", "fp8_delayed", "fp8_current")
+PRECISIONS = ("fp32", "fp16", "bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8", "nvfp4")
 
 MOST_SMS = 512
 """More streaming multiprocessors than any GPU has; a worker checks against the real number."""
@@ -108,6 +108,10 @@ OF_LANGUAGE_MODELS = (
 )
 
 
+INSTRUMENTS = ("debug", "nvtx", "nsys")
+"""Options of `runtime` that look into a point at the cost of its times."""
+
+
 @dataclass
 class Runtime:
     """How the worker processes run."""
@@ -141,6 +145,23 @@ class Runtime:
     bootstrap_backend: str = one_of("gloo", "gloo", "nccl", "mpi")
     """Backend that exchanges the handles of the userbuffers. On two H200s gloo takes 10 ms; NCCL takes 180 ms at first
     and keeps 0.5 GB."""
+    ub_timeout_s: int | None = ranged(None, 1, 86400)
+    """UB_TIMEOUT of the workers, in whole seconds: a kernel of userbuffers that has waited so long for another rank
+    prints what it waits for and goes on with wrong numbers. null: as your environment has it, else Transformer Engine's
+    110."""
+    debug: bool = False
+    """For a point that hangs or computes garbage: every rank prints into worker.log what it builds, every pass, and
+    shapes and norms at the check, and NCCL, Transformer Engine and its userbuffers print, too. Each pass is waited for,
+    so the point is left out of comparisons (see debugging.md)."""
+    nvtx: bool = False
+    """Name every pass of every variant by an NVTX range, and let Transformer Engine name its own (NVTE_NVTX_ENABLED).
+    That costs host time, so the point is left out of comparisons. For GPUs."""
+    nsys: bool = False
+    """Run the workers under NVIDIA's `nsys profile`, with a report for each node in the run directory, and nvtx=true.
+    On GPUs it records the profiled passes, which torch.profiler then does not. The point is left out of
+    comparisons."""
+    nsys_args: str = "--trace=cuda,nvtx --sample=none --cpuctxsw=none"
+    """Command-line options of `nsys profile` that select what it records."""
 
 
 @dataclass
@@ -161,6 +182,12 @@ class Search:
     """Smallest possible gain for which another point is measured, as a fraction of the fastest time."""
     repeats: int = ranged(3, 1, 100)
     """How often settings are measured whose times differ by less than the noise."""
+    noise_goal: float | None = ranged(0.01, 0.0, 1.0)
+    """workload.noise_goal of a search's points of operators: their repeats end early once the noise is below this
+    fraction. null: never."""
+    retry_wrong: bool = False
+    """Measure also what is known to compute wrong numbers with the installed libraries, or did so before on an equal
+    machine."""
 
 
 @dataclass
@@ -173,6 +200,9 @@ class Tuner:
     """Number of combinations of settings to try on the whole layer before the proof. 0: none."""
     within: float = ranged(0.03, 0.0, 1.0)
     """A setting is tried in a combination if it is slower than the best of its pass by at most this fraction."""
+    noise_goal: float | None = ranged(0.003, 0.0, 1.0)
+    """workload.noise_goal of the proof: its rounds end early once the noise of each ratio to no overlap is below this
+    fraction. null: never."""
     prove: bool = True
     """Run the whole layer with no overlap, the default, the tuned settings and the presets, side by side."""
     drop_tp_sizes: bool = True
@@ -198,8 +228,9 @@ class PointConfig:
     backend: str = "auto"
     """Library that overlaps. `auto`: transformer_engine if it is installed and there is a GPU, else torch."""
     precision: str | None = one_of(None, *PRECISIONS, also=BY_TORCH)
-    """Data type of computation and communication. null: bf16 on a GPU, fp32 on a CPU. fp8_delayed and fp8_current are
-    Transformer Engine's recipes. torch's names, such as bfloat16, are accepted too."""
+    """Data type of computation and communication. null: bf16 on a GPU, fp32 on a CPU. From fp8_delayed on they are
+    Transformer Engine's recipes: DelayedScaling, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling and
+    NVFP4BlockScaling. torch's names, such as bfloat16, are accepted too."""
     profile: str = one_of("all", "all", "best", "none")
     """Points to profile after timing. `best`: those within 1 % of the fastest of their operator so far, and the final
     choice of a search."""

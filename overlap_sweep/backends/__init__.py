@@ -10,7 +10,7 @@ others are also called without torch and without a GPU.
     Returns the values of knobs that the user left null.
 
 `knobs(point) -> Collection[str]`
-    Returns the knobs that it supports on the point's device.
+    Returns the knobs that it supports on the point's device, with the point's library.
 
 `has_default(point) -> bool`
     Returns whether the library has a default overlap to compare with.
@@ -29,6 +29,9 @@ others are also called without torch and without a GPU.
     Frees its buffers before the process group ends. Collective.
 
 It may have `MAX_CONNECTIONS`: the CUDA_DEVICE_MAX_CONNECTIONS that training with it uses, if that is not 1.
+
+It may have `known_wrong(point, slot, setting, environment) -> str | None`: returns why the version of the library in
+the recorded environment computes wrong numbers with the slot's setting, or None. Searches leave such settings out.
 
 Backends in `LAYERS` also have whole layers:
 
@@ -96,6 +99,8 @@ BACKENDS = {
     "megatron": "overlap_sweep.backends.transformer_engine",
     "symm_mem": "overlap_sweep.backends.symm_mem",
 }
+"""Modules by name. Megatron-Core's linear operators overlap by Transformer Engine's userbuffers; its layers with
+experts, which are no backend's, are in `overlap_sweep.backends.megatron`."""
 LAYERS = ("torch", "transformer_engine", "symm_mem")
 KERNELS = {
     "torch": "overlap_sweep.backends.torch.kernels",
@@ -194,6 +199,25 @@ def lacks_precision(point: Mapping[str, Any], precisions: Sequence[str]) -> str 
     if point["precision"] in precisions:
         return None
     return f"backend={point['backend']} has no precision={point['precision']}; it has {', '.join(precisions)}"
+
+
+def lacks_cublasmp(point: Mapping[str, Any]) -> str | None:
+    """Returns why a backend without cuBLASMp cannot run the point, or None."""
+    if not uses_cublasmp(point):
+        return None
+    return f"backend={point['backend']} has no with_cublasmp; use backend=transformer_engine"
+
+
+def uses_cublasmp(point: Mapping[str, Any]) -> bool:
+    """Returns whether the point overlaps by cuBLASMp; points of earlier versions don't have the option."""
+    return bool(point.get("with_cublasmp"))
+
+
+def default_knobs(point: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Returns the values of knobs that the user left null, of those that the point's backend supports."""
+    backend = load(point["backend"])
+    supported = backend.knobs(point)
+    return {knob: value for knob, value in backend.default_knobs(method).items() if knob in supported}
 
 
 def kernels_provider(name: str) -> str | None:

@@ -68,8 +68,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="[LABEL=]PATH...",
-            help="Two or more directories with results or with telemetry of training runs (rank_<r>_metrics.jsonl), "
-            "or trace files, or directories with traces only.",
+            help="Two or more directories with results or with telemetry of training runs (rank_<r>_metrics.jsonl, "
+            "also AORTA's), or trace files, or directories with traces only.",
         ),
     ],
     reference: Annotated[

@@ -60,7 +60,9 @@ TraceCommand = with_columns(_tables)
 def trace(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE|DIR", help="Kineto traces, .json or .json.gz, or where to look for them."),
+        typer.Argument(
+            metavar="FILE|DIR", help="Kineto traces or rocprofv3's JSON, .json or .json.gz, or where to look for them."
+        ),
     ],
     by: Annotated[
         Grouping, typer.Option(help="One row per phase, per run and phase (rank), or per part of a phase.")
@@ -79,7 +81,8 @@ def trace(
     a directory are read. The table shows iterations, then medians, then the slowest and fastest rank of each run;
     tables of parts show medians only. First iterations that are clearly slower than the others are marked `startup` and
     left out of medians. --by rank prints one row per run with at least two ranks and phase: the slowest and fastest
-    rank by their medians, the skew_us between them, and the missing ranks.
+    rank by their medians, the skew_us between them, and the missing ranks. A file of rocprofv3 is one iteration without
+    fwd and bwd.
 
     Phases: fwd; bwd; recompute, the part of bwd in which checkpointed layers run forward again; all, the whole
     iteration with the optimizer.

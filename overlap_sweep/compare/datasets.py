@@ -16,7 +16,7 @@ from overlap_sweep.results.points import Case, Point, PointStatus, read_points
 from overlap_sweep.results.records import read_records
 
 COMPARED_FIRST = ("backend", "device")
-COMPARED_IF_NOTHING_MATCHES = ("model", "tokens", "precision", "tp_size", "nodes", "setting")
+COMPARED_IF_NOTHING_MATCHES = ("model", "tokens", "precision", "tp_size", "nodes", "process_wide", "setting")
 
 _IN_ERRORS = ("operator", "tp_size", "model", "tokens", "precision", "setting", "backend")
 

@@ -39,6 +39,7 @@ _KEY: tuple[Column[Key], ...] = (
     attribute("precision", kind="text", header="precision", differing=True),
     attribute("backend", kind="text", header="backend", differing=True),
     attribute("device", kind="text", header="device", differing=True),
+    Column("process_wide", lambda key: key.process_wide or None, kind="text", header="process", differing=True),
     attribute("tp_size", kind="count", header="TP"),
     attribute("operator", kind="text", header="operator"),
     attribute("pass", read="pass_name", kind="text", header="pass"),

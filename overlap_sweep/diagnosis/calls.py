@@ -14,7 +14,7 @@ from overlap_sweep.diagnosis import Pass
 from overlap_sweep.diagnosis.collectives import Group, collective_of, group_of, sizes_of_host
 from overlap_sweep.diagnosis.places import Places
 from overlap_sweep.trace.activity import BWD, COMM, FWD, NEITHER, RECOMPUTE, WAIT, Activity
-from overlap_sweep.trace.kineto import NO_CORRELATION, Detail, Trace
+from overlap_sweep.trace.columns import NO_CORRELATION, Detail, Trace
 
 NEVER = -1
 """Launch of an event whose launch the trace does not have."""

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from overlap_sweep.trace.columns import MOST_ELEMENTS, Detail
 from overlap_sweep.trace.document import MOST_RANKS, ProcessGroup
-from overlap_sweep.trace.kineto import MOST_ELEMENTS, Detail
 
 _C10D = "c10d::"
 

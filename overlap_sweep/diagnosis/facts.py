@@ -25,8 +25,8 @@ from overlap_sweep.trace.activity import (
     activity_of,
     launches_of,
 )
+from overlap_sweep.trace.columns import Trace
 from overlap_sweep.trace.intervals import Intervals, merge, places_by_value
-from overlap_sweep.trace.kineto import Trace
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from overlap_sweep.diagnosis import (
 from overlap_sweep.diagnosis.advice import advice_for
 from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.basis import Basis
+from overlap_sweep.diagnosis.calls import NEVER
 from overlap_sweep.diagnosis.causes import Loss, losses_of
 from overlap_sweep.diagnosis.contention import hidden_ns, slowed_by_call, slowed_gemms
 from overlap_sweep.diagnosis.evidence import evidence_of, try_of
@@ -252,4 +253,6 @@ def _notes(facts: Sequence[RankFacts], findings: Sequence[Finding]) -> list[str]
         )
     if facts[0].on_device and any(finding.cause == "host_bound" for finding in findings):
         notes.append(RECORDING_SLOWS)
+    if facts[0].on_device and all(np.all(own.work.launch_ns == NEVER) for own in facts):
+        notes.append("The trace has no launches: whether the host was too late is unknown, and counts as dependency.")
     return notes

@@ -10,8 +10,9 @@ from dataclasses import fields
 import numpy as np
 from numpy.typing import NDArray
 
+from overlap_sweep.trace.columns import Events, Trace
 from overlap_sweep.trace.intervals import places_by_value
-from overlap_sweep.trace.kineto import MODULE, Events, Trace
+from overlap_sweep.trace.kineto import MODULE
 
 _NO_PLACE = re.compile(r"ProfilerStep#|(nccl|gloo|mpi|ucc|rccl|xccl):|## |PyTorch Profiler|Optimizer\.zero_grad")
 _BACKWARD = "autograd::engine::evaluate_function: "

@@ -10,7 +10,7 @@ import numpy as np
 
 from overlap_sweep.diagnosis.places import Places
 from overlap_sweep.trace.activity import step_ranges
-from overlap_sweep.trace.kineto import Trace
+from overlap_sweep.trace.columns import Trace
 
 BLOCKS_FROM_NS = 10_000
 """Shortest call that counts as a wait of the host; synchronising an idle device takes a few microseconds."""

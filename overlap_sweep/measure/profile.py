@@ -16,6 +16,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from overlap_sweep.measure import Ranks
+from overlap_sweep.measure.instruments import named, nsys_records, recorded_by_nsys
 from overlap_sweep.measure.timing import Variant, meet, spin
 from overlap_sweep.results.run_directory import keep, trace_file
 
@@ -24,10 +25,10 @@ SPIN_US = 10_000.0
 
 TENSORBOARD_DIRECTORY = "torch_profiler"
 
-NO_CHROME_TRACE = (
-    "No Chrome trace was written: exporting one is known to crash on ROCm. profiling.rocprofv3=true records a trace; "
-    "profiling.tensorboard=true exports one for TensorBoard all the same."
+BY_ROCPROFV3 = (
+    "No Chrome trace was written: exporting one is known to crash on ROCm. profiling.rocprofv3=true records a trace."
 )
+NO_CHROME_TRACE = f"{BY_ROCPROFV3} profiling.tensorboard=true exports one for TensorBoard all the same."
 
 SAME_EXPORT = "Exporting traces for TensorBoard is known to crash on ROCm."
 
@@ -37,27 +38,39 @@ def capture_each(variants: Mapping[str, Variant], ranks: Ranks, iterations: int,
 
     Every iteration is a `ProfilerStep#i` range and starts when all ranks are ready. The spin that holds a GPU back
     until its iteration is enqueued is outside the range, so that the only gaps in the trace are the operator's own.
+    Where Nsight Systems records, there are no traces.
     """
+    variants = {name: named(name, variant) for name, variant in variants.items()}
+    if nsys_records():
+        with recorded_by_nsys():
+            for variant in variants.values():
+                variant.get_ready()
+                _iterate(variant, ranks, iterations)
+        return []
     for name, variant in variants.items():
         # Point-to-point transfers on gloo run in other threads.
         everywhere = _ExperimentalConfig(profile_all_threads=True)
         variant.get_ready()
         with profile(activities=_activities(ranks), experimental_config=everywhere) as profiler:
-            for iteration in range(iterations):
-                ranks.barrier()
-                if ranks.device.type == "cuda":
-                    spin(ranks, SPIN_US)
-                    meet(ranks)
-                with record_function(f"ProfilerStep#{iteration}"):
-                    output = variant.forward(iteration)
-                    if variant.backward:
-                        variant.backward(iteration, output)
-                    ranks.synchronize()
+            _iterate(variant, ranks, iterations)
         trace = directory / trace_file(ranks.rank, name)
         keep(_exported(profiler, trace), trace)
         # The result names all ranks' traces, so all must exist before it is written.
         ranks.barrier()
     return [trace_file(rank, name) for name in variants for rank in range(ranks.world_size)]
+
+
+def _iterate(variant: Variant, ranks: Ranks, iterations: int) -> None:
+    for iteration in range(iterations):
+        ranks.barrier()
+        if ranks.device.type == "cuda" and not variant.waits:
+            spin(ranks, SPIN_US)
+            meet(ranks)
+        with record_function(f"ProfilerStep#{iteration}"):
+            kept = None
+            for _name, run in variant.computation():
+                kept = run(iteration, kept)
+            ranks.synchronize()
 
 
 def _activities(ranks: Ranks) -> list[ProfilerActivity]:
@@ -94,8 +107,19 @@ def profile_steps(
 
     On ROCm exporting is known to crash. The Chrome trace, which is on by default, is left out; the one for TensorBoard,
     which is off by default, is still written. If nothing is to be written, no step is run. Untested on AMD hardware.
-    Collective.
+    Where Nsight Systems records the steps, there are no traces. Collective.
     """
+    wait, warmup, active, repeat = (profiling[name] for name in ("wait", "warmup", "active", "repeat"))
+    cycle = wait + warmup + active
+    recorded = [first + wait + warmup + step for first in range(0, cycle * repeat, cycle) for step in range(active)]
+    if nsys_records():
+        for _ in range(repeat):
+            for _ in range(wait + warmup):
+                run_step()
+            with recorded_by_nsys():
+                for _ in range(active):
+                    run_step()
+        return ProfiledSteps(active=recorded)
     chrome, tensorboard, warnings = bool(profiling["chrome_trace"]), bool(profiling["tensorboard"]), []
     if torch.version.hip:
         warnings += [NO_CHROME_TRACE] if chrome else []
@@ -103,8 +127,6 @@ def profile_steps(
         chrome = False
     if not (chrome or tensorboard):
         return ProfiledSteps(warnings=warnings)
-    wait, warmup, active, repeat = (profiling[name] for name in ("wait", "warmup", "active", "repeat"))
-    cycle = wait + warmup + active
     written: list[str] = []
     # Names differ between processes, so traces of an earlier attempt would remain.
     folder = directory / TENSORBOARD_DIRECTORY / f"rank{ranks.rank}"
@@ -141,5 +163,4 @@ def profile_steps(
     # The result names all ranks' traces, so all must exist before it is written.
     ranks.barrier()
     traces = [trace_file(rank, variant) for variant in written for rank in range(ranks.world_size)] if chrome else []
-    recorded = [first + wait + warmup + step for first in range(0, cycle * repeat, cycle) for step in range(active)]
     return ProfiledSteps(traces, warnings, recorded)

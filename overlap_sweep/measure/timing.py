@@ -8,7 +8,7 @@ turn is marked `late`. Whole training steps are timed between marks on their str
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from overlap_sweep.measure import Ranks
+from overlap_sweep.measure.instruments import named, say_difference
 from overlap_sweep.results.measured import summarise as summarise
 
 Forward = Callable[[int], Any]
@@ -29,11 +30,21 @@ L2_BYTES = 128 * 2**20
 MOST_INPUTS = 64
 """Most inputs to rotate: of 2 MiB each, as a small model has at TP=8."""
 
+LEAST_REPEATS = 6
+"""Repeats of every variant, also if fewer would be enough."""
+EVERY = 3
+"""Repeats between two questions whether they are enough, and between two turns of a variant that seldom takes one. That
+one takes every turn of the first EVERY repeats, so that its noise is known."""
+
 SPIN_MARGIN = 1.5
 """Length of the spin / longest of the variants' last enqueue times."""
 
 FIRST_SPIN_US = 2000.0
 """Shortest spin, in microseconds."""
+
+REST = 0.7
+"""Shortest spin / longest of the variants' last times on the GPU. With less rest GEMMs of milliseconds reach the GPU's
+power limit, and its clock moves: on an H100 passes of 5 ms then vary by 5 % from turn to turn, otherwise by 0.3 %."""
 
 STREAM_PRIORITY = {"normal": 0, "high": -1}
 """torch's stream priorities: lower runs first. Blocks of a high-priority kernel take free SMs before others."""
@@ -79,13 +90,18 @@ class Variant:
     """Passes that run after each other. `forward` and `backward` take the turn's number, which rotates their inputs."""
 
     forward: Forward
-    """Returns the output, which `backward` takes."""
+    """Returns the output, which the next pass takes."""
     backward: Backward | None = None
     """Returns the gradients by name. None: forward only."""
     step: Callable[[], object] | None = None
     """The rest of a training step: the optimizer."""
     prepare: Callable[[], None] | None = None
     """Called untimed before each of the variant's turns, followed by an untimed repeat."""
+    both: Callable[[int, Any], Any] | None = None
+    """Runs between forward and backward what is neither alone, such as one micro batch's backward and another's
+    forward. Returns the output that `backward` takes."""
+    waits: bool = False
+    """Whether its host waits for the device, such as for sizes that it must know: nothing can be enqueued ahead."""
 
     def get_ready(self) -> None:
         if self.prepare:
@@ -94,11 +110,17 @@ class Variant:
     def passes(self) -> Iterator[tuple[str, Callable[[int, Any], Any]]]:
         """Yields each pass's name and its function of the repeat and the previous pass's result."""
         step = self.step
-        yield "fwd", lambda repeat, _: self.forward(repeat)
-        if self.backward:
-            yield "bwd", self.backward
+        yield from self.computation()
         if step:
             yield "step", lambda _repeat, _kept: step()
+
+    def computation(self) -> Iterator[tuple[str, Callable[[int, Any], Any]]]:
+        """Yields the passes without the optimizer's."""
+        yield "fwd", lambda repeat, _: self.forward(repeat)
+        if self.both:
+            yield "both", self.both
+        if self.backward:
+            yield "bwd", self.backward
 
 
 @dataclass(frozen=True)
@@ -116,16 +138,17 @@ Clock = Callable[[Variant, int], Turn]
 
 
 def host_clock(ranks: Ranks) -> Clock:
-    """Returns a clock on the host; every pass starts when all ranks are ready."""
+    """Returns a clock by marks without anything enqueued ahead; every pass starts when all ranks are ready."""
 
     def turn(variant: Variant, repeat: int) -> Turn:
-        us, kept = {}, None
+        marks, kept = {}, None
         for name, run in variant.passes():
             ranks.barrier()
-            start = time.perf_counter_ns()
+            start = Mark(ranks.device)
             kept = run(repeat, kept)
-            us[name] = (time.perf_counter_ns() - start) / 1e3
-        return Turn(us, late=False)
+            marks[name] = start, Mark(ranks.device)
+        ranks.synchronize()
+        return Turn({name: end.after_ns(start) / 1e3 for name, (start, end) in marks.items()}, late=False)
 
     return turn
 
@@ -133,12 +156,14 @@ def host_clock(ranks: Ranks) -> Clock:
 def gpu_clock(ranks: Ranks) -> Clock:
     """Returns a clock by marks on the stream, behind a spin kernel; ranks synchronise before each pass to start
     together."""
-    # Only the last time of each variant counts: the first run may include a second of compilation.
+    # Only the last times of each variant count: the first run may include a second of compilation.
     last_enqueue_us: dict[Variant, float] = {}
+    last_gpu_us: dict[Variant, float] = {}
 
     def turn(variant: Variant, repeat: int) -> Turn:
         marks, kept = {}, None
-        spin_us = max(FIRST_SPIN_US, SPIN_MARGIN * max(last_enqueue_us.values(), default=0.0))
+        enqueuing_us = SPIN_MARGIN * max(last_enqueue_us.values(), default=0.0)
+        spin_us = max(FIRST_SPIN_US, enqueuing_us, REST * max(last_gpu_us.values(), default=0.0))
         ranks.barrier()
         spin(ranks, spin_us)
         start_ns = time.perf_counter_ns()
@@ -149,10 +174,13 @@ def gpu_clock(ranks: Ranks) -> Clock:
             marks[name] = start, Mark(ranks.device)
         enqueue_us = (time.perf_counter_ns() - start_ns) / 1e3
         ranks.barrier()
-        # All ranks spin for the same time, or the first would wait for the last inside its collective.
-        last_enqueue_us[variant] = ranks.slowest([enqueue_us])[0]
         us = {name: end.after_ns(start) / 1e3 for name, (start, end) in marks.items()}
-        return Turn(us, late=enqueue_us > spin_us)
+        late = enqueue_us > spin_us
+        # A GPU that waited for the host has rested. All ranks spin for the same time, or the first would wait for the
+        # last inside its collective.
+        busy_us = 0.0 if late else sum(us.values())
+        last_enqueue_us[variant], last_gpu_us[variant] = ranks.slowest([enqueue_us, busy_us])
+        return Turn(us, late)
 
     return turn
 
@@ -194,15 +222,29 @@ class Samples:
     launch_bound: bool
 
 
+Enough = Callable[[Mapping[str, Samples]], bool]
+"""Takes the samples so far by variant, which are the same on all ranks; returns whether no more are needed."""
+
+
 def time_variants(
-    variants: Mapping[str, Variant], ranks: Ranks, warmup: int, repeats: int, clock: Clock | None = None
+    variants: Mapping[str, Variant],
+    ranks: Ranks,
+    warmup: int,
+    repeats: int,
+    clock: Clock | None = None,
+    *,
+    enough: Enough | None = None,
+    seldom: Collection[str] = (),
 ) -> dict[str, Samples]:
-    """Times every variant `repeats` times, in rotating turns, so that drift and order affect all alike.
+    """Times every variant in rotating turns, so that drift and order affect all alike: `repeats` times, or fewer if
+    they are `enough`. Variants in `seldom` take part in every third repeat, for baselines that every point has.
 
     Turns are numbered consecutively, so that none finds its input in a cache where another variant has just read it.
     Collective over the ranks; with `ranks.world_size` 1 no other rank is waited for.
     """
-    clock = clock or (gpu_clock if ranks.device.type == "cuda" else host_clock)(ranks)
+    ahead = ranks.device.type == "cuda" and not any(variant.waits for variant in variants.values())
+    clock = clock or (gpu_clock if ahead else host_clock)(ranks)
+    variants = {name: named(name, variant) for name, variant in variants.items()}
     names, number = list(variants), count()
     for _ in range(warmup):
         for name in names:
@@ -211,7 +253,15 @@ def time_variants(
     for repeat in range(repeats):
         first = repeat % len(names)
         for name in names[first:] + names[:first]:
-            measured[name].append(_take_turn(clock, variants[name], next(number)))
+            if name not in seldom or repeat < EVERY or repeat % EVERY == 0:
+                measured[name].append(_take_turn(clock, variants[name], next(number)))
+        done = repeat + 1
+        if enough and LEAST_REPEATS <= done < repeats and done % EVERY == 0 and enough(_samples(measured, ranks)):
+            break
+    return _samples(measured, ranks)
+
+
+def _samples(measured: Mapping[str, Sequence[Turn]], ranks: Ranks) -> dict[str, Samples]:
     return {name: _over_ranks(turns, ranks) for name, turns in measured.items()}
 
 
@@ -230,15 +280,20 @@ def _over_ranks(turns: Sequence[Turn], ranks: Ranks) -> Samples:
     return Samples(us, sum(late) > len(late) / 2)
 
 
-def relative_error(candidate: Variant, reference: Variant, ranks: Ranks) -> dict[str, float]:
+def relative_error(
+    candidate: Variant, reference: Variant, ranks: Ranks, candidate_name: str = "point"
+) -> dict[str, float]:
     """Returns each tensor's largest difference / the reference's largest magnitude, over all ranks; inf for NaN.
 
-    Two different inputs are used in a row, to detect a variant that reads the previous call's buffer.
+    Two different inputs are used in a row, to detect a variant that reads the previous call's buffer. Both variants
+    draw the same random numbers, such as those of NVFP4's stochastic rounding.
     """
     errors: dict[str, Tensor] = {}
+    variants = named(f"check: {candidate_name}", candidate), named("check: none", reference)
     for repeat in range(2):
-        ours, theirs = (_results(variant, repeat) for variant in (candidate, reference))
+        ours, theirs = (_results(variant, repeat) for variant in variants)
         for name, expected in theirs.items():
+            say_difference(f"{candidate_name} {name}, turn {repeat},", ours[name], expected)
             difference = (ours[name].float() - expected.float()).abs().max()
             error = torch.nan_to_num(difference / expected.float().abs().max(), nan=torch.inf, posinf=torch.inf)
             # 0 / 0: both tensors are zero.
@@ -248,6 +303,10 @@ def relative_error(candidate: Variant, reference: Variant, ranks: Ranks) -> dict
 
 
 def _results(variant: Variant, repeat: int) -> dict[str, Tensor]:
-    assert variant.backward
-    output = variant.forward(repeat)
-    return {"output": output.detach(), **variant.backward(repeat, output)}
+    torch.manual_seed(repeat)
+    results: dict[str, Tensor] = {}
+    kept = None
+    for name, run in variant.computation():
+        kept = run(repeat, kept)
+        results |= kept if name == "bwd" else {"output" if name == "fwd" else f"output of {name}": kept.detach()}
+    return results

@@ -49,6 +49,11 @@ FILE = "file:"
 ASYNC_TP_BACKEND = "symm_mem"
 """The backend whose default overlap is PyTorch's async TP."""
 
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+CUBLASMP = "with_cublasmp=True"
+"""What is set for whole processes, not by such files: a variable of the environment, and an argument of Transformer
+Engine's initialize_ub."""
+
 NO_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 """Exceptions of PyYAML for text that is not YAML, such as IndexError for `!!int ""`."""
 
@@ -63,7 +68,7 @@ _HEAD = "# Settings passed to the backend (Transformer Engine: ub_cfgs of initia
 _HEAD_OF_OPERATOR = f"{_HEAD}# Slots of the operator that are not listed were not overlapped.\n"
 _HEAD_OF_LAYER = f"{_HEAD}# Slots that are not listed ran at the library's default if their switch is on.\n"
 
-_MORE_KNOBS = {"is_reduce_scatter", "comm_priority", "gemm_priority", "pipeline_rs_overlap_first_gemm"}
+_MORE_KNOBS = {"is_reduce_scatter"}
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
             return f"{slot} has no knob {', '.join(unknown)}; choose among {', '.join(space.KNOBS)}"
         for knob, value in setting.items():
             right = value in space.METHODS if knob == "method" else isinstance(value, int)
-            if not right or (knob in space.COUNTS and value < 1):
+            if not right or (knob in space.NUMBERS and not space.is_possible(knob, value)):
                 # With YAML aliases a short file can hold a huge value.
                 return f"{slot} has an invalid {knob}={reprlib.repr(value)}"
     return None
@@ -244,6 +249,20 @@ def _overlap_lines(config: OverlapConfig, file: str) -> list[str]:
 def switches_without_flag(config: OverlapConfig) -> dict[str, bool]:
     """Returns the switches that differ from their defaults and have no argument of Megatron-LM, with their values."""
     return {name: on for name, on in config.switches.items() if on != SWITCH_DEFAULTS[name] and name not in FLAGS}
+
+
+def set_in_training(process_wide: str) -> list[str]:
+    """Returns sentences on what training must set besides a file: `process_wide` of the measured points' case."""
+    found = []
+    for setting in filter(None, process_wide.split(", ")):
+        if setting == CUBLASMP:
+            found.append("Measured with cuBLASMp: initialize_ub(with_cublasmp=True), which Megatron-LM cannot set.")
+        else:
+            found.append(
+                f"Set {setting} in training, as measured; no file sets it. Megatron-LM accepts other values than 1 "
+                "from Blackwell on."
+            )
+    return found
 
 
 def named(variant: str, backend: str) -> str:

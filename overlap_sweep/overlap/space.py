@@ -16,6 +16,9 @@ OPERATORS = {"qkv": "column", "proj": "row", "fc1": "column", "fc2": "row"}
 """The linear operators of a transformer layer, column or row parallel."""
 
 LAYER_KINDS = ("linear", "layernorm_linear", "layernorm_mlp", "multihead_attention", "transformer_layer")
+"""Kinds of layers that are made of these operators."""
+MOE_KIND = "moe"
+"""The layer with a mixture of experts in the place of the MLP."""
 
 PHASES = ("fprop", "dgrad", "wgrad")
 PASSES = ("fwd", "bwd")
@@ -24,10 +27,18 @@ PASS_OF_PHASE = {"fprop": "fwd", "dgrad": "bwd", "wgrad": "bwd"}
 
 METHODS = ("none", "bulk", "ring_exchange", "pipeline")
 
-KNOBS = ("num_sm", "aggregate", "num_splits", "cga_size", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf")
+KNOBS = (
+    *("num_sm", "aggregate", "num_splits", "cga_size", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf"),
+    *("comm_priority", "gemm_priority", "pipeline_rs_overlap_first_gemm"),
+)
 MOST_OF = {"num_sm": MOST_SMS, "num_splits": 1024, "cga_size": 16}
 COUNTS = tuple(MOST_OF)
-"""The knobs that are positive integers; the others are true or false."""
+"""The knobs that are positive integers."""
+PRIORITIES = ("comm_priority", "gemm_priority")
+"""The knobs that are priorities of CUDA streams; all but these and COUNTS are true or false."""
+HIGHEST_PRIORITY = -5
+"""The highest priority that any GPU has; a worker checks against its own. The lowest is 0."""
+NUMBERS = (*COUNTS, *PRIORITIES)
 
 _GATHER = ("ring_exchange",)
 _SCATTER = ("ring_exchange", "pipeline")
@@ -42,15 +53,26 @@ _METHODS_OF_PHASE = {
 
 _KNOBS_OF_METHOD = {
     "none": (),
-    "bulk": ("num_sm", "cga_size", "set_sm_margin"),
-    "ring_exchange": ("num_sm", "aggregate", "cga_size", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf"),
-    "pipeline": ("num_sm", "num_splits", "cga_size", "set_sm_margin", "atomic_gemm", "fp8_buf"),
+    "bulk": ("num_sm", "cga_size", "set_sm_margin", *PRIORITIES),
+    "ring_exchange": (
+        *("num_sm", "aggregate", "cga_size", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf"),
+        *PRIORITIES,
+    ),
+    "pipeline": (
+        *("num_sm", "num_splits", "cga_size", "set_sm_margin", "atomic_gemm", "fp8_buf"),
+        *(*PRIORITIES, "pipeline_rs_overlap_first_gemm"),
+    ),
 }
 
 _NEED_OF_KNOB = {
     "aggregate": "needs an all-gather in chunks",
     "fp8_buf": "needs a reduce-scatter that can be in FP8",
+    "pipeline_rs_overlap_first_gemm": "needs a reduce-scatter by pipeline",
 }
+
+_USUAL = {"gemm_priority": 0, "pipeline_rs_overlap_first_gemm": False}
+"""Knobs at the value that userbuffers give them if they are left out. Settings leave them out, so that a setting is the
+same as before there were these knobs."""
 
 Setting = dict[str, Any]
 """The setting of one slot: `method` and the knobs that apply to it. Slots without overlap have none."""
@@ -99,8 +121,13 @@ def settings(point: Mapping[str, Any]) -> dict[str, Setting]:
         method = requested["method"]
         if method in methods_of(operator, phase):
             knobs = {k: requested[k] for k in knobs_of(operator, phase, method) if requested.get(k) is not None}
-            slots[slot(operator, phase)] = {"method": method, **knobs}
+            slots[slot(operator, phase)] = without_usual({"method": method, **knobs})
     return slots
+
+
+def without_usual(setting: Setting) -> Setting:
+    """Returns the setting without the knobs that are as if they were left out."""
+    return {name: value for name, value in setting.items() if name not in _USUAL or value != _USUAL[name]}
 
 
 def point_of_slot(point: Mapping[str, Any], slot: str, setting: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,10 +156,22 @@ def phases_mistake(phases: Any) -> str | None:
         if unknown := sorted(set(map(str, setting)) - {"method", *KNOBS}):
             return f"phases.{phase} has no knob {', '.join(unknown)}; choose among {', '.join(KNOBS)}"
         for knob in (knob for knob in setting if knob != "method" and setting[knob] is not None):
-            value, valid = setting[knob], "an integer of at least 1" if knob in COUNTS else "true or false"
-            if isinstance(value, bool) == (knob in COUNTS) or not isinstance(value, int) or value < (knob in COUNTS):
-                return f"phases.{phase}.{knob}={value} must be {valid}"
+            value, is_number = setting[knob], knob in NUMBERS
+            if isinstance(value, bool) == is_number or not isinstance(value, int) or not is_possible(knob, value):
+                return f"phases.{phase}.{knob}={value} must be {_valid(knob)}"
     return None
+
+
+def is_possible(knob: str, value: int) -> bool:
+    """Returns whether a number, or a flag as one, is a value that the knob can have on some GPU."""
+    return HIGHEST_PRIORITY <= value <= 0 if knob in PRIORITIES else value >= (knob in COUNTS)
+
+
+def _valid(knob: str) -> str:
+    """Returns the valid values of a knob, in words."""
+    if knob in PRIORITIES:
+        return f"an integer from {HIGHEST_PRIORITY} to 0"
+    return "an integer of at least 1" if knob in COUNTS else "true or false"
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
@@ -212,6 +251,7 @@ def allowed_error(point: Mapping[str, Any], usual: float | None = None) -> float
 _SHORT_KNOBS = {
     **{"aggregate": "agg", "num_sm": "sm", "num_splits": "split", "cga_size": "cga", "set_sm_margin": "margin"},
     **{"use_ce": "ce", "atomic_gemm": "atomic", "fp8_buf": "fp8buf"},
+    **{"comm_priority": "commprio", "gemm_priority": "gemmprio", "pipeline_rs_overlap_first_gemm": "first"},
 }
 
 
@@ -233,14 +273,14 @@ def setting_of(name: str) -> Setting | None:
     setting: Setting = {"method": method}
     knob_of = {short: knob for knob, short in _SHORT_KNOBS.items()}
     for part in name.removeprefix(method.removesuffix("_exchange")).split("_")[1:]:
-        found = re.fullmatch(r"([a-z0-9]*[a-z])(0|[1-9][0-9]{0,3})", part)
+        found = re.fullmatch(r"([a-z0-9]*[a-z])(0|-?[1-9][0-9]{0,3})", part)
         knob = knob_of.get(found[1]) if found else None
         if found is None or knob is None or knob in setting:
             return None
-        value, most = int(found[2]), MOST_OF.get(knob, 1)
-        if value > most or (knob in COUNTS and value < 1):
+        value = int(found[2])
+        if value > MOST_OF.get(knob, 1) or not is_possible(knob, value):
             return None
-        setting[knob] = value if knob in COUNTS else value == 1
+        setting[knob] = value if knob in NUMBERS else value == 1
     return setting
 
 
@@ -300,7 +340,7 @@ def absent_knobs(backend: str | None, setting: Mapping[str, Any]) -> set[str]:
 def without_idle_knobs(setting: Setting) -> Setting:
     """Returns the setting with knobs without effect at their defaults, so that equivalent settings are equal."""
     by_copy_engines = setting["method"] == "ring_exchange" and setting.get("use_ce")
-    return {**setting, "num_sm": COPY_ENGINE_SMS} if by_copy_engines else setting
+    return without_usual({**setting, "num_sm": COPY_ENGINE_SMS} if by_copy_engines else setting)
 
 
 def settings_name(settings: Mapping[str, Setting]) -> str:

@@ -258,6 +258,9 @@ DIRECTORY: Column[PointRow[Any]] = Column("directory", lambda row: row.directory
 MODEL: Column[PointRow[Any]] = Column("model", lambda row: row.point.case.model, kind="text", header="model")
 BACKEND: Column[PointRow[Any]] = Column("backend", lambda row: row.point.case.backend, kind="text", header="backend")
 DEVICE: Column[PointRow[Any]] = Column("device", lambda row: row.point.case.device, kind="text")
+PROCESS_WIDE: Column[PointRow[Any]] = Column(
+    "process_wide", lambda row: row.point.case.process_wide or None, kind="text", header="process", differing=True
+)
 PRECISION: Column[PointRow[Any]] = Column(
     "precision", lambda row: row.point.case.precision, kind="text", header="precision"
 )

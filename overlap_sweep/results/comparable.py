@@ -36,10 +36,11 @@ class Key(NamedTuple):
     setting: Any
     """Name of the setting: knobs of slots, a variant, an implementation. Empty for the pass with any setting."""
     nodes: Any = 1
+    process_wide: Any = ""
 
     def named(self, shown: Sequence[str]) -> str:
         """Returns the name of the pass, after the values of the fields to show, which distinguish its case."""
-        values = {name: str(getattr(self, name)) for name in shown if getattr(self, name) is not None}
+        values = {name: str(getattr(self, name)) for name in shown if getattr(self, name) not in (None, "")}
         case = [f"{value} {name}" if name in ("tokens", "nodes") else value for name, value in values.items()]
         return " ".join([*case, f"TP={self.tp_size} {self.operator} {self.pass_name}"])
 
@@ -55,6 +56,7 @@ class Key(NamedTuple):
             str(self.backend),
             str(self.device),
             self.nodes or 0,
+            str(self.process_wide),
         )
         return (*case, self.tp_size, place, self.operator, self.pass_name != "fwd")
 

@@ -15,7 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-HOW_TO_RUN = ("timeout_s", "timeout_factor", "start_timeout_s", "retries", "isolate")
+from overlap_sweep.config import INSTRUMENTS
+
+HOW_TO_RUN = ("timeout_s", "timeout_factor", "start_timeout_s", "retries", "isolate", "ub_timeout_s", "nsys_args")
 """Options of a point's `runtime` that don't change what is measured. Results of earlier versions have
 `timeout_factor`."""
 
@@ -27,15 +29,23 @@ def point_identity(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a resolved configuration that determines what is measured. Without nulls, so that an unused
     option of a later version makes no new point."""
     runtime = {name: value for name, value in point["runtime"].items() if name not in HOW_TO_RUN}
+    # Earlier results don't have these options.
     if runtime.get("nodes") == 1:
-        # Earlier results don't have the option.
         del runtime["nodes"]
+    runtime = {name: value for name, value in runtime.items() if name not in INSTRUMENTS or value}
     found = {**point, "runtime": runtime}
     if "layers" in (point.get("model") or {}):
         # They say what the answer applies to.
         found["model"] = {name: value for name, value in point["model"].items() if name != "layers"}
     identity: dict[str, Any] = _without_nulls(found)
     return identity
+
+
+def instrumented(point: Mapping[str, Any]) -> str | None:
+    """Returns why a resolved point's times must not be compared: the option that looks into it. None if there is
+    none."""
+    found = [name for name in INSTRUMENTS if point["runtime"].get(name)]
+    return f"measured with runtime.{found[0]}=true, which costs time: not compared" if found else None
 
 
 def point_key(point: Mapping[str, Any]) -> str:
@@ -88,7 +98,7 @@ RECORDED_PREFIXES = (
 )
 """Prefixes of the libraries' own variables, and of those that carry their messages between nodes."""
 
-_SWITCHES = re.compile(rf"({'|'.join(RECORDED_PREFIXES)}|CUDA_DEVICE_MAX_)(?!.*DEBUG|.*LOG_LEVEL)")
+_SWITCHES = re.compile(rf"(?!UB_TIMEOUT$)({'|'.join(RECORDED_PREFIXES)}|CUDA_DEVICE_MAX_)(?!.*DEBUG|.*LOG_LEVEL)")
 """Variables that change what the libraries do."""
 
 

@@ -106,7 +106,7 @@ def check_pairs(timings: Iterable[Timing]) -> None:
 
 
 class Setting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The setting of one slot: space.KNOBS, and Transformer Engine's other knobs."""
+    """The setting of one slot: space.KNOBS, and Transformer Engine's `is_reduce_scatter`."""
 
     method: Annotated[str, one_of(space.METHODS)] | None = None
     num_sm: Count | None = None

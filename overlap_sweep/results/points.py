@@ -13,10 +13,11 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import analyze_program
 from overlap_sweep.results.checks import MOST_YAML_BYTES, check_place, read_yaml
+from overlap_sweep.results.identity import instrumented
 from overlap_sweep.results.measured import Measured
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, check_composed, find_points, read_result
 from overlap_sweep.trace.disk import links_out
-from overlap_sweep.workloads import nodes
+from overlap_sweep.workloads import nodes, process_wide
 
 HYDRA_CONFIG = ".hydra/config.yaml"
 LONGEST_NAME = 160
@@ -41,18 +42,23 @@ class Case(NamedTuple):
     precision: str | None
     tokens: int | None
     nodes: int = 1
+    process_wide: str = ""
+    """What is set for whole processes and is not as usual, such as `CUDA_DEVICE_MAX_CONNECTIONS=8`."""
 
     @property
     def name(self) -> str:
         """Returns a name for a folder."""
         model = self.model.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
         nodes = f"_nodes{self.nodes}" if self.nodes > 1 else ""
-        name = f"{model}_{self.backend}_{self.device}_{self.precision}_tokens{self.tokens}{nodes}"
+        more = f"_{self.process_wide}" if self.process_wide else ""
+        name = f"{model}_{self.backend}_{self.device}_{self.precision}_tokens{self.tokens}{nodes}{more}"
         return fitting(re.sub(r"[^A-Za-z0-9_.-]+", "-", name))
 
     def __str__(self) -> str:
         nodes = f", {self.nodes} nodes" if self.nodes > 1 else ""
-        return f"{self.model}, {self.tokens} tokens, {self.precision}, backend {self.backend} on {self.device}{nodes}"
+        more = f", {self.process_wide}" if self.process_wide else ""
+        on = f"backend {self.backend} on {self.device}{nodes}{more}"
+        return f"{self.model}, {self.tokens} tokens, {self.precision}, {on}"
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,8 @@ class Point:
 
     directory: Path
     status: PointStatus
-    """Status of the result; `missing` if there is no result.json: the point was aborted or is still running."""
+    """Status of the result; `missing` if there is no result.json: the point was aborted or is still running. `skipped`
+    also where something looked into an ok point at the cost of its times (`instrumented`)."""
     config: Mapping[str, Any]
     """The configuration that result.json records; for a missing point the one that Hydra composed."""
     result: Result | None
@@ -83,7 +90,9 @@ class Point:
     @property
     def why_not_ok(self) -> str:
         """Returns the reason of a point that is not ok, in one line."""
-        return self.result.reason if self.result else "no result.json: aborted or still running"
+        if not self.result:
+            return "no result.json: aborted or still running"
+        return (instrumented(self.config) if self.result.status == "ok" else None) or self.result.reason
 
     @property
     def case(self) -> Case:
@@ -95,6 +104,7 @@ class Point:
             precision=config["precision"],
             tokens=config["workload"]["tokens"],
             nodes=nodes(config),
+            process_wide=process_wide(config),
         )
 
 
@@ -157,7 +167,8 @@ def _read_point(directory: Path, root: Path) -> Point:
         result = read_result(path)
         for name in result.traces:
             check_place(directory / name, root, most_bytes=None)
-        return Point(directory, result.status, result.point, result)
+        status: PointStatus = "skipped" if result.status == "ok" and instrumented(result.point) else result.status
+        return Point(directory, status, result.point, result)
     path = directory / HYDRA_CONFIG
     check_place(path, root, MOST_YAML_BYTES)
     config = read_yaml(path)

@@ -38,6 +38,9 @@ LOCK_FILE = ".lock"
 PROFILERS_FOLDERS = ("torch_profiler", "rocprofv3")
 """Folders that profilers write next to the traces."""
 
+NSYS_REPORT = "nsys"
+"""Start of the names of Nsight Systems' reports, which end in the host."""
+
 _METRICS = re.compile(r"rank_(\d+)_metrics\.jsonl")
 
 LONGEST_REASON = 300
@@ -102,6 +105,11 @@ class Result(msgspec.Struct, kw_only=True):
     def reason(self) -> str:
         """Returns why the point is not ok, in one line."""
         return (self.error or self.status).splitlines()[0]
+
+    @property
+    def has_wrong_numbers(self) -> bool:
+        """Returns whether the point failed because it computed something else than it does with no overlap."""
+        return self.status == "failed" and bool(self.relative_error)
 
     def measured_as(self, kind: type[_Measured]) -> _Measured:
         """Returns the measurements of an ok point."""
@@ -264,6 +272,7 @@ def clear(directory: Path) -> None:
     leftovers = [directory / RESULT_FILE, *directory.glob(".*.tmp")]
     leftovers += [*directory.glob("trace_*.json.gz"), *directory.glob(".tmp_trace_*")]
     leftovers += [directory / "job_steps", *directory.glob("job_rank*.json")]
+    leftovers += directory.glob(f"{NSYS_REPORT}_*")
     # Written from the result of a training run.
     leftovers += directory.glob("results_*_tp*_dp*.json")
     leftovers += find_metrics(directory).values() if directory.is_dir() else ()

@@ -167,6 +167,7 @@ class WorkerGroup:
             "directory": str(directory.resolve()),
             "machine": self._machine,
             "earlier_attempts": earlier_attempts,
+            "limit_s": timeout_s,
         }
         try:
             self._send(request)

@@ -19,6 +19,7 @@ from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import environment_with_package
 from overlap_sweep.results.identity import machine
+from overlap_sweep.workloads import Wrapper, profilers
 
 _elsewhere = False
 
@@ -26,12 +27,24 @@ LONGEST_TEMPORARY_BYTES = 107 - len("/pymp-12345678/listener-12345678")
 """Longest path of the temporary directory: multiprocessing's fork server listens below it, and the address of a Unix
 socket has at most 107 bytes. Our own sockets need one byte less."""
 
+DEBUG = {
+    "NVTE_UBDEBUG": "1",
+    "NVTE_DEBUG": "1",
+    "NVTE_DEBUG_LEVEL": "2",
+    "NCCL_DEBUG": "INFO",
+    "TORCH_SHOW_CPP_STACKTRACES": "1",
+}
+"""Variables with which libraries print what they do: userbuffers their ranks, Transformer Engine why it chose which
+attention, NCCL its topology and channels."""
+
 NO_MULTICAST = {
     "UB_SKIPMC": "1",
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
+    "CUBLASMP_DISABLE_MULTICAST": "1",
 }
+"""NCCL_NVLS_ENABLE is also what keeps cuBLASMp from multicast: it takes its multicast addresses from NCCL (0.10)."""
 
 
 def run_elsewhere() -> None:
@@ -77,7 +90,7 @@ class GroupConfig:
     start_timeout_s: float
     timeout_s: float
     environment: tuple[tuple[str, str], ...] = ()
-    """Variables that the point sets, for NCCL or RCCL."""
+    """Variables that the point sets, for the libraries below it."""
     wrapper: tuple[str, ...] = ()
     """Start of the agent's command line: a profiler for all processes of the group. It contains the point's directory,
     so that each such point has its own group."""
@@ -93,8 +106,8 @@ class GroupConfig:
             **{name: runtime[name] for name in names},
             world_size=workloads.world_size(point),
             max_connections=runtime.get("max_connections") or workers.max_connections,
-            environment=tuple(sorted(workers.environment.items())),
-            wrapper=workers.wrapper,
+            environment=tuple(sorted({**_instruments(runtime), **workers.environment}.items())),
+            wrapper=wrapper.words if (wrapper := _wrapper(point, directory)) else (),
             company=workers.company,
             nodes=workloads.nodes(point),
         )
@@ -108,9 +121,30 @@ def check_torch() -> None:
 
 def check_wrapper(point: Mapping[str, Any]) -> None:
     """Raises UserError if the point needs a profiler that is not installed."""
-    workers = workloads.of(point).workers(point, Path())
-    if workers.wrapper and not shutil.which(workers.wrapper[0]):
-        raise UserError(workers.wrapper_missing)
+    if (wrapper := _wrapper(point, Path())) and not shutil.which(wrapper.words[0]):
+        raise UserError(wrapper.missing)
+
+
+def _wrapper(point: Mapping[str, Any], directory: Path) -> Wrapper | None:
+    """Returns the program that starts the point's workers, if there is one. UserError if two should."""
+    own = workloads.of(point).workers(point, directory).wrapper
+    nsys = profilers.nsys(point["runtime"], directory)
+    if own and nsys:
+        raise UserError(f"runtime.nsys=true and {own.words[0]} would both start the workers; turn one of them off.")
+    return own or nsys
+
+
+def check_instruments(point: Mapping[str, Any]) -> None:
+    """Raises UserError if the point's device, workload or profile leave nothing to an option that looks into it."""
+    runtime, own = point["runtime"], bool(workloads.of(point).run_here)
+    asked = next((name for name in ("nsys", "nvtx") if runtime[name]), None)
+    if asked and own:
+        name = point["workload"]["name"]
+        raise UserError(f"runtime.{asked}=true is for workers, but workload={name} starts processes of its own.")
+    if runtime["nvtx"] and runtime["device"] == "cpu":
+        raise UserError("runtime.nvtx=true names passes for profilers of GPUs; leave it out with runtime.device=cpu.")
+    if runtime["nsys"] and runtime["device"] == "cuda" and point["profile"] == "none":
+        raise UserError("runtime.nsys=true records the profiled passes, but with profile=none there are none.")
 
 
 def check_multicast(runtime: Mapping[str, Any], environ: Mapping[str, str]) -> None:
@@ -136,6 +170,17 @@ def check_temporary_directory() -> None:
 def own_environment(config: GroupConfig) -> dict[str, str]:
     """Returns the environment of processes that a workload starts itself: only what the point sets is changed."""
     return environment_with_package({**os.environ, **_variables(config)}, last=True)
+
+
+def _instruments(runtime: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the variables for what looks into a point; the user's own win. Results of earlier versions lack the
+    options."""
+    found = dict(DEBUG) if runtime.get("debug") else {}
+    if runtime.get("nvtx") or runtime.get("nsys"):
+        found["NVTE_NVTX_ENABLED"] = "1"
+    found = {name: os.environ.get(name, value) for name, value in found.items()}
+    limit_s = runtime.get("ub_timeout_s")
+    return found if limit_s is None else {**found, "UB_TIMEOUT": str(limit_s)}
 
 
 def _variables(config: GroupConfig) -> dict[str, str]:

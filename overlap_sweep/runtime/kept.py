@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 from omegaconf import DictConfig
 
+from overlap_sweep.cache import cache_directory, cache_root
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.identity import environment_identity, library_identity, point_identity
+from overlap_sweep.results.identity import environment_identity, instrumented, library_identity, point_identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, clear, read_result, write_result
 from overlap_sweep.runtime.group_config import elsewhere, machine_of
-from overlap_sweep.store import Measurement, Store
+from overlap_sweep.store import Measurement, Store, read_store
 
 LASTING: tuple[Status, ...] = ("ok", "skipped")
 """Statuses of points that are not tried again when a sweep is resumed."""
@@ -73,14 +74,35 @@ def remembered(config: DictConfig, point: dict[str, Any], directory: Path) -> Re
 
 
 def remember(config: DictConfig, result: Result, directory: Path) -> None:
-    """Adds a new `ok` result to the store, if there is one."""
-    store = _store(config)
-    if store and result.status == "ok" and not result.reused_from:
+    """Adds a new result that is `ok` or has wrong numbers to the store, if there is one, unless its times must not be
+    compared; wrong numbers also to the user's own store of them."""
+    if result.reused_from or not (result.status == "ok" or result.has_wrong_numbers) or instrumented(result.point):
+        return
+    stores = [_store(config), _own_store() if result.has_wrong_numbers else None]
+    for store in filter(None, stores):
         store.add(result, directory)
+
+
+def wrong_results(config: DictConfig) -> list[Result]:
+    """Returns the results with wrong numbers in the store, if there is one, and in the user's own, of any machine."""
+    paths = [Path(config.store).expanduser().absolute()] if config.store else []
+    if _own_store():
+        paths.append(_own_path())
+    readings = (read_store(path) for path in paths if path.with_name(f"{path.name}.d").is_dir())
+    return [one.result for reading in readings for one in reading.measurements if one.result.has_wrong_numbers]
 
 
 def _store(config: DictConfig) -> Store | None:
     return _opened(Path(config.store).expanduser().absolute()) if config.store else None
+
+
+def _own_path() -> Path:
+    return cache_root() / "wrong_numbers" / "points"
+
+
+def _own_store() -> Store | None:
+    """Returns the user's own store of wrong results on this machine; None where nothing can be kept."""
+    return _opened(_own_path()) if cache_directory("wrong_numbers") else None
 
 
 @cache

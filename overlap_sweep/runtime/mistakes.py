@@ -28,6 +28,8 @@ _KINDS = {"Integer": "not a whole number", "Float": "not a number", "Boolean": "
 """What is wrong with a value, by the OmegaConf type of its option."""
 _GROUPS = ("+experiment", "hydra/launcher", "hydra/sweeper")
 """Groups that have no option of the same name."""
+_FLAGS_OF_OTHERS = {"--debug": "runtime.debug=true", "--no-comm-overlap": "layer.comm_overlap=false"}
+"""Flags of Transformer Engine's example for layers, and the options to use instead."""
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
@@ -39,7 +41,9 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     parser.error = _refuse  # type: ignore[method-assign]
     parsed, unknown = parser.parse_known_args(ordered)
     if flag := next((word for word in unknown if word.startswith("-")), None):
-        near = nearest(flag, [name for action in parser._actions for name in action.option_strings])
+        near = _FLAGS_OF_OTHERS.get(flag) or nearest(
+            flag, [name for action in parser._actions for name in action.option_strings]
+        )
         raise UserError(f"Unknown flag {flag}. {f'Did you mean {near}?' if near else _see_help()}")
     if unknown:
         raise UserError(_unreadable(next(word for word in (*parsed.overrides, *unknown) if "=" not in word)))

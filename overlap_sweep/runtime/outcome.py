@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlap_sweep.program import analyze_program, launch_program
+from overlap_sweep.results.identity import instrumented
 from overlap_sweep.results.measured import Speedup
 from overlap_sweep.results.run_directory import Result, find_points
 from overlap_sweep.runtime.kept import whole_result
@@ -35,8 +36,10 @@ class Outcome:
 
     @property
     def compared(self) -> Speedup | None:
-        """Returns the point's speedup over no overlap, if that was measured."""
-        return self.result.measured.compared(self.result) if self.result.measured else None
+        """Returns the point's speedup over no overlap, if that was measured and may be compared."""
+        if not self.result.measured or instrumented(self.result.point):
+            return None
+        return self.result.measured.compared(self.result)
 
     def __str__(self) -> str:
         result = self.result
@@ -44,7 +47,7 @@ class Outcome:
         if result.objective_us is not None:
             time_us = result.measured.shown_us(result) if result.measured else result.objective_us
             rate = result.measured.rate if result.measured else ""
-            parts = [f"{time_us:,.0f} us", str(self.compared or ""), rate]
+            parts = [f"{time_us:,.0f} us", str(self.compared or ""), rate, instrumented(result.point) or ""]
             return start + "  ".join(filter(None, parts))
         return start + textwrap.shorten(result.reason, LONGEST_REASON, placeholder=" ...")
 

@@ -21,6 +21,7 @@ from overlap_sweep.declared import check, spelled, unknown_key
 from overlap_sweep.errors import NodeLost, PointFailed, Refused, UserError
 from overlap_sweep.overlap import models, overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.results.identity import instrumented
 from overlap_sweep.results.run_directory import (
     RESULT_FILE,
     Attempt,
@@ -37,6 +38,7 @@ from overlap_sweep.results.run_directory import (
 from overlap_sweep.runtime.channel import free_port
 from overlap_sweep.runtime.group import GROUP_LOG, WorkerPool, shared_pool
 from overlap_sweep.runtime.group_config import (
+    check_instruments,
     check_multicast,
     check_temporary_directory,
     check_torch,
@@ -52,6 +54,7 @@ from overlap_sweep.runtime.nodes import take, with_hosts
 from overlap_sweep.runtime.outcome import Outcome, outcomes, tail
 from overlap_sweep.runtime.placement import nodes_of
 from overlap_sweep.runtime.placement import refusal as placement_refusal
+from overlap_sweep.runtime.stacks import gather
 from overlap_sweep.runtime.stopping import stop_if_requested
 from overlap_sweep.workloads import Here
 
@@ -114,6 +117,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         name: value for name, value in defaults["workload"].items() if name in options and options[name] is None
     }
     check_multicast(runtime, os.environ)
+    check_instruments(point)
     completed = workload.complete(point)
     # A workload with processes of its own says itself what it lacks.
     if not elsewhere() and not workload.run_here:
@@ -198,7 +202,7 @@ class TimeLimits:
         self._longest_s: dict[tuple[Any, ...], float] = defaultdict(float)
 
     def learn(self, result: Result) -> None:
-        if result.status == "ok" and result.wall_s and not result.reused_from:
+        if result.status == "ok" and result.wall_s and not result.reused_from and not instrumented(result.point):
             kind = _kind(result.point)
             self._longest_s[kind] = max(self._longest_s[kind], result.wall_s)
 
@@ -241,23 +245,24 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     for left in reversed(range(point["runtime"]["retries"] + 1)):
         started, log_starts = now(), {log: _size(log) for log in _logs(point, directory)}
         reply = _attempt(pool, point, directory, earlier)
-        if reply["status"] in LASTING or reply.get("final"):
+        if reply["status"] in LASTING:
+            break
+        log = directory / log_file(reply.get("node", 0))
+        said = tail(log, LOG_TAIL_LINES, log_starts[log])
+        error = "\n".join([reply["error"][:LONGEST_ERROR], *gather(directory, log)])
+        if reply.get("final"):
             break
         # A new group and an empty directory, so that neither leftover state nor files affect the next attempt.
         pool.close()
         clear(directory)
         if left:
-            error = reply["error"][:LONGEST_ERROR]
             earlier.append(Attempt(status=reply["status"], error=error, started=started, where=platform.node()))
             stop_if_requested()
     if reply["status"] == "ok":
         result = read_result(directory / RESULT_FILE)
         limits.learn(result)
         return result
-    error = reply["error"][:LONGEST_ERROR]
-    if reply["status"] != "skipped":
-        log = directory / log_file(reply.get("node", 0))
-        error = "\n".join(filter(None, (error, tail(log, LOG_TAIL_LINES, log_starts[log]))))
+    error = reply["error"][:LONGEST_ERROR] if reply["status"] == "skipped" else "\n".join(filter(None, (error, said)))
     more = {"started": started, "earlier_attempts": earlier, "relative_error": reply.get("relative_error", {})}
     return _without_times(point, directory, reply["status"], error, **more)
 

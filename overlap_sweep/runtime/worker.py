@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sys
 import time
@@ -21,13 +22,19 @@ from overlap_sweep import backends, workloads
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.environment import conditions, environment
+from overlap_sweep.measure.instruments import instruments, say
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results import run_directory
+from overlap_sweep.results.identity import RECORDED_PREFIXES
 from overlap_sweep.results.run_directory import Result, log_file, now
 from overlap_sweep.runtime.channel import SECRET, connect
+from overlap_sweep.runtime.stacks import stacks_written
 
 CONNECT_S = 30.0
 """Time to connect to the launcher."""
+
+_BY_LINES = 1
+"""_IOLBF of C's stdio.h."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ class Place:
 
 def main(address: str, device: str, timeout_s: float, place: Place) -> None:
     """Runs a rank in a process of torch's elastic launch, which sets RANK etc. in the environment."""
+    _print_by_lines()
     ranks = _join(device, timeout_s, place)
     channel = connect(address, os.environ[SECRET], CONNECT_S)
     channel.send(ranks.rank)
@@ -48,6 +56,12 @@ def main(address: str, device: str, timeout_s: float, place: Place) -> None:
             channel.send(_work(channel.recv(), ranks))
     backends.close_all()
     dist.destroy_process_group()
+
+
+def _print_by_lines() -> None:
+    """Has C and C++ libraries print whole lines at once: of a process that is killed, the log has what they said."""
+    library = ctypes.CDLL(None)
+    library.setvbuf(ctypes.c_void_p.in_dll(library, "stdout"), None, _BY_LINES, 0)
 
 
 def _join(device: str, timeout_s: float, place: Place) -> Ranks:
@@ -74,12 +88,18 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     directory, point = Path(request["directory"]), request["point"]
     started, clock = now(), time.perf_counter()
     workload = workloads.of(point)
-    with _output_to(directory / log_file(ranks.node)):
+    with (
+        _output_to(directory / log_file(ranks.node)),
+        stacks_written(directory, ranks.rank, request["limit_s"]),
+        instruments(point["runtime"], ranks),
+    ):
+        _say_what_is_run(point, directory, ranks)
         try:
             before = conditions(ranks) if ranks.rank == 0 else {}
             assert workload.run
             measured = workload.run(point, directory, ranks)
             after = conditions(ranks) if ranks.rank == 0 else {}
+            say("ends")
         except Refused as reason:
             return {"status": "skipped", "error": str(reason)}
         except WrongNumbers as error:
@@ -104,6 +124,20 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         )
         run_directory.write_result(directory, result)
     return {"status": "ok"}
+
+
+def _say_what_is_run(point: dict[str, Any], directory: Path, ranks: Ranks) -> None:
+    """Prints the point, this rank, and the variables that libraries read, if the point is debugged."""
+    names = {name: point.get(name) for name in ("workload", "backend", "precision", "tp_size", "model")}
+    names |= {"workload": point["workload"]["name"], "model": point["model"]["name"]}
+    say(f"{directory.name}: {', '.join(f'{name}={value}' for name, value in names.items())}, torch {torch.__version__}")
+    say(
+        f"process {os.getpid()} on {ranks.device}, rank {ranks.rank} of {ranks.world_size}, node {ranks.node}; "
+        f"{dist.get_backend()} meets at tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    )
+    prefixes = (*RECORDED_PREFIXES, "CUDA_", "HIP_", "OMP_")
+    variables = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(prefixes))
+    say(f"variables: {' '.join(variables)}")
 
 
 @contextmanager

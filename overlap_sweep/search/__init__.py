@@ -47,6 +47,8 @@ class Failure:
     reason: str
     wrong_numbers: bool = False
     """Whether its output or gradients differ from those without overlap."""
+    measured: bool = True
+    """Whether a point was tried; otherwise it was known before."""
 
 
 def mean(estimates: Sequence[Estimate], spread_us: float) -> Estimate:

@@ -188,7 +188,7 @@ class Trail:
     @property
     def notes(self) -> list[str]:
         """Returns a note on each failure, with its reason."""
-        return [f"{candidate} failed: {failure.reason}" for candidate, failure in self.failed.items()]
+        return [f"{c} {'failed' if f.measured else 'not measured'}: {f.reason}" for c, f in self.failed.items()]
 
     @property
     def overlaps(self) -> list[Candidate]:
@@ -203,7 +203,8 @@ class Trail:
     @property
     def evaluations(self) -> int:
         """Returns the number of measurements of candidates; each includes `none`."""
-        return sum(map(len, self.samples.values())) + len(self.failed)
+        tried = sum(failure.measured for failure in self.failed.values())
+        return sum(map(len, self.samples.values())) + tried
 
 
 def together(samples: Sequence[Estimate]) -> Estimate:

@@ -15,7 +15,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from overlap_sweep.config import NO_PART_OF_A_POINT
+from overlap_sweep.config import INSTRUMENTS, NO_PART_OF_A_POINT
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result, write_result
@@ -121,6 +121,9 @@ def swept_values(context: HydraContext, params: Mapping[str, Any], arguments: Se
         values[override.get_key_element()] = list(_texts(override))
     for key, texts in values.items():
         name = key.lstrip("+~")
+        wanted = ",".join(texts).lower()
+        if name.removeprefix("runtime.") in INSTRUMENTS and wanted != "false":
+            raise UserError(f"{name}={wanted} costs time, so a search cannot compare; give it to one point.")
         if name in ("phases", "repetition"):
             raise UserError(f"{name} is set by the search itself; leave it out.")
         if len(texts) > 1 and name.partition(".")[0] in NO_PART_OF_A_POINT:

@@ -18,11 +18,14 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.searches import pass_line
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import own_traces
 from overlap_sweep.runtime.composition import compose_point
+from overlap_sweep.runtime.kept import wrong_results
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.cell import NONE, Candidate, Cell, Trail
+from overlap_sweep.search.known_wrong import KnownWrong
 from overlap_sweep.search.measured import Job, Measurements, swept_values
 from overlap_sweep.search.tasks import (
     SEARCHED,
@@ -75,6 +78,8 @@ class Sweep:
         self.dropped: dict[str, str] = {}
         """Reasons why tasks were not searched, by label."""
         self._rounds = 0
+        self._known_wrong = KnownWrong()
+        self._known_wrong.learn(wrong_results(config))
         for task in (task for task in found if not task.cells):
             self.drop(task.label, "; ".join(task.refused) or "none of its slots takes a swept method")
 
@@ -106,7 +111,7 @@ class Sweep:
             reason = self._refusal(point)
             found, refused = ({}, Counter([reason])) if reason else candidates(point, choices)
             cells = {name: Cell(tuple(own)) for name, own in found.items() if own}
-            tasks.append(Task(point, overrides, cells, refused))
+            tasks.append(Task(point, overrides, cells, refused, self.config.search.noise_goal))
         if not any(task.cells for task in tasks):
             refusals = dict.fromkeys(reason for task in tasks for reason in task.refused)
             reasons = "; ".join(refusals) or "none of the operator's slots takes a swept method"
@@ -135,7 +140,8 @@ class Sweep:
         for task in begun:
             task.begin(self.config.search)
         searches = [running for task in begun for running in task.running.values()]
-        while requests := [request for task in begun for request in task.requests()]:
+        known = None if self.config.search.retry_wrong else self._known_wrong
+        while requests := [request for task in begun for request in task.requests(known)]:
             again = self._answer(requests, final=False)
             self._answer(again, final=True)
             for running in searches:
@@ -146,12 +152,16 @@ class Sweep:
 
     def _answer(self, requests: Sequence[Request], *, final: bool) -> list[Request]:
         results = self.measurements.measure([request.job for request in requests])
+        self._known_wrong.learn(results)
         answered = zip(requests, results, strict=False)
         return [more for request, result in answered for more in request.task.answer(request, result, final=final)]
 
     def _measure_baselines(self, tasks: Sequence[Task]) -> list[Task]:
-        """Measures every task's operator without overlap; returns the tasks whose baseline is usable."""
+        """Measures every task's operator without overlap; returns the tasks whose baseline is usable. UserError if the
+        workers refuse all that the sweep asks for, such as a precision that the GPUs lack."""
         results = self.measurements.measure([Request(task, {}).job for task in tasks])
+        if reason := self._refused_everywhere(tasks, results):
+            raise UserError(f"Nothing can be measured: {reason}.")
         for task, result in zip(tasks, results, strict=False):
             if result.status != "ok":
                 self.drop(task.label, f"its baseline without overlap failed: {result.reason}")
@@ -166,6 +176,12 @@ class Sweep:
     def analysed(self, config: AnalysisConfig) -> OperatorAnalysis:
         """Returns the analysis of all measurements so far."""
         return analyse_operators(read_sources(self.measurements.directory, config))
+
+    def _refused_everywhere(self, tasks: Sequence[Task], results: Sequence[Result]) -> str | None:
+        """Returns the one reason for which these tasks were skipped, if it holds for the whole sweep; or None."""
+        reasons = {result.reason if result.status == "skipped" else None for result in results}
+        refused, asked = ({(t.point["backend"], t.point["precision"]) for t in group} for group in (tasks, self.tasks))
+        return reasons.pop() if len(reasons) == 1 and refused == asked else None
 
     def profile_answers(self, tasks: Sequence[Task], config: AnalysisConfig) -> None:
         """With `profile=best`, measures chosen settings and baselines that lack a trace once more, with a profile. The

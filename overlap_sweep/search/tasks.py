@@ -26,7 +26,9 @@ from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search import Failure
 from overlap_sweep.search.bisect import bisect
 from overlap_sweep.search.cell import Candidate, Cell, Measured, Trail
+from overlap_sweep.search.known_wrong import KnownWrong
 from overlap_sweep.search.measured import Job, override_value
+from overlap_sweep.workloads.operator import NOISE_GOAL
 from overlap_sweep.workloads.operator.choice import wrong_passes
 from overlap_sweep.workloads.operator.result import OperatorTimes
 
@@ -91,14 +93,13 @@ def candidates(point: Mapping[str, Any], choices: Choices) -> tuple[dict[str, li
 
 def _settings(point: Mapping[str, Any], phase: str, choices: Choices) -> list[Setting]:
     """Returns the distinct settings of one slot. Only knobs that the backend supports are varied."""
-    operator, backend = point["operator"], backends.load(point["backend"])
-    supported = backend.knobs(point)
+    operator, supported = point["operator"], backends.load(point["backend"]).knobs(point)
     found: dict[Any, Setting] = {}
     for method in (method for method in choices["method"] if method in space.methods_of(operator, phase)):
         names = [knob for knob in space.knobs_of(operator, phase, method) if knob in supported]
         for values in product(*(choices.get(name, (None,)) for name in names)):
             knobs = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-            setting = space.without_idle_knobs({"method": method, **backend.default_knobs(method), **knobs})
+            setting = space.without_idle_knobs({"method": method, **backends.default_knobs(point, method), **knobs})
             known = {k: v for k, v in setting.items() if k == "method" or k in names}
             found.setdefault(tuple(sorted(known.items())), known)
     return list(found.values())
@@ -112,6 +113,20 @@ class Running:
         self.answers: dict[Candidate, Measured] = {}
         self._steps = bisect(trail, effort)
         self.wanted = self._next(None)
+
+    @property
+    def unanswered(self) -> list[Candidate]:
+        return [candidate for candidate in self.wanted if candidate not in self.answers]
+
+    def skip(self, reason_of: Callable[[Candidate], str | None]) -> None:
+        """Answers the wanted candidates that have a reason not to be measured: their wrong numbers are known."""
+        while self.wanted:
+            for candidate in self.unanswered:
+                if reason := reason_of(candidate):
+                    self.answers[candidate] = Failure(reason, wrong_numbers=True, measured=False)
+            if self.unanswered:
+                return
+            self.advance("")
 
     def advance(self, why_spent: str) -> None:
         """Continues the search if all wanted candidates were measured, or ends it if the budget is used up."""
@@ -142,10 +157,15 @@ class Request:
         slots = {slot: setting for candidate in self.of_pass.values() for slot, setting in candidate.settings.items()}
         order = {space.slot(self.task.operator, phase): phase for phase in space.PHASES}
         phases = {phase: slots[slot] for slot, phase in order.items() if slot in slots} or {"fprop": {"method": "none"}}
-        repetition = [f"repetition={self.repetition}"] if self.repetition else []
-        point = {**self.task.point, "phases": phases, "repetition": self.repetition}
+        more = [f"repetition={self.repetition}"] if self.repetition else []
+        workload = self.task.point["workload"]
+        # Everything is compared with the baseline, so that is measured with all repeats.
+        if self.of_pass and self.task.noise_goal is not None:
+            more.append(f"{NOISE_GOAL}={self.task.noise_goal}")
+            workload = {**workload, "noise_goal": self.task.noise_goal}
+        point = {**self.task.point, "phases": phases, "repetition": self.repetition, "workload": workload}
         completed = workloads.load("operator").complete(point)
-        return Job([*self.task.overrides, f"phases={override_value(phases)}", *repetition], completed)
+        return Job([*self.task.overrides, f"phases={override_value(phases)}", *more], completed)
 
 
 @dataclass
@@ -159,6 +179,8 @@ class Task:
     cells: dict[str, Cell]
     refused: Counter[str]
     """Numbers of invalid candidates, by reason."""
+    noise_goal: float | None = None
+    """`workload.noise_goal` of its points, except the baseline."""
     baseline: Result | None = None
     running: dict[str, Running] = field(default_factory=dict)
     counts: Counter[Any] = field(default_factory=Counter)
@@ -175,7 +197,8 @@ class Task:
     @property
     def case_label(self) -> str:
         """Returns the case's label without the operator."""
-        return f"{self.point['model']['name']} TP={self.point['tp_size']}"
+        more = workloads.process_wide(self.point)
+        return f"{self.point['model']['name']} TP={self.point['tp_size']}{f' {more}' if more else ''}"
 
     @property
     def case(self) -> str:
@@ -190,9 +213,18 @@ class Task:
             none = estimate([*times.none.samples_us, *times.point.samples_us])
             self.running[pass_name] = Running(Trail(cell, none, times.floor.median_us), effort)
 
-    def requests(self) -> list[Request]:
-        """Returns the points of the next round; none if every search has ended."""
-        return [self.request(settings) for settings in side_by_side({n: r.wanted for n, r in self.running.items()})]
+    def requests(self, known: KnownWrong | None = None) -> list[Request]:
+        """Returns the points of the next round; none if every search has ended. Settings that are `known` to compute
+        wrong numbers are not among them."""
+        for running in self.running.values():
+            if known:
+                running.skip(lambda candidate: known.reason(self.point, candidate.settings, self._environment))
+        return [self.request(settings) for settings in side_by_side({n: r.unanswered for n, r in self.running.items()})]
+
+    @property
+    def _environment(self) -> Mapping[str, Any]:
+        assert self.baseline
+        return self.baseline.environment
 
     def request(self, of_pass: Mapping[str, Candidate]) -> Request:
         key = frozenset(of_pass.items())

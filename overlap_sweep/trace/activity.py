@@ -16,9 +16,9 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from overlap_sweep.trace.columns import NO_CORRELATION, Events, Trace
 from overlap_sweep.trace.intervals import Intervals, contains, merge, places_by_value
 from overlap_sweep.trace.kernel_classes import KernelClass, Kind, classify
-from overlap_sweep.trace.kineto import NO_CORRELATION, Events, Trace
 
 FWD, BWD, NEITHER, RECOMPUTE = range(4)
 """NEITHER: the optimizer, barriers, and what follows the backward pass; it counts only in the whole iteration. So does
@@ -58,8 +58,11 @@ def assign_device(trace: Trace, is_gemm: NDArray[np.bool_]) -> Assignment:
     events.
 
     All kernels of a CUDA graph have the launch of the graph. An event without a launch follows the event before it on
-    its stream, or, if that has none either, the event before it on any stream.
+    its stream, or, if that has none either, the event before it on any stream. A trace that has no passes is a single
+    iteration.
     """
+    if not trace.has_passes:
+        return Assignment(np.zeros(len(trace.device), np.int64), np.full(len(trace.device), NEITHER, np.int8))
     launch = launches_of(trace)
     known = launch >= 0
     if not known.any():

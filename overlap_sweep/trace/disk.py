@@ -22,6 +22,9 @@ SUFFIXES = (".json", ".json.gz")
 TIMELINE_MARK = "overlap_sweep timeline"
 """Made-by mark at the beginning of a timeline of several ranks."""
 
+ROCPROFV3 = "rocprofiler-sdk-tool"
+"""The key that all of a file of rocprofv3 is below."""
+
 BLOCK_BYTES = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -109,7 +112,8 @@ def _is_trace(path: Path) -> bool:
     text, whole = beginning(path)
     if _marked(text):
         return False
-    return "trace" in path.name or b'"traceEvents"' in text or (not whole and path.name.endswith(".gz"))
+    known = any(f'"{key}"'.encode() in text for key in ("traceEvents", ROCPROFV3))
+    return "trace" in path.name or known or (not whole and path.name.endswith(".gz"))
 
 
 def _marked(text: bytes) -> bool:

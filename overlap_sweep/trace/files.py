@@ -25,7 +25,7 @@ from overlap_sweep.trace.document import MOST_RANKS
 from overlap_sweep.trace.processes import decoded, encoded, read_each
 
 if TYPE_CHECKING:
-    from overlap_sweep.trace.kineto import Trace
+    from overlap_sweep.trace.columns import Trace
 
 _KIND = "traces"
 

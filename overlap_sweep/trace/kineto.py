@@ -6,22 +6,30 @@ Kineto writes microseconds with three decimals, and sums of floats would not be 
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
 from decimal import Decimal
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.trace.columns import (
+    MOST_ELEMENTS,
+    NO_CORRELATION,
+    NO_DETAIL,
+    Detail,
+    Events,
+    Trace,
+    check_number,
+    numbering,
+)
 from overlap_sweep.trace.disk import RECORD_AGAIN
-from overlap_sweep.trace.document import MOST_RANKS, Document, Event, ExactEvent, ProcessGroup
+from overlap_sweep.trace.document import MOST_RANKS, Document, Event, ExactEvent
+from overlap_sweep.trace.rocprofv3 import is_rocprofv3, read_rocprofv3
 from overlap_sweep.trace.stream import pieces
 
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -40,15 +48,6 @@ OLD_CATEGORIES = {
 }
 """Names of the categories in older versions of PyTorch."""
 
-NO_CORRELATION = -1
-
-MOST_DIFFERENT = 1 << 16
-"""Most names of events, or pairs of process and thread. Traces of torch have some hundreds; this many take seconds, a
-million took minutes and a gigabyte."""
-
-MOST_ELEMENTS = 1 << 38
-"""Elements or bytes of one collective or copy; even those of MOST_RANKS ranks are a 64-bit number of bytes."""
-
 _MOST_US = 2.0**51
 """71 years. Integer nanoseconds can hold a time of this size plus a duration, and differences of two."""
 
@@ -56,87 +55,8 @@ EXACT_UNTIL_US = 2.0**43
 """Up to here (100 days) a float holds microseconds with three decimals to the nanosecond."""
 
 
-@dataclass(frozen=True)
-class Events:
-    """Events as columns of equal length, in the order of the file."""
-
-    label: NDArray[np.int32]
-    """Index into Trace.labels."""
-    lane: NDArray[np.int32]
-    """Number of the pair of process and thread on the host, or of device and stream on a device."""
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
-    correlation: NDArray[np.int64]
-    """Joins device events to the launch that caused them; NO_CORRELATION where there is none."""
-    external: NDArray[np.int64]
-    """Joins device events and launches to the operator that called them; NO_CORRELATION where there is none."""
-    detail: NDArray[np.int32]
-    """Index into Trace.details."""
-
-    def __len__(self) -> int:
-        return len(self.label)
-
-    def __getitem__(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> Events:
-        return Events(*(getattr(self, column.name)[chosen] for column in fields(self)))
-
-    @property
-    def intervals(self) -> NDArray[np.int64]:
-        return np.stack((self.start_ns, self.end_ns), axis=1)
-
-
-class Detail(NamedTuple):
-    """What else the trace records of a kernel, copy or collective, as it is written; None where it is missing."""
-
-    collective: str | None = None
-    group: str | None = None
-    group_about: str | None = None
-    group_ranks: str | None = None
-    group_size: int | None = None
-    sent: int | None = None
-    """Elements that this rank gives."""
-    received: int | None = None
-    dtype: str | None = None
-    shape: str | None = None
-    """Grid and block of a kernel, or the dimensions of a collective's arguments on the host."""
-    bytes: int | None = None
-    peer: int | None = None
-    """Global rank that a send or recv is to or from."""
-
-
-_NO_DETAIL = Detail()
-
 _ON_HOST = ("c10d::", "gloo:", "mpi:", "ucc:")
 """Beginnings of the names of operators and spans whose dimensions are kept."""
-
-
-@dataclass(frozen=True)
-class Trace:
-    """One rank's trace."""
-
-    rank: int | None
-    world_size: int | None
-    base_time_ns: int
-    """Origin of all times, in nanoseconds since 1970; 0 if the trace does not record it."""
-    labels: list[tuple[str, str]]
-    """The distinct pairs of category and name."""
-    lanes: list[tuple[str, str]]
-    """The distinct pairs of process and thread, or of device and stream."""
-    details: list[Detail]
-    """The distinct details; the first one is empty."""
-    groups: dict[str, ProcessGroup]
-    """Process groups by name."""
-    device: Events
-    """Kernels, copies and sets. NCCL's annotations on the GPU are left out: they repeat its kernels."""
-    launches: Events
-    """Calls of the runtime or driver that may have caused device events."""
-    host: Events
-    """CPU operators and annotations."""
-    forward: NDArray[np.bool_]
-    """Mask of `host`: operators that autograd numbered as part of a forward computation."""
-    modules: Events
-    """Calls of modules on the host, named `nn.Module: Linear_0`."""
-    warnings: list[str]
-    """A sentence for each reason why only part of it was read."""
 
 
 _NEITHER, _DEVICE, _LAUNCH, _HOST, _MODULE = range(5)
@@ -154,11 +74,6 @@ def _group(written: str | None) -> int:
     return _LAUNCH if category.endswith(LAUNCH_SUFFIXES) else _NEITHER
 
 
-def _numbering() -> defaultdict[Any, int]:
-    """Returns a mapping that numbers keys in the order of their first lookup."""
-    return defaultdict(itertools.count().__next__)
-
-
 def _category(written: str | None) -> str:
     return OLD_CATEGORIES.get(written or "", written or "")
 
@@ -168,12 +83,14 @@ class _NeedExactTimes(Exception):
 
 
 def read_trace(path: Path | str) -> Trace:
-    """Reads a trace, `.json` or gzipped, of any size.
+    """Reads a trace of torch.profiler, `.json` or gzipped, of any size, or one of rocprofv3.
 
-    UserError when it is missing, is not a trace, or has no events. A damaged trace is read up to the damage, with a
-    warning.
+    UserError when it is missing, is not a trace, or has no events. A damaged trace of torch.profiler is read up to the
+    damage, with a warning.
     """
     path = Path(path)
+    if is_rocprofv3(path):
+        return read_rocprofv3(path)
     try:
         trace = _read(path, Document())
     except _NeedExactTimes:
@@ -182,8 +99,8 @@ def read_trace(path: Path | str) -> Trace:
 
 
 def _read(path: Path, document: Document) -> Trace:
-    group_of, labels, lanes, details = cache(_group), _numbering(), _numbering(), _numbering()
-    details[_NO_DETAIL]
+    group_of, labels, lanes, details = cache(_group), numbering(), numbering(), numbering()
+    details[NO_DETAIL]
     parts: dict[int, list[tuple[NDArray[Any], ...]]] = {_DEVICE: [], _LAUNCH: [], _HOST: [], _MODULE: []}
     for events in pieces(path, document):
         # Traces with stacks have more names of functions than any other names.
@@ -202,9 +119,9 @@ def _read(path: Path, document: Document) -> Trace:
         label = np.fromiter(map(labels.__getitem__, map(attrgetter("cat", "name"), kept)), np.int32, len(kept))
         lane = np.fromiter(map(lanes.__getitem__, map(attrgetter("pid", "tid"), kept)), np.int32, len(kept))
         detail = np.fromiter((details[_detail(event)] for event in kept), np.int32, len(kept))
-        _check_number(path, labels, "names of events", "fewer steps, or annotations whose names do not change")
-        _check_number(path, lanes, "threads and streams", "fewer steps")
-        _check_number(path, details, "sizes of kernels and copies", "fewer steps")
+        check_number(path, labels, "names of events", "fewer steps, or annotations whose names do not change")
+        check_number(path, lanes, "threads and streams", "fewer steps")
+        check_number(path, details, "sizes of kernels and copies", "fewer steps")
         group = np.fromiter((group_of(category) for category, _ in labels), np.int8, len(labels))[label]
         for number, columns in parts.items():
             chosen = np.flatnonzero(group == number)
@@ -212,7 +129,7 @@ def _read(path: Path, document: Document) -> Trace:
     if not any(len(columns[0]) for number in (_DEVICE, _HOST) for columns in parts[number]):
         raise _nothing_in(path, document)
     # The same process and thread may be written as numbers and as strings.
-    spelled = _numbering()
+    spelled = numbering()
     same = np.array([spelled[str(process), str(thread)] for process, thread in lanes], np.int32)
     device, _ = _joined(parts.pop(_DEVICE), same)
     launches, _ = _joined(parts.pop(_LAUNCH), same)
@@ -234,12 +151,6 @@ def _read(path: Path, document: Document) -> Trace:
         modules=modules,
         warnings=_warnings(path, document),
     )
-
-
-def _check_number(path: Path, different: Collection[Any], things: str, instead: str) -> None:
-    """Raises UserError if there are more of these than any program has."""
-    if len(different) > MOST_DIFFERENT:
-        raise UserError(f"{path} has more than {MOST_DIFFERENT:,} different {things}; record {instead}.")
 
 
 def _numbers(events: Sequence[Event], document: Document) -> tuple[NDArray[Any], ...]:
@@ -287,14 +198,14 @@ def _detail(event: Event) -> Detail:
     """Returns what the event's arguments say; values that are not what they should be are left out."""
     args = event.args
     if args is None:
-        return _NO_DETAIL
+        return NO_DETAIL
     shape = None
     if args.grid is not None:
         shape = f"{args.grid} {args.block}"
     elif args.input_dims is not None and (event.name or "").startswith(_ON_HOST):
         shape = f"{args.input_dims} {args.input_type}"
     elif args.collective is None and args.bytes is None:
-        return _NO_DETAIL
+        return NO_DETAIL
     return Detail(
         collective=_text(args.collective),
         group=_text(args.group),

@@ -37,9 +37,12 @@ class Case:
     """Time of the measurement, UTC."""
     applies_to: list[str] = field(default_factory=list)
     """Which layers of the model the files apply to, in sentences; empty if all layers are alike."""
+    process_wide: str = ""
+    """What was set for whole processes and is not as usual, such as `CUDA_DEVICE_MAX_CONNECTIONS=8`."""
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.tokens} tokens, {self.precision}, backend {self.backend} on {self.device}"
+        more = f", {self.process_wide}" if self.process_wide else ""
+        return f"{self.model}, {self.tokens} tokens, {self.precision}, backend {self.backend} on {self.device}{more}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,7 @@ class BestSetting:
     device: str
     precision: str | None
     tokens: int | None
+    process_wide: str | None = None
     tp_size: int
     slot: str
     """Operator and phase, such as `fc1_dgrad`."""
@@ -91,6 +95,9 @@ class BestSetting:
     """Whether copy engines move the data."""
     atomic_gemm: bool | None
     fp8_buf: bool | None
+    comm_priority: int | None = None
+    gemm_priority: int | None = None
+    pipeline_rs_overlap_first_gemm: bool | None = None
     time_us: float | None
     """Median time of the pass with this setting."""
     noise_us: float | None
@@ -141,6 +148,8 @@ class LayerTimes:
     bwd_us: float | None
     optimizer_us: float | None
     """Time of the optimizer; None without one."""
+    both_us: float | None = None
+    """Time of the pairs of a backward and the next forward; None without several micro batches."""
     time_us: float | None
     """Median time of the whole iteration."""
     noise_us: float | None

@@ -49,6 +49,10 @@ TP_SIZES = (2, 4, 8)
 
 BEST = "best of each slot"
 
+TOGETHER_NOISE = 2.0
+"""Noise of the combinations' trial over that of the proof: combinations are much alike, and the proof is measured
+anew."""
+
 CONFIGS = "configs"
 """Folder next to the points with the tp_comm_overlap_cfg files of the layers."""
 
@@ -149,7 +153,7 @@ def _prove(whole: Sweep, task: Task, record: TunerRecord) -> None:
     names = {label: _write_config(whole, task, index, found[label]) for index, label in enumerate(found)}
     taken: str | None = next(iter(found))
     if len(names) > 1:
-        result = _run_trial(whole, task, "together", {NONE: NONE, **names}, record.together)
+        result = _run_trial(whole, task, "together", {NONE: NONE, **names}, record.together, TOGETHER_NOISE)
         taken = _fastest_together(names, result)
     tuned = _write_config(whole, task, TUNED, found[taken]) if taken else NONE
     variants = {NONE: NONE, DEFAULT: DEFAULT, TUNED: tuned, **presets(tuner.presets, tp_size)}
@@ -171,27 +175,36 @@ def _write_config(whole: Sweep, task: Task, name: object, config: OverlapConfig)
     return f"{FILE}{write_atomically(path, overlap_cfg.text(config).encode())}"
 
 
-def _run_trial(whole: Sweep, task: Task, name: str, variants: Mapping[str, str], trials: list[LayerTrial]) -> Result:
+def _run_trial(
+    whole: Sweep,
+    task: Task,
+    name: str,
+    variants: Mapping[str, str],
+    trials: list[LayerTrial],
+    noise: float = 1.0,
+) -> Result:
     """Measures one layer with these variants, by their names in reports, and adds it to the trials, replacing that of
-    an earlier run."""
+    an earlier run. `noise`: how many times that of the proof is enough."""
     point = f"{name}_{case_word(task)}"
-    job = _layer_job(whole, task, point, list(dict.fromkeys(variants.values())))
+    job = _layer_job(whole, task, point, list(dict.fromkeys(variants.values())), noise)
     if variants.get(TUNED) == NONE and not workloads.load("layer").overlap_configs(job.point):
         # A layer without any possible overlap would be skipped, and the answer "no overlap" remain unproven.
-        job = _layer_job(whole, task, point, [NONE])
+        job = _layer_job(whole, task, point, [NONE], noise)
     (result,) = whole.measurements.run([job])
     at = next((index for index, other in enumerate(trials) if other.point == point), len(trials))
     trials[at : at + 1] = [LayerTrial(tp_size=task.point["tp_size"], point=point, variants=dict(variants))]
     return result
 
 
-def _layer_job(whole: Sweep, task: Task, subdirectory: str, variants: list[str]) -> Job:
+def _layer_job(whole: Sweep, task: Task, subdirectory: str, variants: list[str], noise: float) -> Job:
+    goal = whole.config.tuner.noise_goal
     overrides = [
         *(override for override in task.overrides if _holds_for_layers(override)),
         "workload=layer",
         f"layer.kind={_kind_to_prove(task.point['model'], whole.config)}",
         f"layer.variants={override_value(variants)}",
         "profile=none",
+        *([] if goal is None else [f"workload.noise_goal={noise * goal:g}"]),
         f"hydra.sweep.subdir={override_value(subdirectory)}",
     ]
     return Job(overrides, resolve(whole.compose(overrides)))
@@ -202,7 +215,8 @@ def case_word(task: Task) -> str:
     point = task.point
     model = str(point["model"]["name"]).rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
     parts = model, f"tp{point['tp_size']}", point["backend"], point["precision"], f"tokens{point['workload']['tokens']}"
-    name = "_".join(parts)
+    more = workloads.process_wide(point)
+    name = "_".join([*parts, *([more] if more else [])])
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
 
 

@@ -13,11 +13,12 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from overlap_sweep import backends
 from overlap_sweep.config import PointConfig
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.processes import Start
 
 if TYPE_CHECKING:
@@ -70,6 +71,15 @@ def _on_one_node(config: Config) -> str:
     return f"workload={config['workload']['name']} runs on one node; leave out runtime.nodes"
 
 
+class Wrapper(NamedTuple):
+    """A program that starts the processes, such as a profiler (`profilers.py`)."""
+
+    words: tuple[str, ...]
+    """Program and arguments."""
+    missing: str
+    """Error message if the program is not in PATH."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workers:
     """A point's requirements on its worker processes. Points with equal requirements can share them."""
@@ -78,15 +88,13 @@ class Workers:
     """CUDA_DEVICE_MAX_CONNECTIONS, unless `runtime.max_connections` is given. None: as the launcher has it."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Additional environment variables."""
-    wrapper: tuple[str, ...] = ()
-    """Program and arguments that start the processes, such as a profiler."""
-    wrapper_missing: str = ""
-    """Error message if the wrapper's program is not in PATH."""
+    wrapper: Wrapper | None = None
     company: str = ""
     """Any further string that must be equal for points to share processes."""
 
 
-def _usual_workers(config: Config, directory: Path) -> Workers:
+def usual_workers(config: Config, directory: Path) -> Workers:
+    """Returns the requirements of a point that its backend alone decides."""
     return Workers(max_connections=backends.max_connections(config["backend"]))
 
 
@@ -183,7 +191,7 @@ class Workload:
     cost: Callable[[Config], tuple[Any, ...]] = lambda config: ()
     """Returns the values that a point's duration depends on, besides model, ranks, backend, precision, tokens and
     repeats."""
-    workers: Callable[[Config, Path], Workers] = _usual_workers
+    workers: Callable[[Config, Path], Workers] = usual_workers
     """Returns the requirements of a completed point on its worker processes, which may write into its run directory.
     UserError if they cannot be started."""
     backend: Callable[[str], Any] = backends.load
@@ -255,6 +263,15 @@ def gpus(config: Config) -> int:
 def nodes(config: Config) -> int:
     """Returns the number of machines that a resolved point's ranks are spread over."""
     return int(config["runtime"].get("nodes") or 1)
+
+
+def process_wide(config: Config) -> str:
+    """Returns what a point sets for whole processes, which no file for Megatron-LM can set, as it is spelled there:
+    `CUDA_DEVICE_MAX_CONNECTIONS=8, with_cublasmp=True`. Empty if that is as usual."""
+    connections = config["runtime"].get("max_connections") if config["runtime"]["device"] != "cpu" else None
+    usual = connections in (None, backends.max_connections(config["backend"]))
+    found = [] if usual else [f"{overlap_cfg.CONNECTIONS}={connections}"]
+    return ", ".join([*found, *([overlap_cfg.CUBLASMP] if config.get("with_cublasmp") else [])])
 
 
 def ranks_per_node(config: Config) -> int:

@@ -57,6 +57,24 @@ def test_what_is_reduced_stays_as_it_is(async_op: bool) -> None:
     assert tensor.equal(torch.arange(6.0))
 
 
+@pytest.mark.parametrize("async_op", [False, True])
+def test_collectives_that_are_passed_on_together_are_as_those_alone(async_op: bool) -> None:
+    """Transformer Engine gathers blocks and their scales at once, the latter into a part of a padded tensor."""
+    group, data, scales = SilentGroup(0, 2), torch.arange(6.0).view(2, 3), torch.arange(4, dtype=torch.uint8).view(2, 2)
+    gathered, padded = torch.empty(4, 3), torch.full((128, 2), 9, dtype=torch.uint8)
+    gather = getattr(dist, GATHERS[0])
+    with dist._coalescing_manager(group=group, device=torch.device("cpu"), async_ops=async_op) as both:  # type: ignore[attr-defined]
+        gather(gathered, data, group=group)
+        gather(padded[:4], scales, group=group)
+    if async_op:
+        both.wait()
+    assert gathered.equal(torch.cat([data] * 2))
+    assert padded.equal(torch.cat([scales, scales, torch.full((124, 2), 9, dtype=torch.uint8)]))
+    with dist._coalescing_manager(group=group):  # type: ignore[attr-defined]
+        dist.all_reduce(data, op=dist.ReduceOp.MAX, group=group)
+    assert data.equal(torch.arange(6.0).view(2, 3))
+
+
 def test_the_content_of_a_shape_is_filled_once() -> None:
     group = SilentGroup(0, 2)
     first, second, other = torch.ones(2, 3), torch.full((2, 3), 2.0), torch.full((4, 3), 3.0)
@@ -72,6 +90,14 @@ def test_nothing_is_copied_to_scatter() -> None:
     full, shard = torch.arange(12.0).view(4, 3), torch.empty(2, 3)
     getattr(dist, SCATTERS[0])(shard, full, group=SilentGroup(1, 2))
     assert shard.data_ptr() == full[2:].data_ptr()
+
+
+@pytest.mark.parametrize("received", [[1, 1], [2, 2], [3, 4]])
+def test_an_all_to_all_gets_as_many_rows_as_it_would_of_its_own(received: list[int]) -> None:
+    given, output = torch.arange(1.0, 13.0).view(4, 3), torch.empty(sum(received), 3)
+    dist.all_to_all_single(output, given, received, [2, 2], group=SilentGroup(0, 2))
+    assert output.equal(torch.cat([given, given])[: sum(received)])
+    assert (output.data_ptr() == given.data_ptr()) == (sum(received) <= 4)
 
 
 def test_what_needs_a_gradient_can_be_communicated() -> None:

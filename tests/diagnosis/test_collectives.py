@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from overlap_sweep.diagnosis.collectives import BYTES_OF, collective_of, group_of, sizes_of_host, type_of
+from overlap_sweep.trace.columns import Detail
 from overlap_sweep.trace.document import ProcessGroup
-from overlap_sweep.trace.kineto import Detail
 
 
 @pytest.mark.parametrize(

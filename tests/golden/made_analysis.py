@@ -191,12 +191,17 @@ def write_stacks(directory: Path) -> None:
 
 
 def write_copies(directory: Path) -> None:
-    """An answer for each direction: hidden, nothing hidden, not to be told, slower, no answer."""
+    """An answer for each direction: hidden (more with GEMMs in chunks), nothing hidden, not to be told, slower, no
+    answer."""
     for direction, overlapped_us, spread_us in (
         *(("host_to_device", 1100.0, 1.0), ("device_to_host", 1395.0, 1.0)),
         *(("device_to_device", 1300.0, 100.0), ("peer", 1500.0, 1.0)),
     ):
         make_point("copy_engine", directory, copy_config(direction), overlapped_us=overlapped_us, spread_us=spread_us)
+    for chunks, in_chunks_us in ((4, (1030.0, 1060.0)), (16, (1150.0, 1170.0))):
+        config = copy_config("host_to_device")
+        config["copy_engine"]["chunks"] = chunks
+        make_point("copy_engine", directory, config, in_chunks_us=in_chunks_us, spread_us=1.0)
     bound = {"gemm": False, "copy": True, "sequential": False, "overlapped": False}
     environment = {**ENVIRONMENT, "gpu": "NVIDIA B200"}
     make_point("copy_engine", directory, launch_bound=bound, environment=environment)

@@ -36,11 +36,14 @@ ON_TORCH = "backend=torch runtime.device=cpu precision=fp32"
 OVERLAPPING = "backend=torch,transformer_engine,symm_mem"
 PRECISIONS = ",".join(PRECISIONS_OF_ALL)
 FP8 = "precision=bf16,fp8_delayed,fp8_current"
+BLOCKS = "precision=fp8_block,mxfp8,nvfp4"
+IN_BLOCKS = "workload.tokens=2048 model.ffn_hidden_size=2048 model.hidden_size=1024"
 DIVISIBLE = "workload.tokens=960 model.ffn_hidden_size=480 model.hidden_size=480"
 SLOTS = "operator=qkv,proj,fc1,fc2 phase=all,fprop,dgrad,wgrad method=none,bulk,ring_exchange,pipeline"
 KNOBS = (
     *("num_sm=32,33", "aggregate=false,true", "num_splits=4", "cga_size=2", "set_sm_margin=true", "use_ce=true,false"),
     *("atomic_gemm=true", "fp8_buf=false,true", "cga_size=2 set_sm_margin=true"),
+    *("comm_priority=-5,0 gemm_priority=null,-1", "pipeline_rs_overlap_first_gemm=false,true"),
 )
 TARGETS = ("method=none,bulk,ring_exchange", "operator=fc2 method=ring_exchange,pipeline")
 PIPELINES = ("operator=fc2 phase=fprop method=pipeline", "operator=fc1 phase=dgrad method=pipeline")
@@ -73,8 +76,24 @@ OPERATOR = (
     f"{FP8} model.ffn_hidden_size=72 operator=fc2 method=none",
     f"{FP8} model.hidden_size=250",
     f"{FP8} workload.tokens=120",
+    f"{FP8} tp_size=1 workload.tokens=120 method=none",
     *(f"{slot} precision=bf16,fp8_delayed num_splits=1,3,4,16,32,512" for slot in PIPELINES),
+    f"{BLOCKS} {IN_BLOCKS} method=none,bulk,ring_exchange,pipeline",
+    f"{BLOCKS} {IN_BLOCKS} phase=dgrad,wgrad method=bulk",
+    f"{BLOCKS} {IN_BLOCKS} operator=fc2 method=none,ring_exchange,pipeline",
+    f"{BLOCKS} {IN_BLOCKS} workload.tokens=192,224,232 tp_size=1,2 operator=fc1,fc2 method=none",
+    f"{BLOCKS} {IN_BLOCKS} model.ffn_hidden_size=1376,2032 operator=fc2 method=none",
+    f"{BLOCKS} {IN_BLOCKS} model.hidden_size=1056 operator=fc1,fc2 method=none tp_size=1,2",
+    f"precision=mxfp8 {IN_BLOCKS} workload.tokens=192 phase=fprop,dgrad,wgrad method=bulk,ring_exchange",
+    f"precision=mxfp8 {IN_BLOCKS} model.ffn_hidden_size=1088 operator=fc2 method=ring_exchange,pipeline phase=fprop",
+    f"precision=mxfp8 {IN_BLOCKS} operator=fc2 method=pipeline phase=fprop num_splits=4,8,16",
+    f"precision=mxfp8 {IN_BLOCKS} operator=fc2 method=pipeline phase=fprop fp8_buf=true,false atomic_gemm=true,false",
     "operator=fc2 phase=fprop method=ring_exchange aggregate=true",
+    "with_cublasmp=true operator=fc1,fc2 method=none,bulk,ring_exchange,pipeline runtime.multicast=false,true",
+    f"with_cublasmp=true method=ring_exchange {OVERLAPPING},megatron precision=bf16,fp8_delayed,fp16",
+    "with_cublasmp=true,false method=ring_exchange use_ce=null,false aggregate=null,true",
+    "runtime.max_connections=null,1,8 precision=fp8_delayed method=ring_exchange atomic_gemm=false,true",
+    "precision=fp8_delayed operator=fc2 method=pipeline atomic_gemm=true pipeline_rs_overlap_first_gemm=true",
     *PHASES,
     *NO_PHASES,
     "backend=magic,flux",
@@ -113,6 +132,8 @@ NAMES = (
 
 KINDS = f"layer.kind={','.join(space.LAYER_KINDS)}"
 PRESETS = f"layer.variants={','.join(f'[{name}]' for name in layer_variants.PRESETS)}"
+_OTHERS = "tp_comm_overlap_ag:false,tp_comm_overlap_rs:false,tp_comm_bulk_dgrad:false"
+OFF, ONLY_WGRAD = f"{{{_OTHERS},tp_comm_bulk_wgrad:false}}", f"{{{_OTHERS}}}"
 PARTS = "layer.kind=multihead_attention,layernorm_mlp,layernorm_linear"
 SWITCHED = "layer.comm_overlap=true,false"
 HEADS = "model.num_attention_heads=48 model.num_kv_heads=48 model.hidden_size=768 model.ffn_hidden_size=1536"
@@ -146,11 +167,19 @@ LAYER = (
     *(f"layer.variants={names} {OVERLAPPING}" for names in ("[none,atomic,default]", "[none,default,atomic,bulk]")),
     f"layer.variants=[none,atomic],[default,none],[bulk,bulk,floor,none],[none],[],[floor],null {SWITCHED}",
     f"layer.ub_overlap_rs_dgrad=true layer.variants=null,[default] backend=transformer_engine,torch {SWITCHED}",
+    "layer.ub_overlap_ag=null,false layer.ub_bulk_wgrad=null,true layer.ub_overlap_rs_dgrad=false,true "
+    "backend=transformer_engine,torch,symm_mem",
+    f"layer.ub_overlap_rs=false layer.variants=[default] layer.tp_comm_overlap_cfg=null,/nowhere.yaml {SWITCHED}",
+    f"with_cublasmp=true {PRESETS} runtime.multicast=false,true",
     f"layer.tp_comm_overlap_cfg=/nowhere.yaml layer.variants=null,[default] {SWITCHED}",
     f"layer.tp_comm_overlap_cfg=/nowhere.yaml layer.ub_overlap_rs_dgrad=true {SWITCHED}",
     "layer.variants=[magic],[Default],[fc1_dgrad],[cfg.yaml],[''],['file:/nowhere/a/b.yaml','file:/nowhere/a-b.yaml']",
     "layer.micro_batch_size=2,3,128",
     f"{FP8} workload.tokens=120",
+    f"{BLOCKS} {IN_BLOCKS} layer.kind=linear,transformer_layer layer.variants=null,[none],[default],[bulk]",
+    f"{BLOCKS} {IN_BLOCKS} slots={{fc1_wgrad:{{method:bulk,num_sm:4}}}} switches={OFF},{ONLY_WGRAD},{{}}",
+    f"{BLOCKS} tp_size=1 layer.comm_overlap=false workload.tokens=120,128",
+    f"precision=mxfp8 {IN_BLOCKS} workload.tokens=192 layer.variants=[default],[none]",
     f"tp_size=8 {KINDS}",
     f"tp_size=1 layer.variants=null,[bulk] {SWITCHED} {OVERLAPPING}",
     f"tp_size=3,16 {HEADS} workload.tokens=768 {OVERLAPPING} layer.variants=[default],[ring_exchange]",
@@ -172,7 +201,8 @@ KERNEL = (
     *("k=null", "n=null", "kernel=null", "dtype=float16", "m=48", "iters=5", "warmup_iters=7"),
     "implementations=[],[ring_sm513],[warp],[ring_ce0],[ring,ring_sm4,bulk_sm3,pipeline_split5],[ring_agg0,ring_agg1]",
     f"kernel=ag_gemm,gemm_rs backend=transformer_engine runtime.device=cuda precision=bf16 {LARGE} implementations="
-    "[ring,ring_sm4],[bulk_sm32],[bulk_sm33],[pipeline_split3],[pipeline_sm12_split8_margin0],[bulk_ce1],[ring_agg1]",
+    "[ring,ring_sm4],[bulk_sm32],[bulk_sm33],[pipeline_split3],[pipeline_sm12_split8_margin0],[bulk_ce1],[ring_agg1],"
+    "[pipeline_first1],[ring_first1],[bulk_commprio-1_gemmprio-2],[bulk_commprio1]",
     "implementations=[ring],[warp] backend=symm_mem,flux runtime.device=cuda precision=bf16",
     "implementations=[bulk_sm2],[pipeline_sm2],[ring] kernel=gemm_ar",
     "backend=megatron,magic,auto",
@@ -202,6 +232,12 @@ FSDP = (
     "distributed.dp_size=8 fsdp.replicas=1,2,4 fsdp.reshard_after_forward=true,2,3,4,8",
     *("distributed.strategy=fsdp2,ddp distributed.bucket_cap_mb=5", "distributed.gradient_as_bucket_view=false"),
     "fsdp.replicas=2 distributed.dp_size=4 streams.all_reduce=normal distributed.enable_overlap=true",
+    "distributed.strategy=fsdp2,ddp fsdp.layers_per_unit=1,2,4 fsdp.separate_reduce_scatter_group=false,true",
+    "fsdp.separate_reduce_scatter_group=true fsdp.replicas=1,2",
+    "distributed.strategy=fsdp2,ddp fsdp.symmetric_memory=null,kernels,copy_engines runtime.device=cpu,cuda",
+    "fsdp.symmetric_memory=multicast",
+    "fsdp.symmetric_memory=kernels runtime.device=cuda distributed.dp_size=4 fsdp.reshard_after_forward=true,2",
+    "fsdp.symmetric_memory=kernels,copy_engines runtime.device=cuda +distributed.env.NCCL_CTA_POLICY=2",
     "compile.enabled=true,false compile.mode=null,default",
     "compile.enabled=true compile.mode=null,default +compile.options.trace.enabled=true",
     *("model.num_kv_heads=3", "profiling.tensorboard=true", "profiling.tensorboard=true profiling.enabled=true"),
@@ -210,6 +246,7 @@ FSDP = (
 COPY_ENGINE = (
     "copy_engine.direction=host_to_device,device_to_host,device_to_device,peer runtime.device=cpu,cuda",
     *("backend=torch", "copy_engine.matrix_size=32 copy_engine.copy_mb=0.25 runtime.device=cuda", "fsdp.replicas=2"),
+    "copy_engine.matrix_size=32 copy_engine.chunks=null,1,32,33",
 )
 ALL_STACKS = "impl=autotp,fsdp_dtensor,async_tp,megatron"
 TP_TRAINING = (

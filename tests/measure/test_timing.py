@@ -13,6 +13,7 @@ import torch
 from overlap_sweep.measure import Ranks, timing
 from overlap_sweep.measure.timing import (
     FIRST_SPIN_US,
+    REST,
     SPIN_MARGIN,
     Mark,
     Turn,
@@ -115,6 +116,22 @@ def test_a_prepared_variant_runs_once_untimed_before_each_of_its_turns_and_anoth
     for variant in variants.values():
         variant.get_ready()
     assert calls[12:] == ["prepare"]
+
+
+def test_repeats_end_when_they_are_enough_and_some_variants_seldom_take_a_turn() -> None:
+    calls: list[str] = []
+    variants = {name: sleeper(calls, name) for name in ("a", "b", "floor")}
+    asked: list[dict[str, int]] = []
+
+    def enough(samples: Any) -> bool:
+        asked.append({name: len(taken.us["all"]) for name, taken in samples.items()})
+        return len(asked) == 2
+
+    taken = time_variants(variants, ALONE, 1, 30, ScriptedClock(), enough=enough, seldom=["floor"])
+    assert asked == [{"a": 6, "b": 6, "floor": 4}, {"a": 9, "b": 9, "floor": 5}]
+    assert {name: len(samples.us["fwd"]) for name, samples in taken.items()} == asked[-1]
+    # Each turn has a number of its own, so that inputs rotate.
+    assert [int("".join(filter(str.isdigit, call))) for call in calls] == list(range(3 + 9 + 9 + 5))
 
 
 def test_summary_statistics() -> None:
@@ -231,6 +248,20 @@ def test_the_spin_outlasts_the_slowest_variant_of_the_slowest_rank_and_never_fal
     assert stream.spins == spins_us
 
 
+def test_the_gpu_rests_for_a_share_of_what_its_longest_variant_takes_unless_it_waited_for_the_host(
+    stream: SimulatedStream,
+) -> None:
+    clock = gpu(stream)
+    long = Variant(lambda _repeat: stream.run(1, 1.0, 10_000.0))
+    waiting = Variant(lambda _repeat: stream.run(2, 1e6, 10_000.0))
+    for variant in (long, kernels(stream, 1.0), waiting, long):
+        clock(variant, 0)
+    assert stream.spins == [FIRST_SPIN_US, REST * 10_000.0, REST * 10_000.0, SPIN_MARGIN * 2e6]
+    clock(waiting, 0)
+    clock(waiting, 0)
+    assert stream.spins[-1] == SPIN_MARGIN * 2e6
+
+
 def test_a_variant_that_was_slow_once_is_not_waited_for_again(stream: SimulatedStream) -> None:
     """Its first run compiles: were every spin as long, a layer's 21 rounds would take a minute more."""
     clock, other, host_us = gpu(stream), kernels(stream, 1.0), iter([1e6, 1.0, 1.0])
@@ -293,6 +324,20 @@ def filled(value: float) -> list[torch.Tensor]:
     return [torch.full((3, 3), value) for _ in TENSORS]
 
 
+def test_a_pass_between_forward_and_backward_is_timed_and_checked() -> None:
+    def scheduled(factor: float) -> Variant:
+        return Variant(
+            lambda _: torch.ones(2),
+            lambda _, output: {"gradient": output + 1},
+            both=lambda _, output: factor * output,
+        )
+
+    samples = time_variants({"one": scheduled(2.0)}, ALONE, warmup=0, repeats=1, clock=ScriptedClock())
+    assert list(samples["one"].us) == ["fwd", "both", "bwd", "all"]
+    errors = relative_error(scheduled(3.0), scheduled(2.0), ALONE)
+    assert errors == pytest.approx({"output": 0.0, "output of both": 0.5, "gradient": 1 / 3})
+
+
 @pytest.mark.parametrize(
     ("place", "value", "error"), [(0, 11.0, 0.1), (1, 9.0, 0.1), (2, 11.0, 0.1), (0, torch.nan, torch.inf)]
 )
@@ -326,6 +371,12 @@ def test_zeros_equal_zeros_and_nothing_else() -> None:
     zeros = returning(*filled(0.0))
     assert max(relative_error(zeros, zeros, ALONE).values()) == 0.0
     assert min(relative_error(returning(*filled(1.0)), zeros, ALONE).values()) > 1e30
+
+
+def test_random_numbers_are_the_same_in_both() -> None:
+    inputs = torch.ones(3), 2 * torch.ones(3)
+    rounded = Variant(lambda repeat: inputs[repeat] + torch.rand(3), lambda _repeat, _output: {"grad": torch.rand(2)})
+    assert relative_error(rounded, rounded, ALONE) == {"output": 0.0, "grad": 0.0}
 
 
 def test_what_answers_with_the_last_calls_numbers_is_found() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.overlap import space
+from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.points import LONGEST_NAME
 from overlap_sweep.runtime.composition import point_name
 from tests.make_point import resolved
@@ -35,6 +36,7 @@ TAKES = {
 }
 RING = {"method": "ring_exchange"}
 BULK = {"method": "bulk", "num_sm": 4}
+FIRST = "pipeline_rs_overlap_first_gemm"
 
 
 @pytest.mark.parametrize("name", TAKES)
@@ -108,6 +110,8 @@ def test_a_brief_name_shows_no_knob_that_is_as_usual(setting: dict[str, Any] | N
 def test_names_tell_every_unusual_knob_and_are_read_again(method: str) -> None:
     usual = space.USERBUFFERS_DEFAULTS[method]
     others = [{**usual, knob: not value if isinstance(value, bool) else value + 1} for knob, value in usual.items()]
+    others += [{**usual, "comm_priority": -1}, {**usual, "gemm_priority": -5}]
+    others += [{**usual, FIRST: True}] if method == "pipeline" else []
     settings = [{"method": method, **knobs} for knobs in (usual, *others)]
     assert len({space.brief_name(setting) for setting in settings}) == len(settings)
     assert [space.setting_of(space.setting_name(setting)) for setting in settings] == settings
@@ -120,12 +124,27 @@ def test_names_tell_every_unusual_knob_and_are_read_again(method: str) -> None:
         ("pipeline_split8_sm512", {"method": "pipeline", "num_sm": 512, "num_splits": 8}),
         ("ring_fp8buf1_agg0", {**RING, "aggregate": False, "fp8_buf": True}),
         *((name, None) for name in ("none", "", "bulky", "ringing", "bulk_", "ring__sm4", "ring_sm4_", "x_sm4")),
+        ("bulk_commprio-5_gemmprio0", {"method": "bulk", "comm_priority": -5, "gemm_priority": 0}),
+        ("pipeline_first1", {"method": "pipeline", FIRST: True}),
+        *((name, None) for name in ("bulk_commprio-6", "bulk_commprio1", "bulk_commprio-0", "bulk_sm-4", "ring_ce-1")),
         *((name, None) for name in ("bulk_sm", "bulk_sm04", "bulk_sm513", "bulk_sm0", "bulk_sms4", "bulk_sm4_sm8")),
         *((name, None) for name in ("ring_agg2", "pipeline_split1025", "pipeline_split99999", "pipeline_cga17")),
     ],
 )
 def test_settings_are_read_from_names(name: str, setting: space.Setting | None) -> None:
     assert space.setting_of(name) == setting
+
+
+def test_a_setting_is_the_same_as_without_the_knobs_that_the_library_would_set_so() -> None:
+    plain = point(operator="fc2", phase="fprop", method="pipeline", num_splits=4)
+    as_usual = {**plain, "gemm_priority": 0, FIRST: False}
+    assert space.settings(as_usual) == space.settings(plain)
+    set_otherwise = {"comm_priority": -1, "gemm_priority": -2, FIRST: True}
+    assert space.settings({**plain, **set_otherwise})["fc2_fprop"].items() >= set_otherwise.items()
+    # A point without them is the point of earlier versions.
+    earlier = {name: value for name, value in plain.items() if name not in set_otherwise}
+    assert point_key(earlier) == point_key(plain)
+    assert "needs a reduce-scatter by pipeline" in str(space.refusal(point(method="bulk", **{FIRST: True})))
 
 
 def test_a_ring_exchange_by_copy_engines_is_the_same_whatever_its_num_sm() -> None:
@@ -136,7 +155,7 @@ def test_a_ring_exchange_by_copy_engines_is_the_same_whatever_its_num_sm() -> No
 
 
 # How FP8 and aggregation belong to reduce-scatters and all-gathers: read in Transformer Engine 2.20.
-SHARED = {"num_sm", "cga_size", "set_sm_margin"}
+SHARED = {"num_sm", "cga_size", "set_sm_margin", "comm_priority", "gemm_priority"}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +165,7 @@ SHARED = {"num_sm", "cga_size", "set_sm_margin"}
         ("fc1", "wgrad", "bulk", False, SHARED),
         # Only gathers are aggregated, and only what is reduced can be in FP8 or not.
         ("fc2", "fprop", "ring_exchange", False, {*SHARED, "use_ce", "atomic_gemm", "fp8_buf"}),
-        ("fc1", "dgrad", "pipeline", False, {*SHARED, "num_splits", "atomic_gemm", "fp8_buf"}),
+        ("fc1", "dgrad", "pipeline", False, {*SHARED, "num_splits", "atomic_gemm", "fp8_buf", FIRST}),
         ("fc1", "dgrad", "ring_exchange", False, {*SHARED, "use_ce", "atomic_gemm"}),
         ("fc2", "dgrad", "ring_exchange", True, {*SHARED, "use_ce", "atomic_gemm", "aggregate"}),
         ("fc2", "dgrad", "none", True, set()),

@@ -54,6 +54,18 @@ def test_what_is_measured_is(changes: dict[str, Any]) -> None:
     assert point_identity(resolved("operator", **{"method": "bulk", "num_sm": 4, **changes})) != point_identity(POINT)
 
 
+def test_a_point_without_the_options_that_look_into_it_is_that_of_earlier_versions() -> None:
+    later = ("debug", "nvtx", "nsys", "nsys_args", "ub_timeout_s")
+    earlier = {name: value for name, value in POINT["runtime"].items() if name not in later}
+    assert point_identity({**POINT, "runtime": earlier}) == point_identity(POINT)
+    for name in ("debug", "nvtx", "nsys"):
+        assert point_identity({**POINT, "runtime": {**earlier, name: True}}) != point_identity(POINT)
+    # How long a kernel waits before it gives up is none of its times.
+    assert environment_identity({**GPU, "variables": {**GPU["variables"], "UB_TIMEOUT": "20"}}) == environment_identity(
+        GPU
+    )
+
+
 def test_what_is_null_is_no_part_of_it_at_any_depth() -> None:
     later = {**POINT, "of_tomorrow": None, "model": {**POINT["model"], "rope": None}}
     assert point_identity(later) == point_identity(POINT)

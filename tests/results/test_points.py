@@ -174,7 +174,7 @@ def test_a_point_that_died_without_a_result_is_missing_as_hydra_composed_it(
     missing_point(tmp_path, composed)
     make_point("operator", tmp_path)
     died: Point = next(point for point in read_points(tmp_path).points if point.name == "missing")
-    assert (died.status, died.result, died.case) == ("missing", None, (*case, 1))
+    assert (died.status, died.result, died.case) == ("missing", None, (*case, 1, ""))
     assert died.config["tp_size"] == {"fsdp": 1, "copy_engine": 1}.get(died.workload, composed["tp_size"])
     assert died.config.get("operator") == {"operator": "qkv"}.get(died.workload)
     assert died.config.get("dp_size", 1) == 1

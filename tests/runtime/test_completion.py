@@ -21,7 +21,7 @@ def offered(line: str) -> list[str]:
         ("method=p", ["method=pipeline"]),
         ("tp_size=2 -m method=bulk,ri", ["method=bulk,ring_exchange"]),
         ("num_s", ["num_sm=", "num_splits="]),
-        ("precision=fp8_", ["precision=fp8_delayed", "precision=fp8_current"]),
+        ("precision=fp8_", ["precision=fp8_delayed", "precision=fp8_current", "precision=fp8_block"]),
         ("runtime.isolate=", ["runtime.isolate=true", "runtime.isolate=false"]),
         ("workload=fsdp fsdp.backward_prefetch=BACKWARD_PO", ["fsdp.backward_prefetch=BACKWARD_POST"]),
         ("impl=mega", ["impl=megatron"]),

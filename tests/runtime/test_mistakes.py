@@ -72,12 +72,14 @@ MISTAKES = {
     "-m tp_size=2,two": "tp_size=two is not a whole number; give a value from 1 to 8.",
     "runtime.isolate=maybe": "runtime.isolate=maybe is neither true nor false; give true or false.",
     "workload=kernel m=0": "m=0 is out of range; give a value from 1 to 16777216.",
-    "precision=float64": "precision=float64 is not known; choose one of fp32, fp16, bf16, fp8_delayed, fp8_current.",
+    "precision=float64": "precision=float64 is not known; choose one of fp32, fp16, bf16, fp8_delayed, fp8_current, "
+    "fp8_block, mxfp8, nvfp4.",
     # No options at all.
     "num_sm": "num_sm has no value; give num_sm=... .",
     "sweep -m tp_size=2": f"sweep is not of the form option=value. {HELP}",
     "num_sm==8": "num_sm==8 cannot be parsed; quote values with commas, brackets or spaces, as in 'num_sm=\"a,b\"'.",
     "--multirn num_sm=8": "Unknown flag --multirn. Did you mean --multirun?",
+    "--debug num_sm=8": "Unknown flag --debug. Did you mean runtime.debug=true?",
     "-x": f"Unknown flag -x. {HELP}",
 }
 

@@ -50,7 +50,7 @@ def test_configurations_share_nothing_although_hydra_does_not_copy_what_is_regis
         (("workload.name=play",), "workload=play is not known; choose one of operator"),
         (("workload.repeats=1",), "workload.repeats=1 is out of range"),
         (("profile=some",), "choose one of all, best, none"),
-        (("precision=fp4",), "choose one of fp32, fp16, bf16, fp8_delayed, fp8_current"),
+        (("precision=fp4",), "choose one of fp32, fp16, bf16, fp8_delayed, fp8_current, fp8_block, mxfp8, nvfp4"),
         (("workload=layer", "layer.variants=[none,magic]"), "layer.variants: magic is not known"),
         (("workload=layer", "layer.tp_comm_overlap_cfg=/nowhere.yaml"), "/nowhere.yaml cannot be read"),
         (("workload=layer", "layer.num_replicas=0"), "layer.num_replicas=0 is out of range"),

@@ -26,6 +26,10 @@ FSDP = (
     *("ranking.num_layers=1", "ranking.sequence_length=4", "ranking.num_sparse_features=2"),
     *("training.batch_size=1", "workload.repeats=3"),
 )
+COPIES = (
+    *("workload=copy_engine", "runtime.device=cpu", "profile=none", "copy_engine.matrix_size=64"),
+    *("copy_engine.copy_mb=0.5", "copy_engine.iterations=3"),
+)
 PROGRAM = """#!/bin/sh
 for argument in "$@"; do echo "$argument"; done > {place}/arguments
 while [ "$1" != -- ]; do
@@ -72,21 +76,24 @@ def point(*overrides: str, arguments: str = "--kernel-trace", profiled: bool = T
     return {**resolved, "profiling": profiling}
 
 
+@pytest.mark.parametrize(("workload", "ranks"), [(FSDP, 2), (COPIES, 1)], ids=["fsdp", "copy_engine"])
 def test_a_profiled_points_group_runs_under_it_and_what_it_writes_at_the_end_is_kept(
-    rocprofv3: Callable[[str], Path], tmp_path: Path
+    rocprofv3: Callable[[str], Path], tmp_path: Path, workload: tuple[str, ...], ranks: int
 ) -> None:
     arguments = rocprofv3("exec")
     launch = Launch(tmp_path / "runs")
     given = ("profiling.rocprofv3=true", "profiling.rocprofv3_args='--kernel-trace --name \"a b\"'")
-    done = launch.run(*FSDP, *given)
+    done = launch.run(*workload, *given)
     assert done.returncode == 0, done.stderr
     asked = arguments.read_text().splitlines()
     output = launch.directory / "single" / "rocprofv3"
-    assert asked[:6] == ["--kernel-trace", "--name", "a b", "-d", str(output), "--"]
-    assert asked[7:9] == ["-m", "overlap_sweep.runtime.agent"]
-    assert sorted(path.name for path in output.iterdir()) == ["rank0.csv", "rank1.csv"]
+    assert asked[:2] == ["--output-format", "json"]
+    assert asked[2:8] == ["--kernel-trace", "--name", "a b", "-d", str(output), "--"]
+    assert asked[9:11] == ["-m", "overlap_sweep.runtime.agent"]
+    assert sorted(path.name for path in output.iterdir()) == [f"rank{rank}.csv" for rank in range(ranks)]
     (result,) = launch.results().values()
     assert result.measured
+    assert result.point["profiling"]["rocprofv3"]
     assert launch.processes() == {}
 
 

@@ -55,6 +55,27 @@ def test_every_slot_gets_the_methods_and_knobs_that_it_takes(operator: str, expe
     assert not refused
 
 
+def test_priorities_and_the_first_gemm_are_searched_where_there_are_several_values() -> None:
+    fc2 = gpu_point(operator="fc2", model={"bias": False})
+    firsts = {"methods": ["pipeline"], "num_splits": (4,), "pipeline_rs_overlap_first_gemm": (False, True)}
+    of_pass, _ = found(fc2, phase="fprop", **firsts, num_sm=(4,))
+    # false is the library's own choice, thus the setting of a search without the knob.
+    assert list(map(str, of_pass["fwd"])) == ["pipeline_sm4_split4", "pipeline_sm4_split4_first1"]
+    of_pass, refused = found(fc2, ["ring_exchange"], "fprop", num_sm=(1,), comm_priority=(None, 0, -1))
+    assert list(map(str, of_pass["fwd"])) == ["ring_sm1", "ring_sm1_commprio-1"]
+    assert [reason[:42] for reason in refused] == ["Transformer Engine replaces comm_priority="]
+
+
+def test_of_cublasmp_only_num_sm_is_searched() -> None:
+    point = gpu_point(operator="fc2", with_cublasmp=True)
+    of_pass, refused = found(point, phase="fprop", use_ce=(True, False), num_splits=(2, 4), set_sm_margin=(True, False))
+    assert [one.settings for one in of_pass["fwd"]] == [
+        {"fc2_fprop": {"method": "ring_exchange", "num_sm": num_sm}} for num_sm in (1, 16)
+    ]
+    assert list(refused.values()) == [2]
+    assert "cuBLASMp's pipeline is NVLink multicast" in next(iter(refused))
+
+
 @pytest.mark.parametrize("phase", space.PHASES)
 def test_a_single_phase_leaves_the_others_without_overlap(phase: str) -> None:
     of_pass, _ = found(operator_point(), phase=phase)

@@ -17,6 +17,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.results.records import SearchRecord
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.runtime.kept import remember
 from overlap_sweep.search.sweeper import sweep
 from tests.search.stand_in import NONE_US, ON_CPU, Answer, Settings, StandIn, operator_result, results, sweep_of
 from tests.search.tiny import QUICK, SIZES
@@ -170,6 +171,39 @@ def test_what_fails_is_left_out_and_noted_and_tried_again_when_the_search_is(tmp
     assert {bool(result.relative_error) for result in failed if result.point in again} == {False}
     assert len(again) < len(first.points)
     assert searches(tmp_path)["fc1", "fwd"]["chosen"] == {"fc1_fprop": ring}
+
+
+@pytest.mark.parametrize("store", [None, "store"])
+def test_wrong_numbers_are_found_once_on_equal_machines(
+    store: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pipelines(launcher: StandIn) -> int:
+        return sum("pipeline" in str(point["phases"]) for point in launcher.points)
+
+    monkeypatch.setenv("OVERLAP_SWEEP_CACHE", str(tmp_path / "cache"))
+    given = [f"store={tmp_path / store}"] if store else []
+    first = searched(tmp_path / "first", *given, answer=failing, space=FEW)
+    assert pipelines(first)
+    for name, result in results(tmp_path / "first").items():
+        # As after every point.
+        remember(first.config, result, tmp_path / "first" / name)
+    if store:
+        # Another user's.
+        monkeypatch.setenv("OVERLAP_SWEEP_CACHE", str(tmp_path / "another"))
+    again = searched(tmp_path / "again", *given, answer=failing, space=FEW)
+    assert pipelines(again) == 0
+    (note,) = searches(tmp_path / "again")["fc2", "fwd"]["notes"]
+    assert note.startswith("pipeline_sm8 not measured: wrong numbers in ")
+    evaluations = [search["evaluations"] for search in record(tmp_path / "again")["searches"]]
+    assert sum(evaluations) == sum(len(search["tried"]) for search in record(tmp_path / "again")["searches"])
+    retried = searched(tmp_path / "retried", *given, "search.retry_wrong=true", answer=failing, space=FEW)
+    assert pipelines(retried) == pipelines(first)
+
+
+def test_a_searchs_points_end_early_but_not_what_they_are_compared_with(done: Done) -> None:
+    _, launcher, _ = done
+    goals = {bool(space.settings(point)): point["workload"]["noise_goal"] for point in launcher.points}
+    assert goals == {False: None, True: launcher.config.search.noise_goal}
 
 
 def test_where_everything_fails_the_answer_is_no_overlap_and_without_a_baseline_there_is_none(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace import disk, kineto, measured, stream
+from overlap_sweep.trace import columns, disk, measured, stream
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.trace.kineto import read_trace
 
@@ -64,7 +64,7 @@ def test_more_different_ones_than_any_program_has(
     path = tmp_path / "trace.json"
     path.write_bytes(listed(entries))
     assert len(read_trace(path).device) == 30
-    monkeypatch.setattr(kineto, "MOST_DIFFERENT", 20)
+    monkeypatch.setattr(columns, "MOST_DIFFERENT", 20)
     assert f"{said}; record fewer steps" in refusal(path)
 
 

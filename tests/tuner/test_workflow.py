@@ -173,6 +173,20 @@ def test_again_nothing_is_measured_and_the_answer_is_the_same(
     assert [proof["variants"] for proof in proofs(directory).values()] == [one["variants"] for one in before.values()]
 
 
+def test_cudas_connections_are_tuned_and_proven_each_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file can set them."""
+    monkeypatch.setattr("overlap_sweep.runtime.point.visible_gpus", lambda: 8)
+    on_gpus = ("runtime.device=cuda", "backend=torch", "precision=bf16", "runtime.max_connections=1,8", "tp_size=2")
+    tuned(tmp_path, "tuner.together=0", space=(*FC2[:2], "num_sm=8", *FC2[3:], *on_gpus))
+    points = [trial.point for trial in record(tmp_path).proofs]
+    assert points == [points[0], points[0] + "_CUDA_DEVICE_MAX_CONNECTIONS-8"]
+    assert len(list(tmp_path.rglob("optimal_tp_comm_overlap_cfg_tp2.yaml"))) == 2
+    proven = {
+        proof["case"]: proof["proven"] for proof in json.loads((tmp_path / "tuning_report.json").read_text())["proof"]
+    }
+    assert list(proven.values()) == [True, True]
+
+
 @pytest.mark.parametrize(("together", "tried"), [(0, None), (2, 2), (9, 4)])
 def test_as_many_combinations_as_asked_for_are_tried_together(copied: Path, together: int, tried: int | None) -> None:
     """For a proof, or a new preset, no new search is needed."""

@@ -24,7 +24,14 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import overlap_sweep.backends.torch as plain
-from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose, lacks_precision, needs_gpus
+from overlap_sweep.backends import (
+    ParallelLayer,
+    ParallelLinear,
+    Purpose,
+    lacks_cublasmp,
+    lacks_precision,
+    needs_gpus,
+)
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
@@ -51,7 +58,7 @@ ASYNC_TP: dict[str, Setting] = {
 
 def refusal(point: Mapping[str, Any]) -> str | None:
     settings = space.settings(point)
-    if reason := needs_gpus(point) or lacks_precision(point, plain.PRECISIONS):
+    if reason := needs_gpus(point) or lacks_precision(point, plain.PRECISIONS) or lacks_cublasmp(point):
         return reason
     for slot, setting in settings.items():
         if setting["method"] not in METHODS:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose, lacks_precision
+from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose, lacks_cublasmp, lacks_precision
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
@@ -33,7 +33,7 @@ without it the SMs would copy, which not all backends do."""
 def refusal(point: Mapping[str, Any]) -> str | None:
     settings = space.settings(point)
     device = point["runtime"]["device"]
-    if reason := lacks_precision(point, PRECISIONS):
+    if reason := lacks_precision(point, PRECISIONS) or lacks_cublasmp(point):
         return reason
     used = {knob for setting in settings.values() for knob in setting} - {"method"}
     foreign = sorted(used - SUPPORTED_KNOBS[device])

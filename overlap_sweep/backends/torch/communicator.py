@@ -111,6 +111,15 @@ def communicator(
     return Communicator(group, world_size, first) if on_gpu else _Gloo(group, world_size, first, num_sm or 1)
 
 
+@cache
+def own_group(ranks: Ranks, purpose: str, num_sm: int | None = None) -> Any:
+    """Returns a further group of all ranks for this purpose, which has this share, created once per worker.
+    Collective."""
+    on_gpu = ranks.device.type == "cuda"
+    options = None if num_sm is None else _options(on_gpu, num_sm, None)
+    return dist.new_group(backend="nccl" if on_gpu else "gloo", pg_options=options)
+
+
 def _options(on_gpu: bool, num_sm: int, cga_size: int | None) -> Any:
     if on_gpu:
         options = dist.ProcessGroupNCCL.Options()
@@ -177,7 +186,8 @@ class SilentGroup(_ProcessGroup):
     """Looks like a group of `size` ranks to `torch.distributed`; its collectives take no time on the GPU.
 
     An all-gather returns a buffer filled once with copies of the first shard of that shape, because a GEMM on real
-    numbers takes longer than one on zeros. A reduce-scatter returns a view of this rank's part of the input. The group
+    numbers takes longer than one on zeros, and so does an all-to-all that receives more than it sends; one that does
+    not returns a view of the input, and a reduce-scatter of this rank's part of it. The group
     is not registered with torch.distributed, which would require a backend, so it cannot be the default group.
     """
 
@@ -190,18 +200,48 @@ class SilentGroup(_ProcessGroup):
         if key not in self._gathered:
             self._gathered[key] = shard.detach().reshape(-1).repeat(self.size()).view(output.shape)
         _rebind(output, self._gathered[key])
-        return _done()
+        return done()
 
     def reduce_scatter_single(self, output: Tensor, full: Tensor, options: Any = None) -> dist.Work:
         _rebind(output, full.detach().reshape(self.size(), -1)[self.rank()].view(output.shape))
-        return _done()
+        return done()
+
+    def all_to_all_single(
+        self, output: Tensor, given: Tensor, received: Sequence[int], sent: Sequence[int], options: Any = None
+    ) -> dist.Work:
+        rows = len(output)
+        if rows <= len(given):
+            _rebind(output, given.detach()[:rows])
+        else:
+            key = tuple(output.shape), output.dtype
+            if key not in self._gathered:
+                repeated = given.detach().repeat(-(-rows // max(len(given), 1)), *[1] * (given.dim() - 1))
+                self._gathered[key] = repeated[:rows]
+            _rebind(output, self._gathered[key])
+        return done()
 
     def allreduce(self, tensors: Sequence[Tensor], options: Any = None) -> dist.Work:
-        return _done()
+        return done()
 
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], shards: Sequence[Tensor], options: Any = None
+    ) -> dist.Work:
+        for output, shard in zip(outputs, shards, strict=True):
+            self.all_gather_single(output, shard)
+        return done()
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Begins a block of collectives that torch.distributed passes on together."""
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        return done()
+
+    allreduce_coalesced = allreduce
     # Their names before torch 2.13.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    alltoall_base = all_to_all_single
 
 
 class SilentCommunicator(Communicator):
@@ -224,11 +264,15 @@ class SilentCommunicator(Communicator):
 
 
 def _rebind(output: Tensor, source: Tensor) -> None:
-    """Makes `output` a view of `source`'s memory, without a copy."""
+    """Makes `output` a view of `source`'s memory, without a copy unless it is itself a part of another tensor."""
+    if output._is_view():
+        output.copy_(source)
+        return
     output.set_(source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
 
 
-def _done() -> dist.Work:
+def done() -> dist.Work:
+    """Returns a work that has ended."""
     future: torch.futures.Future[None] = torch.futures.Future()
     future.set_result(None)
     work: dist.Work = _c10d._create_work_from_future(future)

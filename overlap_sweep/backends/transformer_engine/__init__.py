@@ -12,10 +12,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose, lacks_precision, needs_gpus
+from overlap_sweep.backends import (
+    ParallelLayer,
+    ParallelLinear,
+    Purpose,
+    lacks_cublasmp,
+    lacks_precision,
+    needs_gpus,
+    uses_cublasmp,
+)
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.overlap.recipes import RECIPES
 from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
 
     from overlap_sweep.measure import Ranks
 
-PRECISIONS = ("bf16", "fp8_delayed", "fp8_current")
+PRECISIONS = ("bf16", *RECIPES)
 
 LAYER_HAS_DEFAULT = True
 
@@ -44,6 +53,10 @@ SWITCHES_OF_PARALLEL = {
     "column": ("ub_overlap_ag", "ub_overlap_rs_dgrad", "ub_bulk_dgrad", "ub_bulk_wgrad"),
     "row": ("ub_overlap_ag", "ub_overlap_rs"),
 }
+
+CUBLASMP_KNOBS = ("num_sm",)
+CUBLASMP_PRECISIONS = ("bf16", "fp8_delayed", "fp8_current")
+"""FP8 with one scale per tensor."""
 
 OLDEST = {"transformer_engine": ("transformer-engine", (2, 15)), "megatron.core": ("megatron-core", (0, 16))}
 """Distribution and oldest supported version of each package."""
@@ -77,58 +90,90 @@ def unusable(package: str = "transformer_engine") -> str | None:
 
 def refusal(point: Mapping[str, Any]) -> str | None:
     of_megatron = unusable("megatron.core") if point["backend"] == "megatron" else None
-    return unusable() or of_megatron or _userbuffers_refusal(point)
+    return unusable() or of_megatron or _userbuffers_refusal(point) or _priorities_refusal(point)
 
 
 def _userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
     if reason := needs_gpus(point) or lacks_precision(point, PRECISIONS):
         return reason
     shape = models.operator_shape(point, point["operator"])
-    fp8 = point["precision"].startswith("fp8")
-    if fp8 and (reason := _fp8_refusal(shape)):
+    recipe = RECIPES.get(point["precision"])
+    if recipe and (reason := recipe.sizes_refusal(shape)):
         return reason
     settings = space.settings(point)
+    if uses_cublasmp(point) and (reason := _cublasmp_refusal(settings, point)):
+        return reason
+    reasons = (_setting_refusal(slot, setting, point, shape) for slot, setting in settings.items())
+    return next(filter(None, reasons), None) or overlap_cfg.slots_refusal(settings)
+
+
+def _priorities_refusal(point: Mapping[str, Any]) -> str | None:
+    """Returns why an operator's priorities would not be used, or None."""
+    for setting in space.settings(point).values():
+        if setting.get("comm_priority") == 0 and not setting.get("gemm_priority"):
+            return (
+                "Transformer Engine replaces comm_priority=0 with gemm_priority=0 by its defaults, the GPU's highest "
+                "and lowest; give one of them below 0"
+            )
+    return None
+
+
+def _cublasmp_refusal(settings: Mapping[str, Setting], point: Mapping[str, Any]) -> str | None:
+    """Returns why cuBLASMp cannot overlap these slots, or None. As in Transformer Engine 2.20 (module/base.py and
+    common/comm_gemm_overlap)."""
+    if point["backend"] == "megatron":
+        return lacks_cublasmp(point)
+    if point["precision"] not in CUBLASMP_PRECISIONS:
+        return f"cuBLASMp has no precision={point['precision']}; it has {', '.join(CUBLASMP_PRECISIONS)}"
     for slot, setting in settings.items():
-        if reason := _setting_refusal(slot, setting, point, shape):
-            return reason
-    return overlap_cfg.slots_refusal(settings)
-
-
-def _fp8_refusal(shape: LinearShape) -> str | None:
-    """Returns why cuBLAS cannot multiply it in FP8, or None: dimensions must be divisible by 16, rows of inputs by
-    8."""
-    for name, size in zip(("outputs", "inputs"), shape.weight_shape, strict=True):
-        if size % 16:
-            return f"FP8 GEMMs require dimensions divisible by 16, but a rank has {size} {name}"
-    rows = shape.tokens // shape.tp_size
-    return f"FP8 GEMMs require rows divisible by 8, but a rank has {rows} tokens" if rows % 8 else None
+        method = setting["method"]
+        if method == "bulk":
+            return f"{slot}: cuBLASMp has no bulk overlap; it has ring_exchange and pipeline"
+        if method == "pipeline" and not point["runtime"]["multicast"]:
+            return f"{slot}: cuBLASMp's pipeline is NVLink multicast, which is off; use ring_exchange"
+        usual = {**dict.fromkeys(space.KNOBS, False), **space.USERBUFFERS_DEFAULTS[method]}
+        known = {"method", *CUBLASMP_KNOBS}
+        if ignored := sorted(knob for knob in setting.keys() & usual.keys() - known if setting[knob] != usual[knob]):
+            return f"{slot}: cuBLASMp ignores {', '.join(ignored)}; of the knobs it has {', '.join(CUBLASMP_KNOBS)}"
+    return None
 
 
 def _setting_refusal(slot: str, setting: Mapping[str, Any], point: Mapping[str, Any], shape: LinearShape) -> str | None:
-    phase = slot.partition("_")[2]
+    recipe, phase = RECIPES.get(point["precision"]), slot.partition("_")[2]
     method, tp_size = setting["method"], point["tp_size"]
+    if recipe and (reason := recipe.overlap_refusal(slot, setting, shape)):
+        return reason
     if method != "ring_exchange" and tp_size not in space.USERBUFFERS_RANKS:
         return f"userbuffers have no kernels for {method} on tp_size={tp_size}, only for 2, 4 and 8 ranks"
     if setting.get("aggregate") and tp_size % 2:
         return f"aggregate requires an even tp_size, not {tp_size}"
-    fp8 = point["precision"].startswith("fp8")
     if setting.get("atomic_gemm"):
-        if not fp8:
+        if not recipe:
             return "Transformer Engine: atomic GEMM overlap is supported for FP8 GEMMs only"
+        if not recipe.scaled_per_tensor:
+            return f"Transformer Engine: atomic GEMM requires one scale per tensor, unlike precision={recipe.precision}"
         if (cuda := cuda_major()) and cuda >= 13:
             return f"Transformer Engine: atomic GEMM requires CUDA >=12.2.0 and <13.0.0, but this is CUDA {cuda}"
+        # Other methods only overlap less if kernels start in another order than they were launched in.
+        if (connections := point["runtime"].get("max_connections") or 1) != 1:
+            return (
+                f"atomic_gemm requires runtime.max_connections=1, not {connections}: its GEMM waits on the GPU for "
+                "kernels that must have started before it"
+            )
+        if setting.get("pipeline_rs_overlap_first_gemm"):
+            return "pipeline_rs_overlap_first_gemm has no effect on an atomic GEMM; leave out one of them"
     if setting.get("fp8_buf"):
-        if not fp8:
+        if not recipe:
             return "fp8_buf requires an FP8 precision"
-        if point["precision"] == "fp8_current":
+        if recipe.precision != "fp8_delayed":
             return "Transformer Engine: a reduce-scatter in FP8 (fp8_buf) requires precision=fp8_delayed"
     if setting.get("num_splits"):
         # The pipeline splits the GEMM along the weight's rows, or for dgrad along its columns.
         cut = shape.in_features if phase == "dgrad" else shape.out_features
         chunk, rest = divmod(cut, setting["num_splits"])
-        if rest or (fp8 and chunk % 16):
+        if rest or (recipe and chunk % recipe.split):
             return f"{slot}: {cut} columns cannot be split into num_splits={setting['num_splits']} equal parts" + (
-                " divisible by 16" if fp8 else ""
+                f" divisible by {recipe.split}" if recipe else ""
             )
     return None
 
@@ -145,8 +190,16 @@ def cuda_major() -> int | None:
     return None
 
 
+def known_wrong(
+    point: Mapping[str, Any], slot: str, setting: Mapping[str, Any], environment: Mapping[str, Any]
+) -> str | None:
+    from overlap_sweep.backends.transformer_engine import wrong_numbers
+
+    return wrong_numbers.listed(point, slot, setting, environment)
+
+
 def knobs(point: Mapping[str, Any]) -> Collection[str]:
-    return space.KNOBS
+    return CUBLASMP_KNOBS if uses_cublasmp(point) else space.KNOBS
 
 
 def default_knobs(method: str) -> Mapping[str, Any]:
@@ -154,7 +207,22 @@ def default_knobs(method: str) -> Mapping[str, Any]:
 
 
 def has_default(point: Mapping[str, Any]) -> bool:
-    return point["tp_size"] in space.USERBUFFERS_RANKS
+    if point["tp_size"] not in space.USERBUFFERS_RANKS:
+        return False
+    return _switched_on_refusal(point, OverlapConfig(), [point["operator"]]) is None
+
+
+def _switched_on_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Collection[str]) -> str | None:
+    """Returns why a slot of these operators that is switched on cannot overlap, by the library's default if the
+    configuration does not set it, or None."""
+    for slot, methods in overlap_cfg.methods_allowed(config.switches).items():
+        operator, default = slot.partition("_")[0], space.USERBUFFERS_DEFAULT_SETTINGS[slot]
+        if not methods or operator not in operators:
+            continue
+        setting = {**default, **config.slots.get(slot, {})}
+        if reason := _setting_refusal(slot, setting, point, models.operator_shape(point, operator)):
+            return reason
+    return None
 
 
 def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
@@ -217,7 +285,7 @@ def layer_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Co
         return reason
     set_slots = ((slot, s) for slot, s in config.slots.items() if slot.partition("_")[0] in operators and "method" in s)
     reasons = (_userbuffers_refusal(space.point_of_slot(point, slot, setting)) for slot, setting in set_slots)
-    return next(filter(None, reasons), None)
+    return next(filter(None, reasons), None) or _switched_on_refusal(point, config, operators)
 
 
 def build_layer(

@@ -21,10 +21,10 @@ PRECISIONS = ("fp16", "bf16", "fp8")
 SHARES = (4, 8, 16)
 """num_sm of the implementations that are measured by default."""
 
-_KNOBS_OF_ALL = {"num_sm", "cga_size", "set_sm_margin"}
+_KNOBS_OF_ALL = {"num_sm", "cga_size", "set_sm_margin", *space.PRIORITIES}
 _KNOBS = {
     "ring_exchange": {*_KNOBS_OF_ALL, "aggregate", "use_ce"},
-    "pipeline": {*_KNOBS_OF_ALL, "num_splits"},
+    "pipeline": {*_KNOBS_OF_ALL, "num_splits", "pipeline_rs_overlap_first_gemm"},
     "bulk": _KNOBS_OF_ALL,
 }
 

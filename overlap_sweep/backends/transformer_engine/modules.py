@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import transformer_engine.pytorch as te
 from torch import Tensor
-from transformer_engine.common.recipe import DelayedScaling, Float8CurrentScaling, Recipe
+from transformer_engine.common import recipe as makers
 from transformer_engine.pytorch.quantization import FP8GlobalState, FP8GlobalStateManager
 
 from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose
@@ -26,14 +26,12 @@ from overlap_sweep.backends.transformer_engine import (
     operator_switches,
     userbuffers,
 )
+from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks, parallel_groups
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import LinearShape, operator_shape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-
-CALIBRATION_STEPS = {"fp8_delayed": 3, "fp8_current": 1}
-"""Steps until FP8 scales have settled. Delayed scaling uses scales of 1 in its first step and those of the first step's
-weights and activations in the second; gradients follow one step later. Weights must be quantised at least once."""
+from overlap_sweep.overlap.recipes import RECIPES
 
 ModuleForward = Callable[[Tensor, bool], Tensor]
 """forward(x, first): `first` quantises FP8 weights, which later calls reuse, as in the microbatches of a training
@@ -42,16 +40,22 @@ step."""
 
 def autocast(precision: str, group: dist.ProcessGroup | None) -> AbstractContextManager[Any]:
     """Returns the precision's autocast context. Delayed scaling agrees on its scales over `group`."""
-    recipe: Recipe
-    if precision == "fp8_delayed":
-        # Without a group the library would use the default one, where other ranks may not take part.
-        recipe = DelayedScaling(reduce_amax=group is not None)
-    elif precision == "fp8_current":
-        recipe = Float8CurrentScaling()
-    else:
+    recipe = RECIPES.get(precision)
+    if recipe is None:
         return nullcontext()
-    context: AbstractContextManager[Any] = te.autocast(enabled=True, recipe=recipe, amax_reduction_group=group)
+    # Without a group the library would use the default one, where other ranks may not take part.
+    options = {"reduce_amax": group is not None} if recipe.precision == "fp8_delayed" else {}
+    made = getattr(makers, recipe.made_by)(**options)
+    context: AbstractContextManager[Any] = te.autocast(enabled=True, recipe=made, amax_reduction_group=group)
     return context
+
+
+def check_available(precision: str) -> None:
+    """Raises Refused with the library's reason if this GPU lacks the precision's recipe."""
+    if recipe := RECIPES.get(precision):
+        available, reason = getattr(te, recipe.available)(return_reason=True)
+        if not available:
+            raise Refused(f"Transformer Engine: {reason.rstrip('.')}")
 
 
 def calibrate(precision: str, step: Callable[[], object]) -> None:
@@ -61,7 +65,7 @@ def calibrate(precision: str, step: Callable[[], object]) -> None:
     """
     # Layers that trained in earlier points must not be updated with this one.
     FP8GlobalStateManager.reset()
-    for _ in range(CALIBRATION_STEPS.get(precision, 0)):
+    for _ in range(RECIPES[precision].calibration_steps if precision in RECIPES else 0):
         step()
 
 
@@ -81,6 +85,7 @@ def _silent_group(rank: int, size: int) -> SilentGroup:
 
 def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
     """Returns the point's operator as a module of its backend, Transformer Engine or Megatron-Core. Collective."""
+    check_available(point["precision"])
     shape = operator_shape(point, point["operator"])
     if purpose == "tp1":
         shape = shape.unsharded()
@@ -193,6 +198,7 @@ def build_layer(
 ) -> ParallelLayer:
     """Returns the layer of `point["layer"]["kind"]` with its userbuffers, precision and group. Collective."""
     tp_size, precision, training = point["tp_size"], point["precision"], point["layer"]["training"]
+    check_available(precision)
     kind, batch = point["layer"]["kind"], point["layer"]["micro_batch_size"]
 
     def prepare() -> None:
@@ -240,7 +246,7 @@ def _te_switches(switches: Mapping[str, bool]) -> Switches:
 
 
 def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: Switches) -> torch.nn.Module:
-    model, batch, kind = point["model"], point["layer"]["micro_batch_size"], point["layer"]["kind"]
+    model, kind = point["model"], point["layer"]["kind"]
     hidden_size, parallel = model["hidden_size"], point["tp_size"] > 1
     common: dict[str, Any] = {
         "params_dtype": torch.bfloat16,
@@ -261,8 +267,6 @@ def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: 
         "normalization": model["normalization"],
         "output_layer_init_method": _initializer(hidden_size),
         "set_parallel_mode": True,
-        "seq_length": point["workload"]["tokens"] // batch,
-        "micro_batch_size": batch,
     }
     activation = "swiglu" if model["gated_mlp"] else "gelu"
     if kind == "layernorm_mlp":

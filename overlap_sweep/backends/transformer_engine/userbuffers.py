@@ -7,6 +7,7 @@ They print from C++; the worker redirects standard output to the point's log.
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,11 +26,12 @@ from transformer_engine.pytorch.cpp_extensions import general_gemm
 from transformer_engine.pytorch.module import base
 from transformer_engine.pytorch.tensor.storage.float8_tensor_storage import Float8TensorStorage
 
-from overlap_sweep.backends import Operand, Outputs, Problem
+from overlap_sweep.backends import Operand, Outputs, Problem, uses_cublasmp
 from overlap_sweep.backends.torch.overlap import as_bytes
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
-from overlap_sweep.overlap.space import Setting
+from overlap_sweep.overlap.recipes import RECIPES
+from overlap_sweep.overlap.space import PRIORITIES, Setting
 
 _BROKEN = re.compile(r"CUDA error|out of memory|NCCL", re.IGNORECASE)
 """Marks RuntimeErrors of the library that are failures; the others mean that something is not supported."""
@@ -44,14 +46,31 @@ def initialize_for(point: Mapping[str, Any], ub_cfgs: Mapping[str, Setting]) -> 
         tokens=point["workload"]["tokens"],
         hidden_size=point["model"]["hidden_size"],
         tp_size=point["tp_size"],
-        fp8=point["precision"].startswith("fp8"),
+        fp8=point["precision"] in RECIPES,
         bootstrap_backend=point["runtime"]["bootstrap_backend"],
         ub_cfgs=ub_cfgs,
+        with_cublasmp=_checked_cublasmp(point),
     )
 
 
+def _checked_cublasmp(point: Mapping[str, Any]) -> bool:
+    """Returns whether cuBLASMp overlaps the point. Raises Refused if it might use NVLink multicast that is off."""
+    if not uses_cublasmp(point):
+        return False
+    # It takes its multicast addresses from NCCL, which creates none then.
+    if not point["runtime"]["multicast"] and os.environ.get("NCCL_NVLS_ENABLE") != "0":
+        raise Refused("cuBLASMp could use NVLink multicast, since NCCL_NVLS_ENABLE is not 0 in this process")
+    return True
+
+
 def initialize(
-    tokens: int, hidden_size: int, tp_size: int, fp8: bool, bootstrap_backend: str, ub_cfgs: Mapping[str, Setting]
+    tokens: int,
+    hidden_size: int,
+    tp_size: int,
+    fp8: bool,
+    bootstrap_backend: str,
+    ub_cfgs: Mapping[str, Setting],
+    with_cublasmp: bool = False,
 ) -> None:
     """Initialises exactly this configuration; does nothing if it is initialised already. Collective.
 
@@ -67,9 +86,13 @@ def initialize(
         "dtype": torch.bfloat16,
         "ub_cfgs": deepcopy(dict(ub_cfgs)) or None,
         "bootstrap_backend": bootstrap_backend,
+        # Older versions don't have the argument.
+        **({"with_cublasmp": True} if with_cublasmp else {}),
     }
     if wanted == _current:
         return
+    if reason := _unsupported(ub_cfgs, with_cublasmp):
+        raise Refused(f"Transformer Engine: {reason}")
     destroy()
     # No rank may free its buffers while another still reads them.
     torch.cuda.synchronize()
@@ -86,6 +109,21 @@ def initialize(
         reason, *_ = str(error).splitlines() or [type(error).__name__]
         raise Refused(f"Transformer Engine: {reason}") from error
     _current = wanted
+
+
+def _unsupported(ub_cfgs: Mapping[str, Setting], with_cublasmp: bool) -> str | None:
+    """Returns why this build of the library or this GPU would not do what is wanted, or None."""
+    if with_cublasmp and not getattr(tex, "nvte_built_with_cublasmp", lambda: False)():
+        return "it was built without cuBLASMp (NVTE_WITH_CUBLASMP=1)"
+    priorities = [
+        (slot, knob, setting[knob]) for slot, setting in ub_cfgs.items() for knob in PRIORITIES if knob in setting
+    ]
+    if priorities:
+        lowest, highest = tex.get_stream_priority_range()
+        for slot, knob, value in priorities:
+            if not highest <= value <= lowest:
+                return f"{slot}: {knob}={value} is not among this GPU's priorities, {highest} to {lowest}"
+    return None
 
 
 def destroy() -> None:
@@ -144,6 +182,8 @@ def build_kernel(
     gathers = problem.shape.gathers
     moved = problem.inputs[0].data if gathers else problem.whole[0].data
     columns = problem.shape.k if gathers else problem.shape.n
+    if reason := _unsupported({point["kernel"]: setting}, with_cublasmp=False):
+        raise Refused(f"Transformer Engine: {reason}")
     destroy()
     try:
         held = [_communicator(setting, [problem.shape.m, columns], moved.dtype, gathers, point, ranks)]
@@ -168,12 +208,13 @@ def _communicator(
         "num_comm_sm": setting["num_sm"],
         "set_sm_margin": setting["set_sm_margin"],
         "atomic_gemm": False,
-        "gemm_priority": lowest,
-        "comm_priority": highest,
+        "gemm_priority": setting.get("gemm_priority", lowest),
+        "comm_priority": setting.get("comm_priority", highest),
     }
     kind = tex.CommOverlapType.AG if gathers else tex.CommOverlapType.RS
     if setting["method"] == "ring_exchange":
         return tex.CommOverlapP2P(*buffer, kind, use_ce=setting["use_ce"], aggregate=setting["aggregate"], **common)
+    common["rs_overlap_first_gemm"] = setting.get("pipeline_rs_overlap_first_gemm", False)
     return tex.CommOverlap(*buffer, comm_type=kind, num_splits=setting.get("num_splits", 4), **common)
 
 

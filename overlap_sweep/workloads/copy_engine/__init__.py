@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.kernel_shape import CUSTOM, PRECISION_OF_DTYPE
-from overlap_sweep.workloads import Workers, Workload, run_of
+from overlap_sweep.workloads import Workers, Workload, profilers, run_of
 
 _KEPT = ("runtime", "profile", "repetition", "workload")
 
@@ -19,8 +20,11 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     copy = dict(point["copy_engine"])
     # The same as workload.repeats.
     del copy["iterations"]
+    profiling = point["profiling"]
     return {
         **{name: point[name] for name in _KEPT},
+        # Left out if off: results of earlier versions don't have it.
+        **({"profiling": profiling} if profiling["rocprofv3"] else {}),
         "copy_engine": copy,
         "model": {"name": CUSTOM},
         "backend": "copy_engine",
@@ -32,12 +36,20 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
 def refusal(point: Mapping[str, Any]) -> str | None:
     if point["copy_engine"]["direction"] != "device_to_device" and point["runtime"]["device"] == "cpu":
         return f"copy_engine.direction={point['copy_engine']['direction']} needs a GPU"
+    chunks, rows = point["copy_engine"]["chunks"], point["copy_engine"]["matrix_size"]
+    if chunks and chunks > rows:
+        return f"copy_engine.chunks={chunks} is larger than copy_engine.matrix_size={rows}"
     return None
 
 
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     copy = point["copy_engine"]
     return ["copy", copy["direction"], f"gemm{copy['matrix_size']}", f"{copy['copy_mb']:g}mb"]
+
+
+def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
+    profiling = point.get("profiling")
+    return Workers(max_connections=8, wrapper=profilers.wrapper(profiling, directory) if profiling else None)
 
 
 WORKLOAD = Workload(
@@ -53,6 +65,10 @@ WORKLOAD = Workload(
     # The GPU that receives the copies.
     idle_gpus=lambda point: int(point["copy_engine"]["direction"] == "peer"),
     fewer_gpus=lambda point: (f"copy_engine.direction={point['copy_engine']['direction']}", "another direction"),
-    cost=lambda point: (point["copy_engine"]["gemms"], point["copy_engine"]["copies"]),
-    workers=lambda point, directory: Workers(max_connections=8),
+    cost=lambda point: (
+        point["copy_engine"]["gemms"],
+        point["copy_engine"]["copies"],
+        bool(point["copy_engine"]["chunks"]),
+    ),
+    workers=_workers,
 )

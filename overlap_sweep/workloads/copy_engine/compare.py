@@ -12,8 +12,8 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import TYPICAL_SCATTER, Scatter
-from overlap_sweep.workloads.copy_engine.result import VARIANTS, CopyTimes
-from overlap_sweep.workloads.copy_engine.section import copy_row
+from overlap_sweep.workloads.copy_engine.answer import copy_row
+from overlap_sweep.workloads.copy_engine.result import CHUNKED, VARIANTS, CopyTimes
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
@@ -33,7 +33,8 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
                 pass_name=WHOLE,
                 setting="",
             )
-            times = {name: copies.times[name] for name in VARIANTS if not copies.launch_bound.get(name)}
+            known = (name for name in (*VARIANTS, *CHUNKED) if name in copies.times)
+            times = {name: copies.times[name] for name in known if not copies.launch_bound.get(name)}
             by_size[key, point.config["runtime"]["device"]].append((point.name, times))
     return Comparable(
         [
@@ -46,9 +47,10 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 def samples(result: Result) -> dict[str, Sample]:
     """Returns the sample of the overlapped GEMMs and copies; empty if the point is launch-bound."""
-    times = result.measured_as(CopyTimes).times
+    copies = result.measured_as(CopyTimes)
+    times = copies.times
     # The rows of the matrices are not tokens of a model.
-    sample = Sample((times["overlapped"],), times["sequential"].median_us, WHOLE, tokens=None)
+    sample = Sample((times[copies.asked],), times["sequential"].median_us, WHOLE, tokens=None)
     return {} if result.launch_bound else {"overlapped": sample}
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from overlap_sweep.config import TORCHS, PointConfig
 from overlap_sweep.declared import one_of, ranged
+from overlap_sweep.workloads.profilers import Profiler
 
 
 @dataclass
@@ -37,6 +38,9 @@ class CopyEngine:
     """Data type of the GEMM."""
     gemms: int = ranged(4, 1, 1000)
     """Number of GEMMs in each iteration, in sequence."""
+    chunks: int | None = ranged(None, 2, 1024)
+    """Split each GEMM by rows into this many smaller ones, so that other work can start between them, and compare with
+    the whole GEMMs. null: no splitting."""
     copies: int = ranged(4, 1, 1000)
     """Number of copies in each iteration, in sequence."""
     iterations: int | None = ranged(None, 3, 10**5)
@@ -47,3 +51,4 @@ class CopyEngine:
 class Config(PointConfig):
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
     copy_engine: CopyEngine = field(default_factory=CopyEngine)
+    profiling: Profiler = field(default_factory=Profiler)

@@ -22,6 +22,8 @@ from overlap_sweep.results.measured import (
 from overlap_sweep.results.run_directory import Result
 
 VARIANTS = ("gemm", "copy", "sequential", "overlapped")
+CHUNKED = ("chunked_gemm", "chunked_overlapped")
+"""Variants with the GEMMs split into chunks."""
 
 
 class _CopyEngine(msgspec.Struct):
@@ -31,6 +33,7 @@ class _CopyEngine(msgspec.Struct):
     dtype: Name
     gemms: Count
     copies: Count
+    chunks: Count | None = None
 
 
 class ComposedCopies(ComposedConfig, kw_only=True):
@@ -46,8 +49,8 @@ class CopyTimes(Measured, kw_only=True, tag="copy_engine"):
     resolved = ResolvedCopies
 
     times: dict[Name, Timing]
-    """Times by variant: `gemm` and `copy` alone, `sequential` on one stream, `overlapped` on two. Their i-th samples
-    pair."""
+    """Times by variant: `gemm` and `copy` alone, `sequential` on one stream, `overlapped` on two; with chunks,
+    `chunked_gemm` and `chunked_overlapped` with the GEMMs split. Their i-th samples pair."""
     launch_bound: dict[Name, bool]
     """Whether each variant was launch-bound."""
     bytes_copied: Total
@@ -67,8 +70,17 @@ class CopyTimes(Measured, kw_only=True, tag="copy_engine"):
         workload = {**config["workload"], "tokens": copy["matrix_size"]}
         return {**config, **known, "workload": workload, "model": {"name": CUSTOM}}
 
+    def check(self, result: Result) -> None:
+        if result.point["copy_engine"].get("chunks") and (missing := set(CHUNKED) - self.times.keys()):
+            raise ValueError(f"no {min(missing)} times")
+
+    @property
+    def asked(self) -> str:
+        """Returns the variant that was configured."""
+        return "chunked_overlapped" if "chunked_overlapped" in self.times else "overlapped"
+
     def compared(self, result: Result) -> Speedup | None:
-        speedup = self.times["sequential"].median_us / self.times["overlapped"].median_us
+        speedup = self.times["sequential"].median_us / self.times[self.asked].median_us
         return Speedup(speedup, "sequential", ranks=False)
 
 

@@ -1,18 +1,17 @@
-"""The report on copy engines: how much of GEMMs or copies overlap hides, by direction and size. Rows, columns, section
-and chart."""
+"""The report on copy engines: how much of GEMMs or copies overlap hides, by direction and size. Columns, section and
+chart."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any
 
 from overlap_sweep.report import charts
-from overlap_sweep.report.numbers import as_percent, as_rate, as_us, some_of
-from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
+from overlap_sweep.report.numbers import as_percent, as_rate, as_us
+from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     DEVICE,
     DIRECTORY,
@@ -28,126 +27,9 @@ from overlap_sweep.report.table import (
     attribute,
     points_table,
 )
-from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import recorded, recorded_warnings, slowed_gpus
-from overlap_sweep.results.verdict import TYPICAL_SCATTER
-from overlap_sweep.workloads.copy_engine.result import VARIANTS, CopyTimes
-
-WORTH = 0.05
-"""Smallest share of the possible saving that counts as one."""
-
-
-@dataclass(frozen=True)
-class CopyRow:
-    """One point. Times are those of one iteration: all its GEMMs and copies."""
-
-    point: Point
-    size: str
-    """Sizes in words: `4 GEMMs of 4096, 4 x 64 MiB`."""
-    launch_bound: bool
-    gemm: Estimate
-    copy: Estimate
-    none: Estimate
-    """Time in sequence."""
-    overlapped: Estimate
-    saved: Estimate
-    """Time in sequence minus overlapped, median of the rounds; may be negative."""
-
-    @property
-    def hidden_fraction(self) -> float:
-        """Returns the time saved as a share of the shorter of GEMMs and copies."""
-        return self.saved.time_us / min(self.gemm.time_us, self.copy.time_us)
-
-    @property
-    def saves(self) -> bool:
-        """Returns whether overlap saves time: beyond the noise, enough to matter, and not launch-bound."""
-        clear = self.saved.time_us > self.saved.noise_us and self.hidden_fraction >= WORTH
-        return clear and not self.launch_bound
-
-
-@dataclass(frozen=True)
-class CopyAnalysis:
-    """Copies of all sizes in one direction on one device."""
-
-    direction: str
-    device: str
-    rows: list[CopyRow]
-    """Rows by size, ascending."""
-
-    @property
-    def title(self) -> str:
-        return f"GEMMs and copies, {self.direction} on {self.device}"
-
-    @property
-    def answer(self) -> str:
-        """Returns a sentence on where overlap saves most."""
-        rows = [row for row in self.rows if not row.launch_bound]
-        if not rows:
-            return "No answer: all points are launch-bound."
-        saving = [row for row in rows if row.saves]
-        best = max(saving or rows, key=lambda row: row.hidden_fraction)
-        return (
-            f"Overlap saves time at {len(saving)} of {len(rows)} sizes. Best: {best.size}, "
-            f"{best.saved.time_us:,.1f} us saved (noise {best.saved.noise_us:.1f}), {best.hidden_fraction:.0%} of the "
-            "shorter of GEMMs and copies."
-        )
-
-    @property
-    def card(self) -> Card:
-        """Returns whether overlapping copies with GEMMs pays, at a glance."""
-        saving = [row for row in self.rows if row.saves]
-        if not saving:
-            known = any(not row.launch_bound for row in self.rows)
-            return Card(self.title, "Overlap saves nothing beyond the noise" if known else "No answer", [self.answer])
-        most, least = (pick(saving, key=lambda row: row.hidden_fraction) for pick in (max, min))
-        shares = f"{least.hidden_fraction:.0%} to {most.hidden_fraction:.0%}" if least is not most else ""
-        headline = f"Overlap saves {shares or f'{most.hidden_fraction:.0%}'} of the shorter of GEMMs and copies"
-        best = f"{as_us(most.saved.time_us)} us (noise {as_us(most.saved.noise_us)})"
-        sentences = [f"It saves time at {len(saving)} of {len(self.rows)} sizes. Most at {most.size}: {best}."]
-        if least is not most:
-            sentences.append(f"Least at {least.size}.")
-        return Card(self.title, headline, sentences)
-
-    @property
-    def cautions(self) -> list[str]:
-        """Returns the caveats of the answer, a sentence each."""
-        points, bound = [row.point for row in self.rows], [row.size for row in self.rows if row.launch_bound]
-        launch_bound = f"Launch-bound, so the times say nothing about the GPU: {some_of(bound, separator='; ')}."
-        return [*([launch_bound] if bound else []), *slowed_gpus(points), *recorded_warnings(points)]
-
-
-def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
-    """Returns an analysis of the `ok` copy points for each direction and device."""
-    cases: dict[tuple[str, str], list[CopyRow]] = defaultdict(list)
-    for point in points:
-        if point.workload == "copy_engine" and point.status == "ok":
-            cases[point.config["copy_engine"]["direction"], point.case.device].append(copy_row(point))
-    sizes = itemgetter("matrix_size", "copy_mb", "gemms", "copies")
-    return [
-        CopyAnalysis(*case, sorted(cases[case], key=lambda row: sizes(row.point.config["copy_engine"])))
-        for case in sorted(cases)
-    ]
-
-
-def copy_row(point: Point) -> CopyRow:
-    """Returns the row of an `ok` point."""
-    options, measured = point.config["copy_engine"], point.measured_as(CopyTimes)
-    gemm, copy, none, overlapped = (estimate(measured.times[name].samples_us) for name in VARIANTS)
-    rounds = zip(measured.times["sequential"].samples_us, measured.times["overlapped"].samples_us, strict=True)
-    saved = estimate([none_us - time_us for none_us, time_us in rounds])
-    between = TYPICAL_SCATTER[point.config["runtime"]["device"]]
-    return CopyRow(
-        point,
-        size="{gemms} GEMMs of {matrix_size}, {copies} x {copy_mb:g} MiB".format(**options),
-        launch_bound=any(measured.launch_bound.values()),
-        gemm=gemm,
-        copy=copy,
-        none=none,
-        overlapped=overlapped,
-        saved=saved.with_error(between * none.time_us),
-    )
-
+from overlap_sweep.results.provenance import recorded
+from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis, CopyRow, analyse_copies
+from overlap_sweep.workloads.copy_engine.result import CopyTimes
 
 C = Column[CopyRow]
 
@@ -171,6 +53,12 @@ def _rate(name: str, about: str, amount: str, variant: str, header: str = "") ->
     return C(name, rate, about, header=header, show=as_rate, dropped=1, high_first=True)
 
 
+def _of_chunks(name: str, about: str, read: str, show: Callable[[Any], str], **more: Any) -> C:
+    """Returns a column of points that split their GEMMs; empty for others."""
+    get, header = attrgetter(read), name.replace("_", " ")
+    return C(name, lambda row: get(row.chunking) if row.chunking else None, about, header=header, show=show, **more)
+
+
 ASKED = (
     _asked("direction", kind="text", header="direction"),
     replace(PRECISION, header=""),
@@ -183,12 +71,23 @@ ASKED = (
     _asked("copy_mb", header="copy MiB", show="{:g}".format, about="Size of each copy."),
     _asked("gemms", kind="count", about="Number of GEMMs in an iteration."),
     _asked("copies", kind="count", about="Number of copies in an iteration."),
+    Column[PointRow[CopyRow]](
+        "chunks",
+        # Results of earlier versions don't have it.
+        lambda row: row.point.config["copy_engine"].get("chunks"),
+        "Number of smaller GEMMs that each GEMM is split into; empty if it is whole.",
+        kind="count",
+        header="chunks",
+    ),
 )
 MEASURED = (
     _time("gemm", "Time of all GEMMs of an iteration, alone.", "gemm.time_us", "GEMM"),
     _time("copy", "Time of all copies of an iteration, alone.", "copy.time_us"),
     _time("none", "Time of GEMMs and copies in sequence, with no overlap.", "none.time_us"),
-    _time("time", "Time of GEMMs and copies overlapped, on two streams: median of the repeats.", "overlapped.time_us"),
+    _time(
+        *("time", "Time of GEMMs (in their chunks) and copies overlapped, on two streams: median of the repeats."),
+        "overlapped.time_us",
+    ),
     _time("noise", "", "overlapped.noise_us", dropped=2),
     C("speedup", lambda row: row.none.time_us / row.overlapped.time_us),
     _time(
@@ -210,6 +109,18 @@ MEASURED = (
         show=as_percent,
         high_first=True,
     ),
+    _of_chunks("chunk_cost", "Change of the time of all GEMMs alone by splitting them.", "cost", "{:+.1%}".format),
+    _of_chunks("whole_us", "Time of GEMMs and copies overlapped, with whole GEMMs.", "whole.time_us", as_us, dropped=2),
+    _of_chunks(
+        "chunk_gain",
+        "Time that chunks save when GEMMs and copies overlap, as a fraction of whole_us; median of the rounds.",
+        *("gain", "{:+.1%}".format),
+    ),
+    _of_chunks(
+        *("chunk_gain_noise", "Half-width of the 95 % confidence interval of chunk_gain."),
+        *("gain_noise", "{:.1%}".format),
+        dropped=2,
+    ),
     _rate("tflops_alone", "Rate of the GEMMs alone.", "flops", "gemm", "TFLOP/s"),
     _rate("tflops_overlapped", "Operations of the GEMMs over time_us.", "flops", "overlapped", "TFLOP/s overlapped"),
     _rate("gb_per_s_alone", "Rate of the copies alone.", "bytes_copied", "copy", "GB/s"),
@@ -224,6 +135,7 @@ LEGEND = (
     "Times are per iteration, with all its GEMMs and copies. none: in sequence; time: overlapped; saved: none - time, "
     "median of the rounds; hidden: saved / the shorter of GEMM and copy alone."
 )
+LEGEND_OF_CHUNKS = " In chunks: GEMM, none and whole are of GEMMs that are not split."
 
 
 def section(sources: Sources) -> Section | None:
@@ -239,7 +151,7 @@ def section(sources: Sources) -> Section | None:
         what="copies",
         title="GEMMs and copies",
         explained=LEGEND,
-        answers=[_answer(analysis) for analysis in analyses],
+        answers=list(map(_answer, analyses)),
         points=Listing(TABLE, rows, "Every point of GEMMs and copies."),
         report={
             "copies": [
@@ -247,7 +159,7 @@ def section(sources: Sources) -> Section | None:
                     "direction": analysis.direction,
                     "device": analysis.device,
                     **recorded([row.point for row in analysis.rows]),
-                    "answer": analysis.answer,
+                    "answer": " ".join([analysis.answer, *analysis.on_chunks]),
                     "warnings": analysis.cautions,
                 }
                 for analysis in analyses
@@ -262,13 +174,13 @@ def section(sources: Sources) -> Section | None:
 def _answer(analysis: CopyAnalysis) -> Answer:
     return Answer(
         title=analysis.title,
-        sentences=[analysis.answer],
+        sentences=[analysis.answer, *analysis.on_chunks],
         card=analysis.card,
         cautions=analysis.cautions,
         compared=Listing(COMPARED, analysis.rows, "Every size, by GEMM size.", chosen=lambda row: row.saves),
         points=[row.point for row in analysis.rows],
         brief=f"{analysis.direction} on {analysis.device}",
-        legend=LEGEND,
+        legend=LEGEND + LEGEND_OF_CHUNKS * bool(analysis.on_chunks),
         charts=[Exhibit(chart=partial(copies_bars, analysis), name=analysis.direction)],
     )
 
@@ -280,6 +192,7 @@ MOST_BARS = 40
 def copies_bars(analysis: CopyAnalysis) -> charts.Rows:
     """Returns, by size, how much of the shorter of GEMMs and copies is hidden behind the longer, as a share of the
     sequential time, since sizes differ by magnitudes."""
+    shown = {column.header for column in Listing(COMPARED, analysis.rows).columns}
     return charts.Rows(
         title=f"{analysis.direction} on {analysis.device}",
         subtitle=f"overlapped time with its noise; at most the first {MOST_BARS} sizes",
@@ -290,11 +203,11 @@ def copies_bars(analysis: CopyAnalysis) -> charts.Rows:
             charts.Key("saved", "saved"),
         ],
         columns=["time us", "hidden"],
-        rows=[_bar(row) for row in analysis.rows[:MOST_BARS]],
+        rows=[_bar(row, shown) for row in analysis.rows[:MOST_BARS]],
     )
 
 
-def _bar(row: CopyRow) -> charts.Row:
+def _bar(row: CopyRow, shown: Collection[str]) -> charts.Row:
     scale = 100 / row.none.time_us
     longer_us = max(row.gemm.time_us, row.copy.time_us)
     time_us, noise_us = row.overlapped.time_us, row.overlapped.noise_us
@@ -305,5 +218,5 @@ def _bar(row: CopyRow) -> charts.Row:
         high=(time_us + noise_us) * scale,
         cells=[as_us(time_us), as_percent(row.hidden_fraction)],
         bold=row.saves,
-        details=COMPARED.details(row),
+        details={header: text for header, text in COMPARED.details(row).items() if header in shown},
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models
-from overlap_sweep.workloads import Sample, Searchable, Workers, Workload
+from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, profilers, ranks_per_node
 from overlap_sweep.workloads.fsdp.config import (
+    COPY_ENGINES,
     PER_NODE,
+    RECORDED_IF_GIVEN,
     TRAINING_ON,
     WITHIN_NODE,
     Compile,
@@ -33,6 +34,8 @@ PRECISION_OF = {"bf16": "bf16", "fp16": "fp16", "none": "fp32"}
 _KEPT = ("model", "ranking", "fsdp", "training", "distributed", "streams", "compile", "profiling", "telemetry")
 _OF_ALL = ("runtime", "profile", "repetition")
 _ENVIRONMENT = re.compile(r"(NCCL|RCCL|TORCH_NCCL|HSA|GPU|UCX|FI|OFI|GLOO|MSCCLPP)_[A-Z0-9_]+")
+_CTA_POLICY = "NCCL_CTA_POLICY"
+"""Variable by which NCCL uses copy engines instead of SMs where it can (2: zero CTAs)."""
 _REFUSED = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "give runtime.max_connections instead",
     "NCCL_NVLS_ENABLE": "give runtime.multicast instead",
@@ -61,6 +64,8 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     _check_choice("fsdp.forward_prefetch", fsdp["forward_prefetch"], 0, "layers")
     fsdp["forward_prefetch"] = int(fsdp["forward_prefetch"])
     _check_choice("fsdp.reshard_after_forward", fsdp["reshard_after_forward"], 2, "ranks", WITHIN_NODE)
+    usual = asdict(Fsdp())
+    fsdp = {name: v for name, v in fsdp.items() if name not in RECORDED_IF_GIVEN or v != usual[name]}
     samples = training["batch_size"] * training["gradient_accumulation"] * distributed["dp_size"]
     # Tokens of the backbone's input.
     tokens = ranking["sequence_length"] + ranking["num_sparse_features"] + 1
@@ -126,6 +131,26 @@ def refusal(point: Mapping[str, Any]) -> str | None:
         return "fsdp.reshard_after_forward must be true or false with fsdp.replicas"
     if not isinstance(group, bool) and (shards % group or group >= shards):
         return f"fsdp.reshard_after_forward={group} must be smaller than the {shards} ranks and divide them"
+    layers, per_unit = point["ranking"]["num_layers"], fsdp.get("layers_per_unit", 1)
+    if per_unit > layers:
+        return f"fsdp.layers_per_unit={per_unit} is larger than ranking.num_layers={layers}"
+    return _without_symmetric_memory(point, shards)
+
+
+def _without_symmetric_memory(point: Mapping[str, Any], shards: int) -> str | None:
+    """Returns why the buffers of the shards cannot be in symmetric memory; None if they can, or need not."""
+    if not (kind := point["fsdp"].get("symmetric_memory")):
+        return None
+    if point["runtime"]["device"] == "cpu":
+        return f"fsdp.symmetric_memory={kind} needs GPUs"
+    if ranks_per_node(point) % shards:
+        return f"fsdp.symmetric_memory={kind} needs shards within a node; add fsdp.replicas={PER_NODE}"
+    if not isinstance(point["fsdp"]["reshard_after_forward"], bool):
+        return (
+            f"fsdp.reshard_after_forward must be true or false with fsdp.symmetric_memory={kind}, which is of one group"
+        )
+    if kind == COPY_ENGINES and _CTA_POLICY in point["distributed"]["env"]:
+        return f"distributed.env.{_CTA_POLICY} is set by fsdp.symmetric_memory={kind}; leave it out"
     return None
 
 
@@ -142,6 +167,9 @@ def _unused(point: Mapping[str, Any]) -> Iterator[tuple[str, Iterable[str], str]
         yield "distributed", idle, "has no effect under FSDP2"
         if fsdp["replicas"] == 1:
             yield "streams", ["all_reduce"], "has no effect without fsdp.replicas: there is no all-reduce"
+        if distributed["dp_size"] == fsdp["replicas"]:
+            idle = [name for name in ("separate_reduce_scatter_group", "symmetric_memory") if name in fsdp]
+            yield "fsdp", idle, "has no effect on a rank that has the whole model"
     if not distributed["overlap_reduce_scatter"]:
         clone = "overlap_clone_for_reduce_scatter"
         yield "distributed", [clone], "has no effect without distributed.overlap_reduce_scatter"
@@ -176,24 +204,15 @@ def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
     """Returns the requirements on the workers. They are not shared if the point leaves process groups behind: FSDP2
     makes two for each unit that is resharded to a smaller group, and keeps them."""
     leaves_groups = type(point["fsdp"]["reshard_after_forward"]) is int
+    symmetric = point["fsdp"].get("symmetric_memory") or ""
+    policy = {_CTA_POLICY: "2"} if symmetric == COPY_ENGINES else {}
     return Workers(
         max_connections=8,
-        environment=point["distributed"]["env"],
-        wrapper=_rocprofv3(point["profiling"], directory),
-        wrapper_missing="profiling.rocprofv3=true requires rocprofv3 in PATH; add ROCm's (/opt/rocm/bin), or leave "
-        "profiling.rocprofv3 out.",
-        company=str(directory) if leaves_groups else "",
+        environment={**point["distributed"]["env"], **policy},
+        wrapper=profilers.wrapper(point["profiling"], directory),
+        # Symmetric memory stays with the process that has registered it.
+        company=str(directory) if leaves_groups else symmetric,
     )
-
-
-def _rocprofv3(profiling: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
-    if not profiling["rocprofv3"]:
-        return ()
-    try:
-        arguments = shlex.split(profiling["rocprofv3_args"])
-    except ValueError as error:
-        raise UserError(f"profiling.rocprofv3_args cannot be split ({error}); close its quotes.") from None
-    return ("rocprofv3", *arguments, "-d", str(directory.resolve() / "rocprofv3"), "--")
 
 
 def _sample(result: Result) -> Sample:
@@ -227,7 +246,7 @@ WORKLOAD = Workload(
         same_point=_same_point,
         options=("fsdp.", "streams.", "distributed."),
         cases=("distributed.strategy", "distributed.dp_size"),
-        of_gpus=("streams.", "distributed.env."),
+        of_gpus=("streams.", "distributed.env.", "fsdp.symmetric_memory"),
         experiment="fsdp_overlap",
         example="fsdp.forward_prefetch=false,1",
     ),

@@ -198,6 +198,8 @@ class Collectives:
         self.mode = POINT
         self.blocked_s = 0.0
         """Time for which the host has waited for the device in `wait_for_layers`."""
+        self.own_queues: set[str] = set()
+        """Streams whose collectives have a process group of their own."""
         self.streams, self.recorder = streams, recorder
         self._ranks, self._own_streams = ranks, own_streams
         self._on_gpu = ranks.device.type == "cuda"
@@ -214,7 +216,7 @@ class Collectives:
         if self._on_gpu:
             self._on_stream(stream, issue)
         else:
-            self._recorded(stream, issue, self._queue)
+            self._recorded(stream, issue, self._queue(stream))
 
     def later(self, stream: str, issue: Issue) -> dist.Work | None:
         """Issues a collective. Returns the work to wait for, or None if it is done already."""
@@ -269,7 +271,7 @@ class Collectives:
         return self.streams[WAITING]
 
     def _handed_over(self, stream: str, issue: Issue) -> tuple[Span, dist.Work]:
-        span = self.recorder.begin(stream, self._queue)
+        span = self.recorder.begin(stream, self._queue(stream))
         work = issue(async_op=True)
         assert work is not None
         self.recorder.launched(span)
@@ -321,9 +323,13 @@ class Collectives:
         return future
 
     def start_step(self) -> None:
-        # A new queue: the spans of the last step keep theirs.
-        self._queue = Queue(servers=1 if self._on_gpu else GLOO_THREADS)
+        # New queues: the spans of the last step keep theirs.
+        self._queues: dict[str, Queue] = {}
         self._computed: deque[Mark] = deque()
+
+    def _queue(self, stream: str) -> Queue:
+        group = stream if stream in self.own_queues else ""
+        return self._queues.setdefault(group, Queue(servers=1 if self._on_gpu else GLOO_THREADS))
 
     def layer_computed(self) -> None:
         """Marks the end of a layer's computation, forward or backward, as it is enqueued."""

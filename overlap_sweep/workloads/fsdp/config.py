@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from overlap_sweep.config import BY_TORCH, ModelConfig
 from overlap_sweep.declared import any_of, one_of, ranged
+from overlap_sweep.workloads.profilers import Profiler
 
 AS_MIXED_PRECISION = {**BY_TORCH, "fp32": "none", "float32": "none"}
 
@@ -29,13 +30,17 @@ class Ranking:
     """Rows of each embedding table."""
 
 
+KERNELS, COPY_ENGINES = "kernels", "copy_engines"
+"""Values of `fsdp.symmetric_memory`: what all-gathers."""
+
+
 @dataclass
 class Fsdp:
     """Scheduling of `fully_shard`. Under DDP only `sync_module_states` has an effect."""
 
     forward_prefetch: Any = any_of(False, "false, true, or a number of layers")
     """Number of layers whose parameters are all-gathered ahead in the forward pass; true: 1. false: torch gathers each
-    layer when the host reaches it."""
+    layer when the host reaches it. With `layers_per_unit`, number of units."""
     backward_prefetch: str | None = one_of("BACKWARD_PRE", "BACKWARD_PRE", "BACKWARD_POST")
     """In the backward pass, all-gather the next layer's parameters before the current layer's gradients are computed
     (BACKWARD_PRE) or after (BACKWARD_POST). null: when they are needed."""
@@ -55,6 +60,17 @@ class Fsdp:
     one node the same as 1."""
     reduce_dtype: str | None = one_of(None, "fp32", "bf16", "fp16", also=BY_TORCH)
     """Data type in which gradients are reduced. null: the type in which they are computed."""
+    layers_per_unit: int = ranged(1, 1, 1024)
+    """Number of neighbouring layers that are gathered and reduced as one unit: fewer and larger collectives, more
+    memory for gathered parameters. The last unit has what remains."""
+    separate_reduce_scatter_group: bool = False
+    """Reduce-scatter in a process group of its own, so that reduce-scatters and all-gathers don't queue in one
+    communicator."""
+    symmetric_memory: str | None = one_of(None, KERNELS, COPY_ENGINES)
+    """Keep the buffers of collectives in symmetric memory of NCCL. `kernels`: NCCL all-gathers and reduce-scatters by
+    kernels that access the other GPUs' buffers directly (torch 2.9, NCCL 2.27). `copy_engines`: all-gathers by copy
+    engines, which take no SMs (NCCL 2.28, NCCL_CTA_POLICY=2). Needs peer access between GPUs, and shards within a
+    node. null: torch's memory."""
 
 
 @dataclass
@@ -141,8 +157,8 @@ class Compile:
 
 
 @dataclass
-class Profiling:
-    """torch.profiler over additional steps, whose telemetry is marked."""
+class Profiling(Profiler):
+    """torch.profiler over additional steps, whose telemetry is marked; or a profiler that starts the workers."""
 
     enabled: bool | None = None
     """Run the profiler. null: yes, unless `profile=none`."""
@@ -164,10 +180,6 @@ class Profiling:
     """Record allocations in the trace."""
     with_stack: bool = False
     """Record Python stacks in the trace."""
-    rocprofv3: bool = False
-    """Run the workers under AMD's rocprofv3, with output in rocprofv3/ of the run directory."""
-    rocprofv3_args: str = "--kernel-trace --memory-copy-trace --rccl-trace"
-    """Command-line options of rocprofv3 that select what it records."""
 
 
 @dataclass
@@ -219,6 +231,8 @@ PER_NODE = "nodes"
 """Value of `fsdp.replicas` for one replica on each node."""
 WITHIN_NODE = "node"
 """Value of `fsdp.reshard_after_forward` for the ranks of a node."""
+RECORDED_IF_GIVEN = ("layers_per_unit", "separate_reduce_scatter_group")
+"""Options of `fsdp` that a point has only if they are not at their defaults: earlier results don't have them."""
 HOST_LIMITS = 0.95
 """A step is launch-bound if the host needs at least this share of its time to enqueue it."""
 

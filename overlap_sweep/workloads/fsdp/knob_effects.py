@@ -1,24 +1,52 @@
-"""The effect of each knob, from all pairs of settings that differ in that knob alone."""
+"""The knobs as columns, and the effect of each, from all pairs of settings that differ in that knob alone."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 from overlap_sweep.report.section import Exhibit
-from overlap_sweep.report.table import Column, Listing, Table, attribute
+from overlap_sweep.report.table import Column, Kind, Listing, Table, attribute
 from overlap_sweep.results.estimate import estimate
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, TrainingRow
-from overlap_sweep.workloads.fsdp.knobs import brief, in_words, order
+from overlap_sweep.workloads.fsdp.knobs import Knobs, brief, changed, in_words, order
 
 MANY_PAIRS = 5
 """Number of pairs from which the noise is estimated from their spread."""
 MOST_ROWS = 40
 """Rows on a terminal."""
+
+K = Column[Knobs]
+
+
+def _knob(name: str, kind: Kind, path: str, read: Callable[[Any], Any] = lambda value: value, **more: Any) -> K:
+    return K(name, lambda knobs: read(knobs[path]), f"Value of the option {path}.", kind, **more)
+
+
+STRATEGY = _knob("strategy", "text", "distributed.strategy")
+TURNED = K("turned", lambda knobs: len(changed(knobs)), "Number of options that are not at their defaults.", "count")
+KNOBS = (
+    _knob("batch_size", "count", "training.batch_size", header="batch", show=str, dropped=1),
+    _knob("gradient_accumulation", "count", "training.gradient_accumulation"),
+    _knob("forward_prefetch", "count", "fsdp.forward_prefetch", int),
+    _knob("backward_prefetch", "text", "fsdp.backward_prefetch", in_words),
+    _knob("limit_all_gathers", "flag", "fsdp.limit_all_gathers"),
+    _knob("reshard_after_forward", "text", "fsdp.reshard_after_forward", in_words),
+    _knob("replicas", "count", "fsdp.replicas"),
+    _knob("reduce_dtype", "text", "fsdp.reduce_dtype"),
+    _knob("layers_per_unit", "count", "fsdp.layers_per_unit"),
+    _knob("separate_reduce_scatter_group", "flag", "fsdp.separate_reduce_scatter_group"),
+    _knob("symmetric_memory", "text", "fsdp.symmetric_memory"),
+    _knob("enable_overlap", "flag", "distributed.enable_overlap"),
+    _knob("bucket_cap_mb", "number", "distributed.bucket_cap_mb"),
+    _knob("compile", "flag", "compile.enabled"),
+)
+"""Knobs with their own columns; the others are in `setting`."""
 
 
 @dataclass(frozen=True)

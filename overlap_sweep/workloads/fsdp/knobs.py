@@ -48,6 +48,7 @@ TRAINS_DIFFERENTLY = frozenset(
 SCHEDULING = frozenset(
     {
         *("fsdp.forward_prefetch", "fsdp.backward_prefetch", "fsdp.limit_all_gathers", "fsdp.sync_module_states"),
+        "fsdp.separate_reduce_scatter_group",
         *("distributed.enable_overlap", "distributed.overlap_reduce_scatter"),
         "distributed.overlap_clone_for_reduce_scatter",
         *("training.learning_rate", "training.warmup_steps", "training.weight_decay"),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.measure.environment import DeviceSampler
+from overlap_sweep.measure.instruments import named, named_range, nsys_records
 from overlap_sweep.measure.profile import capture_each, profile_steps
 from overlap_sweep.measure.timing import Anchor, Variant, summarise, time_variants
 from overlap_sweep.results.measured import Timing
@@ -35,16 +36,17 @@ def run_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dic
     with DeviceSampler(ranks.device, point["telemetry"]["sample_interval_s"]) as sampler:
         recording = Recording(directory, ranks, sampler, point["training"]["log_interval"])
         recorder.on = True
-        for _ in range(point["training"]["max_steps"]):
-            recording.add(training.step(POINT))
+        for number in range(point["training"]["max_steps"]):
+            with named_range(f"step {number}"):
+                recording.add(training.step(POINT))
         recording.write()
         on_gpu = ranks.device.type == "cuda"
         peak_gb = ranks.slowest([torch.cuda.max_memory_allocated() / 1e9])[0] if on_gpu else None
         traces, warnings = _profile(point, training, recording, directory, ranks)
         recorder.on = False
     training.freeze()
-    in_mode = {mode: Variant(partial(_step, training, mode)) for mode in (POINT, NONE, FLOOR)}
-    if traces:
+    in_mode = {mode: named(mode, Variant(partial(_step, training, mode))) for mode in (POINT, NONE, FLOOR)}
+    if traces or nsys_records():
         traces += capture_each({NONE: in_mode[NONE]}, ranks, point["profiling"]["active"], directory)
     times, host_us = _compare(point, in_mode, ranks)
     measured = TrainingRun(

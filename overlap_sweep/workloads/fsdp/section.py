@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +21,6 @@ from overlap_sweep.report.table import (
     PRECISION,
     STATUS,
     Column,
-    Kind,
     Listing,
     PointRow,
     Table,
@@ -43,15 +41,8 @@ from overlap_sweep.workloads.fsdp.answer import (
     training_case,
 )
 from overlap_sweep.workloads.fsdp.cautions import cautions
-from overlap_sweep.workloads.fsdp.knob_effects import EFFECTS, knob_changes, knobs_exhibit
-from overlap_sweep.workloads.fsdp.knobs import (
-    Knobs,
-    changed,
-    frozen,
-    in_words,
-    knobs_of,
-    setting_in_words,
-)
+from overlap_sweep.workloads.fsdp.knob_effects import EFFECTS, KNOBS, STRATEGY, TURNED, knob_changes, knobs_exhibit
+from overlap_sweep.workloads.fsdp.knobs import frozen, knobs_of, setting_in_words
 
 MOST_ROWS = 40
 """Rows on a terminal."""
@@ -67,30 +58,7 @@ PARTS = [
 
 A = Column[TrainingAnalysis]
 C = Column[TrainingRow]
-K = Column[Knobs]
 P = Column[PointRow[TrainingRow]]
-
-
-def _knob(name: str, kind: Kind, path: str, read: Callable[[Any], Any] = lambda value: value, **more: Any) -> K:
-    return K(name, lambda knobs: read(knobs[path]), f"Value of the option {path}.", kind, **more)
-
-
-STRATEGY = _knob("strategy", "text", "distributed.strategy")
-TURNED = K("turned", lambda knobs: len(changed(knobs)), "Number of options that are not at their defaults.", "count")
-KNOBS = (
-    _knob("batch_size", "count", "training.batch_size", header="batch", show=str, dropped=1),
-    _knob("gradient_accumulation", "count", "training.gradient_accumulation"),
-    _knob("forward_prefetch", "count", "fsdp.forward_prefetch", int),
-    _knob("backward_prefetch", "text", "fsdp.backward_prefetch", in_words),
-    _knob("limit_all_gathers", "flag", "fsdp.limit_all_gathers"),
-    _knob("reshard_after_forward", "text", "fsdp.reshard_after_forward", in_words),
-    _knob("replicas", "count", "fsdp.replicas"),
-    _knob("reduce_dtype", "text", "fsdp.reduce_dtype"),
-    _knob("enable_overlap", "flag", "distributed.enable_overlap"),
-    _knob("bucket_cap_mb", "number", "distributed.bucket_cap_mb"),
-    _knob("compile", "flag", "compile.enabled"),
-)
-"""Knobs with their own columns; the others are in `setting`."""
 
 
 def _us(name: str, explained: str, read: str = "", **more: Any) -> C:

@@ -17,8 +17,10 @@ from torch.nn.functional import pad
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_sweep.measure import Ranks
+from overlap_sweep.workloads.fsdp import symmetric
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives
 from overlap_sweep.workloads.fsdp.ranking_model import RankingModel
+from overlap_sweep.workloads.fsdp.symmetric import Allocate
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, REDUCE_SCATTER
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -33,20 +35,54 @@ def shard(model: RankingModel, point: Mapping[str, Any], ranks: Ranks, collectiv
     reduce_dtype = DTYPES[fsdp["reduce_dtype"]] if fsdp["reduce_dtype"] else None
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[point["precision"]], reduce_dtype=reduce_dtype)
     reshard = fsdp["reshard_after_forward"]
-    for unit in model.units:
-        fully_shard(unit, mesh=mesh["shard"], mp_policy=policy, reshard_after_forward=reshard)
+    wrapped = _wrapped(model, fsdp.get("layers_per_unit", 1))
+    for units in wrapped:
+        fully_shard(units, mesh=mesh["shard"], mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh["shard"], mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
-    gather, scatter = _Gather(collectives, fsdp["limit_all_gathers"]), _Scatter(collectives)
-    for unit in model.units:
+    gather_group = scatter_group = mesh["shard"].get_group()
+    if fsdp.get("separate_reduce_scatter_group"):
+        scatter_group = _another_group(ranks.world_size, ranks.world_size // replicas)
+        collectives.own_queues.add(REDUCE_SCATTER)
+    kind = fsdp.get("symmetric_memory")
+    gather_memory, scatter_memory = _memories(kind, gather_group, scatter_group, ranks)
+    gather = _Gather(collectives, gather_memory, fsdp["limit_all_gathers"])
+    scatter = _Scatter(collectives, scatter_memory, scatter_group)
+    # The units of one group share FSDP2's state.
+    for unit, *_ in wrapped:
         unit.set_custom_all_gather(gather)  # type: ignore[operator]
         unit.set_custom_reduce_scatter(scatter)  # type: ignore[operator]
+        if kind:
+            # Before NCCL 2.30 its kernels for symmetric memory know no averages.
+            unit.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
         if replicas > 1:
             # Not FSDP2's own hybrid sharding, whose all-reduce cannot be observed.
             unit.set_all_reduce_hook(  # type: ignore[operator]
                 partial(_add_replicas, mesh["replicate"].get_group(), replicas, collectives),
                 stream=collectives.own_stream(ALL_REDUCE),
             )
-    _schedule(model.units, fsdp, collectives)
+    _schedule(wrapped, fsdp, collectives)
+
+
+def _wrapped(model: RankingModel, layers_per_unit: int) -> list[list[nn.Module]]:
+    """Returns the model's units in order, those together that are gathered and reduced together."""
+    units: list[nn.Module] = [*model.units]
+    first, *layers, last = units
+    starts = range(0, len(layers), layers_per_unit)
+    return [[first], *(layers[start : start + layers_per_unit] for start in starts), [last]]
+
+
+def _memories(
+    kind: str | None, gather_group: dist.ProcessGroup, scatter_group: dist.ProcessGroup, ranks: Ranks
+) -> tuple[Allocate, Allocate]:
+    """Returns what allocates the buffers of the all-gathers and those of the reduce-scatters. Collective."""
+    if not kind:
+        return _empty, _empty
+    symmetric.check(kind, ranks)
+    return symmetric.allocator(gather_group, ranks.device), symmetric.allocator(scatter_group, ranks.device)
+
+
+def _empty(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(*size, dtype=dtype, device=device)
 
 
 @cache
@@ -58,20 +94,21 @@ def _mesh(device: str, ranks: int, replicas: int) -> DeviceMesh:
     return init_device_mesh(device, (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
 
 
-def _schedule(units: Sequence[Any], fsdp: Mapping[str, Any], collectives: Collectives) -> None:
-    """Sets the units that each unit prefetches. By default the host runs ahead in the forward, and each unit gathers
-    the one before it in the backward."""
-    ahead = fsdp["forward_prefetch"]
-    for index, unit in enumerate(units):
+def _schedule(wrapped: Sequence[Sequence[Any]], fsdp: Mapping[str, Any], collectives: Collectives) -> None:
+    """Sets what is prefetched with each of the units that were wrapped together. By default the host runs ahead in the
+    forward, and the units before them are gathered in the backward."""
+    ahead, first = fsdp["forward_prefetch"], [unit for unit, *_ in wrapped]
+    for index, (unit, *others) in enumerate(wrapped):
+        last = others[-1] if others else unit
         if ahead:
-            unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + ahead])
+            unit.set_modules_to_forward_prefetch(first[index + 1 : index + 1 + ahead])
         if fsdp["backward_prefetch"] != "BACKWARD_PRE":
             # Only a non-empty list replaces torch's own; the unit itself is gathered already.
             unit.set_modules_to_backward_prefetch([unit])
         if fsdp["backward_prefetch"] == "BACKWARD_POST" and index:
-            unit.backward_ended = partial(units[index - 1].unshard, async_op=True)
+            unit.backward_ended = partial(first[index - 1].unshard, async_op=True)
         if fsdp["limit_all_gathers"]:
-            unit.forward_ended = collectives.layer_computed
+            last.forward_ended = collectives.layer_computed
             unit.backward_ended = partial(_both, collectives.layer_computed, unit.backward_ended)
 
 
@@ -94,13 +131,13 @@ def _both(first: Any, second: Any) -> None:
 class _Gather(AllGather):
     """All-gathers of parameters."""
 
-    def __init__(self, collectives: Collectives, limited: bool) -> None:
-        self._collectives, self._limited = collectives, limited
+    def __init__(self, collectives: Collectives, memory: Allocate, limited: bool) -> None:
+        self._collectives, self._memory, self._limited = collectives, memory, limited
         self._stale: dict[tuple[Any, ...], Tensor] = {}
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:  # type: ignore[override]
         if self._collectives.mode != FLOOR:
-            return torch.empty(*size, dtype=dtype, device=device)
+            return self._memory(size, dtype, device)
         # Parameters that are not gathered: values like weights, as the speed of GEMMs depends on the values.
         key = (*size, dtype)
         if key not in self._stale:
@@ -123,13 +160,14 @@ class _Gather(AllGather):
 
 
 class _Scatter(ReduceScatter):
-    """Reduce-scatters of gradients. FSDP2 uses the sum at once, on its own stream: on a CPU nothing can overlap it."""
+    """Reduce-scatters of gradients, in `group`. FSDP2 uses the sum at once, on its own stream: on a CPU nothing can
+    overlap it."""
 
-    def __init__(self, collectives: Collectives) -> None:
-        self._collectives = collectives
+    def __init__(self, collectives: Collectives, memory: Allocate, group: dist.ProcessGroup) -> None:
+        self._collectives, self._memory, self._group = collectives, memory, group
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:  # type: ignore[override]
-        return torch.empty(*size, dtype=dtype, device=device)
+        return self._memory(size, dtype, device)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
@@ -137,7 +175,7 @@ class _Scatter(ReduceScatter):
         if self._collectives.mode == FLOOR:
             output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
             return None
-        issue = partial(dist.reduce_scatter_tensor, output_tensor, input_tensor, op, group)
+        issue = partial(dist.reduce_scatter_tensor, output_tensor, input_tensor, op, self._group)
         self._collectives.now(REDUCE_SCATTER, issue)
         return None
 
@@ -174,7 +212,7 @@ def _add_load(gradients: Tensor, clone: bool, ranks: Ranks, collectives: Collect
     whole = gradients.clone() if clone else gradients
     whole = pad(whole, (0, short)) if short else whole
     part = torch.empty(whole.numel() // ranks.world_size, dtype=whole.dtype, device=whole.device)
-    issue = partial(dist.reduce_scatter_tensor, part, whole, group=_group_of_load(ranks.world_size))
+    issue = partial(dist.reduce_scatter_tensor, part, whole, group=_another_group(ranks.world_size, ranks.world_size))
     if collectives.mode == NONE:
         collectives.alone(REDUCE_SCATTER, issue)
     else:
@@ -182,8 +220,10 @@ def _add_load(gradients: Tensor, clone: bool, ranks: Ranks, collectives: Collect
 
 
 @cache
-def _group_of_load(world_size: int) -> dist.ProcessGroup:
-    """Returns a separate group, whose collectives don't wait for the all-reduces."""
-    group = dist.new_group(list(range(world_size)))
+def _another_group(world_size: int, size: int) -> dist.ProcessGroup:
+    """Returns a second group of this rank's `size` neighbouring ranks, whose collectives don't wait for those of the
+    first; cached like the mesh."""
+    neighbours = [list(range(first, first + size)) for first in range(0, world_size, size)]
+    group, _ = dist.new_subgroups_by_enumeration(neighbours)
     assert group is not None
     return group

@@ -1,5 +1,5 @@
 """The format of a training run's telemetry, one file per rank in the run directory with one line per step, and its
-reader, for whole run directories and for logs alone.
+reader, for whole run directories, for logs alone, and for those of AORTA.
 
 Times are in milliseconds, as usual for telemetry; the rest of the package has microseconds. A file that cannot be read
 gives one sentence, and the rest is analysed.
@@ -20,6 +20,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import check_place
 from overlap_sweep.results.points import Point, read_points
 from overlap_sweep.results.run_directory import Result, find_metrics, find_points, find_telemetry
+from overlap_sweep.workloads.fsdp import aorta
 
 if TYPE_CHECKING:
     from overlap_sweep.trace.intervals import Intervals
@@ -175,6 +176,8 @@ class Run:
     steps: dict[int, dict[int, Step]]
     """Steps by rank and number; no rank is empty."""
     point: Point | None = None
+    aorta_ranks: int | None = None
+    """Number of ranks by AORTA's log; None for our own."""
 
     @property
     def ranks(self) -> list[int]:
@@ -182,8 +185,10 @@ class Run:
 
     @property
     def num_ranks(self) -> int:
-        """Returns the number of ranks, including those without telemetry if there is a result."""
-        return int(self.point.config["distributed"]["dp_size"]) if self.point else self.ranks[-1] + 1
+        """Returns the number of ranks, including those without telemetry if that is recorded."""
+        if self.point:
+            return int(self.point.config["distributed"]["dp_size"])
+        return max(self.ranks[-1] + 1, self.aorta_ranks or 0)
 
     @property
     def result(self) -> Result | None:
@@ -220,10 +225,10 @@ def read_telemetry(root: Path) -> TelemetryReading:
         if point and point.status not in ("ok", "missing"):
             warnings.append(f"{names[directory]} is left out: {point.status}: {point.why_not_ok}")
             continue
-        steps, damaged = _read_run(directory, root)
+        steps, aorta_ranks, damaged = _read_run(directory, root)
         problems += damaged
         if steps:
-            runs.append(Run(names[directory], directory, steps, point))
+            runs.append(Run(names[directory], directory, steps, point, aorta_ranks))
             warnings += _cautions(runs[-1])
     if not runs:
         reason = [*problems, *warnings, "no rank_<r>_metrics.jsonl found; give a run directory."][0]
@@ -231,13 +236,14 @@ def read_telemetry(root: Path) -> TelemetryReading:
     return TelemetryReading(runs, problems, warnings)
 
 
-def _read_run(directory: Path, root: Path) -> tuple[dict[int, dict[int, Step]], list[str]]:
-    """Returns the steps by rank, and a sentence for each file that could not be read completely."""
-    found, problems = {}, []
+def _read_run(directory: Path, root: Path) -> tuple[dict[int, dict[int, Step]], int | None, list[str]]:
+    """Returns the steps by rank, the number of ranks if the logs are AORTA's, and a sentence for each file that could
+    not be read completely."""
+    found, problems, aorta_ranks = {}, [], None
     for rank, path in find_metrics(directory).items():
         try:
             check_place(path, root, MOST_BYTES)
-            steps, wrong = _read_steps(path, rank)
+            steps, wrong, world_size = _read_steps(path, rank)
         except (UserError, OSError) as error:
             problems.append(str(error))
             continue
@@ -248,20 +254,26 @@ def _read_run(directory: Path, root: Path) -> tuple[dict[int, dict[int, Step]], 
             problems.append(f"{path} has no complete step; remove it.")
         if steps:
             found[rank] = steps
-    return found, problems
+            aorta_ranks = world_size or aorta_ranks
+    return found, aorta_ranks, problems
 
 
-def _read_steps(path: Path, rank: int) -> tuple[dict[int, Step], list[str]]:
-    """Returns the steps by number, and the errors of other lines. An incomplete last line is ignored, since runs may be
-    killed."""
+def _read_steps(path: Path, rank: int) -> tuple[dict[int, Step], list[str], int | None]:
+    """Returns the steps by number, the errors of other lines, and the number of ranks if the log is AORTA's. An
+    incomplete last line is ignored, since runs may be killed."""
     steps: dict[int, Step] = {}
     wrong: list[str] = []
+    aorta_ranks = None
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 break
             try:
-                step = msgspec.json.decode(line, type=Step)
+                if aorta.is_aorta(line):
+                    fields, aorta_ranks = aorta.read_line(line)
+                    step = msgspec.convert(fields, Step)
+                else:
+                    step = msgspec.json.decode(line, type=Step)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 wrong.append(f"line {number} is not a telemetry record ({error})")
                 continue
@@ -269,7 +281,7 @@ def _read_steps(path: Path, rank: int) -> tuple[dict[int, Step], list[str]]:
                 wrong.append(f"line {number} (rank {step.rank}, step {step.step}) is another rank's or a duplicate")
             else:
                 steps[step.step] = step
-    return steps, wrong
+    return steps, wrong, aorta_ranks
 
 
 def _names(directories: list[Path], root: Path) -> dict[Path, str]:
@@ -287,5 +299,7 @@ def _cautions(run: Run) -> Iterator[str]:
         yield f"{run.name} has telemetry of only {len(run.ranks)} of {run.num_ranks} ranks."
     if run.result and run.result.launch_bound:
         yield f"{run.name} is launch-bound: the host could not enqueue as fast as the GPU ran."
+    if run.aorta_ranks:
+        yield f"{run.name} {aorta.NOTE}"
     for warning in run.result.warnings if run.result else []:
         yield f"{run.name}: {warning}"

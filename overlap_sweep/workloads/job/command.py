@@ -23,7 +23,10 @@ from overlap_sweep.workloads.job import metric
 from overlap_sweep.workloads.job.started import attached, started
 from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
 
-MULTICAST = ("UB_SKIPMC", "NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS")
+MULTICAST = (
+    *("UB_SKIPMC", "NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"),
+    "CUBLASMP_DISABLE_MULTICAST",
+)
 """Variables that runtime.multicast sets."""
 AMOUNTS = ("samples_per_step", "tokens_per_step")
 _TEMPLATES = ("command", "directory", *AMOUNTS)

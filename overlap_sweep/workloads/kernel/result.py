@@ -30,11 +30,12 @@ _Reasons = Annotated[dict[Name, str], msgspec.Meta(max_length=MOST_IMPLEMENTATIO
 Kernel = Annotated[str, one_of(KERNELS)]
 
 
+_KNOB_TYPES = {**dict.fromkeys(space.COUNTS, Count), **dict.fromkeys(space.PRIORITIES, int)}
 _Setting = msgspec.defstruct(
     "_Setting",
     [
         ("method", str | None, None),
-        *((knob, Union[Count if knob in space.COUNTS else bool, None], None) for knob in space.KNOBS),  # noqa: UP007
+        *((knob, Union[_KNOB_TYPES.get(knob, bool), None], None) for knob in space.KNOBS),  # noqa: UP007
     ],
 )
 """Types of our knobs. Implementations of other packages may have others, and unknown methods."""

@@ -65,7 +65,7 @@ OF_BACKEND = attribute(
 TIMES = (
     C("method", lambda row: row.setting.get("method"), kind="text"),
     *(
-        C(knob, lambda row, knob=knob: row.setting.get(knob), kind="count" if knob in space.COUNTS else "flag")  # type: ignore[misc]
+        C(knob, lambda row, knob=knob: row.setting.get(knob), kind="count" if knob in space.NUMBERS else "flag")  # type: ignore[misc]
         for knob in space.KNOBS
     ),
     attribute("time_us", header="time us", show=as_us),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep import backends
+from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES
+from overlap_sweep.declared import shown
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import FILE, OverlapConfig
+from overlap_sweep.overlap.recipes import RECIPES, overlaps_everything
+from overlap_sweep.overlap.space import MOE_KIND
 from overlap_sweep.results.run_directory import settings_file
-from overlap_sweep.workloads import Workload, run_of, tp_groups_on_nodes
+from overlap_sweep.workloads import Workload, run_of, tp_groups_on_nodes, usual_workers
+from overlap_sweep.workloads.layer import moe
 
 NOT_OVERLAPPED = ("none", "floor")
 
@@ -28,11 +33,13 @@ _SWITCHED_ON = {
 _SPLIT = (("ring_exchange", "fprop", _COLUMN), ("ring_exchange", "dgrad", _ROW), ("pipeline", "fprop", _ROW))
 """Method, phase and operators of the preset `split`."""
 PRESETS = ("default", *_SWITCHED_ON, "rs_dgrad", "atomic")
+_SWITCH_OPTIONS = tuple(name for name in MEGATRON_NAMES if name != "ub_overlap_rs_dgrad")
+"""The options that switch the default overlap; that of `ub_overlap_rs_dgrad` also needs other settings."""
 
 DEFAULT_TOLERANCE = 5e-2
 FP8_TOLERANCE = 0.2
-"""FP8 has two or three bits of mantissa: another order of summation rounds some activations differently, which the
-next GEMMs amplify. A wrong chunk has an error of 1."""
+"""For every recipe. FP8 has two or three bits of mantissa: another order of summation rounds some activations
+differently, which the next GEMMs amplify. A wrong chunk has an error of 1."""
 
 _OPERATORS_OF_KIND = {
     "linear": ("proj",),
@@ -46,12 +53,19 @@ _RECORDED_SINCE_EVER = {"operator": "fc1", "phase": "all", "method": "bulk", "ph
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the point with its backend and the configuration of each variant, read from its file."""
+    """Returns the point with its backend and the configuration of each variant, read from its file. UserError for an
+    option of layers with experts."""
+    of_moe = point["layer"].get("moe") or {}
+    if idle := next((name for name, value in of_moe.items() if value is not None), None):
+        raise UserError(f"layer.moe.{idle}={shown(of_moe[idle])} is for layer=moe; add that, or leave it out.")
     backend = backends.chosen(point)
     chosen = {**_RECORDED_SINCE_EVER, **point, "backend": backend, "model": models.without_experts(point["model"])}
+    chosen |= {"with_cublasmp": point.get("with_cublasmp") or None}
     configs = configurations(chosen) if backend in backends.LAYERS else {}
     recorded = {name: asdict(config) for name, config in configs.items()}
-    return {**chosen, "layer": {**point["layer"], "configurations": recorded}}
+    # Points without experts don't record their options, so they stay the same points.
+    own = {name: value for name, value in point["layer"].items() if name != "moe"}
+    return {**chosen, "layer": {**own, "configurations": recorded}}
 
 
 def _configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
@@ -117,30 +131,42 @@ def tolerance(point: Mapping[str, Any]) -> float:
     """Returns the largest allowed relative error of a variant."""
     if point["precision"] == "fp32":
         return space.allowed_error(point)
-    return space.allowed_error(point, FP8_TOLERANCE if point["precision"].startswith("fp8") else DEFAULT_TOLERANCE)
+    return space.allowed_error(point, FP8_TOLERANCE if point["precision"] in RECIPES else DEFAULT_TOLERANCE)
 
 
 def names(point: Mapping[str, Any]) -> list[str]:
     """Returns the variants to measure, in order: `none`, unless the user's list leaves it out, then the others, and
     `floor` last. UserError if two options both choose the overlap."""
     layer = point["layer"]
-    chosen_by = [name for name in ("variants", "tp_comm_overlap_cfg", "ub_overlap_rs_dgrad") if layer[name]]
+    switched = {name: layer[name] for name in _SWITCH_OPTIONS if layer.get(name) is not None}
+    preset = "rs_dgrad" if layer["ub_overlap_rs_dgrad"] else "default"
+    arguments = [*(["ub_overlap_rs_dgrad"] if layer["ub_overlap_rs_dgrad"] else []), *switched]
+    chosen_by = [*(name for name in ("variants", "tp_comm_overlap_cfg") if layer[name]), *arguments[:1]]
     if layer["comm_overlap"] and len(chosen_by) > 1:
+        of_variants = "; switches follow a name: 'bulk ub_bulk_wgrad=false'" if switched else ""
         raise UserError(
             f"layer.{chosen_by[0]} and layer.{chosen_by[1]} both choose the overlap; give one of them "
-            "(in layer.variants a file is file:<path>)."
+            f"(in layer.variants a file is file:<path>{of_variants})."
         )
     variants = layer["variants"]
     if variants is None and layer["tp_comm_overlap_cfg"]:
         variants = ["none", FILE + str(layer["tp_comm_overlap_cfg"])]
-    elif variants is None and layer["ub_overlap_rs_dgrad"]:
-        variants = ["none", "rs_dgrad"]
+    elif variants is None and arguments:
+        variants = ["none", _switched(preset, switched, point)]
     elif variants is None:
-        variants = ["none", *(["default"] if backends.load(point["backend"]).LAYER_HAS_DEFAULT else [])]
+        has_default = backends.load(point["backend"]).LAYER_HAS_DEFAULT and overlaps_everything(point["precision"])
+        variants = ["none", *(["default"] if has_default else [])]
     if not layer["comm_overlap"]:
         variants = [name for name in variants if name in NOT_OVERLAPPED]
     others = [name for name in variants if name != "floor"] or ["none"]
     return [*dict.fromkeys(others), "floor"]
+
+
+def _switched(preset: str, switched: Mapping[str, bool], point: Mapping[str, Any]) -> str:
+    """Returns the name of the preset under other switches, such as `default ub_overlap_ag=false`."""
+    own = _preset(preset, point).switches
+    changed = {name: on for name, on in switched.items() if own[MEGATRON_NAMES[name]] != on}
+    return " ".join([preset, *(f"{name}={str(on).lower()}" for name, on in changed.items())])
 
 
 def configurations(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
@@ -158,9 +184,20 @@ def configurations(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
 def _configuration(name: str, point: Mapping[str, Any]) -> OverlapConfig:
     if name.startswith(FILE):
         return overlap_cfg.read(Path(name.removeprefix(FILE)).expanduser())
-    if name not in PRESETS:
+    preset, *words = name.split(" ")
+    if preset not in PRESETS:
         known = ", ".join((*NOT_OVERLAPPED, *PRESETS, FILE + "<path>"))
         raise UserError(f"layer.variants: {name} is not known; choose one of {known}.")
+    switches = {f"{argument}={value}": argument for argument in MEGATRON_NAMES for value in ("true", "false")}
+    if unknown := [word for word in words if word not in switches]:
+        known = ", ".join(MEGATRON_NAMES)
+        raise UserError(f"layer.variants: {name}: {unknown[0]!r} is not a switch; give {known} with =true or =false.")
+    config = _preset(preset, point)
+    changed = {MEGATRON_NAMES[switches[word]]: word.endswith("=true") for word in words}
+    return OverlapConfig(config.slots, {**config.switches, **changed})
+
+
+def _preset(name: str, point: Mapping[str, Any]) -> OverlapConfig:
     if name == "default":
         return OverlapConfig()
     if name == "rs_dgrad":
@@ -177,7 +214,7 @@ def _slots(point: Mapping[str, Any], wanted: Iterable[tuple[str, str, tuple[str,
     slots: dict[str, space.Setting] = {}
     knobs = {knob: point[knob] for knob in space.KNOBS if point[knob] is not None}
     for method, phase, operators in wanted:
-        defaults = backends.load(point["backend"]).default_knobs(method)
+        defaults = backends.default_knobs(point, method)
         complete = {**point, **defaults, **knobs, "method": method, "phase": phase, "phases": None}
         for operator in operators:
             slots |= space.settings({**complete, "operator": operator})
@@ -196,18 +233,30 @@ def _fewer_gpus(point: Mapping[str, Any]) -> tuple[str, str]:
     return f"tp_size={point['tp_size']}{with_replicas}", "a smaller tp_size"
 
 
+def bench(point: Mapping[str, Any]) -> str:
+    """Returns the module that builds the variants of the point's kind of layer."""
+    return "moe_bench" if point["layer"]["kind"] == MOE_KIND else "tp_bench"
+
+
+def _by_kind(tensor_parallel: Callable[..., Any], of_moe: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a call of the workload that depends on the point's kind of layer."""
+    return lambda point, *more: (of_moe if point["layer"]["kind"] == MOE_KIND else tensor_parallel)(point, *more)
+
+
 WORKLOAD = Workload(
     name="layer",
     package=__name__,
-    complete=complete,
-    refusal=refusal,
-    overlap_configs=overlap_configs,
+    complete=_by_kind(complete, moe.complete),
+    refusal=_by_kind(refusal, moe.refusal),
+    # The arguments of layers with experts are in the point.
+    overlap_configs=_by_kind(overlap_configs, lambda point: {}),
     run=run_of(__name__),
     subject=lambda point: str(point["layer"]["kind"]),
-    words=_words,
-    named={"tp_size", "layer", "layer.num_replicas"},
-    world_size=lambda point: int(point["tp_size"] * point["layer"]["num_replicas"]),
-    fewer_gpus=_fewer_gpus,
-    # Overlap is within a tensor-parallel group; the replicas' gradients are reduced by NCCL or gloo.
+    words=_by_kind(_words, moe.words),
+    named={"tp_size", "layer", "layer.num_replicas", "layer.moe.ep_size"},
+    world_size=_by_kind(lambda point: int(point["tp_size"] * point["layer"]["num_replicas"]), moe.world_size),
+    fewer_gpus=_by_kind(_fewer_gpus, moe.fewer_gpus),
+    # Overlap is within a tensor-parallel group; NCCL or gloo reduce the replicas' gradients and reach all experts.
     on_one_node=tp_groups_on_nodes,
+    workers=_by_kind(usual_workers, moe.workers),
 )

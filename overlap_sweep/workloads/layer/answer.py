@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+from overlap_sweep.overlap.expert_parallel import max_connections
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, named, spoken, without_folders
+from overlap_sweep.overlap.space import MOE_KIND
 from overlap_sweep.results.estimate import EXACTLY_ONE, Estimate, Interval, estimate, gap_noise_us, hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import LayerTrial
@@ -140,11 +143,56 @@ class LayerAnalysis:
     def cautions(self) -> list[str]:
         """Returns the caveats of the ratios."""
         bound = ", ".join(row.label for row in self.rows if row.launch_bound)
-        return (
-            [f"Launch-bound variants are not compared, their times say nothing about the device: {bound}."]
-            if bound
-            else []
-        )
+        return [
+            *(
+                [f"Launch-bound variants are not compared, their times say nothing about the device: {bound}."]
+                if bound
+                else []
+            ),
+            *_moe_cautions(self.point.config, {row.name for row in self.rows}),
+        ]
+
+
+def _moe_cautions(config: Mapping[str, Any], names: Collection[str]) -> list[str]:
+    """Returns what keeps communication of experts from overlapping, whatever the variant."""
+    runtime, overlapped = config["runtime"], sorted({"shared_experts", "micro_batches"}.intersection(names))
+    if not of_moe(config) or not overlapped:
+        return []
+    if runtime["device"] == "cpu" and "shared_experts" in overlapped:
+        return ["A CPU has no streams: shared_experts computes them between the all-to-alls there, not during one."]
+    if runtime["device"] == "cuda" and (runtime["max_connections"] or max_connections(config["tp_size"])) == 1:
+        return [
+            f"CUDA_DEVICE_MAX_CONNECTIONS=1 puts communication and computation into one queue, so that "
+            f"{' and '.join(overlapped)} may overlap less than with more."
+        ]
+    return []
+
+
+def of_moe(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the options of a layer with experts; empty for other layers."""
+    options: Mapping[str, Any] = config["layer"].get("moe") or {}
+    return options if config["layer"]["kind"] == MOE_KIND else {}
+
+
+def sharding(config: Mapping[str, Any]) -> str:
+    """Returns over how many ranks the layer is spread: `TP=4`, or for experts `EP=8` or `TP=2 EP=8`."""
+    cut = f"TP={config['tp_size']}"
+    if not of_moe(config):
+        return cut
+    experts = f"EP={of_moe(config)['ep_size']}"
+    return f"{cut} {experts}" if config["tp_size"] > 1 else experts
+
+
+def described(config: Mapping[str, Any]) -> list[str]:
+    """Returns the layer in words: `transformer_layer`, `TP=4`; with experts also how tokens reach them."""
+    options = of_moe(config)
+    if not options:
+        return [config["layer"]["kind"], sharding(config)]
+    num_sm = [f"num_sm={options['num_sm']}"] if options["num_sm"] else []
+    several = f"{options['micro_batches']} micro batches" if options["micro_batches"] > 1 else "1 micro batch"
+    ungrouped = config["runtime"]["device"] == "cuda" and not options["grouped_gemm"]
+    gemms = ["a GEMM for each expert"] if ungrouped else []
+    return [config["layer"]["kind"], sharding(config), f"{options['routing']} routing", several, *num_sm, *gemms]
 
 
 def labels(trial: LayerTrial, measured: Iterable[str]) -> dict[str, str]:

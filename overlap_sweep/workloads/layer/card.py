@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlap_sweep.overlap.overlap_cfg import FILE, NONE, OverlapConfig, megatron_arguments
+from overlap_sweep.overlap.expert_parallel import megatron_arguments as megatron_moe_arguments
+from overlap_sweep.overlap.overlap_cfg import FILE, NONE, OverlapConfig, megatron_arguments, set_in_training
 from overlap_sweep.report.numbers import as_percent, as_sentence
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.run_directory import settings_file
-from overlap_sweep.workloads.layer.answer import LayerAnalysis
+from overlap_sweep.workloads.layer.answer import LayerAnalysis, of_moe
 
 MEGATRON_BACKENDS = ("transformer_engine", "megatron")
 """Backends whose variants Megatron-LM can run."""
@@ -27,8 +28,11 @@ def card(layer: LayerAnalysis, title: str, root: Path) -> Card:
         )
     hidden = f"It hides {as_percent(best.hidden_fraction)} of the communication. " if best.hidden_fraction > 0 else ""
     gain = best.to_reference.in_words(f" than {layer.spoken_reference}")
-    sentences = [f"{hidden}Measured in {rounds}."]
+    sentences = [f"{hidden}Measured in {rounds}.", *set_in_training(layer.point.case.process_wide)]
     winner, config = best.measured, layer.point.config
+    if winner.arguments:
+        use = megatron_moe_arguments(winner.arguments, of_moe(config)["ep_size"])
+        return Card(title, f"Use {best.label}: {gain}", sentences, use=use)
     if config["backend"] not in MEGATRON_BACKENDS or not winner.switches:
         return Card(title, f"Use {best.label}: {gain}", sentences)
     given = best.name.removeprefix(FILE) if best.name.startswith(FILE) else ""

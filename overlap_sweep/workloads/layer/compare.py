@@ -14,7 +14,7 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter
-from overlap_sweep.workloads.layer.answer import labels
+from overlap_sweep.workloads.layer.answer import described, labels, of_moe
 from overlap_sweep.workloads.layer.result import LayerTimes
 
 
@@ -30,7 +30,8 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
             short = without_folders(variants)
             times = {short[name]: one.times[WHOLE] for name, one in variants.items() if not one.launch_bound}
             replicas = f" x{layer['num_replicas']}" if layer["num_replicas"] > 1 else ""
-            name = f"{layer['kind']}{replicas}{' training' if layer['training'] else ''}"
+            kind = " ".join(described(point.config)) if of_moe(point.config) else layer["kind"]
+            name = f"{kind}{replicas}{' training' if layer['training'] else ''}"
             key = key_of_pass(point.case, point.config["tp_size"], name, WHOLE)
             layers[key, point.config["runtime"]["device"]].append((point.name, times))
     return Comparable(
@@ -53,5 +54,5 @@ def samples(result: Result) -> dict[str, Sample]:
     }
 
 
-_OF_LAYER = ("kind", "num_replicas", "training", "configurations", "variants")
+_OF_LAYER = ("kind", "num_replicas", "training", "configurations", "variants", "moe")
 COMPARED = Comparing(measured, samples, matched=(*(f"layer.{name}" for name in _OF_LAYER), *space.KNOBS))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from overlap_sweep.config import MOST_SMS, TensorParallelConfig
 from overlap_sweep.declared import one_of, ranged
-from overlap_sweep.overlap.space import LAYER_KINDS, MOST_OF
+from overlap_sweep.overlap.space import HIGHEST_PRIORITY, LAYER_KINDS, MOE_KIND, MOST_OF
 
 
 @dataclass
@@ -22,13 +22,37 @@ class WorkloadOptions:
     """Untimed iterations of every variant before the first timed one."""
     repeats: int | None = ranged(None, 3, 1000)
     """Timed iterations of every variant. null: 21 on a GPU, 7 on a CPU."""
+    noise_goal: float | None = ranged(None, 0.0, 1.0)
+    """Stop repeating once the noise of each variant's ratio to `none` is at most this fraction. null: always
+    `repeats`."""
     profiled: int = ranged(2, 1, 100)
     """Iterations recorded with the profiler, for the variants that `profile` selects."""
     seed: int = ranged(0, 0, 2**31 - 1)
     """Random seed of weights and inputs."""
     tolerance: float | None = ranged(None, 0.0, 1.0)
     """Largest allowed relative error of output and gradients against `none`. null: 1e-4 for fp32, 5e-2 for fp16 and
-    bf16, 0.2 for FP8."""
+    bf16, 0.2 for FP8 and FP4."""
+
+
+@dataclass
+class Moe:
+    """`layer=moe`: Megatron-Core's transformer layer with a mixture of experts, which are spread over the ranks."""
+
+    ep_size: int | None = ranged(None, 1, 1024)
+    """Ranks, one GPU or CPU process each, that the experts are spread over, equally many on each. Each has its own
+    tokens, as many as `workload.tokens`. With tp_size (1, unless it is set), as many neighbouring ranks share their
+    tokens, attention and shared experts. null: 2."""
+    routing: str | None = one_of(None, "balanced", "random")
+    """Experts that tokens are sent to. `balanced`: each expert gets as many tokens as any other; `random`: each token
+    draws its experts, so that some get more. null: balanced."""
+    micro_batches: int | None = ranged(None, 1, 64)
+    """Micro batches of an iteration, each of `workload.tokens`. Between the first forward and the last
+    backward are pairs of a backward and the next forward, in which `micro_batches` overlaps. null: 2."""
+    num_sm: int | None = ranged(None, 1, MOST_SMS)
+    """SMs of the communication of the variants other than `none`: of DeepEP's kernels, and CTAs of the NCCL
+    communicator. null: the libraries' defaults, of DeepEP 20."""
+    grouped_gemm: bool | None = None
+    """Whether a rank's experts are multiplied by one grouped GEMM, as Transformer Engine can. null: true on a GPU."""
 
 
 @dataclass
@@ -36,7 +60,7 @@ class Layer:
     """The layer: a transformer layer, or a part of one with `layer=<kind>`. Transformer Engine's own, or with
     backend=torch an equivalent one on plain torch.distributed."""
 
-    kind: str = one_of("transformer_layer", *LAYER_KINDS)
+    kind: str = one_of("transformer_layer", *LAYER_KINDS, MOE_KIND)
     """Kind of layer; `layer=<kind>` sets it."""
     variants: list[str] | None = None
     """Overlap configurations to measure in turns: `none`; `default` (Transformer Engine's; torch has none);
@@ -44,13 +68,27 @@ class Layer:
     the other slots are not overlapped); `split` (all-gathers by ring exchange, reduce-scatters by pipeline);
     `rs_dgrad` (the default, but with dgrad's own reduce-scatter by ring exchange instead of the bulk overlaps);
     `atomic` (ring exchange with one atomic GEMM). `floor`, the same layer without communication, is always measured.
-    null: `none`, and the configuration that the next three options choose."""
+    Switches may follow a name other than a file's: `bulk ub_bulk_wgrad=false`.
+    null: `none`, and the configuration that the next options choose. With layer=moe: `none` (all-to-alls with
+    nothing beside them), `allgather`, `shared_experts` (computed during the dispatch), `micro_batches` (one's
+    communication during another's computation), `deepep`, `deepep_micro_batches`; null: all but `allgather` that can
+    run."""
     comm_overlap: bool = True
     """false: only `none` and `floor`, whatever the other options."""
     tp_comm_overlap_cfg: str | None = None
     """A tp_comm_overlap_cfg to use instead of the default; in `variants` it is `file:<path>`."""
     ub_overlap_rs_dgrad: bool = False
     """Use `rs_dgrad` instead of the default."""
+    ub_overlap_ag: bool | None = None
+    """Whether the default, or `rs_dgrad`, overlaps all-gathers with their GEMMs: forward of qkv and fc1, dgrad of proj
+    and fc2. null: as it does by itself. This and the next three are arguments of te.TransformerLayer."""
+    ub_overlap_rs: bool | None = None
+    """Whether it overlaps the reduce-scatters of proj and fc2 in forward. null: as it does by itself."""
+    ub_bulk_wgrad: bool | None = None
+    """Whether it overlaps wgrad of qkv and fc1 with the reduce-scatter of dgrad's output. null: as it does by
+    itself."""
+    ub_bulk_dgrad: bool | None = None
+    """Whether it overlaps dgrad of qkv and fc1 with the all-gather of wgrad's input. null: as it does by itself."""
     num_replicas: int = ranged(1, 1, 1024)
     """Data-parallel replicas (DDP): the layer runs on tp_size x num_replicas GPUs."""
     micro_batch_size: int = ranged(1, 1, 2**20)
@@ -58,6 +96,7 @@ class Layer:
     training: bool = False
     """Whether to run training steps: an Adam step after each backward pass, and with delayed scaling new FP8 scales in
     each step."""
+    moe: Moe = field(default_factory=Moe)
 
 
 @dataclass
@@ -81,10 +120,24 @@ class KnobsConfig(TensorParallelConfig):
     """Transformer Engine: whether one GEMM signals its finished chunks (FP8, CUDA 12 only)."""
     fp8_buf: bool | None = None
     """Transformer Engine: whether to communicate in FP8."""
+    comm_priority: int | None = ranged(None, HIGHEST_PRIORITY, 0)
+    """Transformer Engine: priority of the streams that communicate; lower numbers come first. null: the GPU's
+    highest."""
+    gemm_priority: int | None = ranged(None, HIGHEST_PRIORITY, 0)
+    """Transformer Engine: priority of the streams of the GEMMs. null: 0, the lowest."""
+    pipeline_rs_overlap_first_gemm: bool | None = None
+    """Transformer Engine: whether a pipeline enqueues each chunk's GEMM before the reduce-scatter of the chunk before
+    it, not after."""
+    with_cublasmp: bool | None = None
+    """Transformer Engine: whether cuBLASMp overlaps instead of userbuffers, where the library was built with it. Of the
+    knobs it has `num_sm` only, of the methods not `bulk`. Megatron-LM cannot turn it on."""
     layer: Layer = field(default_factory=Layer)
 
     groups: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
-        "layer": {kind: {"layer": {"kind": kind}} for kind in LAYER_KINDS}
+        "layer": {
+            **{kind: {"layer": {"kind": kind}} for kind in LAYER_KINDS},
+            MOE_KIND: {"layer": {"kind": MOE_KIND}, "tp_size": 1},
+        }
     }
 
 

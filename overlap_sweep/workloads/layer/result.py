@@ -22,7 +22,7 @@ from overlap_sweep.results.measured import (
 from overlap_sweep.results.run_directory import Result
 
 PASSES = ("fwd", "bwd", "all")
-"""The passes that every variant is timed for; `step` only with an optimizer."""
+"""The passes that every variant is timed for; `both` only with several micro batches, `step` only with an optimizer."""
 
 _Switches = dict[Annotated[str, one_of(SWITCH_DEFAULTS)], bool]
 
@@ -31,13 +31,16 @@ class VariantTimes(msgspec.Struct, kw_only=True):
     """One variant of a layer: the same layer and inputs under another overlap configuration."""
 
     times: dict[str, Timing]
-    """Times by pass: `fwd`, `bwd`, `step` (the optimizer, if any), and `all`. The i-th samples of all variants were
+    """Times by pass: `fwd`, `both` (of several micro batches, each backward but the last and the next one's forward),
+    `bwd`, `step` (the optimizer, if any), and `all`. The i-th samples of all variants were
     taken in the same round, so they pair."""
     settings: dict[str, dict[str, Any]] = {}
     """Settings of the slots that the configuration names; the others ran at the library's default, if it has one.
     `switches` decide which slots were on."""
     switches: _Switches = {}
     """Values of Megatron-Core's switches; empty for `none` and `floor`."""
+    arguments: dict[str, bool | int | str] = {}
+    """Megatron-Core's arguments of a layer with experts; empty for `none`, `floor` and other layers."""
     relative_error: dict[str, float] = {}
     """Relative error by tensor against `none`; empty for `none`, and for `floor`, which computes nothing meaningful."""
     launch_bound: bool = False

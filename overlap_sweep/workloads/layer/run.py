@@ -1,48 +1,57 @@
-"""Runs a layer's variants on the workers. Each is a module of its own with the same weights and inputs, which is
-checked against `none`, timed in turns with the others, and profiled."""
+"""Runs a layer's variants on the workers. Each is checked against `none`, timed in turns with the others, and
+profiled."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
-from overlap_sweep import backends
-from overlap_sweep.backends import ParallelLayer, Purpose
 from overlap_sweep.errors import Refused, WrongNumbers
-from overlap_sweep.measure import Ranks, parallel_groups, stream, stream_seed
+from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.profile import capture_each
-from overlap_sweep.measure.timing import Variant, relative_error, summarise, time_variants
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.measure.timing import Enough, Samples, Variant, relative_error, summarise, time_variants
+from overlap_sweep.overlap import recipes
+from overlap_sweep.results.repeats import enough_of_rounds
 from overlap_sweep.workloads import layer as workload
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 
 INPUTS = 2
 """Two are enough: a layer's activations evict its input from every cache."""
-LEARNING_RATE = 1e-4
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a kind of layer has to measure."""
+
+    variants: dict[str, Variant]
+    """By name, `none` always among them."""
+    configured: Mapping[str, Mapping[str, Any]]
+    """The fields of VariantTimes that say how a variant overlaps, for those that must compute what `none` does."""
+    refused: Mapping[str, str]
+    """Why other variants cannot run."""
+    none_is_timed: bool = True
+    attention: Callable[[], tuple[str | None, list[str]]] = lambda: (None, [])
+    """Returns the implementation of the attention that ran, and warnings about it."""
 
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the measured fields of the point's `Result`. Collective."""
-    refused, configs = workload.refused_variants(point), workload.overlap_configs(point)
-    names = [name for name in workload.names(point) if name not in refused]
-    # The others are checked against `none`, even if the user did not ask for its time.
-    variants, refused_there = layer_bench(point, list(dict.fromkeys(["none", *names])), configs, ranks)
-    refused |= refused_there
-    configs = {name: config for name, config in configs.items() if name in variants}
-    if refused and not configs:
+    bench: Bench = import_module(f"{__package__}.{workload.bench(point)}").build(point, ranks)
+    variants, configured, refused = dict(bench.variants), bench.configured, bench.refused
+    if refused and not configured:
         raise Refused("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
-    reference = variants["none"] if "none" in names else variants.pop("none")
+    reference = variants["none"] if bench.none_is_timed else variants.pop("none")
     errors = {}
-    for name in configs:
+    for name in configured:
         # Every variant needs its own userbuffers.
         variants[name].get_ready()
-        errors[name] = relative_error(variants[name], reference, ranks)
+        errors[name] = relative_error(variants[name], reference, ranks, name)
     allowed = workload.tolerance(point)
     wrong = {
         name: f"{name} computes wrong numbers and was not measured: relative error {max(error.values()):.2g} against "
@@ -51,19 +60,20 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         if max(error.values()) > allowed
     }
     wrong_errors = {f"{name} {tensor}": error for name in wrong for tensor, error in errors[name].items()}
-    if wrong and len(wrong) == len(configs):
+    if wrong and len(wrong) == len(configured):
         raise WrongNumbers(" ".join(wrong.values()), wrong_errors)
     right = {name: variant for name, variant in variants.items() if name not in wrong}
     options = point["workload"]
     found = {
         name: VariantTimes(
             times={pass_name: summarise(us) for pass_name, us in taken.us.items()},
-            settings=configs[name].slots if name in configs else {},
-            switches=configs[name].switches if name in configs else {},
+            **configured.get(name, {}),
             relative_error=errors.get(name, {}),
             launch_bound=taken.launch_bound,
         )
-        for name, taken in time_variants(right, ranks, options["warmup"], options["repeats"]).items()
+        for name, taken in time_variants(
+            right, ranks, options["warmup"], options["repeats"], enough=_enough(point)
+        ).items()
     }
     # The floor does not compute the layer.
     whole_us = {name: one.times["all"].median_us for name, one in found.items() if name != "floor"}
@@ -71,9 +81,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     wanted = {"all": set(found), "best": {"none", fastest}, "none": set[str]()}[point["profile"]]
     profiled = {name: variant for name, variant in right.items() if name in wanted}
     traces = capture_each(profiled, ranks, options["profiled"], directory)
-    attention, attention_warnings = None, []
-    if point["layer"]["kind"] in ("multihead_attention", "transformer_layer"):
-        attention, attention_warnings = backends.load(point["backend"]).attention(point, ranks)
+    attention, attention_warnings = bench.attention()
     return {
         "measured": LayerTimes(variants=found, attention_backend=attention),
         "objective_us": whole_us[fastest],
@@ -83,64 +91,25 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         "warnings": [
             *(f"{name} was not measured: {reason}." for name, reason in refused.items()),
             *wrong.values(),
+            *recipes.notes(point["precision"]),
             *attention_warnings,
         ],
     }
 
 
-def layer_bench(
-    point: Mapping[str, Any], names: Sequence[str], configs: Mapping[str, OverlapConfig], ranks: Ranks
-) -> tuple[dict[str, Variant], dict[str, str]]:
-    """Returns the variants by name, and the reasons of those that the library refuses. Collective."""
-    backend = backends.load(point["backend"])
-    _, dp_group = parallel_groups(point["tp_size"], ranks.world_size)
-    seed = stream_seed(point["workload"]["seed"], "parameters", ranks.rank % point["tp_size"])
-    variants, refused = {}, {}
-    for name in names:
-        config = configs.get(name, OverlapConfig(switches={}))
-        try:
-            purpose: Purpose = "none" if name == "none" else "floor" if name == "floor" else "point"
-            layer = backend.build_layer(point, purpose, config, ranks, seed)
-        except Refused as reason:
-            if name not in configs:
-                raise
-            refused[name] = str(reason)
-            continue
-        variants[name] = _variant(point, layer, None if name == "floor" else dp_group, ranks)
-    return variants, refused
+def _enough(point: Mapping[str, Any]) -> Enough | None:
+    """Returns the rule that ends the rounds early, if the point has one and `none` is timed."""
+    goal = point["workload"].get("noise_goal")
+    if goal is None:
+        return None
+
+    def enough(samples: Mapping[str, Samples]) -> bool:
+        reference = samples.get("none")
+        others = [one.us["all"] for name, one in samples.items() if name not in workload.NOT_OVERLAPPED]
+        return reference is not None and enough_of_rounds(others, reference.us["all"], goal)
+
+    return enough
 
 
-def _variant(
-    point: Mapping[str, Any], layer: ParallelLayer, replicas: dist.ProcessGroup | None, ranks: Ranks
-) -> Variant:
-    training = point["layer"]["training"]
-    parameters = dict(layer.module.named_parameters())
-    module = DistributedDataParallel(layer.module, process_group=replicas) if replicas is not None else layer.module
-    optimizer = torch.optim.Adam(parameters.values(), lr=LEARNING_RATE) if training else None
-    generator = stream(ranks.device, point["workload"]["seed"], "inputs", ranks.rank)
-    dtype = next(iter(parameters.values())).dtype
-    inputs = [_draw(layer.input_shape, generator, dtype).requires_grad_() for _ in range(INPUTS)]
-    gradients: list[Tensor] = []
-
-    def forward(repeat: int, first: bool = training) -> Tensor:
-        x = inputs[repeat % INPUTS]
-        for tensor in (x, *parameters.values()):
-            tensor.grad = None
-        output = layer.forward(module, x, first)
-        if not gradients:
-            gradients.extend(_draw(tuple(output.shape), generator, dtype) for _ in range(INPUTS))
-        return output
-
-    def backward(repeat: int, output: Tensor) -> dict[str, Tensor]:
-        x = inputs[repeat % INPUTS]
-        torch.autograd.backward(output, gradients[repeat % INPUTS])
-        found = {"input": x.grad, **{name: parameter.grad for name, parameter in parameters.items()}}
-        return {f"{name}_grad": gradient for name, gradient in found.items() if gradient is not None}
-
-    if layer.calibrate:
-        layer.calibrate(lambda: backward(0, forward(0, first=True)))
-    return Variant(forward, backward, optimizer.step if optimizer else None, layer.prepare)
-
-
-def _draw(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+def draw(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
     return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)

@@ -21,6 +21,7 @@ from overlap_sweep.report.table import (
     MODEL,
     POINT,
     PRECISION,
+    PROCESS_WIDE,
     STATUS,
     Column,
     Listing,
@@ -35,7 +36,7 @@ from overlap_sweep.results.points import Point, group_cases
 from overlap_sweep.results.provenance import measured_on, recorded
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.results.traces import listed_trace
-from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer
+from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer, described, of_moe, sharding
 from overlap_sweep.workloads.layer.card import card
 from overlap_sweep.workloads.layer.result import attention_backend
 
@@ -53,7 +54,21 @@ OF_POINT = (
     asked("kind", "layer", "kind", kind="text", header="layer"),
     asked("tp_size", kind="count", header="TP"),
     asked("num_replicas", "layer", "num_replicas", kind="count"),
+    OfPoint(
+        *("ep_size", lambda row: of_moe(row.point.config).get("ep_size"), "Ranks that the experts are spread over."),
+        *("count", "EP"),
+    ),
+    OfPoint(
+        *("routing", lambda row: of_moe(row.point.config).get("routing")),
+        *("How tokens are sent to experts: balanced, or at random.", "text"),
+    ),
+    OfPoint(
+        *("micro_batches", lambda row: of_moe(row.point.config).get("micro_batches")),
+        *("Micro batches of an iteration.", "count"),
+    ),
+    OfPoint("num_sm", lambda row: of_moe(row.point.config).get("num_sm"), kind="count"),
     NODES,
+    PROCESS_WIDE,
     asked(
         "training",
         "layer",
@@ -68,7 +83,7 @@ OF_POINT = (
 TIMES = (
     *(
         C(f"{name}_us", lambda row, part=part: row.median_us(part), header=f"{name} us", show=as_us)  # type: ignore[misc]
-        for name, part in {"fwd": "fwd", "bwd": "bwd", "optimizer": "step"}.items()
+        for name, part in {"fwd": "fwd", "both": "both", "bwd": "bwd", "optimizer": "step"}.items()
     ),
     attribute("time_us", read="whole.time_us", header="time us", show=as_us),
     attribute("noise_us", read="whole.noise_us", header="noise us", show=as_us, page_only=True, queried=True),
@@ -132,13 +147,14 @@ def section(sources: Sources) -> Section | None:
 def _answer(layer: LayerAnalysis, root: Path) -> Answer:
     point, case, options = layer.point, layer.point.case, layer.point.config["layer"]
     assert point.result
-    brief = f"{case.model} {options['kind']} TP={point.config['tp_size']}"
+    brief = f"{case.model} {options['kind']} {sharding(point.config)}"
     replicas = f", {options['num_replicas']} replicas" if options["num_replicas"] > 1 else ""
     nodes = f", {case.nodes} nodes" if case.nodes > 1 else ""
+    more = f", {case.process_wide}" if case.process_wide else ""
     attention = f", attention {found}" if (found := attention_backend(point.result)) else ""
     return Answer(
-        title=f"{case.model} {options['kind']}, TP={point.config['tp_size']}{replicas}, {case.tokens} tokens, "
-        f"{case.precision}, backend {case.backend} on {case.device}{attention}{nodes}",
+        title=f"{case.model} {', '.join(described(point.config))}{replicas}, {case.tokens} tokens, "
+        f"{case.precision}, backend {case.backend} on {case.device}{attention}{nodes}{more}",
         brief=brief,
         sentences=[layer.verdict],
         card=card(layer, brief, root),
@@ -185,7 +201,12 @@ def report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, A
         "warnings": point.result.warnings if point.result else [],
         "verdict": layer.verdict if layer else None,
         "variants": [
-            {**cells, "settings": row.measured.settings, "switches": row.measured.switches}
+            {
+                **cells,
+                "settings": row.measured.settings,
+                "switches": row.measured.switches,
+                **({"arguments": row.measured.arguments} if row.measured.arguments else {}),
+            }
             for row, cells in zip(rows, COMPARED.records(rows), strict=True)
         ],
     }

@@ -16,24 +16,28 @@ if TYPE_CHECKING:
     from overlap_sweep.results.run_directory import Result
 
 
+NOISE_GOAL = "workload.noise_goal"
+
+
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the point with its backend and with unset knobs at the backend's defaults for the method. Knobs that the
     backend lacks are null."""
     backend = backends.chosen(point)
     own = {name: value for name, value in point.items() if name != "layer"}
     own |= {"backend": backend, "model": models.without_experts(point["model"])}
+    own |= {"with_cublasmp": point.get("with_cublasmp") or None}
     own |= dict.fromkeys(space.absent_knobs(backend, own))
     if point["phases"] is None:
-        return _with_knobs(own, backend)
+        return _with_knobs(own, own)
     if mistake := space.phases_mistake(point["phases"]):
         raise UserError(f"{mistake}.")
-    return {**own, "phases": {phase: _with_knobs(setting, backend) for phase, setting in point["phases"].items()}}
+    return {**own, "phases": {phase: _with_knobs(setting, own) for phase, setting in point["phases"].items()}}
 
 
-def _with_knobs(setting: Mapping[str, Any], backend: str) -> dict[str, Any]:
-    defaults = backends.load(backend).default_knobs(setting["method"])
+def _with_knobs(setting: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = backends.default_knobs(point, setting["method"])
     complete = {**setting, **{knob: value for knob, value in defaults.items() if setting.get(knob) is None}}
-    return complete | dict.fromkeys(space.absent_knobs(backend, setting) & complete.keys())
+    return complete | dict.fromkeys(space.absent_knobs(point["backend"], setting) & complete.keys())
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
@@ -59,6 +63,8 @@ def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     absent = space.absent_knobs(point.get("backend"), point)
     knobs = {knob: point[knob] for knob in space.KNOBS if point.get(knob) is not None and knob not in absent}
     words = [*begin, *([point["phase"]] if point["phase"] != "all" else [])]
+    # A search gives all its points the same, by `phases`.
+    words += [override.removeprefix("workload.") for override in overrides if override.startswith(NOISE_GOAL)]
     if point["method"] != "none":
         return [*words, space.setting_name({"method": point["method"], **knobs})]
     is_requested = "num_sm" not in absent and any(override.startswith("num_sm=") for override in overrides)
@@ -93,7 +99,7 @@ WORKLOAD = Workload(
     run=run_of(__name__),
     subject=lambda point: str(point["operator"]),
     words=_words,
-    named={"tp_size", "operator", "phase", "method", "phases", *space.KNOBS},
+    named={"tp_size", "operator", "phase", "method", "phases", NOISE_GOAL, *space.KNOBS},
     searchable=Searchable(sample=_sample, same_point=_same_point),
     is_told_when_measured=False,
 )

@@ -12,12 +12,23 @@ from collections.abc import Sequence
 
 import yaml
 
+from overlap_sweep import backends
 from overlap_sweep.overlap.model_layers import WHOLE
-from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, NONE, TUNED, megatron_arguments, spoken
+from overlap_sweep.overlap.overlap_cfg import (
+    ASYNC_TP_BACKEND,
+    CONNECTIONS,
+    DEFAULT,
+    NONE,
+    TUNED,
+    megatron_arguments,
+    set_in_training,
+    spoken,
+)
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.report.section import Card
-from overlap_sweep.results.estimate import CONFIDENCE, NOTABLE_DRIFT, hidden_fraction
+from overlap_sweep.results.estimate import CONFIDENCE, NOTABLE_DRIFT, Interval, hidden_fraction
 from overlap_sweep.results.provenance import DIFFERENT_ENVIRONMENTS, environments, slowed_gpus
+from overlap_sweep.workloads.layer.answer import Comparison
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, baseline_drift
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, default_sum_us, labels
 from overlap_sweep.workloads.operator.proof import Proof, advised
@@ -69,7 +80,10 @@ def _card(case: CaseAnalysis, tp_size: int) -> Card:
     return Card(
         title=f"TP={tp_size}",
         headline=_headline(case, tp_size),
-        sentences=[*([as_sentence(outcome.verdict), *proven] if outcome else in_sum), *([LEAVE_OUT] if off else [])],
+        sentences=[
+            *([as_sentence(outcome.verdict), *proven] if outcome else in_sum),
+            *([LEAVE_OUT] if off else set_in_training(case.case.process_wide)),
+        ],
         basis=[
             *(in_sum if outcome else []),
             *(_differences(case, tp_size) if has_file else []),
@@ -218,6 +232,36 @@ def cautions(case: CaseAnalysis) -> list[str]:
     if len(environments(case.points)) > 1:
         lines.append(DIFFERENT_ENVIRONMENTS)
     return lines
+
+
+def against_other_processes(case: CaseAnalysis, others: Sequence[CaseAnalysis]) -> list[str]:
+    """Returns how the summed times compare with those of cases that differ only in what is set for whole processes, a
+    sentence for each TP size and case."""
+    found = []
+    for other in (one for one in others if one.case._replace(process_wide=case.case.process_wide) == case.case):
+        for tp_size in sorted(case.plans.keys() & other.plans.keys()):
+            ours, theirs = (
+                {(choice.operator, choice.pass_name): (choice, final) for choice, final in one.passes(tp_size)}
+                for one in (case, other)
+            )
+            if not (common := [key for key in ours if key in theirs]):
+                continue
+            sums = [[passes[key] for key in common] for passes in (ours, theirs)]
+            own_us, other_us = (sum(final.time_us for _, final in passes) for passes in sums)
+            ratio, noises = own_us / other_us, [noise_us(passes) for passes in sums]
+            noise = ratio * math.hypot(noises[0] / own_us, noises[1] / other_us)
+            compared = Comparison(ratio, Interval(ratio - noise, ratio + noise))
+            names = ", ".join(labels([choice for choice, _ in sums[0]]))
+            found.append(
+                f"TP={tp_size}, sum of {names}, each in its own processes: {_in_processes(case)} is "
+                f"{compared.in_words(f' than {_in_processes(other)}')}."
+            )
+    return found
+
+
+def _in_processes(case: CaseAnalysis) -> str:
+    """Returns what is set for whole processes, or if that is as usual the number of CUDA's connections."""
+    return case.case.process_wide or f"{CONNECTIONS}={backends.max_connections(case.case.backend)}"
 
 
 def transfer_warning(case: CaseAnalysis) -> str:

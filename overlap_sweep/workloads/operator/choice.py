@@ -55,7 +55,7 @@ class Failures:
 
 def wrong_passes(result: Result) -> set[str]:
     """Returns the passes with wrong tensors; empty unless the point failed for wrong numbers."""
-    if result.status != "failed" or not result.relative_error:
+    if not result.has_wrong_numbers:
         return set()
     allowed = space.tolerance(result.point)
     wrong = {name for name, error in result.relative_error.items() if error is None or error > allowed}
@@ -75,7 +75,8 @@ def arm(settings: Mapping[str, Mapping[str, Any]]) -> Frozen:
 def pass_key(point: Point, pass_name: str) -> PassKey:
     case, config = point.case, point.config
     # Failed points did not record the GPU's name.
-    return case.model, case.backend, case.precision, case.tokens, config["tp_size"], config["operator"], pass_name
+    same = case.model, case.backend, case.precision, case.tokens, case.process_wide
+    return *same, config["tp_size"], config["operator"], pass_name
 
 
 def of_pass(settings: Mapping[str, space.Setting], pass_name: str) -> dict[str, space.Setting]:
@@ -317,7 +318,7 @@ def _candidates(
 def _complexity(candidate: Candidate) -> tuple[Any, ...]:
     """Returns a sort key that decides ties: simpler and smaller settings come first."""
     keys = [
-        (space.METHODS.index(setting["method"]), *(int(setting.get(knob) or 0) for knob in space.KNOBS))
+        (space.METHODS.index(setting["method"]), *(abs(int(setting.get(knob) or 0)) for knob in space.KNOBS))
         for _, setting in sorted(candidate.settings.items())
     ]
     return len(keys), keys

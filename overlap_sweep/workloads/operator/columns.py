@@ -19,6 +19,7 @@ from overlap_sweep.report.table import (
     MODEL,
     POINT,
     PRECISION,
+    PROCESS_WIDE,
     STATUS,
     Column,
     Kind,
@@ -105,7 +106,7 @@ S = Column[SlotAnswer]
 
 
 def _kind(knob: str) -> Kind:
-    return "count" if knob in space.COUNTS else "flag"
+    return "count" if knob in space.NUMBERS else "flag"
 
 
 def _setting(row: PhaseRow) -> Mapping[str, Any]:
@@ -141,6 +142,7 @@ OF_POINT = (
     *(POINT, DIRECTORY, P("config_id", _id, "TP size, operator, phase and setting in one word.", "text", queried=True)),
     *(replace(MODEL, differing=True), replace(BACKEND, differing=True), DEVICE, replace(PRECISION, differing=True)),
     P("tokens", lambda row: row.point.case.tokens, kind="count", header="tokens", differing=True),
+    PROCESS_WIDE,
     asked("tp_size", kind="count", header="TP", page_only=True),
     asked("operator", kind="text", header="operator", page_only=True),
     P("phase", lambda row: row.part, kind="text", header="phase", page_only=True),
@@ -236,6 +238,7 @@ ANSWERS = Table(
         S("device", lambda row: row.case.case.device, kind="text"),
         S("precision", lambda row: row.case.case.precision, kind="text"),
         S("tokens", lambda row: row.case.case.tokens, kind="count"),
+        S("process_wide", lambda row: row.case.case.process_wide or None, kind="text"),
         S("tp_size", lambda row: row.tp_size, kind="count", header="TP"),
         S("slot", lambda row: row.slot, kind="text", header="slot"),
         S("operator", lambda row: row.choice.operator, kind="text"),

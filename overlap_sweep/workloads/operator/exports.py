@@ -202,5 +202,6 @@ def _defaults(slot: str, method: str) -> dict[str, Any]:
         "atomic_gemm": False,
         "use_ce": True,
         "fp8_buf": False,
+        "gemm_priority": 0,
         "pipeline_rs_overlap_first_gemm": False,
     }

@@ -60,6 +60,7 @@ def _origin(case: CaseAnalysis, tp_size: int, command: str) -> list[str]:
         f"Measured {measured_when(points)} on {describe_machine(environments(case.points)[0])}",
         *(f"  {line}" for line in dict.fromkeys([*launch_commands(points), command])),
     ]
+    lines += overlap_cfg.set_in_training(case.case.process_wide)
     if case.case.backend not in USERBUFFER_BACKENDS:
         return [*lines, transfer_warning(case), *([async_tp_advice(case, tp_size)] if is_async_tp(case) else [])]
     proof = case.proofs.get(tp_size)

@@ -234,7 +234,11 @@ def _case_of(trial: Trial, cases: Mapping[Case, Sequence[Point]], own: Sequence[
     point = trial.point
     if point and (point.case in cases or trial.layer):
         return point.case if point.case in cases else None
-    possible = {case for case, _ in own if not point or case.model == point.case.model}
+    possible = {
+        case
+        for case, _ in own
+        if not point or (case.model, case.process_wide) == (point.case.model, point.case.process_wide)
+    }
     return possible.pop() if len(possible) == 1 else None
 
 

@@ -19,18 +19,22 @@ from overlap_sweep import backends
 from overlap_sweep.backends import ParallelLinear, Purpose
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure import Ranks, stream
+from overlap_sweep.measure.instruments import named_range, say
 from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import (
     L2_BYTES,
     MOST_INPUTS,
+    Enough,
+    Samples,
     Variant,
     relative_error,
     summarise,
     time_variants,
 )
-from overlap_sweep.overlap import models, space
+from overlap_sweep.overlap import models, recipes, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.repeats import enough_of_pass
 from overlap_sweep.results.run_directory import now
 from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes
 
@@ -48,14 +52,17 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     workload, backend = point["workload"], backends.load(point["backend"])
     bench = bench_for(point, ranks)
     default = _default_overlap(point, bench)
-    backend.prepare(point, "point")
+    with named_range("prepare point"):
+        backend.prepare(point, "point")
     variants = {"point": bench.variant(point, "point"), "none": bench.none, "floor": bench.floor}
     error = relative_error(variants["point"], variants["none"], ranks)
     allowed = space.tolerance(point)
     if max(error.values()) > allowed:
         shown = ", ".join(f"{name} {value:.2g}" for name, value in error.items() if value > allowed)
         raise WrongNumbers(f"wrong numbers: relative error {shown} against no overlap, tolerance {allowed:g}", error)
-    samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
+    samples = time_variants(
+        variants, ranks, workload["warmup"], workload["repeats"], enough=_enough(point, bench), seldom=["floor"]
+    )
     tp1 = tp1_times(point, ranks)
     times = {}
     for name in (*space.PASSES, "all"):
@@ -76,8 +83,22 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         "relative_error": error,
         "launch_bound": any(taken.launch_bound for taken in samples.values()),
         "traces": traces,
-        "warnings": default.warnings,
+        "warnings": [*default.warnings, *recipes.notes(point["precision"])],
     }
+
+
+def _enough(point: Mapping[str, Any], bench: Bench) -> Enough | None:
+    """Returns the rule that ends the point's repeats early, if it has one."""
+    goal = point["workload"].get("noise_goal")
+    if goal is None:
+        return None
+
+    def enough(samples: Mapping[str, Samples]) -> bool:
+        point_us, none_us = samples["point"].us, samples["none"].us
+        names = space.passes(point)
+        return all(enough_of_pass(point_us[name], none_us[name], goal, bench.best.get(name, 1.0)) for name in names)
+
+    return enough
 
 
 def _check_sm_count(point: Mapping[str, Any], ranks: Ranks) -> None:
@@ -102,11 +123,12 @@ def _measure_default(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
     backend, ranks, workload = backends.load(point["backend"]), bench.ranks, point["workload"]
     measured = now()
     try:
-        backend.prepare(point, "default")
+        with named_range("prepare default"):
+            backend.prepare(point, "default")
     except Refused as reason:
         return DefaultOverlap(time.monotonic(), warnings=[f"The library's default overlap was not measured: {reason}."])
     variants = {"default": bench.variant(point, "default"), "none": bench.none}
-    error = relative_error(variants["default"], variants["none"], ranks)
+    error = relative_error(variants["default"], variants["none"], ranks, "default")
     if max(error.values()) > space.DEFAULT_TOLERANCE:
         warning = f"The library's default overlap computes wrong numbers and was not measured: relative error {error}."
         return DefaultOverlap(time.monotonic(), warnings=[warning])
@@ -150,6 +172,7 @@ class Bench:
     """Whether a trace of `none` was recorded already."""
 
     def variant(self, point: Mapping[str, Any], purpose: Purpose) -> Variant:
+        say(f"builds {purpose} of {point['operator']}: {space.settings(point) if purpose == 'point' else ''}")
         linear = backends.load(point["backend"]).build(point, purpose, self.ranks, self.parameters)
         return _variant(linear, _input_stream(point, self.ranks), self.inputs)
 
@@ -177,7 +200,7 @@ def bench_for(point: Mapping[str, Any], ranks: Ranks) -> Bench:
 def _key(point: Mapping[str, Any]) -> str:
     """Returns a key of the point's operator, without its overlap."""
     names = ("model", "operator", "tp_size", "backend", "precision", "runtime")
-    kept = {name: point[name] for name in names}
+    kept = {name: point[name] for name in names} | {"with_cublasmp": point.get("with_cublasmp")}
     workload = {name: point["workload"][name] for name in ("tokens", "seed", "warmup", "repeats")}
     unset = {"phase": "all", "method": "none", **dict.fromkeys(space.KNOBS)}
     return json.dumps({**unset, **kept, "workload": workload}, sort_keys=True)
@@ -190,6 +213,7 @@ def _bench(key: str, ranks: Ranks) -> Bench:
     shape = _shape(point)
     parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point["precision"], ranks, seed)
     inputs: dict[Any, Any] = {}
+    say(f"builds none and floor of {point['operator']}: {shape}")
     none, floor = (
         _variant(backend.build(point, purpose, ranks, parameters), _input_stream(point, ranks), inputs)
         for purpose in ("none", "floor")

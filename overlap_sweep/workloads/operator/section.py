@@ -12,6 +12,7 @@ from overlap_sweep.report.table import Listing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import measured_on
 from overlap_sweep.workloads.operator.advice import (
+    against_other_processes,
     cards,
     cautions,
     file_name,
@@ -46,7 +47,10 @@ def section(sources: Sources) -> Section | None:
         title="Operators",
         topic="tensor-parallel overlap",
         explained="Linear operators of a transformer layer, forward and backward, each with several overlap settings.",
-        answers=[_answer(case, sources.config.overlap_threshold) for case in analysis.cases],
+        answers=[
+            _answer(case, analysis.cases[:number], sources.config.overlap_threshold)
+            for number, case in enumerate(analysis.cases)
+        ],
         points=Listing(
             *(TABLE, rows),
             "Every operator point: one row per phase, with the times of the phase's pass.",
@@ -98,18 +102,19 @@ def _phases(point: Point) -> list[str]:
 def _place(row: PhaseRow) -> tuple[Any, ...]:
     """Returns a sort key from simple to complex, without the device, which failed points did not record."""
     config, phases = row.point.config, (*space.PHASES, "all")
-    knobs = [int(config.get(knob) or 0) for knob in space.KNOBS]
+    knobs = [abs(int(config.get(knob) or 0)) for knob in space.KNOBS]
     operator, method = list(space.OPERATORS).index(config["operator"]), space.METHODS.index(config["method"])
     case = str(row.point.case._replace(device=""))
     return case, config["tp_size"], operator, method, config["phase"], knobs, row.point.name, phases.index(row.part)
 
 
-def _answer(case: CaseAnalysis, overlap_threshold: float) -> Answer:
+def _answer(case: CaseAnalysis, before: Sequence[CaseAnalysis], overlap_threshold: float) -> Answer:
+    """`before`: the cases with which it may be compared."""
     slots = [answer for tp_size in case.plans for answer in case.slots(tp_size)]
     return Answer(
         title=str(case.case),
         brief=f"{case.case.model}, {case.case.tokens} tokens, {case.case.precision}, {case.case.backend}",
-        sentences=[*filter(None, [scaling_sentence(case)]), *case.applies_to],
+        sentences=[*filter(None, [scaling_sentence(case)]), *case.applies_to, *against_other_processes(case, before)],
         cards=list(cards(case).values()),
         cautions=cautions(case),
         compared=Listing(

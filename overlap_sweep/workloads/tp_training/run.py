@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from overlap_sweep.measure import Ranks, stream
+from overlap_sweep.measure.instruments import named_range
 from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
 from overlap_sweep.measure.timing import Anchor, Mark
 from overlap_sweep.workloads.tp_training.language_model import architecture, flops_per_token, parameters
@@ -213,8 +214,9 @@ def _train(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> tuple[Rec
     built = load(point["impl"])(point, ranks, groups)
     step = partial(training_step, built, batches, point["tp_training"]["gradient_accumulation_steps"], ranks)
     recording = Recording(ranks, groups.dp, point["tp_training"])
-    for _ in range(point["tp_training"]["num_training_steps"]):
-        recording.add(step())
+    for number in range(point["tp_training"]["num_training_steps"]):
+        with named_range(f"step {number}"):
+            recording.add(step())
     recording.read()
     if point["profile"] != "none":
         schedule = {"wait": 0, "warmup": 1, "active": point["workload"]["profiled"], "repeat": 1}

@@ -14,6 +14,9 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+# What is first imported within the block would be imported anew after it, and then exist twice.
+import overlap_sweep.backends.torch.overlap
+import overlap_sweep.overlap.recipes  # noqa: F401
 from overlap_sweep.backends import transformer_engine
 
 LAYERS = "transformer_engine.pytorch"
@@ -47,6 +50,7 @@ class FakeBase(ModuleType):
         """Of torch.compiler."""
         self.initialized = False
         self.fails_with: Exception | None = None
+        self.built_with_cublasmp = True
 
     def initialize_ub(
         self,
@@ -57,6 +61,7 @@ class FakeBase(ModuleType):
         dtype: torch.dtype = torch.bfloat16,
         ub_cfgs: dict[str, dict[str, Any]] | None = None,
         bootstrap_backend: str | None = None,
+        with_cublasmp: bool = False,
     ) -> None:
         self.calls.append("initialize")
         given = {**locals(), "ub_cfgs": ub_cfgs and {slot: dict(setting) for slot, setting in ub_cfgs.items()}}
@@ -95,6 +100,9 @@ def fake_library() -> Iterator[FakeBase]:
     modules[f"{LAYERS}.module"].base = base  # type: ignore[attr-defined]
     for name, used in OF_KERNELS.items():
         setattr(modules[name], used, None)
+    library = modules["transformer_engine_torch"]
+    library.get_stream_priority_range = lambda: (0, -5)  # type: ignore[attr-defined]
+    library.nvte_built_with_cublasmp = lambda: base.built_with_cublasmp  # type: ignore[attr-defined]
     with (
         patch.dict(sys.modules, {**modules, base.__name__: base}),
         patch.object(torch.cuda, "synchronize", lambda *_: base.calls.append("synchronize")),

@@ -105,6 +105,15 @@ def test_the_librarys_default_has_bulk_and_pipeline() -> None:
     assert has_default == {1: False, 2: True, 3: False, 4: True, 6: False, 8: True}
 
 
+def test_a_default_that_a_precision_cannot_overlap_is_none() -> None:
+    def has_default(precision: str, tokens: int = 2048) -> bool:
+        return transformer_engine.has_default(gpu_point(precision=precision, workload={"tokens": tokens}))
+
+    assert {name for name in transformer_engine.PRECISIONS if not has_default(name)} == {"fp8_block", "nvfp4"}
+    # Of 64 tokens on a rank, userbuffers make no chunks in MXFP8.
+    assert not has_default("mxfp8", tokens=128)
+
+
 @pytest.mark.parametrize(
     ("operator", "model", "names"),
     [

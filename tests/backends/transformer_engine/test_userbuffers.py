@@ -65,7 +65,7 @@ def what_is_given(ranks: Ranks) -> tuple[list[dict[str, Any]], bool]:
     """And whether the caller's settings are left as they were."""
     mine = {name: dict(setting) for name, setting in BULK.items()}
     with fake_library() as base:
-        for settings, precision in ((mine, "bf16"), ({}, "bf16"), (BULK, "fp8_delayed"), (RING, "fp8_current")):
+        for settings, precision in ((mine, "bf16"), ({}, "bf16"), (BULK, "fp8_delayed"), (RING, "fp8_block")):
             initialize(settings, precision=precision)
         destroy()
     names = ("ub_cfgs", "shape", "tp_size", "quantization_modes", "dtype", "bootstrap_backend")
@@ -80,6 +80,54 @@ def test_the_library_is_given_the_configuration_and_changes_no_settings() -> Non
     for one in given:
         assert (one["shape"], one["tp_size"]) == ([64, 256], 1)
         assert (one["dtype"], one["bootstrap_backend"]) == (torch.bfloat16, "gloo")
+
+
+CUBLASMP: dict[str, Any] = {"with_cublasmp": True, "runtime": {"multicast": False}}
+
+
+def ask_of_build_and_gpu(ranks: Ranks) -> dict[str, Any]:
+    """What is refused before the buffers that there are would be destroyed, and what is given."""
+
+    def refusal(settings: dict[str, Any], **changes: Any) -> str:
+        with pytest.raises(Refused) as refused:
+            initialize(settings, **changes)
+        return str(refused.value)
+
+    with fake_library() as base, pytest.MonkeyPatch.context() as patched:
+        patched.setenv("NCCL_NVLS_ENABLE", "0")
+        initialize(RING)
+        priorities = {"fc1_fprop": {**RING["fc1_fprop"], "comm_priority": -6, "gemm_priority": 0}}
+        refused = [refusal(priorities)]
+        base.built_with_cublasmp = False
+        refused.append(refusal(RING, **CUBLASMP))
+        base.built_with_cublasmp = True
+        patched.delenv("NCCL_NVLS_ENABLE")
+        refused.append(refusal(RING, **CUBLASMP))
+        assert base.calls.count("initialize") == 1
+        patched.setenv("NCCL_NVLS_ENABLE", "0")
+        initialize(RING, **CUBLASMP)
+        priorities["fc1_fprop"]["comm_priority"] = -5
+        initialize(priorities)
+        destroy()
+    last = base.given[-1]["ub_cfgs"]["fc1_fprop"]
+    return {
+        "refused": refused,
+        "with_cublasmp": [one["with_cublasmp"] for one in base.given],
+        "priorities": [last["comm_priority"], last["gemm_priority"]],
+    }
+
+
+def test_what_this_build_or_gpu_cannot_do_is_refused_before_anything_is_initialised() -> None:
+    expected = {
+        "refused": [
+            "Transformer Engine: fc1_fprop: comm_priority=-6 is not among this GPU's priorities, -5 to 0",
+            "Transformer Engine: it was built without cuBLASMp (NVTE_WITH_CUBLASMP=1)",
+            "cuBLASMp could use NVLink multicast, since NCCL_NVLS_ENABLE is not 0 in this process",
+        ],
+        "with_cublasmp": [False, True, False],
+        "priorities": [-5, 0],
+    }
+    assert run_ranks(2, ask_of_build_and_gpu, keep="cpu") == [expected] * 2
 
 
 def change_replicas(ranks: Ranks) -> tuple[int, list[int]]:

@@ -24,7 +24,7 @@ def point(profile: str = "none", **asked: Any) -> dict[str, Any]:
     copy_engine = {"matrix_size": 64, "copy_mb": 0.5, "direction": "device_to_device", "dtype": "float32"}
     return {
         "workload": {"name": "copy_engine", "warmup": 1, "repeats": 5, "seed": 0},
-        "copy_engine": copy_engine | {"gemms": 2, "copies": 3} | asked,
+        "copy_engine": copy_engine | {"gemms": 2, "copies": 3, "chunks": None} | asked,
         "profile": profile,
     }
 
@@ -50,6 +50,7 @@ def test_two_threads_hide_one_behind_the_other() -> None:
     """Where sleeps stand for work, since how much real work overlaps is the machine's affair."""
     work = copy_overlap.Work(
         gemms=lambda: time.sleep(0.05),
+        chunks=lambda: None,
         copies=lambda: time.sleep(0.04),
         stream=None,
         product=torch.zeros(1),
@@ -63,12 +64,38 @@ def test_two_threads_hide_one_behind_the_other() -> None:
     assert 0.04 <= took_s["copy"] < 0.05
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gemms_in_chunks_are_timed_beside_whole_ones(tmp_path: Path, dtype: str) -> None:
+    # 64 rows in chunks of 13 and 12.
+    found = run(point("all", dtype=dtype, chunks=5), tmp_path, ALONE)
+    copies = found["measured"]
+    assert list(copies.times) == ["gemm", "copy", "sequential", "overlapped", "chunked_gemm", "chunked_overlapped"]
+    assert found["objective_us"] == copies.times["chunked_overlapped"].median_us
+    assert copies.flops == 2 * 2 * 64**3
+    numbers = {name: [row.num_gemm_events for row in analyse_trace(tmp_path / name)] for name in found["traces"]}
+    assert {name: set(found) for name, found in numbers.items()} == {
+        **{"trace_rank0.json.gz": {2 * 5}, "trace_none_rank0.json.gz": {2}}
+    }
+
+
+def test_no_trace_is_exported_on_rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.3.42131")
+    found = run(point("all"), tmp_path, ALONE)
+    assert found["traces"] == []
+    assert "profiling.rocprofv3=true records a trace" in found["warnings"][0]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_lost_at_once_is_wrong_numbers() -> None:
-    work = copy_overlap._work(point(), ALONE)
-    copy_overlap._check(work, ALONE)
+    work = copy_overlap._work(point(chunks=3), ALONE)
+    copy_overlap._check(work, ALONE, chunked=True)
+    with pytest.raises(WrongNumbers, match="GEMMs in chunks differ from whole ones"):
+        copy_overlap._check(replace(work, chunks=lambda: work.product[1:].fill_(0.0)), ALONE, chunked=True)
+    with pytest.raises(WrongNumbers, match="GEMMs in chunks differ from whole ones"):
+        copy_overlap._check(replace(work, chunks=lambda: None), ALONE, chunked=True)
     work.pairs[0][1].zero_()
     with pytest.raises(WrongNumbers, match="differ from those run alone"):
-        copy_overlap._check(replace(work, copies=lambda: None), ALONE)
+        copy_overlap._check(replace(work, copies=lambda: None), ALONE, chunked=False)
 
 
 @pytest.mark.parametrize(("copy_mb", "copies", "count"), [(0.5, 3, 3), (1.0, 9, 3), (3.0, 9, 1)])
@@ -95,7 +122,8 @@ def test_gpus_that_do_not_reach_each_other_are_refused(monkeypatch: pytest.Monke
 )
 def test_on_gpus_copies_run_beside_gemms_within_the_time(tmp_path: Path, direction: str) -> None:
     ranks = Ranks(0, 1, torch.device("cuda", 0))
-    asked = point("all", direction=direction, dtype="bfloat16", matrix_size=4096, copy_mb=16.0, gemms=4, copies=4)
+    sizes = {"matrix_size": 4096, "copy_mb": 16.0, "gemms": 4, "copies": 4, "chunks": 4}
+    asked = point("all", direction=direction, dtype="bfloat16", **sizes)
     found = run(asked, tmp_path, ranks)
     assert not found["launch_bound"]
     us = {name: timing.median_us for name, timing in found["measured"].times.items()}
@@ -103,3 +131,4 @@ def test_on_gpus_copies_run_beside_gemms_within_the_time(tmp_path: Path, directi
     assert us["overlapped"] >= 0.95 * max(us["gemm"], us["copy"])
     assert us["sequential"] == pytest.approx(us["gemm"] + us["copy"], rel=0.2)
     assert us["overlapped"] < us["sequential"]
+    assert us["chunked_overlapped"] >= 0.95 * max(us["chunked_gemm"], us["copy"])

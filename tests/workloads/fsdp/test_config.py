@@ -6,9 +6,12 @@ import pytest
 import yaml
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.results.identity import point_key
 from overlap_sweep.runtime import placement
+from overlap_sweep.runtime import point as runtime_point
 from overlap_sweep.runtime.group_config import NO_MULTICAST, GroupConfig, shared_by, worker_environment
 from overlap_sweep.workloads import fsdp
+from overlap_sweep.workloads.fsdp import symmetric
 from tests.sweeps import ROOT
 from tests.workloads.fsdp.points import fsdp_point
 
@@ -79,3 +82,56 @@ def test_the_environment_of_nccl_makes_another_group() -> None:
     assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"
     assert shared_by(plain) != shared_by(given)
     assert shared_by(plain) == shared_by(fsdp_point("fsdp.forward_prefetch=true"))
+
+
+def test_a_point_is_the_same_as_before_there_were_later_options() -> None:
+    point = fsdp_point("fsdp.layers_per_unit=1", "fsdp.separate_reduce_scatter_group=false")
+    assert not {"layers_per_unit", "separate_reduce_scatter_group"} & point["fsdp"].keys()
+    before = {**point, "fsdp": {name: value for name, value in point["fsdp"].items() if name != "symmetric_memory"}}
+    assert point_key(point) == point_key(before)
+    grouped = fsdp_point("fsdp.layers_per_unit=2", "fsdp.separate_reduce_scatter_group=true")["fsdp"]
+    assert (grouped["layers_per_unit"], grouped["separate_reduce_scatter_group"]) == (2, True)
+
+
+def test_copy_engines_are_asked_for_by_the_environment_without_multicast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_point, "visible_gpus", lambda: 2)
+    kinds = {
+        kind: GroupConfig.of(fsdp_point("runtime.device=cuda", f"fsdp.symmetric_memory={kind}"))
+        for kind in ("null", "kernels", "copy_engines")
+    }
+    environments = {kind: worker_environment(config) for kind, config in kinds.items()}
+    assert {kind: found.get("NCCL_CTA_POLICY") for kind, found in environments.items()} == {
+        **{"null": None, "kernels": None, "copy_engines": "2"}
+    }
+    assert all(found["NCCL_NVLS_ENABLE"] == "0" for found in environments.values())
+    # What is registered stays in the processes.
+    assert len(set(kinds.values())) == 3
+
+
+@pytest.mark.usefixtures("many_nodes")
+@pytest.mark.parametrize(("replicas", "fits"), [("1", False), ("nodes", True), ("4", True)])
+def test_symmetric_memory_is_within_a_node(monkeypatch: pytest.MonkeyPatch, replicas: str, fits: bool) -> None:
+    monkeypatch.setattr(runtime_point, "visible_gpus", lambda: 4)
+    on_two_nodes = ("runtime.device=cuda", "distributed.dp_size=8", "runtime.nodes=2", f"fsdp.replicas={replicas}")
+    refused = fsdp.refusal(fsdp_point(*on_two_nodes, "fsdp.symmetric_memory=kernels"))
+    assert (refused is None) == fits
+    assert fits or "shards within a node; add fsdp.replicas=nodes" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("kind", "torch_version", "nccl", "expected"),
+    [
+        ("kernels", "2.9.0+cu130", (2, 27, 5), None),
+        ("copy_engines", "2.11.0+cu130", (2, 28, 9), None),
+        ("copy_engines", "2.15.0", (3, 0, 1), None),
+        ("kernels", "2.8.1", (2, 27, 3), "needs torch 2.9; 2.8.1 is installed"),
+        ("kernels", "2.9.0", (2, 26, 2), "needs NCCL 2.27; torch has 2.26.2"),
+        ("copy_engines", "2.9.0", (2, 27, 5), "needs NCCL 2.28; torch has 2.27.5"),
+    ],
+)
+def test_symmetric_memory_needs_what_torch_and_nccl_have(
+    kind: str, torch_version: str, nccl: tuple[int, ...], expected: str | None
+) -> None:
+    found = symmetric.lacks(kind, torch_version, nccl, rocm=False)
+    assert found == (expected and f"fsdp.symmetric_memory={kind} {expected}")
+    assert "ROCm" in str(symmetric.lacks(kind, torch_version, nccl, rocm=True))

@@ -130,3 +130,42 @@ def test_collectives_run_on_streams_of_their_own(name: str, kinds: tuple[str, ..
     # What is on another stream, too, are the reductions of single numbers.
     mostly = {kind: busy_us[kind].most_common(1)[0][0] for kind in ("compute", *kinds)}
     assert len(set(mostly.values())) == 3
+
+
+def _losses(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> dict[str, list[float]]:
+    from overlap_sweep.workloads.fsdp.run import forget, run_training
+
+    found = {}
+    for name, point in points.items():
+        (root / name).mkdir()
+        found[name] = run_training(point, root / name, ranks)["measured"].losses
+        forget(ranks)
+    return found
+
+
+@pytest.mark.gpu(count=2)
+@pytest.mark.parametrize("kind", ["kernels", "copy_engines"])
+def test_symmetric_memory_learns_the_same_by_other_means(kind: str, tmp_path: Path) -> None:
+    symmetric, own = f"fsdp.symmetric_memory={kind}", "fsdp.separate_reduce_scatter_group=true"
+    asked: dict[str, list[str]] = {"usual": [], "own": [own], "symmetric": [symmetric]}
+    asked["symmetric_own"] = [symmetric, own]
+    points = {name: fsdp_point(*LAYERS, SMALL, "runtime.device=cuda", *given) for name, given in asked.items()}
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "NCCL_CTA_POLICY": "2" if kind == "copy_engines" else "0"}
+    (losses, _) = run_ranks(2, _losses, points, tmp_path, device="cuda", environment=environment)
+    assert losses["own"] == pytest.approx(losses["usual"], rel=1e-3)
+    # Averages are sums that are divided: the last bits of bf16 differ.
+    assert losses["symmetric"] == pytest.approx(losses["usual"], rel=2e-2)
+    assert losses["symmetric_own"] == pytest.approx(losses["symmetric"], rel=1e-3)
+    gathers = {
+        name: {
+            kernel["name"] for kernel in kernels(tmp_path / name / "trace_rank0.json.gz") if "Gather" in kernel["name"]
+        }
+        for name in points
+    }
+    assert gathers["usual"]
+    assert not any("ncclSym" in name for name in gathers["usual"] | gathers["own"])
+    for name in ("symmetric", "symmetric_own"):
+        assert all("ncclSym" in kernel for kernel in gathers[name])
+        assert bool(gathers[name]) == (kind == "kernels")
+        rows = [row for row in analyse_trace(tmp_path / name / "trace_rank0.json.gz") if row.phase == "all"]
+        assert all(row.comm_us > 0 for row in rows)

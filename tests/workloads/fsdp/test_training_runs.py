@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from overlap_sweep.measure import Ranks
@@ -37,6 +38,9 @@ FSDP2 = {
     "limited": ["fsdp.limit_all_gathers=true", "fsdp.forward_prefetch=true"],
     "own streams": ["distributed.enable_overlap=true"],
     "not synced": ["fsdp.sync_module_states=false"],
+    "grouped": ["fsdp.layers_per_unit=2", "fsdp.forward_prefetch=1"],
+    "grouped post": ["fsdp.layers_per_unit=2", "fsdp.backward_prefetch=BACKWARD_POST", "fsdp.limit_all_gathers=true"],
+    "own group": ["fsdp.separate_reduce_scatter_group=true"],
     "compiled": ["compile.enabled=true", "compile.backend=aot_eager"],
     "gated": ["model.gated_mlp=true", "model.num_kv_heads=2"],
 }
@@ -118,8 +122,10 @@ def test_two_processes_learn_what_one_learns(name: str, alone: dict[str, list[fl
 
 @pytest.mark.end_to_end
 def test_replicas_of_shards_learn_it_too(tmp_path: Path, alone: dict[str, list[float]]) -> None:
-    found = train(tmp_path, 4, replicas=["fsdp.replicas=2"], sharded=[])
+    replicas = ["fsdp.replicas=2"]
+    found = train(tmp_path, 4, replicas=replicas, own=[*replicas, *FSDP2["own group"]], sharded=[])
     assert losses(found)["replicas"] == pytest.approx(alone["four"], rel=1e-5)
+    assert losses(found)["own"] == losses(found)["replicas"]
     assert min(telemetry(tmp_path / "replicas")[-1].streams_ms.values()) > 0
     norms = {name: [record.grad_norm for record in telemetry(tmp_path / name, rank=3)] for name in found}
     assert norms["replicas"] == pytest.approx(norms["sharded"], rel=1e-5)
@@ -195,7 +201,7 @@ def _spans(ranks: Ranks, points: dict[str, dict[str, Any]]) -> dict[str, Counter
 def test_how_often_a_step_communicates() -> None:
     twice = ["training.gradient_accumulation=2"]
     asked = {"defaults": [], "accumulated": twice, "kept": FSDP2["kept"], "replicas": ["fsdp.replicas=2"]}
-    asked |= {"kept accumulated": [*FSDP2["kept"], *twice]}
+    asked |= {"kept accumulated": [*FSDP2["kept"], *twice], "grouped": FSDP2["grouped"]}
     asked |= {"ddp": DDP["ddp small buckets"], "ddp accumulated": [*DDP["ddp small buckets"], *twice]}
     asked |= dict.fromkeys(("load", "load none", "load floor"), DDP["ddp load"])
     points = {name: fsdp_point("distributed.dp_size=4", *given) for name, given in asked.items()}
@@ -210,6 +216,11 @@ def test_how_often_a_step_communicates() -> None:
         }
     assert found[0]["kept"]["auxiliary"] == units
     assert found[0]["kept accumulated"]["auxiliary"] == 2 * units
+    # Three layers in two units.
+    assert found[0]["grouped"] == {
+        **{"compute": 2 * units + optimizer, "auxiliary": 2 * (units - 1)},
+        **{"reduce_scatter": units - 1, "all_reduce": norm},
+    }
     assert found[0]["replicas"]["all_reduce"] == units + norm
     assert found[0]["ddp"]["all_reduce"] == found[0]["ddp accumulated"]["all_reduce"] > units
     # What loads the point loads it without overlap, too.
@@ -218,6 +229,85 @@ def test_how_often_a_step_communicates() -> None:
     assert set(found[0]["load floor"]) == {"compute"}
     assert found[0]["load"]["all_reduce"] == found[0]["load"]["reduce_scatter"] > units
     assert found[1:] == found[:-1]
+
+
+def _groups(ranks: Ranks, points: dict[str, dict[str, Any]]) -> dict[str, tuple[set[str], set[str]]]:
+    """The names of the groups in which the second step of each point all-gathers and reduce-scatters."""
+    used: dict[str, set[str]] = {}
+
+    def noted(kind: str, issue: Any) -> Any:
+        def collective(output: Any, source: Any, *given: Any, **options: Any) -> Any:
+            (group,) = (one for one in given if isinstance(one, dist.ProcessGroup))
+            used.setdefault(kind, set()).add(group.group_name)
+            return issue(output, source, *given, **options)
+
+        return collective
+
+    found = {}
+    with pytest.MonkeyPatch.context() as patched:
+        for kind in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+            patched.setattr(dist, kind, noted(kind, getattr(dist, kind)))
+        for name, point in points.items():
+            used.clear()
+            _recording(ranks, point).step("point")
+            found[name] = used["all_gather_into_tensor"], used["reduce_scatter_tensor"]
+    return found
+
+
+@pytest.mark.end_to_end
+def test_reduce_scatters_have_a_group_of_their_own_if_asked() -> None:
+    asked = {"shared": [], "own": FSDP2["own group"], "replicas": ["fsdp.replicas=2", *FSDP2["own group"]]}
+    points = {name: fsdp_point("distributed.dp_size=4", *given) for name, given in asked.items()}
+    (found, *_) = run_ranks(4, _groups, points, keep="cpu")
+    assert found["shared"][0] == found["shared"][1]
+    assert all(len(gathers) == len(scatters) == 1 for gathers, scatters in found.values())
+    assert not found["own"][0] & found["own"][1]
+    assert not found["replicas"][0] & found["replicas"][1]
+
+
+def _in_symmetric_memory(ranks: Ranks, point: dict[str, Any], root: Path) -> tuple[list[float], dict[str, set[int]]]:
+    """The losses of a point whose buffers come from a stand-in for NCCL's memory; by group the addresses of the buffers
+    that its collectives used outside of that memory."""
+    from overlap_sweep.workloads.fsdp import symmetric
+
+    allocated: dict[str, set[int]] = {}
+    foreign: dict[str, set[int]] = {}
+
+    def allocator(group: dist.ProcessGroup, device: torch.device) -> symmetric.Allocate:
+        own = allocated.setdefault(group.group_name, set())
+
+        def empty(size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+            buffer = torch.empty(*size, dtype=dtype, device=device)
+            own.add(buffer.untyped_storage().data_ptr())
+            return buffer
+
+        return empty
+
+    def noted(issue: Any) -> Any:
+        def collective(output: Any, source: Any, *given: Any, **options: Any) -> Any:
+            (group,) = (one for one in given if isinstance(one, dist.ProcessGroup))
+            used = {tensor.untyped_storage().data_ptr() for tensor in (output, source)}
+            foreign.setdefault(group.group_name, set()).update(used - allocated[group.group_name])
+            return issue(output, source, *given, **options)
+
+        return collective
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(symmetric, "check", lambda kind, ranks: None)
+        patched.setattr(symmetric, "allocator", allocator)
+        for kind in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+            patched.setattr(dist, kind, noted(getattr(dist, kind)))
+        losses = _train(ranks, {"symmetric": point}, root)["symmetric"]["measured"].losses
+    return losses, foreign
+
+
+@pytest.mark.end_to_end
+def test_collectives_use_only_symmetric_memory_of_their_group(tmp_path: Path, pair: Pair) -> None:
+    point = fsdp_point(*FSDP2["own group"])
+    point["fsdp"]["symmetric_memory"] = "kernels"
+    for learnt, foreign in run_ranks(2, _in_symmetric_memory, point, tmp_path, keep="cpu"):
+        assert learnt == pytest.approx(losses(pair[1])["defaults"], rel=1e-5)
+        assert list(foreign.values()) == [set(), set()]
 
 
 @pytest.mark.end_to_end

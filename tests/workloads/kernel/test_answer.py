@@ -1,7 +1,5 @@
-"""Asserts which implementation of a kernel is chosen, and whether copies hide behind GEMMs.
-
-Tables and sentences: kernel, copy_engine, made/kernel_answers and made/copy_answers among the golden files.
-"""
+"""Asserts which implementation of a kernel is chosen. Tables and sentences: kernel and made/kernel_answers among the
+golden files."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ from typing import Any
 import pytest
 
 from overlap_sweep.results.points import read_points
-from overlap_sweep.workloads.copy_engine.section import analyse_copies
 from overlap_sweep.workloads.kernel.answer import ImplementationRow, ShapeAnalysis, analyse_kernels
 from overlap_sweep.workloads.kernel.result import ImplementationTimes
 from tests.make_point import ENVIRONMENT, baselines, implementation, kernel_config, make_point
@@ -116,14 +113,3 @@ def test_what_is_another_kernel_is_another_case(tmp_path: Path) -> None:
     analyses = analyse_kernels(read_points(tmp_path).points)
     assert len(analyses) == len({analysis.case for analysis in analyses}) == 7
     assert sum(len(analysis.points) for analysis in analyses) == 8
-
-
-@pytest.mark.parametrize(("overlapped_us", "saves"), [(1380.0, True), (1381.0, False)])
-def test_copies_save_from_a_twentieth_of_what_could_be_hidden(
-    tmp_path: Path, overlapped_us: float, saves: bool
-) -> None:
-    """1,000 us of GEMMs and 400 us of copies: hiding 20 of the 400 is worth it, hiding 19 is not."""
-    make_point("copy_engine", tmp_path, overlapped_us=overlapped_us)
-    (analysis,) = analyse_copies(read_points(tmp_path).points)
-    assert any(row.saves for row in analysis.rows) == saves
-    assert f"saves time at {int(saves)} of 1 sizes" in analysis.answer

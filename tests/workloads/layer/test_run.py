@@ -71,7 +71,7 @@ def test_a_variant_that_cannot_run_is_left_out_where_another_can() -> None:
     [
         (None, "bf16", 5e-2),
         (None, "fp8_delayed", 0.2),
-        (None, "fp8_current", 0.2),
+        (None, "nvfp4", 0.2),
         (0.0, "bf16", 0.0),
         (0.01, "fp8_delayed", 0.01),
         (None, "fp32", 1e-4),
@@ -121,6 +121,17 @@ def measured_out_of_order(ranks: Ranks, directory: Path, given: dict[str, Any]) 
         return layer_run.run(given, directory, ranks)
     finally:
         overlap.Collectives._ring_gather = ring
+
+
+def test_a_preset_under_other_switches_overlaps_less_and_computes_the_same(tmp_path: Path) -> None:
+    less = "ring_exchange ub_overlap_ag=false"
+    given = torch_point(layer={"variants": ["none", "ring_exchange", less], "kind": "layernorm_mlp"})
+    first, _ = run_ranks(2, measured, tmp_path, {**given, "profile": "none"}, keep="cpu")
+    variants: dict[str, VariantTimes] = first["measured"].variants
+    assert list(variants) == ["none", "ring_exchange", less, "floor"]
+    switches = {name: times.switches["tp_comm_overlap_ag"] for name, times in variants.items() if times.switches}
+    assert switches == {"ring_exchange": True, less: False}
+    assert max(variants[less].relative_error.values()) < 1e-4
 
 
 def test_what_computes_wrong_numbers_is_not_measured(tmp_path: Path) -> None:

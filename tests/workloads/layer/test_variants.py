@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, methods_allowed
+from overlap_sweep.results.identity import point_key
 from overlap_sweep.workloads import layer as layer_variants
 from overlap_sweep.workloads.layer import PRESETS
 from tests.points import layer_point
@@ -32,6 +34,54 @@ def test_unasked_the_users_one_configuration_or_the_default_runs_beside_none(
     assert layer_variants.names(on_torch) == ["none", *([overlapped] if overlapped else []), "floor"]
 
 
+@pytest.mark.parametrize("name", ["default ub_bulk_dgrad=off", "bulk  ub_bulk_dgrad=true", "none ub_overlap_ag=true"])
+def test_what_follows_a_name_must_be_a_switch(name: str) -> None:
+    with pytest.raises(UserError, match=rf"layer\.variants: {name}.* is not (a switch|known); "):
+        configuration(name)
+
+
+AG_OFF = {"ub_overlap_ag": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "switches"),
+    [
+        (AG_OFF, "default ub_overlap_ag=false", {"tp_comm_overlap_ag": False}),
+        # What the default does anyway makes no other variant.
+        ({"ub_overlap_ag": True, "ub_overlap_rs": True, "ub_bulk_dgrad": True}, "default", {}),
+        (
+            {"ub_overlap_rs": False, "ub_bulk_wgrad": False, "ub_bulk_dgrad": False},
+            "default ub_overlap_rs=false ub_bulk_dgrad=false ub_bulk_wgrad=false",
+            dict.fromkeys(("tp_comm_overlap_rs", "tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad"), False),
+        ),
+        (
+            {"ub_overlap_rs_dgrad": True, **AG_OFF},
+            "rs_dgrad ub_overlap_ag=false",
+            {"tp_comm_overlap_ag": False, "tp_comm_overlap_rs_dgrad": True},
+        ),
+    ],
+)
+def test_switches_of_te_transformer_layer_change_the_default_and_its_name(
+    options: dict[str, bool], name: str, switches: dict[str, bool]
+) -> None:
+    given = layer_point(layer=options)
+    assert layer_variants.names(given) == ["none", name, "floor"]
+    config = layer_variants.configurations(given)[name]
+    assert config.switches == {**SWITCH_DEFAULTS, **switches}
+    assert set(config.slots) == (set(OWN_SCATTER) if "rs_dgrad" in name else set())
+    # A point without them is the point of earlier versions.
+    completed = layer_variants.complete(layer_point())
+    earlier = {option: value for option, value in completed["layer"].items() if not option.startswith("ub_")}
+    assert point_key({**completed, "layer": {**earlier, "ub_overlap_rs_dgrad": False}}) == point_key(completed)
+
+
+def test_switches_may_follow_the_name_of_a_preset() -> None:
+    config = configuration("bulk ub_bulk_wgrad=false", num_sm=4)
+    assert config.slots == configuration("bulk", num_sm=4).slots
+    assert methods_allowed(config.switches)["fc1_wgrad"] == frozenset()
+    assert methods_allowed(config.switches)["fc1_dgrad"] == {"bulk"}
+
+
 def configuration(name: str, **changes: Any) -> OverlapConfig:
     """By a list of variants, in which what does not overlap has no configuration."""
     (config,) = layer_variants.configurations(layer_point(**changes, layer={"variants": ["none", name]})).values()
@@ -43,7 +93,8 @@ KNOBS: dict[str, dict[str, Any]] = {
     "num_sm alone": {"num_sm": 2},
     "all": {
         **{"num_sm": 1, "aggregate": True, "num_splits": 2, "cga_size": 1, "set_sm_margin": False, "use_ce": False},
-        **{"atomic_gemm": False, "fp8_buf": True},
+        **{"atomic_gemm": False, "fp8_buf": True, "comm_priority": -1, "gemm_priority": -2},
+        "pipeline_rs_overlap_first_gemm": True,
     },
 }
 
@@ -95,9 +146,11 @@ def test_the_slots_of_every_preset_and_switches_that_are_not_at_their_defaults(
 def test_knobs_go_to_every_slot_that_has_them_and_others_are_the_methods_defaults() -> None:
     slots = configuration("split", **KNOBS["all"]).slots
     ring = {"method": "ring_exchange", "num_sm": 1, "cga_size": 1, "set_sm_margin": False, "use_ce": False}
-    assert {**ring, "aggregate": True, "atomic_gemm": False}.items() <= slots["qkv_fprop"].items()
+    priorities = {"comm_priority": -1, "gemm_priority": -2}
+    assert {**ring, **priorities, "aggregate": True, "atomic_gemm": False}.items() <= slots["qkv_fprop"].items()
     pipeline = {"method": "pipeline", "num_sm": 1, "num_splits": 2, "cga_size": 1, "set_sm_margin": False}
-    assert slots["fc2_fprop"] == {**pipeline, "atomic_gemm": False, "fp8_buf": True}
+    of_pipeline = {"atomic_gemm": False, "fp8_buf": True, "pipeline_rs_overlap_first_gemm": True}
+    assert slots["fc2_fprop"] == {**pipeline, **priorities, **of_pipeline}
     slots = configuration("split", num_sm=3).slots
     assert slots["qkv_fprop"] == {**ring, "num_sm": 3, "use_ce": True, "aggregate": False}
     assert slots["proj_fprop"] == {**pipeline, "num_sm": 3, "num_splits": 4, "cga_size": 2, "set_sm_margin": True}

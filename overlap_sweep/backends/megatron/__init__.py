@@ -1,0 +1,18 @@
+"""Megatron-Core's transformer layer with a mixture of experts, spread over expert-parallel ranks: with Transformer
+Engine's modules on GPUs, with its own on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from overlap_sweep.backends import lacks_precision, transformer_engine
+
+PRECISIONS = ("fp32", "fp16", "bf16")
+
+
+def refusal(point: Mapping[str, Any]) -> str | None:
+    """Returns why no layer of the point can be built here, or None."""
+    on_gpu = point["runtime"]["device"] == "cuda"
+    lacking = (transformer_engine.unusable() if on_gpu else None) or transformer_engine.unusable("megatron.core")
+    return lacking or lacks_precision(point, PRECISIONS)

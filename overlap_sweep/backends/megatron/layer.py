@@ -1,0 +1,199 @@
+"""Builds the layer, its weights the same for every variant."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import layers, mappings
+from megatron.core.transformer.spec_utils import ModuleSpec, build_module
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import GlobalMemoryBuffer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from overlap_sweep.backends.megatron import on_cpu
+from overlap_sweep.backends.megatron.routing import Prescribed, Routing
+from overlap_sweep.backends.torch.communicator import SilentGroup, done, own_group
+from overlap_sweep.errors import Refused
+from overlap_sweep.measure import Ranks, parallel_groups, stream
+from overlap_sweep.overlap.expert_parallel import Arguments
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class SilentExperts(SilentGroup):
+    """A silent group that knows how many tokens each rank sends: experts get as many as they would with
+    communication."""
+
+    routing: Routing
+
+    def all_gather_single(self, output: Tensor, shard: Tensor, options: Any = None) -> dist.Work:
+        output.copy_(self.routing.tokens_per_expert.view(output.shape))
+        return done()
+
+    _allgather_base = all_gather_single
+
+
+class Layer:
+    """One rank's layer."""
+
+    def __init__(
+        self, point: Mapping[str, Any], given: Arguments, ranks: Ranks, num_sm: int | None, *, silent: bool
+    ) -> None:
+        """`given`: Megatron-Core's arguments of the variant; `silent`: without communication. Collective."""
+        self.on_gpu = ranks.device.type == "cuda"
+        groups = _groups(point, given, ranks, num_sm, silent)
+        self._silent = groups.ep if silent else None
+        self._tp_group = groups.tp
+        with self.running():
+            try:
+                config = _config(point, given, ranks)
+                self.module: nn.Module = build_module(
+                    _spec(point, config, self.on_gpu), config=config, layer_number=1, pg_collection=groups
+                ).to(ranks.device, config.params_dtype)
+            except (AssertionError, ImportError, ValueError) as error:
+                # Megatron-Core checks what goes together in these ways.
+                raise Refused(f"Megatron-Core: {' '.join(str(error).split())}") from error
+        _initialize(self.module, point["workload"]["seed"], ranks)
+        self._prescribed = Prescribed()
+        self.module.mlp.router.router_replay = self._prescribed
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Makes Megatron-Core's layers run here, in this context."""
+        with (
+            # The library's global groups are not set up: every layer has its own. Shared experts beside the dispatch
+            # are not given theirs.
+            patch.object(mappings, "get_tensor_model_parallel_group_if_none", self._given_or_own),
+            patch.object(mappings, "get_global_memory_buffer", _memory_buffer),
+            patch.object(layers, "get_global_memory_buffer", _memory_buffer),
+            nullcontext() if self.on_gpu else on_cpu.cpu_for_cuda(),
+        ):
+            yield
+
+    def _given_or_own(self, group: dist.ProcessGroup | None, **_: Any) -> dist.ProcessGroup:
+        return self._tp_group if group is None else group
+
+    def route(self, routing: Routing) -> None:
+        """Sets the experts of the next forward."""
+        self._prescribed.experts = routing.experts
+        if self._silent is not None:
+            self._silent.routing = routing
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.module(x, attention_mask=None)[0]
+        return output
+
+
+@cache
+def _alone() -> SilentGroup:
+    return SilentGroup(0, 1)
+
+
+@cache
+def _memory_buffer() -> GlobalMemoryBuffer:
+    return GlobalMemoryBuffer()
+
+
+def _groups(
+    point: Mapping[str, Any], given: Arguments, ranks: Ranks, num_sm: int | None, silent: bool
+) -> ProcessGroupCollection:
+    """Returns the groups of a layer whose experts are spread over all ranks, each on one, and whose other parts are cut
+    over neighbouring ranks."""
+    tp_size = point["tp_size"]
+    cut: Any = _alone()
+    tokens: Any = dist.group.WORLD
+    if silent:
+        tokens = counts = SilentExperts(ranks.rank, ranks.world_size)
+        cut = SilentGroup(ranks.rank % tp_size, tp_size)
+    else:
+        if tp_size > 1:
+            cut = parallel_groups(tp_size, ranks.world_size)[0]
+        # Ranks could disagree about the order of what different parts of a layer, or different micro batches, send over
+        # one group. The dispatchers without all-to-alls move tokens over that of the counts.
+        if num_sm is not None or tp_size > 1:
+            tokens = own_group(ranks, "tokens", num_sm)
+        counts = own_group(ranks, "counts") if given["moe_token_dispatcher_type"] == "alltoall" else tokens
+    singles = ("pp", "cp", "dp", "dp_cp", "expt_tp", "expt_dp")
+    return ProcessGroupCollection(
+        **dict.fromkeys(singles, _alone()), tp=cut, tp_cp=cut, ep=tokens, tp_ep=counts, tp_dp_cp=counts
+    )
+
+
+def _config(point: Mapping[str, Any], given: Arguments, ranks: Ranks) -> TransformerConfig:
+    model, options, precision = point["model"], point["layer"]["moe"], point["precision"]
+    gated, on_gpu = bool(model["gated_experts"]), ranks.device.type == "cuda"
+    with warnings.catch_warnings():
+        # It recommends a router in float32 for many experts: here nobody loses accuracy.
+        warnings.simplefilter("ignore")
+        return TransformerConfig(
+            num_layers=1,
+            hidden_size=model["hidden_size"],
+            ffn_hidden_size=model["expert_ffn_hidden_size"],
+            num_attention_heads=model["num_attention_heads"],
+            num_query_groups=model["num_kv_heads"],
+            kv_channels=model["head_dim"],
+            normalization=model["normalization"],
+            activation_func=functional.silu if gated else functional.gelu,
+            gated_linear_unit=gated,
+            bias_activation_fusion=gated and on_gpu,
+            add_bias_linear=False,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            params_dtype=DTYPES[precision],
+            bf16=precision == "bf16",
+            fp16=precision == "fp16",
+            perform_initialization=False,
+            num_moe_experts=model["num_experts"],
+            moe_ffn_hidden_size=model["expert_ffn_hidden_size"],
+            moe_router_topk=model["experts_per_token"],
+            # The softmax of a single score is 1, whatever the router computes.
+            moe_router_pre_softmax=model["experts_per_token"] == 1,
+            moe_shared_expert_intermediate_size=model["shared_expert_ffn_hidden_size"],
+            moe_router_load_balancing_type="none",
+            # DeepEP takes probabilities in float32.
+            moe_router_dtype="fp32",
+            moe_grouped_gemm=options["grouped_gemm"],
+            moe_permute_fusion=on_gpu,
+            tensor_model_parallel_size=point["tp_size"],
+            sequence_parallel=point["tp_size"] > 1,
+            expert_model_parallel_size=options["ep_size"],
+            expert_tensor_parallel_size=1,
+            **given,
+        )
+
+
+def _spec(point: Mapping[str, Any], config: TransformerConfig, on_gpu: bool) -> ModuleSpec:
+    if on_gpu:
+        return get_gpt_layer_with_transformer_engine_spec(
+            num_experts=config.num_moe_experts, moe_grouped_gemm=config.moe_grouped_gemm
+        )
+    spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, normalization=config.normalization)
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = on_cpu.Norm
+    spec.submodules.self_attention.submodules.core_attention = on_cpu.Attention
+    return spec
+
+
+@torch.no_grad()
+def _initialize(module: nn.Module, seed: int, ranks: Ranks) -> None:
+    """Draws the weights, which keep activations at about 1 for any width: of experts by rank, of the rest on all ranks
+    the same."""
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 1:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            continue
+        rank = ranks.rank if "mlp.experts." in name else None
+        draw = partial(torch.randn, generator=stream(ranks.device, seed, f"weight {name}", rank), device=ranks.device)
+        parameter.copy_(draw(parameter.shape) * parameter.shape[-1] ** -0.5)

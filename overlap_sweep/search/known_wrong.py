@@ -1,0 +1,75 @@
+"""Settings that are known to compute wrong numbers, which a search does not measure.
+
+They are those of the backend's own list, and those that points on an equal machine have found, in this search or
+before.
+A wrong result is believed to be one of the library, not of an operator or a model: it counts for all settings that move
+the same data in another order or at another speed, in all operators that are parallel in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from overlap_sweep import backends
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.space import Setting
+from overlap_sweep.results.identity import environment_identity, key_of
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.workloads.operator.choice import of_pass, wrong_passes
+
+_OF_SCHEDULE = ("num_sm", "num_splits", "cga_size", "set_sm_margin", "comm_priority", "gemm_priority")
+"""Knobs that say when and on what data moves, not how it is computed."""
+
+_Machine = tuple[str, bool, str, str]
+"""Module of the backend, whether it overlaps by cuBLASMp, precision, key of the environment."""
+_Kind = frozenset[Any]
+"""The slots of a pass by phase and kind of parallelism, with their settings without schedule."""
+
+
+Listed = Callable[[Mapping[str, Any], str, Setting, Mapping[str, Any]], str | None]
+"""`known_wrong` of a backend."""
+
+
+@dataclass
+class KnownWrong:
+    """What is known to compute wrong numbers, by machine."""
+
+    _found: dict[_Machine, dict[_Kind, str]] = field(default_factory=dict)
+    """By kind the reason, with the point that found it."""
+
+    def learn(self, results: Iterable[Result]) -> None:
+        """Remembers settings of `failed` operator points of which a single pass computed wrong numbers."""
+        for result in results:
+            wrong = wrong_passes(result)
+            settings = of_pass(result.settings, min(wrong)) if len(wrong) == 1 else {}
+            if settings:
+                reason = f"wrong numbers in {result.name} on an equal machine"
+                own = self._found.setdefault(_machine(result.point, result.environment), {})
+                own.setdefault(_kind(settings), reason)
+
+    def reason(
+        self, point: Mapping[str, Any], settings: Mapping[str, Setting], environment: Mapping[str, Any]
+    ) -> str | None:
+        """Returns why the settings of a pass are known to compute wrong numbers in this environment, or None."""
+        listed: Listed | None = getattr(backends.load(point["backend"]), "known_wrong", None)
+        reasons = (listed(point, slot, setting, environment) for slot, setting in settings.items() if listed)
+        if reason := next(filter(None, reasons), None):
+            return reason
+        own, kind = self._found.get(_machine(point, environment), {}), _kind(settings)
+        return next((reason for wrong, reason in own.items() if wrong <= kind), None)
+
+
+def _machine(point: Mapping[str, Any], environment: Mapping[str, Any]) -> _Machine:
+    module = backends.BACKENDS[point["backend"]]
+    return module, bool(point.get("with_cublasmp")), point["precision"], key_of(environment_identity(environment))
+
+
+def _kind(settings: Mapping[str, Setting]) -> _Kind:
+    def of_slot(slot: str, setting: Setting) -> Any:
+        operator, _, phase = slot.partition("_")
+        data = frozenset((knob, value) for knob, value in setting.items() if knob not in _OF_SCHEDULE)
+        return space.OPERATORS[operator], phase, data
+
+    return frozenset(of_slot(slot, setting) for slot, setting in settings.items())

@@ -1,0 +1,119 @@
+"""The columns that a trace is read into, whoever recorded it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.trace.document import ProcessGroup
+
+NO_CORRELATION = -1
+
+MOST_DIFFERENT = 1 << 16
+"""Most names of events, or pairs of process and thread. Traces of torch have some hundreds; this many take seconds, a
+million took minutes and a gigabyte."""
+
+
+MOST_ELEMENTS = 1 << 38
+"""Elements or bytes of one collective or copy; even those of MOST_RANKS ranks are a 64-bit number of bytes."""
+
+
+@dataclass(frozen=True)
+class Events:
+    """Events as columns of equal length, in the order of the file."""
+
+    label: NDArray[np.int32]
+    """Index into Trace.labels."""
+    lane: NDArray[np.int32]
+    """Number of the pair of process and thread on the host, or of device and stream on a device."""
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    correlation: NDArray[np.int64]
+    """Joins device events to the launch that caused them; NO_CORRELATION where there is none."""
+    external: NDArray[np.int64]
+    """Joins device events and launches to the operator that called them; NO_CORRELATION where there is none."""
+    detail: NDArray[np.int32]
+    """Index into Trace.details."""
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __getitem__(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> Events:
+        return Events(*(getattr(self, column.name)[chosen] for column in fields(self)))
+
+    @property
+    def intervals(self) -> NDArray[np.int64]:
+        return np.stack((self.start_ns, self.end_ns), axis=1)
+
+
+class Detail(NamedTuple):
+    """What else the trace records of a kernel, copy or collective, as it is written; None where it is missing."""
+
+    collective: str | None = None
+    group: str | None = None
+    group_about: str | None = None
+    group_ranks: str | None = None
+    group_size: int | None = None
+    sent: int | None = None
+    """Elements that this rank gives."""
+    received: int | None = None
+    dtype: str | None = None
+    shape: str | None = None
+    """Grid and block of a kernel, or the dimensions of a collective's arguments on the host."""
+    bytes: int | None = None
+    peer: int | None = None
+    """Global rank that a send or recv is to or from."""
+
+
+NO_DETAIL = Detail()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One rank's trace."""
+
+    rank: int | None
+    world_size: int | None
+    base_time_ns: int
+    """Origin of all times, in nanoseconds since 1970; 0 if the trace does not record it."""
+    labels: list[tuple[str, str]]
+    """The distinct pairs of category and name."""
+    lanes: list[tuple[str, str]]
+    """The distinct pairs of process and thread, or of device and stream."""
+    details: list[Detail]
+    """The distinct details; the first one is empty."""
+    groups: dict[str, ProcessGroup]
+    """Process groups by name."""
+    device: Events
+    """Kernels, copies and sets. NCCL's annotations on the GPU are left out: they repeat its kernels."""
+    launches: Events
+    """Calls of the runtime or driver that may have caused device events."""
+    host: Events
+    """CPU operators and annotations."""
+    forward: NDArray[np.bool_]
+    """Mask of `host`: operators that autograd numbered as part of a forward computation."""
+    modules: Events
+    """Calls of modules on the host, named `nn.Module: Linear_0`."""
+    warnings: list[str]
+    """A sentence for each reason why only part of it was read."""
+    has_passes: bool = True
+    """Whether it can tell which pass and iteration an event belongs to. Profilers of the device alone cannot."""
+
+
+def numbering() -> defaultdict[Any, int]:
+    """Returns a mapping that numbers keys in the order of their first lookup."""
+    return defaultdict(itertools.count().__next__)
+
+
+def check_number(path: Path, different: Collection[Any], things: str, instead: str) -> None:
+    """Raises UserError if there are more of these than any program has."""
+    if len(different) > MOST_DIFFERENT:
+        raise UserError(f"{path} has more than {MOST_DIFFERENT:,} different {things}; record {instead}.")

@@ -1,0 +1,201 @@
+"""What copies beside GEMMs save, by direction and size: rows, the best, and whether splitting the GEMMs pays."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import itemgetter
+
+from overlap_sweep.report.numbers import as_us, some_of
+from overlap_sweep.report.section import Card
+from overlap_sweep.results.estimate import Estimate, estimate
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.provenance import recorded_warnings, slowed_gpus
+from overlap_sweep.results.verdict import TYPICAL_SCATTER
+from overlap_sweep.workloads.copy_engine.result import CopyTimes
+
+WORTH = 0.05
+"""Smallest share of the possible saving that counts as one."""
+_SIZES = itemgetter("matrix_size", "copy_mb", "gemms", "copies")
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """GEMMs in chunks against whole ones, measured in turns."""
+
+    chunks: int
+    gemm: Estimate
+    """Time of the GEMMs in chunks, alone."""
+    whole: Estimate
+    """Time of whole GEMMs overlapped with the copies."""
+    cost: float
+    """Change of the GEMMs' time alone, as a fraction."""
+    faster: Estimate
+    """Time of whole GEMMs overlapped with the copies minus that of GEMMs in chunks, median of the rounds."""
+
+    @property
+    def gain(self) -> float:
+        """Returns the time that chunks save, as a fraction; negative if they take longer."""
+        return self.faster.time_us / self.whole.time_us
+
+    @property
+    def gain_noise(self) -> float:
+        return self.faster.noise_us / self.whole.time_us
+
+    @property
+    def pays(self) -> bool:
+        """Returns whether GEMMs in chunks with the copies are faster beyond the noise."""
+        return self.gain > self.gain_noise
+
+    @property
+    def in_words(self) -> str:
+        """Returns `GEMMs alone take 3.1% more time, with the copies 2.0% less (noise 0.3%)`."""
+        alone, together = _in_words(self.cost), _in_words(-self.gain)
+        return f"GEMMs alone take {alone} time, with the copies {together} (noise {self.gain_noise:.1%})"
+
+
+@dataclass(frozen=True)
+class CopyRow:
+    """One point. Times are those of one iteration: all its GEMMs and copies."""
+
+    point: Point
+    size: str
+    """Sizes in words: `4 GEMMs of 4096, 4 x 64 MiB`, or `4 GEMMs of 4096 in 8 chunks, 4 x 64 MiB`."""
+    launch_bound: bool
+    gemm: Estimate
+    copy: Estimate
+    none: Estimate
+    """Time in sequence."""
+    overlapped: Estimate
+    saved: Estimate
+    """Time in sequence minus overlapped, median of the rounds; may be negative."""
+    chunking: Chunking | None = None
+    """What splitting the GEMMs changed; None if they are whole."""
+
+    @property
+    def hidden_fraction(self) -> float:
+        """Returns the time saved as a share of the shorter of GEMMs and copies."""
+        return self.saved.time_us / min(self.gemm.time_us, self.copy.time_us)
+
+    @property
+    def saves(self) -> bool:
+        """Returns whether overlap saves time: beyond the noise, enough to matter, and not launch-bound."""
+        clear = self.saved.time_us > self.saved.noise_us and self.hidden_fraction >= WORTH
+        return clear and not self.launch_bound
+
+
+@dataclass(frozen=True)
+class CopyAnalysis:
+    """Copies of all sizes in one direction on one device."""
+
+    direction: str
+    device: str
+    rows: list[CopyRow]
+    """Rows by size, ascending."""
+
+    @property
+    def title(self) -> str:
+        return f"GEMMs and copies, {self.direction} on {self.device}"
+
+    @property
+    def answer(self) -> str:
+        """Returns a sentence on where overlap saves most."""
+        rows = [row for row in self.rows if not row.launch_bound]
+        if not rows:
+            return "No answer: all points are launch-bound."
+        saving = [row for row in rows if row.saves]
+        best = max(saving or rows, key=lambda row: row.hidden_fraction)
+        return (
+            f"Overlap saves time at {len(saving)} of {len(rows)} sizes. Best: {best.size}, "
+            f"{best.saved.time_us:,.1f} us saved (noise {best.saved.noise_us:.1f}), {best.hidden_fraction:.0%} of the "
+            "shorter of GEMMs and copies."
+        )
+
+    @property
+    def on_chunks(self) -> list[str]:
+        """Returns sentences on whether it pays to split the GEMMs; none if no point does."""
+        split = [(row.chunking, row.size) for row in self.rows if row.chunking and not row.launch_bound]
+        if not split:
+            return []
+        paying = sum(chunking.pays for chunking, _ in split)
+        best, size = max(split, key=lambda one: one[0].gain)
+        return [f"Splitting GEMMs pays at {paying or 'none'} of {len(split)} sizes. Best: {size}, {best.in_words}."]
+
+    @property
+    def card(self) -> Card:
+        """Returns whether overlapping copies with GEMMs pays, at a glance."""
+        saving = [row for row in self.rows if row.saves]
+        if not saving:
+            known = any(not row.launch_bound for row in self.rows)
+            headline = "Overlap saves nothing beyond the noise" if known else "No answer"
+            return Card(self.title, headline, [self.answer, *self.on_chunks])
+        most, least = (pick(saving, key=lambda row: row.hidden_fraction) for pick in (max, min))
+        shares = f"{least.hidden_fraction:.0%} to {most.hidden_fraction:.0%}" if least is not most else ""
+        headline = f"Overlap saves {shares or f'{most.hidden_fraction:.0%}'} of the shorter of GEMMs and copies"
+        best = f"{as_us(most.saved.time_us)} us (noise {as_us(most.saved.noise_us)})"
+        sentences = [f"It saves time at {len(saving)} of {len(self.rows)} sizes. Most at {most.size}: {best}."]
+        if least is not most:
+            sentences.append(f"Least at {least.size}.")
+        return Card(self.title, headline, [*sentences, *self.on_chunks])
+
+    @property
+    def cautions(self) -> list[str]:
+        """Returns the caveats of the answer, a sentence each."""
+        points, bound = [row.point for row in self.rows], [row.size for row in self.rows if row.launch_bound]
+        launch_bound = f"Launch-bound, so the times say nothing about the GPU: {some_of(bound, separator='; ')}."
+        return [*([launch_bound] if bound else []), *slowed_gpus(points), *recorded_warnings(points)]
+
+
+def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
+    """Returns an analysis of the `ok` copy points for each direction and device."""
+    cases: dict[tuple[str, str], list[CopyRow]] = defaultdict(list)
+    for point in points:
+        if point.workload == "copy_engine" and point.status == "ok":
+            cases[point.config["copy_engine"]["direction"], point.case.device].append(copy_row(point))
+    return [CopyAnalysis(*case, sorted(cases[case], key=_order)) for case in sorted(cases)]
+
+
+def _order(row: CopyRow) -> tuple[float, ...]:
+    options = row.point.config["copy_engine"]
+    return (*_SIZES(options), options.get("chunks") or 1)
+
+
+def copy_row(point: Point) -> CopyRow:
+    """Returns the row of an `ok` point."""
+    options, measured = point.config["copy_engine"], point.measured_as(CopyTimes)
+    times = {name: estimate(timing.samples_us) for name, timing in measured.times.items()}
+    between = TYPICAL_SCATTER[point.config["runtime"]["device"]]
+
+    def less(name: str, than: str) -> Estimate:
+        """Returns the median of the rounds of how much less time the variant takes."""
+        rounds = zip(measured.times[than].samples_us, measured.times[name].samples_us, strict=True)
+        return estimate([more_us - us for more_us, us in rounds]).with_error(between * times[than].time_us)
+
+    chunks, chunking = options.get("chunks"), None
+    if chunks:
+        chunking = Chunking(
+            chunks,
+            gemm=times["chunked_gemm"],
+            whole=times["overlapped"],
+            cost=times["chunked_gemm"].time_us / times["gemm"].time_us - 1,
+            faster=less("chunked_overlapped", than="overlapped"),
+        )
+    in_chunks = f" in {chunks} chunks" if chunks else ""
+    return CopyRow(
+        point,
+        size="{gemms} GEMMs of {matrix_size}{in_chunks}, {copies} x {copy_mb:g} MiB".format(
+            **options, in_chunks=in_chunks
+        ),
+        launch_bound=any(measured.launch_bound.values()),
+        gemm=times["gemm"],
+        copy=times["copy"],
+        none=times["sequential"],
+        overlapped=times[measured.asked],
+        saved=less(measured.asked, than="sequential"),
+        chunking=chunking,
+    )
+
+
+def _in_words(change: float) -> str:
+    return f"{abs(change):.1%} {'more' if change > 0 else 'less'}"

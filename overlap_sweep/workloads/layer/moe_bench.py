@@ -1,0 +1,92 @@
+"""The variants of a layer with experts: each is a module of its own with the same weights, inputs and routing, through
+which an iteration's micro batches run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor
+
+from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends.megatron import routing
+from overlap_sweep.backends.megatron.layer import DTYPES, Layer
+from overlap_sweep.backends.megatron.schedule import Interleaved, MicroBatch, Sequential
+from overlap_sweep.errors import Refused
+from overlap_sweep.measure import Ranks, stream
+from overlap_sweep.measure.timing import Variant
+from overlap_sweep.overlap.expert_parallel import VARIANTS, overlaps_micro_batches
+from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE
+from overlap_sweep.workloads.layer import moe
+from overlap_sweep.workloads.layer.run import INPUTS, Bench, draw
+
+
+def build(point: Mapping[str, Any], ranks: Ranks) -> Bench:
+    """Returns the point's variants. Collective."""
+    asked, refused = point["layer"]["moe"]["arguments"], moe.refused_variants(point)
+    inputs = [[_micro_batch(point, number, part, ranks) for part in _parts(point)] for number in range(INPUTS)]
+    variants = {}
+    for name in dict.fromkeys([NONE, *moe.names(point)]):
+        given = asked.get(name, VARIANTS[NONE])
+        num_sm = None if name in (NONE, FLOOR) else point["layer"]["moe"]["num_sm"]
+        try:
+            layer = Layer(point, given, ranks, num_sm, silent=name == FLOOR)
+        except Refused as reason:
+            if name not in asked or name == NONE:
+                raise
+            refused[name] = str(reason)
+            continue
+        run = Interleaved(layer) if overlaps_micro_batches(given) else Sequential(layer)
+        variants[name] = _variant(run, inputs, dict(layer.module.named_parameters()))
+    configured = {name: {"arguments": asked[name]} for name in variants if name in asked and name != NONE}
+    return Bench(variants, configured, refused, NONE in asked, partial(_attention, ranks))
+
+
+def _attention(ranks: Ranks) -> tuple[str | None, list[str]]:
+    if ranks.device.type == "cpu":
+        # On a CPU there is no faster one that training would use.
+        return "torch", []
+    backend = transformer_engine.attention_backend()
+    return backend, transformer_engine.attention_warnings(backend)
+
+
+def _parts(point: Mapping[str, Any]) -> range:
+    return range(point["layer"]["moe"]["micro_batches"])
+
+
+def _micro_batch(point: Mapping[str, Any], number: int, part: int, ranks: Ranks) -> MicroBatch:
+    model, batch = point["model"], point["layer"]["micro_batch_size"]
+    tokens = point["workload"]["tokens"] // point["tp_size"]
+    seed, name = point["workload"]["seed"], f"{number} of micro batch {part}"
+    generator = stream(ranks.device, seed, f"input {name}", ranks.rank)
+    x, gradient = (
+        draw((tokens // batch, batch, model["hidden_size"]), generator, DTYPES[point["precision"]]) for _ in range(2)
+    )
+    chosen = model["num_experts"], model["experts_per_token"]
+    routed = routing.draw(point["layer"]["moe"]["routing"], tokens, *chosen, name, seed, ranks)
+    return MicroBatch(x.requires_grad_(), gradient, routed)
+
+
+def _variant(run: Sequential, inputs: Sequence[Sequence[MicroBatch]], parameters: Mapping[str, Tensor]) -> Variant:
+    def forward(repeat: int) -> Tensor:
+        parts = inputs[repeat % INPUTS]
+        for tensor in (*(part.x for part in parts), *parameters.values()):
+            tensor.grad = None
+        return run.first(parts[0])
+
+    def both(repeat: int, output: Tensor) -> Tensor:
+        parts = inputs[repeat % INPUTS]
+        for ended, begun in pairwise(parts):
+            output = run.both(output, ended, begun)
+        return output
+
+    def backward(repeat: int, output: Tensor) -> dict[str, Tensor]:
+        parts = inputs[repeat % INPUTS]
+        run.last(output, parts[-1])
+        found = {f"input {number}": part.x.grad for number, part in enumerate(parts)}
+        found |= {name: parameter.grad for name, parameter in parameters.items()}
+        return {f"{name}_grad": gradient for name, gradient in found.items() if gradient is not None}
+
+    return Variant(forward, backward, both=both if len(inputs[0]) > 1 else None, waits=True)

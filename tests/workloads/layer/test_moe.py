@@ -1,0 +1,284 @@
+"""A layer with experts on two processes over gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from overlap_sweep.backends.megatron import on_cpu, routing, schedule
+from overlap_sweep.backends.megatron.layer import Layer
+from overlap_sweep.backends.megatron.schedule import MicroBatch, Sequential
+from overlap_sweep.errors import UserError
+from overlap_sweep.measure import Ranks
+from overlap_sweep.overlap.expert_parallel import VARIANTS
+from overlap_sweep.results.run_directory import trace_file
+from overlap_sweep.trace.files import read_trace_file
+from overlap_sweep.workloads import layer
+from overlap_sweep.workloads.layer import run as layer_run
+from overlap_sweep.workloads.layer.answer import LayerAnalysis, analyse_layer, described
+from overlap_sweep.workloads.layer.card import card
+from overlap_sweep.workloads.layer.config import Moe
+from overlap_sweep.workloads.layer.result import VariantTimes
+from tests.make_point import make_point, variant
+from tests.points import layer_point
+from tests.processes import run_ranks
+from tests.results.reading import layer_point as read_layer_point
+
+EXPERTS = {
+    **{"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 48, "gated_experts": True},
+    **{"hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16},
+}
+MODEL = {**EXPERTS, "shared_expert_ffn_hidden_size": 32, "normalization": "RMSNorm"}
+
+
+def asked(
+    model: dict[str, Any] | None = None, variants: list[str] | None = None, tp_size: int = 1, **moe: Any
+) -> dict[str, Any]:
+    """What `complete` gets."""
+    options = {"kind": "moe", "variants": variants, "moe": {**asdict(Moe()), **moe}}
+    return layer_point(
+        backend="auto",
+        precision="bf16",
+        tp_size=tp_size,
+        profile="all",
+        runtime={"device": "cpu"},
+        model=model or MODEL,
+        workload={"tokens": 32, "repeats": 3},
+        layer=options,
+    )
+
+
+def moe_point(**given: Any) -> dict[str, Any]:
+    completed = layer.WORKLOAD.complete(asked(**given))
+    assert layer.WORKLOAD.refusal(completed) is None
+    return completed
+
+
+def measured(ranks: Ranks, directory: Path, given: dict[str, Any]) -> dict[str, Any]:
+    return layer_run.run(given, directory, ranks)
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize(("kind", "micro_batches", "tp_size"), [("balanced", 2, 1), ("random", 3, 1), ("random", 2, 2)])
+def test_every_variant_computes_what_none_does(tmp_path: Path, kind: str, micro_batches: int, tp_size: int) -> None:
+    variants = ["none", "allgather", "shared_experts", "micro_batches"]
+    point = moe_point(variants=variants, routing=kind, micro_batches=micro_batches, tp_size=tp_size)
+    found, other = run_ranks(2, measured, tmp_path, point, keep="moe")
+    times: dict[str, VariantTimes] = found["measured"].variants
+    assert list(times) == [*variants, "floor"]
+    assert found["warnings"] == []
+    for name in variants[1:]:
+        errors = times[name].relative_error
+        assert {"output", "output of both", f"input {micro_batches - 1}_grad", "mlp.router.weight_grad"} <= set(errors)
+        assert {"mlp.experts.local_experts.1.linear_fc2.weight_grad"} <= set(errors)
+        assert max(errors.values()) < 0.02
+        assert times[name].arguments == point["layer"]["moe"]["arguments"][name]
+    assert all(list(one.times) == ["fwd", "both", "bwd", "all"] for one in times.values())
+    assert other["measured"].variants == times
+
+    moved = {name: communications(tmp_path / trace_file(0, name)) for name in times}
+    assert moved["floor"] == 0
+    assert moved["micro_batches"] == moved["none"] > 0
+    # With tensor parallelism their input is gathered once, while the linear operator gathers it again in its backward.
+    assert (moved["shared_experts"] == moved["none"]) == (tp_size == 1)
+
+
+def communications(trace: Path) -> int:
+    """The number of those within the iterations of a trace."""
+    return sum(row.num_comm_events for row in read_trace_file(trace, with_parts=False).rows if row.phase == "all")
+
+
+def computed(ranks: Ranks, point: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
+    """The layer's weights, an input, its output and the experts of its tokens."""
+    layer = Layer(point, VARIANTS["none"], ranks, None, silent=False)
+    x = torch.randn(16, 2, 64, generator=torch.Generator().manual_seed(3))
+    routed = routing.draw("random", 32, 4, 2, "x", 1, ranks)
+    output = Sequential(layer).first(MicroBatch(x, x, routed)).detach()
+    return {name: value.detach() for name, value in layer.module.named_parameters()}, x, output, routed.experts
+
+
+def test_none_is_a_transformer_layer_whose_tokens_pass_their_experts() -> None:
+    ((of, x, output, experts),) = run_ranks(1, computed, {**moe_point(ep_size=1), "precision": "fp32"})
+    of = {name: weight.double() for name, weight in of.items()}
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * of[f"{name}.weight"]
+
+    def swiglu(name: str, x: Tensor) -> Tensor:
+        gate, value = (x @ of[f"{name}.linear_fc1.weight"].t()).chunk(2, -1)
+        return functional.silu(gate) * value @ of[f"{name}.linear_fc2.weight"].t()
+
+    x = x.double()
+    # Two queries, a key and a value for each of two groups.
+    qkv = (norm("input_layernorm", x) @ of["self_attention.linear_qkv.weight"].t()).view(16, 2, 2, 4, 16)
+    queries, keys, values = qkv.split((2, 1, 1), dim=3)
+    scores = torch.einsum("sbgqd,tbgd->bgqst", queries, keys.squeeze(3)) / 16**0.5
+    later = torch.ones(16, 16, dtype=torch.bool).triu(1)
+    attended = torch.einsum("bgqst,tbgd->sbgqd", scores.masked_fill(later, -torch.inf).softmax(-1), values.squeeze(3))
+    x = x + attended.flatten(2) @ of["self_attention.linear_proj.weight"].t()
+    tokens = norm("pre_mlp_layernorm", x).flatten(0, 1)
+    shares = (tokens @ of["mlp.router.weight"].t()).gather(1, experts).softmax(-1)
+    mixed = swiglu("mlp.shared_experts", tokens)
+    for expert in range(4):
+        share = torch.where(experts == expert, shares, 0.0).sum(1, keepdim=True)
+        mixed = mixed + share * swiglu(f"mlp.experts.local_experts.{expert}", tokens)
+    assert output.flatten(0, 1).double().allclose(x.flatten(0, 1) + mixed, atol=1e-4)
+
+
+def measured_wrong(ranks: Ranks, directory: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """With a schedule that hands on the gradient of a micro batch halved."""
+    run = schedule.Interleaved._run
+
+    def halved(self: Any, begun: Any, ended: Any) -> Any:
+        output = run(self, begun, ended)
+        if ended is not None:
+            ended.x.grad = ended.x.grad / 2
+        return output
+
+    schedule.Interleaved._run = halved  # type: ignore[method-assign]
+    try:
+        return layer_run.run(given, directory, ranks)
+    finally:
+        schedule.Interleaved._run = run  # type: ignore[method-assign]
+
+
+@pytest.mark.end_to_end
+def test_what_computes_wrong_numbers_is_not_measured(tmp_path: Path) -> None:
+    found, _ = run_ranks(2, measured_wrong, tmp_path, {**moe_point(), "profile": "none"}, keep="moe")
+    assert list(found["measured"].variants) == ["none", "shared_experts", "floor"]
+    (warning,) = found["warnings"]
+    assert warning.startswith("micro_batches computes wrong numbers and was not measured: ")
+
+
+@pytest.mark.parametrize("kind", ["balanced", "random"])
+@pytest.mark.parametrize("chosen", [1, 3, 8])
+def test_routing(kind: str, chosen: int) -> None:
+    by_rank = [routing.draw(kind, 40, 8, chosen, "x", 7, Ranks(rank, 2, torch.device("cpu"))) for rank in (0, 1)]
+    for rank, routed in enumerate(by_rank):
+        # Every rank knows what all send.
+        assert routed.tokens_per_expert.equal(by_rank[0].tokens_per_expert)
+        assert routed.experts.flatten().bincount(minlength=8).equal(routed.tokens_per_expert[rank])
+        assert all(len(set(experts)) == chosen for experts in routed.experts.tolist())
+        spread = routed.tokens_per_expert[rank]
+        assert spread.max() - spread.min() <= 1 or kind == "random"
+    assert not by_rank[0].experts.equal(by_rank[1].experts) or chosen == 8
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "tp_size": (lambda point: point.update(tp_size=4), "tp_size=4 must divide layer.moe.ep_size=2"),
+    "heads": (lambda point: (point.update(tp_size=2), point["model"].update(num_kv_heads=1)), "1 key-value heads"),
+    "shared": (
+        lambda point: (point.update(tp_size=2), point["model"].update(shared_expert_ffn_hidden_size=33)),
+        "width of the shared experts",
+    ),
+    "backend": (lambda point: point.update(backend="torch"), "backend=megatron"),
+    "precision": (lambda point: point.update(precision="fp8_delayed"), "precision=fp8_delayed"),
+    "training": (lambda point: point["layer"].update(training=True), "layer.training"),
+    "replicas": (lambda point: point["layer"].update(num_replicas=2), "layer.num_replicas"),
+    "experts": (lambda point: point["model"].update(num_experts=5), "5 experts are not divisible"),
+    "no experts": (lambda point: point["model"].update(num_experts=None), "has no experts"),
+    "grouped": (lambda point: point["layer"]["moe"].update(grouped_gemm=True), "layer.moe.grouped_gemm=true"),
+    "sequences": (lambda point: point["layer"].update(micro_batch_size=3), "layer.micro_batch_size=3"),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), CHANGES.values(), ids=CHANGES)
+def test_refusals(change: Callable[[dict[str, Any]], Any], reason: str) -> None:
+    point = asked()
+    change(point)
+    assert reason in str(layer.WORKLOAD.refusal(layer.WORKLOAD.complete(point)))
+
+
+def test_options_of_the_other_kind_are_not_ignored() -> None:
+    with pytest.raises(UserError, match=r"set layer\.moe\.num_sm"):
+        layer.WORKLOAD.complete({**asked(), "num_sm": 8})
+    with pytest.raises(UserError, match="does not use use_ce=true"):
+        layer.WORKLOAD.complete({**asked(), "use_ce": True})
+    with pytest.raises(UserError, match=r"layer\.moe\.ep_size=4 is for layer=moe"):
+        layer.WORKLOAD.complete(layer_point(layer={"moe": {**asdict(Moe()), "ep_size": 4}}))
+
+
+@pytest.mark.parametrize("variants", [["deepep"], ["none", "deepep", "floor"]])
+def test_a_point_that_asks_for_nothing_that_can_run_says_why(variants: list[str]) -> None:
+    completed = layer.WORKLOAD.complete(asked(variants=variants))
+    assert layer.WORKLOAD.refusal(completed) == "deepep: DeepEP requires GPUs"
+
+
+def test_unasked_every_variant_that_can_run_is_measured() -> None:
+    assert list(moe_point()["layer"]["moe"]["arguments"]) == ["none", "shared_experts", "micro_batches"]
+    without = {**MODEL, "shared_expert_ffn_hidden_size": None}
+    assert list(moe_point(model=without)["layer"]["moe"]["arguments"]) == ["none", "micro_batches"]
+    assert list(moe_point(ep_size=1)["layer"]["moe"]["arguments"]) == ["none"]
+    assert layer.WORKLOAD.world_size(asked()) == 2
+    assert layer.WORKLOAD.world_size(moe_point(ep_size=1)) == 1
+
+
+def test_an_all_to_all_shares_no_queue_with_the_computation_beside_it(tmp_path: Path) -> None:
+    assert layer.WORKLOAD.workers(moe_point(), tmp_path).max_connections == 8
+    assert layer.WORKLOAD.workers(moe_point(tp_size=2), tmp_path).max_connections == 1
+    # Tensor-parallel layers need kernels in the order of their launch.
+    assert layer.WORKLOAD.workers(layer_point(), tmp_path).max_connections == 1
+
+
+def test_layers_without_experts_record_nothing_of_them() -> None:
+    completed = layer.WORKLOAD.complete(layer_point(layer={"moe": asdict(Moe())}))
+    assert "moe" not in completed["layer"]
+
+
+def test_the_cpu_stands_for_a_gpu_only_while_a_layer_runs() -> None:
+    before = torch.cuda.current_device, torch.cuda.Stream
+    with on_cpu.cpu_for_cuda():
+        assert torch.cuda.current_device() == torch.device("cpu")
+    assert (torch.cuda.current_device, torch.cuda.Stream) == before
+
+
+def answered(directory: Path, **runtime: Any) -> LayerAnalysis:
+    """The analysis of a made-up point, in which `micro_batches` is a tenth faster than `none`."""
+    completed = moe_point(ep_size=2)
+    given = completed["layer"]["moe"]["arguments"]
+    us = {"none": 100.0, "shared_experts": 99.9, "micro_batches": 90.0, "floor": 60.0}
+    variants = {
+        name: variant([one] * 6, arguments={} if name in ("none", "floor") else given[name]) for name, one in us.items()
+    }
+    make_point("layer", directory, {**completed, "runtime": {**completed["runtime"], **runtime}}, variants=variants)
+    return analyse_layer(read_layer_point(directory))
+
+
+def test_the_answer_is_megatron_lms_arguments(tmp_path: Path) -> None:
+    found = card(answered(tmp_path), "m", tmp_path)
+    assert found.headline.startswith("Use micro_batches: 10.0% faster than no overlap")
+    assert found.use == [
+        "--expert-model-parallel-size 2",
+        "--moe-token-dispatcher-type alltoall",
+        "--overlap-moe-expert-parallel-comm",
+    ]
+    assert described(answered(tmp_path / "again").point.config) == [
+        "moe",
+        "EP=2",
+        "balanced routing",
+        "2 micro batches",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "cautioned"),
+    [
+        ({"device": "cpu"}, ["A CPU has no streams"]),
+        ({"device": "cuda", "max_connections": 1}, ["CUDA_DEVICE_MAX_CONNECTIONS=1"]),
+        ({"device": "cuda", "max_connections": None}, []),
+    ],
+)
+def test_what_keeps_communication_from_overlapping(
+    runtime: dict[str, Any], cautioned: list[str], tmp_path: Path
+) -> None:
+    cautions = answered(tmp_path, **runtime).cautions
+    assert [caution.startswith(begin) for caution, begin in zip(cautions, cautioned, strict=True)] == [True] * len(
+        cautioned
+    )
