@@ -81,9 +81,9 @@ def applies_to(model: Mapping[str, Any], operators: Collection[str]) -> list[str
     number, dense = layers["number"], layers["dense_mlp"]
     found = []
     for part_name, own, count in (("attention", ATTENTION, number), ("dense MLP", MLP, dense)):
-        slots = " and ".join(operator for operator in own if operator in operators)
-        if slots:
-            found.append(f"{slots}: the {part_name} of {_layers_in_words(count, number)}.")
+        measured = ", ".join(operator for operator in own if operator in operators)
+        if measured:
+            found.append(f"Applies to the {part_name} ({measured}) of {_layers_in_words(count, number)}.")
     if dense != number:
         found.append("Megatron-Core runs the experts' GEMMs without overlap, whatever the file has.")
         if width := layers["shared_expert"]:

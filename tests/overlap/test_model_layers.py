@@ -65,8 +65,8 @@ def test_the_layers_that_a_file_applies_to() -> None:
     assert applies_to(model_of("llama"), OPERATORS) == []
     attention, dense, experts, shared = applies_to(model_of("glm4_moe"), OPERATORS)
     assert (attention, dense) == (
-        "qkv and proj: the attention of all 8 layers.",
-        "fc1 and fc2: the dense MLP of 1 of 8 layers.",
+        "Applies to the attention (qkv, proj) of all 8 layers.",
+        "Applies to the dense MLP (fc1, fc2) of 1 of 8 layers.",
     )
     assert ("experts" in experts, "1408" in shared) == (True, True)
     # Only what was tuned; without shared experts no more is said.
@@ -77,4 +77,4 @@ def test_the_layers_that_a_file_applies_to() -> None:
             **{"name": "it", "source": "sizes", "hidden_size": 64, "num_attention_heads": 4, "num_experts": 4},
         }
     )
-    assert applies_to(by_sizes, ["proj"])[0] == "proj: the attention of all layers."
+    assert applies_to(by_sizes, ["proj"])[0] == "Applies to the attention (proj) of all layers."

@@ -87,7 +87,7 @@ def test_points_share_nothing(sweep: Sweep) -> None:
         (("workload=fsdp", "distributed.env.NCCL_X=1"), "distributed.env has no NCCL_X; add it with +distributed.env"),
         (("+job.values.x=1",), "job.values.x requires workload=job."),
         (("operator=fc3",), "operator=fc3 is not known; choose one of fc1, fc2, proj, qkv."),
-        (("model=nobody",), "model=nobody is not known; choose one of gpt3_175b, hf,"),
+        (("model=nobody",), "model=nobody is not known; choose one of deepseek_v3, gpt3_175b, hf,"),
         (("num_sm=1.5",), "num_sm=1.5 is not a whole number; give a value from 1 to 512."),
         (("layer=3",), "A config group takes the name of a choice, not a number"),
     ],

@@ -164,7 +164,7 @@ def test_the_attention_of_a_mixture_of_experts_is_tuned_and_proven(tmp_path: Pat
     assert {best.operator for best in report.best} == {"qkv", "proj"}
     assert report.proof[2].proven
     (case,) = report.cases
-    assert case.applies_to[0] == "qkv and proj: the attention of all 6 layers."
+    assert case.applies_to[0] == "Applies to the attention (qkv, proj) of all 6 layers."
     assert case.applies_to[0] in report.yaml(2).read_text()
     assert not any("fc" in slot.slot for slot in report.unmeasured_slots)
 

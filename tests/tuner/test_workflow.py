@@ -407,7 +407,7 @@ def test_of_a_mixture_of_experts_the_attention_is_tuned_and_proven(tmp_path: Pat
     assert (proof["proven"], set(proof["settings"])) == (True, {"qkv_fprop", "qkv_dgrad", "proj_fprop", "proj_dgrad"})
     report = Report(found)
     (case,) = report.cases
-    assert case.applies_to[0] == "qkv and proj: the attention of all 6 layers."
+    assert case.applies_to[0] == "Applies to the attention (qkv, proj) of all 6 layers."
     assert [one.slot for one in report.unmeasured_slots] == ["qkv_wgrad"]
     assert "faster than no overlap in the attention" in str(report)
     assert case.applies_to[0] in str(report)
@@ -426,7 +426,7 @@ def test_a_mixture_with_dense_layers_is_proven_on_what_most_layers_have(
     assert record(tmp_path / "sweep").dropped == {}
     assert {point["layer"]["kind"] for point in layers(launcher)} == {kind}
     (case,) = Report(tmp_path / "sweep").cases
-    assert case.applies_to[1] == f"fc1 and fc2: the dense MLP of {len(dense)} of 6 layers."
+    assert case.applies_to[1] == f"Applies to the dense MLP (fc1, fc2) of {len(dense)} of 6 layers."
 
 
 def test_latent_attention_is_refused_for_every_operator_before_anything_is_measured(tmp_path: Path) -> None:
