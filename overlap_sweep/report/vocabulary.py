@@ -177,7 +177,7 @@ UNITS = {
     **{"_us": "us", "us_per_sample": "us", "_gb": "GB", "_mb": "MiB", "fraction": "fraction", "mfu": "fraction"},
     **{"ratio": "ratio", "ratio_low": "ratio", "ratio_high": "ratio", "ratio_noise": "ratio", "speedup": "ratio"},
     "slowdown": "ratio",
-    **{"hidden_noise": "fraction", "_error": "fraction", "_bound": "fraction", "gain": "fraction"},
+    **{"hidden_noise": "fraction", "_error": "fraction", "_bound": "fraction", "gain": "fraction", "cost": "fraction"},
     **{"hidden": "fraction", "share": "fraction", "calls": "count"},
     **{"loss_difference": "fraction", "loss": "nats", "tokens_per_s_per_gpu": "1/s", "samples_per_s": "1/s"},
     **{"tokens_per_s": "1/s", "units_per_s": "1/s", "num_events": "count"},

@@ -187,7 +187,7 @@ def job(factor: float) -> dict[str, Any]:
         (training, ["4 ranks, forward_prefetch=1"], ("fsdp2 step", "step", 1200.0, 2000.0, 37120)),
         # A matrix's rows are no tokens.
         (copies, ["overlapped"], ("4096 GEMM, 64 MiB host_to_device", "all", 880.0, 1400.0, None)),
-        (stack, ["dp2"], ("autotp step", "step", 8000.0, None, 2048)),
+        (stack, ["dp2"], ("autotp TP=2 DP=2 step", "step", 8000.0, None, 2048)),
         (job, ["2 ranks, bucket=25"], ("job", "step", 80_000.0, None, 8192)),
     ],
 )

@@ -109,7 +109,9 @@ MEASURED = (
         show=as_percent,
         high_first=True,
     ),
-    _of_chunks("chunk_cost", "Change of the time of all GEMMs alone by splitting them.", "cost", "{:+.1%}".format),
+    _of_chunks(
+        "chunk_cost", "Additional time of all GEMMs alone when they are split, as a fraction.", "cost", "{:+.1%}".format
+    ),
     _of_chunks("whole_us", "Time of GEMMs and copies overlapped, with whole GEMMs.", "whole.time_us", as_us, dropped=2),
     _of_chunks(
         "chunk_gain",
