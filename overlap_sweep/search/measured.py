@@ -21,7 +21,6 @@ from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result, write_result
 from overlap_sweep.runtime.kept import LASTING, differs, whole_result
 from overlap_sweep.runtime.outcome import outcomes
-from overlap_sweep.workloads.operator.choice import wrong_passes
 
 CHUNK = 8
 """Points per launch if time is limited: the limit is checked between launches only."""
@@ -169,6 +168,6 @@ def _known_results(directory: Path) -> Mapping[str, Result]:
     found = {}
     for point_directory in find_points(directory):
         result = whole_result(point_directory)
-        if result and (result.status in LASTING or wrong_passes(result)):
+        if result and (result.status in LASTING or result.has_wrong_numbers):
             found[point_key(result.point)] = result
     return found

@@ -76,8 +76,11 @@ def test_what_a_point_found_holds_for_operators_and_schedules_alike() -> None:
 def test_nothing_is_learnt_from_points_that_leave_open_which_pass_is_wrong() -> None:
     known = KnownWrong()
     both = {"fc1_fprop": BY_COPIES, "fc1_dgrad": PIPELINE}
+    layer = Result(
+        name="l", point=resolved("layer"), status="failed", relative_error={"x output": 1.0}, environment=ENVIRONMENT
+    )
     crashed = Result(name="p", point=resolved("operator"), status="failed", settings=both, environment=ENVIRONMENT)
-    known.learn([wrong_result(both, ("output", "input_grad")), crashed])
+    known.learn([wrong_result(both, ("output", "input_grad")), crashed, layer])
     assert known.reason(resolved("operator"), {"fc1_dgrad": PIPELINE}, ENVIRONMENT) is None
     # Of a wrong gradient the forward pass is innocent.
     known.learn([wrong_result(both)])

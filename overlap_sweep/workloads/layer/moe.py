@@ -18,7 +18,10 @@ from overlap_sweep.workloads.layer.config import KnobsConfig
 BACKEND = "megatron"
 
 _DEFAULTS: Mapping[str, Any] = {"ep_size": 2, "routing": "balanced", "micro_batches": 2}
-_OF_OTHERS = {"num_replicas": 1, "training": False, "tp_comm_overlap_cfg": None, "ub_overlap_rs_dgrad": False}
+_OF_OTHERS = {
+    **{"num_replicas": 1, "training": False, "tp_comm_overlap_cfg": None, "ub_overlap_rs_dgrad": False},
+    **dict.fromkeys(("ub_overlap_ag", "ub_overlap_rs", "ub_bulk_wgrad", "ub_bulk_dgrad")),
+}
 """Options of `layer` that the kind does not have, with the values that change nothing."""
 
 
@@ -27,7 +30,8 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     variant or a knob of tensor-parallel overlap."""
     if point["num_sm"] != KnobsConfig.num_sm:
         raise UserError(f"layer=moe does not use num_sm={point['num_sm']}; set layer.moe.num_sm.")
-    if idle := next((knob for knob in space.KNOBS if knob != "num_sm" and point[knob] is not None), None):
+    knobs = [knob for knob in (*space.KNOBS, "with_cublasmp") if knob != "num_sm"]
+    if idle := next((knob for knob in knobs if point.get(knob) is not None), None):
         raise UserError(f"layer=moe does not use {idle}={shown(point[idle])}; leave it out.")
     given = {name: value for name, value in point["layer"]["moe"].items() if value is not None}
     on_gpu = point["runtime"]["device"] == "cuda"
