@@ -113,7 +113,7 @@ def _command(overrides: Iterable[str], changed: Mapping[str, str]) -> str:
 
 def _final_lines(final: KnobFinal) -> Iterator[str]:
     if not final.finalists:
-        yield f"Side by side: nothing to compare{f' ({final.stopped})' if final.stopped else ''}"
+        yield f"Side by side: {'not compared' if final.stopped else 'nothing to compare'}"
     else:
         yield f"Side by side, {final.rounds} rounds: {_final_headline(final.finalists)}"
         first = final.finalists[0]

@@ -73,7 +73,8 @@ def hold(searches: Sequence[Searching], rounds: int) -> KnobFinal:
         if stopped:
             break
         held += 1
-    measured = [entry for entry in entries if entry.results]
+    # What was measured before the first round was over has nothing to be compared with.
+    measured = [entry for entry in entries if entry.results] if held else []
     compared = {entry.searching.space.label for entry in measured}
     return KnobFinal(
         rounds=held,

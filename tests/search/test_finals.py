@@ -118,3 +118,14 @@ def test_a_budget_leaves_room_for_the_end(tmp_path: Path) -> None:
     final = final_of(tmp_path)
     assert final.finalists
     assert KnobRecord.read(tmp_path / KnobRecord.FILE).points <= 14
+
+
+@pytest.mark.parametrize("max_points", [6, 10, 11])
+def test_a_budget_that_ends_before_the_first_round_does_names_no_winner(max_points: int, tmp_path: Path) -> None:
+    searched(tmp_path, stacks, "tp_size=2", "impl=autotp,fsdp_dtensor", f"search.max_points={max_points}")
+    record = KnobRecord.read(tmp_path / KnobRecord.FILE)
+    (final,) = record.finals
+    assert (final.rounds, final.finalists) == (0, [])
+    lines = knob_lines(record)
+    assert "Side by side: not compared" in lines
+    assert f"  Stopped early: search.max_points={max_points} is used up." in lines
