@@ -147,7 +147,8 @@ def section(sources: Sources) -> Section | None:
 def _answer(layer: LayerAnalysis, root: Path) -> Answer:
     point, case, options = layer.point, layer.point.case, layer.point.config["layer"]
     assert point.result
-    brief = f"{case.model} {options['kind']} {sharding(point.config)}"
+    routing = f", {moe['routing']} routing" if (moe := of_moe(point.config)) else ""
+    brief = f"{case.model} {options['kind']} {sharding(point.config)}{routing}"
     replicas = f", {options['num_replicas']} replicas" if options["num_replicas"] > 1 else ""
     nodes = f", {case.nodes} nodes" if case.nodes > 1 else ""
     more = f", {case.process_wide}" if case.process_wide else ""
