@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
+from overlap_sweep.cache import cache_root
 from overlap_sweep.runtime.group_config import visible_gpus
 
 if find_spec("hypothesis"):
@@ -29,6 +32,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What the tests cache is not left behind in the user's home, and nothing there can help them pass."""
     os.environ["OVERLAP_SWEEP_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def _forgotten_wrong_numbers() -> Iterator[None]:
+    """What a test has computed wrong numbers with, which searches then leave out, does not decide what the next one measures."""
+    yield
+    shutil.rmtree(cache_root() / "wrong_numbers", ignore_errors=True)
 
 
 @pytest.hookimpl(optionalhook=True)
