@@ -36,7 +36,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def _forgotten_wrong_numbers() -> Iterator[None]:
-    """What a test has computed wrong numbers with, which searches then leave out, does not decide what the next one measures."""
+    """What one test has computed wrong numbers with does not decide what the next one measures."""
     yield
     shutil.rmtree(cache_root() / "wrong_numbers", ignore_errors=True)
 
