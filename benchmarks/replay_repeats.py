@@ -19,7 +19,7 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -59,16 +59,14 @@ class Machine:
     """Standard deviation of one repeat as a fraction of its time."""
     best: float = 1.0
     seconds: float = 0.0
-    asked: dict[Candidate, int] = field(default_factory=dict)
 
     def measure(self, candidate: Candidate, none: Estimate) -> Estimate:
-        self.asked[candidate] = self.asked.get(candidate, 0) + 1
         point_us: list[float] = []
         none_us: list[float] = []
         goal = self.noise_goal
         while len(point_us) < MOST_REPEATS:
-            point_us.append(self._draw(candidate))
-            none_us.append(self._draw(NONE))
+            point_us.append(self.draw(candidate))
+            none_us.append(self.draw(NONE))
             done = len(point_us)
             looks = goal is not None and LEAST_REPEATS <= done < MOST_REPEATS and done % EVERY == 0
             if looks and goal is not None and enough_of_pass(point_us, none_us, goal, self.best):
@@ -81,7 +79,8 @@ class Machine:
         self.seconds += turns * (point_s + none_s) + floors * FLOOR_OF_NONE * none_s + HOST_S * (2 * turns + floors) / 2
         return normalised([(summarise(point_us), summarise(none_us))], none)
 
-    def _draw(self, candidate: Candidate) -> float:
+    def draw(self, candidate: Candidate) -> float:
+        """Returns the time of one repeat in microseconds."""
         return self.recorded.time_us(candidate) * max(0.1, self.drawn.gauss(1.0, self.deviation))
 
 
@@ -99,7 +98,7 @@ def search(
     """Returns one search to its end and the machine that it was run on."""
     known = recorded_deviation(recorded) if deviation is None else deviation
     machine = Machine(recorded, noise_goal, random.Random(f"{seed} {recorded}"), floor_every, known)
-    none_us = [machine._draw(NONE) for _ in range(2 * MOST_REPEATS)]
+    none_us = [machine.draw(NONE) for _ in range(2 * MOST_REPEATS)]
     trail = Trail(recorded.cell, estimate(none_us), floor_us=math.nan)
 
     def measure(wanted: Sequence[Candidate]) -> Mapping[Candidate, Estimate]:

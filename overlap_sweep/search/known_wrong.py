@@ -40,8 +40,11 @@ class KnownWrong:
     """By kind the reason, with the point that found it."""
 
     def learn(self, results: Iterable[Result]) -> None:
-        """Remembers settings of `failed` operator points of which a single pass computed wrong numbers."""
+        """Remembers settings of `failed` operator points of which a single pass computed wrong numbers. Not those of a
+        tolerance that the user set: others may accept such numbers."""
         for result in results:
+            if result.point["workload"].get("tolerance") is not None:
+                continue
             wrong = wrong_passes(result)
             settings = of_pass(result.settings, min(wrong)) if len(wrong) == 1 else {}
             if settings:

@@ -86,3 +86,11 @@ def test_nothing_is_learnt_from_points_that_leave_open_which_pass_is_wrong() -> 
     known.learn([wrong_result(both)])
     assert known.reason(resolved("operator"), {"fc1_dgrad": PIPELINE}, ENVIRONMENT) is not None
     assert known.reason(resolved("operator"), {"fc1_fprop": BY_COPIES}, ENVIRONMENT) is None
+
+
+def test_what_is_wrong_by_the_users_own_tolerance_is_not_wrong_for_others() -> None:
+    strict = wrong_result({"fc1_dgrad": PIPELINE})
+    strict.point["workload"]["tolerance"] = 1e-9
+    known = KnownWrong()
+    known.learn([strict])
+    assert known.reason(resolved("operator"), {"fc1_dgrad": PIPELINE}, ENVIRONMENT) is None
