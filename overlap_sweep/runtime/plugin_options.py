@@ -48,7 +48,7 @@ class OnePointLauncherConf(SlurmLauncherConf):
 
 
 ABOUT_SUBMITIT = {
-    "submitit_folder": "Directory of submitit's files.",
+    "submitit_folder": "Directory of submitit's files; `%j` becomes a new name with each submission.",
     "timeout_min": "Time limit of a job, in minutes.",
     "tasks_per_node": "Tasks of a job on each node.",
     "mem_gb": "Memory of a job on each node, in GB.",

@@ -135,7 +135,7 @@ class SlurmSweep:
 
     def logs(self) -> str:
         """What the jobs printed."""
-        files = sorted(self.launch.directory.glob(".submitit/*/*/*_log.*"))
+        files = sorted(self.launch.directory.glob(".submitit/*/*_log.*"))
         return "\n".join(f"{file.name}:\n{text}" for file in files if (text := file.read_text(errors="replace")))
 
     # --- points
@@ -181,6 +181,16 @@ def forgetful_squeue(folder: Path, accounts: bool = True) -> str:
     programs = {"squeue": f'exec {shutil.which("squeue")} "${{@/#--states=all/--states={known}}}"'}
     if not accounts:
         programs["sacct"] = "echo Slurm accounting storage is disabled >&2; exit 1"
+    return with_programs(folder, programs)
+
+
+def late_sbatch(folder: Path) -> str:
+    """A PATH whose sbatch answers when the job has begun, as a loaded controller's may."""
+    return with_programs(folder, {"sbatch": f'said=$({shutil.which("sbatch")} "$@") && sleep 2 && echo "$said"'})
+
+
+def with_programs(folder: Path, programs: Mapping[str, str]) -> str:
+    """A PATH that begins with these scripts."""
     for name, script in programs.items():
         (folder / name).write_text(f"#!/bin/bash\n{script}\n")
         (folder / name).chmod(0o755)

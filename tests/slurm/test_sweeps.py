@@ -12,7 +12,7 @@ import pytest
 
 from overlap_sweep.runtime.slurm.queue import JobState, job_states
 from tests.slurm.cluster import Slurm
-from tests.slurm.sweep import SlurmSweep, forgetful_squeue, ok, points
+from tests.slurm.sweep import SlurmSweep, forgetful_squeue, late_sbatch, ok, points
 
 pytestmark = pytest.mark.slurm
 
@@ -38,10 +38,11 @@ Swept = dict[str, tuple[SlurmSweep, Future[CompletedProcess[str]]]]
 
 
 @pytest.fixture(scope="module")
-def swept(new_sweep: Callable[..., SlurmSweep]) -> Swept:
+def swept(new_sweep: Callable[..., SlurmSweep], tmp_path_factory: pytest.TempPathFactory) -> Swept:
     """By name each sweep and how its launcher ended."""
     plans = {"kills its job": [{"num_sm": 2, "fault": "kills_job", "rank": 0}]}
-    sweeps = {name: new_sweep(plan=plans.get(name, ())) for name in SWEEPS}
+    environments = {"few jobs": {"PATH": late_sbatch(tmp_path_factory.mktemp("bin"))}}
+    sweeps = {name: new_sweep(plan=plans.get(name, ()), environment=environments.get(name, {})) for name in SWEEPS}
     # A point whose directory cannot be written.
     (sweeps["options"].launch.directory / "tp2_sm2" / "tp_comm_overlap_cfg.yaml").mkdir(parents=True)
     with ThreadPoolExecutor() as pool:
@@ -68,7 +69,7 @@ def test_points_are_packed_by_tp_size_and_jobs_ask_for_what_their_points_need(sw
 def test_all_points_share_max_jobs_jobs_and_a_finished_sweep_is_resumed_without_a_job_and_added_to(
     swept: Swept,
 ) -> None:
-    """In directories that have the points' numbers."""
+    """In directories that have the points' numbers, by jobs that begin before sbatch has answered."""
     sweep, done = swept["few jobs"]
     done.result()
     measured = {name: (result.status, result.point["num_sm"]) for name, result in sweep.results().items()}

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import math
+import re
 import shutil
 import subprocess
 import time
@@ -147,9 +148,10 @@ def _submit_array(sweep: Sweep, packs: Sequence[Pack]) -> dict[str, Submitted]:
     import submitit
 
     options = dict(packs[0].options)
-    # A new folder every time, since jobs load files there by job number.
+    # A new folder every time, since jobs load files there by job number. Not one for each job: Slurm fails a job whose
+    # log has no folder, and jobs may start before their numbers are known here.
     new = uuid.uuid4().hex[:12]
-    folder = Path(options.pop("submitit_folder").replace("%j", f"{new}/%j")).absolute()
+    folder = Path(re.sub("%[jAat]", new, options.pop("submitit_folder"))).absolute()
     executor = submitit.AutoExecutor(
         folder=folder, cluster="slurm", slurm_max_num_timeout=options.pop("max_num_timeout")
     )
@@ -170,7 +172,8 @@ def _submit_array(sweep: Sweep, packs: Sequence[Pack]) -> dict[str, Submitted]:
     try:
         jobs = _patiently(executor, batches)
     except UserError:
-        shutil.rmtree(next((path for path in folder.parents if path.name == new), folder), ignore_errors=True)
+        if folder.name == new:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     for job, pack in zip(jobs, packs, strict=True):
         log = job.paths.stdout if options["stderr_to_stdout"] else job.paths.stderr
