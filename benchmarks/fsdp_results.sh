@@ -16,6 +16,8 @@ sweep grid_fp32 "${layers[@]}" "${short[@]}" workload.steps=1 fsdp.forward_prefe
 sweep search_fsdp2 +experiment=fsdp_overlap "${layers[@]:1}" search.max_minutes=4
 sweep search_ddp +experiment=fsdp_overlap "${layers[@]:1}" distributed.strategy=ddp search.max_minutes=3
 sweep connections "${layers[@]}" distributed.strategy=fsdp2,ddp runtime.max_connections=1,8
+sweep own_group "${layers[@]}" training.gradient_accumulation=1,4 fsdp.separate_reduce_scatter_group=false,true
+sweep symmetric "${layers[@]}" fsdp.symmetric_memory=null,kernels,copy_engines
 sweep compiled "${layers[@]}" compile.enabled=false,true training.batch_size=8,32
 sweep copies workload=copy_engine copy_engine.matrix_size=4096,8192 copy_engine.copy_mb=64,256 \
   copy_engine.direction=device_to_device,peer,host_to_device,device_to_host

@@ -27,8 +27,14 @@ sweep tuned "${llama3[@]}" "${long[@]}" impl=megatron \
 sweep not_overlapped "${llama3[@]}" "${long[@]}" impl=megatron tp_training.tp_comm_overlap=false
 
 sweep compiled "${llama3[@]}" "${long[@]}" impl=fsdp_dtensor,autotp tp_training.compile=true
+grids=$ranks
 for tp_size in 1 2 4; do
   ((tp_size < ranks)) || continue
+  grids=$tp_size,$grids
   sweep "llama3_8b_tp$tp_size" "${llama3[@]}" "${long[@]}" tp_size="$tp_size" dp_size=$((ranks / tp_size))
   sweep "qwen3_32b_tp$tp_size" "${qwen3[@]}" "${long[@]}" tp_size="$tp_size" dp_size=$((ranks / tp_size))
 done
+
+# Every stack at its best settings, on every grid.
+limit_s=580 always=()
+sweep best +experiment=tp_training_best model=llama3_8b ranks="$ranks" tp_size="$grids" "${long[@]}" search.max_minutes=8

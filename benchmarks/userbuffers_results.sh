@@ -25,3 +25,11 @@ sweep repetitions repetition=0,1,2,3,4 backend=transformer_engine,megatron model
 sweep qwen3_0_6b backend=transformer_engine model=qwen3_0_6b "${grid[@]}"
 sweep llama3_70b_fp8 backend=transformer_engine model=llama3_70b precision=fp8_delayed "${grid[@]}"
 tuned llama3_70b_fp8 fp8_delayed
+
+# Switches of the default on the whole layer, and knobs of slots that no other run changes.
+without="none,default,'default ub_overlap_ag=false','default ub_overlap_rs=false',"
+without+="'default ub_bulk_wgrad=false','default ub_bulk_dgrad=false'"
+sweep switches workload=layer model=llama3_70b profile=none "layer.variants=[$without]"
+knobs=(backend=transformer_engine model=llama3_70b profile=none)
+sweep first_gemm "${knobs[@]}" operator=proj,fc2 method=pipeline num_sm=8,16 pipeline_rs_overlap_first_gemm=false,true
+sweep priorities "${knobs[@]}" operator=qkv,fc1 method=bulk num_sm=2,8 comm_priority=null,-1 gemm_priority=null,-2

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +32,7 @@ DOORS = ("python launch.py", "python analyze.py", "overlap-sweep")
 DECLARED = {"runtime", "workload", "search", "tuner", "layer", "fsdp", "distributed", "streams", "training"}
 DECLARED |= {"telemetry", "profiling", "compile", "copy_engine", "ranking", "tp_training", "model", "job"}
 ADDED_FREELY = ("distributed.env.", "compile.options.", "job.values.", "job.env.")
+MADE = ROOT / "tests/golden/expected/tuner/optimal_tp_comm_overlap_cfg_tp2.yaml"
 FILES = (".csv", ".json", ".yaml", ".py", ".md", ".parquet", ".txt", ".log")
 
 
@@ -80,11 +83,10 @@ def test_pages_show_commands_of_each_kind() -> None:
 def composing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A folder with the files that commands name, and two machines of eight GPUs."""
     folder = tmp_path_factory.mktemp("reader")
-    made = ROOT / "tests/golden/expected/tuner/optimal_tp_comm_overlap_cfg_tp2.yaml"
     (folder / "multirun" / "date").mkdir(parents=True)
     for name in ("", "_tp2", "_tp8"):
         for where in (folder, folder / "multirun/date"):
-            shutil.copy(made, where / f"optimal_tp_comm_overlap_cfg{name}.yaml")
+            shutil.copy(MADE, where / f"optimal_tp_comm_overlap_cfg{name}.yaml")
     register()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -103,10 +105,54 @@ def test_launch_commands_compose(page: str, shown: tuple[str, ...], monkeypatch:
     arguments = [word for word in shown[2:] if not word.startswith("-") and word != "resume=last"]
     if shown[1] == "tune":
         arguments = ["+experiment=tp_overlap_tuner", *model_overrides(arguments[0]), *arguments[1:]]
+    resolve(arguments, monkeypatch)
+
+
+SCRIPTS = sorted(path.name for path in (ROOT / "benchmarks").glob("*_results.sh"))
+
+
+@pytest.mark.usefixtures("composing")
+@pytest.mark.parametrize("ranks", ["2", "8"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_of_results_compose(script: str, ranks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured where GPUs are to be had."""
+    launches = launched_by(script, ranks, tmp_path)
+    monkeypatch.chdir(ROOT)
+    for arguments in launches:
+        resolve(arguments, monkeypatch, ends=(-1,))
+
+
+LAUNCH = """#!/bin/bash
+[ "$1" = launch.py ] || exit 0
+printf '%s\\0' "${@:3}" >> SAID
+echo >> SAID
+for word; do
+  [[ $word == hydra.sweep.dir=* ]] && mkdir -p "${word#*=}" && cp MADE "${word#*=}/optimal_tp_comm_overlap_cfg.yaml" &&
+    cp MADE "${word#*=}/optimal_tp_comm_overlap_cfg_tpRANKS.yaml"
+done
+"""
+"""Stands for `python3`: writes arguments down, and leaves the files of a tuner."""
+
+
+def launched_by(script: str, ranks: str, folder: Path) -> list[list[str]]:
+    """The arguments of each `launch.py -m` that a script in benchmarks would run."""
+    launch = LAUNCH.replace("SAID", str(folder / "said")).replace("MADE", str(MADE)).replace("RANKS", ranks)
+    programs = {"python3": launch, "timeout": '#!/bin/bash\nshift\nexec "$@"\n', "torchrun": "#!/bin/bash\n"}
+    (folder / "bin").mkdir()
+    for name, text in programs.items():
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    subprocess.run([ROOT / "benchmarks" / script, folder / "out", ranks], env=environment, check=False, timeout=60)
+    return [line.rstrip("\0").split("\0") for line in (folder / "said").read_text().splitlines()]
+
+
+def resolve(arguments: list[str], monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...] = (0, -1)) -> None:
+    """Composes and completes the first and the last point of a launch."""
     on_slurm = "hydra/launcher=slurm" in arguments
     parsed = OverridesParser.create().parse_overrides(quoted_where_verbatim(arguments))
     swept = {one.input_line: list(one.sweep_string_iterator()) for one in parsed if one.is_sweep_override()}
-    for each in (0, -1) if swept else (0,):
+    for each in ends if swept else (0,):
         config = compose(
             "config",
             [
