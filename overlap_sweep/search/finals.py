@@ -111,7 +111,7 @@ def _judged(entries: Sequence[Entry]) -> list[Finalist]:
     return [
         Finalist(
             label=entries[index].searching.space.label,
-            overrides=entries[index].searching.space.typed,
+            overrides=entries[index].searching.typed,
             changed=entries[index].searching.trail.overrides(entries[index].setting),
             time_us=estimates[index].time_us,
             noise_us=estimates[index].noise_us,

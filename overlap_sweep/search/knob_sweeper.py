@@ -214,12 +214,20 @@ class Searching:
         """Returns the present answer."""
         why = self._measurements.budget.why_spent or "search.max_points or search.max_minutes is nearly used up"
         search = answer(self.trail)
-        search.label, search.overrides = self.space.label, self.space.typed
+        search.label, search.overrides = self.space.label, self.typed
         search.stopped = why if self.trail.cut else "" if self.ended else "still running"
         search.refused = dict(Counter(filter(None, self.space.refusals.values())))
         search.left_out, search.points = self.space.left_out, len(self._results)
         search.host_bound = sum(result.launch_bound for result in self._results)
         return search
+
+    @property
+    def typed(self) -> list[str]:
+        """Returns the overrides of a single run of the search's baseline."""
+        trail = self.trail
+        other = trail.overrides(trail.baseline, trail.first_values)
+        kept = [override for override in self.space.typed if override.partition("=")[0] not in other]
+        return [*kept, *(f"{key}={value}" for key, value in other.items())]
 
     @property
     def progress(self) -> str:
@@ -271,7 +279,8 @@ class Searching:
 
 def answer(trail: KnobTrail) -> KnobSearch:
     """Returns the answer of a running or ended search."""
-    knobs = {knob.key: list(knob.values) for knob in trail.knobs}
+    pairs = zip(trail.knobs, trail.baseline, strict=True)
+    knobs = {knob.key: [value, *(one for one in knob.values if one != value)] for knob, value in pairs}
     search = KnobSearch(label="", overrides=[], knobs=knobs, notes=[*trail.drops, *trail.notes], grid=trail.grid)
     base = trail.baseline
     if base not in trail.found.of:

@@ -46,6 +46,8 @@ class KnobTrail:
     proof: Samples = field(default_factory=lambda: Samples(deviations=PROOF_DEVIATIONS))
     """Measurements in alternation after the search, in which a lucky choice does not win again."""
     failed: dict[Setting, str] = field(default_factory=dict)
+    origin: Setting | None = None
+    """The baseline, if the first values of the knobs do not fit into memory."""
     effects: dict[tuple[int, str], Estimate] = field(default_factory=dict)
     """Latest gain of the single change to each value, in microseconds, by knob's index and value."""
     dropped: dict[tuple[int, str], float] = field(default_factory=dict)
@@ -66,6 +68,10 @@ class KnobTrail:
 
     @property
     def baseline(self) -> Setting:
+        return self.origin or self.first_values
+
+    @property
+    def first_values(self) -> Setting:
         return tuple(knob.values[0] for knob in self.knobs)
 
     @property
@@ -90,7 +96,8 @@ class KnobTrail:
         """Returns whether the setting is valid and includes no failed one: it would probably fail too, and each failure
         costs a new process group."""
         changed = self.changed(setting).items()
-        return not any(self.changed(bad).items() <= changed for bad in self.failed) and not self.refusal(setting)
+        failed = (bad for bad in self.failed if bad != self.baseline)
+        return not any(self.changed(bad).items() <= changed for bad in failed) and not self.refusal(setting)
 
     def simplicity(self, setting: Setting) -> tuple[int, int]:
         """Returns a sort key, simplest first: the number of changed values, and their positions in their lists."""

@@ -3,7 +3,8 @@
 Every knob has a few unordered values, most with little effect. The search must tell the few that help from noise with
 few measurements, and not miss those that help only together.
 
-1. The baseline has the first value of every knob. All its single changes are measured in one batch.
+1. The baseline has the first value of every knob; if it does not fit into memory, the first single change that does is
+   the baseline instead. All its single changes are measured in one batch.
 2. Three joint settings are measured: of changes that are faster beyond the noise, that are faster, and that are not
    slower beyond the noise. Together, small effects add up and knobs that need each other show. A value that is refused
    alone is tried with each single change that makes it valid.
@@ -19,12 +20,16 @@ change by chance (`disturbed_baselines`), as they are.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 
 from overlap_sweep.config import Search
 from overlap_sweep.search import Setting, disturbed_baselines
 from overlap_sweep.search.knob_trail import KnobTrail, Steps, one_by_one, proof_team, with_values
+
+OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory", re.IGNORECASE)
+"""What the reason of a failed point has, in the words of PyTorch, CUDA and other libraries."""
 
 CONTENDERS = 3
 """Most settings that are measured again while noise hides which is fastest."""
@@ -33,6 +38,8 @@ CONTENDERS = 3
 def search(trail: KnobTrail, effort: Search) -> Steps:
     """Searches the trail's space. Once the baseline is measured, `trail.best` is the answer so far."""
     yield from trail.measure([trail.baseline])
+    if OUT_OF_MEMORY.search(trail.failed.get(trail.baseline, "")):
+        yield from _find_baseline(trail)
     if trail.baseline not in trail.found.of:
         return
     settled = [index for index, knob in enumerate(trail.knobs) if not knob.restarts]
@@ -41,6 +48,16 @@ def search(trail: KnobTrail, effort: Search) -> Steps:
     if len(settled) < len(everything) and not trail.cut:
         yield from _descend(trail, effort, everything)
     yield from _prove(trail, effort)
+
+
+def _find_baseline(trail: KnobTrail) -> Steps:
+    """Makes the first single change that runs the baseline."""
+    for change in _changes(trail, trail.baseline, range(len(trail.knobs))):
+        yield from trail.measure([change])
+        if change in trail.found.of:
+            trail.notes.append(f"Compared with {trail.name(change)} instead of the baseline")
+            trail.origin = change
+            return
 
 
 def _descend(trail: KnobTrail, effort: Search, knobs: Sequence[int]) -> Steps:

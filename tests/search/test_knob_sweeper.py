@@ -197,6 +197,21 @@ def test_a_single_value_of_the_user_s_is_taken_everywhere_and_what_fails_is_not_
     assert "fsdp.forward_prefetch=1 failed: CUDA out of memory" in capsys.readouterr().out
 
 
+def test_the_answer_is_pasted_with_what_made_the_baseline_fit(tmp_path: Path) -> None:
+    def no_memory(point: Mapping[str, Any]) -> Result:
+        if point["fsdp"]["reshard_after_forward"]:
+            return answer(point)
+        return Result(name="", point=dict(point), status="failed", error="OutOfMemoryError: CUDA out of memory")
+
+    searched(tmp_path, answer=no_memory, params={**FEW, "fsdp.reshard_after_forward": "false,true"})
+    found = only(tmp_path)
+    assert (found.best, found.proven) == ({"fsdp.forward_prefetch": "1"}, True)
+    assert found.baseline_us == pytest.approx(10_000, rel=0.01)
+    assert found.overrides == [*TINY, "fsdp.reshard_after_forward=true"]
+    best = ["fsdp.reshard_after_forward=true", "fsdp.forward_prefetch=1"]
+    assert pasted(found).split() == ["python", "launch.py", *TINY, *best]
+
+
 def test_each_strategy_is_searched_by_the_knobs_that_it_has(tmp_path: Path) -> None:
     params = {"fsdp.forward_prefetch": "false,1", "distributed.bucket_cap_mb": "25,100"}
     launcher = searched(tmp_path, "distributed.strategy=fsdp2,ddp", "search.repeats=2", params=params)

@@ -222,6 +222,22 @@ def test_a_failure_costs_all_that_contains_it_and_nothing_else() -> None:
     assert (found.time_us, found.dropped, len(machine.asked)) == (None, "rank 1 died", 1)
 
 
+def test_a_baseline_without_memory_is_replaced_by_the_first_single_change_that_fits() -> None:
+    lacks = "rank 0: CUDA out of memory. Tried to allocate 2 GiB"
+    machine = Machine(interacting, fails=lambda values: lacks if values["reshard"] == "true" else None)
+    found = machine.answer()
+    assert (found.best, found.proven) == ({"prefetch": "2", "limit": "true", "ctas": "8"}, True)
+    assert found.knobs["reshard"] == ["false", "true"]
+    assert found.baseline_us == pytest.approx(interacting(values_of(machine.asked[5])), rel=0.03)
+    assert "Compared with reshard=false instead of the baseline" in found.notes
+    # The baseline, four changes of the knobs before, and nothing without memory from then on.
+    assert [values_of(setting)["reshard"] for setting in machine.asked].count("true") == 5
+    machine = Machine(flat, fails=lambda values: lacks)
+    found = machine.answer()
+    assert (found.time_us, found.dropped) == (None, lacks)
+    assert len(set(machine.asked)) == len(machine.asked) == 1 + sum(len(knob.values) - 1 for knob in KNOBS)
+
+
 def test_values_out_of_reach_are_not_tried_again() -> None:
     machine = Machine(lambda values: interacting(values) * (1.4 if values["backward"] == "null" else 1))
     found = machine.answer(Search(reach=0.25))
