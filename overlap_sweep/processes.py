@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -96,17 +95,6 @@ class Process:
             self._hear()
         *lines, self._heard = self._heard.split(b"\n")
         return [line.decode() for line in lines]
-
-    def next_line(self, timeout_s: float | None) -> str | None:
-        """Returns the next line that it tells; None if it tells none in time, or nothing more."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        while b"\n" not in self._heard:
-            left_s = None if until is None else max(0.0, until - time.monotonic())
-            if self.fileno() < 0 or not select.select([self._channel], [], [], left_s)[0]:
-                return None
-            self._hear()
-        line, _, self._heard = self._heard.partition(b"\n")
-        return line.decode()
 
     def _hear(self) -> None:
         """Reads what the process has written, or that it has closed its standard input."""

@@ -50,11 +50,6 @@ class Estimate:
         """
         return abs(self.time_us - other.time_us) > gap_noise_us(self, other, pairs)
 
-    def plus(self, other: Estimate, sign: int = 1) -> Estimate:
-        """Returns the sum of the two, or with sign=-1 their difference; errors add in both."""
-        noise_us, freedom = _sum_of_noises((self.noise_us, self.freedom), (other.noise_us, other.freedom))
-        return Estimate(self.time_us + sign * other.time_us, noise_us, self.repeats + other.repeats, freedom)
-
     def relative_to(self, unit_us: float) -> Estimate:
         """Returns the estimate in multiples of the unit."""
         return replace(self, time_us=self.time_us / unit_us, noise_us=self.noise_us / unit_us)
