@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import textwrap
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from overlap_sweep.program import analyze_program, launch_program
@@ -23,6 +26,8 @@ LONGEST_REASON = 200
 """Longest reason in a progress line, in characters; result.json has the whole text."""
 
 MOST_BYTES = 2**16
+SLOW_S = 30.0
+"""Time without an outcome after which a line says what is being measured."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,28 @@ def progress(total: int, outcomes: Outcomes) -> Iterator[None]:
     best = outcomes.best()
     if best and not outcomes.searching:
         print(f"best    {best.name}  {best.compared}", flush=True)
+
+
+@contextmanager
+def told_how_long(name: str, limit_s: float, on_cpu: bool) -> Iterator[None]:
+    """Prints for how long the point has run: after SLOW_S, and each time it has taken twice as long."""
+    ended, start, where = threading.Event(), time.monotonic(), " on the CPU" if on_cpu else ""
+
+    def tell() -> None:
+        # Of all threads only the main one is woken by signals that it handles.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        for waited_s in (SLOW_S * 2**number for number in count()):
+            if ended.wait(start + waited_s - time.monotonic()):
+                return
+            print(f"running {name}  {waited_s:g} s{where} so far, {limit_s:.0f} s at most", flush=True)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def tail(log: Path, lines: int, start: int = 0) -> str:

@@ -51,7 +51,7 @@ from overlap_sweep.runtime.group_config import (
 from overlap_sweep.runtime.kept import LASTING, check_store, kept_result, remember, remembered, whole_result
 from overlap_sweep.runtime.mistakes import unknown_option
 from overlap_sweep.runtime.nodes import take, with_hosts
-from overlap_sweep.runtime.outcome import Outcome, outcomes, tail
+from overlap_sweep.runtime.outcome import Outcome, outcomes, tail, told_how_long
 from overlap_sweep.runtime.placement import nodes_of
 from overlap_sweep.runtime.placement import refusal as placement_refusal
 from overlap_sweep.runtime.stacks import gather
@@ -244,7 +244,9 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     pool = shared_pool(directory / GROUP_LOG)
     for left in reversed(range(point["runtime"]["retries"] + 1)):
         started, log_starts = now(), {log: _size(log) for log in _logs(point, directory)}
-        reply = _attempt(pool, point, directory, earlier)
+        limit_s = limits.limit_s(point)
+        with told_how_long(directory.name, limit_s, point["runtime"]["device"] == "cpu"):
+            reply = _attempt(pool, point, directory, limit_s, earlier)
         if reply["status"] in LASTING:
             break
         log = directory / log_file(reply.get("node", 0))
@@ -267,15 +269,17 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     return _without_times(point, directory, reply["status"], error, **more)
 
 
-def _attempt(pool: WorkerPool, point: dict[str, Any], directory: Path, earlier: Sequence[Attempt]) -> dict[str, Any]:
+def _attempt(
+    pool: WorkerPool, point: dict[str, Any], directory: Path, limit_s: float, earlier: Sequence[Attempt]
+) -> dict[str, Any]:
     """Returns `status`, `error` unless that is `ok`, and `final` if another attempt would fail alike."""
     try:
         if workloads.of(point).run_here:
             # Idle workers would disturb the measurement.
             pool.close()
-            reply = _run_here(point, directory, earlier)
+            reply = _run_here(point, directory, limit_s, earlier)
         else:
-            reply = pool.run(point, directory, limits.limit_s(point), earlier)
+            reply = pool.run(point, directory, limit_s, earlier)
     except PointFailed as failure:
         status = "timeout" if failure.timed_out else "failed"
         return {"status": status, "error": str(failure), "final": failure.final, "node": failure.node}
@@ -288,14 +292,14 @@ def _attempt(pool: WorkerPool, point: dict[str, Any], directory: Path, earlier: 
     return {**reply, "final": reply.get("sound", False)}
 
 
-def _run_here(point: dict[str, Any], directory: Path, earlier: Sequence[Attempt]) -> dict[str, Any]:
+def _run_here(point: dict[str, Any], directory: Path, limit_s: float, earlier: Sequence[Attempt]) -> dict[str, Any]:
     """Runs a point that starts its own processes, and writes its result. Returns a reply as workers do."""
     workload, started, clock = workloads.of(point), now(), time.perf_counter()
     assert workload.run_here
     own, *others = nodes = take(workloads.nodes(point), point["runtime"]["start_timeout_s"])
     here = Here(
         environment=environment_of(point),
-        limit_s=limits.limit_s(point),
+        limit_s=limit_s,
         host=own.address,
         port=free_port(),
         start_on_others=[other.start for other in others],
