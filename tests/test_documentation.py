@@ -105,7 +105,7 @@ def test_launch_commands_compose(page: str, shown: tuple[str, ...], monkeypatch:
     arguments = [word for word in shown[2:] if not word.startswith("-") and word != "resume=last"]
     if shown[1] == "tune":
         arguments = ["+experiment=tp_overlap_tuner", *model_overrides(arguments[0]), *arguments[1:]]
-    resolve(arguments, monkeypatch)
+    assert resolved(arguments, monkeypatch) <= {*workloads.names()}
 
 
 SCRIPTS = sorted(path.name for path in (ROOT / "benchmarks").glob("*_results.sh"))
@@ -118,8 +118,17 @@ def test_scripts_of_results_compose(script: str, ranks: str, tmp_path: Path, mon
     """What is measured where GPUs are to be had."""
     launches = launched_by(script, ranks, tmp_path)
     monkeypatch.chdir(ROOT)
-    for arguments in launches:
-        resolve(arguments, monkeypatch, ends=(-1,))
+    assert (
+        set[str]().union(*(resolved(arguments, monkeypatch, ends=(-1,)) for arguments in launches))
+        == {
+            "tuner_results.sh": {"operator"},
+            "userbuffers_results.sh": {"operator", "layer"},
+            "moe_results.sh": {"layer"},
+            "kernel_results.sh": {"kernel"},
+            "fsdp_results.sh": {"fsdp", "copy_engine"},
+            "tp_training_results.sh": {"tp_training", "operator"},
+        }[script]
+    )
 
 
 LAUNCH = """#!/bin/bash
@@ -147,8 +156,10 @@ def launched_by(script: str, ranks: str, folder: Path) -> list[list[str]]:
     return [line.rstrip("\0").split("\0") for line in (folder / "said").read_text().splitlines()]
 
 
-def resolve(arguments: list[str], monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...] = (0, -1)) -> None:
-    """Composes and completes the first and the last point of a launch."""
+def resolved(arguments: list[str], monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...] = (0, -1)) -> set[str]:
+    """The workloads of a launch, whose first and last points compose and are complete; none of a model that a network
+    would be asked for."""
+    found = set()
     on_slurm = "hydra/launcher=slurm" in arguments
     parsed = OverridesParser.create().parse_overrides(quoted_where_verbatim(arguments))
     swept = {one.input_line: list(one.sweep_string_iterator()) for one in parsed if one.is_sweep_override()}
@@ -165,9 +176,9 @@ def resolve(arguments: list[str], monkeypatch: pytest.MonkeyPatch, ends: tuple[i
             # As in a launch, where the launcher's options decide on how many machines a point is.
             hydra = SimpleNamespace(initialized=lambda: True, instance=lambda cfg=config: SimpleNamespace(cfg=cfg))
             monkeypatch.setattr(placement, "HydraConfig", hydra)
-        # Its name would be asked for over a network.
         if config.get("model", {}).get("source") != "hf":
-            assert point.resolve(config)["workload"]["name"] in workloads.names()
+            found.add(point.resolve(config)["workload"]["name"])
+    return found
 
 
 @pytest.mark.parametrize(("page", "shown"), ANALYSES)

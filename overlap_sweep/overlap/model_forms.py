@@ -1,4 +1,4 @@
-"""Which config fields of each architecture have its sizes.
+"""Reads the sizes of each architecture from the config fields that have them.
 
 tests/overlap/test_model_forms.py checks them against transformers' own models. Architectures that neither FORMS lists
 nor another package registers are refused. No torch: configs are transformers'.

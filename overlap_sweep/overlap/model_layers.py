@@ -1,4 +1,4 @@
-"""Which layers of a model a tp_comm_overlap_cfg applies to, and which operators Megatron-Core does not overlap.
+"""Says which layers of a model a tp_comm_overlap_cfg applies to, and which operators Megatron-Core does not overlap.
 
 As in Megatron-Core 0.16.1, 0.19.1 and 0.20.0: core/extensions/transformer_engine.py (`TELinear`), transformer/
 multi_latent_attention.py, transformer/transformer_layer.py, transformer/moe/experts.py and shared_experts.py.

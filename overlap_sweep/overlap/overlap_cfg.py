@@ -51,8 +51,8 @@ ASYNC_TP_BACKEND = "symm_mem"
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 CUBLASMP = "with_cublasmp=True"
-"""What is set for whole processes, not by such files: a variable of the environment, and an argument of Transformer
-Engine's initialize_ub."""
+"""Settings of whole processes, which such files cannot have: a variable of the environment, and an argument of
+Transformer Engine's initialize_ub."""
 
 NO_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 """Exceptions of PyYAML for text that is not YAML, such as IndexError for `!!int ""`."""

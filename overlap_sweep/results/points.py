@@ -43,7 +43,7 @@ class Case(NamedTuple):
     tokens: int | None
     nodes: int = 1
     process_wide: str = ""
-    """What is set for whole processes and is not as usual, such as `CUDA_DEVICE_MAX_CONNECTIONS=8`."""
+    """Unusual settings of whole processes, such as `CUDA_DEVICE_MAX_CONNECTIONS=8`."""
 
     @property
     def name(self) -> str:

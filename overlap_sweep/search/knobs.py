@@ -29,7 +29,7 @@ from overlap_sweep.search import Setting, disturbed_baselines
 from overlap_sweep.search.knob_trail import KnobTrail, Steps, one_by_one, proof_team, with_values
 
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory", re.IGNORECASE)
-"""What the reason of a failed point has, in the words of PyTorch, CUDA and other libraries."""
+"""Matches the reason of a point that ran out of memory, in the words of PyTorch, CUDA and other libraries."""
 
 CONTENDERS = 3
 """Most settings that are measured again while noise hides which is fastest."""

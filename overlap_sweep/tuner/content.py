@@ -38,7 +38,7 @@ class Case:
     applies_to: list[str] = field(default_factory=list)
     """Which layers of the model the files apply to, in sentences; empty if all layers are alike."""
     process_wide: str = ""
-    """What was set for whole processes and is not as usual, such as `CUDA_DEVICE_MAX_CONNECTIONS=8`."""
+    """Unusual settings of whole processes, such as `CUDA_DEVICE_MAX_CONNECTIONS=8`."""
 
     def __str__(self) -> str:
         more = f", {self.process_wide}" if self.process_wide else ""

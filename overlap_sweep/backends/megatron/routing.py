@@ -1,5 +1,5 @@
-"""Which experts each token is sent to: chosen once for every input, so that all variants send the same tokens to the
-same ranks, and every rank knows how many it gets."""
+"""Chooses the experts of each token, once for every input, so that all variants send the same tokens to the same ranks,
+and every rank knows how many it gets."""
 
 from __future__ import annotations
 

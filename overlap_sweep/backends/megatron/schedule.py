@@ -24,7 +24,7 @@ _WITHOUT = (
     *("attention_mask", "rotary_pos_emb", "rotary_pos_cos", "rotary_pos_sin"),
     *("packed_seq_params", "sequence_len_offset"),
 )
-"""What a model would give to its layers."""
+"""Attributes that a model would give to its layers, all None here."""
 
 
 @dataclass(frozen=True)

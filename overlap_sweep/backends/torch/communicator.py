@@ -187,8 +187,8 @@ class SilentGroup(_ProcessGroup):
 
     An all-gather returns a buffer filled once with copies of the first shard of that shape, because a GEMM on real
     numbers takes longer than one on zeros, and so does an all-to-all that receives more than it sends; one that does
-    not returns a view of the input, and a reduce-scatter of this rank's part of it. The group
-    is not registered with torch.distributed, which would require a backend, so it cannot be the default group.
+    not returns a view of the input, and a reduce-scatter of this rank's part of it. The group is not registered with
+    torch.distributed, which would require a backend, so it cannot be the default group.
     """
 
     def __init__(self, rank: int, size: int) -> None:

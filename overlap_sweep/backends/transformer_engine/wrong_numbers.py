@@ -1,4 +1,4 @@
-"""What versions of Transformer Engine are known to compute wrongly. The list is data: wrong_numbers.yaml."""
+"""Looks up what versions of Transformer Engine are known to compute wrongly. The list is data: wrong_numbers.yaml."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def _submit_array(sweep: Sweep, packs: Sequence[Pack]) -> dict[str, Submitted]:
     try:
         jobs = _patiently(executor, batches)
     except UserError:
-        if folder.name == new:
+        if new in folder.name:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     for job, pack in zip(jobs, packs, strict=True):
