@@ -187,8 +187,10 @@ def _run_trial(
     an earlier run. `noise`: how many times that of the proof is enough."""
     point = f"{name}_{case_word(task)}"
     job = _layer_job(whole, task, point, list(dict.fromkeys(variants.values())), noise)
-    if variants.get(TUNED) == NONE and not workloads.load("layer").overlap_configs(job.point):
-        # A layer without any possible overlap would be skipped, and the answer "no overlap" remain unproven.
+    of_proof = DEFAULT in variants and variants.get(TUNED, NONE) == NONE
+    if of_proof and not workloads.load("layer").overlap_configs(job.point):
+        # A layer without any possible overlap would be skipped, and "no overlap" remain unproven, or it would remain
+        # unknown whether the layer runs without the tuned settings.
         job = _layer_job(whole, task, point, [NONE], noise)
     (result,) = whole.measurements.run([job])
     at = next((index for index, other in enumerate(trials) if other.point == point), len(trials))

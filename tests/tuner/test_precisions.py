@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec import structs
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
@@ -63,6 +64,25 @@ def test_fp8_block_is_tuned_where_it_overlaps_and_says_where_it_does_not(tmp_pat
     assert {slot: setting["method"] for slot, setting in slots.items()} == {"fc1_wgrad": "bulk"}
     on = {name for name, is_on in proof["switches"].items() if is_on}
     assert on == {"tp_comm_overlap", "tp_comm_bulk_wgrad"}
+
+
+def test_a_layer_that_fails_in_fp8_block_is_run_alone_and_the_answer_has_the_reason(tmp_path: Path) -> None:
+    """The default cannot be its comparison: it is refused."""
+
+    def answer(point: Mapping[str, Any]) -> Result:
+        result = answered(faster, faster_layer)(point)
+        if point["workload"]["name"] == "layer" and point["layer"]["configurations"]:
+            return structs.replace(
+                result, status="failed", measured=None, error="rank 1: ValueError: no such quantizer"
+            )
+        return result
+
+    launcher = tuned_in("fp8_block", tmp_path, answer=answer)
+    assert [len(point["layer"]["variants"]) for point in layers(launcher)] == [3, 1]
+    proof = proofs(tmp_path)[2]
+    assert not proof["proven"]
+    assert "rank 1: ValueError: no such quantizer" in proof["verdict"]
+    assert "keep overlap off" in proof["verdict"]
 
 
 def test_nothing_is_started_in_nvfp4(tmp_path: Path) -> None:

@@ -207,16 +207,20 @@ def outcomes(
             if point.directory.parent == directory
         ]
         trials: dict[str, dict[tuple[Case | None, int], list[Trial]]] = {}
+        broken: dict[tuple[Case | None, int], str] = {}
         for kind, recorded in (("together", record.together), ("proof", record.proofs)):
             by_case = trials[kind] = defaultdict(list)
             for one in recorded:
                 trial = read_trial(one, directory, layers)
-                by_case[_case_of(trial, cases, own), trial.tp_size].append(trial)
+                key = _case_of(trial, cases, own), trial.tp_size
+                by_case[key].append(trial)
+                if kind == "proof" and TUNED in one.variants and not trial.layer:
+                    broken[key] = trial.why_not_ok
         measured = [(case, size) for case, size in own if size > 1]
         for key in dict.fromkeys([*measured, *trials["together"], *trials["proof"]]):
             case, tp_size = key
             tried, proofs = trials["together"].get(key, []), trials["proof"].get(key, [])
-            found += [_judged(trial, directory, case, tried) for trial in proofs]
+            found += [_judged(trial, directory, case, tried, broken.get(key)) for trial in proofs]
             if not proofs:
                 reason = _why_no_proof(record, case, tp_size)
                 found.append(Unproven(tp_size, directory, case, reason, None, tried))
@@ -224,8 +228,8 @@ def outcomes(
 
 
 def standing(found: Sequence[Outcome]) -> Outcome:
-    """Returns the latest proof of one case and TP size, or else the latest attempt."""
-    return max(found, key=lambda one: (isinstance(one, Proof), one.trial.started if one.trial else ""))
+    """Returns the latest proof of one case and TP size, or else the latest attempt, of equals the last recorded."""
+    return max(reversed(found), key=lambda one: (isinstance(one, Proof), one.trial.started if one.trial else ""))
 
 
 def _case_of(trial: Trial, cases: Mapping[Case, Sequence[Point]], own: Sequence[tuple[Case, int]]) -> Case | None:
@@ -242,21 +246,24 @@ def _case_of(trial: Trial, cases: Mapping[Case, Sequence[Point]], own: Sequence[
     return possible.pop() if len(possible) == 1 else None
 
 
-def _judged(trial: Trial, directory: Path, case: Case | None, together: list[Trial]) -> Outcome:
+def _judged(trial: Trial, directory: Path, case: Case | None, together: list[Trial], broken: str | None) -> Outcome:
+    """Returns what a trial proves. `broken`: why the layer did not run with the tuned settings, if it did not; the
+    trial without them that follows shows whether it runs at all."""
+
     def unproven(reason: str, instead: str | None = None) -> Unproven:
         config = trial.configs.get(instead, NO_OVERLAP) if instead else None
         advice = advised(instead, trial.point.config["backend"] if trial.point else "") if instead else ""
         return Unproven(trial.tp_size, directory, case, reason, trial, together, config, advice)
 
     if not trial.layer:
-        return unproven(trial.why_not_ok)
+        return unproven(broken or trial.why_not_ok)
     if case is None:
         return unproven("no operators were measured for its case")
     others = [label for label in trial.configs if label != TUNED and not trial.times[label].launch_bound]
     if TUNED not in trial.times:
         # The tuner leaves it out only after the layer failed with it.
         warnings = (warning for warning in trial.warnings if warning.startswith(f"{TUNED} "))
-        reason = next(warnings, "tuned was not measured").rstrip(".")
+        reason = next(warnings, broken or "tuned was not measured").rstrip(".")
         return unproven(reason, _best_of(others, trial) if others else NONE)
     if trial.times[TUNED].launch_bound:
         return unproven("tuned was launch-bound: its time says nothing about the device")

@@ -124,6 +124,26 @@ def test_a_tuned_layer_that_computes_wrong_numbers_is_not_what_is_written(
     assert case_of(tmp_path).config(4) == unproven.instead == instead
 
 
+@pytest.mark.parametrize(
+    ("ratios", "given", "instead"),
+    [
+        ({"none": 1.0, "default": 0.95, "floor": 0.9}, {}, OverlapConfig()),
+        ({}, {"status": "skipped", "error": "default: refused"}, None),
+    ],
+)
+def test_a_layer_that_breaks_with_the_tuned_settings_is_unproven_for_that_reason(
+    tmp_path: Path, ratios: dict[str, float], given: dict[str, Any], instead: OverlapConfig | None
+) -> None:
+    write_operators(tmp_path)
+    write_proof(tmp_path, {}, status="failed", error="illegal memory access")
+    write_proof(tmp_path, ratios, name="without", started="2026-11-20T22:00:00+00:00", **given)
+    others = {label: name for label, name in LABELS.items() if label != "tuned"}
+    write_tuner(tmp_path, proofs=[trial("proof", LABELS), trial("without", others)])
+    unproven = unproven_of(tmp_path)
+    assert unproven.reason == "the layer point failed: illegal memory access"
+    assert unproven.instead == instead
+
+
 def test_a_proof_that_failed_early_knows_no_gpu(tmp_path: Path) -> None:
     write_operators(tmp_path)
     write_operators(tmp_path, model="qwen3_0_6b")
