@@ -88,7 +88,10 @@ def _join(rank: int, world_size: int, port: int, device: str, environment: dict[
 
     torch.set_num_threads(1)
     os.environ.update(environment)
-    here = torch.device(device, rank) if device == "cuda" else torch.device(device)
+    on_one = "RANKS_ON_ONE_GPU" in os.environ
+    if on_one:
+        os.environ["NCCL_HOSTID"] = f"rank {rank}"
+    here = torch.device(device, 0 if on_one else rank) if device == "cuda" else torch.device(device)
     if device == "cuda":
         os.environ.update(NO_MULTICAST)
         torch.cuda.set_device(here)

@@ -74,13 +74,18 @@ def _join(device: str, timeout_s: float, place: Place) -> Ranks:
     if device == "cuda":
         if not torch.cuda.is_available():
             raise RuntimeError("PyTorch sees no GPU; install its CUDA build, or use runtime.device=cpu")
-        here = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        here = own_gpu()
         torch.cuda.set_device(here)
         dist.init_process_group("nccl", timeout=timeout, device_id=here)
     else:
         here = torch.device("cpu")
         dist.init_process_group("gloo", timeout=timeout)
     return Ranks(dist.get_rank(), dist.get_world_size(), here, place.node, place.nodes)
+
+
+def own_gpu() -> torch.device:
+    """Returns this rank's GPU."""
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 
 
 def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:

@@ -1,0 +1,41 @@
+"""Runs the tests of several GPUs with all ranks on one: `python -m tests.one_gpu [pytest's arguments]`.
+
+The GPU's contexts take turns, also where kernels wait for each other, so that collectives and userbuffers compute what
+they do on several GPUs, a hundred times slower. What is computed, refused and written is tested so; times say nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RANKS = 2
+ENVIRONMENT = {
+    "RANKS_ON_ONE_GPU": str(RANKS),
+    # Each rank is a machine to NCCL, and all of them are this one.
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+    "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+}
+LEFT_OUT = {
+    "tests/workloads/fsdp/test_fsdp_on_gpus.py": "they compare times, or need NCCL's windows of one machine",
+    "tests/runtime/test_faults_on_gpus.py": "a fault would be in the GPU of all ranks",
+}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "preload.so"
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, HERE / "preload.c", "-ldl"], check=True)
+        path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path, "LD_PRELOAD": str(library)}
+        left_out = [f"--ignore={file}" for file in LEFT_OUT]
+        command = [sys.executable, "-m", "pytest", "-m", "gpu", *left_out, *sys.argv[1:]]
+        sys.exit(subprocess.run(command, env=environment, cwd=HERE.parent.parent).returncode)
+
+
+main()
