@@ -15,7 +15,7 @@ from overlap_sweep import backends
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import models
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.overlap.recipes import RECIPES, notes
 from overlap_sweep.overlap.space import LAYER_KINDS
 from overlap_sweep.results.run_directory import Result
@@ -292,6 +292,33 @@ def test_fp8_block_overlaps_the_reduce_scatter_beside_wgrad_and_its_floor_gather
         assert result.warnings == notes("fp8_block")
         wanted = result.point["layer"]["variants"] or ["none"]
         assert list(result.measured.variants) == [*wanted, "floor"]
+
+
+@pytest.mark.gpu(count=2)
+@pytest.mark.parametrize("on", ["tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad"])
+def test_bulk_overlaps_are_those_that_are_switched_on_in_every_module(on: str) -> None:
+    """Both modules of a layer keep in their graph what their backward overlaps."""
+    expected = {"ub_bulk_dgrad": on == "tp_comm_bulk_dgrad", "ub_bulk_wgrad": on == "tp_comm_bulk_wgrad"}
+    for found in run_ranks(2, _bulk_overlaps, on, device="cuda"):
+        assert found["_LayerNormLinearBackward"] == found["_LayerNormMLPBackward"] == expected
+
+
+def _bulk_overlaps(ranks: Ranks, on: str) -> dict[str, dict[str, bool]]:
+    names = [name for name in SWITCH_DEFAULTS if not name.startswith("tp_comm_overlap_disable")]
+    switches = {**SWITCH_DEFAULTS, **dict.fromkeys(names, False), "tp_comm_overlap": True, on: True}
+    point = layer_point(tp_size=2, workload={"tokens": 512})
+    layer = transformer_engine.build_layer(point, "point", OverlapConfig(switches=switches), ranks, seed=0)
+    x = torch.randn(layer.input_shape, device=ranks.device, dtype=torch.bfloat16, requires_grad=True)
+    output = layer.forward(layer.module, x, True)
+    found, nodes = {}, [output.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        assert node is not None
+        if hasattr(node, "ub_bulk_dgrad"):
+            found[node.name()] = {name: getattr(node, name) for name in ("ub_bulk_dgrad", "ub_bulk_wgrad")}
+        nodes += [parent for parent, _ in node.next_functions if parent]
+    transformer_engine.close()
+    return found
 
 
 @pytest.mark.gpu(count=2)

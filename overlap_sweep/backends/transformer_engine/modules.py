@@ -5,6 +5,7 @@ FP8 scales are frozen once calibrated, except in layers that train.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
@@ -270,7 +271,8 @@ def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: 
     }
     activation = "swiglu" if model["gated_mlp"] else "gelu"
     if kind == "layernorm_mlp":
-        return te.LayerNormMLP(hidden_size, model["ffn_hidden_size"], activation=activation, **common)
+        mlp = te.LayerNormMLP(hidden_size, model["ffn_hidden_size"], activation=activation, **common)
+        return _with_bulk_overlaps_as_named(mlp)
     common |= {
         "num_gqa_groups": model["num_kv_heads"],
         "kv_channels": model["head_dim"],
@@ -282,7 +284,7 @@ def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: 
             hidden_size, model["num_attention_heads"], input_layernorm=True, attn_mask_type="causal", **common
         )
     assert kind == "transformer_layer"
-    return te.TransformerLayer(
+    layer = te.TransformerLayer(
         hidden_size,
         model["ffn_hidden_size"],
         model["num_attention_heads"],
@@ -292,6 +294,32 @@ def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: 
         ub_tp_comm_overlap=any(switches.values()),
         **common,
     )
+    return _with_bulk_overlaps_as_named(layer)
+
+
+def _with_bulk_overlaps_as_named(module: torch.nn.Module) -> torch.nn.Module:
+    """Returns the module, with an MLP that overlaps dgrad and wgrad as `ub_bulk_dgrad` and `ub_bulk_wgrad` say.
+
+    `te.LayerNormMLP` does for each what the other says (2.4 to 2.20.2): its forward passes them in one order, and the
+    function that it calls takes them in the other. Megatron-LM builds no such module, so without this a file with one
+    of the two would be proven with the other.
+    """
+    if _mlp_swaps_bulk_overlaps():
+        for part in module.modules():
+            if isinstance(part, te.LayerNormMLP):
+                part.ub_bulk_dgrad, part.ub_bulk_wgrad = part.ub_bulk_wgrad, part.ub_bulk_dgrad
+    return module
+
+
+@cache
+def _mlp_swaps_bulk_overlaps() -> bool:
+    """Whether the installed library's MLP passes the two in another order than it takes them, by its source."""
+    own = vars(inspect.getmodule(te.LayerNormMLP))
+    orders = {
+        source.find("ub_bulk_dgrad") < source.find("ub_bulk_wgrad")
+        for source in map(inspect.getsource, (te.LayerNormMLP.forward, own["_LayerNormMLP"]))
+    }
+    return len(orders) == 2
 
 
 def _initializer(hidden_size: int) -> Callable[[Tensor], Tensor]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.errors import Refused
@@ -80,6 +83,41 @@ def test_a_precision_that_the_gpu_lacks_is_refused_in_the_library_s_words() -> N
                 refused[precision] = str(reason)
     said = "Transformer Engine: Device compute capability 10.0 or higher required for {} execution"
     assert refused == {"mxfp8": said.format("MXFP8"), "nvfp4": said.format("NVFP4")}
+
+
+MLP = """
+from torch.nn import Module
+
+class _LayerNormMLP:
+    @staticmethod
+    def forward(ctx, inp, ub_overlap_ag, {taken}):
+        return ub_bulk_dgrad, ub_bulk_wgrad
+
+class LayerNormMLP(Module):
+    def __init__(self, dgrad, wgrad):
+        super().__init__()
+        self.ub_bulk_dgrad, self.ub_bulk_wgrad = dgrad, wgrad
+
+    def forward(self, inp):
+        return _LayerNormMLP.forward(None, inp, True, {passed})
+"""
+"""As the library's MLP hands its switches to the function that keeps them for the backward."""
+
+
+@pytest.mark.parametrize("taken", ["ub_bulk_wgrad, ub_bulk_dgrad", "ub_bulk_dgrad, ub_bulk_wgrad"])
+@pytest.mark.parametrize("on", [(True, False), (False, True), (True, True)])
+def test_an_mlp_overlaps_by_name_whether_the_library_exchanges_its_switches_or_not(
+    taken: str, on: tuple[bool, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"layernorm_mlp_{tmp_path.name}"
+    passed = "self.ub_bulk_dgrad, self.ub_bulk_wgrad"
+    (tmp_path / f"{name}.py").write_text(MLP.format(taken=taken, passed=passed))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mlp = import_module(name).LayerNormMLP
+    with modules_on(HOPPER) as (modules, _):
+        modules.te.LayerNormMLP = mlp
+        layer = torch.nn.Sequential(torch.nn.Identity(), mlp(*on))
+        assert modules._with_bulk_overlaps_as_named(layer)[1](None) == on
 
 
 @pytest.mark.parametrize(("precision", "steps"), [("bf16", 0), ("fp8_delayed", 3), ("fp8_block", 1), ("nvfp4", 1)])
