@@ -137,22 +137,35 @@ def _losses(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> dict
 
     found = {}
     for name, point in points.items():
-        (root / name).mkdir()
+        (root / name).mkdir(exist_ok=True)
         found[name] = run_training(point, root / name, ranks)["measured"].losses
         forget(ranks)
     return found
 
 
+OWN_GROUP = "fsdp.separate_reduce_scatter_group=true"
+
+
+def losses_of(asked: dict[str, list[str]], root: Path, **environment: str) -> dict[str, list[float]]:
+    """Of the first of two ranks, by run."""
+    points = {name: fsdp_point(*LAYERS, SMALL, "runtime.device=cuda", *given) for name, given in asked.items()}
+    variables = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", **environment}
+    first: dict[str, list[float]] = run_ranks(2, _losses, points, root, device="cuda", environment=variables)[0]
+    return first
+
+
+@pytest.mark.gpu(count=2)
+def test_reduce_scatters_in_a_group_of_their_own_learn_the_same(tmp_path: Path) -> None:
+    losses = losses_of({"usual": [], "own": [OWN_GROUP]}, tmp_path)
+    assert losses["own"] == pytest.approx(losses["usual"], rel=1e-3)
+
+
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("kind", ["kernels", "copy_engines"])
 def test_symmetric_memory_learns_the_same_by_other_means(kind: str, tmp_path: Path) -> None:
-    symmetric, own = f"fsdp.symmetric_memory={kind}", "fsdp.separate_reduce_scatter_group=true"
-    asked: dict[str, list[str]] = {"usual": [], "own": [own], "symmetric": [symmetric]}
-    asked["symmetric_own"] = [symmetric, own]
-    points = {name: fsdp_point(*LAYERS, SMALL, "runtime.device=cuda", *given) for name, given in asked.items()}
-    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "NCCL_CTA_POLICY": "2" if kind == "copy_engines" else "0"}
-    (losses, _) = run_ranks(2, _losses, points, tmp_path, device="cuda", environment=environment)
-    assert losses["own"] == pytest.approx(losses["usual"], rel=1e-3)
+    symmetric = f"fsdp.symmetric_memory={kind}"
+    asked: dict[str, list[str]] = {"usual": [], "symmetric": [symmetric], "symmetric_own": [symmetric, OWN_GROUP]}
+    losses = losses_of(asked, tmp_path, NCCL_CTA_POLICY="2" if kind == "copy_engines" else "0")
     # Averages are sums that are divided: the last bits of bf16 differ.
     assert losses["symmetric"] == pytest.approx(losses["usual"], rel=2e-2)
     assert losses["symmetric_own"] == pytest.approx(losses["symmetric"], rel=1e-3)
@@ -160,10 +173,10 @@ def test_symmetric_memory_learns_the_same_by_other_means(kind: str, tmp_path: Pa
         name: {
             kernel["name"] for kernel in kernels(tmp_path / name / "trace_rank0.json.gz") if "Gather" in kernel["name"]
         }
-        for name in points
+        for name in asked
     }
     assert gathers["usual"]
-    assert not any("ncclSym" in name for name in gathers["usual"] | gathers["own"])
+    assert not any("ncclSym" in name for name in gathers["usual"])
     for name in ("symmetric", "symmetric_own"):
         assert all("ncclSym" in kernel for kernel in gathers[name])
         assert bool(gathers[name]) == (kind == "kernels")
