@@ -86,6 +86,11 @@ class TunerRecord(Record, kw_only=True):
     proofs: list[LayerTrial] = msgspec.field(default_factory=list)
 
 
+def told_after(label: str, reason: str) -> str:
+    """Returns a reason of `dropped` as it is told after its label: without the operator that both name."""
+    return reason.removeprefix(f"{label.rpartition(' ')[2]}: ")
+
+
 class TriedSetting(msgspec.Struct, kw_only=True):
     """One setting of a pass that a search measured."""
 

@@ -402,6 +402,8 @@ def test_of_a_mixture_of_experts_the_attention_is_tuned_and_proven(tmp_path: Pat
     assert all("Megatron-Core runs the experts' GEMMs without overlap" in why for why in refused.values())
     assert {point.get("operator") for point in launcher.points[:2]} == {"qkv", "proj"}
     assert {point["layer"]["kind"] for point in layers(launcher)} == {"multihead_attention"}
+    told = [line for line in (found / "summary.txt").read_text().splitlines() if line.startswith("dropped: ")]
+    assert [line.count(name) for name, line in zip(("fc1", "fc2"), told, strict=True)] == [1, 1]
     (proof,) = proofs(found).values()
     # fc1 has no reduce-scatter whose switch qkv's could disagree with.
     assert (proof["proven"], set(proof["settings"])) == (True, {"qkv_fprop", "qkv_dgrad", "proj_fprop", "proj_dgrad"})
