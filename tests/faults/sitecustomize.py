@@ -16,8 +16,6 @@ With OVERLAP_SWEEP_LIGHT the processes of a group are those of light_agent.py.
 from __future__ import annotations
 
 import ctypes
-import importlib.abc
-import importlib.machinery
 import json
 import os
 import signal
@@ -28,6 +26,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.when_imported import change_when_imported
 
 PLAN, JOURNAL, HOLD = "plan.json", "journal.jsonl", "hold"
 
@@ -168,23 +169,6 @@ CHANGED = {f"overlap_sweep.workloads.{name}": _spoil_workload for name in ("oper
 fork from a server that has it not imported yet."""
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name not in CHANGED:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        execute = spec.loader.exec_module
-
-        def execute_and_change(module: ModuleType) -> None:
-            execute(module)
-            CHANGED[name](module)
-
-        spec.loader.exec_module = execute_and_change
-        return spec
-
-
 if "OVERLAP_SWEEP_FAULTS" in os.environ:
     if "overlap_sweep.runtime.agent" in sys.orig_argv and "OVERLAP_SWEEP_LIGHT" in os.environ:
         from light_agent import main
@@ -192,4 +176,4 @@ if "OVERLAP_SWEEP_FAULTS" in os.environ:
         main(sys.orig_argv)
     if "submitit.core._submit" in sys.orig_argv:
         _happen_at_start("task", int(os.environ["SLURM_PROCID"]))
-    sys.meta_path.insert(0, _Finder())
+    change_when_imported(CHANGED)

@@ -13,22 +13,23 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-RANKS = 2
 ENVIRONMENT = {
-    "RANKS_ON_ONE_GPU": str(RANKS),
+    "RANKS_ON_ONE_GPU": "2",
     # Each rank is a machine to NCCL, and all of them are this one.
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_IB_DISABLE": "1",
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
 }
-FSDP = "tests/workloads/fsdp/test_fsdp_on_gpus.py"
-LEFT_OUT = {
-    f"{FSDP}::test_marks": "they compare times",
-    f"{FSDP}::test_nothing_overlaps": "it compares times",
-    f"{FSDP}::test_symmetric_memory": "NCCL's windows need ranks of one machine",
-    "tests/runtime/test_faults_on_gpus.py": "a fault would be in the GPU of all ranks",
-}
-"""Beginnings of the tests' names."""
+LEFT_OUT = (
+    # They compare times.
+    "tests/workloads/fsdp/test_fsdp_on_gpus.py::test_marks",
+    "tests/workloads/fsdp/test_fsdp_on_gpus.py::test_nothing_overlaps",
+    # NCCL's windows need ranks of one machine.
+    "tests/workloads/fsdp/test_fsdp_on_gpus.py::test_symmetric_memory",
+    # A fault would be in the GPU of all ranks.
+    "tests/runtime/test_faults_on_gpus.py",
+)
+"""Beginnings of the names of tests."""
 
 
 def main() -> None:

@@ -1,57 +1,45 @@
-"""On PYTHONPATH of `python -m tests.one_gpu`: in every process that it starts all ranks are on the first GPU."""
+"""Puts all ranks on the first GPU, in every process that `python -m tests.one_gpu` starts."""
 
-import importlib.abc
-import importlib.util
+from __future__ import annotations
+
 import os
 import sys
+from pathlib import Path
+from types import ModuleType
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.when_imported import change_when_imported
 
 RANKS = int(os.environ.get("RANKS_ON_ONE_GPU", "0"))
 
 
-def pretend_gpus(group_config):
-    group_config.visible_gpus = lambda: RANKS
+def pretend_gpus(group_config: ModuleType) -> None:
+    vars(group_config)["visible_gpus"] = lambda: RANKS
 
 
-def share_gpu(worker):
+def share_gpu(worker: ModuleType) -> None:
     import torch
 
-    def own_gpu():
+    def own_gpu() -> torch.device:
         # NCCL refuses two ranks on one GPU of one machine.
         os.environ["NCCL_HOSTID"] = f"rank {os.environ['RANK']}"
         return torch.device("cuda", 0)
 
-    worker.own_gpu = own_gpu
+    vars(worker)["own_gpu"] = own_gpu
 
 
-def read_one_gpu(environment):
+def read_one_gpu(environment: ModuleType) -> None:
     import torch
 
     read = environment.nvml_handle
-    environment.nvml_handle = lambda device: read(torch.device("cuda", 0))
-
-
-PATCHES = {
-    "overlap_sweep.runtime.group_config": pretend_gpus,
-    "overlap_sweep.runtime.worker": share_gpu,
-    "overlap_sweep.measure.environment": read_one_gpu,
-}
-
-
-class Patcher(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        patch = PATCHES.pop(name, None)
-        if patch is None:
-            return None
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def execute_and_patch(module):
-            execute(module)
-            patch(module)
-
-        spec.loader.exec_module = execute_and_patch
-        return spec
+    vars(environment)["nvml_handle"] = lambda device: read(torch.device("cuda", 0))
 
 
 if RANKS:
-    sys.meta_path.insert(0, Patcher())
+    change_when_imported(
+        {
+            "overlap_sweep.runtime.group_config": pretend_gpus,
+            "overlap_sweep.runtime.worker": share_gpu,
+            "overlap_sweep.measure.environment": read_one_gpu,
+        }
+    )

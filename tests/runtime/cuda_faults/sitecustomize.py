@@ -1,13 +1,14 @@
 """On PYTHONPATH of a sweep: makes the points of an operator go wrong on the GPU, as CUDA_FAULTS says by num_sm."""
 
 import dataclasses
-import importlib.abc
-import importlib.util
 import json
 import os
 import sys
+from pathlib import Path
 
-TARGET = "overlap_sweep.workloads.operator"
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.when_imported import change_when_imported
+
 FAULTS = json.loads(os.environ.get("CUDA_FAULTS", "{}"))
 
 
@@ -32,21 +33,9 @@ def with_faults(run):
     return faulty
 
 
-class Spoiler(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != TARGET:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def execute_and_patch(module):
-            execute(module)
-            module.WORKLOAD = dataclasses.replace(module.WORKLOAD, run=with_faults(module.WORKLOAD.run))
-
-        spec.loader.exec_module = execute_and_patch
-        return spec
+def spoil_workload(module):
+    module.WORKLOAD = dataclasses.replace(module.WORKLOAD, run=with_faults(module.WORKLOAD.run))
 
 
 if FAULTS:
-    sys.meta_path.insert(0, Spoiler())
+    change_when_imported({"overlap_sweep.workloads.operator": spoil_workload})
