@@ -297,13 +297,14 @@ def test_fp8_block_overlaps_the_reduce_scatter_beside_wgrad_and_its_floor_gather
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("on", ["tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad"])
 def test_bulk_overlaps_are_those_that_are_switched_on_in_every_module(on: str) -> None:
-    """Both modules of a layer keep in their graph what their backward overlaps."""
+    # Both modules of a layer keep in their graph what their backward overlaps.
     expected = {"ub_bulk_dgrad": on == "tp_comm_bulk_dgrad", "ub_bulk_wgrad": on == "tp_comm_bulk_wgrad"}
     for found in run_ranks(2, _bulk_overlaps, on, device="cuda"):
         assert found["_LayerNormLinearBackward"] == found["_LayerNormMLPBackward"] == expected
 
 
 def _bulk_overlaps(ranks: Ranks, on: str) -> dict[str, dict[str, bool]]:
+    """Returns what a layer with this one switch on overlaps in its backward, by the node of its graph."""
     names = [name for name in SWITCH_DEFAULTS if not name.startswith("tp_comm_overlap_disable")]
     switches = {**SWITCH_DEFAULTS, **dict.fromkeys(names, False), "tp_comm_overlap": True, on: True}
     point = layer_point(tp_size=2, workload={"tokens": 512})

@@ -216,6 +216,7 @@ def build_layer(
         group = SilentGroup(ranks.rank % tp_size, tp_size)
     torch.manual_seed(seed)
     module = _layer(point, group, _te_switches(config.switches))
+    _name_bulk_overlaps(module)
     if config.switches.get("tp_comm_overlap_disable_qkv"):
         _disable_qkv(module, _te_switches(config.switches))
     # Training updates the scales in every step. The library's global state would update every layer in the process as
@@ -271,8 +272,7 @@ def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: 
     }
     activation = "swiglu" if model["gated_mlp"] else "gelu"
     if kind == "layernorm_mlp":
-        mlp = te.LayerNormMLP(hidden_size, model["ffn_hidden_size"], activation=activation, **common)
-        return _with_bulk_overlaps_as_named(mlp)
+        return te.LayerNormMLP(hidden_size, model["ffn_hidden_size"], activation=activation, **common)
     common |= {
         "num_gqa_groups": model["num_kv_heads"],
         "kv_channels": model["head_dim"],
@@ -284,7 +284,7 @@ def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: 
             hidden_size, model["num_attention_heads"], input_layernorm=True, attn_mask_type="causal", **common
         )
     assert kind == "transformer_layer"
-    layer = te.TransformerLayer(
+    return te.TransformerLayer(
         hidden_size,
         model["ffn_hidden_size"],
         model["num_attention_heads"],
@@ -294,11 +294,10 @@ def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: 
         ub_tp_comm_overlap=any(switches.values()),
         **common,
     )
-    return _with_bulk_overlaps_as_named(layer)
 
 
-def _with_bulk_overlaps_as_named(module: torch.nn.Module) -> torch.nn.Module:
-    """Returns the module, with an MLP that overlaps dgrad and wgrad as `ub_bulk_dgrad` and `ub_bulk_wgrad` say.
+def _name_bulk_overlaps(module: torch.nn.Module) -> None:
+    """Makes MLPs overlap dgrad and wgrad as `ub_bulk_dgrad` and `ub_bulk_wgrad` say.
 
     `te.LayerNormMLP` does for each what the other says (2.4 to 2.20.2): its forward passes them in one order, and the
     function that it calls takes them in the other. Megatron-LM builds no such module, so without this a file with one
@@ -308,12 +307,11 @@ def _with_bulk_overlaps_as_named(module: torch.nn.Module) -> torch.nn.Module:
         for part in module.modules():
             if isinstance(part, te.LayerNormMLP):
                 part.ub_bulk_dgrad, part.ub_bulk_wgrad = part.ub_bulk_wgrad, part.ub_bulk_dgrad
-    return module
 
 
 @cache
 def _mlp_swaps_bulk_overlaps() -> bool:
-    """Whether the installed library's MLP passes the two in another order than it takes them, by its source."""
+    """Returns whether the installed library's MLP passes the two in another order than it takes them, by its source."""
     own = vars(inspect.getmodule(te.LayerNormMLP))
     orders = {
         source.find("ub_bulk_dgrad") < source.find("ub_bulk_wgrad")
