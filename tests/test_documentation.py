@@ -115,7 +115,6 @@ SCRIPTS = sorted(path.name for path in (ROOT / "benchmarks").glob("*_results.sh"
 @pytest.mark.parametrize("ranks", ["2", "8"])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_of_results_compose(script: str, ranks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured where GPUs are to be had."""
     launches = launched_by(script, ranks, tmp_path)
     monkeypatch.chdir(ROOT)
     assert (

@@ -1,4 +1,4 @@
-"""What is printed while a point runs."""
+"""Asserts what is printed while a point runs."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ OWN_GROUP = "fsdp.separate_reduce_scatter_group=true"
 
 
 def losses_of(asked: dict[str, list[str]], root: Path, **environment: str) -> dict[str, list[float]]:
-    """Of the first of two ranks, by run."""
+    """Returns the losses of the first of two ranks, by run."""
     points = {name: fsdp_point(*LAYERS, SMALL, "runtime.device=cuda", *given) for name, given in asked.items()}
     variables = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", **environment}
     first: dict[str, list[float]] = run_ranks(2, _losses, points, root, device="cuda", environment=variables)[0]

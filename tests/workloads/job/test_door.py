@@ -37,7 +37,7 @@ METRIC = (
 def test_what_is_typed_is_what_is_meant(text: str) -> None:
     # In quotes as a whole it is Hydra's.
     assume(text[0] not in "'\"" or text[-1] != text[0])
-    check(text, text)
+    assert meant_by(text) == (text, True)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,13 @@ def test_what_is_typed_is_what_is_meant(text: str) -> None:
     ],
 )
 def test_what_is_in_quotes_as_a_whole_is_hydras(typed: str, meant: str) -> None:
-    check(typed, meant)
+    assert meant_by(typed) == (meant, True)
 
 
-def check(typed: str, meant: str) -> None:
-    assert composed(f"job.command={typed}").job.command == meant
-    # As it is printed, to be pasted.
+def meant_by(typed: str) -> tuple[str, bool]:
+    """Returns the command that is composed, and whether what is printed of it means the same when it is pasted."""
     printed = quoted_where_verbatim([f"job.command={typed}"])
-    assert quoted_where_verbatim(printed) == printed
+    return composed(f"job.command={typed}").job.command, quoted_where_verbatim(printed) == printed
 
 
 def sweep(folder: Path, *typed: str) -> tuple[str, dict[str, str]]:
