@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -14,6 +15,18 @@ from typing import Protocol
 
 LAUNCHERS_OWN = (signal.SIGUSR2,)
 """Cluster managers send it to every process of a job, but only the launcher handles it."""
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Has the kernel kill this process once the parent, which is of the same session, has ended: at once, even inside a
+    library that never returns."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getsid(os.getppid()) != os.getsid(0):
+        # It has already ended.
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Running(Protocol):

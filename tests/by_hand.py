@@ -37,7 +37,7 @@ class ByHand:
         `within`: for each node the words that run a command there; `address`: the first node's."""
         self.launch, self._torchrun, self._within, self._address = launch, torchrun, within, address
         # The second node looks whether the first one's torchrun listens.
-        self._listening = listen(None, 1)
+        self._listening = listen(None)
         self._port = port_of(self._listening)
         if torchrun:
             self._listening.close()

@@ -74,10 +74,16 @@ class Launch:
                 found[int(entry.name)] = command
         return found
 
+    def agents(self, *variables: str) -> dict[int, list[int]]:
+        """The groups' agents, with their ranks' processes, which are forks of them and look like them."""
+        alike = {pid for pid, line in self.processes(*variables).items() if "-m overlap_sweep.runtime.agent" in line}
+        parents = {pid: _parent(pid) for pid in alike}
+        agents = sorted(pid for pid, parent in parents.items() if parent not in alike)
+        return {agent: sorted(pid for pid, parent in parents.items() if parent == agent) for agent in agents}
+
     def workers(self) -> list[int]:
-        """The ranks' processes: the children of the fork server, which look like it."""
-        servers = {pid for pid, command in self.processes().items() if "multiprocessing.forkserver" in command}
-        return sorted(pid for pid in servers if _parent(pid) in servers)
+        """The ranks' processes."""
+        return [rank for ranks in self.agents().values() for rank in ranks]
 
 
 def _parent(pid: int) -> int:

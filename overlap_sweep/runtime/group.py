@@ -8,14 +8,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import re
-import shutil
-import socket
 import sys
-import tempfile
 import time
-import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -24,12 +19,13 @@ from overlap_sweep.errors import NodeLost, PointFailed
 from overlap_sweep.processes import Running
 from overlap_sweep.results.identity import machine
 from overlap_sweep.results.run_directory import Attempt
-from overlap_sweep.runtime.agent import DIRECTORY_PREFIX
-from overlap_sweep.runtime.channel import SECRET, accept, free_port, listen, new_secret, port_of
+from overlap_sweep.runtime.channel import SECRET, Door, free_port, listen, new_secret, port_of
 from overlap_sweep.runtime.group_config import GroupConfig, worker_environment
+from overlap_sweep.runtime.interfaces import LOOPBACK
 from overlap_sweep.runtime.node import Node, OtherNode
 from overlap_sweep.runtime.nodes import take, with_hosts
 from overlap_sweep.runtime.outcome import tail
+from overlap_sweep.runtime.private_directory import PrivateDirectory
 
 ACCEPT_S = 0.2
 """Time between looks at the agents while ranks are awaited."""
@@ -48,15 +44,6 @@ GROUP_LOG = "workers.log"
 _shared: WorkerPool | None = None
 
 
-@dataclass(frozen=True)
-class Rendezvous:
-    """Address of torch's rendezvous of several agents."""
-
-    host: str
-    port: int
-    run_id: str
-
-
 class WorkerGroup:
     """`with WorkerGroup(config, log) as group: group.run(...)`: no process outlives the block."""
 
@@ -68,7 +55,7 @@ class WorkerGroup:
         self._nodes: list[Node] = []
         self._agents: list[Running] = []
         """The process of each node that hosts its ranks."""
-        self._directory: Path | None = None
+        self._directory: PrivateDirectory | None = None
         self._killed = False
 
     def __enter__(self) -> WorkerGroup:
@@ -81,13 +68,13 @@ class WorkerGroup:
         logs = map(self._log_of, range(len(self._nodes)))
         self._logs = {log: log.stat().st_size if log.exists() else 0 for log in logs}
         if len(self._nodes) == 1:
-            # A private directory for the socket. `check_temporary_directory` limits its length.
-            self._directory = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX))
-        secret = new_secret()
+            # For the socket. `check_temporary_directory` limits its length.
+            self._directory = PrivateDirectory()
         try:
-            with listen(self._directory and self._directory / "workers", self.config.world_size) as listener:
-                self._start_agents(listener, secret)
-                self._channels = self._accept(listener, secret)
+            listener = listen(self._directory.path / "workers" if self._directory else None)
+            with Door(listener, new_secret()) as door:
+                self._start_agents(door)
+                self._channels = self._accept(door)
         except BaseException:
             self.kill()
             raise
@@ -96,29 +83,30 @@ class WorkerGroup:
     def _log_of(self, node: int) -> Path:
         return self._log_path.with_suffix(f".node{node}.log") if node else self._log_path
 
-    def _start_agents(self, listener: socket.socket, secret: str) -> None:
-        rendezvous = Rendezvous(self._nodes[0].address, free_port() if len(self._nodes) > 1 else 0, uuid.uuid4().hex)
+    def _start_agents(self, door: Door) -> None:
+        alone = self._directory is not None
+        store = str(self._directory.path / "store") if self._directory else f"{self._nodes[0].address}:{free_port()}"
         for index, node in enumerate(self._nodes):
-            alone = len(self._nodes) == 1
-            address = listener.getsockname() if alone else f"{node.launcher}:{port_of(listener)}"
-            environment = worker_environment(self.config) | {SECRET: secret}
-            if not alone and node.interface:
-                # By itself gloo takes the interface of the machine's name, which may be that of 127.0.0.1.
+            address = door.listener.getsockname() if alone else f"{node.launcher}:{port_of(door.listener)}"
+            environment = worker_environment(self.config) | {SECRET: door.secret}
+            if node.interface:
+                # By itself gloo takes the interface of the machine's name: of several machines that may be 127.0.0.1's,
+                # and of one alone another, at which it would listen to the network.
                 environment.setdefault("GLOO_SOCKET_IFNAME", node.interface)
-            words = self._words(address, rendezvous, index, node.address)
+            if alone:
+                environment.setdefault("NCCL_SOCKET_IFNAME", LOOPBACK)
+            words = self._words(address, store, index)
             self._agents.append(node.start(words, environment, self._log_of(index)))
 
-    def _words(self, address: str, rendezvous: Rendezvous, node: int, own_address: str) -> list[str]:
+    def _words(self, address: str, store: str, node: int) -> list[str]:
         """Returns the command line of a node's agent."""
         config = self.config
         words = [*config.wrapper, sys.executable, "-m", "overlap_sweep.runtime.agent", "--address", address]
-        words += ["--world-size", str(config.world_size), "--device", config.device]
+        words += ["--world-size", str(config.world_size), "--device", config.device, "--store", store]
         # The collectives' timeout comes after the launcher's, whose message says more about the point.
         words += ["--timeout-s", str(config.timeout_s + 60)]
         if config.nodes > 1:
-            words += ["--nodes", str(config.nodes), "--node", str(node), "--own-address", own_address]
-            words += ["--rendezvous", f"{rendezvous.host}:{rendezvous.port}", "--run-id", rendezvous.run_id]
-            words += ["--start-timeout-s", str(config.start_timeout_s)]
+            words += ["--nodes", str(config.nodes), "--node", str(node)]
         if config.wrapper:
             # A profiler records processes that load it and writes when they exit; forked processes do neither.
             words += ["--start-method", "spawn"]
@@ -127,7 +115,7 @@ class WorkerGroup:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _accept(self, listener: socket.socket, secret: str) -> list[Connection]:
+    def _accept(self, door: Door) -> list[Connection]:
         deadline = time.monotonic() + self.config.start_timeout_s
         by_rank: dict[int, Connection] = {}
         while len(by_rank) < self.config.world_size:
@@ -137,7 +125,7 @@ class WorkerGroup:
                 limit = f"runtime.start_timeout_s={self.config.start_timeout_s:g}"
                 joined = f"only {len(by_rank)} of {self.config.world_size} ranks joined within {limit}"
                 raise PointFailed(f"{joined}{self._where_missing(by_rank)}\n{self._log_tail()}".rstrip())
-            if (channel := accept(listener, secret, ACCEPT_S)) and channel.poll(max(0.0, deadline - time.monotonic())):
+            if (channel := door.accept(ACCEPT_S)) and channel.poll(max(0.0, deadline - time.monotonic())):
                 with contextlib.suppress(EOFError, ConnectionError):
                     by_rank[channel.recv()] = channel
         return [by_rank[rank] for rank in range(self.config.world_size)]
@@ -259,7 +247,8 @@ class WorkerGroup:
         for agent in self._agents:
             agent.kill()
         if self._directory:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.remove()
+            self._directory = None
 
     def _disconnect(self) -> None:
         for channel in self._channels:

@@ -11,6 +11,10 @@ _SIOCGIFADDR = 0x8915
 """The request of Linux's netdevice(7) for an interface's IPv4 address."""
 
 
+LOOPBACK = "lo"
+"""The interface that only this machine's processes reach."""
+
+
 def own_addresses() -> list[str]:
     """Returns the IPv4 addresses of this machine that others may reach."""
     found = [_ipv4(name) for _, name in socket.if_nameindex()]
@@ -23,7 +27,7 @@ def interface_of(address: str) -> str | None:
         return _by_ipv6(address)
     if address.startswith("127."):
         # All of 127.0.0.0/8 is reached, though the interface has but one address.
-        return "lo"
+        return LOOPBACK
     return next((name for _, name in socket.if_nameindex() if _ipv4(name) == address), None)
 
 

@@ -34,10 +34,9 @@ class Nodes:
         self.late = ""
         """Why a machine that did not join in time is not waited for again."""
         self._begun = time.monotonic()
-        self._secret = channel.new_secret()
-        self._listener = channel.listen(None, place.count)
+        self._door = channel.Door(channel.listen(None), channel.new_secret())
         hosts = dict.fromkeys((*place.hosts, platform.node(), *own_addresses()))
-        write_meeting(place.file, Meeting(tuple(hosts), channel.port_of(self._listener), self._secret))
+        write_meeting(place.file, Meeting(tuple(hosts), channel.port_of(self._door.listener), self._door.secret))
 
     def take(self, count: int, limit_s: float) -> list[Node]:
         """Returns so many machines, the launcher's first. NodeLost if one is lost or has not joined within the limit;
@@ -66,7 +65,7 @@ class Nodes:
 
     def _admit(self, timeout_s: float) -> bool:
         """Waits for a machine to join; returns whether one did."""
-        connection = channel.accept(self._listener, self._secret, timeout_s)
+        connection = self._door.accept(timeout_s)
         if connection is None:
             return False
         with contextlib.suppress(EOFError, OSError):
@@ -94,7 +93,7 @@ class Nodes:
             with contextlib.suppress(NodeLost):
                 if not other.lost:
                     other.send(Goodbye())
-        self._listener.close()
+        self._door.close()
 
 
 def gather(place: Place) -> Nodes:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
+import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator
@@ -24,6 +27,7 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.environment import conditions, environment
 from overlap_sweep.measure.instruments import instruments, say
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.processes import end_with_parent
 from overlap_sweep.results import run_directory
 from overlap_sweep.results.identity import RECORDED_PREFIXES
 from overlap_sweep.results.run_directory import Result, log_file, now
@@ -43,10 +47,20 @@ class Place:
 
     node: int
     nodes: int
+    store: str
+    """Where all ranks meet: a file on one machine; of several, host:port of the first."""
+
+    @property
+    def address(self) -> tuple[str, str] | None:
+        """Returns the store's host and port; None if it is a file."""
+        host, _, port = self.store.rpartition(":")
+        return (host, port) if self.nodes > 1 else None
 
 
 def main(address: str, device: str, timeout_s: float, place: Place) -> None:
-    """Runs a rank in a process of torch's elastic launch, which sets RANK etc. in the environment."""
+    """Runs a rank in a process of torch's elastic agent, which sets LOCAL_RANK etc. in the environment."""
+    end_with_parent()
+    _be_no_agent()
     _print_by_lines()
     ranks = _join(device, timeout_s, place)
     channel = connect(address, os.environ[SECRET], CONNECT_S)
@@ -58,6 +72,13 @@ def main(address: str, device: str, timeout_s: float, place: Place) -> None:
     dist.destroy_process_group()
 
 
+def _be_no_agent() -> None:
+    """Undoes what a rank that was forked has of its agent: a directory, and signals that wait for Python's turn."""
+    tempfile.tempdir = None
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _print_by_lines() -> None:
     """Has C and C++ libraries print whole lines at once: of a process that is killed, the log has what they said."""
     library = ctypes.CDLL(None)
@@ -65,22 +86,40 @@ def _print_by_lines() -> None:
 
 
 def _join(device: str, timeout_s: float, place: Place) -> Ranks:
-    # torch numbers the nodes by name and process; ours are in the order of the launch.
+    # The agent knows only the ranks of this machine.
     of_node = int(os.environ["LOCAL_WORLD_SIZE"])
-    os.environ["RANK"] = str(place.node * of_node + int(os.environ["LOCAL_RANK"]))
-    os.environ["GROUP_RANK"] = str(place.node)
+    rank, world_size = place.node * of_node + int(os.environ["LOCAL_RANK"]), place.nodes * of_node
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
+        os.environ[name] = os.environ[f"ROLE_{name}"] = str(value)
+    os.environ |= {"GROUP_RANK": str(place.node), "GROUP_WORLD_SIZE": str(place.nodes)}
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     timeout = timedelta(seconds=timeout_s)
+    store = _store(place, rank, world_size, timeout)
+    store.set_timeout(timeout)
     if device == "cuda":
         if not torch.cuda.is_available():
             raise RuntimeError("PyTorch sees no GPU; install its CUDA build, or use runtime.device=cpu")
         here = own_gpu()
         torch.cuda.set_device(here)
-        dist.init_process_group("nccl", timeout=timeout, device_id=here)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=here)
     else:
         here = torch.device("cpu")
-        dist.init_process_group("gloo", timeout=timeout)
-    return Ranks(dist.get_rank(), dist.get_world_size(), here, place.node, place.nodes)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+    return Ranks(rank, world_size, here, place.node, place.nodes)
+
+
+def _store(place: Place, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """Returns the store at which all ranks meet. That of several machines listens at the interface which they use."""
+    if place.address is None:
+        return dist.FileStore(place.store, world_size)
+    host, port = place.address
+    os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
+    listening = None
+    if rank == 0:
+        # By itself torch listens at all interfaces.
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, int(port)), family=family).detach()
+    return dist.TCPStore(host, int(port), world_size, rank == 0, timeout, master_listen_fd=listening)
 
 
 def own_gpu() -> torch.device:
@@ -136,9 +175,10 @@ def _say_what_is_run(point: dict[str, Any], directory: Path, ranks: Ranks) -> No
     names = {name: point.get(name) for name in ("workload", "backend", "precision", "tp_size", "model")}
     names |= {"workload": point["workload"]["name"], "model": point["model"]["name"]}
     say(f"{directory.name}: {', '.join(f'{name}={value}' for name, value in names.items())}, torch {torch.__version__}")
+    where = f"at tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}" if ranks.nodes > 1 else "by a file"
     say(
         f"process {os.getpid()} on {ranks.device}, rank {ranks.rank} of {ranks.world_size}, node {ranks.node}; "
-        f"{dist.get_backend()} meets at tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        f"{dist.get_backend()} meets {where}"
     )
     prefixes = (*RECORDED_PREFIXES, "CUDA_", "HIP_", "OMP_")
     variables = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(prefixes))

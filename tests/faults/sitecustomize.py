@@ -166,7 +166,7 @@ def _spoil_workload(module: ModuleType) -> None:
 
 CHANGED = {f"overlap_sweep.workloads.{name}": _spoil_workload for name in ("operator", "fsdp")}
 """By module what is done to it when it is imported. Of the workload only workers ever call what is changed, and they
-fork from a server that has it not imported yet."""
+fork from an agent that has it not imported yet."""
 
 
 if "OVERLAP_SWEEP_FAULTS" in os.environ:

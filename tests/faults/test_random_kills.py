@@ -75,8 +75,7 @@ class Kills:
 
     def _kill_one(self, launch: Launch, process: subprocess.Popen[str]) -> bool:
         """Whether there was a victim."""
-        agents = [pid for pid, command in launch.processes().items() if "overlap_sweep.runtime.agent" in command]
-        victims = {"launcher": [process.pid], "agent": agents, "worker": launch.workers()}[self.victim]
+        victims = {"launcher": [process.pid], "agent": [*launch.agents()], "worker": launch.workers()}[self.victim]
         if victims:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._random.choice(victims), signal.SIGKILL)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.results.run_directory import LOG_FILE, log_file
-from tests.by_hand import FSDP, ByHand
+from tests.by_hand import FSDP, NODE, ByHand
 from tests.faults.injection import faults_in, injected, journal
 from tests.faults.sitecustomize import HOLD
 from tests.sweeps import Launch, wait_for
@@ -55,7 +55,7 @@ def test_a_sweep_on_one_and_two_nodes_outlives_a_rank_and_an_agent_of_the_second
         wait_for(lambda: is_held(tmp_path), 180)
         os.kill(pids(tmp_path)[3], signal.SIGKILL)
         wait_for(lambda: is_held(tmp_path, attempts=2), 120)
-        (agent,) = one.processes(1, "overlap_sweep.runtime.agent --address")
+        (agent,) = one.launch.agents(f"{NODE}=1")
         os.kill(agent, signal.SIGKILL)
         wait_for(lambda: is_held(tmp_path, attempts=3), 120)
         (tmp_path / "faults" / HOLD / HELD).unlink()

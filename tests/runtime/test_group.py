@@ -20,7 +20,7 @@ import pytest
 
 from overlap_sweep.errors import PointFailed, UserError
 from overlap_sweep.runtime import group
-from overlap_sweep.runtime.channel import connect, listen
+from overlap_sweep.runtime.channel import Door, connect, listen
 from overlap_sweep.runtime.group import WorkerGroup, WorkerPool
 from overlap_sweep.runtime.group_config import GroupConfig, check_multicast, check_temporary_directory
 from overlap_sweep.runtime.outcome import MOST_BYTES, tail
@@ -126,10 +126,10 @@ def test_a_rank_that_connects_and_says_nothing_has_not_joined(ranks: Ranks, tmp_
                 joined.send(word)
             time.sleep(2.0)
 
-    with listen(path, 2) as listener, ThreadPoolExecutor() as others:
+    with Door(listen(path), "secret") as door, ThreadPoolExecutor() as others:
         others.map(lambda said: join(*said), [(), (0,)])
         with pytest.raises(PointFailed, match=r"only [01] of 2 ranks joined within runtime.start_timeout_s=0.5"):
-            ranks[0]._accept(listener, "secret")
+            ranks[0]._accept(door)
 
 
 def test_a_group_is_shared_by_points_alike_unless_they_are_isolated_or_it_is_dead(

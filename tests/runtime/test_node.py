@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -239,7 +242,7 @@ def test_a_node_that_serves_from_the_start_waits_for_the_launcher(tmp_path: Path
 
 def test_a_file_that_a_killed_launch_left_is_not_believed(tmp_path: Path, serving: Serving) -> None:
     gone = Nodes(Place(0, 2, tmp_path / "meeting", ("localhost",)))
-    gone._listener.close()
+    gone._door.close()
     process = serving()
     wait_for((tmp_path / "node1.log").read_text, 10)
     launch = Nodes(Place(0, 2, tmp_path / "meeting", ("localhost",)))
@@ -273,6 +276,29 @@ def test_strangers_don_t_count_as_nodes(launch: Nodes, serving: Serving, tmp_pat
         launch.take(2, 0.3)
 
 
+def test_strangers_don_t_keep_a_node_waiting(launch: Nodes, serving: Serving, tmp_path: Path) -> None:
+    """Three say nothing and one a byte now and then, all before the node comes."""
+    found = read_meeting(tmp_path / "meeting")
+    assert found
+    with ExitStack() as open_ones, ThreadPoolExecutor() as others:
+        *_, slow = [open_ones.enter_context(socket.create_connection(("localhost", found.port))) for _ in range(4)]
+        over = threading.Event()
+
+        def drip() -> None:
+            with suppress(ConnectionError):
+                while not over.wait(0.2):
+                    slow.send(b"x")
+
+        others.submit(drip)
+        serving()
+        began = time.monotonic()
+        try:
+            assert len(launch.take(2, 30.0)) == 2
+        finally:
+            over.set()
+        assert time.monotonic() - began < channel.PROOF_S
+
+
 def connect_silently(found: meeting.Meeting) -> subprocess.Popen[bytes]:
     """Somebody who connects and asks for a web page."""
     ask = (
@@ -303,7 +329,7 @@ def test_a_launch_by_hand_has_ended_once_the_first_torchrun_has(
 ) -> None:
     monkeypatch.setattr(serve, "GONE_S", 0.2)
     monkeypatch.setattr(serve, "RETRY_S", 0.1)
-    with channel.listen(None, 4) as torchrun:
+    with channel.listen(None) as torchrun:
         place = Place(1, 2, tmp_path / "meeting", ("localhost",), ("localhost", channel.port_of(torchrun)))
         monkeypatch.setattr(serve, "PATIENCE_S", 1.0)
         with pytest.raises(serve.UserError, match="no launcher came to"):

@@ -152,7 +152,7 @@ def test_an_agent_ends_with_its_launcher_also_if_that_has_not_read_all(written: 
     """A stand-in for the agent has a rank's chance to write into its standard input."""
     ours, theirs = socket.socketpair()
     code = "import os; from overlap_sweep.runtime.agent import _die_with_launcher; "
-    code += f"os.write(0, {written.encode()!r}); print(flush=True); _die_with_launcher('/nowhere/workers')"
+    code += f"os.write(0, {written.encode()!r}); print(flush=True); _die_with_launcher(None)"
     with theirs:
         agent = subprocess.Popen(
             [sys.executable, "-c", code],
