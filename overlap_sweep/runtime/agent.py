@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import signal
 import tempfile
 import threading
 from pathlib import Path
 
-from overlap_sweep.runtime.private_directory import PrivateDirectory
+from overlap_sweep.runtime import private_directory
 
 
 def main() -> None:
@@ -31,7 +30,7 @@ def main() -> None:
     parser.add_argument("--store", required=True, help="where the ranks meet: a file, or host:port of the first node")
     arguments = parser.parse_args()
     # On one machine the launcher's, next to its socket; on several each has its own.
-    folder = Path(arguments.address).parent if arguments.nodes == 1 else PrivateDirectory().path
+    folder = Path(arguments.address).parent if arguments.nodes == 1 else private_directory.PrivateDirectory().path
     threading.Thread(target=_die_with_launcher, args=(folder,), daemon=True).start()
     # torch unpickles files of this directory, so nobody else may be able to write there.
     tempfile.tempdir = str(folder)
@@ -47,7 +46,7 @@ def main() -> None:
     try:
         ranks.run_ranks(arguments.world_size // arguments.nodes, arguments.start_method, folder, given)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        private_directory.remove(folder)
 
 
 def _die_with_launcher(folder: Path | None) -> None:
@@ -57,7 +56,7 @@ def _die_with_launcher(folder: Path | None) -> None:
             pass
     # The dead launcher can no longer remove what it made for this group.
     if folder:
-        shutil.rmtree(folder, ignore_errors=True)
+        private_directory.remove(folder)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

@@ -33,8 +33,20 @@ class PrivateDirectory:
 
     def remove(self) -> None:
         """Removes the directory with all that is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove(self.path)
         os.close(self._lock)
+
+
+def remove(directory: Path) -> None:
+    """Removes a private directory. Who is killed at it leaves what the next start knows for what it is."""
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != _LOCK:
+                path.unlink(missing_ok=True)
+        (directory / _LOCK).unlink(missing_ok=True)
+        directory.rmdir()
 
 
 def _remove_abandoned(folder: Path) -> None:
@@ -42,7 +54,7 @@ def _remove_abandoned(folder: Path) -> None:
     for path in folder.glob(f"{PREFIX}*"):
         # It may be somebody else's, be locked, or vanish at any moment.
         with contextlib.suppress(OSError):
-            if path.lstat().st_uid != os.getuid():
+            if path.is_symlink() or path.stat().st_uid != os.getuid():
                 continue
             if not any(path.iterdir()):
                 path.rmdir()
@@ -50,6 +62,6 @@ def _remove_abandoned(folder: Path) -> None:
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+                remove(path)
             finally:
                 os.close(lock)

@@ -41,6 +41,7 @@ def test_a_directory_is_its_owner_s_alone_and_can_be_removed() -> None:
     directory = PrivateDirectory()
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
     (directory.path / "folder").mkdir()
+    (directory.path / "folder" / "file").touch()
     directory.remove()
     assert not directory.path.exists()
 

@@ -1,0 +1,99 @@
+"""What other users meet of a real sweep, and what is left of it: no port is open to them; whichever of its processes
+are killed, in whatever order, none outlives them; and what they leave of temporary files the next start removes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from overlap_sweep.runtime.private_directory import PrivateDirectory
+from tests.faults.injection import TINY, faulty_launch, journal
+from tests.listening import listening
+from tests.sweeps import Launch, wait_for
+
+pytestmark = pytest.mark.faults
+
+# Nothing in these processes can notice that others have ended.
+STUCK = {"fault": "hangs_in_c", "times": 1, "rank": None}
+DEAD_WITHIN_S = 8.0
+
+
+class Sweep(NamedTuple):
+    """A sweep whose two ranks are stuck."""
+
+    launch: Launch
+    process: subprocess.Popen[str]
+    temporary: Path
+
+    def kill(self, *names: str) -> None:
+        """Kills them one after the other, without a pause."""
+        ((agent, ranks),) = self.launch.agents().items()
+        pids = {"launcher": self.process.pid, "agent": agent, "rank 0": ranks[0], "rank 1": ranks[1]}
+        for name in names:
+            os.kill(pids[name], signal.SIGKILL)
+
+
+ORDERS = (
+    ("launcher",),
+    ("launcher", "agent"),
+    ("agent", "launcher"),
+    ("launcher", "agent", "rank 0"),
+    ("rank 1", "agent", "launcher"),
+)
+
+
+@pytest.fixture(scope="module")
+def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, ...], Sweep]]:
+    """All at the same time, by whom is killed."""
+    found = {}
+    for names in ORDERS:
+        folder = tmp_path_factory.mktemp("sweep")
+        (folder / "t").mkdir()
+        launch = faulty_launch(folder, [STUCK])
+        launch.environment["TMPDIR"] = str(folder / "t")
+        found[names] = Sweep(launch, launch.start("-m", "num_sm=1", *TINY), folder / "t")
+    for one in found.values():
+        wait_for(lambda one=one: len(journal(one.temporary.parent)) == 2, 120)
+    yield found
+    for one in found.values():
+        one.process.kill()
+        one.process.communicate()
+        for pid in one.launch.processes():
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_no_process_of_a_group_listens_to_other_machines(sweeps: dict[tuple[str, ...], Sweep]) -> None:
+    """gloo's ranks do on the loopback interface. Nobody has a store or a rendezvous to connect to."""
+    for one in sweeps.values():
+        ((agent, ranks),) = one.launch.agents().items()
+        assert len(ranks) == 2
+        assert {*listening(ranks)} == {"127.0.0.1"}
+        assert listening({*one.launch.processes(), one.process.pid, agent} - {*ranks}) == []
+
+
+def test_no_process_of_a_group_has_shared_memory_that_a_kill_would_leave(
+    sweeps: dict[tuple[str, ...], Sweep],
+) -> None:
+    """What has no name any more goes with its processes."""
+    for one in sweeps.values():
+        maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in one.launch.processes())
+        assert not [name for name in set(re.findall(r"/dev/shm/\S+", maps)) if Path(name).exists()]
+
+
+@pytest.mark.parametrize("names", ORDERS, ids="+".join)
+def test_nothing_outlives_a_kill(
+    sweeps: dict[tuple[str, ...], Sweep], names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = sweeps[names]
+    one.kill(*names)
+    wait_for(lambda: not one.launch.processes(), DEAD_WITHIN_S)
+    monkeypatch.setattr("tempfile.tempdir", str(one.temporary))
+    PrivateDirectory().remove()
+    assert [*one.temporary.iterdir()] == []
