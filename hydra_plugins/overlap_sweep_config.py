@@ -53,10 +53,7 @@ class TorchrunLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from overlap_sweep.runtime.jobs import Sweep
 
-        try:
-            self._sweep = Sweep.of(config, hydra_context, task_function)
-        except UserError as error:
-            sys.exit(f"error: {error}")
+        self._sweep = Sweep(config, hydra_context, task_function)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Runs the jobs. Exits with one line on a UserError, since Hydra would print a traceback."""

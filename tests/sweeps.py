@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result
 
@@ -100,25 +100,49 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def launch_here(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs `launch.py ARGUMENTS` in a fork of this process, which has imported already what takes most of a second."""
+@dataclass
+class Fork:
+    """A `launch.py ARGUMENTS` that runs in a fork of this process."""
+
+    arguments: tuple[str, ...]
+    pid: int
+    stdout: IO[str]
+    stderr: IO[str]
+
+    @property
+    def has_ended(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def wait(self) -> subprocess.CompletedProcess[str]:
+        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        with self.stdout, self.stderr:
+            self.stdout.seek(0)
+            self.stderr.seek(0)
+            return subprocess.CompletedProcess(self.arguments, status, self.stdout.read(), self.stderr.read())
+
+
+def start_here(*arguments: str, cwd: Path = ROOT, **environment: str) -> Fork:
+    """Starts `launch.py ARGUMENTS` in a fork of this process, which has imported already what takes most of a
+    second."""
     from hydra.core.plugins import Plugins
 
     from overlap_sweep.runtime import point  # noqa: F401
 
     Plugins.instance()
-    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        child = os.fork()
-        if not child:
-            os.dup2(stdout.fileno(), 1)
-            os.dup2(stderr.fileno(), 2)
-            os.chdir(cwd)
-            os.environ.update(environment)
-            _be_launch(arguments)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        stdout.seek(0)
-        stderr.seek(0)
-        return subprocess.CompletedProcess(arguments, status, stdout.read(), stderr.read())
+    stdout, stderr = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
+    child = os.fork()
+    if not child:
+        os.dup2(stdout.fileno(), 1)
+        os.dup2(stderr.fileno(), 2)
+        os.chdir(cwd)
+        os.environ.update(environment)
+        _be_launch(arguments)
+    return Fork(arguments, child, stdout, stderr)
+
+
+def launch_here(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs `launch.py ARGUMENTS` as `start_here` does."""
+    return start_here(*arguments, cwd=cwd, **environment).wait()
 
 
 def _be_launch(arguments: tuple[str, ...]) -> NoReturn:

@@ -30,8 +30,6 @@ def measure(config: DictConfig) -> float:
     try:
         hydra_config = HydraConfig.get()
         swept = hydra_config.mode == RunMode.MULTIRUN
-        if config.resume and not swept:
-            raise UserError("resume= requires -m.")
         return run_point(config, Path(hydra_config.runtime.output_dir), may_keep=swept)
     except UserError as error:
         # Hydra would wrap the exception in lines of its own.

@@ -76,7 +76,7 @@ def register() -> None:
         "cpus_of_point": lambda *, _root_: _of_a_node(
             2 * workloads.world_size(_root_) * int(_root_.runtime.threads_per_rank), _root_
         ),
-        "output_dir": _output_dir,
+        "output_dir": output_dir,
         "run_dir": _run_dir,
         "help_text": _help_text,
     }
@@ -101,7 +101,7 @@ def _of_a_node(total: int, root: DictConfig) -> int:
     return -(-total // requested(root, root.hydra.launcher))
 
 
-def _output_dir(*, _root_: DictConfig) -> str | None:
+def output_dir(_root_: DictConfig) -> str | None:
     """Returns the output directory that the workload's own option sets instead of multirun/; None if it is not set."""
     option = workloads.of(_root_).output_option
     return OmegaConf.select(_root_, option) if option else None
@@ -109,10 +109,10 @@ def _output_dir(*, _root_: DictConfig) -> str | None:
 
 def _run_dir(date: str, time: str, name: str, *, _root_: DictConfig) -> str:
     """Returns the directory of a single point."""
-    output_dir = _output_dir(_root_=_root_)
-    if output_dir and not workloads.of(_root_).names_in_output:
-        return output_dir
-    return f"{output_dir or f'multirun/{date}/{time}'}/{name}"
+    chosen = output_dir(_root_)
+    if chosen and not workloads.of(_root_).names_in_output:
+        return chosen
+    return f"{chosen or f'multirun/{date}/{time}'}/{name}"
 
 
 def _sweep_dir(resume: str | None, date: str, time: str, output_dir: str | None) -> str:

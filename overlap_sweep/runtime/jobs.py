@@ -16,12 +16,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import point_key
-from overlap_sweep.results.run_directory import Result, find_points, last_sweep
+from overlap_sweep.results.run_directory import Result, find_points
 from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.group import GROUP_LOG, shared_pool
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.kept import check_store, kept_result, whole_result
-from overlap_sweep.runtime.lock import hold, refuse_if_held
 from overlap_sweep.runtime.outcome import Outcome, outcomes, progress
 from overlap_sweep.runtime.point import limits, objective_us, resolve
 from overlap_sweep.runtime.slurm.queue import refuse_living_jobs
@@ -58,20 +57,6 @@ class Sweep:
     config: DictConfig
     context: HydraContext
     task: TaskFunction
-
-    @classmethod
-    def of(cls, config: DictConfig, context: HydraContext, task: TaskFunction) -> Sweep:
-        """Returns the sweep. UserError if it resumes a sweep that does not exist, or its directory is in use."""
-        if config.resume:
-            earlier = last_sweep() if config.resume == "last" else Path(config.resume)
-            if Path(config.hydra.sweep.dir) != earlier:
-                raise UserError(f"resume={config.resume} and hydra.sweep.dir={config.hydra.sweep.dir}: give only one.")
-            if not earlier.is_dir():
-                raise UserError(f"{earlier} does not exist; give the directory of an earlier sweep, or resume=last.")
-        sweep = cls(config, context, task)
-        # Before a sweeper writes anything there.
-        refuse_if_held(sweep.typed_directory)
-        return sweep
 
     @property
     def typed_directory(self) -> Path:
@@ -177,17 +162,12 @@ def job_return(job: Job, result: Result | None) -> JobReturn:
 
 
 def begin(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[Job]:
-    """Returns all jobs that Hydra requests, and locks the sweep's directory.
-
-    UserError if a job's configuration is wrong, two different jobs would share a directory, or the sweep's directory is
-    in use.
-    """
+    """Returns all jobs that Hydra requests. UserError if a job's configuration is wrong, or two different jobs would
+    share a directory."""
     sweep.set_up()
     jobs = [sweep.compose(list(overrides), first_index + i) for i, overrides in enumerate(job_overrides)]
     distinct(jobs)
     check_store(sweep.config)
-    sweep.directory.mkdir(parents=True, exist_ok=True)
-    hold(sweep.typed_directory)
     listen()
     # A search itself knows which of its later points were measured.
     return _where_measured(sweep, jobs) if first_index == 0 else jobs

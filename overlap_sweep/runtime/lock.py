@@ -28,19 +28,20 @@ _held: dict[Path, int] = {}
 """Descriptors by lock file, open until this process ends."""
 
 
-def hold(directory: Path) -> None:
-    """Locks the directory until this process ends; the kernel unlocks it even after a crash.
+def hold(directory: Path, name: str = LOCK_FILE) -> bool:
+    """Locks the directory until this process ends; the kernel unlocks it even after a crash. Returns whether nobody
+    held it before.
 
     UserError if another process holds the lock. Prints a warning if the file system has no locks.
     """
-    path = directory.resolve() / LOCK_FILE
-    if path in _held:
-        return
-    _held[path] = descriptor = _locked_or_refused(directory)
+    path = directory.resolve() / name
+    descriptor = _held[path] = _locked_or_refused(directory / name)
+    is_new = not os.fstat(descriptor).st_size
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     who = f"process {os.getpid()} of {os.environ.get('USER') or os.getuid()} on {platform.node()}"
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{who} since {since}: {launch_command()}".encode(), 0)
+    return is_new
 
 
 def refuse_if_read_only(directory: Path, kind: str) -> None:
@@ -52,13 +53,6 @@ def refuse_if_read_only(directory: Path, kind: str) -> None:
         raise UserError(
             f"{there if there.name else there.absolute()} cannot be written to; {ELSEWHERE.format(kind=kind)}."
         )
-
-
-def refuse_if_held(directory: Path) -> None:
-    """Raises UserError if another process holds the directory's lock. Writes nothing."""
-    path = directory.resolve() / LOCK_FILE
-    if path not in _held and path.exists():
-        os.close(_locked_or_refused(directory))
 
 
 @contextmanager
@@ -79,31 +73,53 @@ def claimed(directory: Path, patience_s: float) -> Iterator[bool]:
 
 
 def _locked(path: Path) -> int | None:
-    """Returns a descriptor that locks the file while it is open; None if another process holds it."""
-    if path.is_symlink():
-        raise UserError(f"{path} is a link; remove it.")
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written to ({error.strerror}); {ELSEWHERE.format(kind='sweep')}.") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
+    """Returns a descriptor that locks the file while it is open; None if another process holds it. FileNotFoundError if
+    its directory is gone."""
+    while True:
+        if path.is_symlink():
+            raise UserError(f"{path} is a link; remove it.")
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:
             raise
-        print(f"warning: {path} cannot be locked ({error.strerror}); run only one sweep at a time in this directory")
-    return descriptor
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be written to ({error.strerror}); {ELSEWHERE.format(kind='sweep')}."
+            ) from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            print(f"warning: {path} cannot be locked ({error.strerror}); run only one launch at a time there")
+        if _is_at(path, descriptor):
+            return descriptor
+        # A launch that was refused removed it meanwhile.
+        os.close(descriptor)
 
 
-def _locked_or_refused(directory: Path) -> int:
-    """Returns a descriptor that locks the directory while it is open. UserError if another process holds it."""
-    path = directory / LOCK_FILE
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _locked_or_refused(path: Path) -> int:
+    """Returns a descriptor that locks the file while it is open. UserError if another process holds it."""
     descriptor = _locked(path)
     if descriptor is None:
-        owner = one_line(path.read_text(errors="replace")) or "another process, which has just started"
+        owner = _written_in(path) or "another process, which has just started"
         mend = "wait for it, end it, or give another directory"
-        raise UserError(f"{directory} is in use by {owner}; {mend}. If its host is gone, remove {path}.")
+        raise UserError(f"{path.parent} is in use by {owner}; {mend}. If its host is gone, remove {path}.")
     return descriptor
+
+
+def _written_in(path: Path) -> str:
+    try:
+        return one_line(path.read_text(errors="replace"))
+    except FileNotFoundError:
+        return ""

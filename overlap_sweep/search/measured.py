@@ -75,9 +75,8 @@ class Measurements:
 
     @classmethod
     def begin(cls, config: DictConfig, launcher: Launcher) -> Measurements:
-        """Creates the directory of a search and starts its clock."""
+        """Records what is searched in the sweep's directory, and starts the clock."""
         directory = Path(str(config.hydra.sweep.dir))
-        directory.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(config, directory / "multirun.yaml")
         outcomes.searching = True
         return cls(launcher, directory, Budget(config.search.max_points, config.search.max_minutes))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from overlap_sweep.errors import UserError, nearest
 from overlap_sweep.program import conf_folder, environment_with_package
+from overlap_sweep.runtime.start import make_new, remove_empty
 from overlap_sweep.search.measured import override_value
 from overlap_sweep.tuner.report import Report
 
@@ -76,10 +77,14 @@ def tune(
     arguments += [f"{key}={override_value(value)}" for key, value in single.items() if value is not None]
     if presets:
         arguments.append(f"tuner.presets={override_value(list(map(str, presets)))}")
-    directory = Path(output_dir) if output_dir else Path(f"multirun/{datetime.now():%Y-%m-%d/%H-%M-%S}")
+    made = [] if output_dir else make_new(Path(f"multirun/{datetime.now():%Y-%m-%d/%H-%M-%S}"))
+    directory = Path(output_dir) if output_dir else made[-1]
     arguments += [f"hydra.sweep.dir={override_value(str(directory))}", *overrides]
     command = [sys.executable, "-m", "overlap_sweep", "launch", "-m", EXPERIMENT, *arguments]
-    _run(command, quiet=quiet)
+    try:
+        _run(command, quiet=quiet)
+    finally:
+        remove_empty(made)
     return Report(directory)
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -45,11 +46,9 @@ def started(what: str, directory: Path) -> subprocess.Popen[str]:
 def test_a_directory_on_a_read_only_file_system_is_refused_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / LOCK_FILE).touch()
     monkeypatch.setattr(lock.os, "open", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
-    for touch in (lock.hold, lock.refuse_if_held):
-        with pytest.raises(UserError, match=rf"{LOCK_FILE} cannot be written to \(Read-only.*hydra\.sweep\.dir=DIR"):
-            touch(tmp_path)
+    with pytest.raises(UserError, match=rf"{LOCK_FILE} cannot be written to \(Read-only.*hydra\.sweep\.dir=DIR"):
+        lock.hold(tmp_path)
 
 
 def test_what_cannot_be_made_is_refused_before_anything_is_written(
@@ -66,14 +65,10 @@ def test_what_cannot_be_made_is_refused_before_anything_is_written(
 
 def test_a_held_directory_is_refused_until_its_owner_is_dead(tmp_path: Path) -> None:
     """Also where it is held by another name."""
-    lock.refuse_if_held(tmp_path)
-    assert not list(tmp_path.iterdir()), "who only asks leaves nothing"
     (tmp_path / "link").symlink_to(tmp_path)
     with started("lock.hold(path)", tmp_path / "link") as process:
         with pytest.raises(UserError) as refused:
             lock.hold(tmp_path)
-        with pytest.raises(UserError, match=f"{tmp_path} is in use by process {process.pid}"):
-            lock.refuse_if_held(tmp_path)
         # An owner that has not said yet who it is.
         for content, said in ((b"", "just started"), (b"\0\x1b[31m", r"by \\x00\\x1b\[31m;")):
             (tmp_path / LOCK_FILE).write_bytes(content)
@@ -81,10 +76,7 @@ def test_a_held_directory_is_refused_until_its_owner_is_dead(tmp_path: Path) -> 
                 lock.hold(tmp_path)
         process.kill()
         process.wait()
-    lock.refuse_if_held(tmp_path)
-    lock.hold(tmp_path)
-    lock.hold(tmp_path)
-    assert len(lock._held) == 1
+    assert not lock.hold(tmp_path), "somebody held it before"
     owner = rf"process {process.pid} of .+ on {re.escape(platform.node())}"
     since = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: python launch.py .+ x=1,2"
     assert re.match(rf"{tmp_path} is in use by {owner} {since}", str(refused.value))
@@ -113,6 +105,21 @@ def test_another_error_is_not_taken_for_that(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.EIO, "broken disk")))
     with pytest.raises(OSError, match="broken disk"):
         lock.hold(tmp_path)
+
+
+def test_a_lock_that_was_removed_meanwhile_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise two processes would hold a lock, one of them that of a file which nobody else can see."""
+    opened, path = os.open, tmp_path / LOCK_FILE
+
+    def removed_once(*arguments: Any) -> int:
+        monkeypatch.setattr(lock.os, "open", opened)
+        descriptor = opened(*arguments)
+        path.unlink()
+        return descriptor
+
+    monkeypatch.setattr(lock.os, "open", removed_once)
+    assert lock.hold(tmp_path)
+    assert os.path.samestat(path.stat(), os.fstat(lock._held[path]))
 
 
 def test_a_point_is_claimed_by_one_process_until_it_ends(tmp_path: Path) -> None:
