@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -64,3 +65,9 @@ def print_version() -> None:
             print(f"{library} {version(library)}")
         except PackageNotFoundError:
             print(f"{library} is not installed")
+
+
+def end_unread() -> None:
+    """Ends this process as `git log | head` ends: by SIGPIPE, since nobody reads any more what it prints."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGPIPE)

@@ -74,6 +74,12 @@ def analyze_process(*arguments: str | Path, **options: Any) -> subprocess.Comple
     return subprocess.run(command, **{"cwd": ROOT, "text": True, "capture_output": True, "timeout": 60, **options})
 
 
+def analyzing(*arguments: str | Path) -> subprocess.Popen[str]:
+    """Starts analyze.py as a process whose output is read through pipes."""
+    command = [sys.executable, "analyze.py", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
 def shown(columns: int, *arguments: str | Path, status: int = 0) -> str:
     """What a terminal of that width shows of `analyze.py ARGUMENTS`, run in this process, with that exit status."""
     from rich.console import Console

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,13 @@ from typer.core import TyperGroup
 from overlap_sweep.commands.compare import CompareCommand, compare
 from overlap_sweep.commands.diagnose import DiagnoseCommand, diagnose
 from overlap_sweep.commands.history import HistoryCommand, history
-from overlap_sweep.commands.output import print_error
+from overlap_sweep.commands.output import print_error, stdout_is_closed
 from overlap_sweep.commands.query import QueryCommand, query
 from overlap_sweep.commands.report import ReportCommand, report
 from overlap_sweep.commands.timeline import timeline
 from overlap_sweep.commands.trace import TraceCommand, trace
 from overlap_sweep.errors import UserError, nearest
-from overlap_sweep.program import analyze_program, print_version
+from overlap_sweep.program import analyze_program, end_unread, print_version
 
 DEFAULT_COMMAND = "report"
 USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
@@ -64,15 +65,22 @@ class _CommandOrDirectory(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command. A UserError becomes one line on stderr and exit status 1, wrong usage one and status 2."""
+        """Runs the command. A UserError becomes one line on stderr and exit status 1, wrong usage one and status 2.
+        Where nobody reads any more what is printed, the process ends by SIGPIPE."""
         try:
-            return super().invoke(ctx)
+            returned = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            if not stdout_is_closed():
+                raise
+            end_unread()
         except UserError as error:
             print_error(str(error))
             ctx.exit(1)
         except USAGE_ERROR as error:
             print_error(_usage_error(error, ctx.command_path))
             ctx.exit(2)
+        return returned
 
 
 def _usage_error(error: Any, program: str) -> str:
@@ -108,6 +116,9 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print_version()
         return
+    if {"--help", "-h"} & {*sys.argv[1:]}:
+        # Quitting a pager is not an error.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     program = analyze_program()
     app.info.help = EXAMPLES.replace("python analyze.py", program)
     for command in app.registered_commands:

@@ -146,13 +146,17 @@ def compare(
         print_warning(warning)
     frame = compared.frame()
     check_fail_if(fail_expressions, frame)
-    print_rows(frame, format, print_table=compared.show)
+    written = []
     if output:
         from overlap_sweep.report.comparison import write_files
+
+        # Before anything is printed: whoever reads that may stop, as `head` does.
+        written = write_files(output, compared, frame, plots)
+    print_rows(frame, format, print_table=compared.show)
+    if written:
         from overlap_sweep.report.console import console_for
         from overlap_sweep.report.terminal import print_written
 
-        written = write_files(output, compared, frame, plots)
         print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))
     fail_for(compared.problems, answered=not frame.empty)
     fail_if(fail_expressions, frame, compared.table.name)

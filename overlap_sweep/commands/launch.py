@@ -41,8 +41,9 @@ def measure(config: DictConfig) -> float:
         sys.exit(f"error: {error}")
 
 
-def print_measured() -> None:
-    """Prints the results of points whose workload has a short report; similar points are compared with each other."""
+def report_measured() -> None:
+    """Reports points whose workload has a short report: writes the files of their run directories and, unless they are
+    a search's, prints the results. Similar points are compared with each other."""
     ok = [outcome for outcome in outcomes.all if outcome.result.status == "ok"]
     measured = [one.directory for one in ok if workloads.of(one.result.point).is_told_when_measured]
     if measured:
@@ -58,10 +59,12 @@ def print_measured() -> None:
         points = [point for reading in readings for point in reading.points]
         console = console_for(sys.stdout)
         for section in sections_of_points(points):
-            for problem in (*section.problems, *section.warnings):
-                print(f"warning: {problem}", file=sys.stderr)
             for file in section.files:
                 write_atomically(file.directory / file.name, file.content())
+            if outcomes.searching:
+                continue
+            for problem in (*section.problems, *section.warnings):
+                print(f"warning: {problem}", file=sys.stderr)
             print_section(section, console)
 
 
@@ -97,8 +100,7 @@ def main() -> None:
                 check_keys(arguments.overrides)
             measure()
         outcomes.hear_of_other_processes()
-        if not outcomes.searching:
-            print_measured()
+        report_measured()
     except KeyboardInterrupt as interrupt:
         print(f"interrupted: {outcomes.counts_line()}; finished results are kept", file=sys.stderr)
         if outcomes.expected:

@@ -85,15 +85,17 @@ def report(
     analysis = analyse(directory, config, shlex.join([*analyze_program().split(), *sys.argv[1:]]))
     answers = _answers(analysis, format)
     check_fail_if(fail_expressions, answers)
-    answered, not_written = bool(analysis.sources.reading.points), []
+    answered, written, not_written = bool(analysis.sources.reading.points), [], []
     if answered:
-        print_rows(answers, format, print_table=lambda console: print_answers(analysis, console))
+        # Before anything is printed: whoever reads that may stop, as `head` does.
         try:
             written = write_reports(analysis, output or directory, with_plots=plots)
-            console = console_for(sys.stdout if format is TableFormat.table else sys.stderr)
-            print_written(written, console, analysis.sections)
         except UserError as error:
             not_written.append(str(error))
+        print_rows(answers, format, print_table=lambda console: print_answers(analysis, console))
+    if written:
+        console = console_for(sys.stdout if format is TableFormat.table else sys.stderr)
+        print_written(written, console, analysis.sections)
     for warning in analysis.warnings:
         print_warning(warning)
     fail_for(analysis.problems, answered=answered)

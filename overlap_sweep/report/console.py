@@ -12,6 +12,7 @@ from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook,
 from rich.segment import Segment
 from rich.text import Text
 
+from overlap_sweep.program import end_unread
 from overlap_sweep.report.numbers import shortened, visible
 from overlap_sweep.report.table import Column
 
@@ -46,6 +47,8 @@ def console_for(stream: IO[str]) -> Console:
     width = None if stream.isatty() else UNBOUNDED
     console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=width is not None)
     console.push_render_hook(_Escaping())
+    # rich's own would end with status 1.
+    console.on_broken_pipe = end_unread  # type: ignore[method-assign]
     return console
 
 

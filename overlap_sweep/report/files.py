@@ -37,7 +37,8 @@ def write_reports(analysis: Analysis, directory: Path, *, with_plots: bool = Fal
             path.parent.mkdir(parents=True, exist_ok=True)
             written.append(write_atomically(path, content))
 
-        for name, content in _contents(analysis):
+        in_place = directory.resolve() == analysis.sources.reading.root.resolve()
+        for name, content in _contents(analysis, in_place=in_place):
             write(name, content)
         other_files = [path.relative_to(directory).as_posix() for path in written]
         for name, content in page_files(analysis, other_files, with_plots=with_plots):
@@ -47,13 +48,15 @@ def write_reports(analysis: Analysis, directory: Path, *, with_plots: bool = Fal
         raise UserError(f"{directory} cannot be written to ({error.strerror}); give another with --output.") from None
 
 
-def _contents(analysis: Analysis) -> Iterator[tuple[str, bytes]]:
-    """Yields paths below the report's directory with their contents."""
+def _contents(analysis: Analysis, *, in_place: bool) -> Iterator[tuple[str, bytes]]:
+    """Yields paths below the report's directory with their contents; `in_place`: that has the run directories."""
     yield SUMMARY_FILE, summary_text(analysis).encode()
     yield REPORT_FILE, msgspec.json.format(msgspec.json.encode(_report(analysis)), indent=2) + b"\n"
     for section in analysis.sections:
         yield from _table(section)
         for file in section.files:
+            if in_place and file.of_run:
+                continue
             yield (file.directory.relative_to(analysis.sources.reading.root) / file.name).as_posix(), file.content()
 
 

@@ -130,6 +130,8 @@ class File:
     content: Callable[[], bytes]
     kind: str = ""
     """Common name of files that are not listed one by one, such as `results_*.json`; empty: listed."""
+    of_run: bool = False
+    """Whether launching writes it into the run directory, which analysis does not change."""
 
 
 @dataclass(frozen=True)

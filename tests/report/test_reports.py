@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -16,13 +17,14 @@ from overlap_sweep.report.console import console_for
 from overlap_sweep.report.terminal import print_section
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.provenance import launch_commands
-from overlap_sweep.results.run_directory import read_result
+from overlap_sweep.results.run_directory import RESULT_FILE, find_points, read_result
 from overlap_sweep.runtime.outcome import Outcome, Outcomes, progress
+from overlap_sweep.workloads import names
 from overlap_sweep.workloads.fsdp import section as training
 from overlap_sweep.workloads.sections import sections_of_points
-from tests.analyze import analyze, files_below, rows
+from tests.analyze import analyze, analyzing, files_below, rows
 from tests.golden.made_report import BEST_TRACE
-from tests.made_sweeps import write_tuner
+from tests.made_sweeps import write_every_workload, write_tuner
 from tests.make_point import (
     implementation,
     kernel_config,
@@ -53,6 +55,41 @@ def test_a_report_stands_beside_results_that_stay_as_they_are(made: Made, tmp_pa
     analyze(sweep)
     again = files_below(sweep)
     assert {path.name for path in again if again[path] != first.get(path)} <= {"tuning_report.json"}
+
+
+def state(directory: Path) -> dict[Path, tuple[bytes, int]]:
+    """Content and time of all files of the points at or below the directory."""
+    points = find_points(directory)
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for point in points for path in files_below(point)}
+
+
+@pytest.mark.parametrize(
+    "arguments", ["{0}", "query {0}", "query {0} --stacks", "compare {0}/operators {0}/operators", "diagnose {0}"]
+)
+def test_analysis_changes_no_run_directory(tmp_path: Path, arguments: str, no_page: None) -> None:
+    write_every_workload(tmp_path)
+    before = state(tmp_path)
+    assert {read_result(path).point["workload"]["name"] for path in before if path.name == RESULT_FILE} == {*names()}
+    analyze(*arguments.format(tmp_path).split())
+    assert state(tmp_path) == before
+
+
+def test_what_launching_writes_into_run_directories_goes_elsewhere_with_output(tmp_path: Path, no_page: None) -> None:
+    make_point("tp_training", tmp_path / "sweep", name="point")
+    assert "results_*.json of 1 run directories" in analyze(tmp_path / "sweep", "--output", tmp_path / "out").stdout
+    assert [path.name for path in (tmp_path / "out" / "point").iterdir()] == ["results_fsdp_dtensor_tp2_dp1.json"]
+
+
+def test_who_stops_reading_gets_all_files_and_a_usual_ending(tmp_path: Path) -> None:
+    """As of `git log | head`."""
+    make_point("operator", tmp_path, name="point")
+    with analyzing(tmp_path, "--output", tmp_path / "out") as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.wait(timeout=60) == -signal.SIGPIPE
+        assert process.stderr.read() == ""
+    assert {"summary.txt", "report.html", "points.csv"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
 def test_a_run_directory_has_a_report_of_its_own(tmp_path: Path, no_page: None) -> None:

@@ -213,6 +213,7 @@ def section(sources: Sources) -> Section | None:
                 name=f"results_{row.impl}_tp{row.grid.tp_size}_dp{row.grid.dp_size}.json",
                 kind="results_*.json",
                 content=partial(results_json, row, COMPARED),
+                of_run=True,
             )
             for analysis in analyses
             for row in analysis.of_points
