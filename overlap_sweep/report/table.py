@@ -285,7 +285,7 @@ def asked(name: str, *path: str, **more: Any) -> Column[PointRow[Any]]:
     def value(row: PointRow[Any]) -> Any:
         found: Any = row.point.config
         for key in path or (name,):
-            found = found[key]
+            found = (found or {}).get(key)
         return found
 
     return Column(name, value, **more)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Union, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Union, get_args
 
 import msgspec
 
@@ -30,6 +30,7 @@ Name = Annotated[str, msgspec.Meta(max_length=100, pattern=PRINTABLE)]
 """Name of a knob, a variant or an implementation, short enough for a table."""
 FileName = Annotated[str, msgspec.Meta(max_length=255, pattern=rf"^(?!\.\.?\Z|.*/){_SHOWN}+\Z")]
 """Name of a file in the same directory."""
+Flag = bool | Annotated[int, msgspec.Meta(ge=0, le=1)]
 Scalar = str | int | float | bool | None
 _ROUNDING = 1e-6
 """Relative tolerance: quartiles of equal times may differ in the last digit."""
@@ -112,15 +113,15 @@ class Setting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     num_sm: Count | None = None
     num_splits: Count | None = None
     cga_size: Count | None = None
-    aggregate: bool | int | None = None
-    set_sm_margin: bool | int | None = None
-    use_ce: bool | int | None = None
-    atomic_gemm: bool | int | None = None
-    fp8_buf: bool | int | None = None
-    is_reduce_scatter: bool | int | None = None
+    aggregate: Flag | None = None
+    set_sm_margin: Flag | None = None
+    use_ce: Flag | None = None
+    atomic_gemm: Flag | None = None
+    fp8_buf: Flag | None = None
+    is_reduce_scatter: Flag | None = None
     comm_priority: bool | int | None = None
     gemm_priority: bool | int | None = None
-    pipeline_rs_overlap_first_gemm: bool | int | None = None
+    pipeline_rs_overlap_first_gemm: Flag | None = None
 
 
 class WholeSetting(Setting, kw_only=True):
@@ -145,7 +146,7 @@ class ModelConfig(msgspec.Struct):
 
 
 class RuntimeConfig(msgspec.Struct):
-    device: str
+    device: Literal["auto", "cpu", "cuda"]
     max_connections: Count | None = None
     nodes: Count | None = None
 

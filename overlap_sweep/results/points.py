@@ -102,7 +102,7 @@ class Point:
             backend=config["backend"],
             device=environment.get("gpu") or config["runtime"]["device"],
             precision=config["precision"],
-            tokens=config["workload"]["tokens"],
+            tokens=config["workload"].get("tokens"),
             nodes=nodes(config),
             process_wide=process_wide(config),
         )

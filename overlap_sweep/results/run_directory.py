@@ -10,7 +10,7 @@ import re
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -124,8 +124,8 @@ class _Environment(msgspec.Struct):
     hosts: list[str] | None = None
     gpu: str | None = None
     device: str | None = None
-    gpu_count: Scalar = None
-    cpu: Scalar = None
+    gpu_count: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    cpu: str | None = None
     cpu_count: Scalar = None
     driver: Scalar = None
     nccl: Scalar = None
@@ -154,6 +154,20 @@ class _Parts(msgspec.Struct, Generic[_Config, _Measured]):
 
 class _Named(msgspec.Struct):
     workload: WorkloadConfig
+
+
+class _Runtime(msgspec.Struct):
+    device: Literal["cpu", "cuda"]
+
+
+class _Where(msgspec.Struct):
+    """What was resolved for every point, whatever its workload."""
+
+    runtime: _Runtime
+
+
+class _Run(msgspec.Struct):
+    point: _Where
 
 
 class _Head(msgspec.Struct):
@@ -306,6 +320,7 @@ def decoded_result(text: bytes | str, where: str, mend: str) -> Result:
         if reason := excess([result.point, result.settings, result.environment, result.conditions]):
             raise msgspec.ValidationError(reason)
         parts = msgspec.convert(content, _Parts[kind.resolved, kind])  # type: ignore[name-defined,valid-type]
+        msgspec.convert(content, _Run)
         result.measured = parts.measured
         if result.status == "ok":
             if result.measured is None:

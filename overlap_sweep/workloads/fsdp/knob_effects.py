@@ -33,7 +33,7 @@ TURNED = K("turned", lambda knobs: len(changed(knobs)), "Number of options that 
 KNOBS = (
     _knob("batch_size", "count", "training.batch_size", header="batch", show=str, dropped=1),
     _knob("gradient_accumulation", "count", "training.gradient_accumulation"),
-    _knob("forward_prefetch", "count", "fsdp.forward_prefetch", int),
+    _knob("forward_prefetch", "count", "fsdp.forward_prefetch", lambda value: None if value is None else int(value)),
     _knob("backward_prefetch", "text", "fsdp.backward_prefetch", in_words),
     _knob("limit_all_gathers", "flag", "fsdp.limit_all_gathers"),
     _knob("reshard_after_forward", "text", "fsdp.reshard_after_forward", in_words),

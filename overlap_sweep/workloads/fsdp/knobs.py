@@ -102,7 +102,7 @@ def knobs_of(config: Mapping[str, Any]) -> Knobs:
     flat = {f"{name}.{knob}": value for name in _SECTIONS for knob, value in config[name].items()}
     flat |= {f"runtime.{name}": config["runtime"].get(name, default) for name, default in _RUNTIME.items()}
     knobs = {name: flat.get(name, default) for name, default in USUAL.items()}
-    knobs |= {f"{_ENVIRONMENT}.{name}": value for name, value in config["distributed"].get("env", {}).items()}
+    knobs |= {f"{_ENVIRONMENT}.{name}": value for name, value in (config["distributed"].get("env") or {}).items()}
     options = config["compile"].get("options") or {}
     knobs |= {f"{_OPTIONS}.{name}": _scalar(value) for name, value in options.items()}
     return {**knobs, DEVICE: config["runtime"]["device"]}

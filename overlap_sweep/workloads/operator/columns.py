@@ -109,6 +109,12 @@ def _kind(knob: str) -> Kind:
     return "count" if knob in space.NUMBERS else "flag"
 
 
+def _knob(setting: Mapping[str, Any], knob: str) -> Any:
+    """Returns the knob's value, None if it is not set. Files may spell flags as 0 and 1."""
+    value = setting.get(knob)
+    return value if value is None or knob in space.NUMBERS else bool(value)
+
+
 def _setting(row: PhaseRow) -> Mapping[str, Any]:
     """Returns the setting of the phase, as measured or requested; its method is `none` without overlap."""
     if row.measured and row.point.result:
@@ -149,7 +155,7 @@ OF_POINT = (
     P("slot", lambda row: f"{row.point.config['operator']}_{row.part}" if row.part != "all" else None, kind="text"),
     P("pass", lambda row: space.PASS_OF_PHASE.get(row.part, "all"), kind="text"),
     P("method", lambda row: _setting(row)["method"], kind="text"),
-    *(P(knob, lambda row, knob=knob: _setting(row).get(knob), kind=_kind(knob)) for knob in space.KNOBS),  # type: ignore[misc]
+    *(P(knob, lambda row, knob=knob: _knob(_setting(row), knob), kind=_kind(knob)) for knob in space.KNOBS),  # type: ignore[misc]
     P("", lambda row: space.brief_name(_setting(row)), kind="text", header="setting", style="setting"),
     *(STATUS, ERROR),
 )
@@ -256,7 +262,7 @@ ANSWERS = Table(
             style="setting",
         ),
         S("method", lambda row: row.setting["method"] if row.setting else NONE, kind="text"),
-        *(S(knob, lambda row, knob=knob: (row.setting or {}).get(knob), kind=_kind(knob)) for knob in space.KNOBS),  # type: ignore[misc]
+        *(S(knob, lambda row, knob=knob: _knob(row.setting or {}, knob), kind=_kind(knob)) for knob in space.KNOBS),  # type: ignore[misc]
         S(
             "time_us",
             lambda row: row.choice.chosen.time_us,
