@@ -26,6 +26,7 @@ from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.composition import compose_point, register
 from overlap_sweep.runtime.mistakes import check_keys
+from overlap_sweep.runtime.numbered import NumberSource, as_choice
 from overlap_sweep.runtime.plugin_options import LAUNCHERS, SWEEPERS
 
 RUN_HERE = ("basic", "submitit_local", "joblib")
@@ -37,6 +38,7 @@ class OverlapSweepPlugin(SearchPathPlugin):
     those of the same names."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append("overlap_sweep", f"{NumberSource.scheme()}://")
         for folder in workloads.config_folders():
             search_path.append("overlap_sweep", f"file://{folder}")
         for group, nodes in {"hydra/sweeper": SWEEPERS, "hydra/launcher": LAUNCHERS}.items():
@@ -89,6 +91,9 @@ class SlurmLauncher(TorchrunLauncher):
 
 class GridSweeper(BasicSweeper):
     """Hydra's basic sweeper, without its composition of every point in advance where our launchers do that."""
+
+    def get_job_batch(self) -> Sequence[Sequence[str]]:
+        return [list(map(as_choice, overrides)) for overrides in super().get_job_batch()]
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         """Exits with one line if a point is wrong and the launcher would notice only in the middle of the sweep."""

@@ -22,7 +22,7 @@ from overlap_sweep import workloads
 from overlap_sweep.commands.command_line import app
 from overlap_sweep.declared import has_key
 from overlap_sweep.runtime import placement, point
-from overlap_sweep.runtime.composition import quoted_where_verbatim, register
+from overlap_sweep.runtime.composition import quoted_for_hydra, register
 from overlap_sweep.tuner import model_overrides
 from tests.sweeps import ROOT
 
@@ -160,7 +160,7 @@ def resolved(arguments: list[str], monkeypatch: pytest.MonkeyPatch, ends: tuple[
     would be asked for."""
     found = set()
     on_slurm = "hydra/launcher=slurm" in arguments
-    parsed = OverridesParser.create().parse_overrides(quoted_where_verbatim(arguments))
+    parsed = OverridesParser.create().parse_overrides(quoted_for_hydra(arguments))
     swept = {one.input_line: list(one.sweep_string_iterator()) for one in parsed if one.is_sweep_override()}
     for each in ends if swept else (0,):
         config = compose(

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import conf_folder, print_version
-from overlap_sweep.runtime.composition import quoted_where_verbatim
+from overlap_sweep.runtime.composition import quoted_for_hydra
 from overlap_sweep.runtime.meeting import place_by_hand
 from overlap_sweep.runtime.mistakes import check_keys, errors_in_one_line, flags_first
 from overlap_sweep.runtime.nodes import gather
@@ -93,7 +93,7 @@ def main() -> None:
     _join_others()
     try:
         with errors_in_one_line():
-            sys.argv[1:] = flags_first(quoted_where_verbatim(sys.argv[1:]))
+            sys.argv[1:] = flags_first(quoted_for_hydra(sys.argv[1:]))
             arguments = get_args_parser().parse_args(sys.argv[1:])
             # With -sc the overrides are those of shell completion, such as query=bash.
             if not arguments.shell_completion:

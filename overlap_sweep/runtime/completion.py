@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from overlap_sweep import workloads
 from overlap_sweep.options import NOT_GIVEN, options_of
-from overlap_sweep.runtime.composition import quoted_where_verbatim
+from overlap_sweep.runtime.composition import quoted_for_hydra
 from overlap_sweep.runtime.help import GROUPS, choices
 from overlap_sweep.runtime.mistakes import flags_first
 
@@ -33,7 +33,7 @@ def answer(plugin: CompletionPlugin, config_name: str | None) -> None:
         return
     if words and not arguments.endswith(" "):
         word = words.pop()
-    words = flags_first(quoted_where_verbatim(words))
+    words = flags_first(quoted_for_hydra(words))
     # Hydra splits the line again.
     line = " ".join([*(each for each in words if " " not in each), word])
     found = _values(plugin, config_name, words, word) or plugin._query(config_name, line)

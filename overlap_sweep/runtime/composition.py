@@ -27,6 +27,7 @@ from overlap_sweep.results.identity import HOW_TO_RUN
 from overlap_sweep.results.points import fitting
 from overlap_sweep.results.run_directory import last_sweep
 from overlap_sweep.runtime.mistakes import exists_already, one_line, to_be_added, unknown_option, wrong_value
+from overlap_sweep.runtime.numbered import as_choice, as_typed, choice_of, is_choice, sets_only_its_number
 from overlap_sweep.runtime.placement import requested
 from overlap_sweep.workloads import Config
 
@@ -37,15 +38,15 @@ _NOT_ESCAPED = r"(?<!\\)((?:\\\\)*)\$\{"
 _ESCAPED = r"\1\\${"
 
 
-def quoted_where_verbatim(words: Sequence[str]) -> list[str]:
+def quoted_for_hydra(words: Sequence[str]) -> list[str]:
     """Returns the command line with quotes for Hydra around values that are taken as they were typed, such as those of
-    `job.command`. What this returned once is left as it is."""
+    `job.command`, and around numbers that are choices of a group. What this returned once is left as it is."""
     verbatim = {name for workload in workloads.names() for name in verbatim_options(workloads.schema(workload))}
 
     def quoted(word: str) -> str:
         key, _, value = word.partition("=")
         if key.lstrip("+") not in verbatim:
-            return word
+            return as_choice(word)
         # OmegaConf would take ${name} for an option, unless an odd number of backslashes stands before it.
         if _HYDRAS.fullmatch(value):
             return f"{key}={re.sub(_NOT_ESCAPED, _ESCAPED, value)}"
@@ -67,7 +68,7 @@ def register() -> None:
     _register_group("backend", {name: {"backend": name} for name in ("auto", *backends.names())})
     resolvers: dict[str, Any] = {
         "point_name": lambda *, _root_: point_name(
-            _root_, list(_root_.hydra.overrides.task), _root_.hydra.callbacks.start.fixed_keys.split(",")
+            _root_, list(map(as_typed, _root_.hydra.overrides.task)), _root_.hydra.callbacks.start.fixed_keys.split(",")
         ),
         "nodes_of_point": _nodes_of_point,
         "gpus_of_point": lambda *, _root_: (
@@ -144,28 +145,64 @@ def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[s
     """Returns the configuration of one point of the sweep, equal to Hydra's `load_sweep_config`. UserError for a wrong
     override.
 
-    Hydra composes once for each choice of config groups, which takes 0.1 s; plain values are set in copies of that.
+    Hydra composes once for each choice of config groups, which takes 0.1 s; plain values, and choices that are numbers,
+    are set in copies of that.
     """
     try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-        groups = [override for override in parsed if override.key_or_group in sweep.hydra.runtime.choices]
-        values = [override for override in parsed if override not in groups]
-        if not all(map(_is_plain, values)) or any(override.is_hydra_override() for override in groups):
-            return loader.load_sweep_config(sweep, list(overrides))
-        of_hydra: Any = OmegaConf.to_container(sweep.hydra.overrides.hydra)
-        chosen = [str(override.input_line) for override in groups]
-        config: DictConfig = pickle.loads(_composed(loader, sweep.hydra.job.config_name, (*of_hydra, *chosen)))
+        parsed = OverridesParser.create().parse_overrides(list(map(as_typed, overrides)))
+        of_others = [one for one in parsed if one.key_or_group in sweep.hydra.runtime.choices and not is_choice(one)]
+        values = [override for override in parsed if override not in of_others]
+        if not all(map(_is_plain, values)) or any(override.is_hydra_override() for override in of_others):
+            config = loader.load_sweep_config(sweep, list(map(as_choice, overrides)))
+            return as_was_typed(config, loader)
+        config = _with_groups(loader, sweep, [str(override.input_line) for override in of_others])
+        numbers = [override for override in values if is_choice(override)]
+        if any(_changes_more(loader, config, override) for override in numbers):
+            values = [override for override in values if override not in numbers]
+            chosen = [as_choice(str(override.input_line)) for override in (*of_others, *numbers)]
+            config = _with_groups(loader, sweep, chosen)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UserError(one_line(error)) from error
     OmegaConf.copy_cache(from_config=sweep, to_config=config)
     for override in values:
         _set(config, override)
-    config.hydra.overrides.task = [override.input_line for override in parsed]
+    for override in numbers:
+        config.hydra.runtime.choices[override.key_or_group] = choice_of(override)
+    _record(config, parsed)
+    return config
+
+
+def _with_groups(loader: ConfigLoader, sweep: DictConfig, chosen: Sequence[str]) -> DictConfig:
+    """Returns the configuration with these choices of config groups."""
+    of_hydra: Any = OmegaConf.to_container(sweep.hydra.overrides.hydra)
+    composed: DictConfig = pickle.loads(_composed(loader, sweep.hydra.job.config_name, (*of_hydra, *chosen)))
+    return composed
+
+
+def _changes_more(loader: ConfigLoader, config: DictConfig, override: Override) -> bool:
+    """Returns whether the choice of a number, instead of the one in `config`, changes more than that number."""
+    group, choice = override.key_or_group, choice_of(override)
+    replaced = config.hydra.runtime.choices.get(group) or choice
+    return not all(sets_only_its_number(loader, group, each) for each in (choice, replaced))
+
+
+def as_was_typed(config: DictConfig, loader: ConfigLoader) -> DictConfig:
+    """Changes and returns what Hydra composed: numbers are recorded without quotes, and win over an experiment's."""
+    parsed = OverridesParser.create().parse_overrides(list(map(as_typed, config.hydra.overrides.task)))
+    for override in parsed:
+        if is_choice(override) and sets_only_its_number(loader, override.key_or_group, choice_of(override)):
+            _set(config, override)
+    _record(config, parsed)
+    return config
+
+
+def _record(config: DictConfig, overrides: Sequence[Override]) -> None:
+    """Records the overrides in the configuration, as Hydra does."""
+    config.hydra.overrides.task = [override.input_line for override in overrides]
     separators = config.hydra.job.config.override_dirname
     config.hydra.job.override_dirname = get_overrides_dirname(
-        parsed, list(separators.exclude_keys), separators.item_sep, separators.kv_sep
+        list(overrides), list(separators.exclude_keys), separators.item_sep, separators.kv_sep
     )
-    return config
 
 
 def _is_plain(override: Override) -> bool:

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
@@ -18,6 +19,7 @@ from overlap_sweep import workloads
 from overlap_sweep.declared import shown
 from overlap_sweep.options import Option, about, listed, options_of, sections_of
 from overlap_sweep.program import analyze_program, launch_program
+from overlap_sweep.runtime.numbered import NUMBERED
 from overlap_sweep.runtime.plugin_options import (
     ABOUT_SUBMITIT,
     ABOUT_SWEEPERS,
@@ -28,7 +30,7 @@ from overlap_sweep.runtime.plugin_options import (
 WIDTH = 120
 """Largest width of a line, in columns."""
 GROUPS = (
-    *("workload", "model", "experiment", "operator", "method", "layer", "backend"),
+    *("workload", "model", "experiment", "tp_size", "operator", "method", "num_sm", "layer", "backend"),
     *("hydra/launcher", "hydra/sweeper"),
 )
 
@@ -61,8 +63,24 @@ class Page:
 
 
 def choices(loader: ConfigLoader, group: str) -> list[str]:
-    """Returns the choices of a config group."""
-    return [str(name) for name in loader.get_group_options(group, ObjectType.CONFIG) if not str(name).startswith("_")]
+    """Returns the choices of a config group, numbers in their order."""
+    names = [str(name) for name in loader.get_group_options(group, ObjectType.CONFIG)]
+    # The order of the rest is Hydra's.
+    return sorted(
+        (name for name in names if not name.startswith("_")), key=lambda name: int(name) if name.isdigit() else 0
+    )
+
+
+def sentences(loader: ConfigLoader, group: str) -> dict[str, str]:
+    """Returns the sentence of each choice of a config group whose file has one: the comment below its package."""
+    folders = [Path(source.path) / group for source in loader.get_sources() if source.scheme() == "file"]
+    found = {}
+    for choice in choices(loader, group):
+        file = next((path for folder in folders if (path := folder / f"{choice}.yaml").is_file()), None)
+        comments = [line[2:] for line in file.read_text().splitlines() if line.startswith("# ")] if file else []
+        if comments[1:] and comments[0].startswith("@package"):
+            found[choice] = comments[1]
+    return found
 
 
 @cache
@@ -121,7 +139,7 @@ def _front() -> Iterator[str]:
     yield ""
     yield "Choose with group=name, an experiment with +experiment=name:"
     for group in GROUPS:
-        names = ", ".join(choices(hydra.config_loader, group))
+        names = ", ".join([*choices(hydra.config_loader, group), *["or any other number"] * (group in NUMBERED)])
         yield from _wrapped(names, f"  {group:<14}  ", " " * 18)
     yield ""
     yield "Set with option=value. With -m, option=1,2,4 sweeps over all combinations of values. More help:"
@@ -131,6 +149,8 @@ def _front() -> Iterator[str]:
 
 def _chosen(config: DictConfig, chosen: set[str]) -> Iterator[str]:
     """Yields the lines about the chosen workload, launcher and sweeper, those that the command line names first."""
+    hydra = GlobalHydra.instance().hydra
+    assert hydra is not None
     name, selected = config.workload.name, config.hydra.runtime.choices
     launcher, sweeper = selected["hydra/launcher"], selected["hydra/sweeper"]
     pages = []
@@ -148,6 +168,10 @@ def _chosen(config: DictConfig, chosen: set[str]) -> Iterator[str]:
             typed = f"{option.name}={_value(config, option)}"
             yield from _wrapped(f"{typed:<44}  {option.values}", "  ", " " * 48)
             yield from _wrapped(option.about, " " * 6, " " * 6)
+            for choice, sentence in (
+                sentences(hydra.config_loader, option.name) if option.name in GROUPS else {}
+            ).items():
+                yield from _wrapped(f"{choice}: {sentence}", " " * 8, " " * 10)
         if page.title == f"hydra/sweeper={sweeper}" and (swept := config.hydra.sweeper.get("params")):
             yield "  Swept by default:"
             yield from (f"  {key}={value}" for key, value in swept.items())

@@ -21,6 +21,7 @@ from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.group import GROUP_LOG, shared_pool
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.kept import check_store, kept_result, whole_result
+from overlap_sweep.runtime.numbered import as_typed
 from overlap_sweep.runtime.outcome import Outcome, outcomes, progress
 from overlap_sweep.runtime.point import limits, objective_us, resolve
 from overlap_sweep.runtime.slurm.queue import refuse_living_jobs
@@ -165,7 +166,7 @@ def begin(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int
     """Returns all jobs that Hydra requests. UserError if a job's configuration is wrong, or two different jobs would
     share a directory."""
     sweep.set_up()
-    jobs = [sweep.compose(list(overrides), first_index + i) for i, overrides in enumerate(job_overrides)]
+    jobs = [sweep.compose(list(map(as_typed, overrides)), first_index + i) for i, overrides in enumerate(job_overrides)]
     distinct(jobs)
     check_store(sweep.config)
     listen()

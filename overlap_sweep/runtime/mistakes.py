@@ -20,6 +20,7 @@ from overlap_sweep.declared import has_key
 from overlap_sweep.errors import UserError, nearest
 from overlap_sweep.options import listed, options_of
 from overlap_sweep.program import launch_program
+from overlap_sweep.runtime.numbered import NUMBERED
 from overlap_sweep.runtime.plugin_options import LAUNCHERS
 
 _NO_NAME = "Config group override must be a string or a list."
@@ -181,8 +182,16 @@ def one_line(error: Exception) -> str:
         return unknown_option(key)
     if found := re.search(r"raised while resolving interpolation: Key '(\w+)' not in", text):
         return f"workload.name does not match the configuration, which has no {found[1]}; set workload=... instead."
+    if found := re.search(
+        r"(?:Multiple values for )?\b(\w+)(?: appears more than once in the final defaults|\. To override a value use)",
+        text,
+    ):
+        return exists_already(found[1])
+    if found := re.search(r"In '(\w+)/(\S+)': ValidationError .*Incompatible value 'None'", text, re.DOTALL):
+        return wrong_value(f"{found[1]}={found[2]}", "could not be converted to Integer")
     if found := re.search(r"In '(.+?)': Config(?:Attribute|Key)Error .*full_key: (\S+)", text, re.DOTALL):
-        return f"{found[1]}: {unknown_option(found[2])}"
+        of_choice = found[1].startswith(f"{found[2]}/")
+        return unknown_option(found[2]) if of_choice else f"{found[1]}: {unknown_option(found[2])}"
     if found := re.match(r"Error merging override (.*)", text):
         return wrong_value(found[1], _first_line(error.__cause__ or error))
     return " ".join(line.strip() for line in text.splitlines()[:2])
@@ -190,8 +199,10 @@ def one_line(error: Exception) -> str:
 
 def _unknown_choice(file: str, choices: Sequence[str]) -> str:
     group, _, name = file.rpartition("/")
-    if near := nearest(name, choices):
+    if near := nearest(name, [each for each in choices if not each.isdigit()]):
         return f"Unknown {group} {name}. Did you mean {near}?"
+    if group in NUMBERED:
+        return wrong_value(f"{group}={name}", "could not be converted to Integer")
     if not choices:
         near = nearest(group, ["experiment", "hydra/launcher", "hydra/sweeper"])
         return f"Unknown group {group}. {f'Did you mean {near}?' if near else _see_help()}"

@@ -11,13 +11,14 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.run_directory import LOCK_FILE, last_sweep
-from overlap_sweep.runtime.composition import output_dir
+from overlap_sweep.runtime.composition import as_was_typed, output_dir
 from overlap_sweep.runtime.lock import CLAIM_FILE, hold, refuse_if_read_only
 from overlap_sweep.runtime.mistakes import one_line
 from overlap_sweep.runtime.outcome import outcomes
@@ -156,6 +157,9 @@ def _begin(config: DictConfig, kind: str) -> None:
     warning."""
     try:
         _check_resumed(config, kind)
+        hydra = GlobalHydra.instance().hydra
+        assert hydra
+        as_was_typed(config, hydra.config_loader)
         directory = Path(str(config.hydra[kind].dir))
         refuse_if_read_only(directory, kind)
         made = []

@@ -20,6 +20,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result, write_result
 from overlap_sweep.runtime.kept import LASTING, differs, whole_result
+from overlap_sweep.runtime.numbered import as_choice
 from overlap_sweep.runtime.outcome import outcomes
 
 CHUNK = 8
@@ -105,7 +106,8 @@ class Measurements:
         return result if result and not differs(result, job.point) else None
 
     def _launch(self, jobs: Sequence[Job]) -> list[Result]:
-        returned = self._launcher.launch([list(job.overrides) for job in jobs], initial_job_idx=self._launched)
+        typed = [list(map(as_choice, job.overrides)) for job in jobs]
+        returned = self._launcher.launch(typed, initial_job_idx=self._launched)
         self._launched += len(jobs)
         return [_result(one, job) for one, job in zip(returned, jobs, strict=True)]
 

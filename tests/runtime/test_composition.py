@@ -14,7 +14,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.runtime.composition import compose_point
+from overlap_sweep.runtime.composition import as_was_typed, compose_point
+from overlap_sweep.runtime.numbered import as_choice
 from tests.sweeps import ROOT, launch_here
 
 Sweep = tuple[ConfigLoader, DictConfig]
@@ -44,6 +45,8 @@ def sweep() -> Iterator[Sweep]:
         ("num_sm=8", "++num_sm=4"),
         ("num_sm=3", "~phase"),
         ("+experiment=tp_training", "impl=autotp"),
+        ("workload=layer", "layer=moe"),
+        ("workload=layer", "layer=moe", "tp_size=2", "num_sm=32"),
         ("phases={fprop:{method:ring_exchange,num_sm:2}}", "repetition=3"),
         ("workload=tp_training", "+hydra.job.env_set.A=b", "tp_training.dtype=bfloat16"),
         ("workload=job", 'job.command="python t.py {b}"', "+job.values.b=2", "+job.env.A='x y'", "job.ranks=2"),
@@ -53,8 +56,10 @@ def sweep() -> Iterator[Sweep]:
 def test_a_point_is_as_hydra_composes_it(sweep: Sweep, overrides: tuple[str, ...]) -> None:
     loader, config = sweep
     for _ in range(2):
-        composed, by_hydra = compose_point(loader, config, overrides), loader.load_sweep_config(config, list(overrides))
+        by_hydra = as_was_typed(loader.load_sweep_config(config, list(map(as_choice, overrides))), loader)
+        composed = compose_point(loader, config, overrides)
         assert composed == by_hydra
+        assert composed.hydra.runtime.choices == by_hydra.hydra.runtime.choices
         assert OmegaConf.to_container(composed.hydra.overrides) == OmegaConf.to_container(by_hydra.hydra.overrides)
         if "num_sm" in composed:
             assert composed.hydra.sweep.subdir == by_hydra.hydra.sweep.subdir

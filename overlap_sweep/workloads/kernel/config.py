@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from overlap_sweep.config import OF_OPERATORS, TORCHS, TensorParallelConfig
 from overlap_sweep.declared import one_of, ranged
@@ -57,9 +56,6 @@ class Config(TensorParallelConfig):
     """Implementations of the backend to run, by their names in the printed table, such as `ring_agg1`; other knob
     values are possible, such as `pipeline_sm12_split8`. null: all."""
 
-    groups: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
-        "operator": {operator: {"operator": operator} for operator in OPERATORS}
-    }
     reads_of_model: ClassVar[tuple[str, ...]] = OF_OPERATORS
     own_sizes: ClassVar[tuple[str, ...]] = ("n", "k")
     precision_from: ClassVar[str | None] = "dtype"

@@ -136,7 +136,7 @@ class KnobsConfig(TensorParallelConfig):
     groups: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
         "layer": {
             **{kind: {"layer": {"kind": kind}} for kind in LAYER_KINDS},
-            MOE_KIND: {"layer": {"kind": MOE_KIND}, "tp_size": 1},
+            MOE_KIND: {"defaults": [{"override /tp_size": "1"}], "layer": {"kind": MOE_KIND}},
         }
     }
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from overlap_sweep.declared import any_of, one_of, ranged
 from overlap_sweep.overlap.space import METHODS, OPERATORS, PHASES
@@ -53,13 +52,3 @@ class Config(KnobsConfig):
     """Settings of several phases at once, instead of `phase`, `method` and the knobs, such as
     `{fprop: {method: ring_exchange}, dgrad: {method: bulk, num_sm: 8}, wgrad: {method: bulk, num_sm: 16}}`.
     Phases that are left out are not overlapped."""
-
-    groups: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
-        **KnobsConfig.groups,
-        "operator": {operator: {"operator": operator} for operator in OPERATORS},
-        "method": {
-            **{method: {"method": method} for method in METHODS},
-            "ring_exchange": {"method": "ring_exchange", "aggregate": False},
-            "pipeline": {"method": "pipeline", "num_splits": 4},
-        },
-    }

@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
-from overlap_sweep.runtime.composition import compose_point, quoted_where_verbatim, register
+from overlap_sweep.runtime.composition import compose_point, quoted_for_hydra, register
 from overlap_sweep.runtime.point import resolve
 from tests.sweeps import ROOT
 
@@ -32,7 +32,7 @@ def _sweep() -> tuple[ConfigLoader, DictConfig]:
 
 
 def composed(*typed: str) -> DictConfig:
-    return compose_point(*_sweep(), ["workload=job", "runtime.device=cpu", *quoted_where_verbatim(typed)])
+    return compose_point(*_sweep(), ["workload=job", "runtime.device=cpu", *quoted_for_hydra(typed)])
 
 
 def point(*typed: str) -> dict[str, Any]:

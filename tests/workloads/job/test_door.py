@@ -12,7 +12,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from overlap_sweep.results.run_directory import LOG_FILE
-from overlap_sweep.runtime.composition import quoted_where_verbatim
+from overlap_sweep.runtime.composition import quoted_for_hydra
 from tests.sweeps import Launch, launch_here
 from tests.workloads.job.composed import composed
 
@@ -56,8 +56,8 @@ def test_what_is_in_quotes_as_a_whole_is_hydras(typed: str, meant: str) -> None:
 
 def meant_by(typed: str) -> tuple[str, bool]:
     """Returns the command that is composed, and whether what is printed of it means the same when it is pasted."""
-    printed = quoted_where_verbatim([f"job.command={typed}"])
-    return composed(f"job.command={typed}").job.command, quoted_where_verbatim(printed) == printed
+    printed = quoted_for_hydra([f"job.command={typed}"])
+    return composed(f"job.command={typed}").job.command, quoted_for_hydra(printed) == printed
 
 
 def sweep(folder: Path, *typed: str) -> tuple[str, dict[str, str]]:
