@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +19,9 @@ from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from overlap_sweep import workloads
 from overlap_sweep.declared import has_key
 from overlap_sweep.errors import UserError, nearest
-from overlap_sweep.options import listed, options_of
+from overlap_sweep.options import Option, listed, options_of
 from overlap_sweep.program import launch_program
-from overlap_sweep.runtime.numbered import NUMBERED
+from overlap_sweep.runtime.numbered import NUMBERED, as_typed
 from overlap_sweep.runtime.plugin_options import LAUNCHERS
 
 _NO_NAME = "Config group override must be a string or a list."
@@ -93,7 +94,7 @@ def _nearest(key: str, known: Sequence[str]) -> str | None:
     """Returns the known option that a wrong one was probably meant to be; below a map, with the wrong one's last
     part."""
     near = nearest(key, known)
-    maps = {each.name for name in workloads.names() for each in options_of(workloads.schema(name)) if each.is_map}
+    maps = {option.name for option in _options() if option.is_map}
     below = key.split(".")[near.count(".") + 1 :] if near else []
     return f"+{near}.{'.'.join(below)}" if below and near in maps else near
 
@@ -118,8 +119,7 @@ def wrong_value(override: str, reason: str) -> str:
     key, _, value = override.lstrip("+").partition("=")
     if found := re.search(r"could not be converted to (\w+)|not a valid (bool)\b", reason):
         problem = _KINDS.get(found[1] or "Boolean")
-        options = (option for name in workloads.names() for option in options_of(workloads.schema(name)))
-        option = next((option for option in options if option.name == key), None)
+        option = next((option for option in _options() if option.name == key), None)
         if problem and option:
             allowed = listed(option.choices) if option.choices else f"a value from {option.values}"
             return f"{key}={value} is {problem}; give {allowed}."
@@ -162,6 +162,10 @@ def one_line(error: Exception) -> str:
         return f"{found[1]} cannot be deleted; leave out ~{found[1]}."
     if text.endswith("INTERVAL_SWEEP"):
         return "interval(...) requires hydra/sweeper=optuna; list the values or use range(...)."
+    if found := re.search(
+        r"(?:Ambiguous value for argument|Sweep parameters|not supported :) '(.+)'(?:$| req)", text, re.M
+    ):
+        return _several_values(found[1])
     if isinstance(error, OverrideParseException):
         return _unreadable(error.override)
     if text.startswith(_NO_NAME):
@@ -207,6 +211,21 @@ def _unknown_choice(file: str, choices: Sequence[str]) -> str:
         near = nearest(group, ["experiment", "hydra/launcher", "hydra/sweeper"])
         return f"Unknown group {group}. {f'Did you mean {near}?' if near else _see_help()}"
     return f"{group}={name} is not known; choose one of {', '.join(choices)}."
+
+
+def _several_values(override: str) -> str:
+    """Returns the error about an option with several values where it takes one."""
+    key, _, values = override.partition("=")
+    if key.lstrip("+").startswith("hydra."):
+        return f"{override}: {key} takes one value; quote a value with commas, as in '{key}=\"a,b\"'."
+    takes_list = any(option.name == key and option.values == "list" for option in _options())
+    as_list = f", or give one list: {key}=[{values}]" if takes_list else ""
+    command = shlex.join([*launch_program().split(), "-m", *map(as_typed, sys.argv[1:])])
+    return f"{override} has several values; add -m to sweep over them{as_list}: {command}"
+
+
+def _options() -> Iterator[Option]:
+    return (option for name in workloads.names() for option in options_of(workloads.schema(name)))
 
 
 def _unreadable(override: str) -> str:

@@ -15,6 +15,17 @@ from tests.sweeps import ROOT, launch_here
 NUM_SM = "Unknown option num_smm. Did you mean num_sm?"
 HELP = "See python launch.py --help."
 
+HYDRAS = (
+    "hydra.job.name=a,b: hydra.job.name takes one value; quote a value with commas, as in 'hydra.job.name=\"a,b\"'."
+)
+
+
+def several(override: str, typed: str, also: str = "") -> str:
+    """The message about a sweep without -m, up to what the test adds."""
+    rest = "runtime.device=cpu hydra.run.dir=DIR hydra.sweep.dir=DIR"
+    return f"{override} has several values; add -m to sweep over them{also}: python launch.py -m {typed} {rest}"
+
+
 MISTAKES = {
     # Options, however Hydra is asked to take them.
     "num_smm=8": NUM_SM,
@@ -55,6 +66,12 @@ MISTAKES = {
         "Unknown option hydra.launcher.partitoin. Did you mean hydra.launcher.partition?"
     ),
     # Groups and their choices.
+    "num_sm=1.5": "num_sm=1.5 is not a whole number; give a value from 1 to 512.",
+    "num_sm=null": "num_sm=null is not a whole number; give a value from 1 to 512.",
+    "num_sm=[1,2]": "num_sm=[1,2] is not a whole number; give a value from 1 to 512.",
+    "workload=fsdp num_sm=3": "num_sm requires workload=operator or layer.",
+    "workload=fsdp +num_sm=3": "num_sm requires workload=operator or layer.",
+    "+num_sm=8": "num_sm exists already; give num_sm=... without the +.",
     "method=bulkk": "Unknown method bulkk. Did you mean bulk?",
     "-m method=bulk,bulkk": "Unknown method bulkk. Did you mean bulk?",
     "workload=fdsp": "Unknown workload fdsp. Did you mean fsdp?",
@@ -74,6 +91,21 @@ MISTAKES = {
     "workload=kernel m=0": "m=0 is out of range; give a value from 1 to 16777216.",
     "precision=float64": "precision=float64 is not known; choose one of fp32, fp16, bf16, fp8_delayed, fp8_current, "
     "fp8_block, mxfp8, nvfp4.",
+    # Several values without -m.
+    "num_sm=1,2,4": several("num_sm=1,2,4", "num_sm=1,2,4"),
+    "tp_size=4 num_sm=1,2": several("num_sm=1,2", "tp_size=4 num_sm=1,2"),
+    "method=bulk,none": several("method=bulk,none", "method=bulk,none"),
+    "num_sm=range(1,3)": several("num_sm=range(1,3)", "'num_sm=range(1,3)'"),
+    "workload=job job.command=x +job.values.b=25,4": several(
+        "+job.values.b=25,4", "workload=job 'job.command=\"x\"' +job.values.b=25,4"
+    ),
+    "workload=layer layer.variants=none,bulk": several(
+        "layer.variants=none,bulk",
+        "workload=layer layer.variants=none,bulk",
+        ", or give one list: layer.variants=[none,bulk]",
+    ),
+    "hydra.job.name=a,b": HYDRAS,
+    "-m hydra.job.name=a,b": HYDRAS,
     # No options at all.
     "num_sm": "num_sm has no value; give num_sm=... .",
     "sweep -m tp_size=2": f"sweep is not of the form option=value. {HELP}",
@@ -87,7 +119,7 @@ MISTAKES = {
 @pytest.mark.parametrize("typed", MISTAKES)
 def test_a_mistake_is_one_line_with_what_to_type_instead(tmp_path: Path, typed: str) -> None:
     done = launch_here(*typed.split(), "runtime.device=cpu", f"hydra.run.dir={tmp_path}", f"hydra.sweep.dir={tmp_path}")
-    assert done.stderr == f"error: {MISTAKES[typed]}\n"
+    assert done.stderr.replace(str(tmp_path), "DIR") == f"error: {MISTAKES[typed]}\n"
     assert done.returncode == 1
     assert not list(tmp_path.rglob("result.json"))
 
