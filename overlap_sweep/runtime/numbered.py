@@ -22,7 +22,7 @@ NUMBERED = ("tp_size", "num_sm")
 """Groups that set the option of the same name."""
 
 _SERVED = re.compile(rf"({'|'.join(NUMBERED)})/(-?\d+|null)(?:\.yaml)?")
-_CHOICE = re.compile(rf"(?:\+\+)?({'|'.join(NUMBERED)})=('([^'\\]*)'|.*)", re.DOTALL)
+_CHOICE = re.compile(rf"""(?:\+\+)?(\+?(?:{"|".join(NUMBERED)}))=(['"]?)([^'"\\]*)\2""")
 
 
 class NumberSource(ConfigSource):
@@ -72,7 +72,7 @@ def as_choice(word: str) -> str:
 def as_typed(word: str) -> str:
     """Returns the override without the quotes of `as_choice`, and without ++."""
     found = _CHOICE.fullmatch(word)
-    return f"{found[1]}={found[2] if found[3] is None else found[3]}" if found else word
+    return f"{found[1]}={found[3]}" if found else word
 
 
 def choice_of(override: Override) -> str:

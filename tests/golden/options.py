@@ -9,7 +9,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from overlap_sweep import workloads
 from overlap_sweep.options import sections_of
-from overlap_sweep.runtime.help import GROUPS, Page, choices, launcher_page, section_page, users_of
+from overlap_sweep.runtime.help import GROUPS, Page, choices, launcher_page, section_page, sentences, users_of
+from overlap_sweep.runtime.numbered import NUMBERED
 from overlap_sweep.runtime.plugin_options import ABOUT_SWEEPERS, LAUNCHERS, OPTIONS_OF_SWEEPERS
 from tests.sweeps import ROOT
 
@@ -49,10 +50,25 @@ def _groups() -> str:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra
-        names = {group: choices(hydra.config_loader, group) for group in GROUPS if not group.startswith("hydra/")}
-    return "| group | choices |\n|---|---|\n" + _rows(
-        (f"`{'+' * (group == 'experiment')}{group}=`", ", ".join(f"`{name}`" for name in found))
-        for group, found in names.items()
+        loader, groups = hydra.config_loader, [group for group in GROUPS if not group.startswith("hydra/")]
+        rows = [(group, choices(loader, group)) for group in groups]
+        said = [
+            (f"`{group}={choice}`", sentence)
+            for group in groups
+            for choice, sentence in sentences(loader, group).items()
+            if group != "experiment"
+        ]
+    return (
+        "| group | choices |\n|---|---|\n"
+        + _rows(
+            (
+                f"`{'+' * (group == 'experiment')}{group}=`",
+                ", ".join([*(f"`{name}`" for name in found), *["or any other number"] * (group in NUMBERED)]),
+            )
+            for group, found in rows
+        )
+        + "\n| choice | |\n|---|---|\n"
+        + _rows(said)
     )
 
 

@@ -1,6 +1,6 @@
 """Everything that a case's commands print and write, as text that depends on nothing but the code.
 
-python -m tests.golden.outputs [CASE...]    writes the golden files anew, docs/columns.md, options.md
+python -m tests.golden.outputs [CASE...]    writes the golden files, docs/columns.md, options.md and defaults in conf/ anew
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 from tests.analyze import analyze
-from tests.golden import options
+from tests.golden import options, workload_files
 from tests.golden.cases import CASES, Case
 from tests.golden.columns import COLUMNS_MD, reference
 from tests.golden.page_text import DATA, chart_text, page_text
@@ -109,3 +109,5 @@ if __name__ == "__main__":
             write(case)
     COLUMNS_MD.write_text(reference())
     options.OPTIONS_MD.write_text(options.reference())
+    for path, text in workload_files.files().items():
+        path.write_text(text)

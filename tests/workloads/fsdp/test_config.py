@@ -16,10 +16,9 @@ from tests.sweeps import ROOT
 from tests.workloads.fsdp.points import fsdp_point
 
 
-def test_conf_changes_no_default_and_lists_variables_that_are_not_set() -> None:
+def test_conf_lists_variables_that_are_not_set() -> None:
     listed = yaml.safe_load((ROOT / "conf/workload/fsdp.yaml").read_text())
-    assert listed.keys() == {"defaults", "distributed"}
-    assert listed["distributed"].keys() == {"env"}
+    assert "NCCL_ALGO" in listed["distributed"]["env"]
     assert set(listed["distributed"]["env"].values()) == {None}
 
 
