@@ -23,6 +23,7 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.timing import CudaStream, GpuClock, Variant, summarise, time_variants
 from overlap_sweep.runtime.composition import register
 from overlap_sweep.runtime.group_config import NO_MULTICAST
+from overlap_sweep.runtime.numbered import as_choice
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.workloads.operator.run import bench_for
 
@@ -77,7 +78,7 @@ def measure(model: str, operator: str, overlaps: Mapping[str, tuple[str, int]], 
 def point_for(model: str, operator: str, method: str, num_sm: int, tp_size: int) -> dict[str, Any]:
     given = (f"model={model}", f"operator={operator}", f"method={method}", f"num_sm={num_sm}", f"tp_size={tp_size}")
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return resolve(compose("config", [*given, "backend=transformer_engine", "runtime.device=cuda"]))
+        return resolve(compose("config", [*map(as_choice, given), "backend=transformer_engine", "runtime.device=cuda"]))
 
 
 def naive(variant: Variant, ranks: Ranks) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from overlap_sweep.commands.command_line import app
 from overlap_sweep.declared import has_key
 from overlap_sweep.runtime import placement, point
 from overlap_sweep.runtime.composition import quoted_for_hydra, register
+from overlap_sweep.runtime.numbered import as_choice
 from overlap_sweep.tuner import model_overrides
 from tests.sweeps import ROOT
 
@@ -166,7 +167,9 @@ def resolved(arguments: list[str], monkeypatch: pytest.MonkeyPatch, ends: tuple[
         config = compose(
             "config",
             [
-                f"{one.get_key_element()}={swept[one.input_line][each]}" if one.input_line in swept else one.input_line
+                as_choice(f"{one.get_key_element()}={swept[one.input_line][each]}")
+                if one.input_line in swept
+                else one.input_line
                 for one in parsed
             ],
             return_hydra_config=on_slurm,

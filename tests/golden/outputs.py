@@ -1,6 +1,6 @@
 """Everything that a case's commands print and write, as text that depends on nothing but the code.
 
-python -m tests.golden.outputs [CASE...]    writes the golden files, docs/columns.md, options.md and defaults in conf/ anew
+python -m tests.golden.outputs [CASE...]    writes the golden files, docs/columns.md, options.md and defaults in conf/
 """
 
 from __future__ import annotations

@@ -67,6 +67,7 @@ MISTAKES = {
     ),
     # Groups and their choices.
     "num_sm=1.5": "num_sm=1.5 is not a whole number; give a value from 1 to 512.",
+    "tp_size=true": "tp_size=true is not a whole number; give a value from 1 to 8.",
     "num_sm=null": "num_sm=null is not a whole number; give a value from 1 to 512.",
     "num_sm=[1,2]": "num_sm=[1,2] is not a whole number; give a value from 1 to 512.",
     "workload=fsdp num_sm=3": "num_sm requires workload=operator or layer.",

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.composition import register
 from overlap_sweep.runtime.jobs import Job
+from overlap_sweep.runtime.numbered import as_choice
 from overlap_sweep.runtime.slurm.launcher import adopt
 from overlap_sweep.runtime.slurm.queue import JobRecord
 from overlap_sweep.runtime.slurm.submission import OURS, launcher_options, pack
@@ -76,7 +77,7 @@ def asked_for(*overrides: str) -> dict[str, Any]:
     GlobalHydra.instance().clear()
     register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        config = compose("config", list(overrides), return_hydra_config=True)
+        config = compose("config", list(map(as_choice, overrides)), return_hydra_config=True)
     HydraConfig.instance().set_config(config)
     return launcher_options(Job(0, [], config, {}, Path("/sweep/0")))
 

@@ -22,6 +22,7 @@ from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import Result, read_result, write_result
 from overlap_sweep.runtime.group_config import machine_of
+from overlap_sweep.runtime.numbered import as_choice
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.workloads.layer.result import LayerTimes
@@ -89,7 +90,7 @@ class StandIn(Launcher):
         return [self._run(list(overrides)) for overrides in job_overrides]
 
     def _run(self, overrides: list[str]) -> JobReturn:
-        job = self.context.config_loader.load_sweep_config(self.config, overrides)
+        job = self.context.config_loader.load_sweep_config(self.config, list(map(as_choice, overrides)))
         HydraConfig.instance().set_config(job)
         directory = Path(str(job.hydra.sweep.dir)) / str(job.hydra.sweep.subdir)
         point = resolve(OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"]))
