@@ -19,11 +19,10 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.instruments import named, nsys_records, recorded_by_nsys
 from overlap_sweep.measure.timing import Variant, meet, spin
 from overlap_sweep.results.run_directory import keep, trace_file
+from overlap_sweep.trace.disk import TENSORBOARD_FOLDER
 
 SPIN_US = 10_000.0
 """Length of the spin: under the profiler the host needs some milliseconds to enqueue an operator."""
-
-TENSORBOARD_DIRECTORY = "torch_profiler"
 
 BY_ROCPROFV3 = (
     "No Chrome trace was written: exporting one is known to crash on ROCm. profiling.rocprofv3=true records a trace."
@@ -129,7 +128,7 @@ def profile_steps(
         return ProfiledSteps(warnings=warnings)
     written: list[str] = []
     # Names differ between processes, so traces of an earlier attempt would remain.
-    folder = directory / TENSORBOARD_DIRECTORY / f"rank{ranks.rank}"
+    folder = directory / TENSORBOARD_FOLDER / f"rank{ranks.rank}"
     shutil.rmtree(folder, ignore_errors=True)
 
     def write(profiler: profile) -> None:

@@ -26,6 +26,7 @@ from overlap_sweep.results.measured import (
     WholeSetting,
     WorkloadConfig,
 )
+from overlap_sweep.trace.disk import TENSORBOARD_FOLDER
 from overlap_sweep.workloads import measured_type
 
 RESULT_SCHEMA = 2
@@ -35,7 +36,7 @@ LOG_FILE = "worker.log"
 LOCK_FILE = ".lock"
 """Name of the lock in a sweep's directory; see runtime/lock.py."""
 
-PROFILERS_FOLDERS = ("torch_profiler", "rocprofv3")
+PROFILERS_FOLDERS = (TENSORBOARD_FOLDER, "rocprofv3")
 """Folders that profilers write next to the traces."""
 
 NSYS_REPORT = "nsys"

@@ -27,6 +27,9 @@ LONGEST_TEMPORARY_BYTES = 107 - len("/pymp-12345678/listener-12345678")
 """Longest path of the temporary directory: multiprocessing's fork server listens below it, and the address of a Unix
 socket has at most 107 bytes. Our own sockets need one byte less."""
 
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that list the GPUs that a process sees, the last two ROCm's."""
+
 DEBUG = {
     "NVTE_UBDEBUG": "1",
     "NVTE_DEBUG": "1",
@@ -61,15 +64,27 @@ def elsewhere() -> bool:
 def visible_gpus() -> int:
     """Returns the number of GPUs that a worker will see, by CUDA_VISIBLE_DEVICES (or ROCm's two variables), else by the
     driver."""
-    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+    for variable in VISIBLE:
         if variable in os.environ:
-            listed = [entry for entry in os.environ[variable].split(",") if entry.strip() not in ("", "-1")]
-            return len(listed)
+            return len(_listed(variable))
     try:
         answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True)
         return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
     except (OSError, subprocess.SubprocessError):
         return len(list(Path("/dev").glob("nvidia[0-9]*"))) or _amd_gpus()
+
+
+def _listed(variable: str) -> list[str]:
+    return [entry for entry in os.environ[variable].split(",") if entry.strip() not in ("", "-1")]
+
+
+def _beginning_with(first_gpu: int) -> dict[str, str]:
+    """Returns the variable by which a process sees this GPU as its first, and all others after it in turn."""
+    if not first_gpu:
+        return {}
+    variable = next((name for name in VISIBLE if name in os.environ), VISIBLE[0])
+    gpus = _listed(variable) if variable in os.environ else [str(number) for number in range(visible_gpus())]
+    return {variable: ",".join([*gpus[first_gpu:], *gpus[:first_gpu]])}
 
 
 def _amd_gpus() -> int:
@@ -95,6 +110,7 @@ class GroupConfig:
     """Start of the agent's command line: a profiler for all processes of the group. It contains the point's directory,
     so that each such point has its own group."""
     company: str = ""
+    first_gpu: int = 0
     nodes: int = 1
     """Machines that the ranks are spread over, equally many on each."""
 
@@ -109,6 +125,7 @@ class GroupConfig:
             environment=tuple(sorted({**_instruments(runtime), **workers.environment}.items())),
             wrapper=wrapper.words if (wrapper := _wrapper(point, directory)) else (),
             company=workers.company,
+            first_gpu=workers.first_gpu,
             nodes=workloads.nodes(point),
         )
 
@@ -188,6 +205,7 @@ def _variables(config: GroupConfig) -> dict[str, str]:
     connections = config.max_connections
     return {
         **dict(config.environment),
+        **_beginning_with(config.first_gpu),
         **({} if config.multicast else NO_MULTICAST),
         **({} if connections is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}),
     }

@@ -19,6 +19,9 @@ from overlap_sweep.errors import UserError
 
 SUFFIXES = (".json", ".json.gz")
 
+TENSORBOARD_FOLDER = "torch_profiler"
+"""Folder in a point's directory with its traces for TensorBoard, in `rank<r>/`."""
+
 TIMELINE_MARK = "overlap_sweep timeline"
 """Made-by mark at the beginning of a timeline of several ranks."""
 
@@ -77,8 +80,10 @@ def links_out(root: Path, denied: Callable[[OSError], object] | None = None) -> 
 
 
 def find_traces(directory: Path) -> list[Path]:
-    """Returns all traces at or below a directory, `rank2` before `rank10`, without merged timelines."""
+    """Returns all traces at or below a directory, `rank2` before `rank10`, without merged timelines and without
+    TensorBoard's copies of a point's traces."""
     files = [path for path in _candidates(directory) if not _leads_out(path, directory)]
+    files = [path for path in files if not _is_copy(path, directory)]
     return [path for path in files if path.is_file() and _is_trace(path)]
 
 
@@ -100,6 +105,13 @@ def natural_order(path: Path) -> list[list[str | int]]:
 
 def _candidates(directory: Path) -> list[Path]:
     return sorted((path for path in directory.rglob("*") if path.name.endswith(SUFFIXES)), key=natural_order)
+
+
+def _is_copy(path: Path, directory: Path) -> bool:
+    """Returns whether the file is a copy for TensorBoard of a trace below `directory`."""
+    of_rank, point = path.parent, path.parent.parent.parent
+    is_for_tensorboard = of_rank.parent.name == TENSORBOARD_FOLDER and point.is_relative_to(directory)
+    return is_for_tensorboard and (point / f"trace_{of_rank.name}.json.gz").exists()
 
 
 def _leads_out(path: Path, directory: Path) -> bool:

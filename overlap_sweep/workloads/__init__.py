@@ -91,6 +91,8 @@ class Workers:
     wrapper: Wrapper | None = None
     company: str = ""
     """Any further string that must be equal for points to share processes."""
+    first_gpu: int = 0
+    """Number of the ranks' first GPU among the visible ones."""
 
 
 def usual_workers(config: Config, directory: Path) -> Workers:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
 from overlap_sweep.trace import TraceRow
+from overlap_sweep.trace.disk import find_traces
 from tests.processes import run_ranks
 from tests.trace.conftest import analyse_trace
 
@@ -95,6 +96,10 @@ def test_tensorboard_gets_a_file_for_every_cycle(tmp_path: Path, chrome: bool) -
     assert [list(gemms(analyse_trace(path))) for path in files] == [[2, 3], [6, 7]]
     assert steps.traces == (["trace_rank0.json.gz", "trace_cycle1_rank0.json.gz"] if chrome else [])
     assert {path.name for path in tmp_path.iterdir()} == {"torch_profiler", *steps.traces}
+    # Each step is read once, and the copies if somebody asks for them.
+    found = sorted(path.name for path in find_traces(tmp_path))
+    assert found == sorted(steps.traces or [path.name for path in files])
+    assert find_traces(tmp_path / "torch_profiler") == files
 
 
 def test_what_is_to_be_recorded_beside_is_in_the_trace(tmp_path: Path) -> None:

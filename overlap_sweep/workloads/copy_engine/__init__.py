@@ -20,6 +20,9 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     copy = dict(point["copy_engine"])
     # The same as workload.repeats.
     del copy["iterations"]
+    # Left out if it is the first: results of earlier versions don't have it.
+    if not copy["device"]:
+        del copy["device"]
     profiling = point["profiling"]
     return {
         **{name: point[name] for name in _KEPT},
@@ -34,6 +37,8 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
+    if (device := _device(point)) and point["runtime"]["device"] == "cpu":
+        return f"copy_engine.device={device} needs a GPU"
     if point["copy_engine"]["direction"] != "device_to_device" and point["runtime"]["device"] == "cpu":
         return f"copy_engine.direction={point['copy_engine']['direction']} needs a GPU"
     chunks, rows = point["copy_engine"]["chunks"], point["copy_engine"]["matrix_size"]
@@ -49,7 +54,23 @@ def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
 
 def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
     profiling = point.get("profiling")
-    return Workers(max_connections=8, wrapper=profilers.wrapper(profiling, directory) if profiling else None)
+    wrapper = profilers.wrapper(profiling, directory) if profiling else None
+    return Workers(max_connections=8, wrapper=wrapper, first_gpu=_device(point))
+
+
+def _device(point: Mapping[str, Any]) -> int:
+    return int(point["copy_engine"].get("device") or 0)
+
+
+def _idle_gpus(point: Mapping[str, Any]) -> int:
+    """Returns the number of GPUs before the one that is used, or the one that receives the copies."""
+    return max(_device(point), int(point["copy_engine"]["direction"] == "peer"))
+
+
+def _fewer_gpus(point: Mapping[str, Any]) -> tuple[str, str]:
+    if device := _device(point):
+        return f"copy_engine.device={device}", "a smaller number"
+    return f"copy_engine.direction={point['copy_engine']['direction']}", "another direction"
 
 
 WORKLOAD = Workload(
@@ -62,9 +83,8 @@ WORKLOAD = Workload(
     words=_words,
     named={f"copy_engine.{name}" for name in ("matrix_size", "copy_mb", "direction")},
     world_size=lambda point: 1,
-    # The GPU that receives the copies.
-    idle_gpus=lambda point: int(point["copy_engine"]["direction"] == "peer"),
-    fewer_gpus=lambda point: (f"copy_engine.direction={point['copy_engine']['direction']}", "another direction"),
+    idle_gpus=_idle_gpus,
+    fewer_gpus=_fewer_gpus,
     cost=lambda point: (
         point["copy_engine"]["gemms"],
         point["copy_engine"]["copies"],

@@ -158,7 +158,7 @@ def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
 
 def _order(row: CopyRow) -> tuple[float, ...]:
     options = row.point.config["copy_engine"]
-    return (*_SIZES(options), options.get("chunks") or 1)
+    return (*_SIZES(options), options.get("chunks") or 1, options.get("device") or 0)
 
 
 def copy_row(point: Point) -> CopyRow:
@@ -182,10 +182,11 @@ def copy_row(point: Point) -> CopyRow:
             faster=less("chunked_overlapped", than="overlapped"),
         )
     in_chunks = f" in {chunks} chunks" if chunks else ""
+    on_gpu = f" on GPU {device}" if (device := options.get("device")) else ""
     return CopyRow(
         point,
-        size="{gemms} GEMMs of {matrix_size}{in_chunks}, {copies} x {copy_mb:g} MiB".format(
-            **options, in_chunks=in_chunks
+        size="{gemms} GEMMs of {matrix_size}{in_chunks}, {copies} x {copy_mb:g} MiB{on_gpu}".format(
+            **options, in_chunks=in_chunks, on_gpu=on_gpu
         ),
         launch_bound=any(measured.launch_bound.values()),
         gemm=times["gemm"],

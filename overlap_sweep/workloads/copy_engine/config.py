@@ -32,6 +32,8 @@ class CopyEngine:
     """Rows and columns of the square matrices that the GEMM multiplies."""
     copy_mb: float = ranged(64.0, 0.001, 2**17)
     """Size of each copy, in MiB."""
+    device: int = ranged(0, 0, 1023)
+    """Number of the GPU, among the visible ones."""
     direction: str = one_of("device_to_device", "device_to_device", "peer", "host_to_device", "device_to_host")
     """Source and target of the copies. `peer`: into the next GPU's memory."""
     dtype: str = one_of("bfloat16", "bfloat16", "float16", "float32", also=TORCHS)

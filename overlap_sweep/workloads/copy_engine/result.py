@@ -34,6 +34,7 @@ class _CopyEngine(msgspec.Struct):
     gemms: Count
     copies: Count
     chunks: Count | None = None
+    device: Annotated[int, msgspec.Meta(ge=0, lt=1024)] = 0
 
 
 class ComposedCopies(ComposedConfig, kw_only=True):

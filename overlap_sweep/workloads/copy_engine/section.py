@@ -60,6 +60,13 @@ def _of_chunks(name: str, about: str, read: str, show: Callable[[Any], str], **m
 
 
 ASKED = (
+    Column[PointRow[CopyRow]](
+        "gpu",
+        # Results of the first one don't have it.
+        lambda row: row.point.config["copy_engine"].get("device") or 0,
+        "Number of the GPU, among the visible ones.",
+        kind="count",
+    ),
     _asked("direction", kind="text", header="direction"),
     replace(PRECISION, header=""),
     _asked(

@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+import overlap_sweep.runtime.point as point_module
 import overlap_sweep.workloads.copy_engine.run as copy_overlap
-from overlap_sweep.errors import Refused, WrongNumbers
+from overlap_sweep.errors import Refused, UserError, WrongNumbers
 from overlap_sweep.measure import Ranks
+from overlap_sweep.runtime.group_config import GroupConfig, visible_gpus, worker_environment
+from overlap_sweep.workloads.copy_engine import WORKLOAD
 from overlap_sweep.workloads.copy_engine.run import run
 from tests.trace.conftest import analyse_trace
+from tests.workloads.fsdp.points import composed
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -133,3 +137,18 @@ def test_on_gpus_copies_run_beside_gemms_within_the_time(tmp_path: Path, directi
     # Copies within a GPU take memory bandwidth and SMs from the GEMMs, and may gain nothing.
     assert us["overlapped"] < us["sequential"] * (1.02 if direction == "device_to_device" else 1.0)
     assert us["chunked_overlapped"] >= 0.95 * max(us["chunked_gemm"], us["copy"])
+
+
+def test_another_gpu_is_the_first_one_that_its_worker_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
+    monkeypatch.setattr(point_module, "visible_gpus", visible_gpus.__wrapped__)
+    asked = ("workload=copy_engine", "runtime.device=cuda", "copy_engine.direction=peer")
+    of_first, of_last = (composed(*asked, *more) for more in ((), ("copy_engine.device=2",)))
+    seen = [worker_environment(GroupConfig.of(one))["CUDA_VISIBLE_DEVICES"] for one in (of_first, of_last)]
+    # After the last one the first comes next, which receives the copies.
+    assert seen == ["4,6,7", "7,4,6"]
+    assert "device" not in of_first["copy_engine"], "it is the point that it was before there was the option"
+    with pytest.raises(UserError, match=r"^copy_engine.device=3 needs 4 GPUs, but 3 are visible; use a smaller number"):
+        composed(*asked, "copy_engine.device=3")
+    refused = WORKLOAD.refusal(composed("workload=copy_engine", "runtime.device=cpu", "copy_engine.device=1"))
+    assert refused == "copy_engine.device=1 needs a GPU"
