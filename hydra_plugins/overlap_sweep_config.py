@@ -78,7 +78,7 @@ class SlurmLauncher(TorchrunLauncher):
         """Ignores `options`, resolved for the whole sweep: they are resolved again for every point."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from overlap_sweep.runtime.group_config import run_elsewhere
+        from overlap_sweep.gpus import run_elsewhere
 
         run_elsewhere()
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)

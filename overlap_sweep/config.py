@@ -274,8 +274,8 @@ class ModelConfig(PointConfig):
 
 @dataclass
 class TensorParallelConfig(ModelConfig):
-    tp_size: int = ranged(2, 1, 8)
-    """Tensor-parallel ranks, one GPU or CPU process each."""
+    tp_size: int | None = ranged(2, 1, 8)
+    """Tensor-parallel ranks, one GPU or CPU process each. null: all visible GPUs, at most 8; on a CPU 2."""
 
     reads_of_model: ClassVar[tuple[str, ...]] = (*OF_LAYERS, *OF_EXPERTS, *OF_LATENT_ATTENTION)
 

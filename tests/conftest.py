@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.cache import cache_root
-from overlap_sweep.runtime.group_config import visible_gpus
+from overlap_sweep.gpus import visible_gpus
 
 if find_spec("hypothesis"):
     # Not on machines with GPUs alone. What an example may take says nothing on a machine that others share.

@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-from overlap_sweep.runtime.group_config import visible_gpus
+from overlap_sweep.gpus import visible_gpus
 
 SLOW_TO_IMPORT = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.modeling_utils"]
 """Modules that many tests need. Importing them may ask for GPUs, after which no forked process can use these."""

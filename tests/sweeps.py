@@ -149,7 +149,7 @@ def _be_launch(arguments: tuple[str, ...]) -> NoReturn:
     """Ends this process as Python would, with nothing left of what the tests before have done in it."""
     from hydra.core.global_hydra import GlobalHydra
 
-    from overlap_sweep.runtime.group_config import visible_gpus
+    from overlap_sweep.gpus import visible_gpus
     from overlap_sweep.runtime.outcome import Outcomes, outcomes
 
     status: object = 1

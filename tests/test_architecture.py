@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 
-BASE = {"errors", "declared", "options", "cache", "config", "program", "processes"}
+BASE = {"errors", "declared", "options", "cache", "config", "gpus", "program", "processes"}
 BELOW_RESULTS = BASE | {"trace", "overlap", "diagnosis"}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),

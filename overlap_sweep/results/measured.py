@@ -164,12 +164,13 @@ class ShardedConfig(ComposedConfig, kw_only=True):
     """The configuration of a workload that runs a model, or a part of one, on tensor-parallel ranks."""
 
     model: ModelConfig
-    tp_size: Count
+    tp_size: Count | None
 
 
 class ResolvedConfig(ShardedConfig, kw_only=True):
     """A configuration as it was run, with sizes and precision."""
 
+    tp_size: Count
     workload: SizedWorkload
     precision: str
 

@@ -260,7 +260,7 @@ def point_name(config: Config, overrides: Sequence[str], fixed: Collection[str] 
     The name has the workload's words, the other command-line `overrides` that vary over the sweep, and a digest of
     those with `fixed` keys, and of those with characters that no name can have.
     """
-    workload = workloads.of(config)
+    workload, config = workloads.of(config), workloads.with_ranks(config)
     schema, named = workloads.schema(workload.name), _ALWAYS_NAMED | {*workload.named}
     varying, rest, also = [], [], spellings(schema)
     for override in (override.lstrip("+~") for override in overrides):

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
+from overlap_sweep.gpus import beginning_with
 from overlap_sweep.program import environment_with_package
 from overlap_sweep.results.identity import machine
 from overlap_sweep.workloads import Wrapper, profilers
 
-_elsewhere = False
-
 LONGEST_TEMPORARY_BYTES = 107 - len("/pymp-12345678/listener-12345678")
 """Longest path of the temporary directory: multiprocessing's fork server listens below it, and the address of a Unix
 socket has at most 107 bytes. Our own sockets need one byte less."""
-
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""Variables that list the GPUs that a process sees, the last two ROCm's."""
 
 DEBUG = {
     "NVTE_UBDEBUG": "1",
@@ -48,49 +41,6 @@ NO_MULTICAST = {
     "CUBLASMP_DISABLE_MULTICAST": "1",
 }
 """NCCL_NVLS_ENABLE is also what keeps cuBLASMp from multicast: it takes its multicast addresses from NCCL (0.10)."""
-
-
-def run_elsewhere() -> None:
-    """Declares that the points of this process run on other machines, which have enough GPUs."""
-    global _elsewhere
-    _elsewhere = True
-
-
-def elsewhere() -> bool:
-    return _elsewhere
-
-
-@cache
-def visible_gpus() -> int:
-    """Returns the number of GPUs that a worker will see, by CUDA_VISIBLE_DEVICES (or ROCm's two variables), else by the
-    driver."""
-    for variable in VISIBLE:
-        if variable in os.environ:
-            return len(_listed(variable))
-    try:
-        answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True)
-        return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
-    except (OSError, subprocess.SubprocessError):
-        return len(list(Path("/dev").glob("nvidia[0-9]*"))) or _amd_gpus()
-
-
-def _listed(variable: str) -> list[str]:
-    return [entry for entry in os.environ[variable].split(",") if entry.strip() not in ("", "-1")]
-
-
-def _beginning_with(first_gpu: int) -> dict[str, str]:
-    """Returns the variable by which a process sees this GPU as its first, and all others after it in turn."""
-    if not first_gpu:
-        return {}
-    variable = next((name for name in VISIBLE if name in os.environ), VISIBLE[0])
-    gpus = _listed(variable) if variable in os.environ else [str(number) for number in range(visible_gpus())]
-    return {variable: ",".join([*gpus[first_gpu:], *gpus[:first_gpu]])}
-
-
-def _amd_gpus() -> int:
-    """Returns the number of GPUs of the ROCm kernel driver: its nodes with SIMD units, since it lists CPUs too."""
-    nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")
-    return sum(bool(re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE)) for node in nodes)
 
 
 @dataclass(frozen=True)
@@ -205,7 +155,7 @@ def _variables(config: GroupConfig) -> dict[str, str]:
     connections = config.max_connections
     return {
         **dict(config.environment),
-        **_beginning_with(config.first_gpu),
+        **beginning_with(config.first_gpu),
         **({} if config.multicast else NO_MULTICAST),
         **({} if connections is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}),
     }

@@ -14,9 +14,10 @@ from omegaconf import DictConfig
 
 from overlap_sweep.cache import cache_directory, cache_root
 from overlap_sweep.errors import UserError
+from overlap_sweep.gpus import elsewhere
 from overlap_sweep.results.identity import environment_identity, instrumented, library_identity, point_identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, clear, read_result, write_result
-from overlap_sweep.runtime.group_config import elsewhere, machine_of
+from overlap_sweep.runtime.group_config import machine_of
 from overlap_sweep.store import Measurement, Store, read_store
 
 LASTING: tuple[Status, ...] = ("ok", "skipped")

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
-from overlap_sweep.runtime.group_config import elsewhere
+from overlap_sweep.gpus import elsewhere
 from overlap_sweep.runtime.nodes import nodes_here
 from overlap_sweep.workloads import Config
 

@@ -19,6 +19,7 @@ from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT, OF_LANGUAGE_MODELS, Model, ModelConfig
 from overlap_sweep.declared import check, spelled, unknown_key
 from overlap_sweep.errors import NodeLost, PointFailed, Refused, UserError
+from overlap_sweep.gpus import elsewhere, visible_gpus
 from overlap_sweep.overlap import models, overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import instrumented
@@ -43,10 +44,8 @@ from overlap_sweep.runtime.group_config import (
     check_temporary_directory,
     check_torch,
     check_wrapper,
-    elsewhere,
     environment_of,
     machine_of,
-    visible_gpus,
 )
 from overlap_sweep.runtime.kept import LASTING, check_store, kept_result, remember, remembered, whole_result
 from overlap_sweep.runtime.mistakes import unknown_option
@@ -90,6 +89,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         workload.backend(point["backend"])
     for option in NO_PART_OF_A_POINT:
         point.pop(option, None)
+    point |= workload.ranks(point)
     if point["precision"] and schema.precision_option:
         raise UserError(
             f"workload={workload.name} does not use precision={point['precision']}; set {schema.precision_option}."

@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from overlap_sweep import workloads
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
+from overlap_sweep.gpus import elsewhere, visible_gpus
 from overlap_sweep.overlap import model_layers, models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, FILE, NONE, TUNED, OverlapConfig
 from overlap_sweep.program import launch_command
@@ -29,7 +30,6 @@ from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.terminal import print_answers, print_written
 from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.results.run_directory import Result, now, write_atomically
-from overlap_sweep.runtime.group_config import elsewhere, visible_gpus
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.measured import Job, override_value, swept_values
 from overlap_sweep.search.sweeper import Sweep, case_of

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from overlap_sweep import backends
 from overlap_sweep.config import PointConfig
 from overlap_sweep.errors import UserError
+from overlap_sweep.gpus import all_ranks
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.processes import Start
 
@@ -65,6 +66,18 @@ def run_of(package: str) -> Run:
 
 def _tp_size(config: Config) -> int:
     return int(config["tp_size"])
+
+
+MOST_TP = 8
+"""Most tensor-parallel ranks, which must be within a node."""
+
+
+def tp_ranks(config: Config, others: int = 1, ranks: int | None = None) -> dict[str, int]:
+    """Returns `tp_size` as a number where it is null: `ranks`, else one for each GPU, over `others`, such as
+    data-parallel ones."""
+    if config.get("tp_size", 1) is not None:
+        return {}
+    return {"tp_size": min(ranks // others if ranks else all_ranks(config, "tp_size", others), MOST_TP)}
 
 
 def _on_one_node(config: Config) -> str:
@@ -188,6 +201,8 @@ class Workload:
     overlap_configs: Callable[[Config], dict[str, OverlapConfig]] = lambda config: {}
     """Returns the overlap configurations that the backend gets, by variant, or under "" for the whole point. They are
     written into the run directory."""
+    ranks: Callable[[Config], Mapping[str, Any]] = tp_ranks
+    """Returns for a composed point the options that say how many ranks there are, where they are null: as numbers."""
     world_size: Callable[[Config], int] = _tp_size
     """Returns the number of ranks of a point."""
     idle_gpus: Callable[[Config], int] = lambda config: 0
@@ -259,9 +274,14 @@ def of(config: Config) -> Workload:
     return load(config["workload"]["name"])
 
 
+def with_ranks(config: Config) -> Config:
+    """Returns a composed point with numbers for ranks that are null."""
+    return {**config, **found} if (found := of(config).ranks(config)) else config
+
+
 def world_size(config: Config) -> int:
     """Returns the number of ranks that a point runs on."""
-    return of(config).world_size(config)
+    return of(config).world_size(with_ranks(config))
 
 
 def gpus(config: Config) -> int:

@@ -13,8 +13,8 @@ from tests.when_imported import change_when_imported
 RANKS = int(os.environ.get("RANKS_ON_ONE_GPU", "0"))
 
 
-def pretend_gpus(group_config: ModuleType) -> None:
-    vars(group_config)["visible_gpus"] = lambda: RANKS
+def pretend_gpus(gpus: ModuleType) -> None:
+    vars(gpus)["visible_gpus"] = lambda: RANKS
 
 
 def share_gpu(worker: ModuleType) -> None:
@@ -38,7 +38,7 @@ def read_one_gpu(environment: ModuleType) -> None:
 if RANKS:
     change_when_imported(
         {
-            "overlap_sweep.runtime.group_config": pretend_gpus,
+            "overlap_sweep.gpus": pretend_gpus,
             "overlap_sweep.runtime.worker": share_gpu,
             "overlap_sweep.measure.environment": read_one_gpu,
         }

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from overlap_sweep import gpus
 from overlap_sweep.results import identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, clear, write_atomically, write_result
-from overlap_sweep.runtime import group_config
 from overlap_sweep.runtime.group_config import machine_of
 from overlap_sweep.runtime.kept import kept_result, whole_result
 from overlap_sweep.workloads.operator.result import OperatorTimes
@@ -88,7 +88,7 @@ def test_another_environment_is_measured(tmp_path: Path, monkeypatch: pytest.Mon
     assert kept_result(tmp_path, POINT)
     monkeypatch.setenv("NVTE_X", "1")
     assert kept_result(tmp_path, POINT) is None
-    monkeypatch.setattr(group_config, "_elsewhere", True)
+    monkeypatch.setattr(gpus, "_elsewhere", True)
     assert kept_result(tmp_path, POINT)
     monkeypatch.setattr(identity, "packages", lambda: {"torch": "1.0"})
     assert kept_result(tmp_path, POINT) is None

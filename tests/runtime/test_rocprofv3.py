@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
+from overlap_sweep import gpus
 from overlap_sweep.errors import UserError
-from overlap_sweep.runtime import group_config
 from overlap_sweep.runtime.group import WorkerGroup
 from overlap_sweep.runtime.group_config import GroupConfig, check_wrapper
 from overlap_sweep.runtime.point import resolve
@@ -128,5 +128,5 @@ def test_what_cannot_be_started_is_an_error_of_the_user_unless_the_launcher_only
         config = compose("config", overrides=[*FSDP, "profiling.rocprofv3=true"])
     with pytest.raises(UserError, match="requires rocprofv3 in PATH"):
         resolve(config)
-    monkeypatch.setattr(group_config, "_elsewhere", True)
+    monkeypatch.setattr(gpus, "_elsewhere", True)
     assert resolve(config)["profiling"]["rocprofv3"]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from overlap_sweep.runtime.group_config import visible_gpus
+from overlap_sweep.gpus import visible_gpus
 from tests.faults.injection import TINY, faulty_launch, journal
 from tests.faults.sitecustomize import HOLD
 from tests.sweeps import ROOT, Launch, launch_here, wait_for

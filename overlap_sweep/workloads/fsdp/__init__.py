@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.gpus import all_ranks
 from overlap_sweep.overlap import models
 from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, profilers, ranks_per_node
 from overlap_sweep.workloads.fsdp.config import (
     COPY_ENGINES,
     PER_NODE,
+    RANKING_ON,
     RECORDED_IF_GIVEN,
+    STEPS_ON,
     TRAINING_ON,
     WITHIN_NODE,
     Compile,
@@ -51,13 +54,16 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     device, distributed, profiling = point["runtime"]["device"], dict(point["distributed"]), dict(point["profiling"])
     if point["backend"] != "auto":
         raise UserError(f"backend={point['backend']}: workload=fsdp uses distributed.strategy; leave backend out.")
-    training = {**TRAINING_ON[device], **{name: v for name, v in point["training"].items() if v is not None}}
+    training, ranking = (
+        {**usual[device], **{name: v for name, v in point[section].items() if v is not None}}
+        for section, usual in (("training", TRAINING_ON), ("ranking", RANKING_ON))
+    )
     # It changes where results go, not what is measured.
     training.pop("output_dir", None)
     if profiling["enabled"] is None:
         profiling["enabled"] = point["profile"] != "none"
     distributed["env"] = _environment(distributed["env"])
-    ranking, given = point["ranking"], point["fsdp"]["replicas"]
+    given = point["fsdp"]["replicas"]
     if given != PER_NODE and (type(given) is not int or not 1 <= given <= 1024):
         raise UserError(f"fsdp.replicas={given} is invalid; give a number of replicas from 1 to 1024, or {PER_NODE}.")
     fsdp = sharding(point)
@@ -71,8 +77,12 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     tokens = ranking["sequence_length"] + ranking["num_sparse_features"] + 1
     return {
         **{name: point[name] for name in (*_OF_ALL, *_KEPT)},
-        **{"training": training, "distributed": distributed, "profiling": profiling, "fsdp": fsdp},
-        "workload": {**point["workload"], "tokens": samples * tokens},
+        **{"training": training, "distributed": distributed, "profiling": profiling, "fsdp": fsdp, "ranking": ranking},
+        "workload": {
+            **point["workload"],
+            "tokens": samples * tokens,
+            "steps": point["workload"]["steps"] or STEPS_ON[device],
+        },
         "backend": distributed["strategy"],
         "precision": PRECISION_OF[training["mixed_precision"]],
         "tp_size": 1,
@@ -192,6 +202,12 @@ def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     return [models.short_name(point["model"]), f"dp{distributed['dp_size']}", distributed["strategy"]]
 
 
+def _ranks(point: Mapping[str, Any]) -> dict[str, Any]:
+    if point["distributed"]["dp_size"] is not None:
+        return {}
+    return {"distributed": {**point["distributed"], "dp_size": all_ranks(point, "distributed.dp_size")}}
+
+
 def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
     profiling = point["profiling"]
     profiled = profiling["enabled"] and profiling["repeat"] * sum(profiling[n] for n in ("wait", "warmup", "active"))
@@ -234,6 +250,7 @@ WORKLOAD = Workload(
     subject=lambda point: f"{point['distributed']['strategy']} step",
     words=_words,
     named={"distributed.strategy", "distributed.dp_size", "training.output_dir"},
+    ranks=_ranks,
     world_size=lambda point: int(point["distributed"]["dp_size"]),
     fewer_gpus=lambda point: (f"distributed.dp_size={point['distributed']['dp_size']}", "a smaller one"),
     # NCCL and gloo reach other nodes, and no group must be within one.

@@ -18,10 +18,11 @@ class Ranking:
     """The ranking model: a transformer backbone, whose layers have the sizes of `model`, predicts the probability of a
     click from embedded features and a user's history. The data is synthetic."""
 
-    num_layers: int = ranged(8, 1, 1024)
-    """Layers of the backbone; each is a unit of sharding and of communication."""
-    sequence_length: int = ranged(128, 1, 2**20)
-    """Events in a user's history. Each is a token, as is each sparse feature; all dense features together are one."""
+    num_layers: int | None = ranged(None, 1, 1024)
+    """Layers of the backbone; each is a unit of sharding and of communication. null: 8, on a CPU 4."""
+    sequence_length: int | None = ranged(None, 1, 2**20)
+    """Events in a user's history. Each is a token, as is each sparse feature; all dense features together are one.
+    null: 128, on a CPU 32."""
     num_sparse_features: int = ranged(16, 1, 4096)
     """Categorical features, each with its own embedding table."""
     num_dense_features: int = ranged(32, 1, 2**16)
@@ -106,8 +107,8 @@ class Distributed:
 
     strategy: str = one_of("fsdp2", "fsdp2", "ddp")
     """`fsdp2`: `fully_shard` on each layer; `ddp`: DistributedDataParallel."""
-    dp_size: int = ranged(2, 1, 1024)
-    """Data-parallel ranks: the world size of the torchrun group."""
+    dp_size: int | None = ranged(None, 1, 1024)
+    """Data-parallel ranks: the world size of the torchrun group. null: all visible GPUs, on a CPU 2."""
     enable_overlap: bool = False
     """Issue the collectives on separate streams with the priorities of `streams`, through DDP's communication hook or
     FSDP2's custom collectives. false: on the library's own streams."""
@@ -202,8 +203,8 @@ class WorkloadOptions:
     """Untimed rounds of every variant before the timed ones, after the run that telemetry records."""
     repeats: int = ranged(7, 3, 1000)
     """Timed rounds of every variant."""
-    steps: int = ranged(3, 1, 1000)
-    """Consecutive steps in each round, after an untimed one; the round's time is their mean."""
+    steps: int | None = ranged(None, 1, 1000)
+    """Consecutive steps in each round, after an untimed one; the round's time is their mean. null: 3, on a CPU 1."""
     seed: int = ranged(0, 0, 2**31 - 1)
     """Random seed of parameters and data."""
 
@@ -241,3 +242,10 @@ TRAINING_ON: dict[str, dict[str, Any]] = {
     "cpu": {"max_steps": 8, "batch_size": 4, "mixed_precision": "none"},
 }
 """Values for null in `training`, by device."""
+RANKING_ON: dict[str, dict[str, Any]] = {
+    "cuda": {"num_layers": 8, "sequence_length": 128},
+    "cpu": {"num_layers": 4, "sequence_length": 32},
+}
+"""Values for null in `ranking`, by device."""
+STEPS_ON = {"cuda": 3, "cpu": 1}
+"""`workload.steps` where it is null, by device."""

@@ -33,7 +33,16 @@ from overlap_sweep.results.measured import (
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads import Sample
-from overlap_sweep.workloads.fsdp.config import HOST_LIMITS, Compile, Distributed, Fsdp, Ranking, Streams, Training
+from overlap_sweep.workloads.fsdp.config import (
+    HOST_LIMITS,
+    RANKING_ON,
+    Compile,
+    Distributed,
+    Fsdp,
+    Ranking,
+    Streams,
+    Training,
+)
 from overlap_sweep.workloads.fsdp.knobs import knobs_of, same_floor, sharding
 
 VARIANTS = ("point", "none", "floor")
@@ -63,14 +72,16 @@ _AS_GIVEN = _RESOLVED | {
 _Variables = Annotated[dict[Name, Name | int | float | bool | None], msgspec.Meta(max_length=_MOST_OTHER_KNOBS)]
 _CompileOptions = Annotated[dict[Name, Any], msgspec.Meta(max_length=_MOST_OTHER_KNOBS)]
 
+_BY_DEVICE = tuple(RANKING_ON["cpu"])
+_ALWAYS = [declared.name for declared in fields(Ranking) if declared.name not in _BY_DEVICE]
 ComposedTraining: Any = msgspec.defstruct(
     "ComposedTraining",
     [
         ("model", ModelConfig),
-        ("ranking", options_type(Ranking, [declared.name for declared in fields(Ranking)])),
+        ("ranking", options_type(Ranking, _ALWAYS)),
         ("fsdp", options_type(Fsdp, **_AS_GIVEN)),
         ("training", options_type(Training, ["batch_size", "gradient_accumulation", "mixed_precision"])),
-        ("distributed", options_type(Distributed, ["strategy", "dp_size"], env=_Variables)),
+        ("distributed", options_type(Distributed, ["strategy"], env=_Variables)),
         ("streams", options_type(Streams)),
         ("compile", options_type(Compile, options=_CompileOptions, check=_check_compile)),
     ],
@@ -82,6 +93,8 @@ ResolvedTraining: Any = msgspec.defstruct(
     [
         *(("tp_size", Count), ("workload", SizedWorkload), ("precision", str)),
         ("fsdp", options_type(Fsdp, **_RESOLVED)),
+        ("ranking", options_type(Ranking, [*_ALWAYS, *_BY_DEVICE], num_layers=Count, sequence_length=Count)),
+        ("distributed", options_type(Distributed, ["strategy", "dp_size"], env=_Variables, dp_size=Count)),
     ],
     bases=(ComposedTraining,),
     kw_only=True,

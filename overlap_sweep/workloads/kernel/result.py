@@ -70,6 +70,7 @@ class ComposedKernel(ShardedConfig, kw_only=True):
 
 
 class ResolvedKernel(ComposedKernel, kw_only=True):
+    tp_size: Count
     workload: SizedWorkload
     precision: str
     kernel: Kernel

@@ -16,7 +16,7 @@ from overlap_sweep.overlap.overlap_cfg import FILE, OverlapConfig
 from overlap_sweep.overlap.recipes import RECIPES, overlaps_everything
 from overlap_sweep.overlap.space import MOE_KIND
 from overlap_sweep.results.run_directory import settings_file
-from overlap_sweep.workloads import Workload, run_of, tp_groups_on_nodes, usual_workers
+from overlap_sweep.workloads import Workload, run_of, tp_groups_on_nodes, tp_ranks, usual_workers
 from overlap_sweep.workloads.layer import moe
 
 NOT_OVERLAPPED = ("none", "floor")
@@ -254,6 +254,7 @@ WORKLOAD = Workload(
     subject=lambda point: str(point["layer"]["kind"]),
     words=_by_kind(_words, moe.words),
     named={"tp_size", "layer", "layer.num_replicas", "layer.moe.ep_size"},
+    ranks=_by_kind(lambda point: tp_ranks(point, point["layer"]["num_replicas"]), moe.ranks),
     world_size=_by_kind(lambda point: int(point["tp_size"] * point["layer"]["num_replicas"]), moe.world_size),
     fewer_gpus=_by_kind(_fewer_gpus, moe.fewer_gpus),
     # Overlap is within a tensor-parallel group; NCCL or gloo reduce the replicas' gradients and reach all experts.

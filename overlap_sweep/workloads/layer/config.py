@@ -143,4 +143,7 @@ class KnobsConfig(TensorParallelConfig):
 
 @dataclass
 class Config(KnobsConfig):
+    tp_size: int | None = ranged(None, 1, 8)
+    """Tensor-parallel ranks, one GPU or CPU process each. null: all visible GPUs, at most 8, over
+    `layer.num_replicas`; on a CPU 2 of them."""
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)

@@ -102,6 +102,11 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     return None
 
 
+def ranks(point: Mapping[str, Any]) -> dict[str, int]:
+    """Returns `tp_size` where it is null: experts alone are spread over the ranks."""
+    return {"tp_size": 1} if point["tp_size"] is None else {}
+
+
 def world_size(point: Mapping[str, Any]) -> int:
     return int(point["layer"]["moe"]["ep_size"] or _DEFAULTS["ep_size"])
 

@@ -66,9 +66,13 @@ class LayerConfig(ShardedConfig, kw_only=True):
     layer: _Layer
 
 
+class ResolvedLayer(LayerConfig, kw_only=True):
+    tp_size: Count
+
+
 class LayerTimes(Measured, kw_only=True, tag="layer"):
     composed = LayerConfig
-    resolved = LayerConfig
+    resolved = ResolvedLayer
 
     variants: Annotated[dict[str, VariantTimes], msgspec.Meta(min_length=1)]
     """Variants by name: `none`, `floor`, `default`, `file:<path>`."""

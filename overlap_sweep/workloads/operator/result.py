@@ -67,9 +67,13 @@ class OperatorConfig(ShardedConfig, kw_only=True):
     fp8_buf: bool | None = None
 
 
+class ResolvedOperator(OperatorConfig, kw_only=True):
+    tp_size: Count
+
+
 class OperatorTimes(Measured, kw_only=True, tag="operator"):
     composed = OperatorConfig
-    resolved = OperatorConfig
+    resolved = ResolvedOperator
 
     times: dict[str, PassTimes]
     """Times by pass: `fwd`, `bwd`, and `all` for both together."""

@@ -14,7 +14,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
-from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, run_of, tp_groups_on_nodes
+from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, run_of, tp_groups_on_nodes, tp_ranks
 from overlap_sweep.workloads.tp_training import megatron_model
 from overlap_sweep.workloads.tp_training.config import (
     DEFAULT_IMPL,
@@ -267,6 +267,7 @@ WORKLOAD = Workload(
     subject=lambda point: f"{point['impl']} TP={point['tp_size']} DP={dp_size_of(point)} step",
     words=_words,
     named={"tp_size", "impl", "dp_size", "ranks", "tp_training.output_dir"},
+    ranks=lambda point: tp_ranks(point, point["dp_size"] or 1, point.get("ranks")),
     world_size=lambda point: int(point["tp_size"] * dp_size_of(point)),
     fewer_gpus=lambda point: (
         f"tp_size={point['tp_size']} x dp_size={dp_size_of(point)}",

@@ -123,6 +123,9 @@ class WorkloadOptions:
 @dataclass
 class Config(TensorParallelConfig):
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
+    tp_size: int | None = ranged(None, 1, 8)
+    """Tensor-parallel ranks, one GPU or CPU process each. null: `ranks` (all visible GPUs, on a CPU 2) / dp_size, at
+    most 8."""
     impl: str | None = one_of(None, *IMPLEMENTATIONS)
     """Training stack. `autotp`: DeepSpeed's AutoTP and ZeRO; `fsdp_dtensor`: FSDP2 over the data-parallel ranks and
     DTensor over the tensor-parallel ones; `async_tp`: the same with PyTorch's asynchronous TP; `megatron`:

@@ -65,6 +65,7 @@ class ComposedStack(ShardedConfig, kw_only=True):
 
 
 class ResolvedStack(ComposedStack, kw_only=True):
+    tp_size: Count
     workload: SizedWorkload
     precision: str
     impl: _Impl
@@ -150,7 +151,9 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
     def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the config with nulls resolved; a precision left to the device is unknown."""
         impl, precision = config["impl"] or DEFAULT_IMPL, PRECISION_OF.get(config["tp_training"]["dtype"])
-        known = {"impl": impl, "backend": impl, "dp_size": dp_size_of(config), "precision": precision}
+        known = {"impl": impl, "backend": impl, "precision": precision}
+        if config["tp_size"] is not None:
+            known["dp_size"] = dp_size_of(config)
         return {**config, **known}
 
     @property

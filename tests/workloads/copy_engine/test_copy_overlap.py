@@ -14,8 +14,9 @@ import torch
 import overlap_sweep.runtime.point as point_module
 import overlap_sweep.workloads.copy_engine.run as copy_overlap
 from overlap_sweep.errors import Refused, UserError, WrongNumbers
+from overlap_sweep.gpus import visible_gpus
 from overlap_sweep.measure import Ranks
-from overlap_sweep.runtime.group_config import GroupConfig, visible_gpus, worker_environment
+from overlap_sweep.runtime.group_config import GroupConfig, worker_environment
 from overlap_sweep.workloads.copy_engine import WORKLOAD
 from overlap_sweep.workloads.copy_engine.run import run
 from tests.trace.conftest import analyse_trace
