@@ -75,8 +75,8 @@ class Model:
     architecture: str | None = None
     """Hugging Face's model_type. This option and those below are for workload=tp_training, which trains a whole
     language model."""
-    num_layers: int | None = ranged(None, 1, 4096)
-    """Transformer layers of the language model."""
+    num_layers: int | None = ranged(None, 0, 4096)
+    """Transformer layers of the language model. 0: as many as the model has itself."""
     vocab_size: int | None = ranged(None, 2, 2**31 - 1)
     """Rows of the embedding and of the output projection."""
     rope_theta: float | None = ranged(None, 1.0, 1e12)

@@ -1,9 +1,12 @@
 """Implements `python launch.py` and `overlap-sweep launch`: measures one point, or a sweep of points with -m."""
 
+from __future__ import annotations
+
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -14,6 +17,7 @@ from omegaconf import DictConfig
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import conf_folder, print_version
+from overlap_sweep.results.run_directory import write_atomically
 from overlap_sweep.runtime.composition import quoted_for_hydra
 from overlap_sweep.runtime.meeting import place_by_hand
 from overlap_sweep.runtime.mistakes import check_keys, errors_in_one_line, flags_first
@@ -22,6 +26,10 @@ from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import run_point
 from overlap_sweep.runtime.serve import serve
 from overlap_sweep.runtime.start import remove_leftovers
+from overlap_sweep.workloads import Workload
+
+if TYPE_CHECKING:
+    from overlap_sweep.report.section import Section
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
@@ -42,15 +50,18 @@ def measure(config: DictConfig) -> float:
 
 
 def report_measured() -> None:
-    """Reports points whose workload has a short report: writes the files of their run directories and, unless they are
-    a search's, prints the results. Similar points are compared with each other."""
+    """Writes the files of points, and prints the results of those whose workload has a short report, unless this is a
+    search, which has printed its own. Similar points are compared with each other."""
+
+    def is_wanted(workload: Workload) -> bool:
+        return workload.files_of_points or (workload.is_told_when_measured and not outcomes.searching)
+
     ok = [outcome for outcome in outcomes.all if outcome.result.status == "ok"]
-    measured = [one.directory for one in ok if workloads.of(one.result.point).is_told_when_measured]
+    measured = [one.directory for one in ok if is_wanted(workloads.of(one.result.point))]
     if measured:
         from overlap_sweep.report.console import console_for
         from overlap_sweep.report.terminal import print_section
         from overlap_sweep.results.points import read_points
-        from overlap_sweep.results.run_directory import write_atomically
         from overlap_sweep.workloads.sections import sections_of_points
 
         readings = [read_points(directory) for directory in measured]
@@ -59,13 +70,21 @@ def report_measured() -> None:
         points = [point for reading in readings for point in reading.points]
         console = console_for(sys.stdout)
         for section in sections_of_points(points):
-            for file in section.files:
-                write_atomically(file.directory / file.name, file.content())
+            _write_files(section)
             if outcomes.searching:
                 continue
             for problem in (*section.problems, *section.warnings):
                 print(f"warning: {problem}", file=sys.stderr)
             print_section(section, console)
+
+
+def _write_files(section: Section) -> None:
+    """Writes each point's file into its directory, and into that of all points. The first of a name stays there."""
+    for file in reversed(section.files):
+        content = file.content()
+        for directory in (file.directory, outcomes.common):
+            if directory:
+                write_atomically(directory / file.name, content)
 
 
 def _join_others() -> None:

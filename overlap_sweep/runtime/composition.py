@@ -77,7 +77,7 @@ def register() -> None:
         "cpus_of_point": lambda *, _root_: _of_a_node(
             2 * workloads.world_size(_root_) * int(_root_.runtime.threads_per_rank), _root_
         ),
-        "output_dir": output_dir,
+        "output_dir": lambda *, _root_: output_dir(_root_),
         "run_dir": _run_dir,
         "help_text": _help_text,
     }
@@ -102,24 +102,24 @@ def _of_a_node(total: int, root: DictConfig) -> int:
     return -(-total // requested(root, root.hydra.launcher))
 
 
-def output_dir(_root_: DictConfig) -> str | None:
+def output_dir(config: DictConfig) -> str | None:
     """Returns the output directory that the workload's own option sets instead of multirun/; None if it is not set."""
-    option = workloads.of(_root_).output_option
-    return OmegaConf.select(_root_, option) if option else None
+    option = workloads.of(config).output_option
+    return OmegaConf.select(config, option) if option else None
 
 
 def _run_dir(date: str, time: str, name: str, *, _root_: DictConfig) -> str:
     """Returns the directory of a single point."""
-    chosen = output_dir(_root_)
-    if chosen and not workloads.of(_root_).names_in_output:
-        return chosen
-    return f"{chosen or f'multirun/{date}/{time}'}/{name}"
+    directory = output_dir(_root_)
+    if directory and not workloads.of(_root_).names_in_output:
+        return directory
+    return f"{directory or f'multirun/{date}/{time}'}/{name}"
 
 
-def _sweep_dir(resume: str | None, date: str, time: str, output_dir: str | None) -> str:
+def _sweep_dir(resume: str | None, date: str, time: str, given: str | None) -> str:
     """Returns the directory of a sweep: that of the sweep it resumes, else a new one."""
     if resume is None:
-        return output_dir or f"multirun/{date}/{time}"
+        return given or f"multirun/{date}/{time}"
     return str(last_sweep()) if resume == "last" else resume
 
 

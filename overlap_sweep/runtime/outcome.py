@@ -74,6 +74,9 @@ class Outcomes:
     """Whether the search has an answer, from points of this run or of an earlier one."""
     root: Path | None = None
     """Directory of the run or sweep, as the user typed it."""
+    common: Path | None = None
+    """Directory that all points are below: the sweep's, or the workload's own output directory; None if there is
+    neither."""
 
     def add(self, outcome: Outcome) -> None:
         self.all.append(outcome)

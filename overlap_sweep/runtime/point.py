@@ -85,6 +85,9 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     check(point, schema)
     if issubclass(schema, ModelConfig):
         _refuse_idle(point, schema)
+        if point["model"]["num_layers"] == 0:
+            # From a config.json where the preset has none.
+            point["model"]["num_layers"] = (point["model_preset"] or {}).get("num_layers")
     if point["backend"] != "auto":
         workload.backend(point["backend"])
     for option in NO_PART_OF_A_POINT:

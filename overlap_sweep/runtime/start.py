@@ -168,13 +168,14 @@ def _begin(config: DictConfig, kind: str) -> None:
             directory = made[-1] if kind == "sweep" else made[-1] / directory.name
             _set_directory(config, kind, directory)
         _beginning[:] = [Beginning.of(directory, _LOCKS[kind], made)]
+        common = str(directory) if kind == "sweep" else output_dir(config)
     except UserError as error:
         sys.exit(f"error: {error}")
     except OmegaConfBaseException as error:
         sys.exit(f"error: {one_line(error)}")
     except OSError as error:
         sys.exit(f"error: {error}")
-    outcomes.root = directory
+    outcomes.root, outcomes.common = directory, Path(common) if common else None
 
 
 def _check_resumed(config: DictConfig, kind: str) -> None:

@@ -224,6 +224,8 @@ class Workload:
     """Option, with dots, that replaces multirun/ as the directory of the results."""
     names_in_output: bool = False
     """Whether a single point gets its own folder in that directory, as the points of a sweep do."""
+    files_of_points: bool = False
+    """Whether its section has files of single points, which launch.py writes."""
     is_told_when_measured: bool = True
     """Whether launch.py prints the report after measuring, since it is short."""
     searchable: Searchable | None = None

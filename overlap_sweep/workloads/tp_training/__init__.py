@@ -278,6 +278,7 @@ WORKLOAD = Workload(
     workers=_workers,
     output_option="tp_training.output_dir",
     names_in_output=True,
+    files_of_points=True,
     searchable=Searchable(
         sample=_sample,
         same_point=_same_point,

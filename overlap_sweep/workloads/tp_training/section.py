@@ -216,7 +216,7 @@ def section(sources: Sources) -> Section | None:
                 of_run=True,
             )
             for analysis in analyses
-            for row in analysis.of_points
+            for row in sorted(analysis.of_points, key=lambda row: row.time_us)
         ],
         launch_bound=sum(row.launch_bound for row in measured.values()),
         problems=[problem for reading in traces.values() for problem in reading.problems],

@@ -143,6 +143,13 @@ def hf_point(root: Path, *overrides: str, **config: Any) -> dict[str, Any]:
     return tp_point("model=hf", f"model.name={root}", *unset, *overrides)
 
 
+def test_zero_layers_are_the_models_own_number(tmp_path: Path) -> None:
+    for own in ((), ("model=llama3_8b",)):
+        assert tp_point(*own, "model.num_layers=0") == tp_point(*own)
+    assert hf_point(tmp_path, "model.num_layers=0") == hf_point(tmp_path)
+    assert hf_point(tmp_path)["language_model"]["num_hidden_layers"] == 6
+
+
 def test_a_hugging_face_config_is_trained_as_it_is_but_for_what_is_given(tmp_path: Path) -> None:
     fields = hf_point(tmp_path)["language_model"]
     told = {name: fields[name] for name in ("model_type", "num_hidden_layers", "vocab_size", "rms_norm_eps")}
