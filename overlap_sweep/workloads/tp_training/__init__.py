@@ -18,6 +18,7 @@ from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, run_o
 from overlap_sweep.workloads.tp_training import megatron_model
 from overlap_sweep.workloads.tp_training.config import (
     DEFAULT_IMPL,
+    IMPLEMENTATIONS,
     OF_DATA_PARALLEL,
     PRECISION_OF,
     SEQUENCE_PARALLEL,
@@ -25,6 +26,7 @@ from overlap_sweep.workloads.tp_training.config import (
     TpTraining,
     data_parallel,
     dp_size_of,
+    registered_implementations,
 )
 from overlap_sweep.workloads.tp_training.language_model import language_model
 
@@ -63,7 +65,8 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
             f"tp_training.warmup_steps={training['warmup_steps']} leaves no steps to time of "
             f"tp_training.num_training_steps={training['num_training_steps']}; give more steps."
         )
-    training |= {name: None for name, impls in _ONLY_OF.items() if impl not in impls}
+    if impl in IMPLEMENTATIONS:
+        training |= {name: None for name, impls in _ONLY_OF.items() if impl not in impls}
     if training["sequence_parallel"] is None:
         training["sequence_parallel"] = impl in SEQUENCE_PARALLEL
     # One rank has the whole sequence.
@@ -75,7 +78,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
         **{name: point[name] for name in _OF_ALL},
         **{"impl": impl, "backend": impl, "dp_size": dp_size, "tp_training": training},
         "language_model": language_model(point["model"]),
-        "libraries": {name: version(name) for name in _LIBRARIES[impl] if find_spec(name)},
+        "libraries": _libraries(impl),
         "precision": PRECISION_OF[training["dtype"]],
         "workload": {
             **point["workload"],
@@ -88,6 +91,14 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
         read = overlap_cfg.read(Path(training["tp_comm_overlap_cfg"]).expanduser())
         completed["overlap_cfg"] = {"slots": read.slots, "switches": read.switches}
     return completed
+
+
+def _libraries(impl: str) -> dict[str, str]:
+    """Returns the versions of the libraries of an implementation; of another package's, that package's."""
+    if impl in _LIBRARIES:
+        return {name: version(name) for name in _LIBRARIES[impl] if find_spec(name)}
+    distribution = registered_implementations()[impl].dist
+    return {distribution.name: distribution.version} if distribution else {}
 
 
 def _data_parallel(training: Mapping[str, Any], impl: str, dp_size: int) -> dict[str, Any]:
@@ -111,8 +122,10 @@ def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
 
 def refusal(point: Mapping[str, Any]) -> str | None:
     """Returns why the completed point cannot be trained by its implementation, or None."""
-    impl_refusals = _megatron_refusals if point["impl"] == "megatron" else _hugging_face_refusals
-    refusals = chain(_model_refusals(point), impl_refusals(point))
+    refusals = _model_refusals(point)
+    if point["impl"] in IMPLEMENTATIONS:
+        of_impl = _megatron_refusals if point["impl"] == "megatron" else _hugging_face_refusals
+        refusals = chain(refusals, of_impl(point))
     return next((reason for refused, reason in refusals if refused), None)
 
 

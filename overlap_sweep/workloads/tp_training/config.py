@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar
 
 from overlap_sweep.config import OF_LANGUAGE_MODELS, OF_OPERATORS, TORCHS, TensorParallelConfig
@@ -15,6 +17,18 @@ from overlap_sweep.declared import one_of, ranged
 from overlap_sweep.errors import UserError
 
 IMPLEMENTATIONS = ("autotp", "fsdp_dtensor", "async_tp", "megatron")
+
+IMPLEMENTATIONS_GROUP = "overlap_sweep.tp_implementations"
+"""Entry point group for implementations of other packages: a name is a value of `impl`."""
+
+
+@cache
+def registered_implementations() -> dict[str, EntryPoint]:
+    """Returns the entry points of other packages' implementations, by name."""
+    return {
+        entry.name: entry for entry in entry_points(group=IMPLEMENTATIONS_GROUP) if entry.name not in IMPLEMENTATIONS
+    }
+
 
 DEFAULT_IMPL = "fsdp_dtensor"
 
@@ -126,10 +140,10 @@ class Config(TensorParallelConfig):
     tp_size: int | None = ranged(None, 1, 8)
     """Tensor-parallel ranks, one GPU or CPU process each. null: `ranks` (all visible GPUs, on a CPU 2) / dp_size, at
     most 8."""
-    impl: str | None = one_of(None, *IMPLEMENTATIONS)
+    impl: str | None = one_of(None, *IMPLEMENTATIONS, *sorted(registered_implementations()))
     """Training stack. `autotp`: DeepSpeed's AutoTP and ZeRO; `fsdp_dtensor`: FSDP2 over the data-parallel ranks and
     DTensor over the tensor-parallel ones; `async_tp`: the same with PyTorch's asynchronous TP; `megatron`:
-    Megatron-Core. null: fsdp_dtensor."""
+    Megatron-Core. null: fsdp_dtensor. Other packages can add some (docs/tp_training.md)."""
     dp_size: int | None = ranged(None, 1, 1024)
     """Number of data-parallel ranks; the total is tp_size x dp_size. null: `ranks` / tp_size, without `ranks` 1."""
     ranks: int | None = ranged(None, 1, 2**20)
@@ -165,9 +179,10 @@ def dp_size_of(point: Mapping[str, Any]) -> int:
 
 
 def data_parallel(training: Mapping[str, Any], impl: str) -> dict[str, Any]:
-    """Returns the options of a point's data parallelism, with their defaults in place of null. Also those of earlier
-    results, which don't have them."""
-    found = {name: training.get(name) for name in OF_DATA_PARALLEL[impl]}
+    """Returns the options of a point's data parallelism, with their defaults in place of null; those of all for another
+    package's implementation. Earlier results don't have them."""
+    names = OF_DATA_PARALLEL.get(impl) or {name for names in OF_DATA_PARALLEL.values() for name in names}
+    found = {name: training.get(name) for name in sorted(names)}
     found |= {name: getattr(TpTraining(), name) for name, value in found.items() if value is None}
     if impl == "megatron" and found["overlap_param_gather"] is None:
         found["overlap_param_gather"] = found["use_distributed_optimizer"] and found["overlap_grad_reduce"]

@@ -127,23 +127,15 @@ def _cut(model: nn.Module, of: Architecture, groups: Groups, training: Mapping[s
     stream: Placement = Shard(SEQUENCE) if training["sequence_parallel"] else Replicate()
     # A norm that sees a part of the sequence, or of the heads, knows a part of its weight's gradient.
     of_norm: Placement = Partial() if training["sequence_parallel"] else Replicate()
-    flat = training["sequence_parallel"] and training["batch_size"] == 1
     for layer in hugging_face.decoder_layers(model, of):
-        # The names of columns and rows are those of their linears, in attention and MLP.
-        column_parallel = {name: ColwiseParallel() for name in of.column_parallel}
-        row_parallel = {
-            name: RowwiseParallel(output_layouts=Partial(), use_local_output=False) for name in of.row_parallel
-        }
-        parallelize_module(layer, mesh, {**column_parallel, **row_parallel})
-        for name in sorted({name.rpartition(".")[0] for name in of.column_parallel}):
-            hook = partial(_gather, mesh, stream, flat)
-            layer.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
-        for name in of.row_parallel:
-            layer.get_submodule(name).register_forward_hook(partial(_scatter, stream, flat))
-        for name in of.layer_norms:
-            _replicate(layer.get_submodule(name), groups, of_norm)
-        for name in of.head_norms:
-            _replicate(layer.get_submodule(name), groups, Partial())
+        if of.get_tp_mapping:
+            parallelize_module(layer, mesh, dict(of.get_tp_mapping(training["sequence_parallel"])))
+        else:
+            _cut_linears(layer, of, mesh, stream, flat=training["sequence_parallel"] and training["batch_size"] == 1)
+        gradients = dict.fromkeys(of.layer_norms, of_norm) | dict.fromkeys(of.head_norms, Partial())
+        for name, module in list(layer.named_modules()):
+            if not all(isinstance(one, DTensor) for one in module.parameters(recurse=False)):
+                _replicate(module, groups, gradients.get(name, Replicate()))
     _replicate(model.get_submodule(of.final_norm), groups, of_norm)
     embedding, output = model.get_submodule(of.embedding), model.get_submodule(of.output)
     whole_input = PrepareModuleInput(
@@ -162,6 +154,18 @@ def _cut(model: nn.Module, of: Architecture, groups: Groups, training: Mapping[s
     hugging_face.tie_weights(model, of)
     if training["compile"]:
         embedding.register_forward_hook(_arrived)
+
+
+def _cut_linears(layer: nn.Module, of: Architecture, mesh: DeviceMesh, stream: Placement, *, flat: bool) -> None:
+    """Cuts the linears, whose names are those of columns and rows in attention and MLP."""
+    column_parallel = {name: ColwiseParallel() for name in of.column_parallel}
+    row_parallel = {name: RowwiseParallel(output_layouts=Partial(), use_local_output=False) for name in of.row_parallel}
+    parallelize_module(layer, mesh, {**column_parallel, **row_parallel})
+    for name in sorted({name.rpartition(".")[0] for name in of.column_parallel}):
+        hook = partial(_gather, mesh, stream, flat)
+        layer.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+    for name in of.row_parallel:
+        layer.get_submodule(name).register_forward_hook(partial(_scatter, stream, flat))
 
 
 def _gather(
@@ -196,20 +200,24 @@ def _replicate(module: nn.Module, groups: Groups, gradient: Placement) -> None:
     """Gives every rank the whole weight, computing with plain tensors. `gradient`: the placement of each rank's
     gradient, which FSDP2 makes whole when it reduces it."""
     distribute_module(module, groups.mesh["tp"])
-    module.__class__ = _local(type(module), gradient)  # type: ignore[arg-type]
+    names = tuple(name for name, _ in module.named_parameters(recurse=False))
+    module.__class__ = _local(type(module), names, gradient)  # type: ignore[arg-type]
 
 
 @cache
-def _local(kind: type[nn.Module], gradient: Placement) -> type[nn.Module]:
-    """Returns a subclass with local weights, one for all layers, or torch.compile would compile each."""
+def _local(kind: type[nn.Module], names: Sequence[str], gradient: Placement) -> type[nn.Module]:
+    """Returns a subclass with local parameters, one for all layers, or torch.compile would compile each."""
 
-    def local(self: nn.Module) -> Tensor:
-        weight = self._parameters["weight"]
-        assert isinstance(weight, DTensor)
-        # Between forwards FSDP2 looks for the part of it that it has made.
-        return weight.to_local(grad_placements=[gradient]) if weight.device_mesh.ndim == 1 else weight
+    def local(name: str) -> property:
+        def read(self: nn.Module) -> Tensor:
+            parameter = self._parameters[name]
+            assert isinstance(parameter, DTensor)
+            # Between forwards FSDP2 looks for the part of it that it has made.
+            return parameter.to_local(grad_placements=[gradient]) if parameter.device_mesh.ndim == 1 else parameter
 
-    return type(f"Local{kind.__name__}", (kind,), {"weight": property(local)})
+        return property(read)
+
+    return type(f"Local{kind.__name__}", (kind,), {name: local(name) for name in names})
 
 
 def _compute_as_asked(

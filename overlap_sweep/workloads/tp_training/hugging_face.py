@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import get_total_norm
 
-from overlap_sweep.workloads.tp_training.language_model import Architecture
+from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
 from overlap_sweep.workloads.tp_training.run import padded_vocab_size
 
 _CAUSAL = "causal_"
@@ -31,15 +31,21 @@ def build_on_meta(point: Mapping[str, Any]) -> nn.Module:
     Its attention is the point's, causal, within the sliding window if there is one. The layers take no mask for it, so
     that Hugging Face does not look into the positions at each step to make one, which waits for the device.
     """
+    fields, attention = point["language_model"], point["tp_training"]["attn_impl"]
+    if not architecture(fields["model_type"]).create_model:
+        attention = _attention_name(attention)
     with torch.device("meta"):
-        return whole_model(point["language_model"], _attention_name(point["tp_training"]["attn_impl"])).train()
+        return whole_model(fields, attention).train()
 
 
 def whole_model(language_model: Mapping[str, Any], attention: str) -> nn.Module:
-    """Returns the model in float32 on the current default device, as AutoModelForCausalLM makes it; its parameters are
-    uninitialised. `language_model` is the point's."""
+    """Returns the model in float32 on the current default device, as its architecture or AutoModelForCausalLM makes it;
+    its parameters are uninitialised. `language_model` is the point's."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    if create_model := architecture(language_model["model_type"]).create_model:
+        own: nn.Module = create_model(language_model, attention)
+        return own.float()
     config = AutoConfig.for_model(**language_model)
     config.use_cache = False
     model: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
@@ -107,42 +113,43 @@ def clip(
     return norm
 
 
-def decoder_layers(model: nn.Module, architecture: Architecture) -> Sequence[nn.Module]:
-    return list(model.get_submodule(architecture.layers).children())
+def decoder_layers(model: nn.Module, of: Architecture) -> Sequence[nn.Module]:
+    return list(model.get_submodule(of.layers).children())
 
 
-def restore_buffers(model: Any, architecture: Architecture, device: torch.device) -> None:
+def restore_buffers(model: Any, of: Architecture, device: torch.device) -> None:
     """Recomputes the frequencies of the rotary embedding: a model from `meta` has lost them."""
-    rotary = model.get_submodule(architecture.rotary)
-    _replace(model, architecture.rotary, type(rotary)(config=model.config).to(device))
+    if of.rotary:
+        rotary = model.get_submodule(of.rotary)
+        _replace(model, of.rotary, type(rotary)(config=model.config).to(device))
 
 
-def pad_vocabulary(model: Any, architecture: Architecture, rows: int) -> None:
+def pad_vocabulary(model: Any, of: Architecture, rows: int) -> None:
     """Gives embedding and output projection `rows` rows, on `meta`. Their weights are not tied then (`tie_weights`)."""
     hidden = model.config.hidden_size
     # Hugging Face's embedding leaves out the gradient of config.pad_token_id; no token here is for padding.
-    _replace(model, architecture.embedding, nn.Embedding(rows, hidden, device="meta"))
-    _replace(model, architecture.output, nn.Linear(hidden, rows, bias=False, device="meta"))
+    _replace(model, of.embedding, nn.Embedding(rows, hidden, device="meta"))
+    _replace(model, of.output, nn.Linear(hidden, rows, bias=False, device="meta"))
 
 
-def share_vocabulary(model: Any, architecture: Architecture, vocab_size: int, group: dist.ProcessGroup) -> None:
+def share_vocabulary(model: Any, of: Architecture, vocab_size: int, group: dist.ProcessGroup) -> None:
     """Gives embedding and output projection this rank's rows of the padded vocabulary, on `meta`. The model's logits
     are those of these rows then. Not tied (`tie_weights`)."""
     tp_size = dist.get_world_size(group)
     hidden, rows = model.config.hidden_size, padded_vocab_size(vocab_size, tp_size) // tp_size
     with torch.device("meta"):
-        _replace(model, architecture.embedding, VocabParallelEmbedding(rows, hidden, group))
+        _replace(model, of.embedding, VocabParallelEmbedding(rows, hidden, group))
         output = nn.Linear(hidden, rows, bias=False)
     output.register_forward_pre_hook(partial(_sum_gradient, group))
-    _replace(model, architecture.output, output)
+    _replace(model, of.output, output)
 
 
-def tie_weights(model: Any, architecture: Architecture) -> None:
+def tie_weights(model: Any, of: Architecture) -> None:
     """Gives embedding and output projection one parameter, if the model's config says so. Plain tensors lose that by
     `to_empty`, DTensors keep it."""
     if model.config.tie_word_embeddings:
-        embedding = model.get_submodule(architecture.embedding)
-        model.get_submodule(architecture.output).register_parameter("weight", next(embedding.parameters()))
+        embedding = model.get_submodule(of.embedding)
+        model.get_submodule(of.output).register_parameter("weight", next(embedding.parameters()))
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -4,7 +4,7 @@ in it to hold and to compute, and how much of that a GPU can. No torch: the laun
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +36,20 @@ class Architecture:
     embedding: str = "model.embed_tokens"
     final_norm: str = "model.norm"
     rotary: str = "model.rotary_emb"
+    """Rotary embedding, the only module whose buffers are computed again; empty: the model has no buffers."""
     output: str = "lm_head"
     qkv_bias: bool = False
     megatron: bool = False
     """Megatron-Core's model computes what Hugging Face's does, which test_megatron_architectures.py holds it to.
     impl=megatron refuses all others."""
+    create_model: Callable[[Mapping[str, Any], str], Any] | None = None
+    """Returns the model for the config's fields and `tp_training.attn_impl`, in float32 on torch's default device,
+    which is `meta`. It is called like Hugging Face's models, and has a `config` with `hidden_size` and
+    `tie_word_embeddings`. None: AutoModelForCausalLM makes it."""
+    get_tp_mapping: Callable[[bool], Mapping[str, Any]] | None = None
+    """Returns DTensor's parallel styles by module of a layer, for fsdp_dtensor and async_tp. Its argument says whether
+    activations between layers are cut by sequence (dimension 1) or whole. None: made from `column_parallel` and
+    `row_parallel`, which AutoTP always uses."""
     form: Form = field(default_factory=Form)
     """Of another package's: which fields of the config have the sizes."""
     more: Mapping[str, Any] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from overlap_sweep.results.measured import (
     Count,
     Gb,
     Measured,
+    Name,
     ShardedConfig,
     SizedWorkload,
     Timing,
@@ -25,7 +26,6 @@ from overlap_sweep.results.measured import (
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.tp_training.config import (
     DEFAULT_IMPL,
-    IMPLEMENTATIONS,
     PRECISION_OF,
     TpTraining,
     dp_size_of,
@@ -33,7 +33,8 @@ from overlap_sweep.workloads.tp_training.config import (
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _PartUs = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
-_Impl = Annotated[str, one_of(IMPLEMENTATIONS)]
+_Impl = Name
+"""Also another package's."""
 
 
 _ASKED = (

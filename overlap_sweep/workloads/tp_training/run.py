@@ -17,17 +17,19 @@ from functools import cache, partial
 from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.measure.instruments import named_range
 from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
 from overlap_sweep.measure.timing import Anchor, Mark
+from overlap_sweep.workloads.tp_training.config import registered_implementations
 from overlap_sweep.workloads.tp_training.language_model import architecture, flops_per_token, parameters
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
@@ -109,7 +111,15 @@ class Implementation(Protocol):
 
 
 def load(impl: str) -> Callable[[Mapping[str, Any], Ranks, Groups], Implementation]:
-    """Returns the stack's class."""
+    """Returns the stack's class. Refused if another package's cannot be imported."""
+    if impl not in _CLASSES:
+        entry = registered_implementations()[impl]
+        try:
+            return cast(type[Implementation], entry.load())
+        except Exception as error:
+            # Importing another package's code can raise anything.
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise Refused(f"impl={impl} cannot be loaded from {entry.value} ({reason}); fix that package") from error
     module, name = _CLASSES[impl]
     stack: type[Implementation] = getattr(import_module(f"{__package__}.{module}"), name)
     return stack
