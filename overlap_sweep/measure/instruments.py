@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from overlap_sweep.measure import Ranks
@@ -66,6 +67,22 @@ def say(text: str) -> None:
         # In one piece, because all ranks write to the same log.
         sys.stdout.write(f"[rank {_current.ranks.rank}, {seconds:.3f} s] {text}\n")
         sys.stdout.flush()
+
+
+def say_groups(groups: Mapping[str, dist.ProcessGroup | None]) -> None:
+    """Prints the ranks of this rank's groups, by kind, if the point is debugged. None: this rank alone."""
+    if not _current or not _current.debug:
+        return
+    alone = [_current.ranks.rank]
+    members = {kind: dist.get_process_group_ranks(group) if group else alone for kind, group in groups.items()}
+    say("groups: " + ", ".join(f"{kind} {ranks}" for kind, ranks in members.items()))
+
+
+def say_loss(output: Tensor, gradient: Tensor) -> None:
+    """Prints the loss that has this gradient with respect to the output, of this rank's part, if the point is
+    debugged."""
+    if debugging():
+        say(f"loss {float((output.detach().double() * gradient.double()).sum()):.6g} (sum of output x its gradient)")
 
 
 @contextmanager

@@ -93,6 +93,11 @@ def test_a_debugged_layer_says_what_it_does_and_where_it_was_stopped(tmp_path: P
         own = [line for line in log.splitlines() if line.startswith(f"[rank {rank}, ")]
         assert any("builds transformer_layer ring_exchange" in line for line in own)
         assert any("check: ring_exchange output, turn 1," in line for line in own)
+        assert any(f"groups: tensor-parallel [0, 1], data-parallel [{rank}]" in line for line in own)
+        # One for each backward pass, and the same for each variant of a turn.
+        losses = [line.partition("] ")[2].split()[1] for line in own if "] loss " in line]
+        assert len(losses) == sum(" bwd, turn " in line and line.endswith("begins") for line in own)
+        assert len(set(losses)) < len(losses) / 2
         assert own[-1].endswith("ends")
     stopped = launch.run(
         *LAYER, "workload.tokens=16384", "model.hidden_size=1024", "runtime.timeout_s=4", "runtime.retries=0"

@@ -28,6 +28,7 @@ from overlap_sweep.backends.megatron.routing import Prescribed, Routing
 from overlap_sweep.backends.torch.communicator import SilentGroup, done, own_group
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks, parallel_groups, stream
+from overlap_sweep.measure.instruments import say_groups
 from overlap_sweep.overlap.expert_parallel import Arguments
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -55,6 +56,7 @@ class Layer:
         """`given`: Megatron-Core's arguments of the variant; `silent`: without communication. Collective."""
         self.on_gpu = ranks.device.type == "cuda"
         groups = _groups(point, given, ranks, num_sm, silent)
+        say_groups({"tensor-parallel": groups.tp, "expert-parallel": groups.ep})
         self._silent = groups.ep if silent else None
         self._tp_group = groups.tp
         with self.running():

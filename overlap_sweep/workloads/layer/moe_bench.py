@@ -16,6 +16,7 @@ from overlap_sweep.backends.megatron.layer import DTYPES, Layer
 from overlap_sweep.backends.megatron.schedule import Interleaved, MicroBatch, Sequential
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks, stream
+from overlap_sweep.measure.instruments import say_loss
 from overlap_sweep.measure.timing import Variant
 from overlap_sweep.overlap.expert_parallel import VARIANTS, overlaps_micro_batches
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE
@@ -84,6 +85,7 @@ def _variant(run: Sequential, inputs: Sequence[Sequence[MicroBatch]], parameters
 
     def backward(repeat: int, output: Tensor) -> dict[str, Tensor]:
         parts = inputs[repeat % INPUTS]
+        say_loss(output, parts[-1].gradient)
         run.last(output, parts[-1])
         found = {f"input {number}": part.x.grad for number, part in enumerate(parts)}
         found |= {name: parameter.grad for name, parameter in parameters.items()}

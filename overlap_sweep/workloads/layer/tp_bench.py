@@ -15,7 +15,7 @@ from overlap_sweep import backends
 from overlap_sweep.backends import ParallelLayer, Purpose
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks, parallel_groups, stream, stream_seed
-from overlap_sweep.measure.instruments import say
+from overlap_sweep.measure.instruments import say, say_groups, say_loss
 from overlap_sweep.measure.timing import Variant
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.workloads import layer as workload
@@ -51,7 +51,8 @@ def _variants(
 ) -> tuple[dict[str, Variant], dict[str, str]]:
     """Returns the variants by name, and the reasons of those that the library refuses. Collective."""
     backend = backends.load(point["backend"])
-    _, dp_group = parallel_groups(point["tp_size"], ranks.world_size)
+    tp_group, dp_group = parallel_groups(point["tp_size"], ranks.world_size)
+    say_groups({"tensor-parallel": tp_group, "data-parallel": dp_group})
     seed = stream_seed(point["workload"]["seed"], "parameters", ranks.rank % point["tp_size"])
     variants, refused = {}, {}
     for name in names:
@@ -96,8 +97,9 @@ def _variant(
         return output
 
     def backward(repeat: int, output: Tensor) -> dict[str, Tensor]:
-        x = inputs[repeat % INPUTS]
-        torch.autograd.backward(output, gradients[repeat % INPUTS])
+        x, gradient = inputs[repeat % INPUTS], gradients[repeat % INPUTS]
+        say_loss(output, gradient)
+        torch.autograd.backward(output, gradient)
         found = {"input": x.grad, **{name: parameter.grad for name, parameter in parameters.items()}}
         return {f"{name}_grad": gradient for name, gradient in found.items() if gradient is not None}
 
