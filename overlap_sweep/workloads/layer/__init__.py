@@ -33,6 +33,9 @@ _SWITCHED_ON = {
 _SPLIT = (("ring_exchange", "fprop", _COLUMN), ("ring_exchange", "dgrad", _ROW), ("pipeline", "fprop", _ROW))
 """Method, phase and operators of the preset `split`."""
 PRESETS = ("default", *_SWITCHED_ON, "rs_dgrad", "atomic")
+_WITH_DEFAULT = ("default", "rs_dgrad", "ring_exchange", "bulk")
+_WITHOUT_DEFAULT = ("bulk", "ring_exchange", "pipeline")
+"""Variants of a point whose user names none, with a backend that has a default overlap, and with others."""
 _SWITCH_OPTIONS = tuple(name for name in MEGATRON_NAMES if name != "ub_overlap_rs_dgrad")
 """The options that switch the default overlap; that of `ub_overlap_rs_dgrad` also needs other settings."""
 
@@ -106,19 +109,20 @@ def sizes_refusal(model: Mapping[str, Any], layer: Mapping[str, Any], tokens: in
 
 def refused_variants(point: Mapping[str, Any]) -> dict[str, str]:
     """Returns why variants cannot run, by name; without those that can."""
+    reasons = {name: _refusal_of(config, point) for name, config in _configs(point).items()}
+    return {name: why for name, why in reasons.items() if why}
+
+
+def _refusal_of(config: OverlapConfig, point: Mapping[str, Any]) -> str | None:
+    """Returns why a variant of this configuration cannot run, or None."""
     kind = point["layer"]["kind"]
     operators = _OPERATORS_OF_KIND[kind]
-
-    def reason(config: OverlapConfig) -> str | None:
-        if point["tp_size"] == 1:
-            return "tp_size=1 has no communication to overlap; set layer.comm_overlap=false"
-        if not overlap_cfg.overlaps(config, operators):
-            return f"no overlap is on in layer={kind}"
-        refused: str | None = backends.load(point["backend"]).layer_refusal(point, config, operators)
-        return refused
-
-    reasons = {name: reason(config) for name, config in _configs(point).items()}
-    return {name: why for name, why in reasons.items() if why}
+    if point["tp_size"] == 1:
+        return "tp_size=1 has no communication to overlap; set layer.comm_overlap=false"
+    if not overlap_cfg.overlaps(config, operators):
+        return f"no overlap is on in layer={kind}"
+    refused: str | None = backends.load(point["backend"]).layer_refusal(point, config, operators)
+    return refused
 
 
 def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
@@ -154,12 +158,22 @@ def names(point: Mapping[str, Any]) -> list[str]:
     elif variants is None and arguments:
         variants = ["none", _switched(preset, switched, point)]
     elif variants is None:
-        has_default = backends.load(point["backend"]).LAYER_HAS_DEFAULT and overlaps_everything(point["precision"])
-        variants = ["none", *(["default"] if has_default else [])]
+        variants = ["none", *_usual(point)]
     if not layer["comm_overlap"]:
         variants = [name for name in variants if name in NOT_OVERLAPPED]
     others = [name for name in variants if name != "floor"] or ["none"]
     return [*dict.fromkeys(others), "floor"]
+
+
+def _usual(point: Mapping[str, Any]) -> list[str]:
+    """Returns the variants that are compared with `none` if the user names none: those that can run here."""
+    if not overlaps_everything(point["precision"]):
+        return []
+    has_default = backends.load(point["backend"]).LAYER_HAS_DEFAULT
+    usual = _WITH_DEFAULT if has_default else _WITHOUT_DEFAULT
+    can_run = [name for name in usual if _refusal_of(_configuration(name, point), point) is None]
+    # Refused, it says why.
+    return can_run or ["default"] * has_default
 
 
 def _switched(preset: str, switched: Mapping[str, bool], point: Mapping[str, Any]) -> str:

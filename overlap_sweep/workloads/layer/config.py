@@ -69,10 +69,11 @@ class Layer:
     `rs_dgrad` (the default, but with dgrad's own reduce-scatter by ring exchange instead of the bulk overlaps);
     `atomic` (ring exchange with one atomic GEMM). `floor`, the same layer without communication, is always measured.
     Switches may follow a name other than a file's: `bulk ub_bulk_wgrad=false`.
-    null: `none`, and the configuration that the next options choose. With layer=moe: `none` (all-to-alls with
-    nothing beside them), `allgather`, `shared_experts` (computed during the dispatch), `micro_batches` (one's
-    communication during another's computation), `deepep`, `deepep_micro_batches`; null: all but `allgather` that can
-    run."""
+    null: `none`, and the configuration that the next options choose; without any `default`, `rs_dgrad`, `ring_exchange`
+    and `bulk`, with a backend that has no default `bulk`, `ring_exchange` and `pipeline`, as far as they can run. With
+    layer=moe: `none` (all-to-alls with nothing beside them), `allgather`, `shared_experts` (computed during the
+    dispatch), `micro_batches` (one's communication during another's computation), `deepep`, `deepep_micro_batches`;
+    null: all but `allgather` that can run."""
     comm_overlap: bool = True
     """false: only `none` and `floor`, whatever the other options."""
     tp_comm_overlap_cfg: str | None = None

@@ -20,18 +20,30 @@ from tests.points import layer_point
 @pytest.mark.parametrize(
     ("layer", "overlapped"),
     [
-        ({}, None),
         ({"ub_overlap_rs_dgrad": True}, "rs_dgrad"),
         ({"tp_comm_overlap_cfg": "/a/b.yaml"}, "file:/a/b.yaml"),
     ],
 )
-def test_unasked_the_users_one_configuration_or_the_default_runs_beside_none(
-    layer: dict[str, Any], overlapped: str | None
-) -> None:
-    assert layer_variants.names(layer_point(layer=layer)) == ["none", overlapped or "default", "floor"]
-    # A backend without a default runs none.
-    on_torch = layer_point(backend="torch", layer=layer)
-    assert layer_variants.names(on_torch) == ["none", *([overlapped] if overlapped else []), "floor"]
+def test_the_users_one_configuration_runs_beside_none(layer: dict[str, Any], overlapped: str) -> None:
+    for backend in ("transformer_engine", "torch"):
+        assert layer_variants.names(layer_point(backend=backend, layer=layer)) == ["none", overlapped, "floor"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "overlapped"),
+    [
+        ({}, ["default", "rs_dgrad", "ring_exchange", "bulk"]),
+        ({"backend": "torch"}, ["bulk", "ring_exchange", "pipeline"]),
+        # It has no slot that takes bulk.
+        ({"backend": "torch", "layer": {"kind": "linear"}}, ["ring_exchange", "pipeline"]),
+        # Its own overlap cannot run.
+        ({"precision": "fp8_block"}, []),
+        ({"backend": "torch", "tp_size": 1}, []),
+        ({"tp_size": 1}, ["default"]),
+    ],
+)
+def test_unasked_whatever_can_run_is_compared_with_none(changes: dict[str, Any], overlapped: list[str]) -> None:
+    assert layer_variants.names(layer_point(**changes)) == ["none", *overlapped, "floor"]
 
 
 @pytest.mark.parametrize("name", ["default ub_bulk_dgrad=off", "bulk  ub_bulk_dgrad=true", "none ub_overlap_ag=true"])
