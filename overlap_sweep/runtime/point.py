@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +56,7 @@ from overlap_sweep.runtime.placement import nodes_of
 from overlap_sweep.runtime.placement import refusal as placement_refusal
 from overlap_sweep.runtime.stacks import gather
 from overlap_sweep.runtime.stopping import stop_if_requested
-from overlap_sweep.workloads import Here
+from overlap_sweep.workloads import Here, memory
 
 LOG_TAIL_LINES = 20
 LONGEST_ERROR = 10_000
@@ -238,7 +239,7 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     """Measures the point in a group of workers, with retries, and returns its result, which is written."""
     clear(directory)
     workload = workloads.of(point)
-    reason = placement_refusal(point) or workload.refusal(point)
+    reason = placement_refusal(point) or workload.refusal(point) or _memory_refusal(point)
     if reason:
         return _without_times(point, directory, "skipped", reason, started=now())
     for variant, settings in workload.overlap_configs(point).items():
@@ -270,6 +271,21 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     error = reply["error"][:LONGEST_ERROR] if reply["status"] == "skipped" else "\n".join(filter(None, (error, said)))
     more = {"started": started, "earlier_attempts": earlier, "relative_error": reply.get("relative_error", {})}
     return _without_times(point, directory, reply["status"], error, **more)
+
+
+def _memory_refusal(point: Mapping[str, Any]) -> str | None:
+    """Returns why the ranks of a point on CPUs cannot hold their parameters, or None. Warns if more may not fit. Ranks
+    on GPUs look themselves."""
+    workload, here = workloads.of(point), "this machine"
+    estimate = workload.memory(point) if point["runtime"]["device"] == "cpu" else None
+    if estimate is None:
+        return None
+    ranks, fewer, available_bytes = workloads.ranks_per_node(point), workload.less_memory, memory.host_bytes()
+    if reason := memory.refusal(estimate, ranks, available_bytes, here, fewer):
+        return reason
+    if sentence := memory.warning(estimate, ranks, available_bytes, here, fewer):
+        print(f"warning: {point['model']['name']} {sentence}", file=sys.stderr, flush=True)
+    return None
 
 
 def _attempt(

@@ -33,6 +33,7 @@ from overlap_sweep.results.identity import RECORDED_PREFIXES
 from overlap_sweep.results.run_directory import Result, log_file, now
 from overlap_sweep.runtime.channel import SECRET, connect
 from overlap_sweep.runtime.stacks import stacks_written
+from overlap_sweep.workloads import memory
 
 CONNECT_S = 30.0
 """Time to connect to the launcher."""
@@ -141,7 +142,9 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         try:
             before = conditions(ranks) if ranks.rank == 0 else {}
             assert workload.run
+            doubts = _check_memory(point, ranks)
             measured = workload.run(point, directory, ranks)
+            measured["warnings"] = [*doubts, *measured.get("warnings", [])]
             after = conditions(ranks) if ranks.rank == 0 else {}
             say("ends")
         except Refused as reason:
@@ -168,6 +171,22 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         )
         run_directory.write_result(directory, result)
     return {"status": "ok"}
+
+
+def _check_memory(point: dict[str, Any], ranks: Ranks) -> list[str]:
+    """Returns and prints a warning if the point may not fit this rank's GPU. Refused if not even its parameters do."""
+    workload = workloads.of(point)
+    estimate = workload.memory(point) if ranks.device.type == "cuda" else None
+    if estimate is None:
+        return []
+    gpu = torch.cuda.get_device_properties(ranks.device)
+    available = 1, gpu.total_memory, gpu.name, workload.less_memory
+    if reason := memory.refusal(estimate, *available):
+        raise Refused(reason)
+    if not (sentence := memory.warning(estimate, *available)):
+        return []
+    print(f"warning: {sentence}", flush=True)
+    return [f"This point {sentence}."]
 
 
 def _say_what_is_run(point: dict[str, Any], directory: Path, ranks: Ranks) -> None:

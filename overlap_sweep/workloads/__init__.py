@@ -21,6 +21,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import all_ranks
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.processes import Start
+from overlap_sweep.workloads.memory import Memory
 
 if TYPE_CHECKING:
     from overlap_sweep.measure import Ranks
@@ -212,6 +213,10 @@ class Workload:
         "a smaller tp_size",
     )
     """Returns, for the error about missing GPUs, the options that determine their number, and what to use instead."""
+    memory: Callable[[Config], Memory | None] = lambda config: None
+    """Returns an estimate of the memory of each rank of a completed point, which its model decides. None: little."""
+    less_memory: str = "a smaller model"
+    """What needs less, for the error about missing memory."""
     cost: Callable[[Config], tuple[Any, ...]] = lambda config: ()
     """Returns the values that a point's duration depends on, besides model, ranks, backend, precision, tokens and
     repeats."""

@@ -26,6 +26,7 @@ from overlap_sweep.workloads.fsdp.config import (
     Streams,
 )
 from overlap_sweep.workloads.fsdp.knobs import frozen, knobs_of, sharding
+from overlap_sweep.workloads.memory import ADAM_BYTES, Memory, layer_activations, layer_parameters
 
 if TYPE_CHECKING:
     from overlap_sweep.measure import Ranks
@@ -72,7 +73,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     _check_choice("fsdp.reshard_after_forward", fsdp["reshard_after_forward"], 2, "ranks", WITHIN_NODE)
     usual = asdict(Fsdp())
     fsdp = {name: v for name, v in fsdp.items() if name not in RECORDED_IF_GIVEN or v != usual[name]}
-    samples = training["batch_size"] * training["gradient_accumulation"] * distributed["dp_size"]
+    samples = samples_of({"training": training, "distributed": distributed})
     # Tokens of the backbone's input.
     tokens = ranking["sequence_length"] + ranking["num_sparse_features"] + 1
     return {
@@ -208,6 +209,29 @@ def _ranks(point: Mapping[str, Any]) -> dict[str, Any]:
     return {"distributed": {**point["distributed"], "dp_size": all_ranks(point, "distributed.dp_size")}}
 
 
+def _memory(point: Mapping[str, Any]) -> Memory:
+    model, ranking, training = point["model"], point["ranking"], point["training"]
+    tables = ranking["num_sparse_features"] + 1
+    layers = ranking["num_layers"] * layer_parameters(model)
+    count = layers + tables * ranking["vocab_size"] * model["hidden_size"]
+    shards = point["distributed"]["dp_size"] // point["fsdp"]["replicas"] if point["backend"] == "fsdp2" else 1
+    number_bytes = 4 if point["precision"] == "fp32" else 2
+    tokens = training["batch_size"] * point["workload"]["tokens"] / max(1, samples_of(point))
+    return Memory(
+        # In float32 every rank has the whole model until it is sharded.
+        parameters=4 * count,
+        gradients=4 * count / shards,
+        optimizer=ADAM_BYTES * count / shards,
+        activations=tokens * ranking["num_layers"] * layer_activations(model) * number_bytes,
+    )
+
+
+def samples_of(point: Mapping[str, Any]) -> int:
+    """Returns the samples of a completed point's step, over all ranks and micro batches."""
+    training = point["training"]
+    return int(training["batch_size"] * training["gradient_accumulation"] * point["distributed"]["dp_size"])
+
+
 def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
     profiling = point["profiling"]
     profiled = profiling["enabled"] and profiling["repeat"] * sum(profiling[n] for n in ("wait", "warmup", "active"))
@@ -255,6 +279,8 @@ WORKLOAD = Workload(
     fewer_gpus=lambda point: (f"distributed.dp_size={point['distributed']['dp_size']}", "a smaller one"),
     # NCCL and gloo reach other nodes, and no group must be within one.
     on_one_node=lambda point: None,
+    memory=_memory,
+    less_memory="fewer layers (ranking.num_layers) or a smaller model",
     cost=_cost,
     workers=_workers,
     output_option="training.output_dir",

@@ -20,6 +20,7 @@ from overlap_sweep.measure.profile import capture_each, profile_steps
 from overlap_sweep.measure.timing import Anchor, Variant, summarise, time_variants
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import metrics_file
+from overlap_sweep.workloads.fsdp import samples_of
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives, Recorder, Streams, resolve
 from overlap_sweep.workloads.fsdp.config import HOST_LIMITS
 from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, compile_layers, initialise
@@ -52,7 +53,7 @@ def run_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dic
     measured = TrainingRun(
         step=times,
         host_us=host_us,
-        samples_per_step=_samples_per_step(point),
+        samples_per_step=samples_of(point),
         parameters=parameters,
         losses=recording.losses,
         peak_memory_gb=peak_gb,
@@ -146,17 +147,12 @@ def _try(point: Mapping[str, Any], layer: nn.Module) -> None:
     """Runs one layer forward and backward as training does."""
     device = next(layer.parameters()).device
     dtype = DTYPES[point["precision"]]
-    tokens = point["workload"]["tokens"] // _samples_per_step(point)
+    tokens = point["workload"]["tokens"] // samples_of(point)
     shape = point["training"]["batch_size"], tokens, point["model"]["hidden_size"]
     x = torch.randn(shape, device=device, requires_grad=True)
     with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
         layer(x).float().sum().backward()
     layer.zero_grad()
-
-
-def _samples_per_step(point: Mapping[str, Any]) -> int:
-    training = point["training"]
-    return int(training["batch_size"] * training["gradient_accumulation"] * point["distributed"]["dp_size"])
 
 
 class Recording:

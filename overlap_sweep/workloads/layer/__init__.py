@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from overlap_sweep.overlap.space import MOE_KIND
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads import Workload, run_of, tp_groups_on_nodes, tp_ranks, usual_workers
 from overlap_sweep.workloads.layer import moe
+from overlap_sweep.workloads.memory import ADAM_BYTES, Memory
 
 NOT_OVERLAPPED = ("none", "floor")
 
@@ -247,6 +249,17 @@ def _fewer_gpus(point: Mapping[str, Any]) -> tuple[str, str]:
     return f"tp_size={point['tp_size']}{with_replicas}", "a smaller tp_size"
 
 
+def _memory(point: Mapping[str, Any]) -> Memory:
+    model, sizes = point["model"], (point["workload"]["tokens"], point["tp_size"])
+    shapes = [models.linear_shape(model, operator, *sizes) for operator in _OPERATORS_OF_KIND[point["layer"]["kind"]]]
+    number_bytes = 4 if point["precision"] == "fp32" else 2
+    # Each variant has its own weights. One after the other they keep inputs and outputs.
+    weights = sum(prod(shape.weight_shape) for shape in shapes) * number_bytes * len({*names(point), "none"})
+    kept = sum(prod(shape.local().input_shape) + prod(shape.local().output_shape) for shape in shapes) * number_bytes
+    optimizer = weights * ADAM_BYTES / 4 if point["layer"]["training"] else 0.0
+    return Memory(parameters=weights, gradients=weights, optimizer=optimizer, activations=kept)
+
+
 def bench(point: Mapping[str, Any]) -> str:
     """Returns the module that builds the variants of the point's kind of layer."""
     return "moe_bench" if point["layer"]["kind"] == MOE_KIND else "tp_bench"
@@ -271,6 +284,8 @@ WORKLOAD = Workload(
     ranks=_by_kind(lambda point: tp_ranks(point, point["layer"]["num_replicas"]), moe.ranks),
     world_size=_by_kind(lambda point: int(point["tp_size"] * point["layer"]["num_replicas"]), moe.world_size),
     fewer_gpus=_by_kind(_fewer_gpus, moe.fewer_gpus),
+    memory=_by_kind(_memory, lambda point: None),
+    less_memory="fewer layer.variants, a larger tp_size or a smaller model",
     # Overlap is within a tensor-parallel group; NCCL or gloo reduce the replicas' gradients and reach all experts.
     on_one_node=tp_groups_on_nodes,
     workers=_by_kind(usual_workers, moe.workers),

@@ -15,8 +15,10 @@ from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, run_of, tp_groups_on_nodes, tp_ranks
+from overlap_sweep.workloads.memory import ADAM_BYTES, Memory, layer_activations
 from overlap_sweep.workloads.tp_training import megatron_model
 from overlap_sweep.workloads.tp_training.config import (
+    BYTES_OF,
     DEFAULT_IMPL,
     IMPLEMENTATIONS,
     OF_DATA_PARALLEL,
@@ -28,7 +30,7 @@ from overlap_sweep.workloads.tp_training.config import (
     dp_size_of,
     registered_implementations,
 )
-from overlap_sweep.workloads.tp_training.language_model import language_model
+from overlap_sweep.workloads.tp_training.language_model import language_model, layers_parameters, parameters
 
 if TYPE_CHECKING:
     from overlap_sweep.results.run_directory import Result
@@ -216,6 +218,43 @@ def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     return [models.short_name(point["model"]), *sizes, point["impl"] or DEFAULT_IMPL]
 
 
+def _memory(point: Mapping[str, Any]) -> Memory:
+    fields, training, impl = point["language_model"], point["tp_training"], point["impl"]
+    tp_size, dp_size, options = point["tp_size"], point["dp_size"], data_parallel(training, impl)
+    whole = parameters(fields) / tp_size
+    computed_bytes = 4 if training["autocast"] else BYTES_OF[point["precision"]]
+    # Of parameters that are computed with, of float32 weights beside them, and of gradients.
+    held, weights, gradients, shards = 1.0, float(computed_bytes < 4), 4.0, 1
+    if impl in ("fsdp_dtensor", "async_tp"):
+        weights, shards, gradients = 1.0, dp_size, 4 / dp_size
+        if options["reshard_after_forward"] and dp_size > 1:
+            # A layer and the next one, and the vocabulary, which stays.
+            held = 1 - layers_parameters(fields) / parameters(fields) * max(0.0, 1 - 2 / fields["num_hidden_layers"])
+    elif impl == "autotp":
+        stage = training["zero_stage"]
+        weights, shards = float(bool(stage) or computed_bytes < 4), dp_size if stage else 1
+        gradients = computed_bytes / (dp_size if stage == 2 else 1)
+    elif impl == "megatron" and options["use_distributed_optimizer"]:
+        shards = dp_size
+    sizes = {
+        **{"hidden_size": fields["hidden_size"], "num_attention_heads": fields["num_attention_heads"]},
+        **{"num_kv_heads": fields["num_key_value_heads"], "head_dim": fields["head_dim"], "gated_mlp": True},
+        "ffn_hidden_size": fields["intermediate_size"],
+    }
+    of_layer, layers = layer_activations(sizes, tp_size, training["sequence_parallel"]), fields["num_hidden_layers"]
+    kept = of_layer + layers * fields["hidden_size"] if training["activation_checkpointing"] else layers * of_layer
+    # Logits, the same in float32, and their gradient.
+    logits = fields["vocab_size"] / (tp_size if training["vocab_parallel"] else 1)
+    activation_bytes = BYTES_OF[point["precision"]]
+    of_token = kept * activation_bytes + logits * (4 + 2 * activation_bytes)
+    return Memory(
+        parameters=whole * (held * computed_bytes + weights * 4 / shards),
+        gradients=whole * gradients,
+        optimizer=whole * ADAM_BYTES / shards,
+        activations=training["batch_size"] * training["seq_length"] * of_token,
+    )
+
+
 def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
     training, model = point["tp_training"], point["language_model"]
     # Compiling takes longer than all the steps.
@@ -287,6 +326,8 @@ WORKLOAD = Workload(
         "sizes whose product is smaller",
     ),
     on_one_node=tp_groups_on_nodes,
+    memory=_memory,
+    less_memory="fewer layers (model.num_layers), a larger tp_size or a smaller model",
     cost=_cost,
     workers=_workers,
     output_option="tp_training.output_dir",

@@ -37,6 +37,8 @@ SEQUENCE_PARALLEL = ("async_tp", "megatron")
 
 PRECISION_OF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """Precision by `tp_training.dtype`."""
+BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
+"""Bytes of a number, by precision."""
 
 
 @dataclass

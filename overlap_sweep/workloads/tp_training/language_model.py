@@ -143,7 +143,7 @@ def _by_sizes(model: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _layers_parameters(fields: Mapping[str, Any]) -> int:
+def layers_parameters(fields: Mapping[str, Any]) -> int:
     """Returns the number of parameters in the layers' GEMMs. Norms and biases are left out."""
     hidden, heads, kv_heads = (fields[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     attention = hidden * fields["head_dim"] * (2 * heads + 2 * kv_heads)
@@ -153,14 +153,14 @@ def _layers_parameters(fields: Mapping[str, Any]) -> int:
 def parameters(fields: Mapping[str, Any]) -> int:
     """Returns the number of the whole model's parameters, without norms and biases, some millionths of it."""
     matrices = 1 if fields["tie_word_embeddings"] else 2
-    return int(_layers_parameters(fields) + matrices * fields["vocab_size"] * fields["hidden_size"])
+    return int(layers_parameters(fields) + matrices * fields["vocab_size"] * fields["hidden_size"])
 
 
 def flops_per_token(fields: Mapping[str, Any], seq_length: int) -> float:
     """Returns the FLOPs of forward and backward, as PaLM counts them (arXiv:2204.02311, appendix B): 6 for each
     parameter in a GEMM, the output projection's included and the embedding's not, and 12 x layers x heads x head
     dimension x sequence for attention, as if it were not causal. Recomputation does not count."""
-    gemms = 6 * (_layers_parameters(fields) + fields["vocab_size"] * fields["hidden_size"])
+    gemms = 6 * (layers_parameters(fields) + fields["vocab_size"] * fields["hidden_size"])
     heads = fields["num_attention_heads"] * fields["head_dim"]
     return float(gemms + 12 * fields["num_hidden_layers"] * heads * seq_length)
 
