@@ -40,6 +40,7 @@ def test_every_file_is_there_and_the_report_scales_from_tp1(analysed: tuple[Path
     assert not (date / "optimal_tp_comm_overlap_cfg_tp1.yaml").exists()
     report = json.loads((date / "tuning_report.json").read_text())
     assert report["counts"]["ok"] > 0
+    assert report["cases"][0]["sizes"]["num_layers"] == 28
     assert set(report["tp_scaling"]["results"]) == {"fc1", "proj"}
     for result in report["tp_scaling"]["results"].values():
         assert (result["scaling_ratios"]["1"], set(result["e2e_times"])) == (1.0, {"1", "2"})

@@ -152,6 +152,7 @@ def sizes_of(config: Any, name: str) -> tuple[dict[str, Any], dict[str, str]]:
     sizes = {
         "hidden_size": config.hidden_size,
         "num_attention_heads": config.num_attention_heads,
+        "num_layers": number,
         "normalization": form.normalization,
     }
     instead: dict[str, str] = {}

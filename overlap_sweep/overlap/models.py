@@ -179,7 +179,7 @@ def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
     has, if not all are dense, their `number` (None: unknown), how many have a `dense_mlp`, and the width of a
     `shared_expert`.
     """
-    names = (*SIZES, *OF_EXPERTS, *OF_LATENT_ATTENTION)
+    names = (*SIZES, *OF_EXPERTS, *OF_LATENT_ATTENTION, "num_layers")
     given = {name: model[name] for name in names if model.get(name) is not None}
     read, instead = read_hf(str(model["name"])) if model["source"] == "hf" else _not_dense(model)
     sizes = read | given

@@ -34,9 +34,10 @@ def point_identity(point: Mapping[str, Any]) -> dict[str, Any]:
         del runtime["nodes"]
     runtime = {name: value for name, value in runtime.items() if name not in INSTRUMENTS or value}
     found = {**point, "runtime": runtime}
-    if "layers" in (point.get("model") or {}):
-        # They say what the answer applies to.
-        found["model"] = {name: value for name, value in point["model"].items() if name != "layers"}
+    if model := point.get("model"):
+        # They say what the answer applies to. Of a language model that is trained, `language_model` has the layers.
+        idle = {"layers"} if "architecture" in model and "language_model" not in point else {"layers", "num_layers"}
+        found["model"] = {name: value for name, value in model.items() if name not in idle}
     identity: dict[str, Any] = _without_nulls(found)
     return identity
 

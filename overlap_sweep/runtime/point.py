@@ -101,7 +101,8 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     if issubclass(schema, ModelConfig):
         point["model"] = dict(_resolved_model(tuple(point["model"].items())))
         if "architecture" not in schema.reads_of_model:
-            point["model"] = {key: value for key, value in point["model"].items() if key not in OF_LANGUAGE_MODELS}
+            idle = {*OF_LANGUAGE_MODELS} - {"num_layers"}
+            point["model"] = {key: value for key, value in point["model"].items() if key not in idle}
     runtime, options = point["runtime"], point["workload"]
     if runtime["device"] == "auto":
         runtime["device"] = "cuda" if elsewhere() or visible_gpus() else "cpu"

@@ -33,8 +33,13 @@ class Case:
     precision: str | None
     tokens: int | None
     """Tokens in the whole batch."""
+    sizes: dict[str, int | float | bool | str]
+    """The model's sizes, named as the options of `model`: hidden_size, ffn_hidden_size, num_attention_heads,
+    num_kv_heads, head_dim, num_layers and so on; without those that it lacks."""
     measured: str | None
     """Time of the measurement, UTC."""
+    tp_scaling: Scaling
+    """Whether a larger TP size pays, by operator and in total."""
     applies_to: list[str] = field(default_factory=list)
     """Which layers of the model the files apply to, in sentences; empty if all layers are alike."""
     process_wide: str = ""
@@ -81,6 +86,8 @@ class BestSetting:
     """Operator and phase, such as `fc1_dgrad`."""
     operator: str
     phase: Literal["fprop", "dgrad", "wgrad"]
+    config_id: str
+    """Name of the configuration in `configurations`, with what the pass's other slot runs."""
     setting: Setting | None
     """Method and knobs; None if no overlap is best."""
     method: str
@@ -264,7 +271,6 @@ class Content(msgspec.Struct):
     best: list[BestSetting] = []
     recommendations: list[PassAdvice] = []
     unmeasured_slots: list[UnmeasuredSlot] = []
-    tp_scaling: Scaling | None = None
     proof: list[Proof] = []
 
 

@@ -83,9 +83,13 @@ class Report:
         return [*(one for one in layers if one.is_proven), *passes, *(one for one in layers if not one.is_proven)]
 
     @property
-    def tp_scaling(self) -> Scaling | None:
-        """Returns whether a larger TP size pays, by operator and in total; None if several cases were measured."""
-        return self._content.tp_scaling
+    def tp_scaling(self) -> Scaling:
+        """Returns whether a larger TP size pays, by operator and in total. UserError unless one case was measured."""
+        if len(self.cases) != 1:
+            several = f"has several cases ({', '.join(case.name for case in self.cases)})"
+            found = f"{several}; use the `tp_scaling` of one of `cases`" if self.cases else "has no measured operator"
+            raise UserError(f"{self.directory} {found}.")
+        return self.cases[0].tp_scaling
 
     @property
     def unmeasured_slots(self) -> list[UnmeasuredSlot]:

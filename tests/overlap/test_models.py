@@ -97,7 +97,7 @@ def test_heads_and_halves_that_do_not_divide(sizes: dict[str, int], operator: st
 
 QWEN3 = {
     **{"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16},
-    **{"num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu"},
+    **{"num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu", "num_hidden_layers": 28},
 }
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_inner": None}
 
@@ -117,14 +117,15 @@ def test_hf_config_file_and_folder(tmp_path: Path) -> None:
     config = write_config(tmp_path, QWEN3)
     for source in (config, tmp_path):
         read = models.resolve(hf(source))
-        assert {size: read[size] for size in models.SIZES} == {size: expected[size] for size in models.SIZES}
+        names = (*models.SIZES, "num_layers")
+        assert {size: read[size] for size in names} == {size: expected[size] for size in names}
     assert models.resolve(hf(config, ffn_hidden_size=4096))["ffn_hidden_size"] == 4096
 
 
 def test_hf_config_of_an_older_kind(tmp_path: Path) -> None:
     expected = {"hidden_size": 768, "ffn_hidden_size": 3072, "num_attention_heads": 12, "num_kv_heads": 12}
     read, _ = models.read_hf(str(write_config(tmp_path, GPT2)))
-    assert read == {**expected, "head_dim": 64, "gated_mlp": False, "normalization": "LayerNorm"}
+    assert read == {**expected, "num_layers": 12, "head_dim": 64, "gated_mlp": False, "normalization": "LayerNorm"}
 
 
 QWEN3_MOE = {

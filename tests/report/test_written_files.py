@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.config import AnalysisConfig
-from overlap_sweep.overlap import overlap_cfg, space
+from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.overlap.space import SLOTS
 from overlap_sweep.report.files import write_reports
@@ -20,6 +20,7 @@ from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.tuner import Report
 from overlap_sweep.workloads.operator.answer import OperatorAnalysis
+from overlap_sweep.workloads.operator.choice import of_pass
 from overlap_sweep.workloads.sections import analyse
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.workloads.tp_training.rows import results, step_communication
@@ -241,9 +242,12 @@ def test_a_bad_trace_of_a_stack_is_a_problem_and_no_more(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["operators", "tuner"])
-def test_a_config_id_names_one_setting(tmp_path: Path, name: str) -> None:
+def test_a_config_id_names_one_configuration_of_its_pass(tmp_path: Path, name: str) -> None:
+    sweep = unpack(name, tmp_path)
+    points = {point.name: point for point in read_points(sweep).points}
     named = defaultdict(set)
-    for row in operator_rows(unpack(name, tmp_path)):
-        if row["status"] == "ok":
-            named[row["config_id"]].add((row["slot"], *((knob, row.get(knob)) for knob in space.KNOBS)))
+    for row in operator_rows(sweep):
+        result = points[row["point"]].result
+        if row["status"] == "ok" and result:
+            named[row["config_id"]].add((row["slot"], str(of_pass(result.settings, row["pass"]))))
     assert not {name: settings for name, settings in named.items() if len(settings) > 1}

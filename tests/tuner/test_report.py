@@ -16,6 +16,7 @@ from overlap_sweep.workloads.layer.section import COMPARED
 from overlap_sweep.workloads.operator.section import ANSWERS
 from tests.analyze import analyze
 from tests.golden.archives import unpack
+from tests.made_sweeps import write_operators
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +60,59 @@ def test_a_proof_compares_whole_layers(report: Report) -> None:
 
 
 def test_what_is_known_of_tp_sizes(report: Report) -> None:
-    assert report.tp_scaling is not None
     assert report.tp_scaling.optimal_tp_size == 2
     assert report.tp_scaling.results["proj"].scaling_efficient == {1: True, 2: False}
     assert [(answer.tp_size, answer.is_best_tp_size) for answer in report.answers] == [(2, True)]
     assert report.unmeasured_slots == []
+
+
+TRACED_OF_PASS = {
+    *("gemm_time_us", "comm_time_us", "overlap_time_us", "overlap_ratio", "e2e_time_us"),
+}
+NUMBER = (int, float)
+
+
+def test_every_configuration_has_the_fields_that_scripts_for_other_tuners_read(directory: Path) -> None:
+    """Those of a point without a trace are null; it says why."""
+    whole = written(directory)
+    (case,) = (case["name"] for case in whole["cases"])
+    types: dict[str, Any] = {"config_id": str, "operator": str, "phase": str, "tp_size": int, "overlap_method": str}
+    passes = {f"{name}_{field}": NUMBER for name in ("forward", "backward") for field in TRACED_OF_PASS}
+    counts = {"num_gemm_events": int, "num_comm_events": int}
+    traced = {**passes, **counts, "operator_e2e_time_us": NUMBER, "total_overlap_ratio": NUMBER}
+    profiled = [entry for entry in whole["configurations"] if entry["profiled"]]
+    assert 0 < len(profiled) < len(whole["configurations"])
+    for entry in whole["configurations"]:
+        assert entry["case"] == case
+        assert {name: type(entry[name]) for name in types} == types
+        found = {name: entry[name] for name in traced if entry[name] is not None}
+        if entry["status"] != "ok":
+            assert (found, entry["error"] is None) == ({}, False)
+        elif entry["profiled"]:
+            assert not {name for name in traced if name not in found or not isinstance(found[name], traced[name])}
+        else:
+            assert not found
+            assert entry["not_profiled_because"]
+
+
+def test_the_sizes_of_the_model_are_with_its_case(report: Report, directory: Path) -> None:
+    sizes = {"hidden_size": 4096, "ffn_hidden_size": 14336, "num_attention_heads": 32, "num_kv_heads": 8}
+    (case,), (entry,) = report.cases, written(directory)["cases"]
+    assert case.sizes == entry["sizes"]
+    assert {name: case.sizes[name] for name in sizes} == sizes
+    assert case.tokens == 8192
+
+
+def test_each_of_several_cases_has_its_tp_scaling(tmp_path: Path) -> None:
+    write_operators(tmp_path)
+    write_operators(tmp_path, precision="fp16")
+    assert analyze(tmp_path).returncode == 0
+    report, scaling = Report(tmp_path), written(tmp_path)["tp_scaling"]
+    assert set(scaling) == {"by_case"}
+    assert list(scaling["by_case"]) == [case.name for case in report.cases]
+    assert {tuple(case.tp_scaling.results) for case in report.cases} == {("fc1", "fc2")}
+    with pytest.raises(UserError, match="use the `tp_scaling` of one of `cases`"):
+        report.tp_scaling  # noqa: B018
 
 
 def test_the_file_comes_with_its_arguments(report: Report, directory: Path) -> None:
@@ -140,7 +189,8 @@ def test_a_directory_without_operators_has_an_empty_report(tmp_path: Path) -> No
     (tmp_path / "tuning_report.json").write_text('{"kernels": []}')
     report = Report(tmp_path)
     assert (report.best, report.recommendations, report.proof, report.unmeasured_slots) == ([], [], {}, [])
-    assert report.tp_scaling is None
+    with pytest.raises(UserError, match="has no measured operator"):
+        report.tp_scaling  # noqa: B018
     assert "no operator was measured" in str(report).lower()
     assert "No operator was measured" in report._repr_html_()
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from overlap_sweep.config import Model
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.model_layers import WHOLE, applies_to, layers_with
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
@@ -28,13 +29,26 @@ from overlap_sweep.workloads.operator.proof import Outcome, Proof, Unproven, out
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from overlap_sweep.workloads.operator.switches import Plan, SwitchAdvice, UnmeasuredSlot, plan, unmeasured_slots
 
+_SIZES = {declared.name for declared in fields(Model)} - {"name", "source"}
+
 ROUNDING = 1e-9
 """600 x 4 / 2000 is 1.2 and must not fail a tolerance of 0.2 for the last binary digit."""
 
 
-def config_id(tp_size: int, operator: str, phase: str, setting: Mapping[str, Any] | None) -> str:
-    """Returns a setting's id, with the knobs that differ from the method's defaults: `tp2_fc1_fprop_ring_agg0`."""
-    return f"tp{tp_size}_{operator}_{phase}_{space.brief_name(setting)}"
+def config_id(tp_size: int, operator: str, phase: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the id of a slot's configuration, given the settings by slot: `tp2_fc1_fprop_ring_agg0`.
+
+    It has the knobs that differ from the method's defaults. Where the pass's other slot overlaps too it is named, since
+    both are timed together: `tp2_fc1_dgrad_bulk_sm4_wgrad_bulk_sm2`.
+    """
+    others = [other for other in space.PHASES if other != phase and _pass_of(other) == _pass_of(phase)]
+    slots = {phase: settings.get(space.slot(operator, phase))}
+    slots |= {other: settings[slot] for other in others if (slot := space.slot(operator, other)) in settings}
+    return "_".join([f"tp{tp_size}_{operator}", *(f"{one}_{space.brief_name(slots[one])}" for one in slots)])
+
+
+def _pass_of(phase: str) -> str | None:
+    return space.PASS_OF_PHASE.get(phase)
 
 
 @dataclass(frozen=True)
@@ -128,6 +142,12 @@ class CaseAnalysis:
     def layers(self) -> dict[str, int]:
         """Returns the model's operators, each with the number of layers that have it."""
         return _layers_with(self.points)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Returns the model's sizes as in docs/options.md, without those it has none of."""
+        model = self.points[0].config["model"]
+        return {name: value for name, value in model.items() if name in _SIZES and value is not None}
 
     @property
     def applies_to(self) -> list[str]:

@@ -115,18 +115,28 @@ def _knob(setting: Mapping[str, Any], knob: str) -> Any:
     return value if value is None or knob in space.NUMBERS else bool(value)
 
 
+def _settings(point: Point) -> Mapping[str, space.Setting]:
+    """Returns the settings by slot, as measured or, for points that were not measured, as requested."""
+    if point.result and point.status == "ok":
+        return point.result.settings
+    config = point.config
+    requested = config.get("phases") or {config["phase"]: config}
+    return {
+        space.slot(config["operator"], phase): {
+            name: wanted[name] for name in ("method", *space.KNOBS) if wanted.get(name) is not None
+        }
+        for phase, wanted in requested.items()
+        if wanted["method"] != NONE
+    }
+
+
 def _setting(row: PhaseRow) -> Mapping[str, Any]:
-    """Returns the setting of the phase, as measured or requested; its method is `none` without overlap."""
-    if row.measured and row.point.result:
-        slot = space.slot(row.point.config["operator"], row.part)
-        return row.point.result.settings.get(slot) or {"method": NONE}
-    wanted = (row.point.config.get("phases") or {}).get(row.part, row.point.config)
-    knobs = space.KNOBS if wanted["method"] != NONE else ()
-    return {name: wanted[name] for name in ("method", *knobs) if wanted.get(name) is not None}
+    """Returns the setting of the phase; its method is `none` without overlap."""
+    return _settings(row.point).get(space.slot(row.point.config["operator"], row.part)) or {"method": NONE}
 
 
 def _id(row: PhaseRow) -> str:
-    return config_id(row.point.config["tp_size"], row.point.config["operator"], row.part, _setting(row))
+    return config_id(row.point.config["tp_size"], row.point.config["operator"], row.part, _settings(row.point))
 
 
 def _metric(name: str) -> Column[PhaseTimes]:
@@ -144,8 +154,9 @@ def _trace_note(row: PhaseTimes) -> str | None:
     return "; ".join([*missing, *row.trace.problems, *row.trace.warnings]) or None
 
 
+CONFIG_ID = "TP size, operator, phase and setting in one word; also the pass's other slot where it overlaps too."
 OF_POINT = (
-    *(POINT, DIRECTORY, P("config_id", _id, "TP size, operator, phase and setting in one word.", "text", queried=True)),
+    *(POINT, DIRECTORY, P("config_id", _id, CONFIG_ID, "text", queried=True)),
     *(replace(MODEL, differing=True), replace(BACKEND, differing=True), DEVICE, replace(PRECISION, differing=True)),
     P("tokens", lambda row: row.point.case.tokens, kind="count", header="tokens", differing=True),
     PROCESS_WIDE,

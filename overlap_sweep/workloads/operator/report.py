@@ -12,6 +12,7 @@ import msgspec
 from overlap_sweep.overlap.overlap_cfg import FLAGS
 from overlap_sweep.report.section import Sources
 from overlap_sweep.report.table import Listing, Row
+from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, measured_when, multicast
 from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator.advice import cards, is_effective, path_of_file, recommendation
@@ -42,12 +43,15 @@ def report(
     """Returns the operators' part of the report. `configurations` are the points' `rows` and `best` the answers' rows,
     both also with the `USUAL_NAMES` of some columns.
 
-    List entries name their case; the top-level `tp_scaling` is None if there are several cases. `proof` has one entry
-    per case and TP size that a tuner measured, `tuner` one per sweep of a tuner.
+    List entries name their case. `configurations` has an entry per point and phase that it overlaps; `config_id` names
+    one configuration of the case, and `point` the measurement. `tp_scaling` is that of each case in `by_case`; where
+    there is one case, its keys are at the top too. `proof` has one entry per case and TP size that a tuner measured,
+    `tuner` one per sweep of a tuner.
     """
     cases, root = analysis.cases, sources.reading.root
     sizes = [(case, tp_size) for case in cases for tp_size in case.tp_sizes]
     outcomes = [(outcome, case.folder) for case in cases for outcome in case.outcomes.values()]
+    names = {_relative(point.directory, root): _case_name(point, cases) for point in sources.points("operator")}
     threshold = sources.config.overlap_threshold
     return {
         "cases": [_case(case) for case in cases],
@@ -73,8 +77,11 @@ def report(
         "unmeasured_slots": [
             {**_of(case, tp_size), **asdict(slot)} for case, tp_size in sizes for slot in case.unmeasured(tp_size)
         ],
-        "tp_scaling": asdict(cases[0].scaling) if len(cases) == 1 else None,
-        "configurations": [{**row, **_usually_named(row)} for row in rows],
+        "tp_scaling": {
+            **(asdict(cases[0].scaling) if len(cases) == 1 else {}),
+            "by_case": {case.case.name: asdict(case.scaling) for case in cases},
+        },
+        "configurations": [{"case": names.get(str(row["directory"])), **row, **_usually_named(row)} for row in rows],
         "proof": [_outcome(one, root, folder) for one, folder in [*outcomes, *((one, "") for one in analysis.strays)]],
         "tuner": [
             {"directory": _relative(directory, root), **msgspec.to_builtins(record)}
@@ -91,11 +98,20 @@ def _of(case: CaseAnalysis, tp_size: int) -> dict[str, Any]:
     return {"case": case.case.name, "tp_size": tp_size}
 
 
+def _case_name(point: Point, cases: Sequence[CaseAnalysis]) -> str | None:
+    """Returns the name of the point's case. A point that was not measured recorded no device: None if only that
+    distinguishes several cases."""
+    own = [point.case._replace(device=case.case.device) if point.status != "ok" else point.case for case in cases]
+    found = [case.case.name for case, one in zip(cases, own, strict=True) if case.case == one]
+    return found[0] if len(found) == 1 else None
+
+
 def _case(case: CaseAnalysis) -> dict[str, Any]:
     environment, *others = environments(case.points)
     return {
         "name": case.case.name,
         **case.case._asdict(),
+        "sizes": case.sizes,
         "applies_to": case.applies_to,
         "measured": measured_when(case.points),
         "environment": environment,
@@ -127,7 +143,7 @@ def _best(answer: SlotAnswer, row: Row) -> dict[str, Any]:
     return {
         "case": answer.case.case.name,
         **row,
-        "config_id": config_id(answer.tp_size, answer.choice.operator, answer.phase, answer.setting),
+        "config_id": config_id(answer.tp_size, answer.choice.operator, answer.phase, answer.choice.chosen.settings),
         **_usually_named(row),
         "setting": answer.setting,
         "setting_in_yaml": answer.case.config(answer.tp_size).slots.get(answer.slot),
