@@ -22,6 +22,8 @@ from overlap_sweep.commands.output import (
 from overlap_sweep.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from overlap_sweep.compare.operands import Kind, Operand
     from overlap_sweep.report.comparison import Comparison
     from overlap_sweep.report.table import Table
@@ -130,6 +132,7 @@ def compare(
     Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
     from overlap_sweep.compare.operands import Kind, find_operands, only_kind, reference_and_candidate
+    from overlap_sweep.report.console import print_lines
 
     if plots and not output:
         raise typer.BadParameter("--plots requires --output.")
@@ -147,12 +150,17 @@ def compare(
     frame = compared.frame()
     check_fail_if(fail_expressions, frame)
     written = []
+
+    def show(console: Console) -> None:
+        print_lines(compared.headlines, console, indent=0)
+        compared.show(console)
+
     if output:
         from overlap_sweep.report.comparison import write_files
 
         # Before anything is printed: whoever reads that may stop, as `head` does.
         written = write_files(output, compared, frame, plots)
-    print_rows(frame, format, print_table=compared.show)
+    print_rows(frame, format, print_table=show)
     if written:
         from overlap_sweep.report.console import console_for
         from overlap_sweep.report.terminal import print_written

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from overlap_sweep.compare.datasets import read_dataset
+from overlap_sweep.compare.headline import headline
 from overlap_sweep.compare.sweeps import Aggregate, Match, SlotChange, SweepComparison, compare_sweeps
 from overlap_sweep.report.charts import TICK, Axis, Dot, Reference, Row, Rows
 from overlap_sweep.report.charts import Key as LegendKey
@@ -125,6 +126,7 @@ def compare(operands: Sequence[tuple[str, Path]], reference: str, by: str | None
             if _of(compared.matches, label)
         ],
         problems=[problem for dataset in compared.datasets for problem in dataset.problems],
+        headlines=[" ".join(headline(compared, label)) for label in compared.candidates],
     )
 
 
@@ -154,6 +156,7 @@ def _summary(compared: SweepComparison) -> dict[str, Any]:
 def _print(compared: SweepComparison, console: Console, by: str | None) -> None:
     """Prints the datasets, then all tables of each dataset, then unmatched points; with by="slot" only the slots."""
     if by != "slot":
+        console.print()
         _print_datasets(compared, console)
     for label in compared.candidates:
         console.print(f"\n{label} against {compared.reference}", style="bold")

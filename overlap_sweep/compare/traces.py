@@ -16,8 +16,10 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts import TICK, Axis, Dot, Key, Row, Rows
 from overlap_sweep.report.comparison import Chart, Comparison, ratio_column, ratios_file, verdict_style
 from overlap_sweep.report.console import print_lines, print_table
+from overlap_sweep.report.headline import mean_change
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.table import Column, Listing, Table, attribute
+from overlap_sweep.results.estimate import estimate
 from overlap_sweep.results.verdict import ratio
 from overlap_sweep.trace import Grouping, Overlap, PhaseSummary, summarise
 from overlap_sweep.trace.files import TraceFile, read_trace_files, startup_warnings
@@ -186,6 +188,7 @@ def compare(operands: Sequence[tuple[str, Path, Sequence[Path]]], reference: str
             Chart(ratios_file(label, list(compared.pairs)), [_dots(compared, label)]) for label in compared.pairs
         ],
         problems=[problem for dataset in compared.datasets for problem in dataset.problems],
+        headlines=[f"{_headline(label, reference, pairs)}." for label, pairs in compared.pairs.items()],
         warnings=[*(warning for file in files for warning in file.warnings), *startup_warnings(files)],
     )
 
@@ -306,6 +309,19 @@ def _change(ours: NDArray[Any], theirs: NDArray[Any]) -> Change:
     if ours[:, 0].min() > theirs[:, 0].max():
         return "slower"
     return "faster" if ours[:, 0].max() < theirs[:, 0].min() else "same"
+
+
+def _headline(label: str, reference: str, pairs: Sequence[Pair]) -> str:
+    ours, theirs = _iterations_us([pair.ours for pair in pairs]), _iterations_us([pair.theirs for pair in pairs])
+    change = mean_change([[(estimate(ours), estimate(theirs))]])
+    medians = f"{as_us(median(ours))} us an iteration against {as_us(median(theirs))} us"
+    return f"{change.in_words(label, reference)}: {medians}, medians of {len(ours)} and {len(theirs)}"
+
+
+def _iterations_us(files: Sequence[TraceFile]) -> list[float]:
+    """Returns the time of the first, second, ... iteration, each the median over the ranks that have it."""
+    each = [[row.span_us for row in file.steady_rows if row.phase == "all"] for file in files]
+    return [median(spans[turn] for spans in each if turn < len(spans)) for turn in range(max(map(len, each)))]
 
 
 def _summary(compared: TraceComparison) -> dict[str, Any]:

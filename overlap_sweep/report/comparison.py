@@ -70,6 +70,8 @@ class Comparison:
     """Returns the content of `summary_file`; NaN for undefined values."""
     charts: Callable[[], list[Chart]]
     problems: Sequence[str]
+    headlines: Sequence[str]
+    """What is faster than the reference by how much, or that nothing is: sentences for each of the others."""
     warnings: Sequence[str] = ()
     summary_file: str = "comparison.json"
 
@@ -103,11 +105,12 @@ class Comparing:
 
 def write_files(directory: Path, compared: Comparison, frame: pd.DataFrame, plots: bool) -> list[Path]:
     """Writes all files once all contents are complete. UserError where the directory cannot be written to."""
+    summary = {"headlines": list(compared.headlines), **compared.summary()}
     parquet = io.BytesIO()
     frame.to_parquet(parquet, index=False)
     contents = {
         # NaN and infinities become null.
-        compared.summary_file: msgspec.json.format(msgspec.json.encode(compared.summary()), indent=2) + b"\n",
+        compared.summary_file: msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n",
         f"{TABLE_FILE}.csv": csv_of(frame).encode(),
         f"{TABLE_FILE}.parquet": parquet.getvalue(),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from overlap_sweep.compare import sweep_report, traces
 from overlap_sweep.compare.datasets import read_dataset
 from overlap_sweep.compare.operands import short_names
 from overlap_sweep.compare.sweeps import SweepComparison, compare_sweeps
 from overlap_sweep.compare.traces import compare_traces, read_trace_dataset
 from overlap_sweep.errors import UserError
-from overlap_sweep.workloads.fsdp.compare import compare_telemetry, read_telemetry_dataset
+from overlap_sweep.report.headline import mean_change
+from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.workloads.fsdp.compare import COMPARED, compare_telemetry, read_telemetry_dataset
 from tests.make_point import (
     ENVIRONMENT,
     copy_config,
@@ -115,6 +119,17 @@ def sweeps(directory: Path, *labels: str, reference: str = "old") -> SweepCompar
     return compare_sweeps([read_dataset(label, directory / label) for label in labels], reference)
 
 
+def headlines(kind: str, directory: Path, *labels: str) -> Sequence[str]:
+    paths = [(label, directory / label) for label in labels]
+    if kind == "telemetry":
+        assert COMPARED.telemetry
+        return COMPARED.telemetry(paths, labels[0], None, False).headlines
+    if kind == "trace":
+        of_traces = [(label, path, sorted(path.iterdir())) for label, path in paths]
+        return traces.compare(of_traces, labels[0], "phase").headlines
+    return sweep_report.compare(paths, labels[0], None).headlines
+
+
 def compared(kind: str, directory: Path, *labels: str, reference: str = "old") -> Seen:
     subject, paths = ALL[kind].subject, {label: directory / label for label in labels}
     if kind == "telemetry":
@@ -125,10 +140,11 @@ def compared(kind: str, directory: Path, *labels: str, reference: str = "old") -
         }
         return Seen(found, runs.unmatched, [problem for dataset in runs.datasets for problem in dataset.problems])
     if kind == "trace":
-        traces = compare_traces([read_trace_dataset(*of, sorted(of[1].iterdir())) for of in paths.items()], reference)
-        parts = [part for part in traces.parts if (part.by, part.phase, part.kind) == ("class", "all", subject)]
+        found_in = compare_traces([read_trace_dataset(*of, sorted(of[1].iterdir())) for of in paths.items()], reference)
+        parts = [part for part in found_in.parts if (part.by, part.phase, part.kind) == ("class", "all", subject)]
         found = {part.dataset: (part.ratio, part.change) for part in parts}
-        return Seen(found, traces.unmatched, [problem for dataset in traces.datasets for problem in dataset.problems])
+        problems = [problem for dataset in found_in.datasets for problem in dataset.problems]
+        return Seen(found, found_in.unmatched, problems)
     points = sweeps(directory, *labels, reference=reference)
     matches = [match for match in points.matches if match.ours.key.setting == subject]
     problems = [problem for dataset in points.datasets for problem in dataset.problems]
@@ -142,6 +158,52 @@ def test_the_verdict_is_by_the_ratio_of_the_times(tmp_path: Path, kind: str, fac
     ALL[kind].write(tmp_path / "new", factor)
     seen = compared(kind, tmp_path, "old", "new")
     assert seen == Seen({"new": (pytest.approx(factor, rel=1e-3), verdict)}, [], [])
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1.0, "do not differ"), (0.8, "faster"), (1.25, "slower")])
+@pytest.mark.parametrize("kind", ALL)
+def test_the_headline_says_which_is_faster(tmp_path: Path, kind: str, factor: float, word: str) -> None:
+    for label, by in (("old", 1.0), ("new", factor)):
+        ALL[kind].write(tmp_path / label, factor=by)
+    (headline,) = headlines(kind, tmp_path, "old", "new")
+    assert headline.startswith("new ")
+    assert word in headline
+    assert "The machine changed" not in headline
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ((320.0, 400.0, 300.0), (352.0, 440.0, 330.0), "do not differ"),
+        ((320.0, 400.0, 300.0), (320.0, 440.0, 330.0), "new is 9.1% faster"),
+        ((320.0, 400.0, 300.0), (288.0, 360.0, 270.0), "do not differ"),
+        # Only one of the baselines, the two in opposite directions, or hardly.
+        ((320.0, 400.0, 300.0), (352.0, 440.0, 300.0), None),
+        ((320.0, 400.0, 300.0), (352.0, 440.0, 270.0), None),
+        ((320.0, 400.0, 300.0), (352.0, 403.0, 302.0), None),
+    ],
+)
+def test_it_is_the_machine_where_the_baselines_moved_alike(
+    tmp_path: Path, old: tuple[float, ...], new: tuple[float, ...], changed: str | None
+) -> None:
+    for label, times_us in (("old", old), ("new", new)):
+        point = operator_config(2, "fc1", "dgrad", "bulk", num_sm=4)
+        make_point("operator", tmp_path / label, point, bwd=pass_times(*times_us))
+    (headline,) = headlines("operator", tmp_path, "old", "new")
+    before, machine, after = headline.partition(" The machine changed: ")
+    assert bool(machine) is (changed is not None)
+    assert before
+    assert not changed or changed in after.partition(" Relative to no overlap, ")[2]
+
+
+def test_several_times_of_a_pass_share_their_noise_and_several_passes_do_not() -> None:
+    one = (Estimate(110.0, 0.0, 9), Estimate(100.0, 4.0, 9))
+    assert mean_change([[one]]).noise == pytest.approx(0.04)
+    assert mean_change([[one] * 4]).noise == pytest.approx(0.04)
+    assert mean_change([[one]] * 4).noise == pytest.approx(0.02)
+    assert mean_change([[one] * 4]).ratio == pytest.approx(1.1)
+    once = (Estimate(110.0, math.nan, 1), Estimate(100.0, math.nan, 1))
+    assert not mean_change([[once]]).differs
 
 
 @pytest.mark.parametrize("kind", ALL)

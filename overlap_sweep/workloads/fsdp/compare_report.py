@@ -19,6 +19,7 @@ from overlap_sweep.report.comparison import (
     verdict_style,
 )
 from overlap_sweep.report.console import print_lines, print_table
+from overlap_sweep.report.headline import mean_change
 from overlap_sweep.report.numbers import counted, shortened
 from overlap_sweep.report.table import Column, Table, attribute
 from overlap_sweep.results.provenance import describe_machine, launch_commands
@@ -89,6 +90,7 @@ def report(compared: TelemetryComparison, all_runs: bool) -> Comparison:
         summary=lambda: telemetry_summary(compared),
         charts=lambda: [*map(_timeline, compared.datasets), _overlay(compared)],
         problems=[problem for dataset in compared.datasets for problem in dataset.problems],
+        headlines=[_headline(compared, label) for label in compared.candidates],
         warnings=[warning for dataset in compared.datasets for warning in dataset.warnings],
         summary_file="summary.json",
     )
@@ -177,6 +179,16 @@ def _print_table(title: str, rows: Iterable[QuantityRatio], console: Console) ->
     """Prints a table; without a title each row begins with its run."""
     columns = ROWS.columns if title else (attribute("", read="run", kind="text", header="run"), *ROWS.columns)
     print_table(title, columns, list(rows), console, style=lambda row: verdict_style(row.verdict))
+
+
+def _headline(compared: TelemetryComparison, label: str) -> str:
+    """Returns by how much the steps of all runs are faster or slower, a sentence."""
+    steps = [match.quantities["step_ms"] for match in compared.of(label)]
+    times = [[(one.ours, one.theirs)] for one in steps if one.ours and one.theirs and one.judged]
+    if not times:
+        return f"{label} and {compared.reference} have no runs of the same work in common."
+    runs = f" in the geometric mean of {len(times)} runs" if len(times) > 1 else ""
+    return f"{mean_change(times).in_words(label, compared.reference)}, by the step time{runs}."
 
 
 def _answer(matches: Sequence[RunMatch]) -> str:
