@@ -29,6 +29,8 @@ class Rows:
     """A sentence for each file that could not be read."""
     warnings: list[str] = field(default_factory=list)
     """A sentence for each file that was read only in part."""
+    points_by_table: dict[str, int] = field(default_factory=dict)
+    """The number of points of every table; empty if the rows are from a file."""
 
 
 def read(directory: Path | str, table: str | None = None) -> pd.DataFrame:
@@ -134,12 +136,16 @@ def point_rows(directory: Path, table: str | None) -> Rows:
         sources = read_sources(directory, AnalysisConfig())
     except UserError:
         written = {name: directory / f"{name}.parquet" for name in known}
-        there = [name for name, path in written.items() if path.is_file() and table in (None, name)]
+        there = [name for name, path in written.items() if path.is_file()]
+        if table and there and table not in there:
+            found = ", ".join(f"{name}.parquet" for name in there)
+            raise UserError(f"{directory} has no {table}.parquet, only {found}; choose one of these tables.") from None
+        there = [table] if table in there else there
         if not there:
             raise
         return Rows(_written(written[there[0]], known[there[0]].types), known[there[0]])
-    measured = {point.workload for point in sources.reading.points}
-    name = table or next((name for name, workload in workload_of.items() if workload in measured), next(iter(known)))
+    points = {name: len(sources.points(workload)) for name, workload in workload_of.items()}
+    name = table or next((name for name, number in points.items() if number), next(iter(known)))
     section = workloads.section_module(workload_of[name]).section(sources)
     return Rows(
         to_frame(section.records if section else [], known[name].types),
@@ -147,6 +153,7 @@ def point_rows(directory: Path, table: str | None) -> Rows:
         section.points.rows if section else [],
         problems=[*sources.reading.problems, *(section.problems if section else ())],
         warnings=section.warnings if section else [],
+        points_by_table=points,
     )
 
 

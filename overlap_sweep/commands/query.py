@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,7 @@ from overlap_sweep.commands.output import (
     with_columns,
 )
 from overlap_sweep.errors import UserError
+from overlap_sweep.report.numbers import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,7 +114,6 @@ def query(
     """
     from overlap_sweep.commands.query_causes import found_for, named_in, with_empty
     from overlap_sweep.report.console import print_table
-    from overlap_sweep.report.numbers import counted
 
     flags = context.meta[_FLAGS]
     if len(flags) > 1:
@@ -141,9 +141,11 @@ def query(
     if format is TableFormat.table and columns is None:
         mentioned = [*(wanted.columns if wanted else ()), *named]
         names = _main_columns(shown, table, mentioned) or names
-    if matching.empty and format is TableFormat.table:
+    if frame.empty:
+        print_aside(_empty(table.name, found.points_by_table))
+    elif matching.empty and format is TableFormat.table:
         print_aside(f"None of the {len(frame)} rows matches.")
-    else:
+    if not matching.empty or format is not TableFormat.table:
         chosen = shown[names]
 
         def show(console: Console) -> None:
@@ -155,6 +157,16 @@ def query(
         print_rows(chosen, format, show)
     fail_for(problems, answered=not frame.empty)
     fail_if(fail_expressions, matching, "matching rows" if expression else "rows")
+
+
+def _empty(name: str, points_by_table: Mapping[str, int]) -> str:
+    """Returns which tables there are, and which have points; of rows from a file that is unknown."""
+    if not points_by_table:
+        return f"The table {name} has no rows."
+    flags = {flag: points_by_table.get(table, 0) for flag, table in flags_of_tables().items()}
+    there = ", ".join(f"{flag} ({counted(number, 'point')})" for flag, number in flags.items() if number)
+    others = ", ".join(flag for flag, number in flags.items() if not number)
+    return f"The table {name} has no rows. With points: {there or 'none'}; empty: {others}."
 
 
 def _columns(listed: str, frame: pd.DataFrame) -> list[str]:

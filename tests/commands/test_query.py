@@ -41,6 +41,17 @@ def test_no_matching_row_is_no_error(made: Made) -> None:
         assert (process.returncode, process.stdout, process.stderr) == (0, "", f"None of the {of} rows matches.\n")
 
 
+def test_an_empty_table_says_which_have_rows(made: Made, tmp_path: Path) -> None:
+    process = analyze("query", made("operators"), "--kernels")
+    said = "With points: --points (9 points); empty: --layers, --kernels, --training, --copies, --tp-training, --jobs."
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", f"The table kernels has no rows. {said}\n")
+    assert analyze("query", made("operators"), "--format", "csv", "--output", tmp_path).returncode == 2
+    assert analyze("report", made("operators"), "--output", tmp_path).returncode == 0
+    elsewhere = analyze("query", tmp_path, "--kernels")
+    assert (elsewhere.returncode, elsewhere.stdout) == (1, "")
+    assert "has no kernels.parquet, only points.parquet; choose one of these tables." in elsewhere.stderr
+
+
 def test_a_column_named_twice_is_one_column(made: Made) -> None:
     (row,) = rows("query", made("operators"), "speedup > 1.3", "--columns", "slot, num_sm,slot")
     assert row == {"slot": "fc2_fprop", "num_sm": 8}
@@ -67,7 +78,7 @@ def test_a_report_has_the_rows_of_its_results(
         analyze(made(name) if output.name == "reports" else output, "--output", output)
         assert rows("query", output, *asked) == raw
     if name == "kernels":
-        analyze("query", tmp_path / "reports", "--layers").assert_error("holds no results")
+        analyze("query", tmp_path / "reports", "--layers").assert_error("has no layers.parquet")
 
 
 def test_the_device_and_the_model_are_columns_of_the_table_where_they_differ(tmp_path: Path) -> None:
@@ -147,7 +158,9 @@ def test_traces_of_directories_are_matched_by_rank(tmp_path: Path) -> None:
         analyze("timeline", trace, "--output", tmp_path / name / "timeline.json.gz")
     process = analyze("compare", tmp_path / "a", tmp_path / "b")
     assert (process.returncode, process.stderr) == (0, "")
-    assert process.stdout.splitlines()[1:3] == ["b against a", "  matched by rank: 0"]
+    headline, *rest = process.stdout.splitlines()
+    assert headline.startswith(("b is ", "b and a do not differ"))
+    assert rest[1:3] == ["b against a", "  matched by rank: 0"]
 
 
 def test_steps_of_different_work_are_neither_better_nor_worse(made: Made, tmp_path: Path) -> None:
