@@ -23,7 +23,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UserError, end
 from overlap_sweep.runtime.composition import compose_point, register
 from overlap_sweep.runtime.mistakes import check_keys
 from overlap_sweep.runtime.numbered import NumberSource, as_choice
@@ -62,7 +62,7 @@ class TorchrunLauncher(Launcher):
         try:
             return self.function()(self._sweep, job_overrides, initial_job_idx)
         except UserError as error:
-            sys.exit(f"error: {error}")
+            end(error)
 
     def function(self) -> Callable[..., list[JobReturn]]:
         """Returns the function that launches the jobs."""
@@ -109,7 +109,7 @@ class GridSweeper(BasicSweeper):
                 for overrides in batch:
                     resolve(compose_point(self.hydra_context.config_loader, self.config, overrides))
             except UserError as error:
-                sys.exit(f"error: {error}")
+                end(error)
 
 
 class SearchSweeper(Sweeper):
@@ -132,7 +132,7 @@ class SearchSweeper(Sweeper):
             search = getattr(import_module(module), function)
             search(self.config, self.hydra_context, self.launcher, self._params, arguments)
         except UserError as error:
-            sys.exit(f"error: {error}")
+            end(error)
 
 
 def _complete(plugin: BashCompletion, config_name: str | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from omegaconf import MISSING
 
 from overlap_sweep.declared import check, one_of, ranged
-from overlap_sweep.errors import UserError, nearest
+from overlap_sweep.errors import UsageError, nearest
 
 BY_TORCH = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Our names of the data types, by torch's. Each option uses one of the two and accepts the other."""
@@ -297,7 +297,7 @@ class AnalysisConfig:
 
 
 def analysis_config(overrides: Sequence[str]) -> AnalysisConfig:
-    """Returns the defaults with the overrides applied. UserError for an unknown name or a value out of range."""
+    """Returns the defaults with the overrides applied. UsageError for an unknown name or a value out of range."""
     defaults = AnalysisConfig()
     kinds: dict[str, type] = {declared.name: type(getattr(defaults, declared.name)) for declared in fields(defaults)}
     values: dict[str, Any] = {}
@@ -307,11 +307,11 @@ def analysis_config(overrides: Sequence[str]) -> AnalysisConfig:
             known = [f"analysis.{name}" for name in kinds]
             near = nearest(override.partition("=")[0], known)
             mend = f"Did you mean {near}=...?" if near else f"Choose from {', '.join(known)}."
-            raise UserError(f"Unknown analysis option {override}. {mend}")
+            raise UsageError(f"Unknown analysis option {override}. {mend}")
         try:
             values[name] = kinds[name](value)
         except ValueError:
-            raise UserError(f"{override}: the value must be a number.") from None
+            raise UsageError(f"{override}: the value must be a number.") from None
     config = AnalysisConfig(**values)
     check(asdict(config), AnalysisConfig, "analysis.")
     return config

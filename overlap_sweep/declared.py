@@ -7,7 +7,7 @@ from dataclasses import field, fields, is_dataclass
 from functools import cache
 from typing import Any, get_type_hints
 
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UsageError
 
 
 def ranged(default: Any, low: float, high: float) -> Any:
@@ -74,27 +74,27 @@ def spelled(config: dict[str, Any], schema: type) -> dict[str, Any]:
 
 
 def check(config: Mapping[str, Any], schema: type, where: str = "") -> None:
-    """Raises UserError for the first value outside the range or the choices that `schema` declares, or the first
+    """Raises UsageError for the first value outside the range or the choices that `schema` declares, or the first
     missing field. Nested dataclasses are checked too. null passes."""
     # Plain values first: nested ones may be interpolated from them, and those of `workload` from nested ones.
     types = types_of(schema)
     for declared in sorted(fields(schema), key=lambda one: (is_dataclass(types[one.name]), one.name == "workload")):
         name = f"{where}{declared.name}"
         if declared.name not in config:
-            raise UserError(f"{name} cannot be deleted; set it to a value or null instead of using ~{name}.")
+            raise UsageError(f"{name} cannot be deleted; set it to a value or null instead of using ~{name}.")
         value, kind = config[declared.name], types_of(schema)[declared.name]
         if is_dataclass(kind):
             if not isinstance(value, Mapping):
-                raise UserError(f"{name} is a group of options; set one, such as {name}.{fields(kind)[0].name}=... .")
+                raise UsageError(f"{name} is a group of options; set one, such as {name}.{fields(kind)[0].name}=... .")
             check(value, kind, f"{name}.")  # type: ignore[arg-type]
         elif value is None:
             continue
         elif "choices" in declared.metadata and value not in declared.metadata["choices"]:
-            raise UserError(f"{name}={value} is not known; choose one of {', '.join(declared.metadata['choices'])}.")
+            raise UsageError(f"{name}={value} is not known; choose one of {', '.join(declared.metadata['choices'])}.")
         elif "range" in declared.metadata:
             low, high = declared.metadata["range"]
             if not low <= value <= high:
-                raise UserError(f"{name}={value} is out of range; give a value from {low} to {high}.")
+                raise UsageError(f"{name}={value} is out of range; give a value from {low} to {high}.")
 
 
 def unknown_key(config: Mapping[str, Any], schema: type) -> str | None:

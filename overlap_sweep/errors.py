@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 
 class UserError(Exception):
     """What was wrong and how to mend it, in one line. Entry points print it without a traceback."""
+
+    status = 1
+    """Exit status of a command that it ends."""
+
+
+class UsageError(UserError):
+    """The command line is wrong whatever the files and the machine: it names something that does not exist, or a value
+    that its option does not take."""
+
+    status = 2
+
+
+def end(error: UserError) -> NoReturn:
+    """Prints the error and exits with its status."""
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(error.status)
 
 
 class Refused(Exception):

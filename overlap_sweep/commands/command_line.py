@@ -65,7 +65,7 @@ class _CommandOrDirectory(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command. A UserError becomes one line on stderr and exit status 1, wrong usage one and status 2.
+        """Runs the command. A UserError becomes one line on stderr and its exit status, and so does wrong usage.
         Where nobody reads any more what is printed, the process ends by SIGPIPE."""
         try:
             returned = super().invoke(ctx)
@@ -76,7 +76,7 @@ class _CommandOrDirectory(TyperGroup):
             end_unread()
         except UserError as error:
             print_error(str(error))
-            ctx.exit(1)
+            ctx.exit(error.status)
         except USAGE_ERROR as error:
             print_error(_usage_error(error, ctx.command_path))
             ctx.exit(2)

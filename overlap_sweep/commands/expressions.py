@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,16 +66,16 @@ def nearest_columns(name: str, frame: pd.DataFrame) -> str:
 
 
 def condition(frame: pd.DataFrame, expression: str) -> Condition:
-    """Returns which rows match the expression. UserError where it is not a condition on the columns."""
+    """Returns which rows match the expression. UsageError where it is not a condition on the columns."""
     text = " ".join(expression.split())
     try:
         return _condition(frame, text)
-    except UserError:
+    except UsageError:
         raise
     except Exception as error:  # Errors of the parser, pandas, numpy and pyarrow.
         reason = " ".join(str(getattr(error, "msg", error)).split())[:200] or type(error).__name__
         example = "write it as in \"tp_size == 8 and `pass` == 'bwd'\""
-        raise UserError(f"{text[:200]}: cannot be understood ({reason}); {example}.") from None
+        raise UsageError(f"{text[:200]}: cannot be understood ({reason}); {example}.") from None
 
 
 def names_in(expression: str) -> set[str]:
@@ -118,7 +118,7 @@ def _values(columns: list[str], frame: pd.DataFrame) -> dict[str, Any]:
     for column in columns:
         if column not in frame:
             nearest = nearest_columns(column, frame)
-            raise UserError(f"Unknown column '{column}'. Did you mean {nearest}? Put text in quotes.")
+            raise UsageError(f"Unknown column '{column}'. Did you mean {nearest}? Put text in quotes.")
     used = frame[columns].convert_dtypes(dtype_backend="numpy_nullable")
     # Comparing text of pyarrow returns pyarrow's booleans, which do not combine with others.
     used = used.astype(dict.fromkeys(used.select_dtypes("string"), "string[python]"))
@@ -131,14 +131,14 @@ class _Evaluation:
     """Columns by name."""
 
     def condition(self, node: ast.expr) -> Any:
-        """Returns per row whether the condition holds, or NA. UserError where the expression is not a condition."""
+        """Returns per row whether the condition holds, or NA. UsageError where the expression is not a condition."""
         value = self.value(node)
         if isinstance(node, ast.BinOp) or getattr(value, "dtype", None) != "boolean":
-            raise UserError(f"{ast.unparse(node)} is not a condition; compare it, as in '{ast.unparse(node)} > 0'.")
+            raise UsageError(f"{ast.unparse(node)} is not a condition; compare it, as in '{ast.unparse(node)} > 0'.")
         return value
 
     def value(self, node: ast.expr) -> Any:
-        """Returns a column or a constant. UserError for anything else."""
+        """Returns a column or a constant. UsageError for anything else."""
         match node:
             case ast.BoolOp(sign, parts):
                 combine = operator.and_ if isinstance(sign, ast.And) else operator.or_
@@ -162,12 +162,12 @@ class _Evaluation:
                 if method in ABOUT_TEXT:
                     literal = {"regex": False} if method == "contains" else {}
                     return getattr(self.values[name].str, method)(part, **literal)
-        raise UserError(f"{ast.unparse(node)} is not allowed; only columns, constants and {METHODS} are.")
+        raise UsageError(f"{ast.unparse(node)} is not allowed; only columns, constants and {METHODS} are.")
 
     def number(self, node: ast.expr) -> Any:
-        """Returns a number or numbers. UserError for text: multiplied or formatted it could fill the memory."""
+        """Returns a number or numbers. UsageError for text: multiplied or formatted it could fill the memory."""
         if _is_text(value := self.value(node)):
-            raise UserError(f"{ast.unparse(node)} is text; only numbers can be used in arithmetic.")
+            raise UsageError(f"{ast.unparse(node)} is text; only numbers can be used in arithmetic.")
         return value
 
     def compared(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> Any:
@@ -179,13 +179,13 @@ class _Evaluation:
         else:
             fits = isinstance(sign, ast.In | ast.NotIn) and not any(hasattr(other, "dtype") for other in others)
         if not fits:
-            raise UserError(
+            raise UsageError(
                 f"{ast.unparse(right)} cannot be compared like this; use == != < <= > >= with a value, in or not in "
                 "with a list of constants such as [1, 2], and .str.contains('x') for part of a text."
             )
         if len({_is_text(one) for one in (value, *others)}) > 1:
             sides = f"{ast.unparse(left)} with {ast.unparse(right)}"
-            raise UserError(f"Cannot compare {sides}: only one of them is text.")
+            raise UsageError(f"Cannot compare {sides}: only one of them is text.")
         if listed is None:
             return COMPARISONS[type(sign)](value, others[0])
         # pandas counts missing values as not in the list, so `not in` would hold for them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from overlap_sweep.errors import nearest
+from overlap_sweep.errors import UsageError, end, nearest
 from overlap_sweep.program import print_version
 
 USAGE = """\
@@ -23,11 +23,11 @@ COMMANDS = ("tune", "launch", "analyze")
 
 
 def main() -> None:
-    """Runs the command named by the first argument. Exits with status 2 if it is unknown."""
-    command, *arguments = sys.argv[1:] or ["--help"]
-    if command in ("-h", "--help"):
+    """Runs the command named by the first argument. Exits with status 2 if there is none, or it is unknown."""
+    command, *arguments = sys.argv[1:] or [""]
+    if command in ("", "-h", "--help"):
         print(USAGE, end="")
-        return
+        sys.exit(0 if command else UsageError.status)
     if command == "--version":
         print_version()
         return
@@ -37,7 +37,7 @@ def main() -> None:
     if command not in COMMANDS:
         near = nearest(command, COMMANDS)
         mend = f"Did you mean {near}?" if near else f"Choose one of {', '.join(COMMANDS)}."
-        sys.exit(_usage_error(f"Unknown command {command}. {mend}"))
+        end(UsageError(f"Unknown command {command}. {mend}"))
     sys.argv[1:] = arguments
     # Imported here, because analysis must run without torch.
     if command == "tune":
@@ -47,8 +47,3 @@ def main() -> None:
     else:
         from overlap_sweep.commands.command_line import main as run
     run()
-
-
-def _usage_error(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2

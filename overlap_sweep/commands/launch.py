@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UserError, end
 from overlap_sweep.program import conf_folder, print_version
 from overlap_sweep.results.run_directory import write_atomically
 from overlap_sweep.runtime.composition import quoted_for_hydra
@@ -41,7 +41,7 @@ def measure(config: DictConfig) -> float:
         return run_point(config, Path(hydra_config.runtime.output_dir), may_keep=swept)
     except UserError as error:
         # Hydra would wrap the exception in lines of its own.
-        sys.exit(f"error: {error}")
+        end(error)
     except OSError as error:
         # In a sweep the launcher gives up only this point.
         if HydraConfig.get().mode == RunMode.MULTIRUN:

@@ -21,7 +21,7 @@ from overlap_sweep.commands.output import (
     print_warning,
     with_columns,
 )
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UsageError
 from overlap_sweep.report.numbers import counted
 
 if TYPE_CHECKING:
@@ -170,12 +170,12 @@ def _empty(name: str, points_by_table: Mapping[str, int]) -> str:
 
 
 def _columns(listed: str, frame: pd.DataFrame) -> list[str]:
-    """Returns the column names, which may begin with `-`. UserError where one is unknown."""
+    """Returns the column names, which may begin with `-`. UsageError where one is unknown."""
     names = [name.strip() for name in listed.split(",")]
     for name in names:
         if name.removeprefix("-") not in frame:
             unknown = f"Unknown column '{name.removeprefix('-')}'." if name else "A column's name is empty."
-            raise UserError(f"{unknown} Did you mean {nearest_columns(name, frame)}?")
+            raise UsageError(f"{unknown} Did you mean {nearest_columns(name, frame)}?")
     return list(dict.fromkeys(names))
 
 

@@ -78,10 +78,7 @@ def report(
     from overlap_sweep.report.terminal import print_answers, print_written
     from overlap_sweep.workloads.sections import analyse
 
-    try:
-        config = analysis_config(overrides or [])
-    except UserError as error:
-        raise typer.BadParameter(str(error)) from None
+    config = analysis_config(overrides or [])
     analysis = analyse(directory, config, shlex.join([*analyze_program().split(), *sys.argv[1:]]))
     answers = _answers(analysis, format)
     check_fail_if(fail_expressions, answers)

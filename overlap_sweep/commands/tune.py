@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UsageError, UserError, end
 
 USAGE = """\
 overlap-sweep tune MODEL [KEY=VALUE ...]
@@ -29,11 +29,10 @@ def main() -> None:
     arguments = sys.argv[1:]
     if not arguments or {"-h", "--help"} & {*arguments}:
         print(USAGE, end="")
-        return
+        sys.exit(0 if arguments else UsageError.status)
     model, *overrides = arguments
     if "=" in model or model.startswith("-"):
-        print(f"error: The model comes first, not {model}: overlap-sweep tune llama3_8b ...", file=sys.stderr)
-        sys.exit(2)
+        end(UsageError(f"The model comes first, not {model}: overlap-sweep tune llama3_8b ..."))
 
     from overlap_sweep.commands.launch import main as launch
     from overlap_sweep.tuner import EXPERIMENT, model_overrides
@@ -41,5 +40,5 @@ def main() -> None:
     try:
         sys.argv[1:] = ["-m", EXPERIMENT, *model_overrides(model), *overrides]
     except UserError as error:
-        sys.exit(f"error: {error}")
+        end(error)
     launch()

@@ -21,7 +21,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from overlap_sweep import backends, workloads
 from overlap_sweep.declared import has_key, short_key, spellings, verbatim_options
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UsageError
 from overlap_sweep.options import options_of
 from overlap_sweep.results.identity import HOW_TO_RUN
 from overlap_sweep.results.points import fitting
@@ -142,7 +142,7 @@ def _help_text(*, _root_: DictConfig) -> str:
 
 
 def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """Returns the configuration of one point of the sweep, equal to Hydra's `load_sweep_config`. UserError for a wrong
+    """Returns the configuration of one point of the sweep, equal to Hydra's `load_sweep_config`. UsageError for a wrong
     override.
 
     Hydra composes once for each choice of config groups, which takes 0.1 s; plain values, and choices that are numbers,
@@ -162,7 +162,7 @@ def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[s
             chosen = [as_choice(str(override.input_line)) for override in (*of_others, *numbers)]
             config = _with_groups(loader, sweep, chosen)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UserError(one_line(error)) from error
+        raise UsageError(one_line(error)) from error
     OmegaConf.copy_cache(from_config=sweep, to_config=config)
     for override in values:
         _set(config, override)
@@ -230,7 +230,7 @@ def _set(config: DictConfig, override: Override) -> None:
     key = override.key_or_group
     is_added = override.type == OverrideType.ADD
     if is_added and OmegaConf.select(config, key) is not None:
-        raise UserError(exists_already(key))
+        raise UsageError(exists_already(key))
     # None: the workload has no such map.
     adds = is_added and OmegaConf.select(config, key.rpartition(".")[0]) is not None
     try:
@@ -238,10 +238,10 @@ def _set(config: DictConfig, override: Override) -> None:
     except (ConfigAttributeError, ConfigKeyError) as error:
         schema = workloads.schema(config.workload.name)
         free = has_key(schema, key)
-        raise UserError(to_be_added(key) if free else unknown_option(key, schema)) from error
+        raise UsageError(to_be_added(key) if free else unknown_option(key, schema)) from error
     except OmegaConfBaseException as error:
         reason = str(error).partition("\n")[0]
-        raise UserError(wrong_value(str(override.input_line), reason)) from error
+        raise UsageError(wrong_value(str(override.input_line), reason)) from error
 
 
 _NOT_NAMED = (

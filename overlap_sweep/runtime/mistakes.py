@@ -18,7 +18,7 @@ from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from overlap_sweep import workloads
 from overlap_sweep.declared import has_key
-from overlap_sweep.errors import UserError, nearest
+from overlap_sweep.errors import UsageError, UserError, end, nearest
 from overlap_sweep.options import Option, listed, options_of
 from overlap_sweep.program import launch_program
 from overlap_sweep.runtime.numbered import NUMBERED, as_typed
@@ -36,7 +36,7 @@ _FLAGS_OF_OTHERS = {"--debug": "runtime.debug=true", "--no-comm-overlap": "layer
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
     """Returns the command line with its overrides last, since Hydra's parser does not take `tp_size=4 -m num_sm=1,2`.
-    UserError for an unknown flag."""
+    UsageError for an unknown flag."""
     ordered = sorted(arguments, key=lambda word: word.startswith("~") or ("=" in word and not word.startswith("-")))
     parser = get_args_parser()
     # argparse would print eight lines of usage.
@@ -46,18 +46,18 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
         near = _FLAGS_OF_OTHERS.get(flag) or nearest(
             flag, [name for action in parser._actions for name in action.option_strings]
         )
-        raise UserError(f"Unknown flag {flag}. {f'Did you mean {near}?' if near else _see_help()}")
+        raise UsageError(f"Unknown flag {flag}. {f'Did you mean {near}?' if near else _see_help()}")
     if unknown:
-        raise UserError(_unreadable(next(word for word in (*parsed.overrides, *unknown) if "=" not in word)))
+        raise UsageError(_unreadable(next(word for word in (*parsed.overrides, *unknown) if "=" not in word)))
     return ordered
 
 
 def _refuse(message: str) -> NoReturn:
-    raise UserError(f"{message}. {_see_help()}")
+    raise UsageError(f"{message}. {_see_help()}")
 
 
 def check_keys(overrides: Iterable[str]) -> None:
-    """Raises UserError for the first option that neither a workload nor Hydra has."""
+    """Raises UsageError for the first option that neither a workload nor Hydra has."""
     schemas = [workloads.schema(name) for name in workloads.names()]
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.key_or_group
@@ -69,7 +69,7 @@ def check_keys(overrides: Iterable[str]) -> None:
         else:
             is_known = any(has_key(schema, key) for schema in schemas)
         if not is_known:
-            raise UserError(unknown_option(key))
+            raise UsageError(unknown_option(key))
 
 
 def unknown_option(key: str, schema: type | None = None) -> str:
@@ -137,15 +137,15 @@ def errors_in_one_line() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        sys.exit(f"error: {error}")
+        end(error)
     except (HydraException, OmegaConfBaseException) as error:
-        sys.exit(f"error: {one_line(error)}")
+        end(UsageError(one_line(error)))
     except OSError as error:
         sys.exit(f"error: {error.filename} cannot be used ({error.strerror}); give another directory or file.")
     except ValueError as error:
         if not str(error).startswith(_NO_NAME):
             raise
-        sys.exit(f"error: {one_line(error)}")
+        end(UsageError(one_line(error)))
     finally:
         del os.environ["HYDRA_FULL_ERROR"]
 

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT, OF_LANGUAGE_MODELS, Model, ModelConfig
 from overlap_sweep.declared import check, spelled, unknown_key
-from overlap_sweep.errors import NodeLost, PointFailed, Refused, UserError
+from overlap_sweep.errors import NodeLost, PointFailed, Refused, UsageError, UserError
 from overlap_sweep.gpus import elsewhere, visible_gpus
 from overlap_sweep.overlap import models, overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
@@ -82,7 +82,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     schema = workloads.schema(workload.name)
     point = spelled(point, schema)
     if key := unknown_key(point, schema):
-        raise UserError(unknown_option(key, schema))
+        raise UsageError(unknown_option(key, schema))
     check(point, schema)
     if issubclass(schema, ModelConfig):
         _refuse_idle(point, schema)
@@ -136,7 +136,7 @@ def _plain(config: DictConfig) -> dict[str, Any]:
     """Returns the configuration without Hydra's part. UserError if a value is missing."""
     missing = sorted(key for key in _missing(config) if not key.startswith("model_preset."))
     if missing:
-        raise UserError(f"{missing[0]} has no value; give {missing[0]}=... .")
+        raise UsageError(f"{missing[0]} has no value; give {missing[0]}=... .")
     return {str(key): _value(config[key]) for key in config if key != "hydra"}
 
 

@@ -16,7 +16,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UsageError, UserError, end
 from overlap_sweep.results.run_directory import LOCK_FILE, last_sweep
 from overlap_sweep.runtime.composition import as_was_typed, output_dir
 from overlap_sweep.runtime.lock import CLAIM_FILE, hold, refuse_if_read_only
@@ -170,9 +170,9 @@ def _begin(config: DictConfig, kind: str) -> None:
         _beginning[:] = [Beginning.of(directory, _LOCKS[kind], made)]
         common = str(directory) if kind == "sweep" else output_dir(config)
     except UserError as error:
-        sys.exit(f"error: {error}")
+        end(error)
     except OmegaConfBaseException as error:
-        sys.exit(f"error: {one_line(error)}")
+        end(UsageError(one_line(error)))
     except OSError as error:
         sys.exit(f"error: {error}")
     outcomes.root, outcomes.common = directory, Path(common) if common else None
@@ -183,12 +183,12 @@ def _check_resumed(config: DictConfig, kind: str) -> None:
     if not config.resume:
         return
     if kind == "run":
-        raise UserError("resume= requires -m.")
+        raise UsageError("resume= requires -m.")
     earlier = last_sweep() if config.resume == "last" else Path(config.resume)
     if Path(config.hydra.sweep.dir) != earlier:
-        raise UserError(f"resume={config.resume} and hydra.sweep.dir={config.hydra.sweep.dir}: give only one.")
+        raise UsageError(f"resume={config.resume} and hydra.sweep.dir={config.hydra.sweep.dir}: give only one.")
     if not earlier.is_dir():
-        raise UserError(f"{earlier} does not exist; give the directory of an earlier sweep, or resume=last.")
+        raise UsageError(f"{earlier} does not exist; give the directory of an earlier sweep, or resume=last.")
 
 
 def _is_by_time(config: DictConfig, kind: str) -> bool:

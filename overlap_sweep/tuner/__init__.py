@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from overlap_sweep.errors import UserError, nearest
+from overlap_sweep.errors import UsageError, UserError, nearest
 from overlap_sweep.program import conf_folder, environment_with_package
 from overlap_sweep.runtime.start import make_new, remove_empty
 from overlap_sweep.search.measured import override_value
@@ -89,7 +89,7 @@ def tune(
 
 
 def model_overrides(model: str) -> list[str]:
-    """Returns the overrides that choose a preset, a Hugging Face name, a folder or a config.json. UserError for a
+    """Returns the overrides that choose a preset, a Hugging Face name, a folder or a config.json. UsageError for a
     misspelt preset."""
     presets = sorted(path.stem for path in (conf_folder() / "model").glob("*.yaml"))
     if model in presets:
@@ -97,7 +97,7 @@ def model_overrides(model: str) -> list[str]:
     # With a slash it is a name on Hugging Face, or a path.
     near = None if "/" in model or Path(model).exists() else nearest(model, presets)
     if near:
-        raise UserError(f"Unknown model {model}. Did you mean {near}?")
+        raise UsageError(f"Unknown model {model}. Did you mean {near}?")
     return ["model=hf", f"model.name={override_value(model)}"]
 
 

@@ -93,7 +93,7 @@ def test_conditions_and_problems_decide_the_exit_status(tmp_path: Path) -> None:
     assert analyze("diagnose", *FSDP, "--fail-if", "lost_us < 0").returncode == 0
     failed = analyze("diagnose", *GRAPH, "--by", "step", "--fail-if", "not startup and exposed_comm_us >= 0")
     assert "holds for 4 of 6 rows; first:" in failed.stderr
-    analyze("diagnose", *FSDP, "--fail-if", "lots_us > 0").assert_error("Did you mean lost_us")
+    analyze("diagnose", *FSDP, "--fail-if", "lots_us > 0").assert_error("Did you mean lost_us", status=2)
     bad = tmp_path / "trace_rank0.json"
     bad.write_text("[")
     process = analyze("diagnose", bad, *FSDP)

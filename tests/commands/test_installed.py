@@ -42,7 +42,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
     [
         (["lanch"], 2, "error: Unknown command lanch. Did you mean launch?\n"),
         (["sweep"], 2, "error: Unknown command sweep. Choose one of tune, launch, analyze.\n"),
-        (["tune", "llama3_8"], 1, "error: Unknown model llama3_8. Did you mean llama3_8b?\n"),
+        (["tune", "llama3_8"], 2, "error: Unknown model llama3_8. Did you mean llama3_8b?\n"),
         (
             ["tune", "tp_size=2"],
             2,

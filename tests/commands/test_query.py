@@ -258,7 +258,7 @@ def test_the_cause_of_an_operator_is_that_of_the_pass(tmp_path: Path) -> None:
 
 def test_a_misspelt_cause_is_answered_as_any_column(training: Path, diagnosed: list[str]) -> None:
     for given in (("caus == 'none'",), ("--columns", "caus"), ("--sort", "-caus"), ("--fail-if", "caus == 'none'")):
-        analyze("query", training, *given).assert_error("Unknown column 'caus'. Did you mean cause")
+        analyze("query", training, *given).assert_error("Unknown column 'caus'. Did you mean cause", status=2)
     assert diagnosed == []
 
 

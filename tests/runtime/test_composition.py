@@ -102,7 +102,7 @@ def test_a_wrong_key_is_one_line_with_and_without_m(sweep: Sweep, overrides: tup
         compose_point(*sweep, overrides)
     assert str(refused.value).startswith(says)
     done = launch_here(*overrides)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith(f"error: {says}")
     assert done.stderr.count("\n") == 1
 
