@@ -244,7 +244,8 @@ class PointRow(Generic[R]):
 
 
 def _status(row: PointRow[Any]) -> str:
-    return f"{row.point.status}, launch-bound" if row.is_launch_bound else row.point.status
+    reused = ["reused"] if row.point.result and row.point.result.reused_from else []
+    return ", ".join([row.point.status, *(["launch-bound"] if row.is_launch_bound else []), *reused])
 
 
 def _error(row: PointRow[Any]) -> str | None:
@@ -272,6 +273,20 @@ STATUS: Column[PointRow[Any]] = Column(
     style=lambda row: "doubtful" if row.is_launch_bound else row.point.status,
 )
 ERROR: Column[PointRow[Any]] = Column("error", _error, kind="text")
+ORIGIN: tuple[Column[PointRow[Any]], ...] = (
+    Column(
+        "started",
+        lambda row: row.point.result and row.point.result.started,
+        "Start of the measurement, UTC; earlier than the sweep for points of the sweep that it continues.",
+        "text",
+    ),
+    Column(
+        "reused_from",
+        lambda row: row.point.result and row.point.result.reused_from,
+        "The store that the result is from, and where and when it was measured; empty if it was measured here.",
+        "text",
+    ),
+)
 
 
 def attribute(name: str, about: str = "", kind: Kind = "number", read: str = "", **more: Any) -> Column[Any]:
@@ -319,4 +334,4 @@ def points_table(
     name: str, rows: str, of_point: Iterable[Column[PointRow[R]]], measured: Iterable[Column[R]]
 ) -> Table[PointRow[R]]:
     """Returns the table of all points of a workload: columns of the point, then of its measurements."""
-    return Table(name, rows, (*of_point, *map(of_measured, measured)))
+    return Table(name, rows, (*of_point, *ORIGIN, *map(of_measured, measured)))

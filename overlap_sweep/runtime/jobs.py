@@ -119,11 +119,13 @@ def keep_results(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
     """Returns the reusable results in the jobs' directories and records them as outcomes; the others are expected."""
     outcomes.expect(job.directory for job in jobs)
     found = {job.directory: result for job in jobs if (result := kept_result(job.directory, job.point))}
-    for directory, result in found.items():
-        limits.learn(result)
-        outcomes.keep(Outcome(directory, result))
     if found:
         print(f"already measured: {len(found)} of {len(jobs)} points", flush=True)
+    for directory, result in found.items():
+        limits.learn(result)
+        kept = Outcome(directory, result)
+        outcomes.keep(kept)
+        print(f"[kept] {kept}", flush=True)
     return found
 
 

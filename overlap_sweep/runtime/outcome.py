@@ -52,7 +52,8 @@ class Outcome:
         if result.objective_us is not None:
             time_us = result.measured.shown_us(result) if result.measured else result.objective_us
             rate = result.measured.rate if result.measured else ""
-            parts = [f"{time_us:,.0f} us", str(self.compared or ""), rate, instrumented(result.point) or ""]
+            reused = f"from the store, measured {(result.started or '')[:10]}" if result.reused_from else ""
+            parts = [f"{time_us:,.0f} us", str(self.compared or ""), rate, instrumented(result.point) or "", reused]
             return start + "  ".join(filter(None, parts))
         return start + textwrap.shorten(result.reason, LONGEST_REASON, placeholder=" ...")
 

@@ -10,6 +10,7 @@ from overlap_sweep.results.identity import point_identity
 from overlap_sweep.store import read_store
 from tests.analyze import analyze
 from tests.faults.injection import TINY, faulty_launch, injected, journal
+from tests.results.reading import operator_rows
 from tests.sweeps import Launch, launch_here
 
 pytestmark = pytest.mark.end_to_end
@@ -34,6 +35,10 @@ def test_a_store_gets_every_measurement_once(stored: Path) -> None:
     assert names(store) == ["tp2_sm1", "tp2_sm2"]
     done = launch_here("-m", "num_sm=1,2", *TINY, f"store={store}", f"hydra.sweep.dir={stored}/sweep")
     assert "already measured: 2 of 2 points" in done.stdout
+    assert [line.split()[:3] for line in done.stdout.splitlines() if line.startswith("[")] == [
+        ["[kept]", "ok", "tp2_sm1"],
+        ["[kept]", "ok", "tp2_sm2"],
+    ]
     assert names(store) == ["tp2_sm1", "tp2_sm2"]
 
 
@@ -47,6 +52,11 @@ def test_what_it_knows_is_not_measured(stored: Path) -> None:
     assert {run["num_sm"] for run in journal(stored)[before:]} == {3, 4}
     results = launch.results()
     reused = {name: bool(result.reused_from) for name, result in results.items()}
+    printed = [line.partition("] ")[2] for line in done.stdout.splitlines() if line.startswith("[")]
+    assert {line.split()[1]: "  from the store, measured 20" in line for line in printed} == reused
+    table = operator_rows(launch.directory)
+    assert {row["point"]: bool(row["reused_from"]) for row in table} == reused
+    assert all(str(row["started"]).startswith("20") for row in table if row["status"] == "ok")
     assert reused == {"tp2_sm1": True, "tp2_sm3": False, "tp2_sm4": False}
     assert names(stored / "store.sqlite") == ["tp2_sm1", "tp2_sm2", "tp2_sm4"]
     result, original = results["tp2_sm1"], Launch(stored / "sweep").results()["tp2_sm1"]

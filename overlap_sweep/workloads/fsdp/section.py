@@ -17,6 +17,7 @@ from overlap_sweep.report.table import (
     DIRECTORY,
     ERROR,
     MODEL,
+    ORIGIN,
     POINT,
     PRECISION,
     STATUS,
@@ -139,7 +140,7 @@ TABLE = Table(
             style="setting",
         ),
         *(through(column, lambda row: knobs_of(row.point.config)) for column in (TURNED, *KNOBS)),
-        *(STATUS, ERROR),
+        *(STATUS, ERROR, *ORIGIN),
         *map(of_measured, MEASURED),
     ),
 )
