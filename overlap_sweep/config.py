@@ -216,7 +216,7 @@ class Tuner:
     overlap."""
 
 
-NO_PART_OF_A_POINT = ("search", "tuner", "max_tp_size", "resume", "store", "reuse", "model_preset")
+NO_PART_OF_A_POINT = ("search", "tuner", "max_tp_size", "resume", "store", "reuse", "report", "model_preset")
 """Options that say how to search and where to keep results; they don't change what a point measures."""
 
 
@@ -245,6 +245,8 @@ class PointConfig:
     """Directory of an earlier sweep to continue, or `last`. Points that it has measured are not measured again."""
     store: str | None = None
     """Keep every measurement in `<store>.d`; see docs/store.md."""
+    report: bool = True
+    """Whether a sweep ends with its answers and with the files of analyze.py. false leaves that to analyze.py."""
     reuse: bool = False
     """Reuse measurements from the store instead of measuring again."""
 

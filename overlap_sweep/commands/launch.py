@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from omegaconf import DictConfig
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError, end
-from overlap_sweep.program import conf_folder, print_version
+from overlap_sweep.program import analyze_program, conf_folder, print_version
 from overlap_sweep.results.run_directory import write_atomically
 from overlap_sweep.runtime.composition import quoted_for_hydra
 from overlap_sweep.runtime.meeting import place_by_hand
@@ -24,6 +25,7 @@ from overlap_sweep.runtime.mistakes import check_keys, errors_in_one_line, flags
 from overlap_sweep.runtime.nodes import gather
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import run_point
+from overlap_sweep.runtime.progress import shown_waiting
 from overlap_sweep.runtime.serve import serve
 from overlap_sweep.runtime.start import remove_leftovers
 from overlap_sweep.workloads import Workload
@@ -87,6 +89,28 @@ def _write_files(section: Section) -> None:
                 write_atomically(directory / file.name, content)
 
 
+def write_report() -> None:
+    """Analyses the sweep, writes all files into its directory as analyze.py does, and prints the headlines."""
+    from overlap_sweep.config import AnalysisConfig
+    from overlap_sweep.report.console import console_for
+    from overlap_sweep.report.files import write_reports
+    from overlap_sweep.report.page import FILE_NAME
+    from overlap_sweep.report.terminal import print_headlines
+    from overlap_sweep.workloads.sections import analyse
+
+    root = outcomes.root
+    assert root
+    with shown_waiting("writing the report"):
+        analysis = analyse(root, AnalysisConfig(), shlex.join([*analyze_program().split(), str(root)]))
+        try:
+            write_reports(analysis, root)
+        except UserError as error:
+            print(f"warning: {error}", file=sys.stderr)
+            return
+    print_headlines(analysis, console_for(sys.stdout))
+    outcomes.report = root / FILE_NAME
+
+
 def _join_others() -> None:
     """Takes the place that torchrun gave this process among the machines of the launch. Returns on the first only."""
     try:
@@ -120,6 +144,8 @@ def main() -> None:
             measure()
         outcomes.hear_of_other_processes()
         report_measured()
+        if outcomes.wants_report and not outcomes.missing and not outcomes.report and outcomes.counts()["ok"]:
+            write_report()
     except KeyboardInterrupt as interrupt:
         print(f"interrupted: {outcomes.counts_line()}; finished results are kept", file=sys.stderr)
         if outcomes.expected:

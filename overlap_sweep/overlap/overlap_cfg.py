@@ -43,6 +43,7 @@ FLAGS = {
 """The command line options of Megatron-LM that change a switch from its default; the others have none."""
 
 NONE, DEFAULT, TUNED, FLOOR = "none", "default", "tuned", "floor"
+NONE_IN_WORDS = "no overlap"
 """Variants of a whole layer: no overlap; the library's own; the tuner's; the same GEMMs without communication."""
 FILE = "file:"
 """Prefix of the name of a variant that is configured by a file; the path follows."""
@@ -272,7 +273,7 @@ def named(variant: str, backend: str) -> str:
 
 def spoken(variant: str, backend: str) -> str:
     """Returns a variant's name in a sentence: `no overlap`, `the default`, `async TP`."""
-    return {NONE: "no overlap", DEFAULT: "the default"}.get(named(variant, backend), named(variant, backend))
+    return {NONE: NONE_IN_WORDS, DEFAULT: "the default"}.get(named(variant, backend), named(variant, backend))
 
 
 def without_folders(variants: Iterable[str]) -> dict[str, str]:

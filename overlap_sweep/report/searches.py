@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from overlap_sweep.overlap import space
+from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.program import launch_program
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_us
+from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.gain import Gain, gain_over, nothing_beat
 from overlap_sweep.results.records import (
     EQUIVALENT,
     Contribution,
     Finalist,
-    Gain,
     KnobFinal,
     KnobRecord,
     KnobSearch,
@@ -70,14 +72,11 @@ def _pass_lines(record: SearchRecord, known: Mapping[str, str]) -> Iterator[str]
 
 
 def pass_line(search: PassSearch) -> str:
-    """Returns the answer for one pass as a line."""
-    name = space.settings_name(search.chosen) if search.chosen else "no overlap"
-    gain = ""
-    if search.chosen and search.time_us and search.none_us:
-        gain = f", {as_us(search.time_us)} us, {search.none_us / search.time_us:.2f}x no overlap"
+    """Returns how the search of one pass went, as a line. What won is decided by the analysis, which knows the noise
+    between points."""
     return (
-        f"{search.model} TP={search.tp_size} {search.operator} {search.pass_name}: {name}{gain}; "
-        f"{len(search.tried)} of {search.exhaustive} settings measured; {search.stopped or 'not stopped'}"
+        f"{search.model} TP={search.tp_size} {search.operator} {search.pass_name}: {len(search.tried)} of "
+        f"{search.exhaustive} settings measured; {search.stopped or 'not stopped'}"
     )
 
 
@@ -94,13 +93,13 @@ def _headline(search: KnobSearch) -> str:
         return f"no answer: {search.dropped or search.stopped}"
     if not search.best:
         early = f" (stopped early: {search.stopped})" if search.stopped else ""
-        return f"keep the baseline ({as_us(search.time_us)} us); nothing tested was faster beyond the noise{early}"
+        return f"{nothing_beat('the baseline', 'keep it')} ({as_us(search.time_us)} us){early}"
     assert search.gain
-    over_none = f", {_gain_in_words(search.over_none)} than no overlap" if search.over_none else ""
+    over_none = f", {search.over_none.in_words(NONE_IN_WORDS)}" if search.over_none else ""
     times = f"{as_us(search.time_us)} us instead of {as_us(search.baseline_us)}"
-    gain = f"{times}, {_gain_in_words(search.gain)} than the baseline{over_none}"
+    gain = f"{times}, {search.gain.in_words('the baseline')}{over_none}"
     why = f" ({search.stopped})" if search.stopped else ""
-    return gain if search.proven else f"{gain}; NOT PROVEN: its proof is not complete{why}"
+    return gain if search.proven and search.gain.faster else f"{gain}; NOT PROVEN: its proof is not complete{why}"
 
 
 def pasted(search: KnobSearch) -> str:
@@ -122,7 +121,7 @@ def _final_lines(final: KnobFinal) -> Iterator[str]:
         rows = [("search", "changed", "time us", "noise us", "")]
         for one in final.finalists:
             changed = " ".join(f"{key}={value}" for key, value in one.changed.items()) or "the baseline"
-            over = f"{one.time_us / first.time_us:.2f}x"
+            over = f"{one.time_us / first.time_us - 1:+.1%}"
             note = "deviates" if one.deviation else one.place or over
             rows.append((one.label, changed, as_us(one.time_us), as_us(one.noise_us), note))
         yield from (f"  {line}" for line in _aligned(rows, texts=2))
@@ -143,9 +142,17 @@ def _final_headline(finalists: Sequence[Finalist]) -> str:
     labels = list(dict.fromkeys(one.label for one in best))
     if len(labels) > 1:
         return f"a tie of {', '.join(labels)}"
-    others = [one for one in finalists if one.label != labels[0] and not one.deviation]
-    slower = f", {others[0].label} takes {others[0].time_us / best[0].time_us:.2f}x as long" if others else ""
-    return f"{labels[0]} is the fastest{slower}"
+    sound = [one for one in finalists if not one.deviation]
+    others = [one for one in sound if one.label != labels[0]]
+    if not others:
+        return f"{labels[0]} is the fastest"
+    pairs = max(len(sound) * (len(sound) - 1) // 2, 1)
+    gain = gain_over(_estimate(others[0]), _estimate(best[0]), pairs)
+    return f"{labels[0]} is the fastest, {gain.in_words(others[0].label)}"
+
+
+def _estimate(one: Finalist) -> Estimate:
+    return Estimate(one.time_us, one.noise_us, len(one.points), math.inf if one.freedom is None else one.freedom)
 
 
 def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
@@ -199,9 +206,3 @@ def _gain_share(gain: Gain | None) -> str:
     if gain is None:
         return "not possible"
     return f"{100 * gain.share:+.1f} % ± {100 * gain.noise:.1f}" + ("" if gain.sure else " (noise)")
-
-
-def _gain_in_words(gain: Gain) -> str:
-    if not gain.sure:
-        return f"not faster beyond the noise, {100 * gain.share:+.1f} % (± {100 * gain.noise:.1f}),"
-    return f"{100 * abs(gain.share):.1f} % (± {100 * gain.noise:.1f}) {'less' if gain.share > 0 else 'more'} time"

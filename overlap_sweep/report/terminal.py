@@ -49,6 +49,25 @@ def print_answers(analysis: Analysis, console: Console, whole: bool = False) -> 
     _print_not_ok(reading.points, console)
 
 
+def print_headlines(analysis: Analysis, console: Console) -> None:
+    """Prints what each answer comes down to, and what to give to the program that is to run with it."""
+    for answer in (answer for section in analysis.sections for answer in section.answers):
+        console.print(f"\n{answer.title}", style="bold")
+        print_lines(answer.sentences if answer.cards else [], console)
+        for card in answer.shown_cards:
+            title = f"{card.title}: " if answer.cards else ""
+            print_lines([f"{title}{card.headline}{f', {card.file}' if card.file else ''}"], console)
+    print_uses(analysis, console)
+
+
+def print_uses(analysis: Analysis, console: Console) -> None:
+    """Prints what to give to the program that is to run with each answer, to be copied."""
+    answers = [answer for section in analysis.sections for answer in section.answers]
+    for card in (card for answer in answers for card in answer.shown_cards if card.use):
+        console.print(f"\n{card.title}, to copy:", style="bold")
+        print_lines(card.use, console)
+
+
 def print_written(paths: Sequence[Path], console: Console, sections: Sequence[Section] = ()) -> None:
     """Prints the directory, then the names of the files; for files of one kind their number."""
     root = paths[0].parent

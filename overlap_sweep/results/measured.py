@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Union, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args
 
 import msgspec
 
@@ -175,18 +175,6 @@ class ResolvedConfig(ShardedConfig, kw_only=True):
     precision: str
 
 
-class Speedup(NamedTuple):
-    """How much faster a point is than the one it is compared with."""
-
-    speedup: float
-    reference: str = "none"
-    ranks: bool = True
-    """Whether the largest speedup of a sweep is its best result."""
-
-    def __str__(self) -> str:
-        return f"{self.speedup:.3f}x {self.reference}"
-
-
 class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
     """The measurements of a point. Every workload has its own type, `MEASURED` of its module `result`, whose tag is the
     workload's name and whose `__post_init__` raises ValueError for impossible values."""
@@ -199,8 +187,8 @@ class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
     def check(self, result: Result) -> None:
         """Raises ValueError if the measurements don't fit the result's point."""
 
-    def compared(self, result: Result) -> Speedup | None:
-        """Returns the speedup of the result's point over no overlap; None if that was not measured."""
+    def compared(self, result: Result) -> str | None:
+        """Returns how the result's point compares with no overlap, in words; None if that was not measured."""
         return None
 
     def shown_us(self, result: Result) -> float | None:

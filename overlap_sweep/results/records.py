@@ -10,6 +10,7 @@ import msgspec
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import check_place
+from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.measured import Count, FileName, Slot, WholeSetting
 from overlap_sweep.results.run_directory import one_line, write_json
 
@@ -148,17 +149,6 @@ class SearchRecord(Record, kw_only=True):
 
 EQUIVALENT = "are equivalent here"
 """End of the reason why a knob is not searched: its values make no difference."""
-
-
-class Gain(msgspec.Struct):
-    """How much faster something is, as a share of the slower time, with its noise; negative if it is slower."""
-
-    share: float
-    noise: float
-
-    @property
-    def sure(self) -> bool:
-        return abs(self.share) > self.noise
 
 
 class Contribution(msgspec.Struct, kw_only=True):

@@ -12,7 +12,9 @@ from math import inf, isnan, nan, sqrt
 from statistics import fmean, geometric_mean
 from typing import Generic, Literal, TypeVar
 
-from overlap_sweep.results.estimate import Estimate, gap_noise_us
+from overlap_sweep.results.estimate import Estimate, estimate, normalised
+from overlap_sweep.results.gain import NO_GAIN, Gain, gain_over
+from overlap_sweep.results.measured import Timing
 
 T = TypeVar("T")
 
@@ -124,21 +126,12 @@ class Choice(Generic[T]):
     """The fastest setting that beats the reference; if none does, the fastest of the others."""
     won: bool
     """Whether any setting beats the reference."""
-    faster_by_us: float = 0.0
-    """How much faster the fastest is than the chosen; negative if it is slower."""
-    noise_us: float = 0.0
-    """Noise of that difference."""
-
-    @property
-    def gap(self) -> str:
-        """Returns how the fastest compares with the chosen: `12.3 us faster, noise 4.5 us`."""
-        word = "faster" if self.faster_by_us >= 0 else "slower"
-        return f"{abs(self.faster_by_us):.1f} us {word}, noise {self.noise_us:.1f} us"
-
-    @property
-    def all_slower(self) -> bool:
-        """Returns whether all settings are slower than the reference beyond the noise."""
-        return not self.won and self.faster_by_us < -self.noise_us
+    gain: Gain = NO_GAIN
+    """Gain of the chosen setting over the reference, with the noise that decided."""
+    gain_of_fastest: Gain = NO_GAIN
+    """The same of the fastest setting."""
+    tie_noise: float = 0.0
+    """Noise of the difference between the fastest and the chosen, as a share of the time."""
 
 
 def choose(settings: Sequence[T], estimate_of: Callable[[T], Estimate]) -> Choice[T]:
@@ -155,8 +148,21 @@ def choose(settings: Sequence[T], estimate_of: Callable[[T], Estimate]) -> Choic
     rivals = max(len(faster) - 1, 1) if faster else len(others)
     ties = [pair for pair in faster if pair[1] is least or not pair[1].differs_from(least, rivals)]
     chosen, taken = ties[0] if ties else reference
-    gap_us, noise_us = taken.time_us - least.time_us, gap_noise_us(taken, least, rivals)
-    return Choice(chosen, fastest, bool(faster), gap_us, noise_us)
+    gain, gain_of_fastest = (gain_over(reference[1], one, len(others)) for one in (taken, least))
+    return Choice(
+        *(chosen, fastest, bool(faster)),
+        gain=gain if ties else NO_GAIN,
+        gain_of_fastest=gain_of_fastest,
+        tie_noise=gain_over(taken, least, rivals).noise,
+    )
+
+
+def gain_of_point(time: Timing, reference: Timing, device_kind: str, tried: int = 1) -> Gain:
+    """Returns the gain of a single point's time over the reference that was measured in turns with it, with the typical
+    scatter between points. `tried`: the number of variants of which it is the fastest."""
+    base = estimate(reference.samples_us)
+    own = Scatter(TYPICAL_SCATTER[device_kind]).added_to(normalised([(time, reference)], base), 1)
+    return gain_over(base, own, tried)
 
 
 MARGIN = 0.005

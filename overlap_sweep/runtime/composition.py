@@ -245,7 +245,7 @@ def _set(config: DictConfig, override: Override) -> None:
 
 
 _NOT_NAMED = (
-    *("hydra", "experiment=", "search.", "tuner.", "max_tp_size=", "resume=", "store=", "reuse="),
+    *("hydra", "experiment=", "search.", "tuner.", "max_tp_size=", "resume=", "store=", "reuse=", "report="),
     *(f"runtime.{name}=" for name in HOW_TO_RUN),
 )
 """Prefixes of overrides that don't change what is measured and are not part of a name."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from overlap_sweep.errors import NodeLost, PointFailed
 from overlap_sweep.processes import Running
+from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.identity import machine
 from overlap_sweep.results.run_directory import Attempt
 from overlap_sweep.runtime.channel import SECRET, Door, free_port, listen, new_secret, port_of
@@ -26,6 +27,7 @@ from overlap_sweep.runtime.node import Node, OtherNode
 from overlap_sweep.runtime.nodes import take, with_hosts
 from overlap_sweep.runtime.outcome import tail
 from overlap_sweep.runtime.private_directory import PrivateDirectory
+from overlap_sweep.runtime.progress import now_doing
 
 ACCEPT_S = 0.2
 """Time between looks at the agents while ranks are awaited."""
@@ -277,7 +279,9 @@ class WorkerPool:
         fits = self._group is not None and self._group.config == config and self._group.alive
         if self._group is None or not fits or point["runtime"]["isolate"]:
             self.close()
+            now_doing(f"starting {counted(config.world_size, 'worker')} for {directory.name}")
             self._group = WorkerGroup(config, self._log).__enter__()
+            now_doing(f"measuring {directory.name}")
         return self._group.run(point, directory, timeout_s, earlier_attempts)
 
     def close(self) -> None:

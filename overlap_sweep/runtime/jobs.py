@@ -15,6 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, find_points
 from overlap_sweep.runtime.composition import compose_point
@@ -22,8 +23,9 @@ from overlap_sweep.runtime.group import GROUP_LOG, shared_pool
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.kept import check_store, kept_result, whole_result
 from overlap_sweep.runtime.numbered import as_typed
-from overlap_sweep.runtime.outcome import Outcome, outcomes, progress
+from overlap_sweep.runtime.outcome import Outcome, outcomes
 from overlap_sweep.runtime.point import limits, objective_us, resolve
+from overlap_sweep.runtime.progress import announce, progress, shown_waiting
 from overlap_sweep.runtime.slurm.queue import refuse_living_jobs
 from overlap_sweep.runtime.stopping import listen, stop_if_requested
 
@@ -168,7 +170,9 @@ def begin(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int
     """Returns all jobs that Hydra requests. UserError if a job's configuration is wrong, or two different jobs would
     share a directory."""
     sweep.set_up()
-    jobs = [sweep.compose(list(map(as_typed, overrides)), first_index + i) for i, overrides in enumerate(job_overrides)]
+    typed = [list(map(as_typed, overrides)) for overrides in job_overrides]
+    with shown_waiting(f"composing {counted(len(typed), 'point')}"):
+        jobs = [sweep.compose(overrides, first_index + i) for i, overrides in enumerate(typed)]
     distinct(jobs)
     check_store(sweep.config)
     listen()
@@ -197,6 +201,7 @@ def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: in
     jobs = begin(sweep, job_overrides, first_index)
     refuse_living_jobs(sweep.typed_directory)
     points = distinct(jobs)
+    announce([job.point for job in points], outcomes)
     kept = keep_results(sweep, points)
     left = sorted((job for job in points if job.directory not in kept), key=lambda job: shared_by(job.point))
     shared_pool(sweep.directory / GROUP_LOG)

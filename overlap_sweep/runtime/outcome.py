@@ -1,24 +1,19 @@
-"""The outcomes of this process's points: progress lines, final lines and exit status."""
+"""The outcomes of this process's points, final lines and exit status."""
 
 from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 import textwrap
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 
 from overlap_sweep.program import analyze_program, launch_program
 from overlap_sweep.results.identity import instrumented
-from overlap_sweep.results.measured import Speedup
 from overlap_sweep.results.run_directory import Result, find_points
 from overlap_sweep.runtime.kept import whole_result
 
@@ -26,8 +21,6 @@ LONGEST_REASON = 200
 """Longest reason in a progress line, in characters; result.json has the whole text."""
 
 MOST_BYTES = 2**16
-SLOW_S = 30.0
-"""Time without an outcome after which a line says what is being measured."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +33,8 @@ class Outcome:
         return self.directory.name
 
     @property
-    def compared(self) -> Speedup | None:
-        """Returns the point's speedup over no overlap, if that was measured and may be compared."""
+    def compared(self) -> str | None:
+        """Returns how the point compares with no overlap, in words, if that was measured and may be compared."""
         if not self.result.measured or instrumented(self.result.point):
             return None
         return self.result.measured.compared(self.result)
@@ -53,9 +46,14 @@ class Outcome:
             time_us = result.measured.shown_us(result) if result.measured else result.objective_us
             rate = result.measured.rate if result.measured else ""
             reused = f"from the store, measured {(result.started or '')[:10]}" if result.reused_from else ""
-            parts = [f"{time_us:,.0f} us", str(self.compared or ""), rate, instrumented(result.point) or "", reused]
+            parts = [f"{time_us:,.0f} us", self.compared or "", rate, instrumented(result.point) or "", reused]
             return start + "  ".join(filter(None, parts))
-        return start + textwrap.shorten(result.reason, LONGEST_REASON, placeholder=" ...")
+        return start + in_short(result.reason)
+
+
+def in_short(reason: str) -> str:
+    """Returns a reason that fits into one line."""
+    return textwrap.shorten(reason, LONGEST_REASON, placeholder=" ...")
 
 
 @dataclass
@@ -78,9 +76,21 @@ class Outcomes:
     common: Path | None = None
     """Directory that all points are below: the sweep's, or the workload's own output directory; None if there is
     neither."""
+    announced: bool = False
+    """Whether the launch's first line was printed."""
+    measured: int = 0
+    """Number of points that this process measured."""
+    began_s: float = field(default_factory=time.monotonic)
+    limits: str = ""
+    """The budget of a search, in words."""
+    wants_report: bool = False
+    """Whether this is a sweep that ends with its report."""
+    report: Path | None = None
+    """The page that was written, if any."""
 
     def add(self, outcome: Outcome) -> None:
         self.all.append(outcome)
+        self.measured += 1
         self.listener(outcome)
 
     def keep(self, outcome: Outcome) -> None:
@@ -105,12 +115,6 @@ class Outcomes:
     def missing(self) -> set[Path]:
         return self.expected - {outcome.directory for outcome in self.all}
 
-    def best(self) -> Outcome | None:
-        """Returns the outcome with the largest speedup, if the workload's points can be ranked: times of different
-        operators or TP sizes cannot be compared."""
-        ranked = [(found.speedup, one) for one in self.all if (found := one.compared) and found.ranks]
-        return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
-
     def counts(self) -> Counter[str]:
         return Counter(outcome.result.status for outcome in self.all)
 
@@ -121,7 +125,8 @@ class Outcomes:
         return ", ".join(f"{counts[status]} {status}" for status in shown if counts[status] or status == "ok")
 
     def conclude(self) -> int:
-        """Prints the final lines of a run; returns the exit status: 0 if every valid point was measured."""
+        """Prints the final lines of a run, the last of which is what to do next; returns the exit status: 0 if every
+        valid point was measured."""
         counts = self.counts()
         for reason, points in Counter(self.given_up.values()).items():
             print(f"{points} missing: {reason}", file=sys.stderr)
@@ -136,7 +141,9 @@ class Outcomes:
             reasons = dict.fromkeys(outcome.result.error for outcome in self.all)
             print(f"error: Every point was skipped: {'; '.join(map(str, reasons))}.", file=sys.stderr)
             return 1
-        print(f"{self.counts_line()}; analyse with: {analyze_program()} {shlex.quote(str(self.directory()))}")
+        print(self.counts_line())
+        analysis = f"{analyze_program()} {shlex.quote(str(self.directory()))}"
+        print(f"next: {f'open {self.report}' if self.report else analysis}")
         return int(not self.searching and counts["failed"] + counts["timeout"] > 0)
 
     def resume_command(self) -> str:
@@ -155,49 +162,6 @@ class Outcomes:
 outcomes = Outcomes()
 """The outcomes of this process. Global, since Hydra calls the task from many places and only the entry point knows when
 the run is over."""
-
-
-@contextmanager
-def progress(total: int, outcomes: Outcomes) -> Iterator[None]:
-    """Prints a line for every outcome that is added inside the block, and the best one at its end."""
-    start, before = time.monotonic(), len(outcomes.all)
-
-    def print_progress(outcome: Outcome) -> None:
-        done, elapsed_s = len(outcomes.all) - before, time.monotonic() - start
-        left_s = elapsed_s / done * (total - done)
-        times = f"elapsed {elapsed_s:.0f} s, left {left_s:.0f} s"
-        print(f"[{done:>{len(str(total))}}/{total}] {outcome}  ({times})", flush=True)
-
-    outcomes.listener = print_progress
-    try:
-        yield
-    finally:
-        outcomes.listener = print
-    best = outcomes.best()
-    if best and not outcomes.searching:
-        print(f"best    {best.name}  {best.compared}", flush=True)
-
-
-@contextmanager
-def told_how_long(name: str, limit_s: float, on_cpu: bool) -> Iterator[None]:
-    """Prints for how long the point has run: after SLOW_S, and each time it has taken twice as long."""
-    ended, start, where = threading.Event(), time.monotonic(), " on the CPU" if on_cpu else ""
-
-    def tell() -> None:
-        # Of all threads only the main one is woken by signals that it handles.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        for waited_s in (SLOW_S * 2**number for number in count()):
-            if ended.wait(start + waited_s - time.monotonic()):
-                return
-            print(f"running {name}  {waited_s:g} s{where} so far, {limit_s:.0f} s at most", flush=True)
-
-    thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def tail(log: Path, lines: int, start: int = 0) -> str:

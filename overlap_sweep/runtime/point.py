@@ -23,6 +23,7 @@ from overlap_sweep.errors import NodeLost, PointFailed, Refused, UsageError, Use
 from overlap_sweep.gpus import elsewhere, visible_gpus
 from overlap_sweep.overlap import models, overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.report.numbers import as_duration, visible
 from overlap_sweep.results.identity import instrumented
 from overlap_sweep.results.run_directory import (
     RESULT_FILE,
@@ -51,9 +52,10 @@ from overlap_sweep.runtime.group_config import (
 from overlap_sweep.runtime.kept import LASTING, check_store, kept_result, remember, remembered, whole_result
 from overlap_sweep.runtime.mistakes import unknown_option
 from overlap_sweep.runtime.nodes import take, with_hosts
-from overlap_sweep.runtime.outcome import Outcome, outcomes, tail, told_how_long
+from overlap_sweep.runtime.outcome import Outcome, in_short, outcomes, tail
 from overlap_sweep.runtime.placement import nodes_of
 from overlap_sweep.runtime.placement import refusal as placement_refusal
+from overlap_sweep.runtime.progress import announce, shown_waiting
 from overlap_sweep.runtime.stacks import gather
 from overlap_sweep.runtime.stopping import stop_if_requested
 from overlap_sweep.workloads import Here, memory
@@ -187,6 +189,7 @@ def run_point(config: DictConfig, directory: Path, may_keep: bool = False) -> fl
     """
     point = resolve(config)
     check_store(config)
+    announce([point], outcomes)
     kept = kept_result(directory, point) if may_keep else None
     result = kept or remembered(config, point, directory) or measure(point, directory)
     if not kept:
@@ -250,7 +253,7 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     for left in reversed(range(point["runtime"]["retries"] + 1)):
         started, log_starts = now(), {log: _size(log) for log in _logs(point, directory)}
         limit_s = limits.limit_s(point)
-        with told_how_long(directory.name, limit_s, point["runtime"]["device"] == "cpu"):
+        with shown_waiting(f"measuring {directory.name}", f", at most {as_duration(limit_s)}"):
             reply = _attempt(pool, point, directory, limit_s, earlier)
         if reply["status"] in LASTING:
             break
@@ -263,6 +266,11 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
         pool.close()
         clear(directory)
         if left:
+            why = in_short(f"{reply['status']}: {reply['error']}")
+            print(
+                visible(f"again   {directory.name}  {why}  (attempt {len(earlier) + 2} of {len(earlier) + 1 + left})"),
+                flush=True,
+            )
             earlier.append(Attempt(status=reply["status"], error=error, started=started, where=platform.node()))
             stop_if_requested()
     if reply["status"] == "ok":

@@ -176,6 +176,7 @@ def _begin(config: DictConfig, kind: str) -> None:
     except OSError as error:
         sys.exit(f"error: {error}")
     outcomes.root, outcomes.common = directory, Path(common) if common else None
+    outcomes.wants_report = kind == "sweep" and bool(config.get("report"))
 
 
 def _check_resumed(config: DictConfig, kind: str) -> None:

@@ -22,7 +22,8 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.options import listed
 from overlap_sweep.report.searches import knob_lines
 from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.results.records import EQUIVALENT, Contribution, Gain, KnobFinal, KnobRecord, KnobSearch, TriedKnobs
+from overlap_sweep.results.gain import Gain
+from overlap_sweep.results.records import EQUIVALENT, Contribution, KnobFinal, KnobRecord, KnobSearch, TriedKnobs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.group_config import shared_by
@@ -235,9 +236,9 @@ class Searching:
         trail, budget = self.trail, self._measurements.budget
         if trail.baseline not in trail.found.of:
             return ""
-        gain = 1 - trail.found.time_us(trail.best) / trail.found.time_us(trail.baseline)
         stage = "proving" if trail.proof.of else "best so far"
-        less = f" ({100 * gain:.1f} % less time)" if trail.best != trail.baseline else ""
+        gain = _share(trail.found, trail.baseline, trail.best).in_words("the baseline")
+        less = f" ({gain})" if trail.best != trail.baseline else ""
         return f"{budget.points} points in {budget.elapsed_s:.0f} s; {stage}: {trail.name(trail.best)}{less}"
 
     def _room(self) -> float:

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep.config import INSTRUMENTS, NO_PART_OF_A_POINT
 from overlap_sweep.errors import UserError
+from overlap_sweep.report.numbers import as_duration
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result, write_result
 from overlap_sweep.runtime.kept import LASTING, differs, whole_result
@@ -43,6 +44,12 @@ class Budget:
     @property
     def points_left(self) -> int | None:
         return None if self.max_points is None else max(0, self.max_points - self.points)
+
+    @property
+    def in_words(self) -> str:
+        """Returns the limits for a progress line; empty if there are none."""
+        points = "" if self.max_points is None else f", at most {self.max_points} points"
+        return points + ("" if self.max_minutes is None else f", at most {as_duration(60 * self.max_minutes)}")
 
     @property
     def why_spent(self) -> str:
@@ -79,8 +86,9 @@ class Measurements:
         """Records what is searched in the sweep's directory, and starts the clock."""
         directory = Path(str(config.hydra.sweep.dir))
         OmegaConf.save(config, directory / "multirun.yaml")
-        outcomes.searching = True
-        return cls(launcher, directory, Budget(config.search.max_points, config.search.max_minutes))
+        budget = Budget(config.search.max_points, config.search.max_minutes)
+        outcomes.searching, outcomes.limits = True, budget.in_words
+        return cls(launcher, directory, budget)
 
     def measure(self, jobs: Sequence[Job]) -> list[Result]:
         """Returns the results of the first jobs, as many as the budget allows."""

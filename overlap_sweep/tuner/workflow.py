@@ -27,10 +27,13 @@ from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, FILE, N
 from overlap_sweep.program import launch_command
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.files import write_reports
-from overlap_sweep.report.terminal import print_answers, print_written
+from overlap_sweep.report.page import FILE_NAME
+from overlap_sweep.report.terminal import print_answers, print_uses, print_written
 from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.results.run_directory import Result, now, write_atomically
+from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
+from overlap_sweep.runtime.progress import shown_waiting
 from overlap_sweep.search.measured import Job, override_value, swept_values
 from overlap_sweep.search.sweeper import Sweep, case_of
 from overlap_sweep.search.tasks import Task, cases
@@ -89,11 +92,14 @@ def tune(
         _tune_stage(whole, stage, record)
     whole.conclude()
     _keep(whole, record)
-    analysis = analyse(whole.measurements.directory, _analysis_config(whole), record.command)
-    written = write_reports(analysis, whole.measurements.directory)
+    with shown_waiting("writing the report"):
+        analysis = analyse(whole.measurements.directory, _analysis_config(whole), record.command)
+        written = write_reports(analysis, whole.measurements.directory)
+    outcomes.report = whole.measurements.directory / FILE_NAME
     console = console_for(sys.stdout)
     print_answers(analysis, console)
     print_written(written, console, analysis.sections)
+    print_uses(analysis, console)
 
 
 def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> None:
@@ -288,7 +294,7 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
         return fastest
     tried = max(len(right) - 1, 1)
     (compared,) = compare([(right[fastest], right[first])], result.point["runtime"]["device"], tried)
-    return fastest if compared.faster else first
+    return fastest if compared.gain.faster else first
 
 
 def presets(paths: Sequence[str] | None, tp_size: int) -> dict[str, str]:

@@ -23,8 +23,9 @@ from overlap_sweep.runtime.kept import whole_result
 from overlap_sweep.runtime.lock import claimed
 from overlap_sweep.runtime.meeting import Place, place_on_slurm
 from overlap_sweep.runtime.nodes import gather, late, lost
-from overlap_sweep.runtime.outcome import outcomes, progress
+from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
+from overlap_sweep.runtime.progress import progress
 from overlap_sweep.runtime.serve import serve
 from overlap_sweep.runtime.slurm.queue import RECORDS, given_up_path
 from overlap_sweep.runtime.stopping import STOP_AFTER_POINT, Stopped, listen, stop_if_requested

@@ -22,8 +22,9 @@ from overlap_sweep.runtime import placement
 from overlap_sweep.runtime.jobs import Job, Sweep, begin, distinct, job_return, keep_results
 from overlap_sweep.runtime.kept import whole_result
 from overlap_sweep.runtime.lock import CLAIM_FILE
-from overlap_sweep.runtime.outcome import Outcome, Outcomes, outcomes, progress, tail
+from overlap_sweep.runtime.outcome import Outcome, Outcomes, outcomes, tail
 from overlap_sweep.runtime.point import measure
+from overlap_sweep.runtime.progress import announce, progress
 from overlap_sweep.runtime.slurm.queue import JobRecord, JobState, forget, given_up_path, job_states, living_jobs
 from overlap_sweep.runtime.slurm.submission import Pack, Submitted, check_slurm, launcher_options, pack, submit
 from overlap_sweep.runtime.stopping import stop_if_requested
@@ -51,6 +52,7 @@ def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: in
     check_slurm()
     jobs = begin(sweep, job_overrides, first_index)
     points = distinct(jobs)
+    announce([job.point for job in points], outcomes)
     results = keep_results(sweep, points)
     left = [job for job in points if job.directory not in results]
     if left:

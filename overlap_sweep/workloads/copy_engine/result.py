@@ -14,12 +14,12 @@ from overlap_sweep.results.measured import (
     Measured,
     Name,
     ResolvedConfig,
-    Speedup,
     Timing,
     Total,
     check_pairs,
 )
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.verdict import gain_of_point
 
 VARIANTS = ("gemm", "copy", "sequential", "overlapped")
 CHUNKED = ("chunked_gemm", "chunked_overlapped")
@@ -80,9 +80,9 @@ class CopyTimes(Measured, kw_only=True, tag="copy_engine"):
         """Returns the variant that was configured."""
         return "chunked_overlapped" if "chunked_overlapped" in self.times else "overlapped"
 
-    def compared(self, result: Result) -> Speedup | None:
-        speedup = self.times["sequential"].median_us / self.times[self.asked].median_us
-        return Speedup(speedup, "sequential", ranks=False)
+    def compared(self, result: Result) -> str | None:
+        device = result.point["runtime"]["device"]
+        return gain_of_point(self.times[self.asked], self.times["sequential"], device).in_words("sequential")
 
 
 MEASURED = CopyTimes

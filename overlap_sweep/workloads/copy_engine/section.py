@@ -123,11 +123,11 @@ MEASURED = (
     _of_chunks(
         "chunk_gain",
         "Time that chunks save when GEMMs and copies overlap, as a fraction of whole_us; median of the rounds.",
-        *("gain", "{:+.1%}".format),
+        *("gain.share", "{:+.1%}".format),
     ),
     _of_chunks(
         *("chunk_gain_noise", "Half-width of the 95 % confidence interval of chunk_gain."),
-        *("gain_noise", "{:.1%}".format),
+        *("gain.noise", "{:.1%}".format),
         dropped=2,
     ),
     _rate("tflops_alone", "Rate of the GEMMs alone.", "flops", "gemm", "TFLOP/s"),

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from overlap_sweep.report.comparison import flat
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.gain import NO_GAIN, Gain
 from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.nodes import on_nodes
@@ -140,6 +141,10 @@ class TrainingAnalysis:
     """The simplest setting, which gains compare with."""
     best: TrainingRow
     """The best setting: a search's answer if there was one, else that of `choose`."""
+    advantage: Gain
+    """Gain per sample of the best over `against`."""
+    against: str
+    """The reference, or what a search compared its answer with, in words."""
     settled: bool
     """Whether a search measured the best setting again after choosing it."""
     reason: str
@@ -199,19 +204,22 @@ def training_case(point: Point) -> TrainingCase:
     )
 
 
-def choose(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, str]:
-    """Returns the simplest row unless another is faster, and why. A diverging row is chosen only if all diverge."""
+def choose(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, Gain, str]:
+    """Returns the simplest row unless another is faster, its gain, and why. A diverging row is chosen only if all
+    diverge."""
     usable = sorted((row for row in rows if row.loss is not None), key=lambda row: row.simplicity) or list(rows)
     if len(rows) == 1:
-        return rows[0], "the only setting measured"
+        return rows[0], NO_GAIN, "the only setting measured"
     choice = verdict.choose(usable, lambda row: row.of_sample)
     chosen, fastest = choice.chosen, choice.fastest
     if chosen is fastest or len(usable) == 1:
         reason = f"fastest of {len(usable)}"
+    elif not choice.won:
+        gain = choice.gain_of_fastest.in_words(chosen.setting, "per sample")
+        reason = f"the fastest other, {fastest.setting}, is {gain}"
     else:
-        by, noise = (value_us / chosen.of_sample.time_us for value_us in (choice.faster_by_us, choice.noise_us))
-        reason = f"simplest within the noise of the fastest, {fastest.setting} ({-by:+.1%} time, noise {noise:.1%})"
-    return chosen, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
+        reason = f"simplest within the noise of the fastest, {fastest.setting} (noise {choice.tie_noise:.1%})"
+    return chosen, choice.gain, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
 
 
 def _analyse(case: TrainingCase, points: list[Point], searches: Mapping[Path, KnobRecord]) -> TrainingAnalysis:
@@ -227,9 +235,10 @@ def _analyse(case: TrainingCase, points: list[Point], searches: Mapping[Path, Kn
             same, settings, same.values(), compared_times(list(same.values())), strict=True
         )
     }
-    best, reason, settled = _best(rows, points, searches)
     reference = min(rows.values(), key=lambda row: row.simplicity)
-    standing = "only" if len(rows) == 1 else "best, proven" if settled and best is not reference else "best"
+    best, advantage, reason, settled = _best(rows, points, searches)
+    proven = settled and best is not reference and advantage.faster
+    standing = "only" if len(rows) == 1 else "best, proven" if proven else "best"
     key = frozen(best.knobs)
     rows[key] = replace(best, standing=standing)
     shared = [name for name in changed(settings[0]) if name not in names] if len(settings) > 1 else []
@@ -239,6 +248,8 @@ def _analyse(case: TrainingCase, points: list[Point], searches: Mapping[Path, Kn
         rows=sorted(rows.values(), key=lambda row: row.of_sample.time_us),
         reference=rows[frozen(reference.knobs)],
         best=rows[key],
+        advantage=advantage,
+        against="the search's baseline" if settled else reference.setting,
         settled=settled,
         reason=reason,
         differing=names,
@@ -254,9 +265,9 @@ def point_row(point: Point, standing: str = "") -> TrainingRow:
 
 def _best(
     rows: Mapping[frozenset[tuple[str, str]], TrainingRow], points: Sequence[Point], searches: Mapping[Path, KnobRecord]
-) -> tuple[TrainingRow, str, bool]:
-    """Returns the best row, why, and whether a search settled it: a search measures its answer again, in alternation
-    with the baseline, so that it is not just the luckiest of many."""
+) -> tuple[TrainingRow, Gain, str, bool]:
+    """Returns the best row, its gain, why it is the best, and whether a search settled it: a search measures its answer
+    again, in alternation with the baseline, so that it is not just the luckiest of many."""
     settled = {
         frozen(knobs_of(point.config)): search
         for directory, record in searches.items()
@@ -266,12 +277,11 @@ def _best(
     }
     if not settled:
         return *choose(list(rows.values())), False
-    best, _ = choose([rows[key] for key in settled])
+    best, *_ = choose([rows[key] for key in settled])
     search = settled[frozen(best.knobs)]
-    proven = "the search found nothing faster"
-    if search.best and search.gain:
-        proven = f"proven by the search: {search.gain.share:.1%} less time, noise {search.gain.noise:.1%}"
-    return best, proven, True
+    if search.best and search.gain and search.gain.faster:
+        return best, search.gain, "proven by the search", True
+    return best, NO_GAIN, "the search found nothing faster", True
 
 
 def _has_answer(config: Mapping[str, Any], search: KnobSearch) -> bool:

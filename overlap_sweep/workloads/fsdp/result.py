@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
+from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, estimate, normalised, pooled_none
 from overlap_sweep.results.measured import (
@@ -24,7 +25,6 @@ from overlap_sweep.results.measured import (
     ModelConfig,
     Name,
     SizedWorkload,
-    Speedup,
     Timing,
     Total,
     check_pairs,
@@ -151,8 +151,9 @@ class TrainingRun(Measured, kw_only=True, tag="fsdp"):
             "tp_size": 1,
         }
 
-    def compared(self, result: Result) -> Speedup | None:
-        return Speedup(self.step["none"].median_us / self.step["point"].median_us, ranks=False)
+    def compared(self, result: Result) -> str | None:
+        gain = verdict.gain_of_point(self.step["point"], self.step["none"], result.point["runtime"]["device"])
+        return gain.in_words(NONE_IN_WORDS)
 
     @property
     def rate(self) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.report import causes
 from overlap_sweep.report.charts import Axis, Gantt, Key, Row, Rows, cut
 from overlap_sweep.report.iterations import stream_timeline
@@ -29,6 +30,7 @@ from overlap_sweep.report.table import (
     of_measured,
     through,
 )
+from overlap_sweep.results.gain import gain_over, nothing_beat
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, measured_on, measured_when
 from overlap_sweep.results.run_directory import trace_file
@@ -314,11 +316,11 @@ def _card(analysis: TrainingAnalysis) -> Card:
     best, reference = analysis.best, analysis.reference
     times = f"{_times(best)}, {best.samples_per_s:,.0f} samples/s."
     if best is not reference:
-        headline = f"Use {best.setting}: {analysis.gain:+.1%} samples/s over {reference.setting}"
+        headline = f"Use {best.setting}: {_advantage(analysis)}"
     elif len(analysis.rows) == 1:
         headline = f"{best.setting}: nothing to compare with"
     else:
-        headline = f"Keep {best.setting}: nothing tested was faster beyond the noise"
+        headline = nothing_beat(best.setting, "keep it")
     sentences = [times, f"{as_sentence(analysis.reason)}."]
     if analysis.shared:
         sentences.append(f"All settings have {analysis.shared}.")
@@ -330,8 +332,8 @@ def _sentences(analysis: TrainingAnalysis) -> list[str]:
     best, reference = analysis.best, analysis.reference
     gains = f"{best.samples_per_s:,.0f} samples/s"
     if best is not reference:
-        instead = f"{best.samples_per_s:,.0f} instead of {reference.samples_per_s:,.0f} with {reference.setting}"
-        gains = f"{analysis.gain:+.1%} samples/s ({instead})"
+        instead = f"{best.samples_per_s:,.0f} samples/s instead of {reference.samples_per_s:,.0f}"
+        gains = f"{_advantage(analysis)}: {instead} with {reference.setting}"
     only = len(analysis.rows) == 1
     reason = "" if only else f" {as_sentence(analysis.reason)}."
     lines = [f"{'Measured' if only else 'Best'}: {best.setting}, {gains}; {_times(best)}.{reason}"]
@@ -342,9 +344,13 @@ def _sentences(analysis: TrainingAnalysis) -> list[str]:
     return lines
 
 
+def _advantage(analysis: TrainingAnalysis) -> str:
+    return analysis.advantage.in_words(analysis.against, "per sample")
+
+
 def _times(row: TrainingRow) -> str:
     hidden = f"{row.hidden.in_words} hidden" if row.hidden.known else "hidden fraction unknown"
-    return f"{as_us(row.time_us)} us per step, {row.speedup:.2f}x as fast as no overlap, {hidden}"
+    return f"{as_us(row.time_us)} us per step, {gain_over(row.none, row.step).in_words(NONE_IN_WORDS)}, {hidden}"
 
 
 def _report(analysis: TrainingAnalysis) -> dict[str, Any]:

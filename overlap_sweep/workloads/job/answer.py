@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us, counted, shortened
 from overlap_sweep.results import verdict
-from overlap_sweep.results.estimate import gap_noise_us
+from overlap_sweep.results.gain import Gain, gain_over, nothing_beat
 from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.records import Gain, KnobRecord, KnobSearch
+from overlap_sweep.results.records import KnobRecord, KnobSearch
 from overlap_sweep.workloads.job.result import JobRun
 from overlap_sweep.workloads.job.rows import JobRow, Work, rows_of
 from overlap_sweep.workloads.job.setting import command_line, differing, in_words, is_answer, script_digest, script_of
@@ -137,7 +137,7 @@ def _analysis(case: JobCase, title: str, points: list[Point], searches: Mapping[
     work, reference = compared_by(rows), rows[0]
     search = _search_of(rows, work, searches)
     best, gain, reason = search or choose(rows, work)
-    settled = bool(search) and best is not reference
+    settled = bool(search) and best is not reference and gain is not None and gain.faster
 
     def standing(row: JobRow) -> str:
         names = {"best, proven" if settled else "best": row is best, "reference": row is reference}
@@ -175,32 +175,13 @@ def choose(rows: Sequence[JobRow], work: Work) -> tuple[JobRow, Gain | None, str
         return reference, None, "the only setting measured"
     ordered = [reference, *sorted(others, key=lambda row: row.changes)]
     choice = verdict.choose(ordered, lambda row: row.per(work))
-    # With the noise that decided.
-    estimates = verdict.steadied([row.per(work) for row in ordered])
-    of_reference = estimates[0]
-
-    def gain(row: JobRow) -> Gain:
-        own = next(one for other, one in zip(ordered, estimates, strict=True) if other is row)
-        noise_us = gap_noise_us(own, of_reference, len(others))
-        return Gain(1 - own.time_us / of_reference.time_us, noise_us / of_reference.time_us)
-
     if not choice.won:
-        return (
-            reference,
-            None,
-            f"the fastest other, {choice.fastest.setting}, takes {gain_in_words(gain(choice.fastest))}",
-        )
+        gain = choice.gain_of_fastest.in_words(reference.setting)
+        return reference, None, f"the fastest other, {choice.fastest.setting}, is {gain}"
     if choice.chosen is choice.fastest:
-        return choice.chosen, gain(choice.chosen), f"fastest of {len(rows)}"
-    chosen_us = choice.chosen.per(work).time_us
-    less = gain_in_words(Gain(choice.faster_by_us / chosen_us, choice.noise_us / chosen_us))
-    reason = f"simplest within the noise of the fastest, {choice.fastest.setting}, which takes {less}"
-    return choice.chosen, gain(choice.chosen), reason
-
-
-def gain_in_words(gain: Gain) -> str:
-    """Returns `3.2% less time, noise 0.8%`."""
-    return f"{abs(gain.share):.1%} {'less' if gain.share >= 0 else 'more'} time, noise {gain.noise:.1%}"
+        return choice.chosen, choice.gain, f"fastest of {len(rows)}"
+    reason = f"simplest within the noise of the fastest, {choice.fastest.setting} (noise {choice.tie_noise:.1%})"
+    return choice.chosen, choice.gain, reason
 
 
 def _search_of(
@@ -226,13 +207,12 @@ def _proven_gain(row: JobRow, reference: JobRow, work: Work, search: KnobSearch)
         return None
     if search.best and search.gain:
         return search.gain
-    own, other = row.per(work), reference.per(work)
-    return Gain(1 - own.time_us / other.time_us, gap_noise_us(own, other) / other.time_us)
+    return gain_over(reference.per(work), row.per(work))
 
 
 def _proof_in_words(search: KnobSearch) -> str:
-    if search.best and search.gain:
-        return f"proven by the search: {gain_in_words(search.gain)}"
+    if search.best and search.gain and search.gain.faster:
+        return "proven by the search"
     return "the search found nothing faster"
 
 
@@ -242,15 +222,9 @@ def headline(analysis: JobAnalysis) -> str:
     if len(analysis.rows) == 1:
         return f"{best.setting}: nothing to compare with"
     if best is reference:
-        return f"Keep {best.setting}: nothing tested was faster beyond the noise"
-    return f"Use {best.setting}: {_compared_with_reference(analysis)}"
-
-
-def _compared_with_reference(analysis: JobAnalysis) -> str:
+        return nothing_beat(best.setting, "keep it")
     assert analysis.gain
-    word = "less" if analysis.gain.share >= 0 else "more"
-    share, noise = abs(analysis.gain.share), analysis.gain.noise
-    return f"{share:.1%} {word} time {analysis.per} than {analysis.reference.setting}, noise {noise:.1%}"
+    return f"Use {best.setting}: {analysis.gain.in_words(reference.setting, analysis.per)}"
 
 
 def sentences(analysis: JobAnalysis) -> list[str]:

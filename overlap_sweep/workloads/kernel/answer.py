@@ -13,6 +13,7 @@ from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, GEMM_ONLY, 
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
+from overlap_sweep.results.gain import NO_GAIN, Gain, nothing_beat
 from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
@@ -111,6 +112,8 @@ class ShapeAnalysis:
     """The baselines, then the implementations from fast to slow."""
     chosen: ImplementationRow | None
     """Row of the implementation to use; None if `sequential` was launch-bound."""
+    gain: Gain
+    """Its gain over `sequential`."""
     reason: str
     """Why it was chosen, or why nothing was."""
     left_out: dict[str, str]
@@ -132,7 +135,7 @@ class ShapeAnalysis:
             return f"m={self.m}: {self.advice}, {as_us(chosen.time_us)} us. {as_sentence(self.reason)}."
         side = "above" if chosen.over_bound >= 0 else "below"
         return (
-            f"m={self.m}: {self.advice}, {as_us(chosen.time_us)} us, {chosen.speedup:.2f}x as fast as {SEQUENTIAL}, "
+            f"m={self.m}: {self.advice}, {as_us(chosen.time_us)} us, {self.gain.in_words(SEQUENTIAL)}, "
             f"{as_percent(chosen.hidden_fraction)} hidden, {abs(chosen.over_bound):.0%} {side} the bound. "
             f"{as_sentence(self.reason)}."
         )
@@ -200,7 +203,7 @@ def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
 
 def _analyse_shape(case: KernelCase, m: int, points: list[Point]) -> ShapeAnalysis:
     rows = kernel_rows(points)
-    best, reason = _choose(rows)
+    best, gain, reason = _choose(rows)
     judged = [replace(row, chosen=row is best) for row in rows]
     return ShapeAnalysis(
         case=case,
@@ -208,6 +211,7 @@ def _analyse_shape(case: KernelCase, m: int, points: list[Point]) -> ShapeAnalys
         points=points,
         rows=sorted(judged, key=lambda row: row.time_us if row.backend else 0.0),
         chosen=next((row for row in judged if row.chosen), None),
+        gain=gain,
         reason=reason,
         left_out={
             _label(point, name): reason
@@ -296,19 +300,20 @@ def _estimates(measured: Mapping[_Key, Sequence[_Measurement]], device_kind: str
     return {**found, (None, SEQUENTIAL): anchor}
 
 
-def _choose(rows: Sequence[ImplementationRow]) -> tuple[ImplementationRow | None, str]:
-    """Returns the row to use, and why."""
+def _choose(rows: Sequence[ImplementationRow]) -> tuple[ImplementationRow | None, Gain, str]:
+    """Returns the row to use, its gain over `sequential`, and why."""
     sequential, *usable = (row for row in rows if row.usable or row.name == SEQUENTIAL)
     if sequential.launch_bound:
-        return None, f"{SEQUENTIAL} was launch-bound: its time says nothing about the GPU"
+        return None, NO_GAIN, f"{SEQUENTIAL} was launch-bound: its time says nothing about the GPU"
     if not usable:
-        return sequential, "none of the measured implementations is usable"
+        return sequential, NO_GAIN, "none of the measured implementations is usable"
     choice = verdict.choose([sequential, *usable], lambda row: row.estimate)
     chosen, fastest = choice.chosen, choice.fastest
     if not choice.won:
-        reason = f"nothing tested was faster beyond the noise; fastest overlap: {fastest.label}, {choice.gap}"
+        gain = choice.gain_of_fastest.in_words(SEQUENTIAL)
+        reason = f"{nothing_beat(SEQUENTIAL)}; the fastest overlap, {fastest.label}, is {gain}"
     elif chosen is not fastest:
-        reason = f"simplest within the noise of the fastest, {fastest.label} ({choice.gap})"
+        reason = f"simplest within the noise of the fastest, {fastest.label} (noise {choice.tie_noise:.1%})"
     else:
         reason = f"fastest of {len(usable) + 1}, including {SEQUENTIAL}"
-    return chosen, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
+    return chosen, choice.gain, reason if len(chosen.points) > 1 else f"{reason}; not repeated"

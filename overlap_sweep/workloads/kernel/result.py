@@ -16,12 +16,12 @@ from overlap_sweep.results.measured import (
     Scalar,
     ShardedConfig,
     SizedWorkload,
-    Speedup,
     Timing,
     check_pairs,
     one_of,
 )
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.verdict import gain_of_point
 
 MOST_IMPLEMENTATIONS = 200
 """Limit for charts, which have a row for each implementation."""
@@ -112,9 +112,14 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
         known = {**config, "workload": {**config["workload"], "tokens": config["m"]}}
         return known if config["n"] is None else {**known, "model": {"name": CUSTOM}, "operator": None}
 
-    def compared(self, result: Result) -> Speedup | None:
-        sequential_us = self.implementations[SEQUENTIAL].time.median_us
-        return Speedup(sequential_us / result.objective_us, SEQUENTIAL, ranks=False) if result.objective_us else None
+    def compared(self, result: Result) -> str | None:
+        """Returns the gain of the fastest implementation."""
+        own = [one.time for name, one in self.implementations.items() if name not in BASELINES and not one.independent]
+        if not own:
+            return None
+        sequential, fastest = self.implementations[SEQUENTIAL].time, min(own, key=lambda time: time.median_us)
+        gain = gain_of_point(fastest, sequential, result.point["runtime"]["device"], len(own))
+        return gain.in_words(SEQUENTIAL)
 
 
 MEASURED = KernelTimes

@@ -12,6 +12,7 @@ from overlap_sweep.overlap.expert_parallel import max_connections
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, named, spoken, without_folders
 from overlap_sweep.overlap.space import MOE_KIND
 from overlap_sweep.results.estimate import EXACTLY_ONE, Estimate, Interval, estimate, gap_noise_us, hidden_fraction
+from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import LayerTrial
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
@@ -27,22 +28,9 @@ class Comparison:
     interval: Interval
 
     @property
-    def differs(self) -> bool:
-        """Returns whether the first is faster or slower beyond the noise."""
-        return self.interval.excludes(1.0)
-
-    @property
-    def faster(self) -> bool:
-        """Returns whether the first is faster beyond the noise."""
-        return self.interval.high < 1
-
-    def in_words(self, than: str = "", with_interval: bool = True) -> str:
-        """Returns `9.5% faster than no overlap (9.4 to 9.7%)`, where `than` is ` than no overlap`."""
-        if not self.differs:
-            return f"not measurably different{than.replace(' than ', ' from ')}"
-        by, *ends = (abs(1 - ratio) for ratio in (self.ratio, self.interval.low, self.interval.high))
-        interval = f" ({min(ends) * 100:.1f} to {max(ends):.1%})" if with_interval else ""
-        return f"{by:.1%} {'faster' if self.faster else 'slower'}{than}{interval}"
+    def gain(self) -> Gain:
+        """Returns by how much the first is faster."""
+        return Gain(1 - self.ratio, (self.interval.high - self.interval.low) / 2)
 
 
 @dataclass(frozen=True)
@@ -124,7 +112,7 @@ class LayerAnalysis:
     @property
     def winner(self) -> VariantRow | None:
         """Returns the fastest variant that beats the reference beyond the noise, or None."""
-        return next((row for row in self.contenders if row.to_reference.faster), None)
+        return next((row for row in self.contenders if row.to_reference.gain.faster), None)
 
     @property
     def best(self) -> VariantRow | None:
@@ -137,7 +125,7 @@ class LayerAnalysis:
         best = self.best
         if best is None:
             return f"no verdict: nothing to compare with {self.spoken_reference}"
-        return f"{best.label} is {best.to_reference.in_words(f' than {self.spoken_reference}')}"
+        return f"{best.label} is {best.to_reference.gain.in_words(self.spoken_reference)}"
 
     @property
     def cautions(self) -> list[str]:

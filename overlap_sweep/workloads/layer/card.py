@@ -9,6 +9,7 @@ from overlap_sweep.overlap.overlap_cfg import FILE, NONE, OverlapConfig, megatro
 from overlap_sweep.report.numbers import as_percent, as_sentence
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import CONFIDENCE
+from overlap_sweep.results.gain import nothing_beat
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, of_moe
 
@@ -20,14 +21,14 @@ def card(layer: LayerAnalysis, title: str, root: Path) -> Card:
     """Returns the answer card; its file is relative to the analysed directory."""
     best, rounds = layer.winner, f"{layer.rounds} interleaved rounds, {CONFIDENCE:.0%} confidence intervals"
     if best is None:
-        keep = "Keep overlap off" if layer.reference == NONE else f"Keep {layer.spoken_reference}"
+        keep = "keep overlap off" if layer.reference == NONE else f"keep {layer.spoken_reference}"
         return Card(
             title,
-            keep if layer.contenders else "No verdict",
+            nothing_beat(layer.spoken_reference, keep) if layer.contenders else "No verdict",
             [f"{as_sentence(layer.verdict)}.", f"Measured in {rounds}."],
         )
     hidden = f"It hides {as_percent(best.hidden_fraction)} of the communication. " if best.hidden_fraction > 0 else ""
-    gain = best.to_reference.in_words(f" than {layer.spoken_reference}")
+    gain = best.to_reference.gain.in_words(layer.spoken_reference)
     sentences = [f"{hidden}Measured in {rounds}.", *set_in_training(layer.point.case.process_wide)]
     winner, config = best.measured, layer.point.config
     if winner.arguments:

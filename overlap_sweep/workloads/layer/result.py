@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
+from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, NONE_IN_WORDS, SWITCH_DEFAULTS
 from overlap_sweep.results.measured import (
     AskedWorkload,
     Count,
@@ -14,12 +14,12 @@ from overlap_sweep.results.measured import (
     Setting,
     ShardedConfig,
     Slot,
-    Speedup,
     Timing,
     check_pairs,
     one_of,
 )
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.verdict import gain_of_point
 
 PASSES = ("fwd", "bwd", "all")
 """The passes that every variant is timed for; `both` only with several micro batches, `step` only with an optimizer."""
@@ -85,9 +85,14 @@ class LayerTimes(Measured, kw_only=True, tag="layer"):
                 raise ValueError(f"a variant has no {min(missing)} times")
         check_pairs(timing for variant in self.variants.values() for timing in variant.times.values())
 
-    def compared(self, result: Result) -> Speedup | None:
-        none = self.variants.get("none")
-        return Speedup(none.times["all"].median_us / result.objective_us) if none and result.objective_us else None
+    def compared(self, result: Result) -> str | None:
+        """Returns the gain of the fastest variant."""
+        whole = {name: one.times["all"] for name, one in self.variants.items() if name != FLOOR}
+        none = whole.pop(NONE, None)
+        if none is None or not whole:
+            return None
+        fastest = min(whole.values(), key=lambda time: time.median_us)
+        return gain_of_point(fastest, none, result.point["runtime"]["device"], len(whole)).in_words(NONE_IN_WORDS)
 
 
 def attention_backend(result: Result | None) -> str | None:

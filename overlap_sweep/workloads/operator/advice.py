@@ -19,6 +19,7 @@ from overlap_sweep.overlap.overlap_cfg import (
     CONNECTIONS,
     DEFAULT,
     NONE,
+    NONE_IN_WORDS,
     TUNED,
     megatron_arguments,
     set_in_training,
@@ -26,11 +27,11 @@ from overlap_sweep.overlap.overlap_cfg import (
 )
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.report.section import Card
-from overlap_sweep.results.estimate import CONFIDENCE, NOTABLE_DRIFT, Interval, hidden_fraction
+from overlap_sweep.results.estimate import CONFIDENCE, NOTABLE_DRIFT, hidden_fraction
+from overlap_sweep.results.gain import Gain, gain_of_sum, gain_over, nothing_beat
 from overlap_sweep.results.provenance import DIFFERENT_ENVIRONMENTS, environments, slowed_gpus
-from overlap_sweep.workloads.layer.answer import Comparison
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, baseline_drift
-from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, default_sum_us, labels
+from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, default_sum_us, gain_together, labels
 from overlap_sweep.workloads.operator.proof import Proof, advised
 
 USERBUFFER_BACKENDS = ("transformer_engine", "megatron")
@@ -75,13 +76,16 @@ def _card(case: CaseAnalysis, tp_size: int) -> Card:
     file = path_of_file(case.folder, tp_size) if has_file else ""
     slots = case.config(tp_size).slots if has_file else {}
     off = has_file and not case.config(tp_size).switches["tp_comm_overlap"]
-    proven = [_proven(outcome)] if isinstance(outcome, Proof) else []
+    proof = outcome if isinstance(outcome, Proof) else None
+    proven = [_proven(proof)] if proof else []
+    # The headline says it.
+    verdict = [] if outcome is None or (proof and proof.nothing_won) else [as_sentence(outcome.verdict)]
     in_sum = [operators_in_sum(case, tp_size)] if passes else []
     return Card(
         title=f"TP={tp_size}",
         headline=_headline(case, tp_size),
         sentences=[
-            *([as_sentence(outcome.verdict), *proven] if outcome else in_sum),
+            *([*verdict, *proven] if outcome else in_sum),
             *([LEAVE_OUT] if off else set_in_training(case.case.process_wide)),
         ],
         basis=[
@@ -120,16 +124,17 @@ def _headline(case: CaseAnalysis, tp_size: int) -> str:
     if isinstance(outcome, Proof):
         if outcome.recommended == TUNED and NONE in outcome.against:
             part = outcome.trial.part
-            return outcome.against[NONE].in_words(f" than no overlap{'' if part == WHOLE else f' in {part}'}")
-        return as_sentence(advised(outcome.recommended, case.case.backend))
+            in_part = "" if part == WHOLE else f" in {part}"
+            return as_sentence(outcome.against[NONE].gain.in_words(f"{NONE_IN_WORDS}{in_part}"))
+        advice = advised(outcome.recommended, case.case.backend)
+        return nothing_beat(NONE_IN_WORDS, advice) if outcome.recommended == NONE else as_sentence(advice)
     if outcome and outcome.advice:
         return as_sentence(outcome.advice)
     if not any(final.settings for _, final in passes):
-        return "Keep overlap off" if passes else "No overlap was tried"
-    none_us, time_us = (sum(one.time_us for one in ones) for ones in ([c.none for c, _ in passes], finals(passes)))
-    speedup, noise = none_us / time_us, none_us / time_us**2 * noise_us(passes)
-    interval = f" ({max(0.0, speedup - noise):.3f} to {speedup + noise:.3f})"
-    return f"{speedup:.3f}x as fast as no overlap{interval}{', not proven' if outcome else ''}"
+        off = advised(NONE, case.case.backend)
+        return nothing_beat(NONE_IN_WORDS, off) if passes else "No overlap was tried"
+    gain = as_sentence(gain_together(passes).in_words(NONE_IN_WORDS))
+    return f"{gain}, not proven" if outcome else gain
 
 
 def _differences(case: CaseAnalysis, tp_size: int) -> list[str]:
@@ -158,7 +163,10 @@ def operators_in_sum(case: CaseAnalysis, tp_size: int) -> str:
     share = "" if math.isnan(hidden) else f" {as_percent(hidden)} of the communication is hidden."
     names = labels(choices)
     subject = f"Sum of {', '.join(names)}, each measured alone" if len(names) > 1 else f"{names[0]}, measured alone"
-    return f"{subject}: {as_us(time_us)} us; no overlap {as_us(none_us)}{default}, floor {as_us(floor_us)}.{share}"
+    overlaps = any(final.settings for final in finals(passes))
+    gain = f", {gain_together(passes).in_words(NONE_IN_WORDS)}" if overlaps else ""
+    others = f"no overlap {as_us(none_us)}{default}, floor {as_us(floor_us)}"
+    return f"{subject}: {as_us(time_us)} us{gain}; {others}.{share}"
 
 
 def default_in_words(case: CaseAnalysis) -> str:
@@ -167,7 +175,8 @@ def default_in_words(case: CaseAnalysis) -> str:
 
 def _proven(proof: Proof) -> str:
     rounds = f"{proof.layer.rounds} interleaved rounds"
-    return f"Proven on {proof.trial.part}: {rounds}, {as_percent(CONFIDENCE)} confidence intervals."
+    done = "Proven" if proof.proven else "Measured"
+    return f"{done} on {proof.trial.part}: {rounds}, {as_percent(CONFIDENCE)} confidence intervals."
 
 
 def noise_us(passes: Sequence[tuple[PassChoice, Candidate]]) -> float:
@@ -191,16 +200,14 @@ def recommendation(choice: PassChoice, case: CaseAnalysis, overlap_threshold: fl
     """Returns the recommendation for one pass, in one line."""
     chosen, at, compared = choice.chosen, f"TP={choice.tp_size} {choice.label}", ""
     if choice.default:
-        ratio = choice.default.time_us / chosen.time_us
-        compared = f", {ratio:.2f}x as fast as {spoken(DEFAULT, case.case.backend)}"
+        gain = gain_over(choice.default, chosen.estimate)
+        compared = f", {gain.in_words(spoken(DEFAULT, case.case.backend))}"
     if not chosen.settings:
         return f"{at}: keep overlap off ({as_us(chosen.time_us)} us{compared}); {choice.reason}"
     if chosen.overlap_ratio is not None:
         effective = "effective" if is_effective(choice, overlap_threshold) else "not effective"
         compared += f", overlap ratio {chosen.overlap_ratio:.2f} ({effective})"
-    return (
-        f"{at}: use {chosen.name} ({as_us(chosen.time_us)} us, {choice.speedup:.2f}x as fast as no overlap{compared})"
-    )
+    return f"{at}: use {chosen.name} ({as_us(chosen.time_us)} us, {choice.gain.in_words(NONE_IN_WORDS)}{compared})"
 
 
 def scaling_sentence(case: CaseAnalysis) -> str:
@@ -248,13 +255,11 @@ def against_other_processes(case: CaseAnalysis, others: Sequence[CaseAnalysis]) 
                 continue
             sums = [[passes[key] for key in common] for passes in (ours, theirs)]
             own_us, other_us = (sum(final.time_us for _, final in passes) for passes in sums)
-            ratio, noises = own_us / other_us, [noise_us(passes) for passes in sums]
-            noise = ratio * math.hypot(noises[0] / own_us, noises[1] / other_us)
-            compared = Comparison(ratio, Interval(ratio - noise, ratio + noise))
+            gain = Gain(1 - own_us / other_us, math.hypot(*map(noise_us, sums)) / other_us)
             names = ", ".join(labels([choice for choice, _ in sums[0]]))
             found.append(
                 f"TP={tp_size}, sum of {names}, each in its own processes: {_in_processes(case)} is "
-                f"{compared.in_words(f' than {_in_processes(other)}')}."
+                f"{gain.in_words(_in_processes(other))}."
             )
     return found
 
@@ -280,12 +285,15 @@ def async_tp_advice(case: CaseAnalysis, tp_size: int) -> str:
     row = trial.rows.get(DEFAULT) if trial else None
     choices = [choice for choice in case.tried(tp_size) if choice.default]
     if trial and row and row.reference == NONE and not row.launch_bound:
-        advice = advised(DEFAULT if row.to_reference.faster else NONE, ASYNC_TP_BACKEND)
-        why = f"{trial.part} is {row.to_reference.in_words(' than no overlap')}"
+        gain = row.to_reference.gain
+        advice = advised(DEFAULT if gain.faster else NONE, ASYNC_TP_BACKEND)
+        why = f"{trial.part} is {gain.in_words(NONE_IN_WORDS)}"
     elif default_us := default_sum_us(choices):
-        none_us = sum(choice.none.time_us for choice in choices)
-        advice = "prove async TP on the whole layer" if default_us < none_us else advised(NONE, ASYNC_TP_BACKEND)
-        why = f"it takes {as_us(default_us)} us for {', '.join(labels(choices))}, no overlap {as_us(none_us)} us"
+        gain = gain_of_sum(
+            (gain_over(one.none.estimate, one.default), one.none.time_us) for one in choices if one.default
+        )
+        advice = "prove async TP on the whole layer" if gain.faster else advised(NONE, ASYNC_TP_BACKEND)
+        why = f"it takes {as_us(default_us)} us for {', '.join(labels(choices))}, {gain.in_words(NONE_IN_WORDS)}"
     else:
         return ""
     return f"{as_sentence(advice)}: {why}. Async TP is one switch for the whole model."

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.config import Model
+from overlap_sweep.config import AnalysisConfig, Model
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.model_layers import WHOLE, applies_to, layers_with
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
@@ -27,7 +27,14 @@ from overlap_sweep.workloads.operator.choice import (
 )
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Unproven, outcomes, standing
 from overlap_sweep.workloads.operator.result import OperatorTimes
-from overlap_sweep.workloads.operator.switches import Plan, SwitchAdvice, UnmeasuredSlot, plan, unmeasured_slots
+from overlap_sweep.workloads.operator.switches import (
+    Plan,
+    SwitchAdvice,
+    UnmeasuredSlot,
+    only_if_faster,
+    plan,
+    unmeasured_slots,
+)
 
 _SIZES = {declared.name for declared in fields(Model)} - {"name", "source"}
 
@@ -201,7 +208,7 @@ def analyse_operators(sources: Sources) -> OperatorAnalysis:
                 case=case,
                 folder=case.name if len(grouped) > 1 else "",
                 points=case_points,
-                plans={size: plan(by_size[size], config.unmeasured, layers) for size in sorted(by_size) if size > 1},
+                plans={size: _plan(by_size[size], config, layers) for size in sorted(by_size) if size > 1},
                 scaling=scale_case(choices, config.tp_scaling_tolerance),
                 launch_bound=[point.name for point in case_points if point.result and point.result.launch_bound],
                 outcomes=_standing(found, case),
@@ -209,6 +216,11 @@ def analyse_operators(sources: Sources) -> OperatorAnalysis:
         )
     strays = [one for one in found if isinstance(one, Unproven) and one.case is None]
     return OperatorAnalysis(cases, strays, traces)
+
+
+def _plan(choices: list[PassChoice], config: AnalysisConfig, layers: Mapping[str, int]) -> Plan:
+    found = plan(choices, config.unmeasured, layers)
+    return only_if_faster(found, layers) if config.objective == "time" else found
 
 
 def _layers_with(points: Iterable[Point]) -> dict[str, int]:

@@ -17,9 +17,11 @@ from types import MappingProxyType
 from typing import Any
 
 from overlap_sweep.overlap import space
+from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.overlap.space import Setting
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
+from overlap_sweep.results.gain import NO_GAIN, Gain, gain_of_sum, gain_over
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
@@ -155,6 +157,8 @@ class PassChoice:
     None if no default was measured."""
     attempted: frozenset[str] = frozenset()
     """Slots that some point tried to overlap, whether it succeeded or not."""
+    gain: Gain = NO_GAIN
+    """Gain of the chosen setting over no overlap, with the noise that decided."""
 
     @property
     def none(self) -> Candidate:
@@ -178,6 +182,12 @@ class PassChoice:
         """Returns the speedup of the chosen setting over no overlap."""
         return self.none.time_us / self.chosen.time_us
 
+    def gain_of(self, candidate: Candidate) -> Gain:
+        """Returns the candidate's gain over no overlap."""
+        if candidate is self.chosen:
+            return self.gain
+        return _gain(candidate, self.candidates)
+
     @property
     def hidden_fraction(self) -> float:
         """Returns the hidden fraction of the chosen setting."""
@@ -197,6 +207,17 @@ def labels(choices: Sequence[PassChoice]) -> list[str]:
     passes = Counter(choice.operator for choice in choices)
     both = len(space.PASSES)
     return list(dict.fromkeys(c.operator if passes[c.operator] == both else c.label for c in choices))
+
+
+def _gain(candidate: Candidate, among: Sequence[Candidate]) -> Gain:
+    """Returns the gain over no overlap, the first of the candidates."""
+    none, *others = among
+    return NO_GAIN if candidate is none else gain_over(none.estimate, candidate.estimate, len(others))
+
+
+def gain_together(passes: Iterable[tuple[PassChoice, Candidate]]) -> Gain:
+    """Returns the gain of the passes' summed times, each with its candidate, over no overlap."""
+    return gain_of_sum((choice.gain_of(candidate), choice.none.time_us) for choice, candidate in passes)
 
 
 def default_sum_us(choices: Sequence[PassChoice]) -> float | None:
@@ -249,7 +270,7 @@ def choose(
     between = _scatter(by_setting.values(), default_pairs, none, device_kind)
     candidates = _candidates(by_setting, none, between)
     candidates.sort(key=_complexity)
-    chosen, reason = (_fastest if objective == "time" else _most_overlapped)(candidates)
+    chosen, gain, reason = (_fastest if objective == "time" else _most_overlapped)(candidates)
     scaled_floors = [o.times.floor.median_us * none.time_us / o.times.none.median_us for o in observations]
     tp1 = [observation.times.tp1.median_us for observation in observations if observation.times.tp1]
     return PassChoice(
@@ -259,6 +280,7 @@ def choose(
         candidates=tuple(candidates),
         attempted=frozenset(failures.attempted),
         chosen=chosen,
+        gain=gain,
         reason=reason,
         floor_us=statistics.median(scaled_floors),
         tp1_us=statistics.median(tp1) if tp1 else None,
@@ -324,31 +346,33 @@ def _complexity(candidate: Candidate) -> tuple[Any, ...]:
     return len(keys), keys
 
 
-def _fastest(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
-    """Returns the fastest candidate, and why. `candidates` are sorted by complexity, `none` first."""
+def _fastest(candidates: Sequence[Candidate]) -> tuple[Candidate, Gain, str]:
+    """Returns the fastest candidate, its gain and why. `candidates` are sorted by complexity, `none` first."""
     none, *overlaps = candidates
     if not overlaps:
-        return none, "no setting with overlap was measured"
+        return none, NO_GAIN, "no setting with overlap was measured"
     choice = verdict.choose(candidates, lambda candidate: candidate.estimate)
     chosen, fastest = choice.chosen, choice.fastest
     if not choice.won:
-        if choice.all_slower:
-            return none, f"the fastest overlap, {fastest.name}, is {fastest.time_us / none.time_us - 1:.1%} slower"
-        return none, f"the fastest overlap, {fastest.name}, is no faster beyond the noise ({choice.gap})"
+        return (
+            none,
+            NO_GAIN,
+            f"the fastest overlap, {fastest.name}, is {choice.gain_of_fastest.in_words(NONE_IN_WORDS)}",
+        )
     if chosen is not fastest:
-        reason = f"simplest setting within the noise of the fastest, {fastest.name} ({choice.gap})"
+        reason = f"simplest setting within the noise of the fastest, {fastest.name} (noise {choice.tie_noise:.1%})"
     else:
         reason = f"fastest of {len(candidates)} settings, no overlap included"
-    return chosen, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
+    return chosen, choice.gain, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
 
 
-def _most_overlapped(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
-    """Returns the candidate other than `none` with the highest overlap ratio, and why."""
+def _most_overlapped(candidates: Sequence[Candidate]) -> tuple[Candidate, Gain, str]:
+    """Returns the candidate other than `none` with the highest overlap ratio, its gain and why."""
     overlaps = [candidate for candidate in candidates if candidate.settings]
     if not overlaps:
-        return candidates[0], "no setting with overlap was measured"
+        return candidates[0], NO_GAIN, "no setting with overlap was measured"
     rated = [candidate for candidate in overlaps if candidate.overlap_ratio is not None]
     if not rated:
-        return candidates[0], "no trace has an overlap ratio"
+        return candidates[0], NO_GAIN, "no trace has an overlap ratio"
     chosen = max(rated, key=lambda candidate: candidate.overlap_ratio or 0.0)
-    return chosen, f"highest overlap ratio of {len(rated)} settings"
+    return chosen, _gain(chosen, candidates), f"highest overlap ratio of {len(rated)} settings"

@@ -301,8 +301,8 @@ ANSWERS = Table(
         ),
         S(
             "proven",
-            lambda row: _proof(row) is not None,
-            "Whether a whole layer was measured to decide on the written file.",
+            lambda row: (proof := _proof(row)) is not None and proof.proven,
+            "Whether whole layers show beyond the noise that the written file is better than the alternative.",
             "flag",
         ),
         S(

@@ -18,11 +18,13 @@ from overlap_sweep.overlap.overlap_cfg import (
     DEFAULT,
     FLOOR,
     NONE,
+    NONE_IN_WORDS,
     SWITCH_DEFAULTS,
     TUNED,
     OverlapConfig,
     spoken,
 )
+from overlap_sweep.results.gain import nothing_beat
 from overlap_sweep.results.points import Case, Point
 from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.workloads.layer.answer import Comparison, LayerAnalysis, VariantRow, analyse_layer, compare, labels
@@ -138,7 +140,18 @@ class Proof:
     @property
     def recommended(self) -> str:
         """Returns the label to use: `tuned` if it is faster than the best other beyond the noise, else that other."""
-        return TUNED if self.decisive.faster else self.best_other
+        return TUNED if self.decisive.gain.faster else self.best_other
+
+    @property
+    def proven(self) -> bool:
+        """Returns whether the tuned and the best other variant differ beyond the noise; otherwise they tie, and the
+        simpler one is recommended."""
+        return self.decisive.gain.sure
+
+    @property
+    def nothing_won(self) -> bool:
+        """Returns whether the tuner's own answer was no overlap, and nothing else beat that."""
+        return self.best_other == NONE and self.trial.names[TUNED] == self.trial.names[NONE]
 
     @property
     def config(self) -> OverlapConfig:
@@ -149,8 +162,11 @@ class Proof:
     def verdict(self) -> str:
         """Returns the verdict in a sentence."""
         backend = self.case.backend
-        compared = self.decisive.in_words(f" than {spoken(self.best_other, backend)}")
-        return f"tuned is {compared}: {advised(self.recommended, backend)}."
+        advice = advised(self.recommended, backend)
+        if self.nothing_won:
+            return f"{nothing_beat(NONE_IN_WORDS, advice)}."
+        tuned = NONE_IN_WORDS if self.trial.names[TUNED] == NONE else TUNED
+        return f"{tuned} is {self.decisive.gain.in_words(spoken(self.best_other, backend))}: {advice}."
 
 
 @dataclass(frozen=True)
@@ -278,7 +294,7 @@ def _best_of(labels: Sequence[str], trial: Trial) -> str:
     fastest = min(labels, key=lambda label: trial.times[label].times["all"].median_us)
     order = sorted(labels, key=lambda label: (label != NONE, label != DEFAULT))
     to_others = _compare(trial, fastest, order)
-    return next(label for label in order if not to_others[label].faster)
+    return next(label for label in order if not to_others[label].gain.faster)
 
 
 def _compare(trial: Trial, one: str, others: Sequence[str], tried: int = 1) -> dict[str, Comparison]:

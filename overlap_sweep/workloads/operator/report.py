@@ -157,7 +157,7 @@ def _outcome(outcome: Outcome, root: Path, folder: str) -> dict[str, Any]:
         **_trial(outcome.trial, root),
         "case": outcome.case.name if outcome.case else None,
         "tp_size": outcome.tp_size,
-        "proven": isinstance(outcome, Proof),
+        "proven": isinstance(outcome, Proof) and outcome.proven,
         "verdict": outcome.verdict,
         "tried_together": [_trial(one, root) for one in outcome.together],
         "sweep": _relative(outcome.directory, root),

@@ -8,17 +8,19 @@ from typing import Annotated
 import msgspec
 
 from overlap_sweep.overlap import space
+from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
+from overlap_sweep.results.gain import gain_of_sum
 from overlap_sweep.results.measured import (
     AskedWorkload,
     Count,
     Measured,
     ShardedConfig,
-    Speedup,
     Timing,
     WholeSetting,
     one_of,
 )
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.verdict import gain_of_point
 
 
 class DefaultTiming(msgspec.Struct):
@@ -88,12 +90,12 @@ class OperatorTimes(Measured, kw_only=True, tag="operator"):
             if not slot.startswith(f"{operator}_"):
                 raise ValueError(f"{slot} is not a slot of {operator}")
 
-    def compared(self, result: Result) -> Speedup | None:
-        """Returns the speedup from the passes under test."""
-        touched = space.passes(result.point)
-        whole_us = {name: self.times[name].none.median_us for name in space.PASSES}
-        overlapped_us = (self.times[name].point.median_us if name in touched else us for name, us in whole_us.items())
-        return Speedup(sum(whole_us.values()) / sum(overlapped_us))
+    def compared(self, result: Result) -> str | None:
+        """Returns the gain of the passes under test; None for a baseline, which overlaps nothing."""
+        device, touched = result.point["runtime"]["device"], space.passes(result.point)
+        own = [(self.times[name].point, self.times[name].none) for name in space.PASSES if name in touched]
+        gains = [(gain_of_point(time, none, device), none.median_us) for time, none in own]
+        return gain_of_sum(gains).in_words(NONE_IN_WORDS) if result.settings else None
 
 
 MEASURED = OperatorTimes

@@ -14,9 +14,10 @@ from itertools import product
 from types import MappingProxyType
 
 from overlap_sweep.overlap import space
+from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS, OverlapConfig, methods_allowed, switches_refusal
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS as DEFAULTS
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig, methods_allowed, switches_refusal
-from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
+from overlap_sweep.results.gain import Gain
+from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, gain_together
 
 Switches = Mapping[str, bool]
 
@@ -55,6 +56,11 @@ class Plan:
     switches: list[SwitchAdvice]
 
     @property
+    def gain(self) -> Gain:
+        """Returns the gain of all passes together over no overlap."""
+        return gain_together(zip(self.choices, self.finals, strict=True))
+
+    @property
     def config(self) -> OverlapConfig:
         """Returns the finals' slots, and all switches with the advice applied."""
         return OverlapConfig(
@@ -63,7 +69,7 @@ class Plan:
 
 
 def _spoken(candidate: Candidate) -> str:
-    return candidate.name if candidate.settings else "no overlap"
+    return candidate.name if candidate.settings else NONE_IN_WORDS
 
 
 def _slots_of(finals: Sequence[Candidate]) -> dict[str, space.Setting]:
@@ -88,6 +94,20 @@ def plan(choices: Sequence[PassChoice], unmeasured: str = "off", layers: Mapping
         if final is not choice.chosen
     ]
     return Plan(list(choices), finals, overruled, _advice(switches, finals, choices, layers))
+
+
+def only_if_faster(found: Plan, layers: Mapping[str, int] = LAYERS_ALIKE) -> Plan:
+    """Returns the plan, or one without any overlap if the settings that the switches allow are together no faster than
+    that beyond the noise."""
+    if found.gain.faster or not any(final.settings for final in found.finals):
+        return found
+    off = {**DEFAULTS, "tp_comm_overlap": False}
+    nones = [choice.none for choice in found.choices]
+    reason = (
+        f"TP={found.choices[0].tp_size}: {NONE_IN_WORDS}, because the settings that Megatron-Core's switches allow are "
+        f"together {found.gain.in_words(NONE_IN_WORDS)}."
+    )
+    return Plan(found.choices, nones, [reason], _advice(off, nones, found.choices, layers))
 
 
 def _combinations() -> Iterator[Switches]:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from overlap_sweep.report.numbers import as_us
-from overlap_sweep.results.estimate import gap_noise_us
+from overlap_sweep.results.gain import gain_over
 from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import recorded_warnings
@@ -97,8 +97,12 @@ class GridAnswer:
         """Returns the best row and those not slower beyond the noise. The noise counts all pairs, since any row might
         have come out best by chance."""
         rows = self.comparable
-        pairs = max(len(rows) * (len(rows) - 1) // 2, 1)
+        pairs = pairs_among(rows)
         return [row for row in rows if row is rows[0] or not row.decisive.differs_from(rows[0].decisive, pairs)]
+
+
+def pairs_among(rows: Sequence[TpTrainingRow]) -> int:
+    return max(len(rows) * (len(rows) - 1) // 2, 1)
 
 
 @dataclass(frozen=True)
@@ -270,13 +274,25 @@ def in_words(analysis: TpTrainingAnalysis) -> list[str]:
     """Returns a sentence for each grid, the best of all, and whether the losses agree."""
     lines = [*(_final_in_words(final, analysis) for final in analysis.finals), *map(_grid_in_words, analysis.answers)]
     if not analysis.finals and analysis.best and len(lines) > 1:
-        lines.append(f"Most tokens/s per GPU: {analysis.best.name}, {analysis.best.tokens_per_s_per_gpu:,.0f}.")
+        lines.append(_best_of_grids(analysis.best, analysis))
     compared = [(row.name, row.losses) for row in analysis.rows if row.losses]
     deviating = [f"{name} deviates: {losses.deviates}." for name, losses in compared if losses.deviates]
     if compared and not deviating:
         largest = max(losses.largest for _, losses in compared)
         lines.append(f"The losses agree (largest relative difference {largest:.1g}).")
     return [*lines, *deviating]
+
+
+def _best_of_grids(best: TpTrainingRow, analysis: TpTrainingAnalysis) -> str:
+    """Returns the row with the highest throughput per GPU, compared with the best one of the other grids."""
+    most = f"Most tokens/s per GPU: {best.name}, {best.tokens_per_s_per_gpu:,.0f}"
+    others = [answer.best for answer in analysis.answers if answer.best and best not in answer.rows]
+    if not others:
+        return f"{most}."
+    second = max(others, key=lambda row: row.tokens_per_s_per_gpu)
+    # Times per token and GPU.
+    ours, theirs = (row.decisive.relative_to(row.decisive.time_us * row.tokens_per_s_per_gpu) for row in (best, second))
+    return f"{most}, {gain_over(theirs, ours, pairs_among([best, *others])).in_words(second.name)}."
 
 
 def _final_in_words(final: KnobFinal, analysis: TpTrainingAnalysis) -> str:
@@ -291,7 +307,8 @@ def _final_in_words(final: KnobFinal, analysis: TpTrainingAnalysis) -> str:
         more = len(first) - MOST_NAMED
         named = ", ".join(row.name for row in first[:MOST_NAMED])
         who = f"a tie of {named}{f' and {more} more' if more > 0 else ''}"
-    others = "".join(f"; {row.name} {_over(row, first[0])} as long" for row in slower[:MOST_NAMED] if first)
+    pairs = pairs_among(rows)
+    others = "".join(f"; {row.name} is {_compared_with(first[0], row, pairs)}" for row in slower[:MOST_NAMED] if first)
     return f"The best settings side by side, {final.rounds} rounds: {who}{others}."
 
 
@@ -300,18 +317,15 @@ def _grid_in_words(answer: GridAnswer) -> str:
     if best is None:
         return f"{answer.grid}: no answer, all settings deviate or diverge."
     parts = [f"{best.setting} takes {as_us(best.time_us)} us per step, {best.tokens_per_s:,.0f} tokens/s"]
+    pairs = pairs_among(answer.comparable)
     for row in answer.comparable[1 : MOST_NAMED + 1]:
-        parts.append(f"{row.setting} {_over(row, best)} as long{' (tie)' if row in ties else ''}")
+        compared = _compared_with(best, row, pairs, best.setting)
+        parts.append(f"{row.setting} is {compared}{' (tie)' if row in ties else ''}")
     return f"{answer.grid}: {'; '.join(parts)}."
 
 
-def _over(slower: TpTrainingRow, faster: TpTrainingRow) -> str:
-    """Returns the ratio of the slower's step time to the faster's, with its interval from the noise of both: a factor
-    on either side, so that it stays positive. A single timed step has no noise."""
-    long, short = slower.decisive, faster.decisive
-    ratio = long.time_us / short.time_us
-    factor = 1 + gap_noise_us(long.relative_to(long.time_us), short.relative_to(short.time_us))
-    return f"{ratio:.2f}x" if math.isnan(factor) else f"{ratio:.2f}x [{ratio / factor:.2f}, {ratio * factor:.2f}]"
+def _compared_with(faster: TpTrainingRow, row: TpTrainingRow, pairs: int, name: str = "") -> str:
+    return gain_over(faster.decisive, row.decisive, pairs).in_words(name or faster.name)
 
 
 def cautions(analysis: TpTrainingAnalysis) -> list[str]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.points import read_points
-from overlap_sweep.results.records import Gain, KnobRecord, KnobSearch, read_records
+from overlap_sweep.results.records import KnobRecord, KnobSearch, read_records
 from overlap_sweep.workloads.fsdp.answer import TrainingRow, analyse_training
 from overlap_sweep.workloads.fsdp.cautions import cautions
 from tests.results.reading import PREFETCH, train, training_of

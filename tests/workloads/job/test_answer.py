@@ -13,8 +13,9 @@ import pytest
 
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
+from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.points import read_points
-from overlap_sweep.results.records import Gain, KnobRecord, KnobSearch
+from overlap_sweep.results.records import KnobRecord, KnobSearch
 from overlap_sweep.workloads.job.answer import JobAnalysis, analyse_jobs
 from overlap_sweep.workloads.job.cautions import cautions
 from overlap_sweep.workloads.job.section import ANSWERS, TABLE, section

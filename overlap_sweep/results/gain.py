@@ -1,0 +1,61 @@
+"""Gains over a reference with their noise, and the words in which every report states them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from overlap_sweep.results.estimate import Estimate, gap_noise_us
+
+
+class Gain(msgspec.Struct, frozen=True):
+    """How much less time something takes than a reference, as a share of the reference's time, with its noise; negative
+    if it takes more."""
+
+    share: float
+    noise: float
+
+    @property
+    def sure(self) -> bool:
+        """Returns whether the times differ beyond the noise."""
+        return abs(self.share) > self.noise
+
+    @property
+    def faster(self) -> bool:
+        """Returns whether the time is shorter beyond the noise: whether the interval is narrower than the gain."""
+        return self.share > self.noise
+
+    def in_words(self, than: str, per: str = "") -> str:
+        """Returns `9.5% faster than no overlap (9.4 to 9.7%)`, or `not measurably different from no overlap (noise
+        1.2%)` if the interval includes nothing. `per`: what the time is of, such as `per sample`."""
+        if not self.sure:
+            noise = f" (noise {self.noise:.1%})" if self.noise > 0 else ""
+            return f"not measurably different from {than}{noise}"
+        by, low, high = abs(self.share), abs(self.share) - self.noise, abs(self.share) + self.noise
+        word = " ".join(filter(None, ["faster" if self.faster else "slower", per]))
+        return f"{by:.1%} {word} than {than} ({low * 100:.1f} to {high:.1%})"
+
+
+NO_GAIN = Gain(0.0, 0.0)
+"""The gain of something over itself."""
+
+
+def nothing_beat(reference: str, advice: str = "") -> str:
+    """Returns the sentence, without a full stop, for a decision in which nothing is faster than the reference."""
+    return f"Nothing beat {reference} beyond the noise{f'; {advice}' if advice else ''}"
+
+
+def gain_over(reference: Estimate, time: Estimate, pairs: int = 1) -> Gain:
+    """Returns the gain of a time over that of the reference; `pairs` as in `Estimate.differs_from`."""
+    share = 1 - time.time_us / reference.time_us
+    return Gain(share, gap_noise_us(time, reference, pairs) / reference.time_us)
+
+
+def gain_of_sum(parts: Iterable[tuple[Gain, float]]) -> Gain:
+    """Returns the gain of a sum of times. `parts`: each part's gain and the time of its reference."""
+    known = list(parts)
+    whole = sum(reference_us for _, reference_us in known)
+    noise = math.hypot(*(gain.noise * reference_us for gain, reference_us in known))
+    return Gain(sum(gain.share * reference_us for gain, reference_us in known) / whole, noise / whole)

@@ -1,0 +1,117 @@
+"""What a launch says while it runs: its first line, a line for every outcome, and what it is doing meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, count
+from typing import Any
+
+from overlap_sweep import workloads
+from overlap_sweep.gpus import elsewhere
+from overlap_sweep.report.numbers import as_duration, counted, some_of, visible
+from overlap_sweep.runtime.group_config import machine_of
+from overlap_sweep.runtime.outcome import Outcome, Outcomes
+
+LINES_AFTER_S = (4.0, 10.0, 20.0, 40.0)
+"""Times after which a log file gets a line on what goes on; from then on one every REPEATED_S."""
+REPEATED_S = 60.0
+REDRAWN_S = 1.0
+"""Interval in which a terminal's line is drawn anew."""
+_CLEARED = "\r\x1b[K"
+
+
+class _Doing:
+    """What this process is doing. Global, since only the innermost call knows and only the outermost one reports."""
+
+    what = ""
+
+
+_doing = _Doing()
+
+
+def now_doing(what: str) -> None:
+    """Names what the next lines of `shown_waiting` say; has no effect outside."""
+    _doing.what = what
+
+
+@contextmanager
+def shown_waiting(what: str, limits: str = "") -> Iterator[None]:
+    """Says what goes on inside the block and for how long: on a terminal in one line that is drawn anew every second
+    and removed at the end, elsewhere in lines that become rarer."""
+    ended, start, on_terminal = threading.Event(), time.monotonic(), sys.stdout.isatty()
+    now_doing(what)
+
+    def show() -> None:
+        # Of all threads only the main one is woken by signals that it handles.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        in_log = chain(LINES_AFTER_S, (REPEATED_S * number for number in count(1)))
+        for waited_s in (REDRAWN_S * number for number in count(1)) if on_terminal else in_log:
+            if ended.wait(max(0.0, start + waited_s - time.monotonic())):
+                break
+            line = visible(f"... {_doing.what}, {as_duration(waited_s)}{limits}")
+            print(f"{_CLEARED}{line}" if on_terminal else line, end="" if on_terminal else "\n", flush=True)
+        if on_terminal:
+            print(_CLEARED, end="", flush=True)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def announce(points: Collection[Mapping[str, Any]], outcomes: Outcomes) -> None:
+    """Prints the first line of a launch, once: what is measured, on which device, and where it is written."""
+    if outcomes.announced or not points:
+        return
+    outcomes.announced = True
+    first, *_ = points
+    tokens = sorted({point["workload"]["tokens"] for point in points if point["workload"].get("tokens")})
+    what = [some_of(dict.fromkeys(map(_subject, points)), most=2)]
+    what += [f"{some_of(tokens, most=2)} tokens"] if tokens else []
+    how_many = "a search" if outcomes.searching else counted(len(points), "point")
+    print(visible(f"{', '.join(what)}, {how_many} on {_device(first)}: {outcomes.root}"), flush=True)
+
+
+def _device(point: Mapping[str, Any]) -> str:
+    if point["runtime"]["device"] == "cpu":
+        return "the CPU (the answer holds for this CPU only)"
+    names = [] if elsewhere() else machine_of(point).get("gpus") or []
+    return some_of(dict.fromkeys(names), most=2) or "GPUs"
+
+
+def _subject(point: Mapping[str, Any]) -> str:
+    model = point["model"]["name"] if isinstance(point.get("model"), Mapping) else ""
+    return f"{point['workload']['name']} {model or workloads.of(point).subject(point)}".strip()
+
+
+@contextmanager
+def progress(total: int, outcomes: Outcomes) -> Iterator[None]:
+    """Prints a line for every outcome that is added inside the block. A search, which enters a block for each of its
+    rounds, counts its points and its time over all of them: how many there will be is not known."""
+    start, before = time.monotonic(), outcomes.measured
+
+    def print_progress(outcome: Outcome) -> None:
+        if outcomes.searching:
+            used = as_duration(time.monotonic() - outcomes.began_s)
+            print(visible(f"[{outcomes.measured}] {outcome}  ({used}{outcomes.limits})"), flush=True)
+            return
+        done, elapsed_s = outcomes.measured - before, time.monotonic() - start
+        # The first point also starts processes.
+        known = 1 < done < total
+        left = f", about {as_duration(elapsed_s / done * (total - done))} left" if known else ""
+        number = f"{done:>{len(str(total))}}/{total}"
+        print(visible(f"[{number}] {outcome}  ({as_duration(elapsed_s)}{left})"), flush=True)
+
+    outcomes.listener = print_progress
+    try:
+        yield
+    finally:
+        outcomes.listener = print
