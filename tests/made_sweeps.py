@@ -297,7 +297,7 @@ def write_tuned_sweep(directory: Path, **proof: Any) -> Path:
         return TriedSetting(setting=setting, time_us=time_us, noise_us=1.0, measurements=measurements)
 
     fwd = search("fwd", 200.0, 200.0, 200.0, tried=[tried("ring_agg0", 220.0, 1)])
-    chosen, notes = {"fc1_dgrad": BULK, "fc1_wgrad": BULK}, ["pipeline dropped: 40% slower than the best"]
+    chosen, notes = {"fc1_dgrad": BULK, "fc1_wgrad": BULK}, ["pipeline_sm8 failed: out of memory"]
     both = [tried(f"bulk_sm{sms}", 320.0, 2) for sms in (4, 8)]
     bwd = search("bwd", 320.0, 400.0, 300.0, chosen=chosen, notes=notes, tried=both)
     record = SearchRecord(points=143, elapsed_s=485.0, rounds=9, searches=[fwd, bwd])

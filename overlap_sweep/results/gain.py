@@ -9,6 +9,11 @@ import msgspec
 
 from overlap_sweep.results.estimate import Estimate, gap_noise_us
 
+COARSE = 0.1
+"""Share from which tenths of a percent are not shown, unless the noise is below FINE."""
+FINE = 0.01
+MOST_DIGITS = 6
+
 
 class Gain(msgspec.Struct, frozen=True):
     """How much less time something takes than a reference, as a share of the reference's time, with its noise; negative
@@ -31,11 +36,19 @@ class Gain(msgspec.Struct, frozen=True):
         """Returns `9.5% faster than no overlap (9.4 to 9.7%)`, or `not measurably different from no overlap (noise
         1.2%)` if the interval includes nothing. `per`: what the time is of, such as `per sample`."""
         if not self.sure:
-            noise = f" (noise {self.noise:.1%})" if self.noise > 0 else ""
+            noise = f" (noise {self.noise:.{_digits(self.noise)}%})" if self.noise > 0 else ""
             return f"not measurably different from {than}{noise}"
         by, low, high = abs(self.share), abs(self.share) - self.noise, abs(self.share) + self.noise
+        digits = 1 if self.noise < FINE else _digits(by)
+        while round(100 * low, digits) == 0 and digits < MOST_DIGITS:
+            # An interval that excludes nothing must not look as if it began with it.
+            digits += 1
         word = " ".join(filter(None, ["faster" if self.faster else "slower", per]))
-        return f"{by:.1%} {word} than {than} ({low * 100:.1f} to {high:.1%})"
+        return f"{by:.{digits}%} {word} than {than} ({100 * low:.{digits}f} to {high:.{digits}%})"
+
+
+def _digits(share: float) -> int:
+    return 0 if share >= COARSE else 1
 
 
 NO_GAIN = Gain(0.0, 0.0)

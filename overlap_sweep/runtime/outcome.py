@@ -141,9 +141,8 @@ class Outcomes:
             reasons = dict.fromkeys(outcome.result.error for outcome in self.all)
             print(f"error: Every point was skipped: {'; '.join(map(str, reasons))}.", file=sys.stderr)
             return 1
-        print(self.counts_line())
         analysis = f"{analyze_program()} {shlex.quote(str(self.directory()))}"
-        print(f"next: {f'open {self.report}' if self.report else analysis}")
+        print(f"{self.counts_line()}; next: {f'open {self.report}' if self.report else analysis}")
         return int(not self.searching and counts["failed"] + counts["timeout"] > 0)
 
     def resume_command(self) -> str:

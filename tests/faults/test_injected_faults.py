@@ -120,7 +120,7 @@ def test_the_other_points_are_not_touched_and_nothing_is_left(
     assert {(result.status, len(result.earlier_attempts)) for result in others} == {("ok", 0)}
     stdout, stderr = found.printed
     assert found.process.returncode == status
-    assert stdout.splitlines()[-1].startswith(f"{counts}; analyse with: python analyze.py ")
+    assert stdout.splitlines()[-1].startswith(f"{counts}; next: python analyze.py ")
     assert "Traceback" not in stdout + stderr
     assert found.launch.processes() == {}
     # Nobody asked for a profile.

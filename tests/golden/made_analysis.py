@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
+from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.records import (
     Contribution,
     Finalist,
-    Gain,
     KnobFinal,
     KnobRecord,
     KnobSearch,

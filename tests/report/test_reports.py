@@ -183,8 +183,8 @@ def test_progress_tells_what_each_workload_is_about_and_leaves_the_best_to_the_a
             outcomes.add(Outcome(directory, read_result(directory / "result.json")))
     lines = [line.partition("  (0 s")[0] for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        "[1/4] ok      slow  1,500 us  50.0% faster than no overlap (40.0 to 60.0%)  170,667 samples/s",
-        "[2/4] ok      to_host  1,000 us  20.0% faster than sequential (10 to 30%)",
+        "[1/4] ok      slow  1,500 us  50.0% faster than no overlap (49.7 to 50.3%)  170,667 samples/s",
+        "[2/4] ok      to_host  1,000 us  28.6% faster than sequential (28.2 to 29.0%)",
         "[3/4] ok      stack  10,000 us  102,400 tokens/s",
         "[4/4] failed  failed  CUDA out of memory",
     ]

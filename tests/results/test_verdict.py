@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.gain import NO_GAIN
 from overlap_sweep.results.verdict import TYPICAL_SCATTER, Choice, choose, scatter, steadied
 
 TYPICAL = TYPICAL_SCATTER["cuda"]
@@ -45,8 +46,16 @@ def test_a_setting_wins_only_by_beating_the_reference(
     assert (choice.chosen, choice.fastest, choice.won) == (taken, fastest, won)
 
 
-def test_that_all_are_slower_is_known_only_beyond_the_noise() -> None:
-    assert [chosen(100.0, fastest).all_slower for fastest in (99.0, 101.0, 110.0)] == [False, False, True]
+@pytest.mark.parametrize(
+    ("fastest_us", "sure", "won"),
+    [(80.0, True, True), (99.0, False, False), (101.0, False, False), (110.0, True, False)],
+)
+def test_the_gain_is_stated_with_the_noise_that_decided(fastest_us: float, sure: bool, won: bool) -> None:
+    choice = chosen(100.0, fastest_us)
+    gain = choice.gain_of_fastest
+    assert gain.share == pytest.approx(1 - fastest_us / 100)
+    assert (choice.won, gain.faster, gain.sure) == (won, won, sure)
+    assert choice.gain == (gain if won else NO_GAIN)
 
 
 def test_the_more_were_tried_the_surer_the_best_must_be() -> None:

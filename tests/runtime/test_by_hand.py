@@ -63,7 +63,7 @@ def test_a_sweep_on_one_and_two_nodes_outlives_a_rank_and_an_agent_of_the_second
     finally:
         one.kill()
     assert [process.returncode for process in one.nodes] == [0, 0], error
-    assert "2 ok; analyse with" in printed
+    assert "2 ok; next" in printed
     nothing_is_left(tmp_path, one)
     assert not one.meeting_file.exists()
     # torch's agents make one each where they are not told otherwise; these are the two that the user started.

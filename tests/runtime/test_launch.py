@@ -76,7 +76,7 @@ def test_a_grid_measures_what_makes_sense_and_tells_in_plain_lines(swept: Swept)
     sizes = [line.partition("_tp")[2][:1] for line in lines[:12]]
     assert sizes == sorted(sizes)
     assert lines[-2].startswith("best ")
-    assert lines[-1].startswith("6 ok, 6 skipped; analyse with: python analyze.py ")
+    assert lines[-1].startswith("6 ok, 6 skipped; next: python analyze.py ")
     assert "\x1b" not in done.stdout
 
 

@@ -73,7 +73,7 @@ def test_only_what_failed_is_measured(begun: Begun) -> None:
     assert done.returncode == 0
     assert "already measured: 4 of 5 points" in done.stdout
     assert "[1/1] ok      tp2_sm2" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("5 ok; analyse with")
+    assert done.stdout.splitlines()[-1].startswith("5 ok; next")
     assert begun.measured() == [2]
     after = begun.contents()
     assert {name for name in after if after[name] != before.get(name)} == {"tp2_sm2"}
@@ -111,7 +111,7 @@ def test_a_sweep_that_was_moved_goes_on_where_it_is_and_the_last_is_found(begun:
     done = launch_here("-m", NUMBERS, *TINY, "resume=last", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "already measured: 5 of 5 points" in done.stdout
-    assert done.stdout.splitlines()[-1] == f"5 ok; analyse with: python analyze.py {moved.relative_to(tmp_path)}"
+    assert done.stdout.splitlines()[-1] == f"5 ok; next: python analyze.py {moved.relative_to(tmp_path)}"
     assert list(tmp_path.glob("multirun/*/*")) == [moved]
     assert begun.contents() == {path.parent.name: path.read_bytes() for path in moved.glob("*/result.json")}
 

@@ -110,7 +110,7 @@ def test_sigusr2_stops_after_the_running_point_and_the_printed_command_goes_on(r
     environment = {**os.environ, **one.launch.environment, "OVERLAP_SWEEP_LIGHT": "1"}
     again = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0
-    assert again.stdout.splitlines()[-1].startswith("4 ok; analyse with")
+    assert again.stdout.splitlines()[-1].startswith("4 ok; next")
     assert before.items() <= one.finished().items()
     assert (one.runs_of(2), one.runs_of(4)) == (2, 2)
 

@@ -279,7 +279,7 @@ def test_where_everything_fails_the_answer_is_no_overlap(failure: Failure) -> No
     trail = Surface(cell(candidates), lambda c: 500.0, failures=dict.fromkeys(candidates, failure)).search()
     assert (trail.best, trail.time_us(trail.best), trail.overlaps) == (NONE, 1000.0, [])
     assert settings_tried(trail) == len(trail.failed) <= 4
-    assert trail.stopped == "no untested setting could be faster than none"
+    assert trail.stopped == "no untested setting could be faster than those measured"
 
 
 def test_a_contender_that_fails_when_it_is_measured_again_is_out() -> None:

@@ -58,7 +58,7 @@ def test_points_are_packed_by_tp_size_and_jobs_ask_for_what_their_points_need(sw
     assert done.result().stderr == ""
     assert sweep.statuses() == ok(everything)
     assert "6 points in 4 jobs" in done.result().stdout
-    assert done.result().stdout.splitlines()[-1].startswith("6 ok; analyse with")
+    assert done.result().stdout.splitlines()[-1].startswith("6 ok; next")
     # GPUs and CPUs of each.
     assert sorted(sweep.jobs("%b %C").values()) == ["gres:gpu:2 4"] * 2 + ["gres:gpu:4 8"] * 2
     assert sweep.measured() == dict.fromkeys(everything, 1)

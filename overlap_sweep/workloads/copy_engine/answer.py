@@ -10,7 +10,7 @@ from operator import itemgetter
 from overlap_sweep.report.numbers import as_us, some_of
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.results.gain import Gain, nothing_beat
+from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import recorded_warnings, slowed_gpus
 from overlap_sweep.results.verdict import TYPICAL_SCATTER
@@ -93,7 +93,8 @@ class CopyAnalysis:
             return "No answer: all points are launch-bound."
         saving = [row for row in rows if row.saves]
         if not saving:
-            return f"{nothing_beat('sequential')} at any of {len(rows)} sizes."
+            enough = f"beyond the noise and {WORTH:.0%} of the shorter of GEMMs and copies"
+            return f"Overlap saves time at 0 of {len(rows)} sizes: nowhere {enough}."
         best = max(saving, key=lambda row: row.hidden_fraction)
         return (
             f"Overlap saves time at {len(saving)} of {len(rows)} sizes. Best: {best.size}, "
@@ -120,7 +121,7 @@ class CopyAnalysis:
         saving = [row for row in self.rows if row.saves]
         if not saving:
             known = any(not row.launch_bound for row in self.rows)
-            headline = "Overlap saves nothing beyond the noise" if known else "No answer"
+            headline = "Overlap saves nothing worth having beyond the noise" if known else "No answer"
             return Card(self.title, headline, [self.answer, *self.on_chunks])
         most, least = (pick(saving, key=lambda row: row.hidden_fraction) for pick in (max, min))
         shares = f"{least.hidden_fraction:.0%} to {most.hidden_fraction:.0%}" if least is not most else ""

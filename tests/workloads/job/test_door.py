@@ -75,7 +75,7 @@ def test_odd_values_reach_the_command_and_have_directories_of_their_own(tmp_path
     printed, words = sweep(tmp_path, f'job.command={python} t.py "{{x}}"', values)
     expected = {'["a b"]', '["a-b"]', '["it\'s"]', '["{\\"k\\": 1}"]', '["a/b.yaml"]', '["--c"]', '["true"]', '[""]'}
     assert {*words.values()} == expected | {'["0.001"]'}
-    assert "9 ok; analyse with: " in printed
+    assert "9 ok; next: " in printed
     assert all(name.startswith("t.py_ranks1_x=") for name in words)
     assert any(name.startswith("t.py_ranks1_x=a-b.yaml_") for name in words)
     # All of them are known again.

@@ -59,7 +59,7 @@ def test_tie_inside_the_noise_goes_to_the_smaller_setting(tmp_path: Path) -> Non
         bulk(tmp_path, num_sm, bwd(time_us, spread_us=2.0))
     choice = choices(tmp_path)[BWD]
     assert choice.chosen.name == BOTH.format(2)
-    assert f"within the noise of the fastest, {BOTH.format(16)} (1.0 us faster" in choice.reason
+    assert f"within the noise of the fastest, {BOTH.format(16)} (noise " in choice.reason
 
 
 def test_tie_goes_to_the_simpler_method_and_to_no_aggregate(tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_tie_goes_to_the_simpler_method_and_to_no_aggregate(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("time_us", "reason"),
     [
-        (198.0, f"the fastest overlap, {BOTH.format(4)}, is no faster beyond the noise (2.0 us faster"),
-        (260.0, f"the fastest overlap, {BOTH.format(4)}, is 30.0% slower"),
+        (198.0, f"the fastest overlap, {BOTH.format(4)}, is not measurably different from no overlap"),
+        (260.0, f"the fastest overlap, {BOTH.format(4)}, is 30% slower than no overlap (21 to 39%)"),
     ],
 )
 def test_none_wins_ties_and_against_harmful_overlaps(tmp_path: Path, time_us: float, reason: str) -> None:

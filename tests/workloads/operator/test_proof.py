@@ -264,7 +264,7 @@ def test_rounds_are_paired_so_that_drift_cancels(
     _, default = analysed(tmp_path, {"none": variant(NONE), "default": variant(whole_us)}).rows
     assert default.ratio == pytest.approx(ratio)
     assert default.interval.low < ratio < default.interval.high
-    assert default.to_reference.differs == differs
+    assert default.to_reference.gain.sure == differs
 
 
 def test_the_winner_can_be_used_and_was_measured(tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Asserts what a launch prints while it runs."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from overlap_sweep.results.run_directory import read_result
+from overlap_sweep.runtime import progress
+from overlap_sweep.runtime.outcome import Outcome, Outcomes
+from overlap_sweep.runtime.progress import announce, now_doing, shown_waiting
+from tests.make_point import make_point, operator_config
+
+
+def test_what_takes_long_is_named_again_and_again_and_what_does_not_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINES_AFTER_S", (0.1, 0.3))
+    with shown_waiting("measuring tp2_sm4", ", at most 300 s"):
+        now_doing("starting 2 workers for tp2_\x1b[31msm4")
+        time.sleep(0.2)
+        now_doing("measuring tp2_sm4")
+        time.sleep(0.2)
+    assert capsys.readouterr().out.splitlines() == [
+        "... starting 2 workers for tp2_\\x1b[31msm4, 0 s, at most 300 s",
+        "... measuring tp2_sm4, 0 s, at most 300 s",
+    ]
+    with shown_waiting("measuring tp2_sm8"):
+        pass
+    assert capsys.readouterr().out == ""
+
+
+def test_silence_is_never_longer_than_a_minute() -> None:
+    assert progress.LINES_AFTER_S[0] < 5
+    assert progress.REPEATED_S <= 60
+
+
+def test_on_a_terminal_one_line_is_drawn_anew_and_removed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "REDRAWN_S", 0.1)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    with shown_waiting("measuring tp2_sm4"):
+        time.sleep(0.25)
+    *drawn, last = capsys.readouterr().out.split("\r\x1b[K")[1:]
+    assert drawn == ["... measuring tp2_sm4, 0 s"] * 2
+    assert last == ""
+
+
+def test_a_launch_begins_with_what_is_measured_on_which_device(capsys: pytest.CaptureFixture[str]) -> None:
+    points = [operator_config(tp_size, runtime={"device": "cpu"}) for tp_size in (2, 4)]
+    outcomes = Outcomes(root=Path("multirun/now"))
+    for _ in range(2):
+        announce(points, outcomes)
+    assert capsys.readouterr().out.splitlines() == [
+        "operator llama3_8b, 8192 tokens, 2 points on the CPU (the answer holds for this CPU only): multirun/now"
+    ]
+
+
+def test_a_search_counts_its_points_over_all_rounds_and_predicts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directories = [make_point("operator", tmp_path, name=f"point_{number}") for number in range(4)]
+    results = [Outcome(path, read_result(path / "result.json")) for path in directories]
+    for searching in (True, False):
+        outcomes = Outcomes(searching=searching, limits=", at most 9 points")
+        for first in (0, 2):
+            with progress.progress(2, outcomes):
+                for outcome in results[first : first + 2]:
+                    outcomes.add(outcome)
+        printed = capsys.readouterr().out
+        numbers = re.findall(r"^\[(.+?)\]", printed, re.MULTILINE)
+        assert numbers == (["1", "2", "3", "4"] if searching else ["1/2", "2/2"] * 2)
+        assert "left" not in printed
+        assert printed.count("(0 s, at most 9 points)") == (4 if searching else 0)
