@@ -51,9 +51,9 @@ def measure(config: DictConfig) -> float:
         sys.exit(f"error: {error}")
 
 
-def report_measured() -> None:
+def report_measured() -> bool:
     """Writes the files of points, and prints the results of those whose workload has a short report, unless this is a
-    search, which has printed its own. Similar points are compared with each other."""
+    search, which has printed its own. Similar points are compared with each other. Returns whether anything was printed."""
 
     def is_wanted(workload: Workload) -> bool:
         return workload.files_of_points or (workload.is_told_when_measured and not outcomes.searching)
@@ -78,6 +78,7 @@ def report_measured() -> None:
             for problem in (*section.problems, *section.warnings):
                 print(f"warning: {problem}", file=sys.stderr)
             print_section(section, console)
+    return bool(measured) and not outcomes.searching
 
 
 def _write_files(section: Section) -> None:
@@ -89,7 +90,7 @@ def _write_files(section: Section) -> None:
                 write_atomically(directory / file.name, content)
 
 
-def write_report() -> None:
+def write_report(*, headlines: bool) -> None:
     """Analyses the sweep, writes all files into its directory as analyze.py does, and prints the headlines."""
     from overlap_sweep.config import AnalysisConfig
     from overlap_sweep.report.console import console_for
@@ -107,7 +108,8 @@ def write_report() -> None:
         except UserError as error:
             print(f"warning: {error}", file=sys.stderr)
             return
-    print_headlines(analysis, console_for(sys.stdout))
+    if headlines:
+        print_headlines(analysis, console_for(sys.stdout))
     outcomes.report = root / FILE_NAME
 
 
@@ -143,9 +145,9 @@ def main() -> None:
                 check_keys(arguments.overrides)
             measure()
         outcomes.hear_of_other_processes()
-        report_measured()
+        answered = report_measured()
         if outcomes.wants_report and not outcomes.missing and not outcomes.report and outcomes.counts()["ok"]:
-            write_report()
+            write_report(headlines=not answered)
     except KeyboardInterrupt as interrupt:
         print(f"interrupted: {outcomes.counts_line()}; finished results are kept", file=sys.stderr)
         if outcomes.expected:
