@@ -74,10 +74,12 @@ def _timed_differently(analysis: JobAnalysis) -> Iterator[str]:
 def _uneven_steps(analysis: JobAnalysis) -> Iterator[str]:
     """Yields that a few slow steps make up much of the time, of which a short measurement has few."""
     shares = {row.setting: row.time_us / row.median_us - 1 for row in (analysis.best, analysis.reference)}
+    asked = analysis.points[0].config["job"]["steps"]
+    more = "; raise job.steps" if analysis.best.repeats >= asked * len(analysis.best.points) else ""
     if uneven := [f"{share:.0%} with {setting}" for setting, share in shares.items() if share > UNEVEN]:
         yield (
             f"Steps vary: the mean, which counts, is above the median by {some_of(uneven)}. Few steps measure poorly "
-            "what is rare (waiting for data, logging, collecting garbage); raise job.steps."
+            f"what is rare (waiting for data, logging, collecting garbage){more}."
         )
 
 

@@ -17,8 +17,14 @@ from overlap_sweep.program import RECORD_VARIABLE
 from overlap_sweep.results.measured import Count, FileName, Gb, Us
 from overlap_sweep.results.run_directory import write_json
 
+LEAST_STEPS = 3
+"""Fewest timed steps of a measurement."""
 STEPS_FILE = "job_steps"
 """Empty file that tells of a first step on any rank, so that recordings are worth waiting for."""
+
+
+PROFILER_STEPS = 3
+"""Steps that the profiler needs around those that it records."""
 
 
 class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -30,9 +36,27 @@ class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     steps: Count = 20
     """Timed steps, after those skipped."""
     profile_steps: Annotated[int, msgspec.Meta(ge=0)] = 3
-    """Profiled steps, two steps after those timed: the profiler warms up and starts. 0: no trace."""
+    """Profiled steps, two steps after those timed, in which the profiler warms up and starts; it stops a step later. 0:
+    no trace."""
     optimizer_steps: Count | None = None
     """Calls of optimizers that make up one step; None: recognised from their order."""
+
+    @property
+    def needed(self) -> int:
+        """Returns how many steps a script must have for all of this to be recorded."""
+        profiled = PROFILER_STEPS + self.profile_steps if self.profile_steps else 0
+        # The first end of a step is where times can begin.
+        return max(self.skip_steps, 1) + self.steps + profiled
+
+    def within(self, steps: int) -> dict[str, int] | None:
+        """Returns the options with which a script of so few steps would be recorded, its traces included if that is
+        possible: first fewer steps are timed, then fewer skipped, then fewer profiled. None if there are too few."""
+        most = steps - 1 - LEAST_STEPS
+        profile = max(min(self.profile_steps, most - PROFILER_STEPS), 0)
+        room = steps - (PROFILER_STEPS + profile if profile else 0)
+        skip = min(max(self.skip_steps, 1), room - LEAST_STEPS)
+        timed = min(self.steps, room - skip)
+        return {"skip_steps": skip, "steps": timed, "profile_steps": profile} if most >= 0 else None
 
     def as_environment(self) -> dict[str, str]:
         """Returns the variable for the environment of the user's command."""

@@ -169,7 +169,9 @@ class JobRow:
     def note(self) -> str:
         """Returns what distinguishes it from rows that are simply slower."""
         standing = "" if self.standing == "only" else self.standing
-        return ", ".join(filter(None, [standing, "launch-bound" if self.launch_bound else ""]))
+        wanted = any(point.config["job"]["profile_steps"] for point in self.points)
+        notes = {"launch-bound": self.launch_bound, "not profiled": wanted and self.profiled_us is None}
+        return ", ".join(filter(None, [standing, *(note for note, holds in notes.items() if holds)]))
 
 
 def is_launch_bound(points: Iterable[Point]) -> bool:

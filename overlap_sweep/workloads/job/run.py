@@ -15,9 +15,16 @@ from overlap_sweep.workloads import Here, nodes
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.metric import Output
 from overlap_sweep.workloads.job.nodes import RunningOnNodes, commands_of
-from overlap_sweep.workloads.job.recording import STEPS_FILE, Recording, Wanted, read_recordings, recording_file
+from overlap_sweep.workloads.job.recording import (
+    LEAST_STEPS,
+    STEPS_FILE,
+    Recording,
+    Wanted,
+    read_recordings,
+    recording_file,
+)
 from overlap_sweep.workloads.job.started import ATTACH
-from overlap_sweep.workloads.job.steps import LEAST_STEPS, fields_of
+from overlap_sweep.workloads.job.steps import fields_of
 
 POLL_S = 0.1
 ASK_ANEW_S = 1.0
@@ -187,10 +194,10 @@ class Watched:
             timed, what = min((len(one.host_us) for one in self.recordings), default=0), "timed steps"
             self._check_recorded()
         if timed < LEAST_STEPS:
-            why = next((f" ({problem})" for one in self.recordings for problem in one.problems), "")
+            problems = (problem for one in self.recordings for problem in one.problems)
+            more = f"Let the command run for more steps, or lower job.skip_steps={skip}."
             raise PointFailed(
-                f"there are only {timed} {what} of {wanted}, after {skip} that are skipped{why}; let the command run "
-                "for more steps, or lower job.skip_steps",
+                f"there are only {timed} {what} of {wanted}. {next(problems, more)}",
                 final=True,
             )
 

@@ -15,10 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.identity import packages
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads.job.gpu_clock import GpuClock, NoGpuTimes, is_capturing, uses_gpu
-from overlap_sweep.workloads.job.recording import STEPS_FILE, Recording, Wanted, write_recording
+from overlap_sweep.workloads.job.recording import LEAST_STEPS, STEPS_FILE, Recording, Wanted, write_recording
 from overlap_sweep.workloads.job.step_calls import StepCalls
 
 MOST_CHANGES = 10
@@ -37,7 +38,6 @@ class StepRecorder:
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
-        # The first end of a step is where times can begin.
         self._skipped = max(wanted.skip_steps, 1)
         self._rank: tuple[int, int] | None = None
         self.forget()
@@ -230,14 +230,30 @@ class StepRecorder:
         if self.is_over or not self._ends:
             return
         self.is_over = True
-        timed, wanted = max(len(self._ends_s) - 1, 0), self._wanted
-        if self._trace is not None:
-            reason = f"The script ended before {wanted.profile_steps} steps were profiled, so there is no trace."
-        else:
-            reason = f"The script ended after {timed} of {wanted.steps} timed steps ({self._skipped} are skipped)."
-            if not timed and self._calls.changes > MOST_CHANGES:
-                reason += f" Its optimizers' calls changed {self._calls.changes} times: set job.optimizer_steps."
-        self._end_early(reason)
+        self._end_early(self._ended_early())
+
+    def _ended_early(self) -> str:
+        """Returns what is missing because the script ended, and the options that would have recorded it."""
+        wanted, timed = self._wanted, max(len(self._ends_s) - 1, 0)
+        ended = f"The script ended after {counted(self._ends, 'step')}"
+        if not timed and self._calls.changes > MOST_CHANGES:
+            changes = f"its optimizers' calls changed {self._calls.changes} times; set job.optimizer_steps"
+            return f"{ended}, none of them timed: {changes}."
+        last = wanted.needed - 1
+        what = f"timing {wanted.steps} after {self._skipped} that are skipped"
+        if wanted.profile_steps:
+            first = last - wanted.profile_steps + 1
+            what = f"profiling step {last}" if first == last else f"profiling steps {first} to {last}"
+        # Ends of steps while a CUDA graph was captured count for nothing, whatever is asked for.
+        used = min(self._ends, self._skipped) + timed + (self._trace.ends if self._trace is not None else 0)
+        fitting = wanted.within(used)
+        if fitting is None:
+            least = Wanted(directory="", skip_steps=1, steps=LEAST_STEPS, profile_steps=min(wanted.profile_steps, 1))
+            return f"{ended}, but {what} takes {wanted.needed}, and at least {least.needed} are needed."
+        asked = {"skip_steps": self._skipped, "steps": wanted.steps, "profile_steps": wanted.profile_steps}
+        options = " ".join(f"job.{name}={fitting[name]}" for name in asked if fitting[name] != asked[name])
+        done = "recorded it" if fitting["profile_steps"] or not wanted.profile_steps else "timed it, without traces"
+        return f"{ended}, but {what} takes {wanted.needed}: {options} would have {done}."
 
     def _end_early(self, reason: str) -> None:
         self._problem(reason)

@@ -39,7 +39,8 @@ class StepTrace:
         if _other_profiler(steps + 3):
             raise NoTrace(IN_USE)
         self._steps = steps
-        self._ends = 0
+        self.ends = 0
+        """Ends of steps so far."""
         self._range: Any = None
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
@@ -62,14 +63,14 @@ class StepTrace:
         if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None
-        self._ends += 1
-        if self._ends == 1:
+        self.ends += 1
+        if self.ends == 1:
             self._profiler.start_trace()
-        elif self._ends <= 1 + self._steps:
+        elif self.ends <= 1 + self._steps:
             # As torch's schedule names them.
-            self._range = record_function(f"ProfilerStep#{self._ends - 1}")
+            self._range = record_function(f"ProfilerStep#{self.ends - 1}")
             self._range.__enter__()
-        return self._ends > 2 + self._steps
+        return self.ends > 2 + self._steps
 
     def write(self, path: Path) -> None:
         """Writes the steps, after the end of the last one, whole or absent. NoTrace if they were lost."""
@@ -84,7 +85,7 @@ class StepTrace:
             return
         if self._range is not None:
             self._range.__exit__(None, None, None)
-        if not self._ends:
+        if not self.ends:
             # What is only prepared cannot be stopped.
             self._profiler.start_trace()
         self._profiler.stop_trace()

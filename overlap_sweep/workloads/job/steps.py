@@ -14,8 +14,6 @@ from overlap_sweep.workloads.job.recording import Recording
 from overlap_sweep.workloads.job.result import JobRun
 from overlap_sweep.workloads.job.traced import of_traces
 
-LEAST_STEPS = 3
-"""Fewest timed steps of a measurement."""
 RANKS_NAMED = 8
 HOST_BOUND = 0.1
 """Share of a step for which the GPU waits for the host, from which on a step is launch-bound."""

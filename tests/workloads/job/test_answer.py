@@ -255,6 +255,15 @@ def test_points_without_a_time_take_no_part(tmp_path: Path) -> None:
     assert rows == [("bucket=100", "ok", 100_000.0), ("bucket=25", "timeout", None), ("bucket=400", "failed", None)]
 
 
+def test_a_setting_without_traces_says_so_beside_what_would_have_recorded_them(tmp_path: Path) -> None:
+    early = "Rank 0: The script ended after 15 steps, but profiling steps 28 to 30 takes 31: job.steps=4 would do."
+    run(tmp_path, {"bucket": 25}, causes={"issued_late": 0.09})
+    run(tmp_path, {"bucket": 100}, warnings=[early])
+    analysis = analysis_of(tmp_path)
+    assert {row.setting: row.note for row in analysis.rows}["bucket=100"] == "not profiled"
+    assert early in cautions(analysis)
+
+
 def test_what_was_found_is_kept_for_programs(tmp_path: Path) -> None:
     run(
         tmp_path,

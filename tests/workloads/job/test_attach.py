@@ -263,7 +263,10 @@ def test_a_script_that_raises_has_recorded_the_steps_before(tmp_path: Path) -> N
     found = only(tmp_path)
     # The eighth step has ended, too.
     assert len(found.host_us) == 6
-    assert found.problems == ["The script ended after 6 of 10 timed steps (2 are skipped)."]
+    assert found.problems == [
+        "The script ended after 8 steps, but timing 10 after 2 that are skipped takes 12: job.steps=6 "
+        "would have recorded it."
+    ]
 
 
 def test_steps_are_marked_without_attach(tmp_path: Path) -> None:
