@@ -53,7 +53,8 @@ def measure(config: DictConfig) -> float:
 
 def report_measured() -> bool:
     """Writes the files of points, and prints the results of those whose workload has a short report, unless this is a
-    search, which has printed its own. Similar points are compared with each other. Returns whether anything was printed."""
+    search, which has printed its own. Similar points are compared with each other. Returns whether it
+    has printed any."""
 
     def is_wanted(workload: Workload) -> bool:
         return workload.files_of_points or (workload.is_told_when_measured and not outcomes.searching)

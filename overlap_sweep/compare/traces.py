@@ -388,7 +388,7 @@ def _dots(compared: TraceComparison, label: str) -> Rows:
     return Rows(
         title=f"{label} against {compared.reference}",
         subtitle="medians over iterations and ranks; number: ratio",
-        axis=Axis("us", from_zero=True),
+        axis=Axis("time, us", from_zero=True),
         columns=["ratio"],
         rows=rows,
         legend=[

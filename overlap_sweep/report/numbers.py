@@ -10,6 +10,9 @@ from typing import Any
 MANY_US = 10_000
 """From this time on, tenths of a microsecond are not shown."""
 
+UNDEFINED = "-"
+"""In cells of numbers that are undefined."""
+
 PASS_WORDS = {"fwd": "forward", "bwd": "backward"}
 
 
@@ -19,8 +22,8 @@ def as_us(time_us: float) -> str:
 
 
 def as_percent(fraction: float) -> str:
-    """Returns the fraction in percent; `-` if it is undefined."""
-    return "-" if math.isnan(fraction) else f"{fraction:.0%}"
+    """Returns the fraction in percent; `UNDEFINED` if it is NaN."""
+    return UNDEFINED if math.isnan(fraction) else f"{fraction:.0%}"
 
 
 def as_duration(seconds: float) -> str:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from overlap_sweep.report.numbers import visible
+from overlap_sweep.report.numbers import UNDEFINED, visible
 from overlap_sweep.report.vocabulary import explained, unit
 from overlap_sweep.results.points import Point
 
@@ -177,7 +177,7 @@ class Listing(Generic[R]):
 
     @property
     def columns(self) -> list[Column[R]]:
-        """Returns the shown columns with a text in any row."""
+        """Returns the shown columns with a value in any row."""
         return [column for column in self.table.shown if self._is_needed(column)]
 
     def _is_needed(self, column: Column[R]) -> bool:
@@ -185,7 +185,7 @@ class Listing(Generic[R]):
             return False
         if column.differing:
             return len({column.text(row) for row in self.rows}) > 1
-        return any(column.text(row) for row in self.rows)
+        return any(column.text(row) not in ("", UNDEFINED) for row in self.rows)
 
 
 def to_frame(rows: Sequence[Row], types: Mapping[str, str]) -> pd.DataFrame:

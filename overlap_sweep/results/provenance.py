@@ -69,6 +69,12 @@ def machines_in_brief(points: Sequence[Point]) -> str:
     return " and ".join(f"{count} x {device}" if count else device for device, count in counts.items())
 
 
+def cpu_only(points: Sequence[Point]) -> str:
+    """Returns the caveat of points measured on a CPU; empty for others."""
+    on_cpu = any(point.config["runtime"]["device"] == "cpu" for point in points)
+    return "Measured on a CPU: the answer holds for this CPU only." if on_cpu else ""
+
+
 def describe_machine(environment: dict[str, Any]) -> str:
     """Returns hosts, device, and the versions that matter, in one line."""
     gpu, count = environment.get("gpu"), environment.get("gpu_count")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from overlap_sweep.overlap.overlap_cfg import without_folders
+from overlap_sweep.report.numbers import as_percent
 from overlap_sweep.report.page import page_table, summary_table
 from overlap_sweep.report.section import Answer, Section
 from overlap_sweep.report.table import Column, Listing, PointRow, Table
@@ -34,6 +37,13 @@ def test_a_column_is_shown_and_queried_as_it_says() -> None:
     assert Listing(TABLE, [*ROWS, ("even", 2)]).columns[0].header == "kind"
     assert TABLE.default_columns == ["kind", "number", "square", "status"]
     assert Listing(TABLE, ROWS).records[0] == {"kind": "odd", "number": 3, "square": 9, "cube": 27, "fourth": 81}
+
+
+def test_a_column_without_a_value_in_any_row_is_not_shown_but_written() -> None:
+    unknown = N("share", lambda row: math.nan, header="share", words=lambda row: as_percent(math.nan))
+    listing = Listing(replace(TABLE, columns=(*TABLE.columns, unknown)), ROWS)
+    assert "share" not in [column.header for column in page_table(listing).columns]
+    assert "share" in listing.records[0]
 
 
 def test_the_page_orders_rows_and_links_them_to_answers() -> None:

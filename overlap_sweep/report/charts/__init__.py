@@ -16,7 +16,8 @@ TICK = "M-.2,-1.2H.2V1.2H-.2Z"
 
 @dataclass(frozen=True)
 class Axis:
-    title: str = ""
+    title: str
+    """Quantity and unit."""
     format: str = ""
     """Format of d3, such as `.0%`; empty: as many digits as the values need."""
     domain: tuple[float, float] | None = None
@@ -85,7 +86,7 @@ class Rows:
     rows: list[Row]
     """In order from top to bottom."""
     parts: list[Key] = field(default_factory=list)
-    """Parts of the bars."""
+    """Parts of the bars; the legend has those that a bar has."""
     columns: list[str] = field(default_factory=list)
     """Headers of the cells."""
     references: list[Reference] = field(default_factory=list)
@@ -93,9 +94,16 @@ class Rows:
     """Meanings of colours other than those of parts."""
 
 
+LOST = Key("lost by overlapping", "series4")
+"""The last of the parts of a bar that is `cut`."""
+
+
 def cut(base: float, time: float, whole: float) -> list[float]:
-    """Returns the ends of three parts: the base, the time above it, and the hidden part of the whole."""
-    return [min(base, time), time, max(time, whole)]
+    """Returns the ends of four parts: the base, the time above it, the hidden part of the whole, and `LOST`, by which
+    the time exceeds the whole."""
+    base = min(base, time)
+    whole = max(base, whole)
+    return [base, min(time, whole), whole, max(time, whole)]
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from overlap_sweep.report.charts import Gantt, Key, Line, Lines, Reference, Rows
+from overlap_sweep.report.charts import Gantt, Key, Line, Lines, Reference, Row, Rows
 from overlap_sweep.report.charts.palette import colour
 from overlap_sweep.report.charts.vega import (
     LETTER_PX,
@@ -30,23 +32,42 @@ MOST_TICKS = 20
 """Places that are ticks one by one."""
 
 
+NARROW_LETTERS = 44
+"""Letters of a line on a narrow screen."""
+MOST_LETTERS = 16
+"""Letters of a cell on a narrow screen; a column with longer ones has its texts below the rows' names."""
+LINE_PX = 13
+
+
 @dataclass(frozen=True)
 class _Layout:
     """Places of a row's name, cells and bar; heights in pixels below the row's middle."""
 
-    row_px: int
-    bar_px: int
-    cells_px: int
+    row_px: float
+    bar_px: float
+    cells_px: float
     gap_px: int
     """Between columns of cells."""
     references_px: int
     """Place of the references' names, from the top of the plot."""
-    name_px: int | None = None
+    name_px: float | None = None
     """None: the axis has the names."""
+
+    def with_lines(self, count: int) -> _Layout:
+        """Returns the layout with this many lines for names, above the cells."""
+        half_px = LINE_PX * (count - 1) / 2
+        assert self.name_px is not None
+        return replace(
+            self,
+            row_px=self.row_px + 2 * half_px,
+            bar_px=self.bar_px + half_px,
+            cells_px=self.cells_px + half_px,
+            name_px=self.name_px - half_px,
+        )
 
 
 _WIDE = _Layout(row_px=26, bar_px=0, cells_px=0, gap_px=20, references_px=-8)
-_NARROW = _Layout(row_px=48, bar_px=15, cells_px=-1, gap_px=10, references_px=-24, name_px=-15)
+_NARROW = _Layout(row_px=48, bar_px=15, cells_px=-1, gap_px=10, references_px=-24, name_px=-20)
 
 
 def draw_rows(rows: Rows) -> Json:
@@ -55,8 +76,23 @@ def draw_rows(rows: Rows) -> Json:
 
 
 def draw_narrow_rows(rows: Rows) -> Json:
-    """Returns the same for a narrow screen: each row's name and cells above its bar."""
-    return _rows(rows, _NARROW)
+    """Returns the same for a narrow screen: each row's name, long cells and short cells above its bar, all whole."""
+    long = [
+        j for j in range(len(rows.columns)) if any(len(row.cells[j]) > MOST_LETTERS for row in rows.rows if row.cells)
+    ]
+    short = [j for j in range(len(rows.columns)) if j not in long]
+    named = [
+        replace(row, name="\n".join(_lines(row, rows.columns, long)), cells=[row.cells[j] for j in short if row.cells])
+        for row in rows.rows
+    ]
+    most_lines = max(row.name.count("\n") + 1 for row in named)
+    return _rows(replace(rows, rows=named, columns=[rows.columns[j] for j in short]), _NARROW.with_lines(most_lines))
+
+
+def _lines(row: Row, columns: Sequence[str], long: Sequence[int]) -> list[str]:
+    """Returns the row's name and its cells in the columns `long`, in lines that fit a narrow screen."""
+    texts = [row.name, *(f"{columns[j]}: {row.cells[j]}" for j in long if row.cells)]
+    return [line for text in texts for line in textwrap.wrap(text, NARROW_LETTERS) or [text]]
 
 
 def _rows(rows: Rows, layout: _Layout) -> Json:
@@ -80,8 +116,8 @@ def _rows(rows: Rows, layout: _Layout) -> Json:
     layers = [layer("bar", pieces, {"height": 13, **lower}, y=y, tooltip=tips, **bar)] if pieces else []
     ends = rows.axis.domain or [piece["end"] for piece in pieces] + [dot["at"] for dot in dots]
     for one in rows.references:
-        # At the right edge it would run into the cells' titles.
-        align = "right" if one.at > (min(ends) + max(ends)) / 2 else "center"
+        # At the right edge it would run into the cells' titles, at the left edge out of the plot.
+        align = "right" if one.at > (min(ends) + max(ends)) / 2 else "left" if one.at <= min(ends) else "center"
         marked, muted = [{"at": one.at}], {"color": colour("muted"), "align": align}
         line = {"color": colour(one.colour), "strokeDash": list(one.dash)}
         above = constant(layout.references_px)
@@ -93,6 +129,7 @@ def _rows(rows: Rows, layout: _Layout) -> Json:
     layers.append(layer("point", dots, {"filled": True, "size": 60, "opacity": 1, **lower}, y=y, tooltip=tips, **at))
     if layout.name_px is not None:
         bold = {"fontWeight": {"expr": "datum.weight"}, "align": "left", "dy": layout.name_px, "limit": NAME_PX}
+        bold |= {"baseline": "top", "lineBreak": "\n", "lineHeight": LINE_PX}
         layers.append(layer("text", names, bold, x=constant(0), y=y, text="name", tooltip=tips))
     edge, header = constant("width"), constant(-8)
     for j, (title, right_px) in enumerate(zip(rows.columns, _columns_px(rows, layout), strict=True)):
@@ -101,7 +138,9 @@ def _rows(rows: Rows, layout: _Layout) -> Json:
         style |= {"dy": layout.cells_px}
         layers.append(layer("text", names, style, x=edge, y=y, text=f"cell{j}", tooltip=tips))
     height_px = layout.row_px * len(keys)
-    keys_above = legend([*rows.parts, *rows.legend], offset_px=10 - layout.references_px)
+    lengths = [[end - start for start, end in zip([0.0, *row.ends], row.ends, strict=False)] for row in rows.rows]
+    parts = [part for j, part in enumerate(rows.parts) if any(len(own) > j and own[j] for own in lengths)]
+    keys_above = legend([*parts, *rows.legend], offset_px=10 - layout.references_px)
     return chart([*layers, *keys_above], height_px, rows.title, rows.subtitle)
 
 
@@ -183,7 +222,7 @@ def draw_gantt(gantt: Gantt) -> Json:
     def x(name: str) -> Json:
         axis = {"format": ",.0f", "tickCount": 8, "domain": False, "ticks": False}
         scale = {"domain": [0, end], "nice": False}
-        return {"axis": axis, "field": name, "scale": scale, "title": gantt.unit, "type": "quantitative"}
+        return {"axis": axis, "field": name, "scale": scale, "title": f"time, {gantt.unit}", "type": "quantitative"}
 
     # A border of the page's colour parts neighbours, and would hide what is as thin as it.
     wide = {"test": f"datum.end - datum.start > {end / 250}", "value": colour("page")}

@@ -14,7 +14,8 @@ from overlap_sweep.report.charts.palette import colour
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 MARGIN_PX = 14
 """Between the outermost values and the ends of an axis."""
-LETTER_PX = 6
+LETTER_PX = 7
+"""Of digits in the widest of the fonts."""
 LEGEND_PX = 350
 """Charts may stand beside each other, or on a phone."""
 SUBTITLE_WIDTH = 84
@@ -56,11 +57,17 @@ def place(field: str, axis: Axis, **drawn: Any) -> Json:
         scale |= {"domain": list(axis.domain), "clamp": True, "nice": False}
     else:
         scale |= {"nice": True} if axis.from_zero else {"nice": False, "padding": MARGIN_PX}
-    shown = {"format": axis.format or ",.5~r", "domain": False, "ticks": False, "labelOverlap": "greedy"}
+    shown = {
+        "format": axis.format or ",.5~r",
+        "domain": False,
+        "ticks": False,
+        "labelOverlap": "greedy",
+        "labelSeparation": 8,
+    }
     # A logarithmic axis has its ticks at round numbers, however many.
     shown |= drawn if axis.logarithmic else {"tickCount": 6, **drawn}
     title = f"{axis.title}, logarithmic" if axis.logarithmic else axis.title
-    return {"axis": shown, "field": field, "scale": scale, "title": title or None, "type": "quantitative"}
+    return {"axis": shown, "field": field, "scale": scale, "title": title, "type": "quantitative"}
 
 
 def row_keys(rows: Iterable[tuple[str, bool]]) -> list[str]:
@@ -86,7 +93,7 @@ def row_axis(keys: Sequence[str], named: bool = True) -> Json:
     }
 
 
-def chart(layers: Iterable[Json], height_px: int, title: str, subtitle: str = "") -> Json:
+def chart(layers: Iterable[Json], height_px: float, title: str, subtitle: str = "") -> Json:
     """Returns the specification of layers above each other, as wide as there is room; rows that several have are in it
     once. The second of two charts below each other may have no title."""
     datasets: dict[str, list[Json]] = {}

@@ -292,9 +292,10 @@ def points_table(listing: Listing[PointRow[Any]]) -> PageTable:
         return row.why_not_ok or (notes[0].text(row) if notes else "")
 
     columns = [column for column in listing.columns if column.header != "note"]
-    # Next to the status, where it is visible.
-    note_place = next((i for i, column in enumerate(columns, start=1) if column.header == "status"), 0)
-    columns.insert(note_place, Column("", note, kind="text", header="note", style="reason"))
+    if any(map(note, listing.rows)):
+        # Next to the status, where it is visible.
+        note_place = next((i for i, column in enumerate(columns, start=1) if column.header == "status"), 0)
+        columns.insert(note_place, Column("", note, kind="text", header="note", style="reason"))
     columns.append(Column("", lambda row: row.directory, kind="text", header="point"))
     return page_table(replace(listing, table=replace(listing.table, columns=tuple(columns))))
 

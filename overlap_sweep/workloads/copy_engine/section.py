@@ -205,11 +205,12 @@ def copies_bars(analysis: CopyAnalysis) -> charts.Rows:
     return charts.Rows(
         title=f"{analysis.direction} on {analysis.device}",
         subtitle=f"overlapped time with its noise; at most the first {MOST_BARS} sizes",
-        axis=charts.Axis("% of the sequential time"),
+        axis=charts.Axis("time, % of that in sequence"),
         parts=[
             charts.Key("the longer of GEMMs and copies", "gemm"),
             charts.Key("added by the shorter", "comm"),
             charts.Key("saved", "saved"),
+            charts.LOST,
         ],
         columns=["time us", "hidden"],
         rows=[_bar(row, shown) for row in analysis.rows[:MOST_BARS]],

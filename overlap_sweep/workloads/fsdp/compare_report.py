@@ -54,8 +54,8 @@ LINES = {
 }
 """Name and colour of the lines of a timeline, by quantity."""
 OVERLAID = {
-    "step_ms": Axis("step, ms", from_zero=True),
-    "hidden_comm_fraction": Axis("hidden communication", format=".0%", domain=(0.0, 1.0)),
+    "step_ms": Axis("step time, ms", from_zero=True),
+    "hidden_comm_fraction": Axis("hidden communication, %", format=".0%", domain=(0.0, 1.0)),
 }
 
 
@@ -214,7 +214,7 @@ def _timeline(dataset: TelemetryDataset) -> Chart:
             title=measured.name[-LONGEST_WORD:],
             subtitle="",
             x=Axis("global step"),
-            y=Axis("ms", from_zero=True),
+            y=Axis("time, ms", from_zero=True),
             lines=[_line(measured, quantity, *named) for quantity, named in LINES.items()],
         )
         for measured in dataset.runs[:MOST_PANELS]

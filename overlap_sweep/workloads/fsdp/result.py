@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
+from overlap_sweep.report.numbers import UNDEFINED
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, estimate, normalised, pooled_none
 from overlap_sweep.results.measured import (
@@ -199,7 +200,7 @@ class Hidden(NamedTuple):
     @property
     def in_words(self) -> str:
         """Returns `37% \N{PLUS-MINUS SIGN} 8%`; `-` if it is not conclusive."""
-        return f"{self.fraction:.0%} \N{PLUS-MINUS SIGN} {self.noise:.0%}" if self.known else "-"
+        return f"{self.fraction:.0%} \N{PLUS-MINUS SIGN} {self.noise:.0%}" if self.known else UNDEFINED
 
 
 def hidden(step: Mapping[str, Timing]) -> Hidden:

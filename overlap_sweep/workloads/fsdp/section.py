@@ -8,7 +8,7 @@ from typing import Any
 
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.report import causes
-from overlap_sweep.report.charts import Axis, Gantt, Key, Row, Rows, cut
+from overlap_sweep.report.charts import LOST, Axis, Gantt, Key, Row, Rows, cut
 from overlap_sweep.report.iterations import stream_timeline
 from overlap_sweep.report.nodes import NODES
 from overlap_sweep.report.numbers import as_count, as_loss, as_sentence, as_us
@@ -32,7 +32,7 @@ from overlap_sweep.report.table import (
 )
 from overlap_sweep.results.gain import gain_over, nothing_beat
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import environments, measured_on, measured_when
+from overlap_sweep.results.provenance import cpu_only, environments, measured_on, measured_when
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.results.traces import listed_trace
 from overlap_sweep.workloads.fsdp import node_traffic
@@ -57,6 +57,7 @@ PARTS = [
     Key("floor", "gemm"),
     Key("exposed communication", "comm"),
     Key("hidden communication", "saved"),
+    LOST,
 ]
 
 A = Column[TrainingAnalysis]
@@ -291,7 +292,7 @@ def settings_bars(analysis: TrainingAnalysis) -> Rows:
     return Rows(
         title=f"{analysis.case.brief} on {analysis.case.device}",
         subtitle="median of the steps, slowest rank, with its noise",
-        axis=Axis(f"us per sample{more}"),
+        axis=Axis(f"time per sample, us{more}"),
         parts=PARTS,
         columns=["time us", "hidden", "vs none", "samples/s"],
         rows=[_setting_bar(row, row is analysis.best) for row in rows],
@@ -324,7 +325,8 @@ def _card(analysis: TrainingAnalysis) -> Card:
     sentences = [times, f"{as_sentence(analysis.reason)}."]
     if analysis.shared:
         sentences.append(f"All settings have {analysis.shared}.")
-    return Card(title(analysis), headline, sentences, use=[analysis.overrides] if analysis.overrides else [])
+    use = [analysis.overrides] if analysis.overrides else []
+    return Card(title(analysis), headline, sentences, use=use, limits=cpu_only(analysis.points))
 
 
 def _sentences(analysis: TrainingAnalysis) -> list[str]:

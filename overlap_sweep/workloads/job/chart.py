@@ -36,7 +36,7 @@ def settings_bars(analysis: JobAnalysis, details: Callable[[JobRow], dict[str, s
     return Rows(
         title=analysis.title,
         subtitle="median of the runs, slowest rank, with its noise",
-        axis=Axis(f"us {analysis.per}{more}"),
+        axis=Axis(f"time {analysis.per}, us{more}"),
         parts=PARTS if profiled else NOT_PROFILED,
         columns=["time us", *exposed, "speedup", "rate"],
         rows=[replace(_bar(analysis, row, profiled), details=details(row)) for row in rows],

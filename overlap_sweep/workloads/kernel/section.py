@@ -309,7 +309,7 @@ def kernel_lines(analysis: KernelAnalysis) -> charts.Lines:
     return charts.Lines(
         title=", ".join([analysis.case.brief, *subjects(analysis.points)]),
         subtitle=analysis.in_words,
-        x=charts.Axis("m", logarithmic=True),
+        x=charts.Axis("m, rows", logarithmic=True),
         y=charts.Axis("time / bound", format=".3~g", logarithmic=True),
         lines=[
             charts.Line(name, points[name], *looks[name], dash=charts.DASHED if name == SEQUENTIAL else charts.SOLID)

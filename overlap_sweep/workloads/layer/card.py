@@ -10,6 +10,7 @@ from overlap_sweep.report.numbers import as_percent, as_sentence
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.gain import nothing_beat
+from overlap_sweep.results.provenance import cpu_only
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, of_moe
 
@@ -29,11 +30,12 @@ def card(layer: LayerAnalysis, title: str, root: Path) -> Card:
         )
     hidden = f"It hides {as_percent(best.hidden_fraction)} of the communication. " if best.hidden_fraction > 0 else ""
     gain = best.to_reference.gain.in_words(layer.spoken_reference)
+    limits = cpu_only([layer.point])
     sentences = [f"{hidden}Measured in {rounds}.", *set_in_training(layer.point.case.process_wide)]
     winner, config = best.measured, layer.point.config
     if winner.arguments:
         use = megatron_moe_arguments(winner.arguments, of_moe(config)["ep_size"])
-        return Card(title, f"Use {best.label}: {gain}", sentences, use=use)
+        return Card(title, f"Use {best.label}: {gain}", sentences, use=use, limits=limits)
     if config["backend"] not in MEGATRON_BACKENDS or not winner.switches:
         return Card(title, f"Use {best.label}: {gain}", sentences)
     given = best.name.removeprefix(FILE) if best.name.startswith(FILE) else ""
@@ -45,4 +47,5 @@ def card(layer: LayerAnalysis, title: str, root: Path) -> Card:
         sentences,
         file="" if given else file,
         use=megatron_arguments(overlap, config["tp_size"], file),
+        limits=limits,
     )

@@ -33,7 +33,7 @@ from overlap_sweep.report.table import (
 )
 from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.points import Point, group_cases
-from overlap_sweep.results.provenance import measured_on, recorded
+from overlap_sweep.results.provenance import cpu_only, measured_on, recorded
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.results.traces import listed_trace
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer, described, of_moe, sharding
@@ -159,7 +159,7 @@ def _answer(layer: LayerAnalysis, root: Path) -> Answer:
         brief=brief,
         sentences=[layer.verdict],
         card=card(layer, brief, root),
-        cautions=[*layer.cautions, *point.result.warnings],
+        cautions=[*filter(None, [cpu_only([point])]), *layer.cautions, *point.result.warnings],
         compared=compared(layer, layer.winner),
         points=[point],
         legend=legend(layer),
@@ -218,7 +218,7 @@ def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Row
     return charts.Rows(
         title=title,
         subtitle=legend(layer),
-        axis=charts.Axis(format="+.1~%"),
+        axis=charts.Axis(f"change of the time against {layer.spoken_reference}, %", format="+.1~%"),
         parts=[charts.Key("change", "accent")],
         columns=["time us", "change"],
         rows=[
@@ -228,7 +228,7 @@ def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Row
                 cells=[as_us(row.whole.time_us), f"{row.ratio - 1:+.1%}"],
                 low=row.interval.low - 1,
                 high=row.interval.high - 1,
-                colour="wait" if row.name == FLOOR else "good" if row.name == best else "accent",
+                colour=_colour(row, best),
                 bold=row.name == best,
                 details=COMPARED.details(row),
             )
@@ -236,6 +236,12 @@ def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Row
         ],
         references=[charts.Reference(f"faster than {layer.spoken_reference} | slower", 0.0)],
     )
+
+
+def _colour(row: VariantRow, best: str | None) -> str:
+    if row.name == FLOOR:
+        return "wait"
+    return "good" if row.name == best else "bad" if row.interval.low > 1 else "accent"
 
 
 def _fastest_timeline(title: str, layer: LayerAnalysis) -> charts.Gantt | None:

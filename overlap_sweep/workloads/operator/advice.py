@@ -29,7 +29,7 @@ from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import CONFIDENCE, NOTABLE_DRIFT, hidden_fraction
 from overlap_sweep.results.gain import Gain, gain_of_sum, gain_over, nothing_beat
-from overlap_sweep.results.provenance import DIFFERENT_ENVIRONMENTS, environments, slowed_gpus
+from overlap_sweep.results.provenance import DIFFERENT_ENVIRONMENTS, cpu_only, environments, slowed_gpus
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, baseline_drift
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, default_sum_us, gain_together, labels
 from overlap_sweep.workloads.operator.proof import Proof, advised
@@ -99,6 +99,7 @@ def _card(case: CaseAnalysis, tp_size: int) -> Card:
         to_set=[f"{s.name}: {str(s.value).lower()}  ({s.reason})" for s in case.switches(tp_size)] if has_file else [],
         code=[yaml.safe_dump({slot: setting}, sort_keys=False) for slot, setting in slots.items()],
         use=_use(case, tp_size),
+        limits=transfer_warning(case) if case.case.backend not in USERBUFFER_BACKENDS else "",
     )
 
 
@@ -271,10 +272,11 @@ def _in_processes(case: CaseAnalysis) -> str:
 
 def transfer_warning(case: CaseAnalysis) -> str:
     """Returns the caveat of measurements without userbuffers for training with Megatron-LM."""
-    return (
+    userbuffers = (
         f"Measured with backend={case.case.backend}, not with Transformer Engine's userbuffers: times in Megatron-LM "
         "will differ. For Megatron-LM, measure with backend=transformer_engine."
     )
+    return " ".join(filter(None, [cpu_only(case.points), userbuffers]))
 
 
 def async_tp_advice(case: CaseAnalysis, tp_size: int) -> str:

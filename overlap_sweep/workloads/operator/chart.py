@@ -34,8 +34,12 @@ from overlap_sweep.workloads.operator.answer import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, frozen, of_pass
 
 NO_OVERLAP = "no overlap"
-WORST, BEST = -0.5, 1.05
-"""Ends of the axis of hidden fractions. Values beyond are drawn at the end, with their number in the tooltip."""
+NOT_CHOSEN = "diamond"
+MARGIN = 0.05
+"""Of the axis of hidden fractions, beyond the values."""
+WORST, BEST = -1.0, 1.5
+"""Hidden fractions that are drawn at their place. Those beyond are drawn at the end of the axis, dots as arrows; the
+cells and tooltips have the numbers."""
 
 
 def hidden_bars(case: CaseAnalysis) -> dict[int, Rows]:
@@ -43,19 +47,31 @@ def hidden_bars(case: CaseAnalysis) -> dict[int, Rows]:
     overlap was tried."""
     default_name = named(DEFAULT, case.case.backend)
     return {
-        tp_size: Rows(
-            title=f"TP={tp_size}",
-            subtitle="",
-            axis=Axis(format=".0%", domain=(WORST, BEST)),
-            parts=[Key("hidden", "accent")],
-            columns=["hidden", "speedup", "setting"],
-            rows=[_hidden_bar(choice, default_name) for choice in case.tried(tp_size)],
-            references=[Reference("no overlap", 0.0), Reference("floor", 1.0, "muted")],
-            legend=[Key(default_name, "comm", shape=TICK)],
-        )
+        tp_size: _hidden_rows(f"TP={tp_size}", case.tried(tp_size), default_name)
         for tp_size in case.plans
         if case.tried(tp_size)
     }
+
+
+def _hidden_rows(title: str, choices: Sequence[PassChoice], default_name: str) -> Rows:
+    rows = [_hidden_bar(choice, default_name) for choice in choices]
+    shown = [at for row in rows for at in (*row.ends, *(dot.at for dot in row.dots), 0.0, 1.0)]
+    keys = (Key(default_name, "comm", shape=TICK), Key("fastest overlap, not chosen", "wait", shape=NOT_CHOSEN))
+    colours = {dot.colour for row in rows for dot in row.dots}
+    return Rows(
+        title=title,
+        subtitle="",
+        axis=Axis(
+            "hidden communication, %",
+            format=".0%",
+            domain=(max(WORST, min(shown)) - MARGIN, min(BEST, max(shown)) + MARGIN),
+        ),
+        parts=[Key("hidden", "accent")],
+        columns=["hidden", "speedup", "setting"],
+        rows=rows,
+        references=[Reference("no overlap", 0.0), Reference("floor", 1.0, "muted")],
+        legend=[key for key in keys if key.colour in colours],
+    )
 
 
 def _hidden_bar(choice: PassChoice, default_name: str) -> Row:
@@ -63,8 +79,11 @@ def _hidden_bar(choice: PassChoice, default_name: str) -> Row:
     phases = [phase for phase, pass_name in space.PASS_OF_PHASE.items() if pass_name == choice.pass_name]
     slots = " + ".join(phase for phase in phases if space.methods_of(choice.operator, phase))
     whiskers = [choice.hidden_at(chosen.time_us + sign * noise_us) if chosen.settings else None for sign in (1, -1)]
-    default = choice.hidden_at(choice.default.time_us) if choice.default else math.nan
     is_known = not math.isnan(hidden)
+    overlaps = [candidate for candidate in choice.candidates if candidate.settings]
+    fastest = None if chosen.settings else min(overlaps, key=lambda one: one.time_us, default=None)
+    marked = [(choice.default, "comm", TICK), (fastest, "wait", NOT_CHOSEN)]
+    dots = [_hidden_dot(choice.hidden_at(one.time_us), colour, shape) for one, colour, shape in marked if one]
     return Row(
         name=f"{choice.operator}_{slots}",
         ends=[hidden] if is_known else [],
@@ -72,16 +91,21 @@ def _hidden_bar(choice: PassChoice, default_name: str) -> Row:
         low=whiskers[0] if is_known else None,
         high=whiskers[1] if is_known else None,
         colour="bad" if hidden < 0 else "",
-        dots=[] if math.isnan(default) else [Dot(default, colour="comm", shape=TICK)],
+        dots=dots if is_known else [],
         details={
             "chosen": chosen.name,
             "time": f"{as_us(chosen.time_us)} us, noise {as_us(noise_us)}",
             "no overlap": f"{as_us(choice.none.time_us)} us",
             "floor": f"{as_us(choice.floor_us)} us",
             default_name: f"{as_us(choice.default.time_us)} us" if choice.default else "not measured",
+            **({"fastest overlap": f"{fastest.name}, {as_us(fastest.time_us)} us"} if fastest else {}),
             "why": choice.reason,
         },
     )
+
+
+def _hidden_dot(hidden: float, colour: str, shape: str) -> Dot:
+    return Dot(hidden, colour=colour, shape=shape if hidden >= WORST else "triangle-left")
 
 
 def pass_timelines(case: CaseAnalysis, tp_size: int) -> list[tuple[PassChoice, Timeline]]:
@@ -164,7 +188,7 @@ def _point(candidate: Candidate, choice: PassChoice, num_sm: int) -> LinePoint:
         "speedup": f"{choice.none.time_us / time_us:.3f}x",
     }
     label = "chosen" if is_chosen else ""
-    ends = time_us - noise_us, time_us + noise_us
+    ends = max(0.0, time_us - noise_us), time_us + noise_us
     return LinePoint(num_sm, time_us, *ends, ringed=is_chosen, label=label, details=details)
 
 
@@ -174,8 +198,8 @@ def _lines(choice: PassChoice, arms: dict[str, list[LinePoint]]) -> Lines:
     return Lines(
         title=f"{choice.operator} {PASS_WORDS[choice.pass_name]}, TP={choice.tp_size}",
         subtitle=f"chosen: {choice.chosen.name}",
-        x=Axis("num_sm", logarithmic=True),
-        y=Axis("us"),
+        x=Axis("num_sm, SMs", logarithmic=True),
+        y=Axis("time, us"),
         lines=[
             Line(name, sorted(points, key=lambda point: point.x), *looks[name]) for name, points in sorted(arms.items())
         ],

@@ -38,8 +38,9 @@ def _hidden(case: CaseAnalysis) -> Exhibit:
         heading="How much communication is hidden",
         brief="Hidden",
         drawn="Share of the communication time that the chosen setting hides behind GEMMs: 0% is no overlap, 100% the "
-        f"floor, and values above it are noise or drift. Orange mark: {default_in_words(case)}; whiskers: noise. dgrad "
-        "and wgrad can only be timed together.",
+        f"floor, and values above it are noise or drift. Below 0%, overlapping is slower. Orange mark: "
+        f"{default_in_words(case)}; grey diamond: the fastest overlap, where none was chosen; arrow: less than "
+        f"{chart.WORST:.0%}; whiskers: noise. dgrad and wgrad can only be timed together.",
         parts=lambda: [_drawn(f"tp{tp_size}", bars) for tp_size, bars in chart.hidden_bars(case).items()],
     )
 

@@ -298,7 +298,7 @@ def stacks_bars(analysis: TpTrainingAnalysis) -> charts.Rows:
     return charts.Rows(
         title=str(analysis.case),
         subtitle="median of the steps, slowest rank",
-        axis=charts.Axis(f"us per step{more}"),
+        axis=charts.Axis(f"time per step, us{more}"),
         parts=PARTS,
         columns=[column.header for column in beside],
         rows=[
@@ -322,7 +322,7 @@ def loss_lines(analysis: TpTrainingAnalysis) -> charts.Lines:
         title=f"Losses, {analysis.case}",
         subtitle=f"mean over all tokens; {drawn}",
         x=charts.Axis("step"),
-        y=charts.Axis("loss", format=".4~g"),
+        y=charts.Axis("loss, nats per token", format=".4~g"),
         lines=[
             charts.Line(row.name, _points(row), series, shape="", width_px=float(len(rows) - i))
             for i, (row, series) in enumerate(zip(rows, cycle(SERIES), strict=False))

@@ -185,6 +185,47 @@ def test_charts_keep_their_numbers_on_a_phone(narrow: Visit) -> None:
     assert "time us" in narrow.page.evaluate(shown)
 
 
+@pytest.mark.parametrize("name", ["visit", "narrow"])
+def test_no_text_of_a_chart_covers_another(request: pytest.FixtureRequest, name: str) -> None:
+    """By less than the spaces between letters and lines."""
+    page: Page = request.getfixturevalue(name).page
+    page.wait_for_function(ALL_DRAWN, timeout=60_000)
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    covered = """[...document.querySelectorAll('figure.chart:not(.scrolls) svg')].flatMap(svg => {
+        const shown = text => text.textContent.trim() && text.getAttribute('opacity') !== '0';
+        const texts = [...svg.querySelectorAll('text')].filter(shown);
+        const boxes = texts.map(text => text.getBoundingClientRect());
+        return texts.flatMap((text, i) => texts.slice(i + 1).flatMap((other, j) => {
+            const [a, b] = [boxes[i], boxes[i + 1 + j]];
+            const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+            const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+            const both = `${svg.closest('figure').id}: ${text.textContent} | ${other.textContent}`;
+            return wide > 0 && high > 4 ? [both] : [];
+        }));
+    })"""
+    assert page.evaluate(covered) == []
+
+
+@pytest.mark.parametrize("name", ["visit", "narrow"])
+def test_the_contents_lead_to_every_section_by_keyboard_and_back(request: pytest.FixtureRequest, name: str) -> None:
+    page: Page = request.getfixturevalue(name).page
+    addresses = page.locator("nav a").evaluate_all("links => links.map(link => link.hash)")
+    sections = page.locator("main > section[id]").evaluate_all("all => all.map(one => `#${one.id}`)")
+    assert set(sections) <= set(addresses)
+    assert len(addresses) > 15
+    bottom_of_nav = "document.querySelector('nav').getBoundingClientRect().bottom"
+    for address in ("#training", "#points"):
+        page.locator(f'nav a[href="{address}"]').focus()
+        page.keyboard.press("Enter")
+        page.wait_for_function(f"location.hash === '{address}'")
+        heading = page.locator(f"{address} h2").bounding_box()
+        assert heading
+        assert max(0, page.evaluate(bottom_of_nav)) <= heading["y"] < 300
+    page.locator("#points a.to-top").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("scrollY === 0")
+
+
 @pytest.mark.parametrize(("name", "width"), [("visit", 1280), ("narrow", 400)])
 def test_every_chart_is_drawn_whole_and_in_silence(request: pytest.FixtureRequest, name: str, width: int) -> None:
     visit: Visit = request.getfixturevalue(name)

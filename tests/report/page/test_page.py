@@ -6,12 +6,14 @@ import itertools
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import altair as alt
 import pytest
 
-from overlap_sweep.report.charts import Lines, cut
+from overlap_sweep.report.charts import LOST, Lines, cut
 from overlap_sweep.report.charts.figures import Figure, figure, png
 from overlap_sweep.report.charts.palette import COLOURS, chart_config, colour, in_light, looks_of, style_sheet
 from overlap_sweep.report.iterations import CLASSES, MOST_SPANS, stream_timeline
@@ -21,6 +23,7 @@ from overlap_sweep.workloads.fsdp.section import MOST_BARS, settings_bars
 from overlap_sweep.workloads.kernel.answer import analyse_kernels
 from overlap_sweep.workloads.kernel.section import kernel_lines
 from overlap_sweep.workloads.layer.section import layer_timeline
+from overlap_sweep.workloads.operator.chart import hidden_bars
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.workloads.tp_training.section import MOST_BARS as MOST_STACKS
 from overlap_sweep.workloads.tp_training.section import MOST_CURVES, MOST_POINTS, loss_lines, stacks_bars
@@ -29,10 +32,21 @@ from tests.commands.test_query import DEFAULT, NONE
 from tests.golden.archives import unpack
 from tests.golden.made_report import BEST_TRACE, NONE_TRACE, write_traced
 from tests.made_sweeps import rounds, write_every_workload, write_sweep
-from tests.make_point import baselines, falling, implementation, kernel_config, make_point, resolved, stack_config
+from tests.make_point import (
+    baselines,
+    default_timing,
+    falling,
+    implementation,
+    kernel_config,
+    make_point,
+    operator_config,
+    pass_times,
+    resolved,
+    stack_config,
+)
 from tests.report.conftest import Made
 from tests.report.page.reports import Parsed, files_of, page_of
-from tests.results.reading import layer_point, training_of
+from tests.results.reading import layer_point, operators_of, training_of
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +87,15 @@ def test_every_kind_of_chart_is_what_vega_lite_takes(page: Parsed, made: Made, t
     for text in found.values():
         spec = json.loads(text)
         (alt.TopLevelConcatSpec if "concat" in spec else alt.TopLevelLayerSpec).validate(spec)
+        assert all(_titles(spec)), spec
+
+
+def _titles(spec: Any) -> Iterator[str | None]:
+    """Yields the titles of all axes of numbers."""
+    for one in spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ():
+        if isinstance(one, dict) and one.get("axis"):
+            yield one["title"] if one["type"] == "quantitative" else "names"
+        yield from _titles(one)
 
 
 def test_colours_are_those_of_the_palette() -> None:
@@ -144,14 +167,54 @@ def test_too_many_rows_of_kernels_are_left_to_the_csv_file(made: Made, monkeypat
     assert "kernels.csv has all 19 rows of kernels" in page
 
 
+def test_lines_to_copy_say_beside_them_where_they_hold(tmp_path: Path) -> None:
+    """Of a CPU they hold for it alone; of userbuffers on GPUs everywhere."""
+    for device, backend in (("cpu", "torch"), ("cuda", "transformer_engine")):
+        changed = {"backend": backend, "runtime.device": device}
+        point = operator_config(2, "fc1", "all", "bulk", num_sm=4, **changed)
+        make_point("operator", tmp_path / device, point, bwd=pass_times(320.0, 400.0, 300.0))
+    on_cpu, on_gpu = page_of(tmp_path / "cpu"), page_of(tmp_path / "cuda")
+    warned, box = (
+        on_cpu.index('<p class="limits">Measured on a CPU: the answer holds for this CPU only.'),
+        '<div class="use">',
+    )
+    assert on_cpu[warned:].partition(box)[0].count("</") == 1
+    assert box in on_gpu
+    assert 'class="limits"' not in on_gpu
+
+
 # Bars and curves of training.
 
 
 def test_parts_of_a_bar_follow_each_other() -> None:
-    assert cut(1.0, 1.5, 2.0) == [1.0, 1.5, 2.0]
-    # Overlap that harms hides nothing; noise may put the step below its floor.
-    assert cut(1.0, 2.5, 2.0) == [1.0, 2.5, 2.5]
-    assert cut(1.0, 0.9, 2.0) == [0.9, 0.9, 2.0]
+    assert cut(1.0, 1.5, 2.0) == [1.0, 1.5, 2.0, 2.0]
+    # Overlap that harms hides nothing and loses 0.5; by noise the step or the time without overlap is below the floor.
+    assert cut(1.0, 2.5, 2.0) == [1.0, 2.0, 2.0, 2.5]
+    assert cut(1.0, 0.9, 2.0) == [0.9, 0.9, 2.0, 2.0]
+    assert cut(1.0, 1.5, 0.9) == [1.0, 1.0, 1.0, 1.5]
+
+
+def test_what_overlap_loses_has_a_bar_and_an_entry_of_the_legend_of_its_own(tmp_path: Path) -> None:
+    for ahead, step_us in ((0, 1500.0), (1, 2300.0)):
+        point = resolved("fsdp", **{"fsdp.forward_prefetch": ahead})
+        make_point("fsdp", tmp_path / str(ahead), point, step_us=step_us, none_us=1800.0, floor_us=1000.0)
+    slower = json.dumps(figure("slower", settings_bars(training_of(tmp_path))).spec)
+    faster = json.dumps(figure("faster", settings_bars(training_of(tmp_path / "0"))).spec)
+    assert (LOST.name in slower, LOST.name in faster) == (True, False)
+    assert colour(LOST.colour) in slower
+
+
+def test_an_overlap_that_harms_is_drawn_below_zero(tmp_path: Path) -> None:
+    for num_sm, time_us in ((4, 460.0), (8, 520.0)):
+        passes = pass_times(time_us, 400.0, 300.0, default=default_timing(900.0, 400.0))
+        make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=num_sm), bwd=passes)
+    (analysis,) = operators_of(tmp_path).cases
+    bars = hidden_bars(analysis)[2]
+    (row,) = bars.rows
+    assert row.ends == [0.0]
+    assert [(dot.shape, round(dot.at, 3)) for dot in row.dots] == [("triangle-left", -5.0), ("diamond", -0.6)]
+    assert bars.axis.domain == (-1.05, 1.05)
+    assert [key.name for key in bars.legend] == ["default", "fastest overlap, not chosen"]
 
 
 def test_of_many_settings_the_fastest_and_the_simplest_are_drawn(tmp_path: Path) -> None:
