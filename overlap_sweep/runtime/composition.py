@@ -155,12 +155,11 @@ def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[s
         if not all(map(_is_plain, values)) or any(override.is_hydra_override() for override in of_others):
             config = loader.load_sweep_config(sweep, list(map(as_choice, overrides)))
             return as_was_typed(config, loader)
-        config = _with_groups(loader, sweep, [str(override.input_line) for override in of_others])
+        config = _with_groups(loader, sweep, of_others)
         numbers = [override for override in values if is_choice(override)]
         if any(_changes_more(loader, config, override) for override in numbers):
             values = [override for override in values if override not in numbers]
-            chosen = [as_choice(str(override.input_line)) for override in (*of_others, *numbers)]
-            config = _with_groups(loader, sweep, chosen)
+            config = _with_groups(loader, sweep, [*of_others, *numbers])
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UsageError(one_line(error)) from error
     OmegaConf.copy_cache(from_config=sweep, to_config=config)
@@ -172,9 +171,10 @@ def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[s
     return config
 
 
-def _with_groups(loader: ConfigLoader, sweep: DictConfig, chosen: Sequence[str]) -> DictConfig:
+def _with_groups(loader: ConfigLoader, sweep: DictConfig, choices: Sequence[Override]) -> DictConfig:
     """Returns the configuration with these choices of config groups."""
     of_hydra: Any = OmegaConf.to_container(sweep.hydra.overrides.hydra)
+    chosen = [as_choice(str(override.input_line)) for override in choices]
     composed: DictConfig = pickle.loads(_composed(loader, sweep.hydra.job.config_name, (*of_hydra, *chosen)))
     return composed
 

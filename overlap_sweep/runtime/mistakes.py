@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
@@ -23,6 +24,7 @@ from overlap_sweep.options import Option, listed, options_of
 from overlap_sweep.program import launch_program
 from overlap_sweep.runtime.numbered import NUMBERED, as_typed
 from overlap_sweep.runtime.plugin_options import LAUNCHERS
+from overlap_sweep.runtime.spellings import hint
 
 _NO_NAME = "Config group override must be a string or a list."
 """Hydra's ValueError about a number as the choice of a config group."""
@@ -30,8 +32,6 @@ _KINDS = {"Integer": "not a whole number", "Float": "not a number", "Boolean": "
 """What is wrong with a value, by the OmegaConf type of its option."""
 _GROUPS = ("+experiment", "hydra/launcher", "hydra/sweeper")
 """Groups that have no option of the same name."""
-_FLAGS_OF_OTHERS = {"--debug": "runtime.debug=true", "--no-comm-overlap": "layer.comm_overlap=false"}
-"""Flags of Transformer Engine's example for layers, and the options to use instead."""
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
@@ -41,15 +41,29 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     parser = get_args_parser()
     # argparse would print eight lines of usage.
     parser.error = _refuse  # type: ignore[method-assign]
+    flags = [name for action in parser._actions for name in action.option_strings]
+    # First, since argparse takes --config for the start of one of Hydra's flags.
+    _refuse_flags_of_others(arguments, flags)
     parsed, unknown = parser.parse_known_args(ordered)
     if flag := next((word for word in unknown if word.startswith("-")), None):
-        near = _FLAGS_OF_OTHERS.get(flag) or nearest(
-            flag, [name for action in parser._actions for name in action.option_strings]
-        )
+        near = nearest(flag, flags)
         raise UsageError(f"Unknown flag {flag}. {f'Did you mean {near}?' if near else _see_help()}")
     if unknown:
         raise UsageError(_unreadable(next(word for word in (*parsed.overrides, *unknown) if "=" not in word)))
     return ordered
+
+
+def _refuse_flags_of_others(arguments: Sequence[str], own: Sequence[str]) -> None:
+    """Raises UsageError for the first flag that another tool has."""
+    for i, word in enumerate(arguments):
+        flag, equals, value = word.partition("=")
+        if not flag.startswith("--") or flag in own:
+            continue
+        values = (
+            [value] if equals else list(takewhile(lambda one: "=" not in one and one[:1] != "-", arguments[i + 1 :]))
+        )
+        if instead := hint(flag, values):
+            raise UsageError(f"Unknown flag {flag}. {instead}")
 
 
 def _refuse(message: str) -> NoReturn:
@@ -77,12 +91,15 @@ def unknown_option(key: str, schema: type | None = None) -> str:
     schemas = {name: workloads.schema(name) for name in workloads.names()}
     owners = [name for name, each in schemas.items() if has_key(each, key)]
     if owners:
-        return f"{key} requires workload={listed(owners)}."
+        instead = hint(key)
+        return f"{key} requires workload={listed(owners)}.{f' {instead}' if instead else ''}"
     if key.startswith("hydra."):
         known = [f"hydra.{option.name}" for option in options_of(HydraConf)]
         known += [f"hydra.launcher.{option.name}" for option in options_of(type(LAUNCHERS["slurm"]))]
         near = nearest(key, known)
         return f"Unknown option {key}. {f'Did you mean {near}?' if near else f'See {launch_program()} --cfg hydra.'}"
+    if instead := hint(key):
+        return f"Unknown option {key}. {instead}"
     own = [option.name for option in options_of(schema)] if schema else []
     everyones = [option.name for each in schemas.values() for option in options_of(each)]
     near = _nearest(key, [*own, *_GROUPS]) or _nearest(key, [*everyones, *_GROUPS])
