@@ -122,6 +122,15 @@ def test_the_other_points_are_not_touched_and_nothing_is_left(
     assert found.process.returncode == status
     assert stdout.splitlines()[-1].startswith(f"{counts}; next: python analyze.py ")
     assert "Traceback" not in stdout + stderr
+    # Every failed attempt is named as it happens, before the point's outcome.
+    faults = {"passing": PASSING, "lasting": LASTING}[name]
+    lines = stdout.splitlines()
+    for fault in faults:
+        point = f"tp2_sm{num_sm_of(fault)}"
+        again, outcome = (i for i, line in enumerate(lines) if point in line.split() and "..." not in line.split()[0])
+        assert re.match(rf"again   {point}  (failed|timeout): {faults[fault][1]}", lines[again])
+        assert lines[again].endswith("(attempt 2 of 2)")
+        assert again < outcome
     assert found.launch.processes() == {}
     # Nobody asked for a profile.
     for left in ("*.tmp", "trace*"):

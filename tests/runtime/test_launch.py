@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -54,7 +55,9 @@ def test_a_tuned_configuration_is_compared_on_a_whole_layer(tmp_path: Path) -> N
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     """A grid with sensible and senseless points, at two world sizes."""
     launch = Launch(tmp_path_factory.mktemp("sweep"))
-    return launch, launch.run("-m", "tp_size=4,3,2", "operator=fc1,fc2", "method=bulk,ring_exchange", *SMALL)
+    return launch, launch.run(
+        "-m", "tp_size=4,3,2", "operator=fc1,fc2", "method=bulk,ring_exchange", *SMALL, "report=true"
+    )
 
 
 def ok_results(launch: Launch) -> dict[str, Result]:
@@ -69,14 +72,24 @@ def test_a_grid_measures_what_makes_sense_and_tells_in_plain_lines(swept: Swept)
     assert sorted((point["tp_size"], point["operator"], point["method"]) for point in points) == [
         (tp_size, *one) for tp_size in (2, 4) for one in sensible
     ]
-    lines = done.stdout.splitlines()
+    first, *lines = [line for line in done.stdout.splitlines() if not line.startswith("...")]
+    assert first == (
+        f"operator qwen3_0_6b, 32 tokens, 12 points on the CPU (the answer holds for this CPU only): {launch.directory}"
+    )
     assert [line[: len("[ 1/12]")] for line in lines[:12]] == [f"[{n:2}/12]" for n in range(1, 13)]
-    assert all("left" in line for line in lines[:12])
+    assert ["left" in line for line in lines[:12]] == [False, *[True] * 10, False]
     # Points of one world size follow each other.
     sizes = [line.partition("_tp")[2][:1] for line in lines[:12]]
     assert sizes == sorted(sizes)
-    assert lines[-2].startswith("best ")
-    assert lines[-1].startswith("6 ok, 6 skipped; next: python analyze.py ")
+    # The answer is that of the analysis, whose files are there.
+    report = launch.directory / "report.html"
+    assert lines[-1] == f"6 ok, 6 skipped; next: open {report}"
+    assert report.is_file()
+    headlines = [
+        answer["headline"] for answer in json.loads((report.parent / "tuning_report.json").read_text())["answers"]
+    ]
+    assert len(headlines) == 2
+    assert all(any(headline in line for line in lines) for headline in headlines)
     assert "\x1b" not in done.stdout
 
 

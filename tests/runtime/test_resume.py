@@ -111,8 +111,9 @@ def test_a_sweep_that_was_moved_goes_on_where_it_is_and_the_last_is_found(begun:
     done = launch_here("-m", NUMBERS, *TINY, "resume=last", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "already measured: 5 of 5 points" in done.stdout
-    assert done.stdout.splitlines()[-1] == f"5 ok; next: python analyze.py {moved.relative_to(tmp_path)}"
+    assert done.stdout.splitlines()[-1] == f"5 ok; next: open {moved.relative_to(tmp_path)}/report.html"
     assert list(tmp_path.glob("multirun/*/*")) == [moved]
+    assert (moved / "report.html").is_file()
     assert begun.contents() == {path.parent.name: path.read_bytes() for path in moved.glob("*/result.json")}
 
 
