@@ -80,7 +80,8 @@ def _card(case: CaseAnalysis, tp_size: int) -> Card:
     proven = [_proven(proof)] if proof else []
     # The headline says it.
     verdict = [] if outcome is None or (proof and proof.nothing_won) else [as_sentence(outcome.verdict)]
-    in_sum = [operators_in_sum(case, tp_size)] if passes else []
+    # Without an outcome the headline has their gain.
+    in_sum = [operators_in_sum(case, tp_size, with_gain=bool(outcome))] if passes else []
     return Card(
         title=f"TP={tp_size}",
         headline=_headline(case, tp_size),
@@ -132,6 +133,8 @@ def _headline(case: CaseAnalysis, tp_size: int) -> str:
     if outcome and outcome.advice:
         return as_sentence(outcome.advice)
     if not any(final.settings for _, final in passes):
+        if any(choice.default_wins for choice, _ in passes):
+            return f"Only {default_in_words(case)} beat {NONE_IN_WORDS}; try more settings"
         off = advised(NONE, case.case.backend)
         return nothing_beat(NONE_IN_WORDS, off) if passes else "No overlap was tried"
     gain = as_sentence(gain_together(passes).in_words(NONE_IN_WORDS))
@@ -153,7 +156,7 @@ def finals(passes: Sequence[tuple[PassChoice, Candidate]]) -> list[Candidate]:
     return [final for _, final in passes]
 
 
-def operators_in_sum(case: CaseAnalysis, tp_size: int) -> str:
+def operators_in_sum(case: CaseAnalysis, tp_size: int, *, with_gain: bool = True) -> str:
     """Returns the summed times of all passes for which an overlap was tried, and the share of communication hidden."""
     passes = case.passes(tp_size)
     choices = [choice for choice, _ in passes]
@@ -164,7 +167,7 @@ def operators_in_sum(case: CaseAnalysis, tp_size: int) -> str:
     share = "" if math.isnan(hidden) else f" {as_percent(hidden)} of the communication is hidden."
     names = labels(choices)
     subject = f"Sum of {', '.join(names)}, each measured alone" if len(names) > 1 else f"{names[0]}, measured alone"
-    overlaps = any(final.settings for final in finals(passes))
+    overlaps = with_gain and any(final.settings for final in finals(passes))
     gain = f", {gain_together(passes).in_words(NONE_IN_WORDS)}" if overlaps else ""
     others = f"no overlap {as_us(none_us)}{default}, floor {as_us(floor_us)}"
     return f"{subject}: {as_us(time_us)} us{gain}; {others}.{share}"
