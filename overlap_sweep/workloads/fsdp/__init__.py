@@ -61,6 +61,9 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     )
     # It changes where results go, not what is measured.
     training.pop("output_dir", None)
+    # Left out if there are none: results of earlier versions don't have it.
+    if not training["num_workers"]:
+        training.pop("num_workers")
     if profiling["enabled"] is None:
         profiling["enabled"] = point["profile"] != "none"
     distributed["env"] = _environment(distributed["env"])

@@ -97,6 +97,9 @@ class Training:
     """Weight decay of AdamW."""
     grad_clip_norm: float = ranged(1.0, 0.0, 10**6)
     """Gradients are clipped to this norm. 0: not clipped, only their norm is recorded."""
+    num_workers: int = ranged(0, 0, 64)
+    """Worker processes of each rank's DataLoader, which draw micro batches during training. 0: they are drawn before
+    the first step and kept on the device."""
     output_dir: str | None = None
     """Directory for the run or sweep, instead of `multirun/<date>/<time>`."""
 

@@ -1,5 +1,5 @@
-"""A ranking model, which predicts the logit of a click from embedded features and a user's history with a transformer,
-and its micro batches. Its units mark when they compute, and its layers can be compiled."""
+"""A ranking model, which predicts the logit of a click from embedded features and a user's history with a transformer.
+Its units mark when they compute, and its layers can be compiled."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from overlap_sweep.measure import Ranks, stream
+from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.fsdp.collectives import Recorder
 
 EPSILON = 1e-5
 INIT_STD = 0.02
-POOL = 8
-"""Number of different micro batches."""
 NOT_COMPILED = "no"
 LONGEST_REASON = 200
 """Longest recorded reason, in characters: inductor lists all of its options in one line."""
@@ -196,29 +194,6 @@ def initialise(model: nn.Module, generator: torch.Generator) -> None:
 def _norm(model: Mapping[str, Any]) -> nn.Module:
     norm = nn.RMSNorm if model["normalization"] == "RMSNorm" else nn.LayerNorm
     return norm(model["hidden_size"], eps=EPSILON)
-
-
-def draw_micro_batches(point: Mapping[str, Any], ranks: Ranks) -> list[Batch]:
-    """Returns this rank's parts of the micro batches, which are drawn once and used in turn, so that no data loader
-    disturbs the measurement. The samples do not depend on the number of ranks."""
-    return [_draw(point, ranks, index) for index in range(POOL)]
-
-
-def _draw(point: Mapping[str, Any], ranks: Ranks, index: int) -> Batch:
-    ranking, per_rank = point["ranking"], point["training"]["batch_size"]
-    samples = per_rank * ranks.world_size
-    generator = stream(torch.device("cpu"), point["workload"]["seed"], f"micro batch {index}")
-    rows, dense_features = ranking["vocab_size"], ranking["num_dense_features"]
-
-    def ids(count: int) -> torch.Tensor:
-        return torch.randint(rows, (samples, count), generator=generator)
-
-    dense = torch.randn(samples, dense_features, generator=generator)
-    # A learnable label, so that the loss shows whether the gradients are right.
-    clicked = (dense.mean(dim=1) > 0).float()
-    whole = Batch(ids(ranking["num_sparse_features"]), ids(ranking["sequence_length"]), dense, clicked)
-    mine = slice(ranks.rank * per_rank, (ranks.rank + 1) * per_rank)
-    return Batch(*(part[mine].to(ranks.device) for part in whole))
 
 
 def compile_layers(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,18 @@ from overlap_sweep.workloads.fsdp.telemetry import Device, StepRecord, overlap_o
 def run_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the measured fields of the point's Result. Collective."""
     training, parameters, compiled = _set_up(point, ranks)
+    with closing(training):
+        return _measure(point, directory, ranks, training, parameters, compiled)
+
+
+def _measure(
+    point: Mapping[str, Any],
+    directory: Path,
+    ranks: Ranks,
+    training: TrainingSteps,
+    parameters: int,
+    compiled: str,
+) -> dict[str, Any]:
     recorder = training.collectives.recorder
     with DeviceSampler(ranks.device, point["telemetry"]["sample_interval_s"]) as sampler:
         recording = Recording(directory, ranks, sampler, point["training"]["log_interval"])

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.timing import Mark, Turn, Variant
+from overlap_sweep.workloads.fsdp.batches import MicroBatches
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, Collectives, Span
-from overlap_sweep.workloads.fsdp.ranking_model import draw_micro_batches
 from overlap_sweep.workloads.fsdp.sharding import DTYPES
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE
 
@@ -56,7 +56,7 @@ class TrainingSteps:
         training = point["training"]
         self.collectives = collectives
         self._model, self._training, self._ranks = model, training, ranks
-        self._micro_batches = draw_micro_batches(point, ranks)
+        self._micro_batches = MicroBatches(point, ranks)
         self._optimizer = torch.optim.AdamW(
             model.parameters(), lr=training["learning_rate"], weight_decay=training["weight_decay"], foreach=True
         )
@@ -70,7 +70,6 @@ class TrainingSteps:
         self._autocast_dtype = DTYPES[point["precision"]] if by_autocast else None
         self._fixed_scale: float | None = None
         self._taken = 0
-        self._taken_micro_batches = 0
 
     def step(self, mode: str) -> Step:
         """Enqueues one step. Collective."""
@@ -107,6 +106,10 @@ class TrainingSteps:
             host_s=time.perf_counter() - began_s - waited_s,
         )
 
+    def close(self) -> None:
+        """Ends the processes that load data."""
+        self._micro_batches.close()
+
     def freeze(self) -> None:
         """Freezes weights and loss scale for further steps, which take as long as before: without communication, ranks
         would diverge."""
@@ -117,8 +120,7 @@ class TrainingSteps:
 
     def _micro_batch(self, *, last: bool) -> Tensor:
         count = self._training["gradient_accumulation"]
-        batch = self._micro_batches[self._taken_micro_batches % len(self._micro_batches)]
-        self._taken_micro_batches += 1
+        batch = next(self._micro_batches)
         with self._reducing(last), self._autocast():
             loss = self._model(batch)
             self._scaler.scale(loss / count).backward()

@@ -7,8 +7,10 @@ import gc
 import math
 import time
 from collections import Counter
+from multiprocessing import active_children, current_process
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -121,6 +123,36 @@ def test_two_processes_learn_what_one_learns(name: str, alone: dict[str, list[fl
 
 
 @pytest.mark.end_to_end
+def _load(ranks: Ranks, point: dict[str, Any], directory: Path) -> tuple[list[float], int, int]:
+    """Losses, and how many processes of this rank there are before its loader is closed and after the run."""
+    from overlap_sweep.workloads.fsdp import batches
+    from overlap_sweep.workloads.fsdp.run import run_training
+
+    close, before = batches.MicroBatches.close, []
+
+    def closed(self: batches.MicroBatches) -> None:
+        before.append(len(active_children()))
+        close(self)
+
+    # Processes of a pool may have no children; those of a launch may.
+    daemons = patch.dict(current_process()._config, daemon=False)  # type: ignore[attr-defined]
+    with daemons, patch.object(batches.MicroBatches, "close", closed):
+        measured = run_training(point, directory, ranks)["measured"]
+    return measured.losses, before[0], len(active_children())
+
+
+def test_a_loader_has_workers_with_the_same_samples_that_end_with_the_point(tmp_path: Path) -> None:
+    for directory in ("none", "two"):
+        (tmp_path / directory).mkdir()
+    none, two = (
+        run_ranks(1, _load, fsdp_point("distributed.dp_size=1", *given), tmp_path / name)[0]
+        for name, given in {"none": [], "two": ["training.num_workers=2"]}.items()
+    )
+    assert none[0] == two[0]
+    assert (none[1:], two[1:]) == ((0, 0), (2, 0))
+    assert "num_workers" not in fsdp_point()["training"], "it is the point that it was before there was the option"
+
+
 def test_replicas_of_shards_learn_it_too(tmp_path: Path, alone: dict[str, list[float]]) -> None:
     replicas = ["fsdp.replicas=2"]
     found = train(tmp_path, 4, replicas=replicas, own=[*replicas, *FSDP2["own group"]], sharded=[])
