@@ -98,6 +98,45 @@ def summed_by_hand(job: Job, when: Literal["after_backward", "in_hooks", "in_hoo
     return step
 
 
+def summed_small(job: Job, *, at_once: bool) -> Step:
+    """Data parallelism by hand of 128 small layers."""
+    model = torch.nn.Sequential(*(job.linear(64, 64) for _ in range(128)))
+    x, optimizer = job.random(64, 64), adam(model)
+
+    def step() -> None:
+        model(x).float().square().mean().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        if at_once:
+            flat = torch.cat([gradient.view(-1) for gradient in gradients])
+            dist.all_reduce(flat)
+            for gradient, summed in zip(gradients, flat.split(64 * 64), strict=True):
+                gradient.copy_(summed.view_as(gradient))
+        else:
+            for gradient in gradients:
+                dist.all_reduce(gradient)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+AT_ONCE = {"small_sums_at_once": "one all-reduce of all gradients"}
+SHAPES = {"record_shapes": True}
+
+
+# Its traces are of a CPU alone: on a GPU the host is late with layers as small as these.
+@scenario("latency", "issued_late", "dependency", devices=("cpu",), mends=AT_ONCE, profiler=SHAPES)
+def small_sums(job: Job) -> Step:
+    """Data parallelism by hand: after backward an all-reduce of each of 128 gradients of 16 KB."""
+    return summed_small(job, at_once=False)
+
+
+@scenario("issued_late", "dependency", "none", "host_bound", devices=("cpu",), profiler=SHAPES)
+def small_sums_at_once(job: Job) -> Step:
+    """small_sums with one all-reduce of all gradients."""
+    return summed_small(job, at_once=True)
+
+
 HOOKS_ASYNC = "all_reduce(async_op=True) in gradients' hooks"
 
 

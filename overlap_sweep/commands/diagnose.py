@@ -71,6 +71,7 @@ def diagnose(
       issued_late  launched only when it was needed, though its input was ready earlier
       queue_order  launched in time, but it stood behind kernels of other streams
       bandwidth    it takes longer than all computation that it could hide behind
+      latency      many small collectives, whose time is not that of their bytes
       straggler    the other ranks wait for one rank
       host_bound   the GPU waits for launches
       host_sync    the host waits for the device in mid-step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import msgspec
@@ -12,6 +13,7 @@ Cause = Literal[
     "issued_late",
     "queue_order",
     "bandwidth",
+    "latency",
     "straggler",
     "host_bound",
     "host_sync",
@@ -41,6 +43,12 @@ LISTED_PYTHON = 0.2
 
 LISTED_SLOWED = 0.05
 """The same for all slower GEMMs together: their times also vary with clocks and power."""
+
+
+def as_share(share: float) -> str:
+    """Returns the share in percent, with a decimal below ten percent, and at least one digit that is not zero."""
+    decimals = 0 if share >= 0.0995 or not share else max(1, -math.floor(math.log10(100 * share)))
+    return f"{share:.{decimals}%}"
 
 
 class Finding(msgspec.Struct, kw_only=True):

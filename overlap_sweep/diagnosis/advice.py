@@ -246,6 +246,44 @@ _BANDWIDTH = (
     ),
 )
 
+_LATENCY = (
+    _advice(
+        *("latency", "gradient ddp"),
+        "Fewer and larger buckets: a larger bucket_cap_mb of DistributedDataParallel.",
+    ),
+    _advice(
+        *("latency", "fsdp2"),
+        "Fewer and larger units: fully_shard groups of layers, each with one gather and one reduction, instead of each "
+        "small module.",
+    ),
+    _advice(*("latency", "fsdp1"), "Fewer and larger units: an auto_wrap_policy with a larger min_num_params."),
+    _advice(
+        *("latency", "gradient deepspeed"),
+        "Fewer and larger messages: a larger reduce_bucket_size.",
+    ),
+    _advice(
+        *("latency", "parameter deepspeed"),
+        "Fewer and larger messages: a larger allgather_bucket_size, under ZeRO-3 stage3_prefetch_bucket_size.",
+    ),
+    _advice(
+        *("latency", "gradient megatron"),
+        "Fewer and larger buckets: a larger bucket_size (--ddp-bucket-size, in parameters).",
+    ),
+    _advice(
+        *("latency", "norm"),
+        "One call for all of these numbers: torch.stack them, and reduce the tensor once.",
+    ),
+    _advice(
+        *("latency", "all_gather"),
+        "Gather them at once: one flat buffer (torch.cat), and all_gather_into_tensor of it.",
+    ),
+    _advice(
+        *("latency", ""),
+        "One call for many: concatenate them in a flat buffer (torch.cat) and copy the result back; "
+        "DistributedDataParallel does so with gradients.",
+    ),
+)
+
 _STRAGGLERS = (
     _advice(
         *("straggler", "unknown_rank"),
@@ -371,7 +409,7 @@ _CONTENTION = (
 ADVICE: Sequence[Advice] = (
     _advice("none", "", "Nothing: overlap has less than 2% of the step to gain."),
     *(_advice(*one) for one in BETWEEN_NODES),
-    *(_ACTIVATIONS + _PREFETCH + _REDUCTION + _QUEUES + _BANDWIDTH + _STRAGGLERS + _HOST + _CONTENTION),
+    *(_ACTIVATIONS + _PREFETCH + _REDUCTION + _QUEUES + _BANDWIDTH + _LATENCY + _STRAGGLERS + _HOST + _CONTENTION),
 )
 """The first whose needs are met is given."""
 

@@ -17,7 +17,6 @@ from overlap_sweep.diagnosis import END_OF_STEP, Cause
 from overlap_sweep.diagnosis.advice_between_nodes import ACTIVATIONS, NODES, PARAMETERS
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.causes import Loss
-from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
 from overlap_sweep.diagnosis.exposure import Exposure
 from overlap_sweep.diagnosis.facts import RankFacts, Wait
 from overlap_sweep.diagnosis.nodes import place_of
@@ -34,6 +33,11 @@ MEGATRON = re.compile(r"_PARALLEL_GROUP")
 def as_time(time_us: float) -> str:
     """Returns the time for a sentence."""
     return f"{time_us:,.0f} us" if abs(time_us) >= 10 else f"{time_us:,.1f} us"
+
+
+def as_rate(rate: float) -> str:
+    """Returns the rate with three digits."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 @dataclass(frozen=True)
@@ -141,12 +145,6 @@ class Basis:
 
 def _end(wait: Wait) -> int:
     return wait.end_ns
-
-
-def bytes_of(call: Call) -> int | None:
-    """Returns the size of the whole buffer; None if the trace does not know."""
-    elements, size = max(call.sent or 0, call.received or 0), BYTES_OF.get(type_of(call.dtype))
-    return elements * size if elements and size else None
 
 
 class Lateness(NamedTuple):

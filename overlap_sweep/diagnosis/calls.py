@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import Pass
-from overlap_sweep.diagnosis.collectives import Group, collective_of, group_of, sizes_of_host
+from overlap_sweep.diagnosis.collectives import (
+    BYTES_OF,
+    Group,
+    collective_of,
+    group_of,
+    sizes_of_host,
+    type_of,
+)
 from overlap_sweep.diagnosis.places import Places
 from overlap_sweep.trace.activity import BWD, COMM, FWD, NEITHER, RECOMPUTE, WAIT, Activity
 from overlap_sweep.trace.columns import NO_CORRELATION, Detail, Trace
@@ -71,6 +78,12 @@ class Call:
         """Returns whether it moves a few numbers, such as losses, a norm or counts of tokens: at most SCALARS in all,
         or one of each rank."""
         return self.sent == 1 or 0 < max(self.sent or 0, self.received or 0) <= SCALARS
+
+
+def bytes_of(call: Call) -> int | None:
+    """Returns the size of the whole buffer; None if the trace does not know."""
+    elements, size = max(call.sent or 0, call.received or 0), BYTES_OF.get(type_of(call.dtype))
+    return elements * size if elements and size else None
 
 
 def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, places: Places) -> Iterator[Call]:

@@ -15,6 +15,8 @@ collectives before it had waited for that rank. What remains depends on its role
   of gradients may hold back the backward pass, which does not need it: if all streams share a queue, that is
   `queue_order`, else the program waits for it. Then two causes fit, and both are given all of it: `dependency`, as the
   program made one, and `issued_late`, as another order of hooks would hide it.
+- Of many collectives that are so small that their time is latency (`latency.py`), what merging them could save is
+  `latency`, before all of these.
 - What no computation could have hidden: `bandwidth`, as far as a pass has more communication than computation, else
   `dependency`.
 
@@ -31,6 +33,7 @@ import numpy as np
 from overlap_sweep.diagnosis import Cause
 from overlap_sweep.diagnosis.calls import NEVER
 from overlap_sweep.diagnosis.exposure import LATENCY_NS, UNBLOCKED_NS, Exposed, Measure
+from overlap_sweep.diagnosis.latency import Small, small_calls
 from overlap_sweep.diagnosis.queues import holds_back_backward, queued_since
 from overlap_sweep.diagnosis.rank import POINT_TO_POINT, Hiding, RankView, waited_of
 from overlap_sweep.diagnosis.roles import Role
@@ -95,6 +98,7 @@ class _Split:
 def losses_of(view: RankView) -> list[Loss]:
     """Returns the losses of one rank."""
     losses = list(_late_losses(view))
+    small = small_calls(view)
     launched_before: dict[int, int] = {}
     delays: dict[str, _Delay] = {}
     for i, call in enumerate(view.facts.calls):
@@ -114,6 +118,8 @@ def losses_of(view: RankView) -> list[Loss]:
                 straggler.append(Loss("straggler", call.step, pushed, i, late_rank=delay.late_rank))
                 split.rest_ns -= pushed
                 delay.left_ns -= pushed
+            if i in small:
+                _give_to_latency(view, exposed, split, small[i])
             if hiding:
                 _split_hideable(view, exposed, hiding, split, launched_before.get(id(hiding)))
             else:
@@ -161,6 +167,19 @@ def _straggler(view: RankView, exposed: Exposed) -> tuple[list[Loss], list[tuple
         return [], exposed.pieces
     waited, rest = waited_of(exposed, call, int(view.last_ns[exposed.call]))
     return [Loss("straggler", call.step, waited, exposed.call, late_rank=late)] if waited else [], rest
+
+
+def _give_to_latency(view: RankView, exposed: Exposed, split: _Split, small: Small) -> None:
+    """Gives what would be saved if one call did the work of all: their latency but once."""
+    call = view.facts.calls[exposed.call]
+    latency_ns = min(split.rest_ns, call.end_ns - call.start_ns - small.transfer_ns)
+    split.give(
+        *("latency", latency_ns * (1 - 1 / small.num_calls)),
+        took_ns=float(call.end_ns - call.start_ns),
+        transfer_ns=small.transfer_ns,
+        rate_gbs=small.rate_gbs,
+        num_calls=float(small.num_calls),
+    )
 
 
 def _split_activation(view: RankView, exposed: Exposed, split: _Split) -> None:

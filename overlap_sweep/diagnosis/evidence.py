@@ -10,8 +10,8 @@ import numpy as np
 
 from overlap_sweep.diagnosis import END_OF_STEP, Cause
 from overlap_sweep.diagnosis.advice import advice_for
-from overlap_sweep.diagnosis.basis import Basis, as_time, bytes_of, lateness_of, signs_of, steady_steps
-from overlap_sweep.diagnosis.calls import NEVER
+from overlap_sweep.diagnosis.basis import Basis, as_rate, as_time, lateness_of, signs_of, steady_steps
+from overlap_sweep.diagnosis.calls import NEVER, bytes_of
 from overlap_sweep.diagnosis.rank import UNKNOWN_RANK
 
 AT_ONCE_NS = 1_000_000
@@ -146,10 +146,22 @@ def _bandwidth(basis: Basis) -> str:
         )
     comm, compute = basis.largest_us("comm_ns"), basis.largest_us("compute_ns")
     rates = [size / (call.end_ns - call.start_ns) for call in basis.calls if (size := bytes_of(call))]
-    rate = f" (these calls at {median(rates):,.0f} GB/s)" if rates else ""
+    rate = f" (these calls at {as_rate(median(rates))} GB/s)" if rates else ""
     return (
         f"The {_pass(basis)} has {as_time(comm)} of communication{rate} and {as_time(compute)} of computation: "
         f"{as_time(comm - compute)} cannot be hidden."
+    )
+
+
+def _latency(basis: Basis) -> str:
+    took, transfer = (
+        basis.median_us(loss.numbers[name] for loss in basis.losses) for name in ("took_ns", "transfer_ns")
+    )
+    numbers = max((loss.numbers for loss in basis.losses), key=lambda numbers: numbers["num_calls"])
+    rate = f"{as_rate(numbers['rate_gbs'])} GB/s"
+    return (
+        f"{_calls(basis)}, {as_time(took)} each, of which their bytes would need {as_time(transfer)} at {rate}. The "
+        f"rest is latency, which one call instead of {numbers['num_calls']:.0f} would have once."
     )
 
 
@@ -242,6 +254,7 @@ _SENTENCES: dict[Cause, Callable[[Basis], str]] = {
     "issued_late": _issued_late,
     "queue_order": _queue_order,
     "bandwidth": _bandwidth,
+    "latency": _latency,
     "straggler": _straggler,
     "host_bound": _host_bound,
     "host_sync": _host_sync,

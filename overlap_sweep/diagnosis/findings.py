@@ -21,6 +21,7 @@ from overlap_sweep.diagnosis import (
     Finding,
     Pass,
     StepLoss,
+    as_share,
 )
 from overlap_sweep.diagnosis.advice import advice_for
 from overlap_sweep.diagnosis.arrivals import arrivals
@@ -88,7 +89,7 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts]) -> Diagnosis:
     )
 
 
-_EXPOSED: tuple[Cause, ...] = ("dependency", "issued_late", "queue_order", "bandwidth", "straggler")
+_EXPOSED: tuple[Cause, ...] = ("dependency", "issued_late", "queue_order", "bandwidth", "latency", "straggler")
 MOST_OF_SMALL = 3
 
 
@@ -237,7 +238,7 @@ def nothing_of(steps: Sequence[StepLoss]) -> Finding | None:
         process_group="",
         collective="",
         where="",
-        evidence=f"Exposed communication costs {cost_us:,.1f} us per step, {share:.1%} of it.",
+        evidence=f"Exposed communication costs {cost_us:,.1f} us per step, {as_share(share)} of it.",
         try_=advice_for("none", ()),
     )
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from overlap_sweep.diagnosis import END_OF_STEP, LISTED, RECORDING_SLOWS, Finding
-from overlap_sweep.report.diagnosis import FINDINGS, as_share, headline
+from overlap_sweep.diagnosis import END_OF_STEP, LISTED, RECORDING_SLOWS, Finding, as_share
+from overlap_sweep.report.diagnosis import FINDINGS, headline
 from overlap_sweep.report.nodes import NODE_TIMES, between_nodes_in_a_sentence
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Exhibit

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from overlap_sweep.diagnosis import Diagnosis, Finding, StepLoss
+from overlap_sweep.diagnosis import Diagnosis, Finding, StepLoss, as_share
 from overlap_sweep.report.nodes import between_nodes_in_a_sentence
 from overlap_sweep.report.numbers import PASS_WORDS, as_count, as_percent, as_rate, as_us, counted
 from overlap_sweep.report.table import Column, Row, Table
@@ -37,11 +37,6 @@ def _us(name: str, about: str, header: str = "", **more: Any) -> Column[Row]:
     return Column(name, itemgetter(name), about, header=header, show=as_us, **more)
 
 
-def as_share(share: float) -> str:
-    """Returns the share of a step in percent, with a decimal below ten percent."""
-    return f"{share:.{1 if share < 0.0995 else 0}%}"
-
-
 RUN = _text("run", "Common name of the traces of all ranks, with their directory.")
 PASS = "fwd, bwd, or other (the optimizer and what follows the backward pass); empty if several or unknown."
 GROUP = _text("process_group", "Name and description of the process group; empty if unknown.", "group")
@@ -53,7 +48,7 @@ FINDINGS: Table[Row] = Table(
         _text(
             "cause",
             "none (communication costs less than 2 % of the step), dependency, issued_late, queue_order, bandwidth, "
-            "straggler, host_bound, host_sync or contention.",
+            "latency, straggler, host_bound, host_sync or contention.",
             "cause",
         ),
         _us(

@@ -89,6 +89,9 @@ def as_rate(rate: float) -> str:
     """Returns the rate with three digits; empty if it is unknown."""
     if math.isnan(rate):
         return ""
+    if 0 < rate < 1e-4:
+        # Without an exponent.
+        return f"{rate:.{2 - math.floor(math.log10(rate))}f}"
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 

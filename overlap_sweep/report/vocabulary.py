@@ -135,7 +135,7 @@ _TRACES = {
     "fastest_us": "Span of the fastest rank.",
     "skew_us": "slowest_us - fastest_us.",
     "cause": "Why communication is exposed, of what costs most: none (less than 2 % of the step), dependency, "
-    "issued_late, queue_order, bandwidth, straggler, host_bound, host_sync or contention.",
+    "issued_late, queue_order, bandwidth, latency, straggler, host_bound, host_sync or contention.",
     "cause_lost_us": "Time per profiled step that mending the cause alone could gain at most.",
     "cause_share": "cause_lost_us / time of the profiled step.",
     "cause_try": "Sentence with the setting to change; empty if there is none.",

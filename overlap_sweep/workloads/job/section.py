@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from overlap_sweep.diagnosis import as_share
 from overlap_sweep.report import causes
-from overlap_sweep.report.diagnosis import as_share
 from overlap_sweep.report.nodes import NODES
 from overlap_sweep.report.numbers import as_rate, as_us
 from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources

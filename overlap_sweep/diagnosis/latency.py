@@ -1,0 +1,87 @@
+"""Finds collectives that are so small, and so many, that their time is latency: fewer and larger ones would save it.
+
+A collective takes a latency and the time of its bytes. Both are equal where the bytes are latency times bandwidth; one
+with fewer is small. Both are taken from the calls of the process group in the trace: the latency is the time of its
+fastest size, the bandwidth the best rate of any size. If all its calls are small, none shows the bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from overlap_sweep.diagnosis.calls import bytes_of
+from overlap_sweep.diagnosis.rank import POINT_TO_POINT, RankView
+from overlap_sweep.trace.activity import NO_ITERATION
+
+MANY = 10
+"""Fewest small calls of a kind in one step that are worth merging."""
+
+MOST_LATENCY_NS = 200_000
+"""Longest latency: gloo's on busy cores. What takes longer in a group without small calls moves bytes."""
+
+SLOWEST_GBS = 1.0
+"""Bandwidth that every link is taken to have, in bytes per nanosecond: a trace of small calls alone shows less."""
+
+APART = 0.25
+"""Computation between two calls of activations, as a share of the second, from which on it may need the first: then
+they cannot be merged."""
+
+
+_Link = tuple[str, str]
+"""Process group, and the library that communicates."""
+
+
+@dataclass(frozen=True)
+class Small:
+    """A call that could be merged with others."""
+
+    num_calls: int
+    """Calls that could be one, itself included."""
+    transfer_ns: float
+    """Time of its bytes at the best rate."""
+    rate_gbs: float
+
+
+def small_calls(view: RankView) -> dict[int, Small]:
+    """Returns the calls of a rank whose time is mostly latency, and that could be merged, by index."""
+    sizes = {i: size for i, call in enumerate(view.facts.calls) if (size := bytes_of(call)) and not call.is_wait}
+    times_ns: dict[_Link, dict[tuple[str, int], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for i, size in sizes.items():
+        call = view.facts.calls[i]
+        times_ns[call.group, call.library][call.collective, size].append(max(view.moving_ns(i), 1000.0))
+    alike: dict[tuple[_Link, tuple[object, ...]], list[int]] = defaultdict(list)
+    rates: dict[_Link, float] = {}
+    for link, of_link in times_ns.items():
+        medians = {(kind, size): median(times) for (kind, size), times in of_link.items()}
+        rates[link] = max(SLOWEST_GBS, *(size / time_ns for (_, size), time_ns in medians.items()))
+    for i, size in sizes.items():
+        call = view.facts.calls[i]
+        link = call.group, call.library
+        latency_ns = min(MOST_LATENCY_NS, *map(median, times_ns[link].values()))
+        if size < latency_ns * rates[link] and call.collective not in POINT_TO_POINT and call.step != NO_ITERATION:
+            alike[link, (call.step, call.collective, call.pass_, view.roles[i])].append(i)
+    return {
+        i: Small(len(run), sizes[i] / rates[link], rates[link])
+        for (link, _), same in alike.items()
+        for run in _mergeable(view, same)
+        if len(run) >= MANY
+        for i in run
+    }
+
+
+def _mergeable(view: RankView, same: list[int]) -> Iterator[list[int]]:
+    """Yields the calls that don't need each other's results. Gradients and parameters never do; activations may, unless
+    hardly anything is computed between them."""
+    run: list[int] = []
+    for i in same:
+        call = view.facts.calls[i]
+        if run and view.roles[i] == "activation":
+            between_ns = view.exposure.compute.between(view.facts.calls[run[-1]].end_ns, call.start_ns)
+            if between_ns > APART * (call.end_ns - call.start_ns):
+                yield run
+                run = []
+        run.append(i)
+    yield run
