@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from overlap_sweep import workloads
+from overlap_sweep.declared import short_key
 from overlap_sweep.errors import UsageError, UserError, nearest
+from overlap_sweep.options import Option, listed, options_of
 from overlap_sweep.program import conf_folder, environment_with_package
 from overlap_sweep.runtime.start import make_new, remove_empty
 from overlap_sweep.search.measured import override_value
@@ -20,6 +24,12 @@ __all__ = ["Report", "tune"]
 EXPERIMENT = "+experiment=tp_overlap_tuner"
 """Override that makes launch.py run the tuner."""
 
+PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
+"""Values that need no quotes on the command line."""
+
+Value = bool | int | float | str | Path
+"""A value of an option."""
+
 ENDING_S = 10.0
 """Time for the tuner to end after an interrupt before it is terminated."""
 
@@ -27,56 +37,22 @@ ENDING_S = 10.0
 def tune(
     model: str,
     *,
-    max_tp_size: int = 8,
-    tp_size: int | Sequence[int] | None = None,
-    max_token_len: int | None = None,
-    operators: Sequence[str] | None = None,
-    methods: Sequence[str] | None = None,
-    min_num_sm: int | None = None,
-    max_num_sm: int | None = None,
-    max_points: int | None = None,
-    max_minutes: float | None = None,
-    precision: str | None = None,
-    backend: str | None = None,
-    device: str | None = None,
-    presets: Sequence[str | Path] = (),
-    prove: bool = True,
-    overlap_threshold: float | None = None,
-    tp_scaling_tolerance: float | None = None,
-    unmeasured: str | None = None,
     output_dir: Path | str | None = None,
     overrides: Sequence[str] = (),
     quiet: bool = False,
+    **options: Value | Sequence[Value] | None,
 ) -> Report:
     """Finds the fastest overlap settings of a model on this machine, and proves them on the whole layer.
 
-    `model` is a preset of conf/model (`llama3_70b`), a Hugging Face name, a local folder or a config.json. None means
-    the default of `python launch.py -m +experiment=tp_overlap_tuner`; `overrides` are further arguments of that
-    command. It runs in separate processes and writes to `output_dir` (default: multirun/<date>/<time>). Called again
-    with the same `output_dir`, also after Ctrl-C, it continues. `quiet` prints nothing.
+    `model` is a preset of conf/model (`llama3_70b`), a Hugging Face name, a local folder or a config.json. `options`
+    are those of `overlap-sweep tune`, with its defaults: `tp_size=[2, 4]`, `operator="fc1"`, `max_minutes=5`. The last
+    part of a name is enough where it is unique; None leaves an option out. `overrides` are further words of that
+    command line. It runs in separate processes and writes to `output_dir` (default: multirun/<date>/<time>). Called
+    again with the same `output_dir`, also after Ctrl-C, it continues. `quiet` prints nothing.
 
-    UserError with the command's error if it fails.
+    UserError for an unknown option, and with the command's error if it fails.
     """
-    arguments = [*model_overrides(model), f"max_tp_size={max_tp_size}", f"tuner.prove={override_value(prove)}"]
-    tp_sizes = [tp_size] if isinstance(tp_size, int) else tp_size
-    lists = {"tp_size": tp_sizes, "operator": operators, "method": methods}
-    arguments += [f"{key}={','.join(map(str, values))}" for key, values in lists.items() if values]
-    single = {
-        "workload.tokens": max_token_len,
-        "search.min_num_sm": min_num_sm,
-        "search.max_num_sm": max_num_sm,
-        "search.max_points": max_points,
-        "search.max_minutes": max_minutes,
-        "precision": precision,
-        "backend": backend,
-        "runtime.device": device,
-        "tuner.overlap_threshold": overlap_threshold,
-        "tuner.tp_scaling_tolerance": tp_scaling_tolerance,
-        "tuner.unmeasured": unmeasured,
-    }
-    arguments += [f"{key}={override_value(value)}" for key, value in single.items() if value is not None]
-    if presets:
-        arguments.append(f"tuner.presets={override_value(list(map(str, presets)))}")
+    arguments = [*model_overrides(model), *option_overrides(options)]
     made = [] if output_dir else make_new(Path(f"multirun/{datetime.now():%Y-%m-%d/%H-%M-%S}"))
     directory = Path(output_dir) if output_dir else made[-1]
     arguments += [f"hydra.sweep.dir={override_value(str(directory))}", *overrides]
@@ -86,6 +62,38 @@ def tune(
     finally:
         remove_empty(made)
     return Report(directory)
+
+
+def option_overrides(options: Mapping[str, Value | Sequence[Value] | None]) -> list[str]:
+    """Returns the options as words of the command line. UsageError for an unknown name."""
+    schema = workloads.schema("operator")
+    known = {short_key(option.name, schema): option for option in options_of(schema)}
+    known |= {option.name: option for option in known.values()}
+    words = []
+    for name, value in options.items():
+        if name not in known:
+            same = [full for full in known if full.endswith(f".{name}")]
+            near = nearest(name, list(known))
+            mend = f"Did you mean {near}?" if near else "See overlap-sweep launch --help."
+            raise UsageError(
+                f"There are several options {name}: give one of {listed(same)} in `overrides`, as '{same[0]}=...'."
+                if same
+                else f"tune has no option {name}. {mend}"
+            )
+        if value is not None:
+            words.append(f"{known[name].name}={_text(value, known[name])}")
+    return words
+
+
+def _text(value: Value | Sequence[Value], option: Option) -> str:
+    """Returns the value as it is typed: several values of an option are tried one after the other."""
+    if isinstance(value, str | Path):
+        return str(value) if PLAIN.fullmatch(str(value)) else override_value(str(value))
+    if not isinstance(value, Sequence):
+        return override_value(value)
+    if option.values == "list":
+        return override_value(list(map(str, value)))
+    return ",".join(_text(one, option) for one in value)
 
 
 def model_overrides(model: str) -> list[str]:

@@ -40,34 +40,45 @@ def arguments(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_every_argument_is_one_of_the_command_line(arguments: list[str]) -> None:
+def test_options_are_those_of_the_command_line(arguments: list[str]) -> None:
     report = overlap_sweep.tune(
         "llama3_8b",
-        tp_size=[2, 4],
-        max_token_len=4096,
-        operators=["fc1", "qkv"],
-        methods=["bulk"],
-        min_num_sm=2,
-        max_num_sm=16,
-        max_points=50,
+        tp_size=(2, 4),
+        tokens=4096,
+        operator=["fc1", "qkv"],
+        method="bulk",
+        num_sm=range(1, 4),
+        max_points=None,
         max_minutes=2.5,
-        precision="fp8_delayed",
-        backend="torch",
         presets=["a b.yaml", Path("c_tp{tp}.yaml")],
         prove=False,
-        overlap_threshold=0.6,
-        tp_scaling_tolerance=0.1,
+        profile="all",
         output_dir="out/here",
-        overrides=["profile=none"],
+        overrides=["search.repeats=2"],
+        **{"workload.repeats": 3},
     )
     assert report.directory == Path("out/here")
     assert arguments == [
-        *("model=llama3_8b", "max_tp_size=8", "tuner.prove=false", "tp_size=2,4", "operator=fc1,qkv", "method=bulk"),
-        *("workload.tokens=4096", "search.min_num_sm=2", "search.max_num_sm=16", "search.max_points=50"),
-        *("search.max_minutes=2.5", 'precision="fp8_delayed"', 'backend="torch"', "tuner.overlap_threshold=0.6"),
-        *("tuner.tp_scaling_tolerance=0.1", 'tuner.presets=["a b.yaml","c_tp{tp}.yaml"]'),
-        *('hydra.sweep.dir="out/here"', "profile=none"),
+        *("model=llama3_8b", "tp_size=2,4", "workload.tokens=4096", "operator=fc1,qkv", "method=bulk", "num_sm=1,2,3"),
+        *("search.max_minutes=2.5", 'tuner.presets=["a b.yaml","c_tp{tp}.yaml"]', "tuner.prove=false", "profile=all"),
+        *("workload.repeats=3", 'hydra.sweep.dir="out/here"', "search.repeats=2"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tpsize", "tune has no option tpsize. Did you mean tp_size?"),
+        ("operators", "tune has no option operators. Did you mean operator?"),
+        ("max_minute", "tune has no option max_minute. Did you mean max_minutes?"),
+        ("colour", "tune has no option colour. See overlap-sweep launch --help."),
+        ("repeats", "There are several options repeats: give one of workload.repeats or search.repeats in `overrides`"),
+    ],
+)
+def test_an_unknown_option_gets_the_nearest(name: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        overlap_sweep.tune("llama3_8b", **{name: 2})
+    assert str(caught.value).startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +93,7 @@ def test_a_model_is_one_of_ours_or_of_hugging_face(arguments: list[str], model: 
     report = overlap_sweep.tune(model, tp_size=4)
     # What is left open is the experiment's to say.
     where = f'hydra.sweep.dir="{report.directory}"'
-    assert arguments == [*said, "max_tp_size=8", "tuner.prove=true", "tp_size=4", where]
+    assert arguments == [*said, "tp_size=4", where]
     assert report.directory.parts[0] == "multirun"
 
 
@@ -103,8 +114,8 @@ def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pyte
     report = overlap_sweep.tune(
         "qwen3_0_6b",
         max_tp_size=2,
-        operators=["fc2"],
-        max_token_len=64,
+        operator="fc2",
+        tokens=64,
         device="cpu",
         presets=[preset],
         output_dir=directory,
@@ -155,7 +166,7 @@ def test_the_attention_of_a_mixture_of_experts_is_tuned_and_proven(tmp_path: Pat
     report = overlap_sweep.tune(
         str(tmp_path / "mixtral"),
         max_tp_size=2,
-        max_token_len=64,
+        tokens=64,
         device="cpu",
         output_dir=tmp_path / "tuned",
         overrides=["workload.repeats=3", "profile=none", "method=ring_exchange", "num_sm=1", "aggregate=false"],
@@ -171,7 +182,7 @@ def test_the_attention_of_a_mixture_of_experts_is_tuned_and_proven(tmp_path: Pat
 
 def test_its_own_reason_is_the_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError) as caught:
-        overlap_sweep.tune("llama3_8b", operators=["fc3"], device="cpu", output_dir=tmp_path / "tuned")
+        overlap_sweep.tune("llama3_8b", operator="fc3", device="cpu", output_dir=tmp_path / "tuned")
     assert str(caught.value) == "operator=fc3 is not known; choose one of fc1, fc2, proj, qkv."
     assert capfd.readouterr().err == f"error: {caught.value}\n"
     assert not (tmp_path / "tuned").exists()
@@ -183,7 +194,7 @@ def test_its_own_reason_is_the_error(tmp_path: Path, capfd: pytest.CaptureFixtur
     [
         ("llama3_8b", {"max_tp_size": 1}, "max_tp_size=1 leaves no communication to overlap"),
         ("llama3_8b", {"tp_size": 3}, "attention heads are not divisible by tp_size=3"),
-        ("llama3_8b", {"max_minutes": "five"}, 'search.max_minutes="five" is not a number'),
+        ("llama3_8b", {"max_minutes": "five"}, "search.max_minutes=five is not a number"),
         ("no/such/model", {}, "no/such/model is neither a path nor a Hugging Face name"),
         ("llama3_8c", {}, "Did you mean llama3_8b?"),
     ],
