@@ -111,8 +111,6 @@ def compare(
     better or worse. For training runs --output writes summary.json, and --plots <label>_timeline.png. --candidate
     leaves other results and traces out; other telemetry is still summarised.
 
-    COLUMNS
-
     \b
     Quantities of telemetry:
       step_ms compute_ms comm_ms hidden_comm_ms exposed_comm_ms hidden_comm_fraction overlap_ratio

@@ -77,8 +77,6 @@ def diagnose(
       host_sync    the host waits for the device in mid-step
       contention   hidden, but GEMMs beside it are slower than the same GEMMs alone
 
-    COLUMNS
-
     --fail-if checks the printed rows. JSON is a list of objects, of each run the most worthwhile first.
 
     \b

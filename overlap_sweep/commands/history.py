@@ -58,8 +58,6 @@ def history(
       python analyze.py history measurements "torch == '2.13.0'" --fail-if "verdict == 'slower'"
       python analyze.py history measurements "operator == 'fc1'" --format csv > fc1.csv
 
-    COLUMNS
-
     Exit status: 0 success (also if no row matches), 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
     from overlap_sweep.compare.history import ROWS, print_history

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from overlap_sweep.report.table import Column, Kind, Row, Table
 
 FAILED_IF = 3
-COLUMNS = "COLUMNS"
-"""Placeholder in a command's help for the list of its columns."""
 HELP_WIDTH = 116
 
 
@@ -212,13 +210,16 @@ def listed(heading: str, table: Table[Any]) -> str:
 
 
 def with_columns(tables: Callable[[], Mapping[str, Table[Any]]]) -> type[TyperCommand]:
-    """Returns a command class whose help lists the tables' columns under their headings; tables are imported only for
-    the help."""
+    """Returns a command class whose help ends with the tables' columns under their headings; tables are imported only
+    for the help."""
 
     class WithColumns(TyperCommand):
-        def format_help_text(self, ctx: Any, formatter: Any) -> None:
-            columns = (listed(heading, table) for heading, table in tables().items())
-            self.help = (self.help or "").replace(COLUMNS, "\n\n".join(columns))
-            super().format_help_text(ctx, formatter)
+        def headed(self, ctx: Any) -> Mapping[str, Table[Any]]:
+            """Returns the tables to list for this command line, by heading."""
+            return tables()
+
+        def format_epilog(self, ctx: Any, formatter: Any) -> None:
+            self.epilog = "\n\n".join(listed(heading, table) for heading, table in self.headed(ctx).items())
+            super().format_epilog(ctx, formatter)
 
     return WithColumns

@@ -50,12 +50,19 @@ def headed() -> dict[str, Table[Any]]:
 
 
 class QueryCommand(with_columns(headed)):  # type: ignore[misc]
-    """Has a flag for the rows of each workload, including those of other packages."""
+    """Has a flag for the rows of each workload, including those of other packages. With a flag, the help lists only the
+    columns of that table."""
+
+    def headed(self, ctx: Any) -> dict[str, Table[Any]]:
+        flags = [f"with {flag}" for flag in flags_of_tables() if flag not in ctx.meta[_FLAGS]]
+        found = headed()
+        return {name: table for name, table in found.items() if not ctx.meta[_FLAGS] or name not in flags}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         flags = flags_of_tables()
         end = args.index("--") if "--" in args else len(args)
         ctx.meta[_FLAGS] = [flag for flag in flags if flag in args[:end]]
+        # Help for one table is asked for by its flag.
         parsed: list[str] = super().parse_args(ctx, [*(arg for arg in args[:end] if arg not in flags), *args[end:]])
         return parsed
 
@@ -85,10 +92,11 @@ def query(
     """Print the measured points that match a condition; --fail-if checks these rows.
 
     Results are only read. The rows are those of the first table below that has any, or of the table whose flag is
-    given. docs/columns.md explains the columns. An operator's times are those of its pass, fwd or bwd, because dgrad
-    and wgrad cannot be timed separately. Columns from traces are from one iteration of the slowest rank
-    (docs/traces.md); not_profiled_because says why a point has none. Why communication is exposed (docs/diagnosis.md)
-    is found only if one of its columns is named, because the traces of all ranks are read for it.
+    given; with a flag, --help lists only its columns. docs/columns.md explains the columns. An operator's times are
+    those of its pass, fwd or bwd, because dgrad and wgrad cannot be timed separately. Columns from traces are from
+    one iteration of the slowest rank (docs/traces.md); not_profiled_because says why a point has none. Why
+    communication is exposed (docs/diagnosis.md) is found only if one of its columns is named, because the traces of
+    all ranks are read for it.
 
     \b
     A condition compares columns: == != < <= > >=, in [1, 2], and, or, not, + - * / // %, parentheses,
@@ -107,8 +115,6 @@ def query(
       python analyze.py query multirun/2026-11-20 --copies "direction == 'device_to_host' and hidden_fraction < 0.5"
       python analyze.py query multirun/2026-11-20 --tp-training 'tp_size == 4' --sort=-tokens_per_s_per_gpu
       python analyze.py query multirun/2026-11-20 --training 'cause == "straggler"' --columns point,cause_try
-
-    COLUMNS
 
     Exit status: 0 success (also if no row matches), 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """

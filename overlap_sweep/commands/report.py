@@ -62,8 +62,6 @@ def report(
     With --format csv, json or parquet only the answers are printed, one row per TP size and slot. --fail-if checks
     these rows. They are those of the first workload below that was measured.
 
-    COLUMNS
-
     \b
     Examples:
       python analyze.py multirun/2026-11-20

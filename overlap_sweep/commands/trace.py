@@ -87,8 +87,6 @@ def trace(
     Phases: fwd; bwd; recompute, the part of bwd in which checkpointed layers run forward again; all, the whole
     iteration with the optimizer.
 
-    COLUMNS
-
     With --median the number of `iterations` replaces `iteration`, and `startup_iterations` replaces `startup`.
     --fail-if checks the printed rows.
 

@@ -278,3 +278,18 @@ def test_a_terminal_of_160_columns_shows_every_column_of_stacks(tmp_path: Path) 
     assert max(map(len, lines)) <= 160
     headers = next(line for line in lines if line.startswith("TP"))
     assert all(column.header in headers for column in tp_training.COMPARED.shown[:-1] if not column.page_only)
+
+
+@pytest.mark.parametrize("command", ["report", "query", "compare", "trace", "diagnose", "history"])
+def test_help_has_examples_and_options_before_columns(command: str) -> None:
+    shown = analyze(command, "--help").stdout
+    columns = re.search(r"^  Columns .*:$", shown, re.MULTILINE)
+    assert columns
+    assert shown.index("Examples:") < shown.index("Options:") < columns.start()
+
+
+def test_help_of_one_table_has_its_columns_only() -> None:
+    with_flag, whole = (analyze("query", *flags, "--help").stdout for flags in (["--kernels"], []))
+    assert "Columns with --kernels," in with_flag
+    assert "Columns with --training," in whole
+    assert "Columns with --training," not in with_flag
