@@ -2,8 +2,8 @@
 
 torchrun starts its workers in sessions of their own, and any process may leave its parent. This process adopts all
 that are left behind, so it knows them by their parents. Its standard input is a socket to the launcher: when that
-closes, however the launcher ended, the command is ended. Run by its path and with the standard library alone, it starts
-at once.
+closes, however the launcher ended, the command is ended. A guard, which is its parent, kills what it leaves if it is
+killed itself. Run by its path and with the standard library alone, it starts at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 STARTED, NOT_STARTED, ENDED, LEFT = "started", "not_started", "ended", "left"
 """First words of the lines to the launcher. Numbers follow: of NOT_STARTED the errno, of ENDED the exit status,
@@ -94,14 +94,47 @@ class Supervisor:
                     told.add(one)
                     _send(one, signal.SIGTERM)
             time.sleep(POLL_S)
-        until = time.monotonic() + KILLED_S
-        while not self._collect(pid):
-            if time.monotonic() > until:
-                return _descendants()
-            for one in _descendants():
-                _send(one, signal.SIGKILL)
-            time.sleep(POLL_S)
-        return []
+        return _killed(lambda: self._collect(pid))
+
+
+def guarded(run: Callable[[], None]) -> int:
+    """Runs that in a child process, and kills all that is left if the child is killed. Returns its exit status."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    guard = os.getpid()
+    pid = os.fork()
+    if not pid:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() == guard:
+            run()
+        os._exit(0)
+    for number in _TO_STOP:
+        signal.signal(number, lambda number, _: _send(pid, signal.Signals(number)))
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status < 0:
+        _killed(_none_is_left)
+    return abs(status)
+
+
+def _none_is_left() -> bool:
+    """Collects what has ended; returns whether this process has no children any more."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return True
+    return False
+
+
+def _killed(are_collected: Callable[[], bool]) -> list[int]:
+    """Kills all processes below this one until they are collected. Returns those that do not end."""
+    until = time.monotonic() + KILLED_S
+    while not are_collected():
+        if time.monotonic() > until:
+            return _descendants()
+        for one in _descendants():
+            _send(one, signal.SIGKILL)
+        time.sleep(POLL_S)
+    return []
 
 
 def _start(words: list[str]) -> tuple[int, int]:
@@ -111,7 +144,7 @@ def _start(words: list[str]) -> tuple[int, int]:
     pid = os.fork()
     if not pid:
         try:
-            # If this process is killed, torchrun at least can end its workers.
+            # If this process and its guard are killed, torchrun at least can end its workers.
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
             # A command that kills its process group must not kill this process.
             os.setsid()
@@ -181,4 +214,4 @@ def _tell(*words: object) -> None:
 
 
 if __name__ == "__main__":
-    Supervisor(float(sys.argv[1]), sys.argv[2:]).run()
+    sys.exit(guarded(lambda: Supervisor(float(sys.argv[1]), sys.argv[2:]).run()))

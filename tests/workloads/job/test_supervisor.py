@@ -59,9 +59,13 @@ def running(folder: Path, tag: Tagged, *words: str, grace_s: float = 0.1) -> Ite
         command.end()
 
 
-def supervisor_of(command: RunningCommand) -> int:
+def guard_of(command: RunningCommand) -> int:
     assert isinstance(command._process, Process)
     return command._process.pid
+
+
+def supervisor_of(command: RunningCommand) -> int:
+    return int(Path(f"/proc/{guard_of(command)}/task/{guard_of(command)}/children").read_text())
 
 
 def python(script: str, *arguments: str) -> list[str]:
@@ -72,7 +76,7 @@ def started(folder: Path, tag: Tagged) -> RunningCommand:
     """What runs LEAVES, once all of it is there."""
     found = begun(of_words(folder, tag, *python(LEAVES, "600")))
     wait_for((folder / "ready").exists, 20)
-    assert len(tag.processes()) == 6
+    assert len(tag.processes()) == 7
     return found
 
 
@@ -124,7 +128,8 @@ def test_what_it_leaves_behind_ends_with_it(tmp_path: Path) -> None:
 def test_a_signal_to_all_processes_of_a_job_ends_it(tmp_path: Path, number: signal.Signals) -> None:
     tag = Tagged()
     command = started(tmp_path, tag)
-    os.kill(supervisor_of(command), number)
+    # The other has it from this one, or from its end.
+    os.kill(guard_of(command) if number == signal.SIGTERM else supervisor_of(command), number)
     wait_for(lambda: tag.processes() == [], 20)
     command.end()
     assert command.status is None, "it did not end by itself"
@@ -153,19 +158,42 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
         finally:
             os._exit(1)
     wait_for((tmp_path / "launched").exists, 20)
-    assert len(tag.processes()) == 6
+    assert len(tag.processes()) == 7
     os.kill(launcher, signal.SIGKILL)
     os.waitpid(launcher, 0)
     wait_for(lambda: tag.processes() == [], 20)
 
 
-def test_a_killed_supervisor_fails_the_point_and_has_the_command_ended(tmp_path: Path) -> None:
+def test_a_killed_supervisor_fails_the_point_and_leaves_nothing(tmp_path: Path) -> None:
     tag = Tagged()
-    with running(tmp_path, tag, "sleep", "600") as command:
-        os.kill(supervisor_of(command), signal.SIGKILL)
-        with pytest.raises(PointFailed, match="was killed"):
-            wait_for(lambda: command.wait(0.1) is not None, 20)
-        wait_for(lambda: tag.processes() == [], 20)
+    command = started(tmp_path, tag)
+    os.kill(supervisor_of(command), signal.SIGKILL)
+    with pytest.raises(PointFailed, match="was killed"):
+        wait_for(lambda: command.wait(0.1) is not None, 20)
+    assert tag.processes() == []
+    command.end()
+
+
+def test_a_killed_guard_leaves_nothing(tmp_path: Path) -> None:
+    tag = Tagged()
+    command = started(tmp_path, tag)
+    os.kill(guard_of(command), signal.SIGKILL)
+    wait_for(lambda: tag.processes() == [], 20)
+    command.end()
+
+
+@pytest.mark.parametrize("guard_first", [True, False])
+def test_a_launcher_killed_with_one_of_them_leaves_nothing(tmp_path: Path, guard_first: bool) -> None:
+    tag = Tagged()
+    command = started(tmp_path, tag)
+    assert isinstance(command._process, Process)
+    # As the kernel does for a process that is killed.
+    closed = command._process.hang_up
+    victim = guard_of if guard_first else supervisor_of
+    os.kill(victim(command), signal.SIGKILL)
+    closed()
+    wait_for(lambda: tag.processes() == [], 20)
+    command.end()
 
 
 def test_a_command_may_kill_its_process_group(tmp_path: Path) -> None:
