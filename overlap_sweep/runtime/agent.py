@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import os
 import signal
-import tempfile
 import threading
 from pathlib import Path
 
@@ -32,8 +31,6 @@ def main() -> None:
     # On one machine the launcher's, next to its socket; on several each has its own.
     folder = Path(arguments.address).parent if arguments.nodes == 1 else private_directory.PrivateDirectory().path
     threading.Thread(target=_die_with_launcher, args=(folder,), daemon=True).start()
-    # torch unpickles files of this directory, so nobody else may be able to write there.
-    tempfile.tempdir = str(folder)
 
     # Importing torch takes seconds, and the first backward pass and profile import _dynamo, another second. It is done
     # once for all ranks, which fork from this process; so it must never touch a GPU.

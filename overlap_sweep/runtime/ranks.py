@@ -6,6 +6,7 @@ listens for it: torch's own rendezvous would open ports to everybody and unpickl
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ def run_ranks(count: int, start_method: str, folder: Path, arguments: tuple[Any,
 
     `folder`: a private one, for the files with which they say how they failed.
     """
+    # torch unpickles files of the temporary directory, so nobody else may be able to write there.
+    tempfile.tempdir = str(folder)
     spec = WorkerSpec(
         role="default",
         local_world_size=count,
