@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,26 @@ def end(error: UserError) -> NoReturn:
     """Prints the error and exits with its status."""
     print(f"error: {error}", file=sys.stderr)
     sys.exit(error.status)
+
+
+_FIXES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space there, or give another directory"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files: ulimit -n 1024"),
+    errno.EFBIG: "raise the limit of files' sizes: ulimit -f unlimited",
+    errno.ENAMETOOLONG: "give a shorter name",
+}
+
+
+def is_of_users_system(error: OSError) -> bool:
+    """Returns whether the error is a limit of the user's system that the user can change."""
+    return error.errno in _FIXES
+
+
+def in_words(error: OSError) -> str:
+    """Returns the error in a sentence: the path, the reason, and the fix where one is known."""
+    if error.errno not in _FIXES:
+        return str(error)
+    return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}; {_FIXES[error.errno]}."
 
 
 class Refused(Exception):

@@ -21,7 +21,7 @@ from overlap_sweep.commands.query import QueryCommand, query
 from overlap_sweep.commands.report import ReportCommand, report
 from overlap_sweep.commands.timeline import timeline
 from overlap_sweep.commands.trace import TraceCommand, trace
-from overlap_sweep.errors import UserError, nearest
+from overlap_sweep.errors import UserError, in_words, is_of_users_system, nearest
 from overlap_sweep.program import analyze_program, end_unread, print_version
 
 DEFAULT_COMMAND = "report"
@@ -77,6 +77,11 @@ class _CommandOrDirectory(TyperGroup):
         except UserError as error:
             print_error(str(error))
             ctx.exit(error.status)
+        except OSError as error:
+            if not is_of_users_system(error):
+                raise
+            print_error(in_words(error))
+            ctx.exit(1)
         except USAGE_ERROR as error:
             print_error(_usage_error(error, ctx.command_path))
             ctx.exit(2)

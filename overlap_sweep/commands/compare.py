@@ -160,10 +160,13 @@ def compare(
         written = write_files(output, compared, frame, plots)
     print_rows(frame, format, print_table=show)
     if written:
+        from overlap_sweep.report.charts.renderer import left_out
         from overlap_sweep.report.console import console_for
         from overlap_sweep.report.terminal import print_written
 
         print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))
+        for warning in left_out(page=False, images=plots):
+            print_warning(warning)
     fail_for(compared.problems, answered=not frame.empty)
     fail_if(fail_expressions, frame, compared.table.name)
 

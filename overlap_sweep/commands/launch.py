@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
-from overlap_sweep.errors import UserError, end
+from overlap_sweep.errors import UserError, end, in_words
 from overlap_sweep.program import analyze_program, conf_folder, print_version
 from overlap_sweep.results.run_directory import write_atomically
 from overlap_sweep.runtime.composition import quoted_for_hydra
@@ -48,7 +48,7 @@ def measure(config: DictConfig) -> float:
         # In a sweep the launcher gives up only this point.
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {in_words(error)}")
 
 
 def report_measured() -> bool:
@@ -94,6 +94,7 @@ def _write_files(section: Section) -> None:
 def write_report(*, headlines: bool) -> None:
     """Analyses the sweep, writes all files into its directory as analyze.py does, and prints the headlines."""
     from overlap_sweep.config import AnalysisConfig
+    from overlap_sweep.report.charts.renderer import left_out
     from overlap_sweep.report.console import console_for
     from overlap_sweep.report.files import write_reports
     from overlap_sweep.report.page import FILE_NAME
@@ -109,6 +110,8 @@ def write_report(*, headlines: bool) -> None:
         except UserError as error:
             print(f"warning: {error}", file=sys.stderr)
             return
+    for warning in left_out():
+        print(f"warning: {warning}", file=sys.stderr)
     if headlines:
         print_headlines(analysis, console_for(sys.stdout))
     outcomes.report = root / FILE_NAME

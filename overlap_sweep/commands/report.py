@@ -71,6 +71,7 @@ def report(
     Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
     from overlap_sweep.config import analysis_config
+    from overlap_sweep.report.charts.renderer import left_out
     from overlap_sweep.report.console import console_for
     from overlap_sweep.report.files import write_reports
     from overlap_sweep.report.terminal import print_answers, print_written
@@ -91,7 +92,7 @@ def report(
     if written:
         console = console_for(sys.stdout if format is TableFormat.table else sys.stderr)
         print_written(written, console, analysis.sections)
-    for warning in analysis.warnings:
+    for warning in (*analysis.warnings, *(left_out(images=plots) if written else [])):
         print_warning(warning)
     fail_for(analysis.problems, answered=answered)
     fail_for(not_written)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts import Form, figures
+from overlap_sweep.report.charts.renderer import why_it_cannot_run
 from overlap_sweep.report.numbers import shortened, some_of
 from overlap_sweep.report.table import Column, Table, csv_of, to_frame
 from overlap_sweep.results.comparable import Comparable, Sample
@@ -114,7 +115,7 @@ def write_files(directory: Path, compared: Comparison, frame: pd.DataFrame, plot
         f"{TABLE_FILE}.csv": csv_of(frame).encode(),
         f"{TABLE_FILE}.parquet": parquet.getvalue(),
     }
-    for chart in compared.charts() if plots else ():
+    for chart in compared.charts() if plots and not why_it_cannot_run() else ():
         contents[_unused(chart.file_name, contents)] = as_png(chart)
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UserError, in_words, is_of_users_system
 from overlap_sweep.report.numbers import finite
 from overlap_sweep.report.page import page_files
 from overlap_sweep.report.section import Analysis, Section
@@ -45,6 +45,8 @@ def write_reports(analysis: Analysis, directory: Path, *, with_plots: bool = Fal
             write(name, content)
         return written
     except OSError as error:
+        if is_of_users_system(error):
+            raise UserError(in_words(error)) from None
         raise UserError(f"{directory} cannot be written to ({error.strerror}); give another with --output.") from None
 
 

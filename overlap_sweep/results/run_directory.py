@@ -254,9 +254,14 @@ def write_atomically(path: Path, content: bytes) -> Path:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     # In somebody else's directory the name may be a link to anywhere.
     temporary.unlink(missing_ok=True)
-    with temporary.open("xb") as file:
-        file.write(content)
-    return keep(temporary, path)
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+        return keep(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        error.filename = str(path)
+        raise
 
 
 def keep(temporary: Path, path: Path) -> Path:

@@ -39,8 +39,14 @@ def hold(directory: Path, name: str = LOCK_FILE) -> bool:
     is_new = not os.fstat(descriptor).st_size
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     who = f"process {os.getpid()} of {os.environ.get('USER') or os.getuid()} on {platform.node()}"
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{who} since {since}: {launch_command()}".encode(), 0)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{who} since {since}: {launch_command()}".encode(), 0)
+    except OSError as error:
+        if is_new:
+            path.unlink()
+        error.filename = str(directory / name)
+        raise
     return is_new
 
 

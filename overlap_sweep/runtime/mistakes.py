@@ -19,10 +19,11 @@ from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from overlap_sweep import workloads
 from overlap_sweep.declared import has_key
-from overlap_sweep.errors import UsageError, UserError, end, nearest
+from overlap_sweep.errors import UsageError, UserError, end, in_words, is_of_users_system, nearest
 from overlap_sweep.options import Option, listed, options_of
 from overlap_sweep.program import launch_program
 from overlap_sweep.runtime.numbered import NUMBERED, as_typed
+from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.plugin_options import LAUNCHERS
 from overlap_sweep.runtime.spellings import hint
 
@@ -158,6 +159,10 @@ def errors_in_one_line() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         end(UsageError(one_line(error)))
     except OSError as error:
+        if is_of_users_system(error):
+            # Hydra's files of the sweep's directory have no name in the error.
+            error.filename = error.filename or outcomes.root
+            sys.exit(f"error: {in_words(error)}")
         sys.exit(f"error: {error.filename} cannot be used ({error.strerror}); give another directory or file.")
     except ValueError as error:
         if not str(error).startswith(_NO_NAME):

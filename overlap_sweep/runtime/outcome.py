@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlap_sweep.program import analyze_program, launch_program
+from overlap_sweep.report.numbers import visible
 from overlap_sweep.results.identity import instrumented
 from overlap_sweep.results.run_directory import Result, find_points
 from overlap_sweep.runtime.kept import whole_result
@@ -47,8 +48,8 @@ class Outcome:
             rate = result.measured.rate if result.measured else ""
             reused = f"from the store, measured {(result.started or '')[:10]}" if result.reused_from else ""
             parts = [f"{time_us:,.0f} us", self.compared or "", rate, instrumented(result.point) or "", reused]
-            return start + "  ".join(filter(None, parts))
-        return start + in_short(result.reason)
+            return visible(start + "  ".join(filter(None, parts)))
+        return visible(start + in_short(result.reason))
 
 
 def in_short(reason: str) -> str:
@@ -129,7 +130,7 @@ class Outcomes:
         valid point was measured."""
         counts = self.counts()
         for reason, points in Counter(self.given_up.values()).items():
-            print(f"{points} missing: {reason}", file=sys.stderr)
+            print(visible(f"{points} missing: {reason}"), file=sys.stderr)
         if self.missing:
             print(f"{self.counts_line()}; resume with: {self.resume_command()}")
             return 1
@@ -139,7 +140,7 @@ class Outcomes:
             return 0
         if counts["skipped"] == len(self.all) and not self.searching:
             reasons = dict.fromkeys(outcome.result.error for outcome in self.all)
-            print(f"error: Every point was skipped: {'; '.join(map(str, reasons))}.", file=sys.stderr)
+            print(visible(f"error: Every point was skipped: {'; '.join(map(str, reasons))}."), file=sys.stderr)
             return 1
         analysis = f"{analyze_program()} {shlex.quote(str(self.directory()))}"
         print(f"{self.counts_line()}; next: {f'open {self.report}' if self.report else analysis}")

@@ -3,6 +3,7 @@ before it measures."""
 
 from __future__ import annotations
 
+import resource
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from overlap_sweep.errors import UsageError, UserError, end
+from overlap_sweep.errors import UsageError, UserError, end, in_words
 from overlap_sweep.results.run_directory import LOCK_FILE, last_sweep
 from overlap_sweep.runtime.composition import as_was_typed, output_dir
 from overlap_sweep.runtime.lock import CLAIM_FILE, hold, refuse_if_read_only
@@ -28,6 +29,8 @@ T = TypeVar("T")
 HYDRA_FOLDER = ".hydra"
 """Folder that Hydra writes for a point before the point is checked."""
 _WRITTEN_FIRST = (HYDRA_FOLDER, "multirun.yaml")
+FEWEST_FILES = 64
+"""Open files that a launch, its agent and a rank need with room to spare."""
 ATTEMPTS = 100
 """How often a directory is made while other launches remove its parents."""
 _LOCKS = {"sweep": LOCK_FILE, "run": CLAIM_FILE}
@@ -156,6 +159,7 @@ def _begin(config: DictConfig, kind: str) -> None:
     """Makes and locks the run's directory. Exits with one line if that cannot be; Hydra would turn an exception into a
     warning."""
     try:
+        _check_open_files()
         _check_resumed(config, kind)
         hydra = GlobalHydra.instance().hydra
         assert hydra
@@ -174,9 +178,16 @@ def _begin(config: DictConfig, kind: str) -> None:
     except OmegaConfBaseException as error:
         end(UsageError(one_line(error)))
     except OSError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {in_words(error)}")
     outcomes.root, outcomes.common = directory, Path(common) if common else None
     outcomes.wants_report = kind == "sweep" and bool(config.get("report"))
+
+
+def _check_open_files() -> None:
+    """Raises UserError if this process may open too few files for workers, which would be waited for in vain."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and limit < FEWEST_FILES:
+        raise UserError(f"Only {limit} files may be open at once; raise the limit: ulimit -n 1024.")
 
 
 def _check_resumed(config: DictConfig, kind: str) -> None:

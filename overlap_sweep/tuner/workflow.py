@@ -25,6 +25,7 @@ from overlap_sweep.gpus import elsewhere, visible_gpus
 from overlap_sweep.overlap import model_layers, models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, FILE, NONE, TUNED, OverlapConfig
 from overlap_sweep.program import launch_command
+from overlap_sweep.report.charts.renderer import left_out
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.page import FILE_NAME
@@ -100,6 +101,8 @@ def tune(
     print_answers(analysis, console)
     print_written(written, console, analysis.sections)
     print_uses(analysis, console)
+    for warning in left_out():
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> None:

@@ -105,7 +105,7 @@ def test_nothing_executes_in_a_browser(hostile: Path, chromium: Browser) -> None
     visit = Visit(chromium, hostile.parent / "reports" / "report.html")
     page = visit.page
     page.on("dialog", lambda dialog: visit.said.append(dialog.message))
-    page.wait_for_function(ALL_DRAWN, timeout=60_000)
+    page.wait_for_selector(ALL_DRAWN, timeout=60_000)
     page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     tooltips = 0
     marks = page.locator("figure.chart svg .mark-rect path, figure.chart svg .mark-symbol path")

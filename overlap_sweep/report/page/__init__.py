@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.cache import cached_bytes
 from overlap_sweep.overlap.kernel_shape import CUSTOM
 from overlap_sweep.overlap.models import title_of
 from overlap_sweep.report.charts.figures import Figure, figure, png, script_safe
 from overlap_sweep.report.charts.palette import FONT, chart_config, style_sheet
+from overlap_sweep.report.charts.renderer import left_out, page_script, why_it_cannot_run
 from overlap_sweep.report.comparison import flat
 from overlap_sweep.report.numbers import as_sentence, counted, some_of
 from overlap_sweep.report.page.terms import Terms
@@ -138,6 +139,7 @@ def page_files(
     """Yields paths below the report's directory with their contents: the page, then its charts as PNGs, which take most
     of the time. `other_files`: names of the other files there."""
     sections = [_shown(section) for section in analysis.sections]
+    with_plots = with_plots and not why_it_cannot_run()
     yield FILE_NAME, _page(analysis, sections, other_files).encode()
     exhibits = (exhibit for shown in sections for *_, exhibits in shown.answers for exhibit in exhibits)
     for chart in (chart for exhibit in exhibits for chart in exhibit.charts) if with_plots else ():
@@ -163,7 +165,7 @@ def _exhibits(address: str, exhibits: Sequence[Exhibit]) -> list[ShownExhibit]:
         shown = ShownExhibit(
             address=f"{address}-exhibit-{number}",
             exhibit=one,
-            chart=figure(name.replace("-", "_"), form) if form else None,
+            chart=figure(name.replace("-", "_"), form) if form and page_script() else None,
             table=page_table(one.listing) if one.listing else None,
             parts=_exhibits(name, one.parts()) if one.parts else [],
         )
@@ -179,6 +181,7 @@ def _page(analysis: Analysis, sections: Sequence[ShownSection], other_files: Seq
         loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     reading, terms = analysis.sources.reading, Terms()
+    scripts = [_in_script(page_script() or ""), _in_script((here / "page.js").read_text())]
     return environment.get_template("page.html.j2").render(
         title=_title(analysis),
         terms=terms,
@@ -196,9 +199,10 @@ def _page(analysis: Analysis, sections: Sequence[ShownSection], other_files: Seq
         style=style_sheet() + f":root {{ --font: {FONT}; }}\n" + (here / "page.css").read_text(),
         tables_style=_of_itables("dt_bundle.css"),
         config=script_safe(json.dumps(chart_config())),
-        vega_script=_vega_script(),
         tables_script=_in_script(_of_itables("dt_bundle.js")),
-        page_script=(here / "page.js").read_text(),
+        scripts=scripts,
+        policy=_policy(scripts),
+        left_out=left_out(),
     )
 
 
@@ -234,16 +238,14 @@ def _machines(points: Sequence[Point]) -> Iterator[tuple[str, dict[str, str]]]:
         )
 
 
-def _vega_script() -> str:
-    """Returns the script that defines `window.vegaEmbed`."""
-
-    def make() -> bytes:
-        import vl_convert
-
-        # Without an argument it returns the bundle of vegaEmbed; its stub requires one.
-        return vl_convert.javascript_bundle().encode()  # type: ignore[call-arg]
-
-    return _in_script(cached_bytes("scripts", f"vega {version('vl-convert-python')}", make).decode())
+def _policy(scripts: Sequence[str]) -> str:
+    """Returns the page's Content-Security-Policy: its own scripts and those that they make, and no network."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    own = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {own} blob:; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
 def _of_itables(name: str) -> str:
@@ -256,8 +258,9 @@ def _of_itables(name: str) -> str:
 
 
 def _in_script(code: str) -> str:
-    r"""Returns the code with `<\/` for `</`, which means the same in JavaScript's strings and comments."""
-    return code.replace("</script", r"<\/script").replace("<!--", r"<\!--")
+    r"""Returns the code with `<\/` for `</`, which means the same in JavaScript's strings and comments, and with
+    the line ends that browsers make of others."""
+    return code.replace("</script", r"<\/script").replace("<!--", r"<\!--").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def page_table(listing: Listing[Any]) -> PageTable:

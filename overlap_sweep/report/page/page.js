@@ -16,7 +16,7 @@ async function draw(figure) {
     spec.width = width;
     spec.autosize = { type: "fit-x", contains: "padding" };
   }
-  await window.vegaEmbed(drawing, spec, { config, actions: false, renderer: "svg", tooltip: { theme: "custom" } });
+  await window.vegaEmbed(drawing, spec, { config, actions: false, ast: true, renderer: "svg", tooltip: { theme: "custom" } });
 }
 
 function rest(milliseconds) {

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.end_to_end
 
-READY = "document.documentElement.dataset.ready === 'yes'"
-ALL_DRAWN = "document.documentElement.dataset.drawn === 'all'"
+READY = "html[data-ready=yes]"
+ALL_DRAWN = "html[data-drawn=all]"
 ROWS = "#operators-table tbody tr"
 BAR = "#operators_1_hidden_tp4 svg path[aria-roledescription=bar]"
 
@@ -80,7 +80,7 @@ class Visit:
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.goto(path.as_uri())
-        self.page.wait_for_function(READY, timeout=30_000)
+        self.page.wait_for_selector(READY, timeout=30_000)
         self.page.evaluate("document.querySelectorAll('#points details').forEach(one => one.open = true)")
 
     def count(self, selector: str) -> int:
@@ -165,7 +165,7 @@ def test_columns_and_terms_are_explained_by_mouse_and_keyboard(visit: Visit, wor
 
 
 def test_charts_are_legible_on_a_phone(narrow: Visit) -> None:
-    narrow.page.wait_for_function(ALL_DRAWN, timeout=60_000)
+    narrow.page.wait_for_selector(ALL_DRAWN, timeout=60_000)
     smallest = """Math.min(...[...document.querySelectorAll('figure.chart svg')].flatMap(svg => {
         const scale = svg.viewBox.baseVal.width ? svg.clientWidth / svg.viewBox.baseVal.width : 1;
         return [...svg.querySelectorAll('text')].map(text => parseFloat(getComputedStyle(text).fontSize) * scale);
@@ -174,7 +174,7 @@ def test_charts_are_legible_on_a_phone(narrow: Visit) -> None:
 
 
 def test_charts_keep_their_numbers_on_a_phone(narrow: Visit) -> None:
-    narrow.page.wait_for_function(ALL_DRAWN, timeout=60_000)
+    narrow.page.wait_for_selector(ALL_DRAWN, timeout=60_000)
     narrow.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     outside = """[...document.querySelectorAll('figure.chart:not(.scrolls)')].filter(figure => {
         const edge = figure.getBoundingClientRect().right + 2;
@@ -229,7 +229,7 @@ def test_the_contents_lead_to_every_section_by_keyboard_and_back(request: pytest
 @pytest.mark.parametrize(("name", "width"), [("visit", 1280), ("narrow", 400)])
 def test_every_chart_is_drawn_whole_and_in_silence(request: pytest.FixtureRequest, name: str, width: int) -> None:
     visit: Visit = request.getfixturevalue(name)
-    visit.page.wait_for_function(ALL_DRAWN, timeout=60_000)
+    visit.page.wait_for_selector(ALL_DRAWN, timeout=60_000)
     assert visit.count("figure.chart") == visit.count("figure.chart svg") > 18
     for section, charts in {"kernels": 5, "training": 1, "copies": 2, "tp_training": 2, "jobs": 1}.items():
         assert visit.count(f"#{section} figure.chart svg") == charts
@@ -386,3 +386,22 @@ def test_prints_everything_opened(visit: Visit) -> None:
     assert visit.page.evaluate("window.closed_when_printed") == 0
     assert visit.count("details:not([open])") == closed
     assert visit.said == []
+
+
+def test_the_page_runs_no_other_scripts_and_asks_no_network(report: Path, chromium: Browser) -> None:
+    visit = Visit(chromium, report)
+    visit.page.evaluate(
+        """() => {
+            const script = document.createElement("script");
+            script.textContent = "window.attacked = 'inline'";
+            document.body.append(script);
+            document.body.insertAdjacentHTML("beforeend", "<img src=x onerror='window.attacked = 1'>");
+        }"""
+    )
+    fetched = visit.page.evaluate("fetch('http://127.0.0.1:9/').then(() => 'fetched', (error) => String(error))")
+    assert "Failed to fetch" in fetched
+    assert visit.page.evaluate("window.attacked") is None
+    refused = [line for line in visit.said if "Content Security Policy" in line]
+    assert any("connect-src" in line for line in refused)
+    assert any("inline script" in line for line in refused)
+    assert not [address for address in visit.asked if address.startswith("http")]

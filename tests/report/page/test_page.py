@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import altair as alt
 import pytest
 
-from overlap_sweep.report.charts import LOST, Lines, cut
+from overlap_sweep.report.charts import LOST, Lines, cut, renderer
 from overlap_sweep.report.charts.figures import Figure, figure, png
 from overlap_sweep.report.charts.palette import COLOURS, chart_config, colour, in_light, looks_of, style_sheet
 from overlap_sweep.report.iterations import CLASSES, MOST_SPANS, stream_timeline
@@ -27,7 +28,7 @@ from overlap_sweep.workloads.operator.chart import hidden_bars
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.workloads.tp_training.section import MOST_BARS as MOST_STACKS
 from overlap_sweep.workloads.tp_training.section import MOST_CURVES, MOST_POINTS, loss_lines, stacks_bars
-from tests.analyze import analyze
+from tests.analyze import analyze, analyze_process
 from tests.commands.test_query import DEFAULT, NONE
 from tests.golden.archives import unpack
 from tests.golden.made_report import BEST_TRACE, NONE_TRACE, write_traced
@@ -345,3 +346,44 @@ def test_pngs_of_a_comparison(made: Made, tmp_path: Path, images: None) -> None:
         sizes = [dimensions(path.read_bytes()) for path in (tmp_path / one).glob("*.png")]
         assert len(sizes) == count
         assert all(width > least and height > 200 for width, height in sizes)
+
+
+# Where vl-convert cannot run
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing was drawn here before."""
+    monkeypatch.setenv("OVERLAP_SWEEP_CACHE", str(tmp_path / "cache"))
+    for known in (renderer.page_script, renderer.why_it_cannot_run):
+        known.cache_clear()
+    yield
+    for known in (renderer.page_script, renderer.why_it_cannot_run):
+        known.cache_clear()
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_a_limit_of_address_space_leaves_charts_out(tmp_path: Path) -> None:
+    """V8 would end the process by SIGTRAP."""
+    make_point("operator", tmp_path / "sweep")
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+
+    done = analyze_process(tmp_path / "sweep", "--plots", preexec_fn=limit)
+    why = "ulimit -v leaves vl-convert too little address space; use ulimit -v unlimited"
+    assert (done.returncode, done.stderr) == (0, f"warning: Charts are left out: {why}.\n")
+    page = (tmp_path / "sweep" / "report.html").read_text()
+    assert f"Charts are left out: {why}." in page
+    assert "<figure" not in page
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_without_vl_convert_charts_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renderer, "find_spec", lambda name: None)
+    make_point("operator", tmp_path / "sweep")
+    done = analyze(tmp_path / "sweep", "--plots")
+    why = "vl-convert is not installed; pip install vl-convert-python"
+    assert (done.returncode, done.stderr) == (0, f"warning: Charts are left out: {why}.\n")
+    assert "<figure" not in (tmp_path / "sweep" / "report.html").read_text()
+    assert not (tmp_path / "sweep" / "plots").exists()
