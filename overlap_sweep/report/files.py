@@ -31,9 +31,7 @@ def write_reports(analysis: Analysis, directory: Path, *, with_plots: bool = Fal
         def write(name: str, content: bytes) -> None:
             path = directory / name
             if not is_below(path.parent, directory):
-                raise UserError(
-                    f"{path.parent} is a link that leads out of {directory}; remove it, or use another --output."
-                )
+                raise UserError(f"{path.parent} is a link that leads out of {directory}; use another --output.")
             path.parent.mkdir(parents=True, exist_ok=True)
             written.append(write_atomically(path, content))
 

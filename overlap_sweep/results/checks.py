@@ -12,7 +12,8 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.overlap_cfg import NO_YAML
 from overlap_sweep.trace.disk import is_below, is_special
 
-MEASURE_AGAIN = "remove it and measure the point again"
+MEASURE_AGAIN = "if it is a point's, measure that again with resume="
+ELSEWHERE = "move it elsewhere"
 MOST_BYTES = 64 << 20
 """Largest file that is read; a result has some 100 kB."""
 MOST_YAML_BYTES = 1 << 20
@@ -28,9 +29,9 @@ def check_place(path: Path, root: Path, most_bytes: int | None = MOST_BYTES) -> 
     if not is_below(path, root):
         raise UserError(f"{path} is a link that leads out of {root}, so it is not read; copy the file there.")
     if is_special(path):
-        raise UserError(f"{path} is not a regular file, so it is not read; remove it.")
+        raise UserError(f"{path} is not a regular file, so it is not read; {ELSEWHERE}.")
     if most_bytes and path.exists() and path.stat().st_size > most_bytes:
-        raise UserError(f"{path} is larger than {most_bytes >> 20} MiB, so it is not read; remove it.")
+        raise UserError(f"{path} is larger than {most_bytes >> 20} MiB, so it is not read; {ELSEWHERE}.")
 
 
 def read_yaml(path: Path) -> Any:
@@ -38,9 +39,9 @@ def read_yaml(path: Path) -> Any:
     try:
         content = yaml.safe_load(path.read_bytes())
     except (OSError, *NO_YAML) as error:
-        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())}); remove it.") from None
+        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())}); {ELSEWHERE}.") from None
     if reason := excess([content]):
-        raise UserError(f"{path} {reason}; remove it.")
+        raise UserError(f"{path} {reason}; {ELSEWHERE}.")
     return content
 
 

@@ -136,13 +136,11 @@ def read_points(root: Path) -> Reading:
         except OSError as error:
             denied.append(error)
         except RecursionError:
-            problems.append(f"{directory} has a file that is nested too deeply to be read; remove it.")
+            problems.append(f"{directory} has a file that is nested too deeply to be read; move it elsewhere.")
     for link in links_out(root, denied.append):
         if (link / RESULT_FILE).exists() or (link / HYDRA_CONFIG).exists():
             problems.append(f"{link} is a link that leads out of {root}, so it is not read; copy the directory there.")
-    problems += [
-        f"{error.filename} cannot be read ({error.strerror}); make it readable, or remove it." for error in denied
-    ]
+    problems += [f"{error.filename} cannot be read ({error.strerror}); make it readable." for error in denied]
     if not points and not problems:
         raise UserError(f"{root} holds no results; measure some with launch.py, or give the directory that has them.")
     return Reading(root, points, problems)

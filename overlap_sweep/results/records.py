@@ -70,7 +70,7 @@ class TunerRecord(Record, kw_only=True):
     """The content of tuner.json: command, durations and layer points of a sweep of the tuner."""
 
     FILE = "tuner.json"
-    MEND = "remove it, or run the tuner again"
+    MEND = "run the tuner again with resume="
 
     command: str
     started: str
@@ -134,7 +134,7 @@ class SearchRecord(Record, kw_only=True):
     """The content of search.json, which a search writes next to its points."""
 
     FILE = "search.json"
-    MEND = "remove it, or search again"
+    MEND = "search again with resume="
 
     points: int = 0
     """Number of points, baselines included."""
@@ -292,7 +292,7 @@ class KnobRecord(Record, kw_only=True):
     """The content of knobs.json."""
 
     FILE = "knobs.json"
-    MEND = "remove it, or search again"
+    MEND = "search again with resume="
 
     points: int = 0
     reused: int = 0

@@ -307,7 +307,7 @@ def read_result(path: Path) -> Result:
     try:
         text = path.read_bytes()
     except PermissionError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); make it readable, or remove it.") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}); make it readable.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); {MEASURE_AGAIN}.") from None
     return decoded_result(text, str(path), MEASURE_AGAIN)
@@ -361,7 +361,7 @@ def check_composed(config: Any, path: Path) -> type[Measured]:
         msgspec.convert(config, kind.composed)
     except msgspec.ValidationError as error:
         raise UserError(
-            f"{path} is not a point's configuration ({one_line(error)}); remove {path.parent.parent}."
+            f"{path} is not a point's configuration ({one_line(error)}); move {path.parent.parent} elsewhere."
         ) from None
     return kind
 

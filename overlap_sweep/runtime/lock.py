@@ -83,7 +83,7 @@ def _locked(path: Path) -> int | None:
     its directory is gone."""
     while True:
         if path.is_symlink():
-            raise UserError(f"{path} is a link; remove it.")
+            raise UserError(f"{path} is a link, which is not followed; give another directory.")
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except FileNotFoundError:
@@ -120,7 +120,7 @@ def _locked_or_refused(path: Path) -> int:
     if descriptor is None:
         owner = _written_in(path) or "another process, which has just started"
         mend = "wait for it, end it, or give another directory"
-        raise UserError(f"{path.parent} is in use by {owner}; {mend}. If its host is gone, remove {path}.")
+        raise UserError(f"{path.parent} is in use by {owner}; {mend}. If its host is gone, resume in a copy of it.")
     return descriptor
 
 

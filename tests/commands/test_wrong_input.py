@@ -173,7 +173,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 WARNING = "warning: "
-CUT = (WARNING, "cut/result.json cannot be read", "measure the point again")
+CUT = (WARNING, "cut/result.json cannot be read", "measure that again with resume=")
 DAMAGED: dict[str, tuple[tuple[str, ...], str]] = {
     # A directory that cannot be written to.
     "report whole --format csv --output empty/../cuda/rank_0_metrics.jsonl": (("cannot be written to",), "fc1_dgrad"),

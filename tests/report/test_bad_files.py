@@ -198,7 +198,11 @@ def test_a_directory_that_cannot_be_read_is_a_sentence_beside_the_rest(tmp_path:
         reading = read_points(tmp_path)
     (tmp_path / "no_entry").chmod(0o755)
     assert [point.name for point in reading.points] == ["good"]
-    mends = {"no_entry": "make it readable", "unreadable": "make it readable", "earlier": "measure the point again"}
-    for name, mend in {**mends, "refused": f"remove {tmp_path / 'refused'}."}.items():
+    mends = {
+        "no_entry": "make it readable",
+        "unreadable": "make it readable",
+        "earlier": "measure that again with resume=",
+    }
+    for name, mend in {**mends, "refused": f"move {tmp_path / 'refused'} elsewhere."}.items():
         (problem,) = [problem for problem in reading.problems if problem.startswith(str(tmp_path / name))]
         assert mend in problem

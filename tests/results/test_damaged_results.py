@@ -276,7 +276,7 @@ def test_one_unreadable_result_is_named_and_the_others_are_read(tmp_path: Path, 
     reading = read_points(tmp_path)
     assert [point.name for point in reading.points] == ["good"]
     (problem,) = reading.problems
-    assert all(said in problem for said in (str(path), TEXTS[text], "measure the point again"))
+    assert all(said in problem for said in (str(path), TEXTS[text], "measure that again with resume="))
 
 
 @pytest.mark.parametrize("workload", MEASURED)

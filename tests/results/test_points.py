@@ -68,7 +68,7 @@ def test_what_is_not_ok_is_read(tmp_path: Path, workload: str, status: Status) -
 
 
 @pytest.mark.parametrize(
-    ("schema", "mend"), [(1, "remove it and measure the point again"), (3, "update overlap_sweep")]
+    ("schema", "mend"), [(1, "if it is a point's, measure that again with resume="), (3, "update overlap_sweep")]
 )
 def test_a_result_of_another_version_is_refused_in_a_sentence(tmp_path: Path, schema: int, mend: str) -> None:
     directory = make_point("operator", tmp_path)

@@ -139,7 +139,7 @@ def living_jobs(directory: Path) -> list[JobRecord]:
     if states is None:
         raise UserError(
             f"Slurm jobs ({', '.join(sorted(records))}) may be running in {directory}, but Slurm does not answer; "
-            f"try again where it does. If the jobs are gone, remove {directory / RECORDS}."
+            f"try again where it does. If the jobs are gone, move {directory / RECORDS} elsewhere."
         )
     for job_id in (job_id for job_id, state in states.items() if state.ended):
         forget(directory, job_id)
@@ -160,7 +160,7 @@ def _read(path: Path) -> JobRecord:
     try:
         record = msgspec.json.decode(path.read_bytes(), type=JobRecord)
     except (msgspec.DecodeError, OSError) as error:
-        raise UserError(f"{path} is not a record of a Slurm job ({error}); remove it.") from None
+        raise UserError(f"{path} is not a record of a Slurm job ({error}); move it elsewhere.") from None
     if record.job_id != path.stem:
-        raise UserError(f"{path} is not the record of job {path.stem}; remove it.")
+        raise UserError(f"{path} is not the record of job {path.stem}; move it elsewhere.")
     return record

@@ -251,7 +251,7 @@ def _read_run(directory: Path, root: Path) -> tuple[dict[int, dict[int, Step]], 
             more = f", and {len(wrong) - 1} more lines" if len(wrong) > 1 else ""
             problems.append(f"{path}: {wrong[0]}{more}; left out.")
         elif not steps:
-            problems.append(f"{path} has no complete step; remove it.")
+            problems.append(f"{path} has no complete step; left out.")
         if steps:
             found[rank] = steps
             aorta_ranks = world_size or aorta_ranks
