@@ -111,7 +111,7 @@ def sweep_of(directory: Path, *overrides: str, answer: Answer = operator_result)
     with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
         hydra = GlobalHydra.instance().hydra
         assert hydra
-        given = [*overrides, f"hydra.sweep.dir={directory}"]
+        given = [*map(as_choice, overrides), f"hydra.sweep.dir={directory}"]
         config = hydra.compose_config("config", given, RunMode.MULTIRUN, with_log_configuration=False)
         context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config))
         try:
