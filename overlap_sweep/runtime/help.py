@@ -45,6 +45,14 @@ EXAMPLES = {
     "TP stacks": "-m +experiment=tp_training model=llama3_8b tp_size=2,4 dp_size=1",
     "Your training": "-m workload=job job.command='torchrun train.py --bucket {mb}' +job.values.mb=25,100",
 }
+EXAMPLE_OF = {
+    **{"operator": EXAMPLES["A sweep"], "kernel": EXAMPLES["Kernels"], "fsdp": EXAMPLES["FSDP2, DDP"]},
+    **{"tp_training": EXAMPLES["TP stacks"], "job": EXAMPLES["Your training"]},
+    **{"layer": "workload=layer tp_size=4 model=llama3_70b", "copy_engine": "workload=copy_engine"},
+}
+"""An example by workload, of those that come with the product."""
+OF_TUNER = ("tuner.", "max_tp_size")
+"""Beginnings of the options of the tuner, which is for workload=operator."""
 MORE = {
     "workload=fsdp --help": "options of a workload, with values and explanations",
     "hydra/launcher=slurm --help": "options of a launcher or sweeper",
@@ -159,12 +167,18 @@ def _chosen(config: DictConfig, chosen: set[str]) -> Iterator[str]:
     if "hydra/sweeper" in chosen or sweeper != "basic":
         pages.append(sweeper_page(sweeper, workloads.schema(name)))
     if chosen - {"hydra/launcher", "hydra/sweeper"}:
+        if name in EXAMPLE_OF:
+            yield f"Example: {launch_program()} {EXAMPLE_OF[name]}"
+            yield ""
         yield f"Options of workload={name}: value with this command line, allowed values"
         pages += sorted(workload_pages(name), key=lambda page: page.title not in chosen)
     for page in pages:
+        options = [one for one in page.options if name == "operator" or not one.name.startswith(OF_TUNER)]
+        if page.options and not options:
+            continue
         yield ""
         yield from _wrapped(": ".join(filter(None, (page.title, page.about))))
-        for option in page.options:
+        for option in options:
             typed = f"{option.name}={_value(config, option)}"
             yield from _wrapped(f"{typed:<44}  {option.values}", "  ", " " * 48)
             yield from _wrapped(option.about, " " * 6, " " * 6)

@@ -45,8 +45,9 @@ def test_the_front_page_fits_a_screen_and_imports_no_torch() -> None:
 
 def test_a_choice_shows_its_options_with_values() -> None:
     shown = launch_here("model=hf", "tp_size=4", "--help", COLUMNS="100").stdout.splitlines()
-    assert "workload=operator" in shown[0]
-    assert shown[2].startswith("model: ")
+    assert shown[0].startswith("Example: python launch.py -m tp_size=")
+    assert "workload=operator" in shown[2]
+    assert shown[4].startswith("model: ")
     assert "  model.name=" in shown
     found = {line.split()[0]: line.split(maxsplit=1)[1:] for line in shown if line.startswith("  ") and "=" in line}
     assert found["tp_size=4"] == ["1 to 8"]
@@ -54,6 +55,14 @@ def test_a_choice_shows_its_options_with_values() -> None:
     assert max(map(len, shown)) <= 110
     own, common = (next(i for i, line in enumerate(shown) if each in line) for each in ("  method=", "  profile="))
     assert own < common
+
+
+def test_options_of_the_tuner_are_shown_with_operators_only() -> None:
+    of_operators, of_training = (launch_here(f"workload={name}", "--help").stdout for name in ("operator", "fsdp"))
+    for option in ("  max_tp_size=", "  tuner.prove="):
+        assert option in of_operators
+        assert option not in of_training
+    assert of_training.startswith("Example: python launch.py -m +experiment=fsdp_overlap")
 
 
 def test_a_launcher_and_a_sweeper_show_theirs() -> None:
