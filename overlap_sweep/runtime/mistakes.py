@@ -194,7 +194,7 @@ def one_line(error: Exception) -> str:
         return f"A config group takes the name of a choice, not a number ({text})."
     if found := re.search(r"Missing mandatory value: (\S+)", f"{text} {error.__cause__}"):
         return f"{found[1]} has no value; give {found[1]}=... ."
-    if found := re.search(r"UserError raised while resolving interpolation: (.*)", text):
+    if found := re.search(r"(?:User|Usage)Error raised while resolving interpolation: (.*)", text):
         return found[1]
     if found := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
         return exists_already(found[1])

@@ -200,7 +200,7 @@ def _check_resumed(config: DictConfig, kind: str) -> None:
     if Path(config.hydra.sweep.dir) != earlier:
         raise UsageError(f"resume={config.resume} and hydra.sweep.dir={config.hydra.sweep.dir}: give only one.")
     if not earlier.is_dir():
-        raise UsageError(f"{earlier} does not exist; give the directory of an earlier sweep, or resume=last.")
+        raise UserError(f"{earlier} does not exist; give the directory of an earlier sweep, or resume=last.")
 
 
 def _is_by_time(config: DictConfig, kind: str) -> bool:
