@@ -129,9 +129,9 @@ class BestSetting:
     setting_in_yaml: Setting | None
     """The setting in the YAML; None if the slot is not in it."""
     proven: bool
-    """Whether a whole layer was measured with it."""
+    """Whether whole layers show beyond the noise that the file is better than the alternative."""
     recommended: str | None
-    """The fastest variant of the whole layer: `tuned`, `none`, `default` or a preset; None if unproven."""
+    """The fastest variant of the whole layer: `tuned`, `none`, `default` or a preset; None if none was measured."""
     layer_ratio: float | None
     """Time of the recommended layer / time with no overlap."""
     layer_ratio_low: float | None
@@ -203,6 +203,7 @@ class Proof:
     case: str | None
     tp_size: int
     proven: bool
+    """Whether `tuned` and the best other variant differ beyond the noise."""
     verdict: str
     """The result in a sentence."""
     point: str | None
@@ -211,7 +212,7 @@ class Proof:
     """Times by variant: `none`, `default`, `tuned`, `preset <name>` and `floor`."""
     warnings: list[str] = field(default_factory=list)
     recommended: str | None = None
-    """The variant to train with. It and the fields below are None if unproven."""
+    """The variant to train with. It and the fields below are None if nothing was compared."""
     best_other: str | None = None
     """The fastest variant other than `tuned`."""
     tuned_to: dict[str, Ratio] | None = None
@@ -247,7 +248,7 @@ class Recommendation:
     pass_name: str | None
     """`fwd` or `bwd`; None for the whole layer."""
     is_proven: bool
-    """Whether the whole layer proves it; always true for an operator."""
+    """Whether the whole layer proves it beyond the noise; always true for an operator."""
     sentence: str
 
     def __str__(self) -> str:

@@ -59,17 +59,17 @@ class Report:
 
     @property
     def recommendations(self) -> list[Recommendation]:
-        """Returns the recommendations: proven layers, then passes of operators, then unproven layers."""
-        layers = [
-            Recommendation(
+        """Returns the recommendations: layers that decide, then passes of operators, then other layers."""
+        decided, others = list[Recommendation](), list[Recommendation]()
+        for tp_size, proof in self.proof.items():
+            layer = Recommendation(
                 tp_size=tp_size,
                 operator=None,
                 pass_name=None,
                 is_proven=proof.proven,
                 sentence=f"TP={tp_size}: {proof.verdict}",
             )
-            for tp_size, proof in self.proof.items()
-        ]
+            (decided if proof.recommended else others).append(layer)
         passes = [
             Recommendation(
                 tp_size=one.tp_size,
@@ -80,7 +80,7 @@ class Report:
             )
             for one in self._content.recommendations
         ]
-        return [*(one for one in layers if one.is_proven), *passes, *(one for one in layers if not one.is_proven)]
+        return [*decided, *passes, *others]
 
     @property
     def tp_scaling(self) -> Scaling:

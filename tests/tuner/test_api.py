@@ -130,7 +130,7 @@ def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pyte
     assert (result.status, result.point["tp_size"]) == ("ok", 2), result.error
     assert result.point["workload"] | {"name": "layer", "tokens": 64, "repeats": 3} == result.point["workload"]
     proof = report.proof[2]
-    assert proof.proven
+    assert proof.reason is None
     assert {"none", "tuned", "preset theirs", "floor"} <= set(proof.variants)
     # Plain torch has none.
     assert "default" not in proof.variants
@@ -173,7 +173,7 @@ def test_the_attention_of_a_mixture_of_experts_is_tuned_and_proven(tmp_path: Pat
         quiet=True,
     )
     assert {best.operator for best in report.best} == {"qkv", "proj"}
-    assert report.proof[2].proven
+    assert report.proof[2].recommended
     (case,) = report.cases
     assert case.applies_to[0] == "Applies to the attention (qkv, proj) of all 6 layers."
     assert case.applies_to[0] in report.yaml(2).read_text()

@@ -159,7 +159,13 @@ def test_answers_come_before_what_could_not_be_proven(tmp_path: Path) -> None:
     common: dict[str, Any] = {"case": None, "point": "layer", "variants": {}}
     proofs = [
         {**common, "tp_size": 2, "proven": False, "verdict": "not proven on the whole layer: it was skipped."},
-        {**common, "tp_size": 4, "proven": True, "verdict": "tuned is 4% faster than none: use tuned."},
+        {
+            **common,
+            "tp_size": 4,
+            "proven": True,
+            "recommended": "tuned",
+            "verdict": "tuned is 4% faster than none: use tuned.",
+        },
     ]
     whole = {"recommendations": recommended, "proof": proofs}
     (tmp_path / "tuning_report.json").write_text(json.dumps(whole))
