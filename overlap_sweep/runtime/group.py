@@ -27,7 +27,7 @@ from overlap_sweep.runtime.node import Node, OtherNode
 from overlap_sweep.runtime.nodes import take, with_hosts
 from overlap_sweep.runtime.outcome import tail
 from overlap_sweep.runtime.private_directory import PrivateDirectory
-from overlap_sweep.runtime.progress import now_doing
+from overlap_sweep.runtime.progress import measuring, now_doing
 
 ACCEPT_S = 0.2
 """Time between looks at the agents while ranks are awaited."""
@@ -281,7 +281,7 @@ class WorkerPool:
             self.close()
             now_doing(f"starting {counted(config.world_size, 'worker')} for {directory.name}")
             self._group = WorkerGroup(config, self._log).__enter__()
-            now_doing(f"measuring {directory.name}")
+            now_doing(measuring(directory.name, timeout_s))
         return self._group.run(point, directory, timeout_s, earlier_attempts)
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from overlap_sweep.errors import NodeLost, PointFailed, Refused, UsageError, Use
 from overlap_sweep.gpus import elsewhere, visible_gpus
 from overlap_sweep.overlap import models, overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.report.numbers import as_duration, visible
+from overlap_sweep.report.numbers import visible
 from overlap_sweep.results.identity import instrumented
 from overlap_sweep.results.run_directory import (
     RESULT_FILE,
@@ -55,7 +55,7 @@ from overlap_sweep.runtime.nodes import take, with_hosts
 from overlap_sweep.runtime.outcome import Outcome, in_short, outcomes, tail
 from overlap_sweep.runtime.placement import nodes_of
 from overlap_sweep.runtime.placement import refusal as placement_refusal
-from overlap_sweep.runtime.progress import announce, shown_waiting
+from overlap_sweep.runtime.progress import announce, measuring, shown_waiting
 from overlap_sweep.runtime.stacks import gather
 from overlap_sweep.runtime.stopping import stop_if_requested
 from overlap_sweep.workloads import Here, memory
@@ -253,7 +253,7 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     for left in reversed(range(point["runtime"]["retries"] + 1)):
         started, log_starts = now(), {log: _size(log) for log in _logs(point, directory)}
         limit_s = limits.limit_s(point)
-        with shown_waiting(f"measuring {directory.name}", f", at most {as_duration(limit_s)}"):
+        with shown_waiting(measuring(directory.name, limit_s)):
             reply = _attempt(pool, point, directory, limit_s, earlier)
         if reply["status"] in LASTING:
             break

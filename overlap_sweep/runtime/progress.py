@@ -9,11 +9,12 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, count
+from shutil import get_terminal_size
 from typing import Any
 
 from overlap_sweep import workloads
 from overlap_sweep.gpus import elsewhere
-from overlap_sweep.report.numbers import as_duration, counted, some_of, visible
+from overlap_sweep.report.numbers import as_duration, counted, shortened, some_of, visible
 from overlap_sweep.runtime.group_config import machine_of
 from overlap_sweep.runtime.outcome import Outcome, Outcomes
 
@@ -39,8 +40,13 @@ def now_doing(what: str) -> None:
     _doing.what = what
 
 
+def measuring(name: str, limit_s: float) -> str:
+    """Returns what is done while a point is measured."""
+    return f"measuring {name}, at most {as_duration(limit_s)}"
+
+
 @contextmanager
-def shown_waiting(what: str, limits: str = "") -> Iterator[None]:
+def shown_waiting(what: str) -> Iterator[None]:
     """Says what goes on inside the block and for how long: on a terminal in one line that is drawn anew every second
     and removed at the end, elsewhere in lines that become rarer."""
     ended, start, on_terminal = threading.Event(), time.monotonic(), sys.stdout.isatty()
@@ -53,8 +59,12 @@ def shown_waiting(what: str, limits: str = "") -> Iterator[None]:
         for waited_s in (REDRAWN_S * number for number in count(1)) if on_terminal else in_log:
             if ended.wait(max(0.0, start + waited_s - time.monotonic())):
                 break
-            line = visible(f"... {_doing.what}, {as_duration(waited_s)}{limits}")
-            print(f"{_CLEARED}{line}" if on_terminal else line, end="" if on_terminal else "\n", flush=True)
+            line = visible(f"... {as_duration(waited_s)} {_doing.what}")
+            if on_terminal:
+                # A line that wraps could not be removed.
+                print(f"{_CLEARED}{shortened(line, get_terminal_size().columns - 1)}", end="", flush=True)
+            else:
+                print(line, flush=True)
         if on_terminal:
             print(_CLEARED, end="", flush=True)
 
