@@ -29,6 +29,7 @@ from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
+from overlap_sweep.runtime.progress import announce, shown_waiting
 from overlap_sweep.search import Failure, Samples, Setting, conduct, finals
 from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail, one_by_one
 from overlap_sweep.search.knobs import search
@@ -351,8 +352,10 @@ def sweep(
 ) -> None:
     """Searches every case, prints the answers, and writes `knobs.json` after every batch. UserError, before anything
     runs, if there is nothing to search or a value is wrong."""
-    spaces = find_spaces(config, context, swept_values(context, params, arguments), set(params))
+    with shown_waiting("composing what is searched"):
+        spaces = find_spaces(config, context, swept_values(context, params, arguments), set(params))
     measurements = Measurements.begin(config, launcher)
+    announce([space.point() for space in spaces], outcomes)
     budget, searches, held = measurements.budget, list[Searching](), list[KnobFinal]()
 
     def record() -> KnobRecord:

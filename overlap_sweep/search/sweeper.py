@@ -24,6 +24,7 @@ from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.kept import wrong_results
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
+from overlap_sweep.runtime.progress import announce, shown_waiting
 from overlap_sweep.search.cell import NONE, Candidate, Cell, Trail
 from overlap_sweep.search.known_wrong import KnownWrong
 from overlap_sweep.search.measured import Job, Measurements, swept_values
@@ -72,9 +73,11 @@ class Sweep:
         self.config = config
         self._loader = context.config_loader
         self._refusal = refusal
-        found = self._find_tasks(values)
+        with shown_waiting("composing what is searched"):
+            found = self._find_tasks(values)
         self.tasks = [task for task in found if task.cells]
         self.measurements = Measurements.begin(config, launcher)
+        announce([task.point for task in self.tasks], outcomes)
         self.dropped: dict[str, str] = {}
         """Reasons why tasks were not searched, by label."""
         self._rounds = 0
