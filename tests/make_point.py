@@ -22,7 +22,7 @@ from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, write_result
 from overlap_sweep.runtime.composition import point_name
 from overlap_sweep.workloads.copy_engine.result import CopyTimes
-from overlap_sweep.workloads.fsdp.config import TRAINING_ON
+from overlap_sweep.workloads.fsdp.config import RANKING_ON, TRAINING_ON
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.job.command import script_name
 from overlap_sweep.workloads.job.result import FoundCause, GroupExposure, JobRun
@@ -82,7 +82,7 @@ _USUAL_OF: dict[str, dict[str, Any]] = {
     },
     "fsdp": {
         **{"tp_size": 1, "model.name": "ranking", "fsdp.forward_prefetch": 0, "training": TRAINING_ON["cuda"]},
-        **{"distributed.dp_size": 4, "profiling.enabled": False},
+        **{"distributed.dp_size": 4, "profiling.enabled": False, "ranking": RANKING_ON["cuda"]},
     },
     "copy_engine": {"tp_size": 1, "backend": "copy_engine", "copy_engine.direction": "host_to_device"},
     "tp_training": {
