@@ -61,9 +61,9 @@ BETWEEN_NODES = (
         "last microbatch: set_requires_all_reduce(False) before.",
     ),
     (
-        *("bandwidth", f"{NODES} gradient ddp"),
-        "Fewer and larger messages: DistributedDataParallel(bucket_cap_mb=100), no_sync() but for the last microbatch; "
-        "bf16_compress_hook halves fp32 gradients.",
+        *("bandwidth", f"{NODES} gradient ddp larger"),
+        "Fewer and larger messages: DistributedDataParallel(bucket_cap_mb={larger}), no_sync() but for the last "
+        "microbatch; bf16_compress_hook halves fp32 gradients.",
     ),
     (
         *("bandwidth", f"{NODES} gradient deepspeed"),
@@ -81,8 +81,8 @@ BETWEEN_NODES = (
         "NCCL_DEBUG=INFO which network it uses: NCCL_IB_HCA, NCCL_SOCKET_IFNAME.",
     ),
     (
-        *("contention", f"{NODES} nccl"),
-        "Fewer SMs for NCCL: few are enough for the network between nodes. NCCL_MAX_CTAS=8 or 4, while it stays "
+        *("contention", f"{NODES} nccl fewer"),
+        "Fewer SMs for NCCL: few are enough for the network between nodes. NCCL_MAX_CTAS={fewer}, while it stays "
         "hidden.",
     ),
 )

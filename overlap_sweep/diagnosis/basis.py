@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import END_OF_STEP, Cause
 from overlap_sweep.diagnosis.advice_between_nodes import ACTIVATIONS, NODES, PARAMETERS
-from overlap_sweep.diagnosis.calls import Call
+from overlap_sweep.diagnosis.calls import Call, bytes_of
 from overlap_sweep.diagnosis.causes import Loss
+from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
 from overlap_sweep.diagnosis.exposure import Exposure
 from overlap_sweep.diagnosis.facts import RankFacts, Wait
 from overlap_sweep.diagnosis.nodes import place_of
@@ -25,6 +26,15 @@ from overlap_sweep.diagnosis.rank import POINT_TO_POINT, UNKNOWN_RANK
 MUCH = 0.3
 """Share of the time lost from which on something explains it: what differs between two ranks, or what the host does."""
 
+
+TRAINING = {"optimizer", "loader", "ddp", "fsdp1", "fsdp2", "deepspeed"}
+"""Libraries of which a training has at least one. Benchmarks of operators and layers have none."""
+
+DEFAULT_BUCKET = 25
+"""PyTorch's bucket_cap_mb."""
+
+LEAST_BLOCKS = 4
+"""Fewest SMs of NCCL that can be halved twice."""
 
 MEGATRON = re.compile(r"_PARALLEL_GROUP")
 """In the descriptions of Megatron-Core's process groups."""
@@ -212,8 +222,9 @@ def _most_extra(late: RankFacts, own: RankFacts) -> str:
     return f", most of it in {(function_name(name) or name)[:60]}" if time_ns > 0 else ""
 
 
-def signs_of(basis: Basis) -> set[str]:
-    """Returns what advice depends on: roles, collectives, libraries, passes, and how the cause shows."""
+def signs_of(basis: Basis) -> dict[str, str]:
+    """Returns what advice depends on: roles, collectives, libraries, passes, and how the cause shows; some have a
+    value for the sentence."""
     own, calls = basis.own, basis.calls
     signs = {
         *(own.libraries | basis.roles),
@@ -231,6 +242,12 @@ def signs_of(basis: Basis) -> set[str]:
         "after_step": basis.roles == {"parameter"} and all(call.pass_ == "other" for call in calls),
         "blocks": basis.blocks,
         "occupied": basis.occupied,
+        "untrained": not any(one.libraries & TRAINING for one in basis.facts),
+        "low_precision": bool(calls) and all(BYTES_OF.get(type_of(call.dtype), 4) < 4 for call in calls),
+        "gathered_twice": any(
+            call.collective == "all_gather" and call.pass_ == "bwd" and call.group in {one.group for one in calls}
+            for call in own.calls
+        ),
         "before_gather": basis.cause == "issued_late" and basis.before_gather,
     }
     if basis.between_nodes:
@@ -252,4 +269,17 @@ def signs_of(basis: Basis) -> set[str]:
         }
     if basis.cause == "straggler":
         signs.add(lateness_of(basis).sign)
-    return signs | {sign for sign, holds in found.items() if holds}
+    return {**dict.fromkeys(signs | {sign for sign, holds in found.items() if holds}, ""), **_other_values(basis)}
+
+
+def _other_values(basis: Basis) -> dict[str, str]:
+    """Returns values to try instead of those that the trace shows to be in use: buckets in MiB, and SMs of NCCL."""
+    found = {}
+    if buckets := [size for call in basis.calls if (size := bytes_of(call))]:
+        largest = max(buckets) / 2**20
+        found["smaller"] = f"{DEFAULT_BUCKET if largest > 1.2 * DEFAULT_BUCKET else largest / 2:.2g}"
+        found["larger"] = f"{max(DEFAULT_BUCKET, 4 * largest):.0f}"
+    most = max((call.blocks for call in basis.calls if call.blocks and call.library == "nccl"), default=0)
+    if most >= LEAST_BLOCKS:
+        found["fewer"] = f"{most // 2} or {most // 4}"
+    return found

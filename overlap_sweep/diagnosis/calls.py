@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ SCALARS = 64
 
 PASSES: dict[int, Pass] = {FWD: "fwd", BWD: "bwd", RECOMPUTE: "bwd"}
 
+_GRID = re.compile(r"\[(\d+), (\d+), (\d+)\]")
 _C10D = re.compile(r"c10d::(?!barrier|monitored_barrier)|_c10d_functional::(?!wait_tensor|_wrap)")
 
 
@@ -72,6 +74,8 @@ class Call:
     """Whether it was launched where autograd accumulates gradients, or by a hook there."""
     peer: int | None = None
     """Rank that a send or recv is to or from; None if unknown."""
+    blocks: int | None = None
+    """Thread blocks of its kernel; None if unknown."""
 
     @property
     def is_of_scalars(self) -> bool:
@@ -103,6 +107,7 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
             # torch.cuda._sleep waits for nobody.
             continue
         detail = trace.details[events.detail[i]]
+        grid = _GRID.match(detail.shape or "") if launch is not None else None
         name, pass_ = activity.labels[events.label[i]][1], int(activity.assignment.pass_[i])
         if launch is None:
             at = launched_by.get(i, i)
@@ -141,6 +146,7 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
             computed_before=places.computed_before(thread, launch_ns),
             accumulates=places.accumulates(thread, launch_ns),
             peer=detail.peer,
+            blocks=math.prod(map(int, grid.groups())) if grid else None,
         )
 
 

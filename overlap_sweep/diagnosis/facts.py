@@ -107,6 +107,10 @@ LIBRARIES = {
     "dtensor": re.compile(r"_FromTorchTensor|_ToTorchTensor|Redistribute|_c10d_functional"),
     "symm_mem": re.compile(r"symm_mem::"),
     "deep_ep": re.compile(r"deep_ep"),
+    "optimizer": re.compile(r"Optimizer\.step#"),
+    "fused": re.compile(r"aten::_fused_(adam|adamw|sgd|adagrad)_"),
+    "loader": re.compile(r"enumerate\(DataLoader\)#"),
+    "loader_workers": re.compile(r"_MultiProcessingDataLoaderIter"),
 }
 
 

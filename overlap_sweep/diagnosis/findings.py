@@ -239,7 +239,7 @@ def nothing_of(steps: Sequence[StepLoss]) -> Finding | None:
         collective="",
         where="",
         evidence=f"Exposed communication costs {cost_us:,.1f} us per step, {as_share(share)} of it.",
-        try_=advice_for("none", ()),
+        try_=advice_for("none", {}),
     )
 
 

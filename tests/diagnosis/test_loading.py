@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from torch.profiler import profile, record_function
 from torch.utils.data import DataLoader, Dataset
@@ -25,10 +26,11 @@ class Slow(Dataset[torch.Tensor]):
         return torch.ones(64, 64)
 
 
-def test_torchs_own_loader_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("workers", "advice"), [(0, "DataLoader(num_workers=4"), (1, "more num_workers")])
+def test_torchs_own_loader_is_named(tmp_path: Path, workers: int, advice: str) -> None:
     weight = torch.ones(64, 64)
     with profile() as recorded:
-        batches = iter(DataLoader(Slow(), batch_size=1))
+        batches = iter(DataLoader(Slow(), batch_size=1, num_workers=workers))
         for number in range(STEPS):
             with record_function(f"ProfilerStep#{number}"):
                 batch = next(batches)
@@ -38,4 +40,4 @@ def test_torchs_own_loader_is_named(tmp_path: Path) -> None:
     recorded.export_chrome_trace(str(path))
     found = {one.cause: one for one in diagnosis_of("run", [facts_of(read_trace(path), path, [])]).findings}
     assert "of that time the host waits for a DataLoader's next batch" in found["host_bound"].evidence
-    assert "num_workers" in found["host_bound"].try_
+    assert advice in found["host_bound"].try_

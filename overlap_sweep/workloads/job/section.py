@@ -10,7 +10,7 @@ from typing import Any
 from overlap_sweep.diagnosis import as_share
 from overlap_sweep.report import causes
 from overlap_sweep.report.nodes import NODES
-from overlap_sweep.report.numbers import as_rate, as_us
+from overlap_sweep.report.numbers import as_rate, as_us, some_of
 from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     DEVICE,
@@ -320,7 +320,11 @@ def _findings(analysis: JobAnalysis) -> list[Exhibit]:
     ]
     if not found:
         return []
-    advice = {f"{one.finding.cause}: {one.finding.advice}": None for one in found if one.finding.advice}
+    several = len({one.setting for one in found}) > 1
+    settings_by_advice: dict[tuple[str, str], list[str]] = {}
+    for one in found:
+        if one.finding.advice:
+            settings_by_advice.setdefault((one.finding.cause, one.finding.advice), []).append(one.setting)
     return [
         Exhibit(
             listing=Listing(
@@ -333,7 +337,10 @@ def _findings(analysis: JobAnalysis) -> list[Exhibit]:
             heading="Why communication is exposed, by setting",
             # The page diagnoses the traces, which says more.
             on_page=len(sides(analysis)) < len({one.setting for one in found}),
-            notes=[f"Try for {text}" for text in advice],
+            notes=[
+                f"Try for {cause}{f' with {some_of(settings)}' if several else ''}: {advice}"
+                for (cause, advice), settings in settings_by_advice.items()
+            ],
         )
     ]
 
