@@ -33,6 +33,9 @@ TRAINING = {"optimizer", "loader", "ddp", "fsdp1", "fsdp2", "deepspeed"}
 DEFAULT_BUCKET = 25
 """PyTorch's bucket_cap_mb."""
 
+LEAST_BUCKET = 1
+"""Buckets of fewer MiB are mostly latency."""
+
 LEAST_BLOCKS = 4
 """Fewest SMs of NCCL that can be halved twice."""
 
@@ -277,7 +280,8 @@ def _other_values(basis: Basis) -> dict[str, str]:
     found = {}
     if buckets := [size for call in basis.calls if (size := bytes_of(call))]:
         largest = max(buckets) / 2**20
-        found["smaller"] = f"{DEFAULT_BUCKET if largest > 1.2 * DEFAULT_BUCKET else largest / 2:.2g}"
+        if largest >= LEAST_BUCKET:
+            found["smaller"] = f"{DEFAULT_BUCKET if largest > 1.2 * DEFAULT_BUCKET else largest / 2:.2g}"
         found["larger"] = f"{max(DEFAULT_BUCKET, 4 * largest):.0f}"
     most = max((call.blocks for call in basis.calls if call.blocks and call.library == "nccl"), default=0)
     if most >= LEAST_BLOCKS:
