@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from overlap_sweep.diagnosis import as_share
 from overlap_sweep.diagnosis.latency import MANY
+from overlap_sweep.report.numbers import as_rate
 from tests.diagnosis.made_timeline import AUTOGRAD, Timeline, diagnosed, findings
 
 SMALL, LARGE = 1 << 10, 1 << 24
@@ -70,3 +72,16 @@ def test_activations_that_are_computed_from_one_another_cannot_be_merged(tmp_pat
 
     assert list(findings(tmp_path, made(30))) == ["dependency"]
     assert next(iter(findings(tmp_path, made(2)))) == "latency"
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(0.5, "50%"), (0.0996, "10%"), (0.0549, "5.5%"), (0.01, "1.0%"), (0.0003, "0.03%"), (0.0, "0%")],
+)
+def test_a_small_share_has_a_digit(share: float, words: str) -> None:
+    assert as_share(share) == words
+
+
+@pytest.mark.parametrize(("rate", "words"), [(312.4, "312"), (0.0231, "0.0231"), (4.57e-5, "0.0000457"), (0.0, "0")])
+def test_a_small_rate_has_digits(rate: float, words: str) -> None:
+    assert as_rate(rate) == words

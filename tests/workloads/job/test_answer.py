@@ -257,11 +257,25 @@ def test_points_without_a_time_take_no_part(tmp_path: Path) -> None:
 
 def test_a_setting_without_traces_says_so_beside_what_would_have_recorded_them(tmp_path: Path) -> None:
     early = "Rank 0: The script ended after 15 steps, but profiling steps 28 to 30 takes 31: job.steps=4 would do."
-    run(tmp_path, {"bucket": 25}, causes={"issued_late": 0.09})
+    run(tmp_path, {"bucket": 25}, exposed={"DP, ranks 0,1": 9_000.0})
     run(tmp_path, {"bucket": 100}, warnings=[early])
     analysis = analysis_of(tmp_path)
-    assert {row.setting: row.note for row in analysis.rows}["bucket=100"] == "not profiled"
+    notes = {row.setting: row.note for row in analysis.rows}
+    assert ("not profiled" in notes["bucket=25"], notes["bucket=100"]) == (False, "not profiled")
     assert early in cautions(analysis)
+
+
+def test_advice_names_the_settings_that_it_is_for(tmp_path: Path) -> None:
+    exposed = {"DP, ranks 0,1": 9_000.0}
+    run(tmp_path, {"bucket": 25}, exposed=exposed, causes={"issued_late": 0.09})
+    run(tmp_path, {"bucket": 100}, exposed=exposed, causes={"issued_late": 0.04, "dependency": 0.03})
+    found = section(read_sources(tmp_path, AnalysisConfig()))
+    assert found
+    (notes,) = (one.notes for answer in found.answers for one in answer.more)
+    assert [note.partition(":")[0] for note in notes] == [
+        "Try for issued_late with bucket=25, bucket=100",
+        "Try for dependency with bucket=100",
+    ]
 
 
 def test_what_was_found_is_kept_for_programs(tmp_path: Path) -> None:
