@@ -41,11 +41,11 @@ Path_ = tuple[str | int, ...]
 
 
 def fields_of(content: Any, path: Path_ = ()) -> Iterator[Path_]:
-    """Yields the places of all values, of lists only of the first two."""
+    """Yields the places of all values, of lists only of the first."""
     if path:
         yield path
     if isinstance(content, dict | list):
-        items = content.items() if isinstance(content, dict) else enumerate(content[:2])
+        items = content.items() if isinstance(content, dict) else enumerate(content[:1])
         for key, value in items:
             yield from fields_of(value, (*path, key))
 
@@ -132,10 +132,11 @@ def test_all_fields_that_cannot_be_are_answers_or_sentences(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("part", range(PARTS))
-def test_a_report_shows_whatever_the_environment_was(point: Path, tmp_path: Path, part: int) -> None:
-    changes = accepted(json.loads((point / RESULT_FILE).read_text()), part)
-    answer_all(point, [one for one in changes if one[0][0] in ("environment", "conditions", "started")], tmp_path)
+def test_a_page_shows_whatever_the_environment_was(point: Path, tmp_path: Path) -> None:
+    content = json.loads((point / RESULT_FILE).read_text())
+    paths = [path for path in fields_of(content) if path[0] in ("environment", "conditions", "started")]
+    changes = [(path, value) for path in paths for value in VALUES if not refusal(changed(content, path, value))]
+    answer_all(point, random.Random(41).sample(changes, 15), tmp_path)
 
 
 @pytest.mark.parametrize("device", ["", "unknown", "auto", None, MISSING])
