@@ -52,7 +52,7 @@ test-long: .venv/.installed
 wheel:
 	PYTHON=$(PYTHON) .ci/wheel
 
-## Writes tests/golden/expected and docs/columns.md anew: all that analysis prints and writes. The diff is what a change does to users.
+## Writes tests/golden/expected, docs/columns.md, docs/options.md and the defaults in conf/ anew: all that analysis prints and writes. The diff is what a change does to users.
 golden: .venv/.installed
 	$(BIN)/python -m tests.golden.outputs
 
