@@ -120,7 +120,7 @@ class Runtime:
     """`auto`: cuda when a GPU is visible."""
     nodes: int | None = ranged(None, 1, 4096)
     """Machines that the ranks of a point are spread over, equally many on each and in order of the ranks. null: 1; on
-    Slurm as many as make necessary what `hydra.launcher.gpus_per_node` was set to. Without Slurm, start launch.py by
+    Slurm as many as `hydra.launcher.gpus_per_node` makes necessary. Without Slurm, start launch.py by
     one `torchrun --nnodes` on each machine (see clusters.md)."""
     isolate: bool = False
     """Start a fresh torchrun group for every point instead of one per world size."""
@@ -146,8 +146,8 @@ class Runtime:
     """Backend that exchanges the handles of the userbuffers. On two H200s gloo takes 10 ms; NCCL takes 180 ms at first
     and keeps 0.5 GB."""
     ub_timeout_s: int | None = ranged(None, 1, 86400)
-    """UB_TIMEOUT of the workers, in whole seconds: a kernel of userbuffers that has waited so long for another rank
-    prints what it waits for and goes on with wrong numbers. null: as your environment has it, else Transformer Engine's
+    """UB_TIMEOUT of the workers, in whole seconds: a kernel of userbuffers that has waited this long for another rank
+    prints what it waits for and goes on with wrong numbers. null: as set in your environment, else Transformer Engine's
     110."""
     debug: bool = False
     """For a point that hangs or computes garbage: every rank prints into worker.log what it builds, every pass, and
@@ -186,8 +186,8 @@ class Search:
     """workload.noise_goal of a search's points of operators: their repeats end early once the noise is below this
     fraction. null: never."""
     retry_wrong: bool = False
-    """Measure also what is known to compute wrong numbers with the installed libraries, or did so before on an equal
-    machine."""
+    """Also measure settings that are known to compute wrong numbers with the installed libraries, or did so before on
+    an identical machine."""
 
 
 @dataclass
@@ -240,7 +240,7 @@ class PointConfig:
     search: Search = field(default_factory=Search)
     tuner: Tuner = field(default_factory=Tuner)
     max_tp_size: int = ranged(8, 1, 1024)
-    """Largest TP size that the tuner searches, of 2, 4 and 8. tp_size overrides it."""
+    """Largest of the TP sizes 2, 4 and 8 that the tuner searches. tp_size overrides it."""
     resume: str | None = None
     """Directory of an earlier sweep to continue, or `last`. Points that it has measured are not measured again."""
     store: str | None = None

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 
 class UserError(Exception):
-    """What was wrong and how to mend it, in one line. Entry points print it without a traceback."""
+    """What was wrong and how to fix it, in one line. Entry points print it without a traceback."""
 
     status = 1
     """Exit status of a command that it ends."""

@@ -134,7 +134,7 @@ class _Hook:
             if answer := answers.get(f"{cycle}/trace/{each}"):
                 self._take(msgspec.json.decode(answer, type=_Written), each, folder, gathered)
             else:
-                gathered.notes.append(f"Rank {each} has written no trace within {WAIT_S:.0f} s.")
+                gathered.notes.append(f"Rank {each} wrote no trace within {WAIT_S:.0f} s.")
             told.tell(f"{cycle}/taken/{each}", "")
         _diagnose(gathered, temporary=self._directory is None)
 
@@ -154,7 +154,7 @@ class _Hook:
             mend = "give diagnose_trace() a directory that all ranks see"
             if self._directory is not None:
                 mend = "diagnose copies of all traces together, or give a directory that all ranks see"
-            gathered.notes.append(f"The trace of rank {rank} is on {written.host}, unseen from here; {mend}.")
+            gathered.notes.append(f"The trace of rank {rank} is on {written.host}, not visible from here; {mend}.")
         else:
             gathered.paths.append(path if self._directory is not None else Path(shutil.move(path, folder)))
 
@@ -296,7 +296,7 @@ def _while_there() -> Iterator[None]:
     except RuntimeError as error:
         from overlap_sweep.commands.output import print_warning
 
-        print_warning(f"The ranks cannot tell each other of their traces ({_line(error)}).")
+        print_warning(f"The ranks cannot exchange where their traces are ({_line(error)}).")
 
 
 @contextmanager
@@ -310,7 +310,7 @@ def _going_on() -> Iterator[None]:
         print_error(str(error))
     except Exception:
         traceback.print_exc()
-        print_error("The profiled steps could not be diagnosed, as above; the training goes on.")
+        print_error("The profiled steps could not be diagnosed (see above); training continues.")
 
 
 def _listed(ranks: Iterable[int]) -> str:

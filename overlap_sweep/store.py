@@ -124,7 +124,7 @@ class Store:
             raise UserError(f"{self._directory} has no space for a measurement; free some.")
 
     def find(self, point: dict[str, Any], environment: dict[str, Any]) -> Measurement | None:
-        """Returns the latest `ok`, not launch-bound measurement of the same point on an equal machine (`identity`).
+        """Returns the latest `ok`, not launch-bound measurement of the same point on an identical machine (`identity`).
         `environment` is `identity.machine`'s or a result's."""
         for file in _line_files(self._directory):
             for end, measurement in _read_lines(file, self.problems, self._read_up_to.get(file, 0)):

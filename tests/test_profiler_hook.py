@@ -150,7 +150,7 @@ def never_written(ranks: Ranks) -> Saw:
 def test_a_trace_that_does_not_come_is_named() -> None:
     first, _ = run_ranks(2, never_written)
     assert FINDINGS.search(first.stdout)
-    assert "warning: Rank 1 has written no trace within 1 s." in first.stderr
+    assert "warning: Rank 1 wrote no trace within 1 s." in first.stderr
 
 
 def unseen(ranks: Ranks, folder: Path, directory: Path | None) -> Saw:
@@ -254,5 +254,5 @@ def test_a_store_that_is_gone_is_said_and_waited_for_no_longer(capsys: pytest.Ca
     start_s = time.monotonic()
     assert told.wait(["a", "b"], 60) == {}
     assert time.monotonic() - start_s < 1
-    line = "warning: The ranks cannot tell each other of their traces (Connection reset by peer).\n"
+    line = "warning: The ranks cannot exchange where their traces are (Connection reset by peer).\n"
     assert capsys.readouterr().err == 2 * line

@@ -266,7 +266,7 @@ def load_kernels(name: str) -> Any:
     except Exception as error:
         # Code of another package may raise anything when it is first run.
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise UserError(f"backend={name} cannot be loaded from {value} ({reason}); mend or uninstall it.") from error
+        raise UserError(f"backend={name} cannot be loaded from {value} ({reason}); fix or uninstall it.") from error
     lacking = [function for function in _KERNEL_FUNCTIONS if not callable(getattr(module, function, None))]
     if lacking:
         raise UserError(f"backend={name}: {value} has no {', '.join(lacking)}; docs/kernels.md lists what it requires.")

@@ -45,7 +45,7 @@ DiagnoseCommand = with_columns(_tables)
 def diagnose(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE|DIR", help="Kineto traces of all ranks, .json or .json.gz, or where they are."),
+        typer.Argument(metavar="FILE|DIR", help="Kineto traces of all ranks, .json or .json.gz, or their directories."),
     ],
     by: Annotated[
         Rows,

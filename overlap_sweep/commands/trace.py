@@ -61,7 +61,7 @@ def trace(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE|DIR", help="Kineto traces or rocprofv3's JSON, .json or .json.gz, or where to look for them."
+            metavar="FILE|DIR", help="Kineto traces or rocprofv3's JSON, .json or .json.gz, or their directories."
         ),
     ],
     by: Annotated[

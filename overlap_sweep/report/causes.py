@@ -138,7 +138,7 @@ def exhibit_of_several(cases: Mapping[str, Mapping[str, Side | None]]) -> Exhibi
         name="causes",
         heading="Why communication is exposed",
         drawn="What costs time in a profiled step, from the traces of all ranks, the most worthwhile first. lost: an "
-        "upper bound of what mending this cause alone could gain.",
+        "upper bound of what fixing this cause alone could gain.",
         parts=lambda: list(_tables(cases)),
     )
 

@@ -42,7 +42,7 @@ PASS = "fwd, bwd, or other (the optimizer and what follows the backward pass); e
 GROUP = _text("process_group", "Name and description of the process group; empty if unknown.", "group")
 
 FINDINGS: Table[Row] = Table(
-    *("findings", "one row per finding, of each run the most worthwhile first"),
+    *("findings", "one row per finding, in each run the most worthwhile first"),
     (
         RUN,
         _text(
@@ -53,21 +53,24 @@ FINDINGS: Table[Row] = Table(
         ),
         _us(
             "lost_us",
-            "Time lost per step, median over the steps, of the rank that loses most: an upper bound of what mending "
+            "Time lost per step, median over the steps, of the rank that loses most: an upper bound of what fixing "
             "this cause alone could gain.",
             "lost us",
         ),
         _number("share", "lost_us / time of the step.", as_share),
         _count(
             "rank",
-            "Rank that loses most; of a straggler the rank that the others wait for. Empty if the traces do not tell.",
+            "Rank that loses most; for a straggler the rank that the others wait for. Empty if the traces do not show "
+            "it.",
             "rank",
         ),
         GROUP,
         _text("collective", "Such as all_gather; empty if the cause is not about one.", "collective"),
         _text("pass", PASS, "pass"),
-        _text("where", "Module, annotation or operator that launched it; empty if the trace does not tell.", "where"),
-        _text("evidence", "Sentence with the numbers that decided."),
+        _text(
+            "where", "Module, annotation or operator that launched it; empty if the trace does not show it.", "where"
+        ),
+        _text("evidence", "Sentence with the numbers that the finding rests on."),
         _text("try", "Sentence with the setting to change; empty if there is none."),
     ),
 )
@@ -75,7 +78,7 @@ STEPS: Table[Row] = Table(
     *("steps", "one row per step and rank"),
     (
         RUN,
-        _count("rank", "Rank that recorded the trace; empty if the trace does not tell.", "rank"),
+        _count("rank", "Rank that recorded the trace; empty if the trace does not name it.", "rank"),
         _count("step", "N of ProfilerStep#N, or counted from 0.", "step"),
         _us("step_us", "Time from the first work of the step to that of the next one.", "step us"),
         _us(
@@ -124,7 +127,7 @@ GROUPS: Table[Row] = Table(
         _count(
             "bytes",
             "Size of one call as nccl-tests counts it: the whole buffer, which is an all-gather's output and a "
-            "reduce-scatter's input. Of all-to-alls, whose sizes may change, the median.",
+            "reduce-scatter's input. For all-to-alls, whose sizes may change: the median.",
             "bytes",
             show=as_count,
         ),
@@ -137,10 +140,10 @@ GROUPS: Table[Row] = Table(
         ),
         _text(
             "transfer_is",
-            "measured (from the traces of all ranks of the group), at_most (some are missing; of a single rank's trace "
-            "the fastest call of the same size), or empty if unknown.",
+            "measured (from the traces of all ranks of the group), at_most (some are missing; with a single rank's "
+            "trace the fastest call of the same size), or empty if unknown.",
         ),
-        _transfer("algbw_gb_per_s", "bytes / transfer_us; at_most: at least so much.", "", ">= ", as_rate),
+        _transfer("algbw_gb_per_s", "bytes / transfer_us; at_most: at least this much.", "", ">= ", as_rate),
         _transfer(
             "busbw_gb_per_s",
             "algbw_gb_per_s times the part of the data that the links of each rank carry, by the formulas of "
@@ -251,7 +254,7 @@ def headline(diagnosis: Diagnosis) -> str:
         return "No step to diagnose."
     parts = {
         "exposed communication": found.exposed_comm_us,
-        "nothing runs": found.idle_us,
+        "idle for": found.idle_us,
         "GEMMs slowed by communication": found.slowed_us,
     }
     listed = ", ".join(f"{name} {_with_share(us, found.step_us)}" for name, us in parts.items() if us > 0)

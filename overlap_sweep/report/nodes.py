@@ -40,7 +40,7 @@ def between_nodes_in_a_sentence(times: NodeTimes | None) -> str:
     if times is None or not times.comm_us:
         return ""
     if not times.between_us and times.unknown_us:
-        return "How much of the communication is between nodes is unknown: the traces do not tell its process groups."
+        return "How much of the communication is between nodes is unknown: the traces do not name its process groups."
     least = "at least " if times.at_least else ""
     rate = f", at {least}{as_rate(times.between_gb_s)} GB/s" if times.between_gb_s else ""
     exposed = f" ({as_us(times.exposed_between_us)} us exposed)" if times.between_us else ""

@@ -126,7 +126,7 @@ def _final_lines(final: KnobFinal) -> Iterator[str]:
             rows.append((one.label, changed, as_us(one.time_us), as_us(one.noise_us), note))
         yield from (f"  {line}" for line in _aligned(rows, texts=2))
         if final.work_of:
-            yield f"  Times are for as much work as in a step of {final.work_of}."
+            yield f"  Times are for the work of one step of {final.work_of}."
         best = {one.label: one for one in reversed(final.finalists) if one.place}
         yield from (f"  {_command(one.overrides, one.changed)}" for one in final.finalists if one in best.values())
         yield from (f"  {one.label} deviates: {one.deviation}" for one in final.finalists if one.deviation)
@@ -167,7 +167,7 @@ def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
     if search.disturbed:
         noise_of_ratios, noise_of_times = 100 * search.disturbed.ratios, 100 * search.disturbed.times
         yield (
-            f"  The baselines are disturbed: times relative to them have a noise of {noise_of_ratios:.1f} %, the times "
+            f"  The baselines are noisy: times relative to them have a noise of {noise_of_ratios:.1f} %, the times "
             f"themselves of {noise_of_times:.1f} %, so the settings are compared by their times."
         )
     elif search.by_time:

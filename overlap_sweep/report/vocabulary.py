@@ -14,7 +14,7 @@ _POINTS = {
     "proven": "Whether measuring the choice again, as it will be used, confirmed it.",
     "relative_error": "Largest difference of any tensor from the reference result / its largest magnitude.",
     "repeats": "Number of timed repeats; time_us is their median.",
-    "measurements": "Number of points, or of measurements in a store, in the row.",
+    "measurements": "Number of points (or of measurements in a store) in the row.",
 }
 _CONFIGURATION = {
     "model": "Name of the model whose sizes were used.",
@@ -27,7 +27,7 @@ _CONFIGURATION = {
     "dp_size": "Number of data-parallel ranks.",
     "ranks": "Number of ranks, all of them data parallel.",
     "nodes": "Number of nodes (machines) that the ranks ran on, equally many on each.",
-    "process_wide": "What was set for whole processes and is not as usual: CUDA's connections, cuBLASMp.",
+    "process_wide": "Unusual settings of whole processes: CUDA's connections, cuBLASMp.",
     "num_replicas": "Number of data-parallel replicas; each has tp_size ranks.",
     "operator": "Linear operator of the transformer layer: qkv, proj, fc1 or fc2.",
     "phase": "GEMM of the operator: fprop (forward), dgrad (input gradient) or wgrad (weight gradient).",
@@ -134,13 +134,13 @@ _TRACES = {
     "fastest_rank": "Rank with the shortest span.",
     "fastest_us": "Span of the fastest rank.",
     "skew_us": "slowest_us - fastest_us.",
-    "cause": "Why communication is exposed, of what costs most: none (less than 2 % of the step), dependency, "
-    "issued_late, queue_order, bandwidth, latency, straggler, host_bound, host_sync or contention.",
-    "cause_lost_us": "Time per profiled step that mending the cause alone could gain at most.",
+    "cause": "Main cause of exposed communication, the one that costs most: none (less than 2 % of the step), "
+    "dependency, issued_late, queue_order, bandwidth, latency, straggler, host_bound, host_sync or contention.",
+    "cause_lost_us": "Time per profiled step that fixing this cause alone could gain at most.",
     "cause_share": "cause_lost_us / time of the profiled step.",
     "cause_try": "Sentence with the setting to change; empty if there is none.",
     "within_node_us": "Communication time per profiled step within nodes, with the wait for the last rank, on the rank "
-    "that communicates most between nodes; empty on a single node, or if the traces don't tell all process groups.",
+    "that communicates most between nodes; empty on a single node, or if the traces don't name all process groups.",
     "between_nodes_us": "The same between nodes.",
     "within_node_gb_s": "Bus bandwidth within nodes, as nccl-tests defines it, without the wait for the last rank; "
     "empty if the traces have no sizes.",

@@ -1,6 +1,6 @@
 """Settings that are known to compute wrong numbers, which a search does not measure.
 
-They are those of the backend's own list, and those that points on an equal machine have found, in this search or
+They are those of the backend's own list, and those that points on an identical machine have found, in this search or
 before.
 A wrong result is believed to be one of the library, not of an operator or a model: it counts for all settings that move
 the same data in another order or at another speed, in all operators that are parallel in the same way.
@@ -48,7 +48,7 @@ class KnownWrong:
             wrong = wrong_passes(result)
             settings = of_pass(result.settings, min(wrong)) if len(wrong) == 1 else {}
             if settings:
-                reason = f"wrong numbers in {result.name} on an equal machine"
+                reason = f"wrong numbers in {result.name} on an identical machine"
                 own = self._found.setdefault(_machine(result.point, result.environment), {})
                 own.setdefault(_kind(settings), reason)
 

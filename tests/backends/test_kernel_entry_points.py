@@ -145,7 +145,7 @@ def test_what_a_package_refuses_or_computes_wrong_is_skipped_failed_or_left_out(
     [
         ("broken", "broken cannot be loaded from broken (ModuleNotFoundError: No module named 'a_library_that"),
         ("misspelt", "misspelt cannot be loaded from misspelt (SyntaxError: "),
-        ("raising", "raising cannot be loaded from raising (RuntimeError: no licence); mend or uninstall it."),
+        ("raising", "raising cannot be loaded from raising (RuntimeError: no licence); fix or uninstall it."),
         ("unfinished", "unfinished: unfinished has no build, close; docs/kernels.md lists what it requires."),
     ],
 )
