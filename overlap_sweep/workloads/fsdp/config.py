@@ -63,7 +63,7 @@ class Fsdp:
     """Data type in which gradients are reduced. null: the type in which they are computed."""
     layers_per_unit: int = ranged(1, 1, 1024)
     """Number of neighbouring layers that are gathered and reduced as one unit: fewer and larger collectives, more
-    memory for gathered parameters. The last unit has what remains."""
+    memory for gathered parameters. The last unit has the rest."""
     separate_reduce_scatter_group: bool = False
     """Reduce-scatter in a process group of its own, so that reduce-scatters and all-gathers don't queue in one
     communicator."""

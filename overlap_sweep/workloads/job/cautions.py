@@ -68,7 +68,7 @@ def _different_work(analysis: JobAnalysis) -> Iterator[str]:
 def _timed_differently(analysis: JobAnalysis) -> Iterator[str]:
     if len({row.timed_by for row in analysis.rows}) > 1:
         by = some_of(f"{row.setting} by {row.timed_by}" for row in analysis.rows)
-        yield f"Settings were timed in different ways ({by}), so small differences say nothing."
+        yield f"Settings were timed in different ways ({by}), so small differences mean nothing."
 
 
 def _uneven_steps(analysis: JobAnalysis) -> Iterator[str]:
@@ -78,8 +78,8 @@ def _uneven_steps(analysis: JobAnalysis) -> Iterator[str]:
     more = "; raise job.steps" if analysis.best.repeats >= asked * len(analysis.best.points) else ""
     if uneven := [f"{share:.0%} with {setting}" for setting, share in shares.items() if share > UNEVEN]:
         yield (
-            f"Steps vary: the mean, which counts, is above the median by {some_of(uneven)}. Few steps measure poorly "
-            f"what is rare (waiting for data, logging, collecting garbage){more}."
+            f"Steps vary: the mean, which counts, is above the median by {some_of(uneven)}. Few steps measure rare "
+            f"events (waiting for data, logging, garbage collection) poorly{more}."
         )
 
 
@@ -91,7 +91,7 @@ def _launch_bound(analysis: JobAnalysis) -> Iterator[str]:
 def _multicast(analysis: JobAnalysis) -> Iterator[str]:
     on_gpus = analysis.case.ranks > 1 and analysis.points[0].config["runtime"]["device"] == "cuda"
     if on_gpus and not all(map(_has_multicast, analysis.rows)):
-        yield "NVLink multicast was off (runtime.multicast=false); a training with it may differ."
+        yield "NVLink multicast was off (runtime.multicast=false); a training run with it may differ."
 
 
 def _has_multicast(row: JobRow) -> bool:

@@ -86,8 +86,8 @@ def refusal(point: Mapping[str, Any]) -> str | None:
             return f"job.values.{name} has no effect: there is no placeholder {{{name}}}"
     if nodes(point) > 1 and not used & {"node", "host"}:
         return (
-            f"job.command has neither {{node}} nor {{host}}, so each of runtime.nodes={nodes(point)} would train by "
-            "itself; give torchrun --nnodes={nodes} --node-rank={node} --master-addr={host} --master-port={port}"
+            f"job.command has neither {{node}} nor {{host}}, so each of runtime.nodes={nodes(point)} would train "
+            "on its own; give torchrun --nnodes={nodes} --node-rank={node} --master-addr={host} --master-port={port}"
         )
     if job["metric"] is None and job["metric_is"] != "rate":
         return "job.metric_is has no effect without job.metric"
@@ -147,7 +147,7 @@ def amount(point: Mapping[str, Any], option: str) -> float | None:
     if not 0 < product < _MOST_WORK:
         filled_in = "" if text == str(template) else f", {text},"
         raise UserError(
-            f"job.{option}={template}{filled_in} is no amount of work; give a product of positive numbers, such as "
+            f"job.{option}={template}{filled_in} is not an amount of work; give a product of positive numbers, such as "
             "'{batch} * {ranks}'."
         )
     return product
@@ -197,7 +197,7 @@ def _overlap_config(point: Mapping[str, Any]) -> dict[str, Any] | None:
     path = _existing(point, value)
     if path is None:
         raise UserError(
-            f"job.values.{names[0]}={value} is no file; give none, default or the path of a tp_comm_overlap_cfg."
+            f"job.values.{names[0]}={value} is not a file; give none, default or the path of a tp_comm_overlap_cfg."
         )
     config = overlap_cfg.read(path)
     return {"slots": config.slots, "switches": config.switches} if config.switches["tp_comm_overlap"] else None
@@ -225,11 +225,11 @@ def _check_values(job: Mapping[str, Any]) -> None:
 def _check_value(section: str, name: Any, value: Any) -> None:
     key = f"job.{section}.{name}"
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UserError(f"{key}: a name has letters, digits and _, and begins with no digit; rename it.")
+        raise UserError(f"{key}: a name has letters, digits and _, and does not begin with a digit; rename it.")
     if isinstance(value, Mapping):
-        raise UserError(f"{key} is no single value; names below job.{section} have no dots.")
+        raise UserError(f"{key} is not a single value; names below job.{section} have no dots.")
     if isinstance(value, list | tuple):
-        raise UserError(f"{key}={list(value)} is no single value; quote it: +{key}='\"[a,b]\"'.")
+        raise UserError(f"{key}={list(value)} is not a single value; quote it: +{key}='\"[a,b]\"'.")
 
 
 def _check_environment(point: Mapping[str, Any]) -> None:

@@ -26,22 +26,22 @@ class Job:
     """The command line, run without a shell: `torchrun --nproc-per-node={ranks} train.py --bucket-cap-mb {bucket}`.
     `{bucket}` stands for job.values.bucket, `{ranks}` for job.ranks, `{run}` for the point's run directory,
     `{repetition}` for repetition; `{{` and `}}` are braces. A placeholder in quotes stays in its word, others are split
-    at blanks. `{overlap:megatron}` makes Megatron-LM's arguments of the value `none`, `default` or a
-    tp_comm_overlap_cfg file. With runtime.nodes the command is started on every node: `{nodes}` is their number,
-    `{node}` this one's from 0 on, `{ranks_per_node}` the ranks of each; `{host}` and `{port}` are the first node's
-    address and a free port of it. On one node they are 1, 0, job.ranks, localhost and a free port."""
+    at spaces. `{overlap:megatron}` turns the value `none`, `default` or a tp_comm_overlap_cfg file into Megatron-LM's
+    arguments. With runtime.nodes the command is started on every node: `{nodes}` is their number, `{node}` this node's
+    number, from 0, `{ranks_per_node}` the ranks of each; `{host}` and `{port}` are the first node's address and a free
+    port of it. On one node they are 1, 0, job.ranks, localhost and a free port."""
     ranks: int = ranged(1, 1, 10**5)
     """Number of training processes that the command starts, on one GPU each; with runtime.nodes on all nodes
     together."""
     values: dict[str, Any] = field(default_factory=dict)
-    """Values of placeholders, to be swept: +job.values.bucket=25,100. The first values are what others are compared
-    with. null is empty, true and false are in lower case unless they are quoted. A value that names a file stands for
+    """Values of placeholders, to be swept: +job.values.bucket=25,100. Others are compared with the first
+    values. null is empty, true and false are in lower case unless they are quoted. A value that names a file stands for
     its content, too: when that changes, it is measured again."""
     env: dict[str, Any] = field(default_factory=dict)
     """Environment variables of the command, to be swept: +job.env.CUDA_DEVICE_MAX_CONNECTIONS=1,8. Placeholders are
     filled in; null leaves a variable as it is."""
     directory: str = verbatim(".")
-    """Working folder of the command, relative to where launch.py was started; it must be there on all nodes.
+    """Working folder of the command, relative to where launch.py was started; it must exist on all nodes.
     Placeholders are filled in."""
     attach: bool = True
     """Put `-m overlap_sweep.attach` in front of the script that python or torchrun starts, which records the steps.
@@ -54,7 +54,7 @@ class Job:
     """Steps that are profiled after the timed ones, on all ranks. 0, or profile=none: no trace."""
     optimizer_steps: int | None = ranged(None, 1, 10**5)
     """Calls of `step` of torch's optimizers that make up one training step. null: recognised from their order, such as
-    two if two optimizers take turns. Gradient accumulation needs nothing."""
+    two if two optimizers take turns. Gradient accumulation needs no setting."""
     metric: str | None = verbatim(None)
     """Regular expression with one group for a number in the command's output, such as `tps: ([0-9.]+)`, which replaces
     the recorded step times."""

@@ -1,4 +1,4 @@
-"""Times the steps of a training by events on its GPU, at little cost for the host, which launches the training's
+"""Times the steps of a training run by events on its GPU, at little cost for the host, which launches the training's
 kernels meanwhile."""
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def check(job: Mapping[str, Any]) -> None:
     try:
         metric = re.compile(job["metric"])
     except re.error as error:
-        raise UserError(f"job.metric={job['metric']} is no regular expression ({error}); see Python's re.") from None
+        raise UserError(f"job.metric={job['metric']} is not a regular expression ({error}); see Python's re.") from None
     if metric.groups != 1:
         raise UserError(
             f"job.metric={job['metric']} has {metric.groups} groups; put brackets around the number only: "

@@ -74,7 +74,7 @@ class FoundCause(msgspec.Struct, kw_only=True):
     cause: Name
     where: _Text = ""
     lost_us: Annotated[float, msgspec.Meta(ge=0)]
-    """Upper bound of what mending it could gain, per step."""
+    """Upper bound of what fixing it could gain, per step."""
     share: _Share
     """The same as a share of the step."""
     advice: _Text = ""
@@ -124,7 +124,7 @@ class JobRun(Measured, kw_only=True, tag="job"):
 
     @property
     def mean_us(self) -> float:
-        """Returns the time of all steps over their number. What a training computes in an hour follows from the mean,
+        """Returns the time of all steps over their number. What a run computes in an hour follows from the mean,
         to which rare slow steps belong: those that wait for data, log, or collect garbage."""
         return fmean(self.step.samples_us)
 

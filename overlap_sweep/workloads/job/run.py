@@ -172,7 +172,7 @@ class Watched:
         elif self._is_recorded:
             have = "all steps were recorded, but job.finish=true waits for the end of the command"
         else:
-            have = f"no rank had come to the end of {wanted} steps"
+            have = f"no rank had finished all of {wanted} steps"
             have += f" and {self._job['profile_steps']} profiled ones" if self._job["profile_steps"] else ""
         learnt = limit_s < self._timeout_s
         limit = "runtime.timeout_factor (similar points took less)" if learnt else "runtime.timeout_s"

@@ -63,7 +63,7 @@ def _rate(name: str, header: str, about: str = "", **more: Any) -> C:
 SCRIPT = "Name of the script or program that the command runs."
 COMMAND = "The command line as configured, with its placeholders."
 RANKS = "Number of training processes."
-SETTING = "What is set of job.values, job.env, runtime.max_connections and runtime.multicast."
+SETTING = "What job.values, job.env, runtime.max_connections and runtime.multicast set."
 
 TIMES = (
     _us(
@@ -109,14 +109,14 @@ MEASURED = (
     ),
     attribute("peak_memory_gb", header="peak GB", show="{:.1f}".format, dropped=5),
     attribute(
-        *("main_cause", "Why communication is exposed: what costs most, as found when it was measured.", "text"),
+        *("main_cause", "Cause of exposed communication that costs most, as found when it was measured.", "text"),
         header="main cause",
         dropped=4,
         words=lambda row: f"{row.main_cause} {as_share(row.main_cause_share)}" if row.main_cause else "",
     ),
     attribute(
         "main_cause_share",
-        "Time that mending the main cause alone could gain at most / time of a profiled step.",
+        "Time that fixing the main cause alone could gain at most / time of a profiled step.",
     ),
     attribute("calls_per_step", "Calls of optimizers, or of overlap_sweep.step(), in one step.", "count"),
     attribute(
@@ -231,7 +231,7 @@ class FindingRow:
 
 F = Column[FindingRow]
 FINDINGS = Table(
-    *("job_findings", "one row per setting and cause, of each setting the most worthwhile first"),
+    *("job_findings", "one row per setting and cause, in each setting the most worthwhile first"),
     (
         F("setting", attrgetter("setting"), kind="text", header="setting", style="setting"),
         F("cause", attrgetter("finding.cause"), kind="text", header="cause"),
@@ -260,8 +260,8 @@ def section(sources: Sources) -> Section | None:
         what="jobs",
         title="Training jobs",
         topic="training jobs",
-        explained=f"{LEGEND} The setting that was started first is the reference; another is best only if it is faster "
-        "beyond the noise.",
+        explained=f"{LEGEND} The setting that was started first is the reference; another is best only if it is "
+        "faster beyond the noise.",
         answers=list(map(_answer, analyses)),
         points=Listing(
             *(TABLE, rows, "Every job, as measured; noise here is that within the run."),

@@ -1,4 +1,4 @@
-"""Times and profiles the steps of a training from within its process.
+"""Times and profiles the steps of a training run from within its process.
 
 Between steps no GPU is waited for, and no collective is called. What goes wrong is printed and recorded: the training
 goes on.
@@ -263,7 +263,7 @@ class StepRecorder:
             self._write()
         except Exception:
             traceback.print_exc()
-            print("overlap_sweep: Nothing is recorded, as above.", file=sys.stderr, flush=True)
+            print("overlap_sweep: Nothing is recorded, for the reason above.", file=sys.stderr, flush=True)
 
 
 def _rank_by_environment() -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from overlap_sweep.results.run_directory import write_trace
 
-IN_USE = "The script's own torch.profiler was at work, so there is no trace; switch it off, or profile its traces."
+IN_USE = "The script's own torch.profiler was running, so there is no trace; turn it off, or diagnose its traces."
 ON_ROCM = "There is no trace: exporting one is known to crash on ROCm."
 
 

@@ -168,7 +168,7 @@ def _cut_output(written: int) -> None:
     be lost."""
     left_out = os.fstat(1).st_size - written
     os.ftruncate(1, written)
-    print(f"overlap_sweep: The command was ended here. {left_out} bytes that it then printed are left out.", flush=True)
+    print(f"overlap_sweep: The command was stopped here. {left_out} bytes printed afterwards are left out.", flush=True)
 
 
 def _descendants() -> list[int]:

@@ -67,7 +67,7 @@ def _unknown(name: str, fillings: Mapping[str, Filling], option: str) -> str:
     if colon and plain in fillings:
         return f"{option} has {{{name}}}, but the only form of a placeholder is {{{plain}:megatron}}."
     if not plain.isidentifier():
-        return f"{option} has {{{name}}}, which is no placeholder; write {{{{ and }}}} for braces."
+        return f"{option} has {{{name}}}, which is not a placeholder; write {{{{ and }}}} for braces."
     near = nearest(plain, [known for known in fillings if ":" not in known])
     mend = f"did you mean {{{near}}}?" if near else f"give +job.values.{plain}=... ."
     return f"{option} has the placeholder {{{name}}} without a value; {mend}"

@@ -50,7 +50,7 @@ class Moe:
     backward are pairs of a backward and the next forward, in which `micro_batches` overlaps. null: 2."""
     num_sm: int | None = ranged(None, 1, MOST_SMS)
     """SMs of the communication of the variants other than `none`: of DeepEP's kernels, and CTAs of the NCCL
-    communicator. null: the libraries' defaults, of DeepEP 20."""
+    communicator. null: the libraries' defaults, 20 for DeepEP."""
     grouped_gemm: bool | None = None
     """Whether a rank's experts are multiplied by one grouped GEMM, as Transformer Engine can. null: true on a GPU."""
 
@@ -71,7 +71,7 @@ class Layer:
     Switches may follow a name other than a file's: `bulk ub_bulk_wgrad=false`.
     null: `none`, and the configuration that the next options choose; without any `default`, `rs_dgrad`, `ring_exchange`
     and `bulk`, with a backend that has no default `bulk`, `ring_exchange` and `pipeline`, as far as they can run. With
-    layer=moe: `none` (all-to-alls with nothing beside them), `allgather`, `shared_experts` (computed during the
+    layer=moe: `none` (all-to-alls with nothing that hides them), `allgather`, `shared_experts` (computed during the
     dispatch), `micro_batches` (one's communication during another's computation), `deepep`, `deepep_micro_batches`;
     null: all but `allgather` that can run."""
     comm_overlap: bool = True
@@ -130,8 +130,8 @@ class KnobsConfig(TensorParallelConfig):
     """Transformer Engine: whether a pipeline enqueues each chunk's GEMM before the reduce-scatter of the chunk before
     it, not after."""
     with_cublasmp: bool | None = None
-    """Transformer Engine: whether cuBLASMp overlaps instead of userbuffers, where the library was built with it. Of the
-    knobs it has `num_sm` only, of the methods not `bulk`. Megatron-LM cannot turn it on."""
+    """Transformer Engine: whether cuBLASMp overlaps instead of userbuffers, where the library was built with it. It has
+    only the knob `num_sm`, and no `bulk`. Megatron-LM cannot turn it on."""
     layer: Layer = field(default_factory=Layer)
 
     groups: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {

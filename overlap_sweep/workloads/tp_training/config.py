@@ -68,19 +68,19 @@ class TpTraining:
     """megatron: shard optimizer states over the data-parallel ranks, which reduce-scatter gradients and all-gather
     parameters. false: every rank has all states, and gradients are all-reduced."""
     overlap_grad_reduce: bool | None = True
-    """megatron: reduce the gradients of a bucket during the backward pass, as soon as they are all there."""
+    """megatron: reduce the gradients of a bucket during the backward pass, as soon as all of them are ready."""
     overlap_param_gather: bool | None = None
     """megatron: all-gather updated parameters during the next forward pass, bucket by bucket. Requires
     use_distributed_optimizer and overlap_grad_reduce. null: true where they are."""
     ddp_bucket_size: int | None = ranged(None, 1, 10**12)
-    """megatron, with overlap_grad_reduce: number of parameters in a bucket. null: 40 million, with more than 40
-    data-parallel ranks a million for each."""
+    """megatron, with overlap_grad_reduce: number of parameters in a bucket. null: 40 million, or with more than
+    40 data-parallel ranks a million per rank."""
     overlap_comm: bool | None = False
     """autotp, with ZeRO: reduce gradients during the backward pass."""
     reduce_bucket_size: int | None = ranged(500_000_000, 1, 10**12)
     """autotp, with ZeRO: number of gradients that are reduced at a time."""
     allgather_bucket_size: int | None = ranged(500_000_000, 2, 10**12)
-    """autotp, with ZeRO: number of parameters that are all-gathered at a time, an even one."""
+    """autotp, with ZeRO: number of parameters that are all-gathered at a time, must be even."""
     reshard_after_forward: bool | None = True
     """fsdp_dtensor and async_tp: free the other data-parallel ranks' parameters of a layer after its forward pass and
     gather them again for its backward. false: keep them until then."""

@@ -84,7 +84,7 @@ def architecture(model_type: str) -> Architecture:
     found: Architecture = model_forms.load_architecture(model_type)
     if not isinstance(found, Architecture):
         value = registered[model_type].value
-        raise UserError(f"model.architecture={model_type}: {value} is no Architecture; fix or uninstall that package.")
+        raise UserError(f"model.architecture={model_type}: {value} is not an Architecture; fix or remove that package.")
     return found
 
 

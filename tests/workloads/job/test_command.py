@@ -85,9 +85,11 @@ ERRORS = {
     ('+job.env.A="{x}"',): "job.env.A has the placeholder {x} without a value; give +job.values.x=... .",
     ("+job.values.ranks=2",): "job.values.ranks: {ranks} has a meaning of its own; set job.ranks.",
     ("+job.values.run=2",): "job.values.run: {run} has a meaning of its own; choose another name.",
-    ("+job.values.a-b=2",): ("job.values.a-b: a name has letters, digits and _, and begins with no digit; rename it."),
-    ("+job.values.x=[1,2]",): "job.values.x=[1, 2] is no single value; quote it: +job.values.x='\"[a,b]\"'.",
-    ("+job.env.A.B=2",): "job.env.A is no single value; names below job.env have no dots.",
+    ("+job.values.a-b=2",): (
+        "job.values.a-b: a name has letters, digits and _, and does not begin with a digit; rename it."
+    ),
+    ("+job.values.x=[1,2]",): "job.values.x=[1, 2] is not a single value; quote it: +job.values.x='\"[a,b]\"'.",
+    ("+job.env.A.B=2",): "job.env.A is not a single value; names below job.env have no dots.",
     ("+job.env.OVERLAP_SWEEP_RECORD=1",): (
         "job.env.OVERLAP_SWEEP_RECORD is set by launch.py itself; give job.steps and the like instead."
     ),
@@ -101,14 +103,14 @@ ERRORS = {
         "job.metric=(a)|(b) has 2 groups; put brackets around the number only: 'tps: ([0-9.]+)'."
     ),
     ("job.metric=*(a)",): (
-        "job.metric=*(a) is no regular expression (nothing to repeat at position 0); see Python's re."
+        "job.metric=*(a) is not a regular expression (nothing to repeat at position 0); see Python's re."
     ),
     ("job.tokens_per_step=many",): (
-        "job.tokens_per_step=many is no amount of work; give a product of positive numbers, such as "
+        "job.tokens_per_step=many is not an amount of work; give a product of positive numbers, such as "
         "'{batch} * {ranks}'."
     ),
     ("job.tokens_per_step={b}*2", "+job.values.b=0"): (
-        "job.tokens_per_step={b}*2, 0*2, is no amount of work; give a product of positive numbers, such as "
+        "job.tokens_per_step={b}*2, 0*2, is not an amount of work; give a product of positive numbers, such as "
         "'{batch} * {ranks}'."
     ),
     ("precision=bf16",): "workload=job does not use precision=bf16; set job.command.",

@@ -125,7 +125,7 @@ def test_files_that_transformer_engine_would_not_take_are_refused_as_elsewhere(f
     with pytest.raises(UserError, match="fc9_fprop is not a slot"):
         point(MEGATRON, "+job.values.overlap=broken.yaml")
     with pytest.raises(
-        UserError, match=r"job\.values\.overlap=missing\.yaml is no file; give none, default or the path"
+        UserError, match=r"job\.values\.overlap=missing\.yaml is not a file; give none, default or the path"
     ):
         point(MEGATRON, "+job.values.overlap=missing.yaml")
     with pytest.raises(UserError, match=r"job\.command has \{a:megatron\} and \{b:megatron\}"):
