@@ -56,7 +56,7 @@ class Finding(msgspec.Struct, kw_only=True):
 
     cause: Cause
     lost_us: float
-    """Median per step, of the rank that loses most: an upper bound of what mending this cause alone could gain."""
+    """Median per step, of the rank that loses most: an upper bound of what fixing this cause alone could gain."""
     share: float
     """lost_us / step time."""
     rank: int | None

@@ -29,7 +29,7 @@ _WITHOUT_TRAINING = (
     ),
     advice_on(
         *("issued_late", "untrained"),
-        "Launch it as soon as its input is there, with async_op=True, and wait() where the result is needed.",
+        "Launch it as soon as its input is ready, with async_op=True, and wait() where the result is needed.",
     ),
     advice_on(
         *("bandwidth", "untrained"),
@@ -65,7 +65,7 @@ _WITHOUT_TRAINING = (
 _STRAGGLERS = (
     advice_on(
         *("straggler", "unknown_rank"),
-        "Give the traces of all ranks: only they tell which one is late, and why.",
+        "Give the traces of all ranks: only they show which one is late, and why.",
     ),
     advice_on(
         *("straggler", "loads_longer"),
@@ -89,12 +89,12 @@ _STRAGGLERS = (
     ),
     advice_on(
         *("straggler", "cpu"),
-        "Its work is that of the others: see what else runs on its cores, and whether they are its own (taskset, "
+        "It does the same work as the others: see what else runs on its cores, and whether they are its own (taskset, "
         "OMP_NUM_THREADS).",
     ),
     advice_on(
         *("straggler", ""),
-        "Its work is that of the others: compare its clocks, power and temperature with theirs (nvidia-smi -q -d "
+        "It does the same work as the others: compare its clocks, power and temperature with theirs (nvidia-smi -q -d "
         "CLOCK,POWER,TEMPERATURE), and what else runs on its host.",
     ),
 )

@@ -182,7 +182,7 @@ _REDUCTION = (
     ),
     advice_on(
         *("dependency issued_late", ""),
-        "Launch it as soon as its input is there, with async_op=True, and wait() where the result is needed.",
+        "Launch it as soon as its input is ready, with async_op=True, and wait() where the result is needed.",
     ),
 )
 

@@ -179,12 +179,12 @@ def lateness_of(basis: Basis) -> Lateness:
     if idle > max(more, MUCH * basis.lost_us):
         if loading >= MUCH * idle:
             waits = f"its host waits {as_time(loading)} longer for a DataLoader's next batch"
-            return Lateness("loads_longer", f"it runs nothing for {as_time(idle)} more, and {waits}")
+            return Lateness("loads_longer", f"it is idle for {as_time(idle)} more, and {waits}")
         device = ", since its host launches late" if late.on_device else ""
-        return Lateness("host_late", f"it runs nothing for {as_time(idle)} more{device}")
+        return Lateness("host_late", f"it is idle for {as_time(idle)} more{device}")
     if more > MUCH * basis.lost_us:
         return Lateness("more_work", f"it computes {as_time(more)} more{_most_extra(late, own)}")
-    return Lateness("as_much_work", "it computes as much, but later")
+    return Lateness("as_much_work", "it computes as much as the others, but later")
 
 
 def steady_steps(facts: RankFacts) -> NDArray[np.int64]:

@@ -229,7 +229,7 @@ def test_the_other_rank_is_late(tmp_path: Path, more: str) -> None:
     assert found["straggler"].lost_us == 2000
     assert found["straggler"].rank == 1
     assert found["dependency"].lost_us == 400
-    said = "it computes 2,000 us more" if more == "computation" else "it runs nothing for 2,000 us more"
+    said = "it computes 2,000 us more" if more == "computation" else "it is idle for 2,000 us more"
     assert said in found["straggler"].evidence
     waits = "its host waits 1,950 us longer for a DataLoader's next batch"
     assert (waits in found["straggler"].evidence) == (more == "data")
