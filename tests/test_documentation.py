@@ -37,6 +37,17 @@ MADE = ROOT / "tests/golden/expected/tuner/optimal_tp_comm_overlap_cfg_tp2.yaml"
 FILES = (".csv", ".json", ".yaml", ".py", ".md", ".parquet", ".txt", ".log")
 
 
+UNUSUAL = (
+    *(
+        r"says\s+\[?`diagnose`",
+        r"\ba training\b(?! (?:run|step|job|program|point|process|loop|command))",
+        r"\bmending\b",
+    ),
+    *(r"when it is there", r"nothing runs [0-9]", r"looked into", r"pretended"),
+)
+"""Word order and words of other languages that engineers stumbled over."""
+
+
 def blocks(page: Path) -> Iterator[str]:
     for language, text in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
         if language in ("", "sh", "bash"):
@@ -229,3 +240,15 @@ def test_an_answer_that_is_shown_was_recorded(page: str, case: str) -> None:
     recorded = (ROOT / "tests/golden/expected" / case / "summary.txt").read_text().splitlines()
     (shown,) = [text for text in blocks(ROOT / page) if text.startswith("llama3_8b, 8192 tokens")]
     assert [line for line in shown.splitlines() if line not in (*recorded, "...")] == []
+
+
+def test_texts_have_none_of_the_expressions_that_readers_stumbled_over() -> None:
+    sources = [path for path in (ROOT / "overlap_sweep").rglob("*.py") if path.name in ("config.py", "advice.py")]
+    sources += [*(ROOT / "overlap_sweep/report").rglob("*.py"), *(ROOT / "overlap_sweep/workloads/job").glob("*.py")]
+    pages = [page for page in PAGES if page.name not in GENERATED]
+    found = {
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in (*sources, *pages)
+        for match in re.finditer("|".join(UNUSUAL), path.read_text())
+    }
+    assert not found
