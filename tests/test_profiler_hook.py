@@ -178,7 +178,7 @@ def unseen(ranks: Ranks, folder: Path, directory: Path | None) -> Saw:
 def test_a_trace_on_another_host_is_named_and_the_rest_diagnosed(tmp_path: Path, keeps: bool) -> None:
     first, second = run_ranks(2, unseen, tmp_path, tmp_path / "node0" if keeps else None)
     assert FINDINGS.search(first.stdout)
-    assert "The trace of rank 1 is on node7, unseen from here; " in first.stderr
+    assert "The trace of rank 1 is on node7, not visible from here; " in first.stderr
     assert (second.stdout, second.stderr) == ("", "")
     stay = {tmp_path / f"node{node}" / f"trace_rank{rank}.json.gz" for node, rank in ((0, 0), (7, 1))}
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == (stay if keeps else set())
