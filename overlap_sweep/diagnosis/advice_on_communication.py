@@ -177,7 +177,7 @@ _REDUCTION = (
     ),
     advice_on(
         *("dependency issued_late", "gradient"),
-        "Reduce each gradient when it is there: DistributedDataParallel, or all_reduce(..., async_op=True) in "
+        "Reduce each gradient as soon as it is ready: DistributedDataParallel, or all_reduce(..., async_op=True) in "
         "register_post_accumulate_grad_hook, and wait() before the optimizer.",
     ),
     advice_on(

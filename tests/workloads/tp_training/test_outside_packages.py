@@ -75,7 +75,7 @@ def test_it_is_trained_once_it_is_installed_and_a_broken_one_is_told_in_a_line(
     for given, said in {
         granite: "model.architecture=granite cannot be trained; choose one of llama, mistral, qwen2, qwen3, or add it",
         config("helium"): "model.architecture=helium cannot be loaded from my_models:HELIUM (AttributeError: module",
-        config("glm"): "model.architecture=glm: my_models:CONFIG is no Architecture; fix or uninstall that package.",
+        config("glm"): "model.architecture=glm: my_models:CONFIG is not an Architecture; fix or remove that package.",
     }.items():
         wrong = Launch(tmp_path / "wrong", {} if given == granite else environment)
         done = wrong.run(*options, given)
