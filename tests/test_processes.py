@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.processes import Process
-from tests.sweeps import wait_for
+from tests.sweeps import ROOT, wait_for
 
 
 @pytest.fixture
@@ -129,3 +129,31 @@ def test_signals_of_the_launcher_alone_don_t_reach_it(started: list[Process], tm
     assert process.poll() is None
     process.hang_up()
     assert process.wait(10.0) == 5
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_process_ends_with_its_parent_even_inside_a_library_that_never_returns(
+    started: list[Process], tmp_path: Path, is_late: bool
+) -> None:
+    """Also if the parent ended before it could ask for that."""
+    script = f"""
+import ctypes, os, time
+from pathlib import Path
+from overlap_sweep.processes import end_with_parent
+if os.fork():
+    time.sleep(600)
+Path("pid").write_text(str(os.getpid()))
+Path("pid").rename("child")
+while {is_late} and os.getsid(os.getppid()) == os.getsid(0):
+    time.sleep(0.01)
+end_with_parent()
+Path("asked").touch()
+ctypes.PyDLL(None).sleep(600)
+"""
+    words, environment = [sys.executable, "-c", script], {**os.environ, "PYTHONPATH": str(ROOT)}
+    parent = Process(words, environment, tmp_path / "log", tmp_path)
+    started.append(parent)
+    wait_for((tmp_path / "child").exists if is_late else (tmp_path / "asked").exists, 20)
+    os.kill(parent.pid, signal.SIGKILL)
+    wait_for(lambda: not is_alive(int((tmp_path / "child").read_text())), 10)
+    assert (tmp_path / "asked").exists() != is_late

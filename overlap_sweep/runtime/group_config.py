@@ -20,8 +20,8 @@ from overlap_sweep.results.identity import machine
 from overlap_sweep.workloads import Wrapper, profilers
 
 LONGEST_TEMPORARY_BYTES = 107 - len("/pymp-12345678/listener-12345678")
-"""Longest path of the temporary directory: multiprocessing's fork server listens below it, and the address of a Unix
-socket has at most 107 bytes. Our own sockets need one byte less."""
+"""Longest path of the temporary directory: multiprocessing's processes, such as those of loaders, listen below it, and
+the address of a Unix socket has at most 107 bytes. Our own sockets need one byte less."""
 
 DEBUG = {
     "NVTE_UBDEBUG": "1",

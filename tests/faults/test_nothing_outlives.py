@@ -96,4 +96,5 @@ def test_nothing_outlives_a_kill(
     wait_for(lambda: not one.launch.processes(), DEAD_WITHIN_S)
     monkeypatch.setattr("tempfile.tempdir", str(one.temporary))
     PrivateDirectory().remove()
-    assert [*one.temporary.iterdir()] == []
+    # torch keeps what it has compiled for the next process.
+    assert [path for path in one.temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
