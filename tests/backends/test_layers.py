@@ -352,8 +352,8 @@ def test_who_computes_attention_is_named() -> None:
 
 def test_the_default_is_async_tp_on_every_slot() -> None:
     point = symm_mem_point()
-    assert layer_variants.names(point) == ["none", "default", "floor"]
-    (config,) = layer_variants.configurations(point).values()
+    assert layer_variants.names(point) == ["none", "default", "rs_dgrad", "ring_exchange", "bulk", "floor"]
+    config = layer_variants.configurations(point)["default"]
     assert symm_mem.layer_slots(config, space.OPERATORS) == symm_mem.ASYNC_TP
     assert set(symm_mem.layer_slots(config, ["fc1", "fc2"])) == {"fc1_fprop", "fc1_dgrad", "fc2_fprop", "fc2_dgrad"}
 

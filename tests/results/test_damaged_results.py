@@ -159,7 +159,6 @@ STACKS: Damages = {
     "flops": (lambda r: r["measured"].update(flops_per_step=-1.0), "`$.measured.flops_per_step`"),
     "host": (lambda r: r["measured"].update(host_ahead_us=1e300), "`$.measured.host_ahead_us`"),
     "details": (lambda r: r["measured"].update(details={"a": [0] * 200_000}), "holds more than"),
-    "impl": (lambda r: r["point"].update(impl="zero3"), "`$.point.impl`"),
     "unprintable impl": (lambda r: r["point"].update(impl="a\x1b[31m"), "`$.point.impl`"),
     "no impl": (lambda r: r["point"].update(impl=None), "`$.point.impl`"),
     "dp_size": (lambda r: r["point"].update(dp_size=0), "`$.point.dp_size`"),

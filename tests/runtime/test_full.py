@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from overlap_sweep.results.run_directory import RESULT_FILE, read_result, write_
 from overlap_sweep.runtime.outcome import Outcome
 from tests.analyze import analyze_process
 from tests.make_point import make_point
-from tests.sweeps import launch_here
+from tests.sweeps import ROOT, launch_here
 
 LONG = "x" * 300
 
@@ -27,12 +29,11 @@ def test_a_name_that_is_too_long_is_refused_at_once(tmp_path: Path, arguments: t
 
 
 def test_too_few_open_files_are_refused_at_once(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (60, before[1]))
-    try:
-        done = launch_here("num_sm=1", "runtime.device=cpu", cwd=tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+
+    command = [sys.executable, ROOT / "launch.py", "num_sm=1", "runtime.device=cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, preexec_fn=limit, check=False)
     assert done.stderr == "error: Only 60 files may be open at once; raise the limit: ulimit -n 1024.\n"
     assert not list(tmp_path.iterdir())
 

@@ -114,6 +114,7 @@ def sweep_of(directory: Path, *overrides: str, answer: Answer = operator_result)
         given = [*map(as_choice, overrides), f"hydra.sweep.dir={directory}"]
         config = hydra.compose_config("config", given, RunMode.MULTIRUN, with_log_configuration=False)
         context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config))
+        directory.mkdir(parents=True, exist_ok=True)
         try:
             yield StandIn(config, context, answer)
         finally:

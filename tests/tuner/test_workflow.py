@@ -261,7 +261,9 @@ def test_what_is_chosen_is_profiled_in_a_last_step_unless_it_was(
     assert {row["profiled"] for row in best} <= {True, False}
 
 
-def test_where_no_overlap_is_best_that_is_proven_and_presets_are_run_all_the_same(tmp_path: Path, preset: str) -> None:
+def test_where_no_overlap_is_best_nothing_is_proven_and_presets_are_run(
+    tmp_path: Path, preset: str
+) -> None:
     """Plain torch has no default overlap, so that there is nothing to run beside `none` but the floor."""
     slow = answered(of_operator=lambda pass_name, settings: 1.5, of_layer=lambda config: 1.2)
     (layer,) = layers(tuned(tmp_path, "tp_size=2", answer=slow))
@@ -269,7 +271,7 @@ def test_where_no_overlap_is_best_that_is_proven_and_presets_are_run_all_the_sam
     (trial,) = record(tmp_path).proofs
     assert trial.variants == {"none": "none", "default": "default", "tuned": "none"}
     proof = proofs(tmp_path)[2]
-    assert proof["proven"]
+    assert not proof["proven"]
     assert "keep overlap off" in proof["verdict"]
     assert overlap_cfg.read(tmp_path / "optimal_tp_comm_overlap_cfg_tp2.yaml").switches["tp_comm_overlap"] is False
 
@@ -331,7 +333,7 @@ def test_where_nothing_can_be_measured_or_times_say_nothing_the_tuner_says_so(
 def test_a_preset_that_cannot_be_read_is_said_before_anything_is_launched(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"/nowhere\.yaml cannot be read"):
         tuned(tmp_path / "sweep", "tuner.presets=[/nowhere.yaml]")
-    assert not (tmp_path / "sweep").exists()
+    assert not any((tmp_path / "sweep").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ _Variables = Annotated[dict[Name, str | int | float | bool | None], msgspec.Meta
 class _Job(msgspec.Struct):
     command: _Line
     ranks: Count
+    steps: Count
     values: _Variables
     env: _Variables
     directory: _Line

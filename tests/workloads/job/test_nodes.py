@@ -212,7 +212,8 @@ def test_a_launcher_that_is_gone_leaves_nothing_on_other_nodes(tmp_path: Path) -
         words, log = python(LEAVES, "600"), tmp_path / "log"
         running = begun(RunningCommand(words, tmp_path, tag.environment, log, 0.1, start=other.start))
         wait_for((tmp_path / "ready").exists, 20)
-        assert len(tag.processes()) == 6
+        # The supervisor and its guard, and five that the command left.
+        assert len(tag.processes()) == 7
         other.connection.close()
         assert launch.serving.wait(20) == 1
         assert tag.processes() == []
