@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import signal
 import sys
@@ -65,6 +66,13 @@ def print_version() -> None:
             print(f"{library} {version(library)}")
         except PackageNotFoundError:
             print(f"{library} is not installed")
+
+
+def stdout_is_closed() -> bool:
+    """Returns whether stdout is a pipe that nobody reads any more."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def end_unread() -> None:

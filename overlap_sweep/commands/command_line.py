@@ -16,13 +16,13 @@ from typer.core import TyperGroup
 from overlap_sweep.commands.compare import CompareCommand, compare
 from overlap_sweep.commands.diagnose import DiagnoseCommand, diagnose
 from overlap_sweep.commands.history import HistoryCommand, history
-from overlap_sweep.commands.output import print_error, stdout_is_closed
+from overlap_sweep.commands.output import print_error
 from overlap_sweep.commands.query import QueryCommand, query
 from overlap_sweep.commands.report import ReportCommand, report
 from overlap_sweep.commands.timeline import timeline
 from overlap_sweep.commands.trace import TraceCommand, trace
 from overlap_sweep.errors import UserError, in_words, is_of_users_system, nearest
-from overlap_sweep.program import analyze_program, end_unread, print_version
+from overlap_sweep.program import analyze_program, end_unread, print_version, stdout_is_closed
 
 DEFAULT_COMMAND = "report"
 USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]

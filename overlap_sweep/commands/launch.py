@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError, end, in_words
-from overlap_sweep.program import analyze_program, conf_folder, print_version
+from overlap_sweep.program import analyze_program, conf_folder, end_unread, print_version, stdout_is_closed
 from overlap_sweep.results.run_directory import write_atomically
 from overlap_sweep.runtime.composition import quoted_for_hydra
 from overlap_sweep.runtime.meeting import place_by_hand
@@ -53,8 +53,7 @@ def measure(config: DictConfig) -> float:
 
 def report_measured() -> bool:
     """Writes the files of points, and prints the results of those whose workload has a short report, unless this is a
-    search, which has printed its own. Similar points are compared with each other. Returns whether it
-    has printed any."""
+    search, which has printed its own. Similar points are compared with each other. Returns whether any were printed."""
 
     def is_wanted(workload: Workload) -> bool:
         return workload.files_of_points or (workload.is_told_when_measured and not outcomes.searching)
@@ -87,8 +86,12 @@ def _write_files(section: Section) -> None:
     for file in reversed(section.files):
         content = file.content()
         for directory in (file.directory, outcomes.common):
-            if directory:
+            if not directory:
+                continue
+            try:
                 write_atomically(directory / file.name, content)
+            except OSError as error:
+                print(f"warning: {in_words(error)}", file=sys.stderr)
 
 
 def write_report(*, headlines: bool) -> None:
@@ -104,8 +107,8 @@ def write_report(*, headlines: bool) -> None:
     root = outcomes.root
     assert root
     with shown_waiting("writing the report"):
-        analysis = analyse(root, AnalysisConfig(), shlex.join([*analyze_program().split(), str(root)]))
         try:
+            analysis = analyse(root, AnalysisConfig(), shlex.join([*analyze_program().split(), str(root)]))
             write_reports(analysis, root)
         except UserError as error:
             print(f"warning: {error}", file=sys.stderr)
@@ -126,7 +129,7 @@ def _join_others() -> None:
         if place:
             gather(place)
     except UserError as error:
-        sys.exit(f"error: {error}")
+        end(error)
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -157,6 +160,10 @@ def main() -> None:
         if outcomes.expected:
             print(f"resume with: {outcomes.resume_command()}", file=sys.stderr)
         sys.exit(getattr(interrupt, "exit_status", 130))
+    except BrokenPipeError:
+        if not stdout_is_closed():
+            raise
+        end_unread()
     except SystemExit:
         # An error in the middle of a sweep.
         if outcomes.all:

@@ -4,7 +4,6 @@ stderr, exit statuses."""
 from __future__ import annotations
 
 import io
-import select
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -48,13 +47,6 @@ def print_warning(message: str) -> None:
 def print_aside(sentence: str) -> None:
     """Prints the sentence to stderr in one line."""
     print(visible(sentence).replace("\n", r"\n"), file=sys.stderr)
-
-
-def stdout_is_closed() -> bool:
-    """Returns whether stdout is a pipe that nobody reads any more."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 class TableFormat(StrEnum):

@@ -46,14 +46,13 @@ def main() -> None:
         private_directory.remove(folder)
 
 
-def _die_with_launcher(folder: Path | None) -> None:
+def _die_with_launcher(folder: Path) -> None:
     # Reset instead of closed, where a wrapper or a rank wrote into it what the launcher never read.
     with contextlib.suppress(ConnectionResetError):
         while os.read(0, 1):
             pass
     # The dead launcher can no longer remove what it made for this group.
-    if folder:
-        private_directory.remove(folder)
+    private_directory.remove(folder)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

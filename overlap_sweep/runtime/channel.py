@@ -214,5 +214,6 @@ def own_host(connection: Connection) -> str:
 
 def free_port() -> int:
     """Returns a TCP port that nobody listens at. Another process may take it before it is used."""
-    with contextlib.closing(listen(None)) as listener:
-        return port_of(listener)
+    with socket.socket() as bound:
+        bound.bind(("", 0))
+        return port_of(bound)

@@ -15,6 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from overlap_sweep.errors import UserError, in_words
+from overlap_sweep.program import stdout_is_closed
 from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, find_points
@@ -144,8 +145,11 @@ def run_jobs(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, JobReturn]:
             if returned.status == JobStatus.FAILED and isinstance(returned._return_value, OSError):
                 raise returned._return_value
         except OSError as error:
-            # A failed write has no name.
-            error.filename = error.filename or str(job.directory)
+            if isinstance(error, BrokenPipeError) and stdout_is_closed():
+                raise
+            if error.errno is not None:
+                # A failed write has no name.
+                error.filename = error.filename or str(job.directory)
             outcomes.given_up[job.directory] = in_words(error)
             returned = job_return(job, None)
         returns[job.directory] = returned

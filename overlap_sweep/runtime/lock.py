@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,13 +83,13 @@ def _locked(path: Path) -> int | None:
     """Returns a descriptor that locks the file while it is open; None if another process holds it. FileNotFoundError if
     its directory is gone."""
     while True:
-        if path.is_symlink():
-            raise UserError(f"{path} is a link, which is not followed; give another directory.")
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:
             raise
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise UserError(f"{path} is a link, which is not followed; give another directory.") from None
             raise UserError(
                 f"{path} cannot be written to ({error.strerror}); {ELSEWHERE.format(kind='sweep')}."
             ) from None
@@ -99,8 +100,10 @@ def _locked(path: Path) -> int | None:
             return None
         except OSError as error:
             if error.errno not in NO_LOCKS:
+                os.close(descriptor)
                 raise
-            print(f"warning: {path} cannot be locked ({error.strerror}); run only one launch at a time there")
+            warning = f"warning: {path} cannot be locked ({error.strerror}); run only one launch at a time there"
+            print(warning, file=sys.stderr)
         if _is_at(path, descriptor):
             return descriptor
         # A launch that was refused removed it meanwhile.

@@ -157,7 +157,9 @@ def errors_in_one_line() -> Iterator[None]:
     except UserError as error:
         end(error)
     except (HydraException, OmegaConfBaseException) as error:
-        end(UsageError(one_line(error)))
+        end(of_hydra(error))
+    except BrokenPipeError:
+        raise
     except OSError as error:
         if is_of_users_system(error):
             # Hydra's files of the sweep's directory have no name in the error.
@@ -170,6 +172,11 @@ def errors_in_one_line() -> Iterator[None]:
         end(UsageError(one_line(error)))
     finally:
         del os.environ["HYDRA_FULL_ERROR"]
+
+
+def of_hydra(error: Exception) -> UserError:
+    """Returns Hydra's or OmegaConf's error as ours: a UsageError, unless it is about the machine or its files."""
+    return (UserError if "UserError raised while resolving" in str(error) else UsageError)(one_line(error))
 
 
 def one_line(error: Exception) -> str:
@@ -191,7 +198,7 @@ def one_line(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         return _unreadable(error.override)
     if text.startswith(_NO_NAME):
-        return f"A config group takes the name of a choice, not a number ({text})."
+        return f"This config group takes a name, not a number ({text})."
     if found := re.search(r"Missing mandatory value: (\S+)", f"{text} {error.__cause__}"):
         return f"{found[1]} has no value; give {found[1]}=... ."
     if found := re.search(r"(?:User|Usage)Error raised while resolving interpolation: (.*)", text):

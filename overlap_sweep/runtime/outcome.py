@@ -143,7 +143,7 @@ class Outcomes:
             print(visible(f"error: Every point was skipped: {'; '.join(map(str, reasons))}."), file=sys.stderr)
             return 1
         analysis = f"{analyze_program()} {shlex.quote(str(self.directory()))}"
-        print(f"{self.counts_line()}; next: {f'open {self.report}' if self.report else analysis}")
+        print(f"{self.counts_line()}; next: {f'open {shlex.quote(str(self.report))}' if self.report else analysis}")
         return int(not self.searching and counts["failed"] + counts["timeout"] > 0)
 
     def resume_command(self) -> str:

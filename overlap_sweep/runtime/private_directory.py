@@ -6,11 +6,12 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
 PREFIX = "overlap_sweep_"
-_LOCK = ".lock"
+_LOCK = ".alive"
 """File that is locked as long as the process lives that made the directory."""
 
 
@@ -38,7 +39,7 @@ class PrivateDirectory:
 
 
 def remove(directory: Path) -> None:
-    """Removes a private directory. Who is killed at it leaves what the next start knows for what it is."""
+    """Removes a private directory. If this is killed meanwhile, the next start removes the rest."""
     with contextlib.suppress(OSError):
         for path in directory.iterdir():
             if path.is_dir():
@@ -54,7 +55,9 @@ def _remove_abandoned(folder: Path) -> None:
     for path in folder.glob(f"{PREFIX}*"):
         # It may be somebody else's, be locked, or vanish at any moment.
         with contextlib.suppress(OSError):
-            if path.is_symlink() or path.stat().st_uid != os.getuid():
+            # One look, which follows no link: in a sticky folder nobody can exchange what is ours.
+            found = path.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
                 continue
             if not any(path.iterdir()):
                 path.rmdir()

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, count
 from shutil import get_terminal_size
 from typing import Any
@@ -68,7 +68,12 @@ def shown_waiting(what: str) -> Iterator[None]:
         if on_terminal:
             print(_CLEARED, end="", flush=True)
 
-    thread = threading.Thread(target=show, daemon=True)
+    def show_while_read() -> None:
+        # Nobody reads any more: the main thread, which alone can end the process, finds out with its next line.
+        with suppress(BrokenPipeError):
+            show()
+
+    thread = threading.Thread(target=show_while_read, daemon=True)
     thread.start()
     try:
         yield
@@ -106,14 +111,15 @@ def _subject(point: Mapping[str, Any]) -> str:
 def progress(total: int, outcomes: Outcomes) -> Iterator[None]:
     """Prints a line for every outcome that is added inside the block. A search, which enters a block for each of its
     rounds, counts its points and its time over all of them: how many there will be is not known."""
-    start, before = time.monotonic(), outcomes.measured
+    start, before = time.monotonic(), outcomes.measured + len(outcomes.given_up)
 
     def print_progress(outcome: Outcome) -> None:
         if outcomes.searching:
             used = as_duration(time.monotonic() - outcomes.began_s)
             print(visible(f"[{outcomes.measured}] {outcome}  ({used}{outcomes.limits})"), flush=True)
             return
-        done, elapsed_s = outcomes.measured - before, time.monotonic() - start
+        done = outcomes.measured + len(outcomes.given_up) - before
+        elapsed_s = time.monotonic() - start
         # The first point also starts processes.
         known = 1 < done < total
         left = f", about {as_duration(elapsed_s / done * (total - done))} left" if known else ""

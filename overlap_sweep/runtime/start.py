@@ -21,7 +21,7 @@ from overlap_sweep.errors import UsageError, UserError, end, in_words
 from overlap_sweep.results.run_directory import LOCK_FILE, last_sweep
 from overlap_sweep.runtime.composition import as_was_typed, output_dir
 from overlap_sweep.runtime.lock import CLAIM_FILE, hold, refuse_if_read_only
-from overlap_sweep.runtime.mistakes import one_line
+from overlap_sweep.runtime.mistakes import of_hydra
 from overlap_sweep.runtime.outcome import outcomes
 
 T = TypeVar("T")
@@ -126,6 +126,8 @@ def remove_empty(made: Sequence[Path]) -> None:
     for path in reversed(made):
         try:
             path.rmdir()
+        except FileNotFoundError:
+            continue
         except OSError:
             return
 
@@ -176,7 +178,7 @@ def _begin(config: DictConfig, kind: str) -> None:
     except UserError as error:
         end(error)
     except OmegaConfBaseException as error:
-        end(UsageError(one_line(error)))
+        end(of_hydra(error))
     except OSError as error:
         sys.exit(f"error: {in_words(error)}")
     outcomes.root, outcomes.common = directory, Path(common) if common else None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from overlap_sweep import workloads
 from overlap_sweep.declared import short_key
-from overlap_sweep.errors import UsageError, UserError, nearest
+from overlap_sweep.errors import UsageError, UserError, in_words, nearest
 from overlap_sweep.options import Option, listed, options_of
 from overlap_sweep.program import conf_folder, environment_with_package
 from overlap_sweep.runtime.start import make_new, remove_empty
@@ -53,7 +53,10 @@ def tune(
     UserError for an unknown option, and with the command's error if it fails.
     """
     arguments = [*model_overrides(model), *option_overrides(options)]
-    made = [] if output_dir else make_new(Path(f"multirun/{datetime.now():%Y-%m-%d/%H-%M-%S}"))
+    try:
+        made = [] if output_dir else make_new(Path(f"multirun/{datetime.now():%Y-%m-%d/%H-%M-%S}"))
+    except OSError as error:
+        raise UserError(f"{in_words(error)}; give output_dir.") from None
     directory = Path(output_dir) if output_dir else made[-1]
     arguments += [f"hydra.sweep.dir={override_value(str(directory))}", *overrides]
     command = [sys.executable, "-m", "overlap_sweep", "launch", "-m", EXPERIMENT, *arguments]

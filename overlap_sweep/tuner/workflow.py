@@ -95,8 +95,13 @@ def tune(
     _keep(whole, record)
     with shown_waiting("writing the report"):
         analysis = analyse(whole.measurements.directory, _analysis_config(whole), record.command)
-        written = write_reports(analysis, whole.measurements.directory)
-    outcomes.report = whole.measurements.directory / FILE_NAME
+        try:
+            written = write_reports(analysis, whole.measurements.directory)
+            outcomes.report = whole.measurements.directory / FILE_NAME
+        except UserError as error:
+            # The answer itself is printed all the same.
+            print(f"warning: {error}", file=sys.stderr)
+            written = []
     console = console_for(sys.stdout)
     print_answers(analysis, console)
     print_written(written, console, analysis.sections)

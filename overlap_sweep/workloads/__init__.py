@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from overlap_sweep import backends
 from overlap_sweep.config import PointConfig
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.gpus import all_ranks
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.processes import Start
@@ -78,6 +78,8 @@ def tp_ranks(config: Config, others: int = 1, ranks: int | None = None) -> dict[
     data-parallel ones."""
     if config.get("tp_size", 1) is not None:
         return {}
+    if ranks and ranks % others:
+        raise UsageError(f"ranks={ranks} is not divisible by dp_size={others}; give a multiple.")
     return {"tp_size": min(ranks // others if ranks else all_ranks(config, "tp_size", others), MOST_TP)}
 
 

@@ -94,7 +94,7 @@ def test_points_share_nothing(sweep: Sweep) -> None:
         (("operator=fc3",), "operator=fc3 is not known; choose one of fc1, fc2, proj, qkv."),
         (("model=nobody",), "model=nobody is not known; choose one of deepseek_v3, gpt3_175b, hf,"),
         (("num_sm=1.5",), "num_sm=1.5 is not a whole number; give a value from 1 to 512."),
-        (("layer=3",), "A config group takes the name of a choice, not a number"),
+        (("layer=3",), "This config group takes a name, not a number"),
     ],
 )
 def test_a_wrong_key_is_one_line_with_and_without_m(sweep: Sweep, overrides: tuple[str, ...], says: str) -> None:

@@ -261,9 +261,7 @@ def test_what_is_chosen_is_profiled_in_a_last_step_unless_it_was(
     assert {row["profiled"] for row in best} <= {True, False}
 
 
-def test_where_no_overlap_is_best_nothing_is_proven_and_presets_are_run(
-    tmp_path: Path, preset: str
-) -> None:
+def test_where_no_overlap_is_best_nothing_is_proven_and_presets_are_run(tmp_path: Path, preset: str) -> None:
     """Plain torch has no default overlap, so that there is nothing to run beside `none` but the floor."""
     slow = answered(of_operator=lambda pass_name, settings: 1.5, of_layer=lambda config: 1.2)
     (layer,) = layers(tuned(tmp_path, "tp_size=2", answer=slow))
