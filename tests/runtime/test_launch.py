@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import yaml
 
 from overlap_sweep.results.run_directory import Result, is_trace_of, trace_file
 from tests.faults.injection import faulty_launch
-from tests.sweeps import SMALL, Launch
+from tests.sweeps import SMALL, Launch, wait_for
 
 pytestmark = pytest.mark.end_to_end
 
@@ -160,3 +161,15 @@ def test_optuna_minimises_the_objective_unchanged(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = yaml.safe_load((launch.directory / "optimization_results.yaml").read_text())
     assert found["best_value"] == min(result.objective_us or 1e9 for result in launch.results().values())
+
+
+def test_a_launch_whose_output_nobody_reads_ends_like_other_programs_and_leaves_no_process(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    process = launch.start("-m", "tp_size=2", "method=bulk", "num_sm=1,2", *SMALL)
+    assert process.stdout
+    assert process.stderr
+    assert process.stdout.readline().startswith("operator ")
+    process.stdout.close()
+    assert process.wait(60) == -signal.SIGPIPE
+    assert process.stderr.read() == ""
+    wait_for(lambda: not launch.agents(), 10)
