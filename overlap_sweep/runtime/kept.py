@@ -13,7 +13,7 @@ import msgspec
 from omegaconf import DictConfig
 
 from overlap_sweep.cache import cache_directory, cache_root
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.gpus import elsewhere
 from overlap_sweep.results.identity import environment_identity, instrumented, library_identity, point_identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, clear, read_result, write_result
@@ -56,7 +56,7 @@ def differs(result: Result, point: Mapping[str, Any]) -> bool:
 def check_store(config: DictConfig) -> None:
     """Raises UserError if the store cannot be used."""
     if config.reuse and not config.store:
-        raise UserError("reuse=true requires store=<path>.")
+        raise UsageError("reuse=true requires store=<path>.")
     _store(config)
 
 

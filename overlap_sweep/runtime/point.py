@@ -97,7 +97,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         point.pop(option, None)
     point |= workload.ranks(point)
     if point["precision"] and schema.precision_option:
-        raise UserError(
+        raise UsageError(
             f"workload={workload.name} does not use precision={point['precision']}; set {schema.precision_option}."
         )
     if issubclass(schema, ModelConfig):
@@ -171,7 +171,7 @@ def _refuse_idle(point: Mapping[str, Any], schema: type[ModelConfig]) -> None:
     instead = schema.instead_of_model.get(idle)
     uses = f"it uses model.{{{','.join(used)}}}" if used else "it uses nothing of model"
     condition = f" with {' and '.join(own_sizes)}" if own_sizes else ""
-    raise UserError(
+    raise UsageError(
         f"workload={workload}{condition} does not use model.{idle}={model[idle]}; "
         f"{f'set {instead}; ' if instead else ''}{uses}."
     )

@@ -16,7 +16,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep.config import INSTRUMENTS, NO_PART_OF_A_POINT
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.report.numbers import as_duration
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result, write_result
@@ -131,11 +131,11 @@ def swept_values(context: HydraContext, params: Mapping[str, Any], arguments: Se
         name = key.lstrip("+~")
         wanted = ",".join(texts).lower()
         if name.removeprefix("runtime.") in INSTRUMENTS and wanted != "false":
-            raise UserError(f"{name}={wanted} costs time, so a search cannot compare; give it to one point.")
+            raise UsageError(f"{name}={wanted} costs time, so a search cannot compare; give it to one point.")
         if name in ("phases", "repetition"):
-            raise UserError(f"{name} is set by the search itself; leave it out.")
+            raise UsageError(f"{name} is set by the search itself; leave it out.")
         if len(texts) > 1 and name.partition(".")[0] in NO_PART_OF_A_POINT:
-            raise UserError(f"{name}={','.join(texts)}: a search takes one value of {name}.")
+            raise UsageError(f"{name}={','.join(texts)}: a search takes one value of {name}.")
     return values
 
 
@@ -145,7 +145,7 @@ def _texts(override: Override) -> Iterator[str]:
     elif override.is_discrete_sweep():
         yield from override.sweep_string_iterator()
     else:
-        raise UserError(f"{override.input_line}: a search needs discrete values; list them.")
+        raise UsageError(f"{override.input_line}: a search needs discrete values; list them.")
 
 
 def override_value(value: Any) -> str:

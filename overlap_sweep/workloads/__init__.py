@@ -261,7 +261,7 @@ def load(name: str) -> Workload:
         return cast(Workload, import_module(f"{__name__}.{name}").WORKLOAD)
     entry = next((entry for entry in entry_points(group=GROUP) if entry.name == name), None)
     if entry is None:
-        raise UserError(f"workload={name} is not known; choose one of {', '.join(names())}.")
+        raise UsageError(f"workload={name} is not known; choose one of {', '.join(names())}.")
     try:
         return cast(Workload, entry.load())
     except Exception as error:

@@ -95,7 +95,7 @@ def test_it_refuses_what_it_does_not_have(installed: dict[str, str], tmp_path: P
         "model.bias=true": "workload=toy does not use model.bias=True;",
     }.items():
         done = launch.run("workload=toy", "runtime.device=cpu", given)
-        assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
     done = Launch(tmp_path).run("workload=toy")
     assert done.stderr.startswith("error: workload=toy is not known; choose one of copy_engine, fsdp,")
 

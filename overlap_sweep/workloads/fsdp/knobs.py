@@ -86,7 +86,7 @@ OF_NODES = {"replicas": PER_NODE, "reshard_after_forward": WITHIN_NODE}
 def sharding(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of `fsdp` with numbers for what refers to nodes, so that equal shardings are equal points. As
     they are if the number of ranks is not known, of a point that was not measured."""
-    fsdp, nodes, ranks = config["fsdp"], workloads.nodes(config), config["distributed"]["dp_size"]
+    fsdp, nodes, ranks = config["fsdp"], workloads.nodes(config), config["distributed"].get("dp_size")
     replicas, reshard = fsdp.get("replicas"), fsdp.get("reshard_after_forward")
     if replicas == PER_NODE:
         replicas = nodes

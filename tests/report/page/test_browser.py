@@ -189,7 +189,7 @@ def test_charts_keep_their_numbers_on_a_phone(narrow: Visit) -> None:
 def test_no_text_of_a_chart_covers_another(request: pytest.FixtureRequest, name: str) -> None:
     """By less than the spaces between letters and lines."""
     page: Page = request.getfixturevalue(name).page
-    page.wait_for_function(ALL_DRAWN, timeout=60_000)
+    page.wait_for_selector(ALL_DRAWN, timeout=60_000)
     page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     covered = """[...document.querySelectorAll('figure.chart:not(.scrolls) svg')].flatMap(svg => {
         const shown = text => text.textContent.trim() && text.getAttribute('opacity') !== '0';
