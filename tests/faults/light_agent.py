@@ -36,7 +36,8 @@ def main(arguments: Sequence[str]) -> None:
         parser.add_argument(name, type=int, default=default)
     parser.add_argument("--address")
     given = parser.parse_known_args(arguments)[0]
-    folder = Path(given.address).parent if given.nodes == 1 else None
+    # On several nodes it has no directory of its own, unlike the real one.
+    folder = Path(given.address).parent if given.nodes == 1 else Path("/nowhere")
     threading.Thread(target=_die_with_launcher, args=(folder,), daemon=True).start()
     start_as_planned(given.node)
     of_node = given.world_size // given.nodes

@@ -151,8 +151,8 @@ def test_a_killed_launcher_leaves_nothing(running: dict[str, Running]) -> None:
 def test_an_agent_ends_with_its_launcher_also_if_that_has_not_read_all(written: str) -> None:
     """A stand-in for the agent has a rank's chance to write into its standard input."""
     ours, theirs = socket.socketpair()
-    code = "import os; from overlap_sweep.runtime.agent import _die_with_launcher; "
-    code += f"os.write(0, {written.encode()!r}); print(flush=True); _die_with_launcher(None)"
+    code = "import os, pathlib; from overlap_sweep.runtime.agent import _die_with_launcher; "
+    code += f"os.write(0, {written.encode()!r}); print(flush=True); _die_with_launcher(pathlib.Path('/nowhere'))"
     with theirs:
         agent = subprocess.Popen(
             [sys.executable, "-c", code],

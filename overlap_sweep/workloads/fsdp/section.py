@@ -130,7 +130,7 @@ TABLE = Table(
     *("training", "one row per point"),
     (
         *(POINT, DIRECTORY, replace(MODEL, dropped=1)),
-        P("ranks", lambda row: row.point.config["distributed"]["dp_size"], kind="count", header="ranks"),
+        P("ranks", lambda row: row.point.config["distributed"].get("dp_size"), kind="count", header="ranks"),
         *(NODES, DEVICE, through(STRATEGY, lambda row: knobs_of(row.point.config)), replace(PRECISION, dropped=1)),
         P(
             *(
