@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from overlap_sweep.results.run_directory import LOCK_FILE
 from tests.slurm.cluster import Slurm
 from tests.slurm.sweep import SlurmSweep, ok, points
 
@@ -49,7 +48,7 @@ def begun(new_sweep: Callable[..., SlurmSweep], time_limited: dict[str, SlurmSwe
     return sweeps
 
 
-def test_after_a_killed_launcher_the_next_adopts_its_jobs(slurm: Slurm, begun: dict[str, SlurmSweep]) -> None:
+def test_after_a_killed_launcher_the_next_adopts_its_jobs(begun: dict[str, SlurmSweep]) -> None:
     sweep, everything = begun["two jobs"], points(1, 2, 3, 4, 5, 6)
     sweep.kill_launcher()
     jobs, resume = sweep.jobs(), f"resume={sweep.launch.directory}"
@@ -61,14 +60,15 @@ def test_after_a_killed_launcher_the_next_adopts_its_jobs(slurm: Slurm, begun: d
     assert line.startswith(f"error: Slurm jobs are running in {sweep.launch.directory}; ")
     assert all(job in line for job in jobs)
 
-    second = sweep.start(*TWO_JOBS, resume)
-    lock = sweep.launch.directory / LOCK_FILE
-    slurm.wait_for(lambda: f"process {second.pid} of" in lock.read_text(), "the second launcher", 120)
+    second, said = sweep.start(*TWO_JOBS, resume), ""
+    assert second.stdout
+    while "of an earlier launch" not in said:
+        said += (line := second.stdout.readline())
+        assert line, said
     sweep.release()
-    done = sweep.finish()
-    # The point that was held may have ended before the launcher looked.
-    (kept,) = re.findall(r"already measured: ([12]) of 6 points", done.stdout)
-    assert f"{6 - int(kept)} points are in jobs of an earlier launch: {', '.join(jobs)}" in done.stdout
+    sweep.finish()
+    (kept,) = re.findall(r"already measured: (\d) of 6 points", said)
+    assert f"{6 - int(kept)} points are in jobs of an earlier launch: {', '.join(jobs)}" in said
     assert sweep.statuses() == ok(everything)
     assert sweep.measured() == dict.fromkeys(everything, 1)
     assert sweep.jobs().keys() == jobs.keys()
