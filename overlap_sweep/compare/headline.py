@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from overlap_sweep.compare.sweeps import Aggregate, Match, SweepComparison
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE
@@ -17,11 +18,15 @@ def headline(compared: SweepComparison, label: str) -> list[str]:
     """Returns sentences on one dataset: by how much it is faster or slower than the reference, and if the machine
     changed, by how much relative to no overlap."""
     *passes, whole = (one for one in compared.aggregates if one.dataset == label)
-    change = _mean(passes, lambda match: (match.ours.time, match.theirs.time))
+    # The baselines show the machine, and count only where nothing else was measured.
+    *of_passes, of_all = map(_without_baselines, (*passes, whole))
+    if not of_all.matches:
+        of_passes, of_all = passes, whole
+    change = _mean(of_passes, lambda match: (match.ours.time, match.theirs.time))
     if not change:
         return [f"{label} and {compared.reference} have no points in common."]
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in whole.counts.items() if count)
-    mean = f" in the geometric mean of {len(whole.matches)} points ({counts})" if len(whole.matches) > 1 else ""
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in of_all.counts.items() if count)
+    mean = f" in the geometric mean of {len(of_all.matches)} points ({counts})" if len(of_all.matches) > 1 else ""
     return [f"{change.in_words(label, compared.reference)}{mean}.", *_machine(compared, label, passes)]
 
 
@@ -59,6 +64,10 @@ def _with_noise_of(match: Match, ours_us: float | None, theirs_us: float | None)
     both = ((match.ours.time, ours_us), (match.theirs.time, theirs_us))
     ours, theirs = (time.relative_to(time.time_us / time_us) for time, time_us in both)
     return ours, theirs
+
+
+def _without_baselines(found: Aggregate) -> Aggregate:
+    return replace(found, matches=[match for match in found.matches if match.ours.key.setting not in (NONE, FLOOR)])
 
 
 def _relative_to_none(match: Match) -> Times | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.verdict import MARGIN
 
 Times = tuple[Estimate, Estimate]
@@ -38,15 +39,13 @@ class Change:
 
     def in_words(self, label: str, reference: str) -> str:
         """Returns `new is 9.5% slower than old (9.4 to 9.7%)`, or that they do not differ, without a full stop."""
-        low, high = self.ends
         if self.differs:
-            by, *ends = (abs(1 - ratio) for ratio in (self.ratio, low, high))
-            return f"{label} is {by:.1%} {self.word} than {reference} ({min(ends) * 100:.1f} to {max(ends):.1%})"
+            return f"{label} is {Gain(1 - self.ratio, self.ratio * self.noise).in_words(reference)}"
         if math.isnan(self.noise):
             return f"{label} takes {self.ratio:.3f} of {reference}'s time; measured once, its noise is unknown"
-        return (
-            f"{label} and {reference} do not differ beyond the noise (ratio {self.ratio:.3f}, {low:.3f} to {high:.3f})"
-        )
+        low, high = self.ends
+        beyond = f"by {MARGIN:.1%} or more" if abs(math.log(self.ratio)) > self.noise else "beyond the noise"
+        return f"{label} and {reference} do not differ {beyond} (ratio {self.ratio:.3f}, {low:.3f} to {high:.3f})"
 
 
 def mean_change(passes: Iterable[Sequence[Times]]) -> Change:

@@ -148,7 +148,7 @@ def _final_headline(finalists: Sequence[Finalist]) -> str:
         return f"{labels[0]} is the fastest"
     pairs = max(len(sound) * (len(sound) - 1) // 2, 1)
     gain = gain_over(_estimate(others[0]), _estimate(best[0]), pairs)
-    return f"{labels[0]} is the fastest, {gain.in_words(others[0].label)}"
+    return f"{labels[0]} is the fastest{f', {gain.in_words(others[0].label)}' if gain.faster else ''}"
 
 
 def _estimate(one: Finalist) -> Estimate:

@@ -50,7 +50,7 @@ def print_answers(analysis: Analysis, console: Console, whole: bool = False) -> 
 
 
 def print_headlines(analysis: Analysis, console: Console) -> None:
-    """Prints what each answer comes down to, and what to give to the program that is to run with it."""
+    """Prints the headline of each answer, then the lines to copy."""
     for answer in (answer for section in analysis.sections for answer in section.answers):
         console.print(f"\n{answer.title}", style="bold")
         print_lines(answer.sentences if answer.cards else [], console)
@@ -65,6 +65,7 @@ def print_uses(analysis: Analysis, console: Console) -> None:
     answers = [answer for section in analysis.sections for answer in section.answers]
     for card in (card for answer in answers for card in answer.shown_cards if card.use):
         console.print(f"\n{card.title}, to copy:", style="bold")
+        print_lines([card.limits] if card.limits else [], console)
         print_lines(card.use, console)
 
 

@@ -72,9 +72,6 @@ class Interval:
     low: float
     high: float
 
-    def excludes(self, value: float) -> bool:
-        return value < self.low or value > self.high
-
 
 def gap_noise_us(one: Estimate, other: Estimate, pairs: int = 1) -> float:
     """Returns the noise that the difference of the two must exceed; NaN if a noise is unknown."""

@@ -111,9 +111,7 @@ class CopyAnalysis:
         paying = [one for one in split if one[0].gain.faster]
         best, size = max(paying or split, key=lambda one: one[0].gain.share)
         which = "Best" if paying else "Closest"
-        return [
-            f"Splitting GEMMs pays at {len(paying) or 'none'} of {len(split)} sizes. {which}: {size}, {best.in_words}."
-        ]
+        return [f"Splitting GEMMs pays at {len(paying)} of {len(split)} sizes. {which}: {size}, {best.in_words}."]
 
     @property
     def card(self) -> Card:
@@ -121,13 +119,14 @@ class CopyAnalysis:
         saving = [row for row in self.rows if row.saves]
         if not saving:
             known = any(not row.launch_bound for row in self.rows)
-            headline = "Overlap saves nothing worth having beyond the noise" if known else "No answer"
+            headline = f"Overlap saves less than {WORTH:.0%}, or nothing beyond the noise" if known else "No answer"
             return Card(self.title, headline, [self.answer, *self.on_chunks])
         most, least = (pick(saving, key=lambda row: row.hidden_fraction) for pick in (max, min))
         shares = f"{least.hidden_fraction:.0%} to {most.hidden_fraction:.0%}" if least is not most else ""
         headline = f"Overlap saves {shares or f'{most.hidden_fraction:.0%}'} of the shorter of GEMMs and copies"
         best = f"{as_us(most.saved.time_us)} us (noise {as_us(most.saved.noise_us)})"
-        sentences = [f"It saves time at {len(saving)} of {len(self.rows)} sizes. Most at {most.size}: {best}."]
+        decided = sum(not row.launch_bound for row in self.rows)
+        sentences = [f"It saves time at {len(saving)} of {decided} sizes. Most at {most.size}: {best}."]
         if least is not most:
             sentences.append(f"Least at {least.size}.")
         return Card(self.title, headline, [*sentences, *self.on_chunks])

@@ -235,7 +235,8 @@ def _analyse(case: TrainingCase, points: list[Point], searches: Mapping[Path, Kn
             same, settings, same.values(), compared_times(list(same.values())), strict=True
         )
     }
-    reference = min(rows.values(), key=lambda row: row.simplicity)
+    usable = [row for row in rows.values() if row.loss is not None] or list(rows.values())
+    reference = min(usable, key=lambda row: row.simplicity)
     best, advantage, reason, settled = _best(rows, points, searches)
     proven = settled and best is not reference and advantage.faster
     standing = "only" if len(rows) == 1 else "best, proven" if proven else "best"

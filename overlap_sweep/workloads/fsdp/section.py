@@ -316,7 +316,7 @@ def _card(analysis: TrainingAnalysis) -> Card:
     """Returns the setting to use, at a glance."""
     best, reference = analysis.best, analysis.reference
     times = f"{_times(best)}, {best.samples_per_s:,.0f} samples/s."
-    if best is not reference:
+    if best is not reference and analysis.advantage.faster:
         headline = f"Use {best.setting}: {_advantage(analysis)}"
     elif len(analysis.rows) == 1:
         headline = f"{best.setting}: nothing to compare with"
@@ -333,9 +333,10 @@ def _sentences(analysis: TrainingAnalysis) -> list[str]:
     """Returns sentences on the best setting, its gain, and the overrides that select it."""
     best, reference = analysis.best, analysis.reference
     gains = f"{best.samples_per_s:,.0f} samples/s"
-    if best is not reference:
-        instead = f"{best.samples_per_s:,.0f} samples/s instead of {reference.samples_per_s:,.0f}"
-        gains = f"{_advantage(analysis)}: {instead} with {reference.setting}"
+    if best is not reference and analysis.advantage.faster:
+        # A search's gain is over its baseline, which may be another setting.
+        instead = "" if analysis.settled else f" instead of {reference.samples_per_s:,.0f} with {reference.setting}"
+        gains = f"{_advantage(analysis)}: {best.samples_per_s:,.0f} samples/s{instead}"
     only = len(analysis.rows) == 1
     reason = "" if only else f" {as_sentence(analysis.reason)}."
     lines = [f"{'Measured' if only else 'Best'}: {best.setting}, {gains}; {_times(best)}.{reason}"]

@@ -204,7 +204,7 @@ def recommendation(choice: PassChoice, case: CaseAnalysis, overlap_threshold: fl
     """Returns the recommendation for one pass, in one line."""
     chosen, at, compared = choice.chosen, f"TP={choice.tp_size} {choice.label}", ""
     if choice.default:
-        gain = gain_over(choice.default, chosen.estimate)
+        gain = gain_over(choice.default, chosen.estimate, max(len(choice.candidates) - 1, 1))
         compared = f", {gain.in_words(spoken(DEFAULT, case.case.backend))}"
     if not chosen.settings:
         return f"{at}: keep overlap off ({as_us(chosen.time_us)} us{compared}); {choice.reason}"
