@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -279,10 +280,13 @@ def _other_values(basis: Basis) -> dict[str, str]:
     """Returns values to try instead of those that the trace shows to be in use: buckets in MiB, and SMs of NCCL."""
     found = {}
     if buckets := [size for call in basis.calls if (size := bytes_of(call))]:
-        largest = max(buckets) / 2**20
-        if largest >= LEAST_BUCKET:
-            found["smaller"] = f"{DEFAULT_BUCKET if largest > 1.2 * DEFAULT_BUCKET else largest / 2:.2g}"
-        found["larger"] = f"{max(DEFAULT_BUCKET, 4 * largest):.0f}"
+        # A parameter larger than the limit has a bucket of its own, so that the largest does not show the limit.
+        usual, largest = statistics.median(buckets) / 2**20, max(buckets) / 2**20
+        if usual >= LEAST_BUCKET:
+            found["smaller"] = f"{DEFAULT_BUCKET if usual > 1.2 * DEFAULT_BUCKET else usual / 2:.2g}"
+        # Buckets of a model that is small are below any limit.
+        if 4 * largest > DEFAULT_BUCKET:
+            found["larger"] = f"{4 * largest:.0f}"
     most = max((call.blocks for call in basis.calls if call.blocks and call.library == "nccl"), default=0)
     if most >= LEAST_BLOCKS:
         found["fewer"] = f"{most // 2} or {most // 4}"
