@@ -62,7 +62,7 @@ def test_what_would_record_nothing_is_refused(refused: dict[str, Any], reason: s
 def test_a_search_cannot_compare_such_points(tmp_path: Path) -> None:
     where = (f"hydra.sweep.dir={tmp_path / 'runs'}", "runtime.device=cpu", "num_sm=1,2", "runtime.debug=true")
     done = launch_here("-m", "hydra/sweeper=bisect", *where)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "runtime.debug=true costs time, so a search cannot compare; give it to one point." in done.stderr
     assert not (tmp_path / "runs").exists()
 
