@@ -19,10 +19,10 @@ class Ranking:
     click from embedded features and a user's history. The data is synthetic."""
 
     num_layers: int | None = ranged(None, 1, 1024)
-    """Layers of the backbone; each is a unit of sharding and of communication. null: 8, on a CPU 4."""
+    """Layers of the backbone; each is a unit of sharding and of communication. null: 8, on a CPU 2."""
     sequence_length: int | None = ranged(None, 1, 2**20)
     """Events in a user's history. Each is a token, as is each sparse feature; all dense features together are one.
-    null: 128, on a CPU 32."""
+    null: 128, on a CPU 16."""
     num_sparse_features: int = ranged(16, 1, 4096)
     """Categorical features, each with its own embedding table."""
     num_dense_features: int = ranged(32, 1, 2**16)
@@ -247,7 +247,7 @@ TRAINING_ON: dict[str, dict[str, Any]] = {
 """Values for null in `training`, by device."""
 RANKING_ON: dict[str, dict[str, Any]] = {
     "cuda": {"num_layers": 8, "sequence_length": 128},
-    "cpu": {"num_layers": 4, "sequence_length": 32},
+    "cpu": {"num_layers": 2, "sequence_length": 16},
 }
 """Values for null in `ranking`, by device."""
 STEPS_ON = {"cuda": 3, "cpu": 1}
