@@ -1,4 +1,4 @@
-"""What a comparison of sweeps says first: which is faster, and whether it was the machine that changed."""
+"""The headline of a comparison of sweeps: which is faster, and whether it was the machine that changed."""
 
 from __future__ import annotations
 

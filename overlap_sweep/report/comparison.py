@@ -72,7 +72,7 @@ class Comparison:
     charts: Callable[[], list[Chart]]
     problems: Sequence[str]
     headlines: Sequence[str]
-    """What is faster than the reference by how much, or that nothing is: sentences for each of the others."""
+    """Sentences for each dataset but the reference: how much faster it is, or that it is not."""
     warnings: Sequence[str] = ()
     summary_file: str = "comparison.json"
 

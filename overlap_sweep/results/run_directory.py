@@ -162,7 +162,7 @@ class _Runtime(msgspec.Struct):
 
 
 class _Where(msgspec.Struct):
-    """What was resolved for every point, whatever its workload."""
+    """The resolved options that every point has, whatever its workload."""
 
     runtime: _Runtime
 

@@ -129,7 +129,7 @@ class Choice(Generic[T]):
     gain: Gain = NO_GAIN
     """Gain of the chosen setting over the reference, with the noise that decided."""
     gain_of_fastest: Gain = NO_GAIN
-    """The same of the fastest setting."""
+    """Gain of the fastest setting over the reference."""
     tie_noise: float = 0.0
     """Noise of the difference between the fastest and the chosen, as a share of the time."""
 

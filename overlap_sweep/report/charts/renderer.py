@@ -1,4 +1,4 @@
-"""What draws charts: Vega's JavaScript, which vl-convert brings for pages and runs for PNGs, if it can here."""
+"""The renderer of charts: Vega's JavaScript, which vl-convert brings for pages and runs for PNGs, if it can here."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 MARGIN_PX = 14
 """Between the outermost values and the ends of an axis."""
 LETTER_PX = 7
-"""Of digits in the widest of the fonts."""
+"""Width of a digit in the widest of the fonts."""
 LEGEND_PX = 350
 """Charts may stand beside each other, or on a phone."""
 SUBTITLE_WIDTH = 84

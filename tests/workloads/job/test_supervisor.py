@@ -180,6 +180,7 @@ def test_a_killed_guard_leaves_nothing(tmp_path: Path) -> None:
     os.kill(guard_of(command), signal.SIGKILL)
     wait_for(lambda: tag.processes() == [], 20)
     command.end()
+    assert tag.processes() == []
 
 
 @pytest.mark.parametrize("guard_first", [True, False])
