@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Advice(NamedTuple):
     causes: frozenset[str]
     needs: frozenset[str]
-    """Signs that must hold: roles, collectives, libraries, and other signs of `basis.signs_of`; `!sign` must not hold."""
+    """Signs that must hold (roles, collectives, libraries, others of `basis.signs_of`); `!sign` must not hold."""
     sentence: str
     """`{sign}` stands for the sign's value."""
 
