@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Commands and tests start hundreds of processes, and where this is set each compiles all modules anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: sweep tune kernels fsdp tp_training job test test-long wheel golden docs lint clean
+.PHONY: sweep tune kernels fsdp tp_training job test test-long test-gpu wheel golden docs lint clean
 
 ## The main job on this machine: the 15-point sweep, then its tables and YAML.
 sweep: .venv/.installed
@@ -47,6 +47,12 @@ test: .venv/.installed
 test-long: .venv/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "(slurm or faults or end_to_end) and not quiet"
 	$(BIN)/python -m pytest -m quiet
+
+## What needs GPUs, on a machine with two: eight tests at a time, whose time is mostly the host's; then those that compare
+## measured times, alone.
+test-gpu:
+	python -m pytest -n 8 --dist loadgroup -m "gpu and not quiet"
+	python -m pytest -m "gpu and quiet"
 
 ## Builds the wheel, installs it into a fresh environment, and uses it from an empty folder.
 wheel:

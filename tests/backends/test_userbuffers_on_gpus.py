@@ -79,6 +79,7 @@ def sums_in_fp8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
     return directory, sweep(directory, *given)
 
 
+@pytest.mark.xdist_group("sums_in_fp8")
 @pytest.mark.gpu(count=2)
 def test_sums_in_fp8_are_off_by_no_more_than_fp8_rounds(sums_in_fp8: tuple[Path, dict[str, Result]]) -> None:
     results = sums_in_fp8[1]
@@ -88,6 +89,7 @@ def test_sums_in_fp8_are_off_by_no_more_than_fp8_rounds(sums_in_fp8: tuple[Path,
         assert 1e-3 < result.relative_error["output"] < 0.2
 
 
+@pytest.mark.xdist_group("sums_in_fp8")
 @pytest.mark.gpu(count=2)
 def test_what_initialize_ub_was_given_is_in_the_run_directory(sums_in_fp8: tuple[Path, dict[str, Result]]) -> None:
     directory, results = sums_in_fp8

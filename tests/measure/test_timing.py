@@ -283,6 +283,7 @@ def test_what_the_warm_up_enqueued_in_time_is_never_launch_bound_and_a_step_is_a
     assert not any(taken.launch_bound for taken in samples.values())
 
 
+@pytest.mark.quiet
 @pytest.mark.gpu(count=1)
 def test_a_gpu_is_timed_by_its_own_clock_behind_a_spin() -> None:
     ranks = Ranks(0, 1, torch.device("cuda", 0))
@@ -297,6 +298,7 @@ def test_a_gpu_is_timed_by_its_own_clock_behind_a_spin() -> None:
     assert not samples["four"].launch_bound
 
 
+@pytest.mark.quiet
 @pytest.mark.gpu(count=1)
 def test_a_host_that_is_too_slow_is_noticed() -> None:
     ranks = Ranks(0, 1, torch.device("cuda", 0))

@@ -118,6 +118,7 @@ def test_gpus_that_do_not_reach_each_other_are_refused(monkeypatch: pytest.Monke
         copy_overlap._places("peer", torch.device("cuda", 0))
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize(
     "direction",
     [

@@ -84,6 +84,7 @@ def marked_too_much_us(directory: Path) -> float:
     )
 
 
+@pytest.mark.quiet
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("name", POINTS)
 def test_marks_miss_no_communication(name: str, runs: Path) -> None:
@@ -91,6 +92,7 @@ def test_marks_miss_no_communication(name: str, runs: Path) -> None:
     assert marked_too_much_us(runs / name) > -15
 
 
+@pytest.mark.quiet
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("name", [name for name in POINTS if name not in ASKED])
 def test_marks_add_little_to_communication(name: str, runs: Path) -> None:
@@ -98,6 +100,7 @@ def test_marks_add_little_to_communication(name: str, runs: Path) -> None:
     assert marked_too_much_us(runs / name) < 100
 
 
+@pytest.mark.quiet
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("name", ASKED)
 def test_marks_and_kernels_expose_the_same(name: str, runs: Path) -> None:
@@ -108,6 +111,7 @@ def test_marks_and_kernels_expose_the_same(name: str, runs: Path) -> None:
     assert median(differ) < 0.02
 
 
+@pytest.mark.quiet
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("name", ASKED)
 def test_nothing_overlaps_in_the_baseline(name: str, runs: Path) -> None:
@@ -118,6 +122,7 @@ def test_nothing_overlaps_in_the_baseline(name: str, runs: Path) -> None:
     assert any(row.exposed_comm_us < 0.9 * row.comm_us for _, row in steps_of(runs / name))
 
 
+@pytest.mark.quiet
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize(
     ("name", "kinds"), [("own", ("AllGather", "ReduceScatter")), ("ddp_own", ("AllReduce", "ReduceScatter"))]

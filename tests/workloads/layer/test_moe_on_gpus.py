@@ -44,7 +44,6 @@ def test_every_variant_computes_what_none_does(tmp_path: Path) -> None:
     installed = [] if expert_parallel.find_spec("deep_ep") is None else ["deepep", "deepep_micro_batches"]
     for layer in found.values():
         assert list(layer.variants) == ["none", "shared_experts", "micro_batches", *installed, "floor"]
-        assert layer.variants["floor"].times["all"].median_us < layer.variants["none"].times["all"].median_us
 
 
 @pytest.mark.gpu(count=2)

@@ -18,6 +18,9 @@ from tests.workloads.fsdp.points import tp_point
 from tests.workloads.tp_training.stacks import Trained, train_points, train_whole
 
 pytestmark = pytest.mark.gpu(count=2)
+of_pytorch_once, of_autotp_once, of_megatron_once = (
+    pytest.mark.xdist_group(name) for name in ("of_pytorch", "of_autotp", "of_megatron")
+)
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
 needs_megatron = pytest.mark.skipif(
     any(transformer_engine.missing(package) for package in ("transformer_engine", "megatron.core")),
@@ -56,6 +59,7 @@ def of_pytorch() -> list[dict[str, Trained]]:
     return run_ranks(2, train_points, points, device="cuda")
 
 
+@of_pytorch_once
 @pytest.mark.parametrize("name", [name for name in EXACT if "one sequence" not in name and name != "data parallel"])
 def test_float32_losses_agree(name: str) -> None:
     for of_rank in of_pytorch():
@@ -63,12 +67,14 @@ def test_float32_losses_agree(name: str) -> None:
         assert of_rank[name].norms == pytest.approx(of_rank["plain"].norms, rel=2e-3)
 
 
+@of_pytorch_once
 def test_one_sequence_trains_the_same_fused() -> None:
     for of_rank in of_pytorch():
         fused, apart = of_rank["async_tp, one sequence"], of_rank["one sequence"]
         assert fused.losses == pytest.approx(apart.losses, rel=1e-4)
 
 
+@of_pytorch_once
 def test_replicas_begin_where_the_parts_do() -> None:
     """The first replica has the same weights and the same batch."""
     first, second = (of_rank["data parallel"] for of_rank in of_pytorch())
@@ -77,6 +83,7 @@ def test_replicas_begin_where_the_parts_do() -> None:
     assert first.norms == second.norms
 
 
+@of_pytorch_once
 @pytest.mark.parametrize("name", LOWER)
 def test_lower_precisions_come_near(name: str) -> None:
     for of_rank in of_pytorch():
@@ -84,6 +91,7 @@ def test_lower_precisions_come_near(name: str) -> None:
         assert all(math.isfinite(norm) for norm in of_rank[name].norms)
 
 
+@of_pytorch_once
 @pytest.mark.parametrize("name", [name for name in OF_PYTORCH if name.startswith("async_tp")])
 def test_async_tp_fuses(name: str) -> None:
     for of_rank in of_pytorch():
@@ -157,6 +165,7 @@ def of_autotp() -> list[tuple[dict[str, Trained], list[str]]]:
     return run_ranks(2, _train_autotp, points, device="cuda")
 
 
+@of_autotp_once
 @needs_deepspeed
 @pytest.mark.parametrize("name", AUTOTP)
 def test_autotp_trains_what_one_gpu_does(name: str) -> None:
@@ -167,6 +176,7 @@ def test_autotp_trains_what_one_gpu_does(name: str) -> None:
         assert trained[name].norms == pytest.approx(whole.norms, rel=1e-3 if exact else 5e-2)
 
 
+@of_autotp_once
 @needs_deepspeed
 def test_deepspeed_compiles_nothing() -> None:
     assert [operators for _, operators in of_autotp()] == [[], []]
@@ -217,6 +227,7 @@ def of_megatron(tuned: Path) -> list[dict[str, Trained]]:
     return run_ranks(2, train_points, points, device="cuda", environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
 
 
+@of_megatron_once
 @needs_megatron
 @pytest.mark.parametrize(
     ("name", "reference"),
@@ -233,6 +244,7 @@ def test_losses_of_megatron_agree(name: str, reference: str, tuned: Path) -> Non
     assert first[name].losses == second[name].losses
 
 
+@of_megatron_once
 @needs_megatron
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_replicas_of_megatron_train_as_in_float32(name: str, tuned: Path) -> None:
@@ -244,6 +256,7 @@ def test_replicas_of_megatron_train_as_in_float32(name: str, tuned: Path) -> Non
     assert first[name].losses != second[name].losses
 
 
+@of_megatron_once
 @needs_megatron
 def test_megatron_takes_steps_and_says_who_overlaps_and_who_attends(tuned: Path) -> None:
     found = of_megatron(tuned)[0]
