@@ -58,7 +58,10 @@ OF_MEDIANS = {
     "startup": LEFT_OUT,
 }
 """Columns of the tables of medians, by the column that they replace."""
-EXPOSED = _us("exposed_comm_us", "exposed us")
+EXPOSED = _us(
+    *("exposed_comm_us", "exposed us"),
+    "Time in which communication runs while nothing computes, also for no other phase or iteration.",
+)
 WAITING = _us("wait_us", "wait us")
 RATIO: Column[Row] = Column(
     *("overlap_ratio", itemgetter("overlap_ratio"), "overlap_us / min(gemm_us, comm_us)."),
@@ -70,13 +73,17 @@ PHASES: Table[Row] = Table(
     *("phases", "one row per iteration and phase"),
     (
         *(FILE, RANK, ITERATION, PHASE),
-        _us("span_us", "span us"),
+        _us(
+            *("span_us", "span us"),
+            "Time from the start of the first kernel to the end of the last; of an iteration (phase all) until the next "
+            "one starts.",
+        ),
         _us("gemm_us", "GEMM us"),
         _us("comm_us", "comm us"),
         WAITING,
         _us("overlap_us", "overlap us"),
         EXPOSED,
-        _us("idle_us", "idle us"),
+        _us("idle_us", "idle us", "Part of the span in which nothing runs, of no phase and iteration."),
         RATIO,
         _count("num_gemm_events", "GEMMs"),
         _count("num_comm_events", "comms"),

@@ -14,19 +14,10 @@ from overlap_sweep.diagnosis.calls import NEVER, Call, calls_of, groups_of
 from overlap_sweep.diagnosis.collectives import Group, group_of
 from overlap_sweep.diagnosis.places import Places
 from overlap_sweep.diagnosis.waits import Wait, waits_of
-from overlap_sweep.trace.activity import (
-    COMM,
-    COMPUTE,
-    GEMM,
-    MEMORY,
-    NO_ITERATION,
-    WAIT,
-    Activity,
-    activity_of,
-    launches_of,
-)
+from overlap_sweep.trace.activity import COMPUTE, GEMM, MEMORY, Activity, activity_of, launches_of
 from overlap_sweep.trace.columns import Trace
-from overlap_sweep.trace.intervals import Intervals, merge, places_by_value
+from overlap_sweep.trace.intervals import Intervals, merge
+from overlap_sweep.trace.iterations import iteration_spans
 
 
 @dataclass(frozen=True)
@@ -57,10 +48,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Step:
+    """An iteration of the trace, with its span on the device's timeline, as `trace` reports it."""
+
     number: int
     start_ns: int
     end_ns: int
-    """Start of the next step; its last event's end if it is the last one, or if other work ran before the next one."""
     startup: bool = False
 
 
@@ -121,16 +113,13 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
     """Returns the facts of a trace. `startup`: numbers of the steps that contain the profiler's start."""
     activity = activity_of(trace)
     launch = launches_of(trace) if len(trace.device) else None
-    if launch is not None and (launch >= 0).any():
-        # Launched before the recording began: of a step that is not in the trace.
-        activity.assignment.iteration[launch < 0] = NO_ITERATION
     computes = np.isin(activity.kind, (GEMM, COMPUTE))
     if launch is None:
         moments = activity.events[np.flatnonzero(computes)]
     else:
         moments = trace.launches[launch[computes & (launch >= 0)]]
     places = Places(trace, moments)
-    steps = _steps(activity, startup)
+    steps = [Step(*span, startup=span.number in startup) for span in iteration_spans(activity)]
     apart = any(first.end_ns < second.start_ns for first, second in pairwise(steps))
     calls = list(calls_of(trace, activity, launch, places))
     calls.sort(key=lambda call: (call.start_ns, call.end_ns))
@@ -164,28 +153,6 @@ def _loading(trace: Trace, threads: NDArray[np.int32]) -> Intervals:
     loading = np.flatnonzero(loads[trace.host.label])
     # A thread of its own that fetches ahead holds nobody up.
     return merge(trace.host[loading[np.isin(trace.host.lane[loading], threads)]].intervals)
-
-
-def _steps(activity: Activity, startup: list[int]) -> list[Step]:
-    """Returns the steps that have work, from the first event of each to the first one of the next.
-
-    If work of no step runs between two of them, such as a benchmark's own, the time between them belongs to neither.
-    """
-    runs, iteration = np.isin(activity.kind, (GEMM, COMM, COMPUTE)), activity.assignment.iteration
-    chosen = np.flatnonzero((iteration != NO_ITERATION) & runs)
-    numbers = iteration[chosen]
-    found = []
-    for number, places in places_by_value(numbers):
-        own = activity.events[chosen[places]]
-        found.append((int(own.start_ns.min()), int(own.end_ns.max()), number))
-    found.sort()
-    of_none = np.sort(activity.events.start_ns[(iteration == NO_ITERATION) & (runs | (activity.kind == WAIT))])
-    steps = []
-    for i, (start, end, number) in enumerate(found):
-        following = found[i + 1][0] if i + 1 < len(found) else end
-        between = np.searchsorted(of_none, following) > np.searchsorted(of_none, end)
-        steps.append(Step(number, start, end if between else following, number in startup))
-    return steps
 
 
 def _work(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None) -> tuple[list[str], Work]:

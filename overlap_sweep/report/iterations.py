@@ -23,6 +23,7 @@ from overlap_sweep.trace.kernel_classes import Kind, function_name
 if TYPE_CHECKING:
     from overlap_sweep.trace.activity import Activity
     from overlap_sweep.trace.intervals import Intervals
+    from overlap_sweep.trace.iterations import PhaseEvents
 
 CLASSES = {
     "gemm": "GEMM",
@@ -156,8 +157,9 @@ def _exposed_us(spans: Sequence[Span]) -> list[tuple[float, float]]:
 
 
 def typical_iteration(path: Path | str) -> Iteration:
-    """Returns the iteration with the (lower) median span, without start-up. UserError when there is none."""
+    """Returns the iteration of (lower) median time, without start-up. UserError when there is none."""
     from overlap_sweep.trace.activity import activity_of
+    from overlap_sweep.trace.iterations import phases_of
     from overlap_sweep.trace.kineto import read_trace
     from overlap_sweep.trace.measured import overlap_rows
 
@@ -165,24 +167,24 @@ def typical_iteration(path: Path | str) -> Iteration:
     activity = activity_of(trace)
     rows = overlap_rows(activity, str(path), trace.rank)
     startup = startup_iterations(rows)
-    whole = sorted((row.span_us, row.iteration) for row in rows if row.phase == "all" and row.iteration not in startup)
-    number = whole[(len(whole) - 1) // 2][1]
-    return Iteration(trace.rank, number, _spans(activity, number))
+    steady = [row for row in rows if row.phase == "all" and row.iteration not in startup]
+    _, number = sorted((row.active_us, row.iteration) for row in steady)[(len(steady) - 1) // 2]
+    whole = next(phase for phase in phases_of(activity) if (phase.iteration, phase.phase) == (number, "all"))
+    return Iteration(trace.rank, number, _spans(activity, whole))
 
 
-def _spans(activity: Activity, number: int) -> list[Span]:
+def _spans(activity: Activity, whole: PhaseEvents) -> list[Span]:
     import numpy as np
 
     from overlap_sweep.trace.activity import KINDS, PHASE_OF_PASS
 
     events, assigned = activity.events, activity.assignment
-    chosen = np.flatnonzero(assigned.iteration == number)
-    chosen = chosen[np.argsort(events.start_ns[chosen], kind="stable")]
-    origin_ns = events.start_ns[chosen[0]]
+    order = np.argsort(whole.intervals[:, 0], kind="stable")
+    times_us = (whole.intervals[order] - whole.span_ns[0]) / 1000
     return [
         Span(
-            start_us=int(events.start_ns[i] - origin_ns) / 1000,
-            end_us=int(events.end_ns[i] - origin_ns) / 1000,
+            start_us=start_us,
+            end_us=end_us,
             process=activity.lanes[events.lane[i]][0],
             stream=activity.lanes[events.lane[i]][1],
             kind=KINDS[activity.kind[i]],
@@ -190,7 +192,7 @@ def _spans(activity: Activity, number: int) -> list[Span]:
             name=activity.labels[events.label[i]][1],
             phase=PHASE_OF_PASS.get(int(assigned.pass_[i]), ""),
         )
-        for i in chosen
+        for i, (start_us, end_us) in zip(whole.events[order], times_us.tolist(), strict=True)
     ]
 
 

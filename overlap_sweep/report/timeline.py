@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import PASS_WORDS, some_of
-from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, IGNORE, MEMORY, PHASE_OF_PASS, WAIT, Activity, activity_of
+from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, MEMORY, PHASE_OF_PASS, WAIT, Activity, activity_of
 from overlap_sweep.trace.disk import TIMELINE_MARK
 from overlap_sweep.trace.intervals import intersect, merge, rows_without_overlap
+from overlap_sweep.trace.iterations import PhaseEvents, phases_of
 from overlap_sweep.trace.kernel_classes import function_name
 from overlap_sweep.trace.kineto import read_trace
-from overlap_sweep.trace.measured import phases_of
 
 WHOLE = "all"
 """The phase of the whole iteration."""
@@ -51,13 +51,12 @@ class RankTimeline:
     device: str
     """Name of the device, such as `device 0`, or of all devices."""
     activity: Activity
-    phases: dict[int, dict[str, NDArray[np.intp]]]
-    """Indices of the activity's events by iteration and phase."""
+    phases: dict[int, dict[str, PhaseEvents]]
+    """By iteration and phase."""
 
     def span_ns(self, iteration: int, phase: str = WHOLE) -> tuple[int, int]:
-        """Returns the first start and the last end in the trace's own nanoseconds."""
-        events, inside = self.activity.events, self.phases[iteration][phase]
-        return int(events.start_ns[inside].min()), int(events.end_ns[inside].max())
+        """Returns start and end in the trace's own nanoseconds."""
+        return self.phases[iteration][phase].span_ns
 
 
 @dataclass(frozen=True)
@@ -91,11 +90,9 @@ def read_rank(path: Path) -> tuple[RankTimeline, list[str]]:
     """Returns one rank's work and the reader's warnings. UserError when it cannot be read or has no iteration."""
     trace = read_trace(path)
     activity = activity_of(trace)
-    phases: dict[int, dict[str, NDArray[np.intp]]] = {}
-    for iteration, phase, events in phases_of(activity):
-        drawn = events[activity.kind[events] != IGNORE]
-        if len(drawn):
-            phases.setdefault(iteration, {})[phase] = drawn
+    phases: dict[int, dict[str, PhaseEvents]] = {}
+    for phase in phases_of(activity):
+        phases.setdefault(phase.iteration, {})[phase.phase] = phase
     if not phases:
         raise UserError(f"{path} has no work inside its iterations; profile at least one forward pass.")
     devices = sorted({activity.lanes[lane][0] for lane in np.unique(activity.events.lane)})
@@ -198,7 +195,7 @@ def _events(
     yield _Event("M", pid, 0, "process_sort_index", args={"sort_index": pid - 1})
     if not iterations:
         return
-    chosen = np.concatenate([rank.phases[iteration][WHOLE] for iteration in iterations])
+    chosen = np.unique(np.concatenate([rank.phases[iteration][WHOLE].events for iteration in iterations]))
     for title, spans in _tracks(rank, iterations, chosen):
         tid = next(tids)
         yield _Event("M", pid, tid, "thread_name", args={"name": title})

@@ -79,7 +79,7 @@ def _metrics(phases: _Phases) -> dict[str, float]:
 
 
 def _operator_us(phases: _Phases) -> float:
-    return sum(row.span_us for row in _passes(phases))
+    return sum(row.active_us for row in _passes(phases))
 
 
 def _passes(phases: _Phases) -> list[TraceRow]:

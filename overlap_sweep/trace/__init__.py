@@ -21,7 +21,7 @@ class Overlap(msgspec.Struct, kw_only=True):
     """Times in microseconds, exact to the nanosecond. They are unions: kernels that run at the same time count once."""
 
     span_us: float
-    """From the first start to the last end."""
+    """Of a pass from its first start to its last end; of an iteration until the next one starts."""
     gemm_us: float
     comm_us: float
     wait_us: float
@@ -29,9 +29,9 @@ class Overlap(msgspec.Struct, kw_only=True):
     overlap_us: float
     """Time in which GEMM and communication run at the same time."""
     exposed_comm_us: float
-    """Communication while nothing computes; copies and waits are not computation."""
+    """Communication while nothing computes, not even for another iteration; copies and waits are not computation."""
     idle_us: float
-    """Part of the span in which nothing runs, not even waits or copies."""
+    """Part of the span in which nothing runs, not even waits, copies or what belongs to another iteration."""
     overlap_ratio: float | None
     """overlap / min(GEMM, communication); None without GEMMs or without communication."""
     num_gemm_events: int
@@ -52,6 +52,13 @@ class TraceRow(Overlap):
     phase: str
     """`fwd`; `bwd`; `recompute`, the part of `bwd` in which checkpoints run forward again; or `all` for the whole
     iteration, optimizer included."""
+    pause_us: float = 0.0
+    """Part of idle_us at the end: of an iteration, until the next one starts. The last one has none."""
+
+    @property
+    def active_us(self) -> float:
+        """Returns the time from the first start to the last end."""
+        return self.span_us - self.pause_us
 
 
 class PhaseSummary(Overlap):
@@ -94,24 +101,24 @@ def startup_iterations(rows: Iterable[TraceRow]) -> list[int]:
     whole = sorted((row for row in rows if row.phase == "all"), key=lambda row: row.iteration)
     found: list[int] = []
     for number, row in enumerate(whole[: len(whole) // 2]):
-        others = [other.span_us for other in whole[number + 1 :] if other.num_gemm_events >= row.num_gemm_events]
-        if not others or not _stands_out(row.span_us, others):
+        others = [other.active_us for other in whole[number + 1 :] if other.num_gemm_events >= row.num_gemm_events]
+        if not others or not _stands_out(row.active_us, others):
             break
         found.append(row.iteration)
     return found
 
 
-def _stands_out(span_us: float, others_us: Sequence[float]) -> bool:
+def _stands_out(active_us: float, others_us: Sequence[float]) -> bool:
     longest, shortest = max(others_us), min(others_us)
     if len(others_us) == 1:
-        return span_us > NOTABLE_BESIDE_ONE * longest
-    return span_us > max(NOTABLE * longest, longest + (longest - shortest))
+        return active_us > NOTABLE_BESIDE_ONE * longest
+    return active_us > max(NOTABLE * longest, longest + (longest - shortest))
 
 
 def startup_sentence(name: str, rows: Iterable[TraceRow], iterations: Sequence[int]) -> str:
     """Returns a sentence on the start-up `iterations`, at least one, of the named trace or point."""
-    spans = [(row.span_us, row.iteration in iterations) for row in rows if row.phase == "all"]
-    longest, usual = (max(span_us for span_us, startup in spans if startup is kind) for kind in (True, False))
+    times = [(row.active_us, row.iteration in iterations) for row in rows if row.phase == "all"]
+    longest, usual = (max(active_us for active_us, startup in times if startup is kind) for kind in (True, False))
     numbers = f"iteration{'s' if len(iterations) > 1 else ''} {', '.join(map(str, iterations))}"
     return (
         f"{name}: start-up {numbers} left out of medians and choices: up to {longest:,.1f} us, later iterations at "

@@ -58,8 +58,8 @@ def assign_device(trace: Trace, is_gemm: NDArray[np.bool_]) -> Assignment:
     events.
 
     All kernels of a CUDA graph have the launch of the graph. An event without a launch follows the event before it on
-    its stream, or, if that has none either, the event before it on any stream. A trace that has no passes is a single
-    iteration.
+    its stream; on a stream without any launch, the event before it on any stream. What runs before those was launched
+    before the recording began, and is in no iteration. A trace that has no passes is a single iteration.
     """
     if not trace.has_passes:
         return Assignment(np.zeros(len(trace.device), np.int64), np.full(len(trace.device), NEITHER, np.int8))
@@ -80,7 +80,9 @@ def assign_device(trace: Trace, is_gemm: NDArray[np.bool_]) -> Assignment:
         assigned = Assignment(iteration, neither)
     rank = np.cumsum(known) - 1
     leader = _leaders(known, trace.device.lane, trace.device.start_ns)
-    return assigned[moment[rank[leader]]]
+    found = assigned[moment[rank[np.maximum(leader, 0)]]]
+    found.iteration[leader < 0] = NO_ITERATION
+    return found
 
 
 def _iterations_by_graph(
@@ -240,12 +242,11 @@ def launches_of(trace: Trace) -> NDArray[np.intp]:
 
 
 def _leaders(known: NDArray[np.bool_], lane: NDArray[np.int32], start_ns: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Returns for each event the index of the event whose launch decides: itself if its launch is known."""
+    """Returns for each event the index of the event whose launch decides, or -1: itself if its launch is known."""
     on_stream = _last_known(known, np.lexsort((start_ns, lane)))
+    on_stream = np.where(lane[on_stream] == lane, on_stream, -1)
     on_any = _last_known(known, np.argsort(start_ns, kind="stable"))
-    first = np.flatnonzero(known)[np.argmin(start_ns[known])]
-    leader = np.where(on_any >= 0, on_any, first)
-    return np.where((on_stream >= 0) & (lane[on_stream] == lane), on_stream, leader)
+    return np.where(np.isin(lane, lane[known]), on_stream, on_any)
 
 
 def _last_known(known: NDArray[np.bool_], order: NDArray[np.intp]) -> NDArray[np.intp]:

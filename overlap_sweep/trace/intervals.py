@@ -41,6 +41,12 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
     return _where(a, b, cover=1)
 
 
+def within(union: Intervals, start_ns: int, end_ns: int) -> Intervals:
+    """Returns the part of the union between two moments."""
+    first, beyond = np.searchsorted(union[:, 1], start_ns, side="right"), np.searchsorted(union[:, 0], end_ns)
+    return np.clip(union[first:beyond], start_ns, end_ns)
+
+
 def contains(union: Intervals, moments: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Returns a mask of the moments [m] that lie in the union; an interval's end is outside."""
     if not len(union):

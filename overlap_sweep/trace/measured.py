@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -11,19 +10,9 @@ from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.trace import Grouping, Overlap, PartRow, TraceRow
-from overlap_sweep.trace.activity import (
-    BWD,
-    COMM,
-    COMPUTE,
-    FWD,
-    GEMM,
-    KINDS,
-    NO_ITERATION,
-    RECOMPUTE,
-    WAIT,
-    Activity,
-)
-from overlap_sweep.trace.intervals import Intervals, intersect, length, merge, places_by_value, subtract
+from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, KINDS, WAIT, Activity
+from overlap_sweep.trace.intervals import Intervals, intersect, length, merge, places_by_value, subtract, within
+from overlap_sweep.trace.iterations import PhaseEvents, phases_of
 
 MOST_ITERATIONS = 10_000
 """Each takes a millisecond and a few rows. Usual traces have about ten steps."""
@@ -34,55 +23,44 @@ def overlap_rows(activity: Activity, file: str, rank: int | None) -> list[TraceR
     if (count := len(np.unique(activity.assignment.iteration))) > MOST_ITERATIONS:
         raise UserError(f"{file} has {count:,} iterations, more than {MOST_ITERATIONS:,}; record fewer steps.")
     intervals, kind = activity.events.intervals, activity.kind
-    rows = [
-        TraceRow(file, rank, iteration, phase, **asdict(measure(intervals[chosen], kind[chosen])))
-        for iteration, phase, chosen in phases_of(activity)
-    ]
+    running, computing = merge(intervals), merge(intervals[np.isin(kind, (GEMM, COMPUTE))])
+    rows = []
+    for phase in phases_of(activity):
+        measured = asdict(measure(phase, kind[phase.events], running, computing))
+        pause_us = _pause_ns(running, phase.span_ns[1]) / 1000
+        rows.append(TraceRow(file, rank, phase.iteration, phase.phase, pause_us, **measured))
     if not rows:
         raise UserError(f"{file} has no work but copies inside its iterations; profile at least one forward pass.")
     return rows
 
 
-def phases_of(activity: Activity) -> Iterator[tuple[int, str, NDArray[np.intp]]]:
-    """Yields iteration, phase and the indices of its events, for phases that have work."""
-    kind, assigned = activity.kind, activity.assignment
-    for iteration, inside in places_by_value(assigned.iteration):
-        # Otherwise a copy after the last backward pass (loss.item()) would count as another iteration.
-        if iteration == NO_ITERATION or not np.isin(kind[inside], (GEMM, COMM, COMPUTE)).any():
-            continue
-        pass_ = assigned.pass_[inside]
-        members = {
-            "fwd": inside[pass_ == FWD],
-            "bwd": inside[np.isin(pass_, (BWD, RECOMPUTE))],
-            "recompute": inside[pass_ == RECOMPUTE],
-            "all": inside,
-        }
-        for phase, chosen in members.items():
-            if len(chosen):
-                yield iteration, phase, chosen
+def _pause_ns(running: Intervals, moment_ns: int) -> int:
+    """Returns for how long nothing has run at the moment."""
+    before = np.searchsorted(running[:, 0], moment_ns) - 1
+    return max(0, moment_ns - int(running[before, 1])) if before >= 0 else 0
 
 
-def measure(intervals: Intervals, kind: NDArray[np.int8]) -> Overlap:
-    """Returns the overlap of at least one event, given as intervals [n, 2] in nanoseconds and kinds [n], indices into
-    KINDS."""
-    gemm, comm, wait = (merge(intervals[kind == k]) for k in (GEMM, COMM, WAIT))
-    computation = merge(intervals[(kind == GEMM) | (kind == COMPUTE)])
-    span_ns = int(intervals[:, 1].max() - intervals[:, 0].min())
+def measure(phase: PhaseEvents, kind: NDArray[np.int8], running: Intervals, computing: Intervals) -> Overlap:
+    """Returns the overlap of a phase. `kind`: of its events, indices into KINDS; `running`, `computing`: unions of when
+    anything runs or computes, whichever phase it belongs to."""
+    gemm, comm, wait = (merge(phase.intervals[kind == k]) for k in (GEMM, COMM, WAIT))
+    start_ns, end_ns = phase.span_ns
     overlap_ns = length(intersect(gemm, comm))
     shorter_ns = min(length(gemm), length(comm))
+    counts = np.bincount(kind[phase.starts], minlength=len(KINDS)).tolist()
     return Overlap(
-        span_us=span_ns / 1000,
+        span_us=(end_ns - start_ns) / 1000,
         gemm_us=length(gemm) / 1000,
         comm_us=length(comm) / 1000,
         wait_us=length(wait) / 1000,
         overlap_us=overlap_ns / 1000,
-        exposed_comm_us=length(subtract(comm, computation)) / 1000,
-        idle_us=(span_ns - length(merge(intervals))) / 1000,
+        exposed_comm_us=length(subtract(comm, within(computing, start_ns, end_ns))) / 1000,
+        idle_us=(end_ns - start_ns - length(within(running, start_ns, end_ns))) / 1000,
         overlap_ratio=overlap_ns / shorter_ns if shorter_ns else None,
-        num_gemm_events=int((kind == GEMM).sum()),
-        num_comm_events=int((kind == COMM).sum()),
-        num_wait_events=int((kind == WAIT).sum()),
-        num_compute_events=int((kind == COMPUTE).sum()),
+        num_gemm_events=counts[GEMM],
+        num_comm_events=counts[COMM],
+        num_wait_events=counts[WAIT],
+        num_compute_events=counts[COMPUTE],
     )
 
 
@@ -95,19 +73,18 @@ class _Group(NamedTuple):
 def breakdown(activity: Activity, file: str, rank: int | None) -> list[PartRow]:
     """Returns the parts of every iteration and phase in each grouping, sorted by busy time."""
     rows: list[PartRow] = []
-    intervals = activity.events.intervals
-    for iteration, phase, chosen in phases_of(activity):
+    for phase in phases_of(activity):
         for by in get_args(Grouping):
-            groups, group = _groups(activity, by, chosen)
-            busy_ns, total_ns, alone_ns = measure_groups(intervals[chosen], group, len(groups))
-            num_events = np.bincount(group, minlength=len(groups))
+            groups, group = _groups(activity, by, phase.events)
+            busy_ns, total_ns, alone_ns = measure_groups(phase.intervals, group, len(groups))
+            num_events = np.bincount(group[phase.starts], minlength=len(groups))
             for i in np.lexsort((np.arange(len(groups)), -busy_ns)):
                 rows.append(
                     PartRow(
                         file=file,
                         rank=rank,
-                        iteration=iteration,
-                        phase=phase,
+                        iteration=phase.iteration,
+                        phase=phase.phase,
                         by=by,
                         **groups[i]._asdict(),
                         num_events=int(num_events[i]),

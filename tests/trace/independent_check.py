@@ -9,6 +9,7 @@ import gzip
 import json
 from collections.abc import Callable
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +120,21 @@ def phases(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def check(path: Path) -> dict[str, dict[str, int]]:
-    """{"iteration phase": {quantity: nanoseconds or events}}."""
-    return {
+    """{"iteration phase": {quantity: nanoseconds or events}}. An iteration lasts until the next one starts: in these
+    files, when the one before has ended."""
+    chosen = phases(path)
+    found = {
         phase: sweep([(kind(event["name"]), event["start"], event["end"]) for event in events])
-        for phase, events in phases(path).items()
+        for phase, events in chosen.items()
     }
+    whole = [phase for phase in chosen if phase.endswith("all")]
+    for phase, following in pairwise(whole):
+        ended = max(event["end"] for event in chosen[phase])
+        pause = min(event["start"] for event in chosen[following]) - ended
+        assert pause >= 0, phase
+        found[phase]["span"] += pause
+        found[phase]["idle"] += pause
+    return found
 
 
 def parts(events: list[dict[str, Any]], name_of: Callable[[dict[str, Any]], str]) -> dict[str, list[int]]:

@@ -15,6 +15,8 @@ from overlap_sweep.report.iterations import Span, typical_iteration
 from overlap_sweep.trace import TraceRow, summarise
 from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, WAIT
 from overlap_sweep.trace.files import read_trace_file
+from overlap_sweep.trace.intervals import merge
+from overlap_sweep.trace.iterations import PhaseEvents
 from overlap_sweep.trace.measured import measure, measure_groups
 from tests.trace import independent_check
 from tests.trace.conftest import analyse_trace
@@ -107,26 +109,33 @@ Drawn = list[tuple[int, int, int]]
 some_events = st.lists(st.tuples(st.integers(-5, 30), st.integers(0, 10), st.integers(0, 4)), min_size=1)
 
 
-def running_at(events: Drawn) -> list[set[int]]:
+def running_at(events: Drawn) -> dict[int, set[int]]:
     """What runs in each unit of time in which something does."""
     running: dict[int, set[int]] = {}
     for start, duration, which in events:
         for moment in range(start, start + duration):
             running.setdefault(moment, set()).add(which)
-    return list(running.values())
+    return running
 
 
-@given(some_events)
-def test_measure_against_counting_every_nanosecond(events: Drawn) -> None:
+@given(some_events, some_events)
+def test_measure_against_counting_every_nanosecond(events: Drawn, others: Drawn) -> None:
+    """`others` belong to another phase: they hide communication, and the device is not idle while they run."""
+    own, every = np.array(events), np.array([*events, *others])
+    start, end = int(own[:, 0].min()), int((own[:, 0] + own[:, 1]).max())
+    intervals, unions = (np.stack((drawn[:, 0], drawn[:, 0] + drawn[:, 1]), axis=1) for drawn in (own, every))
+    computes = np.isin(every[:, 2], (GEMM, COMPUTE))
+    phase = PhaseEvents(0, "fwd", (start, end), np.arange(len(own)), intervals, np.ones(len(own), bool))
+    found = measure(phase, own[:, 2], merge(unions), merge(unions[computes]))
     kinds = running_at(events)
-    span = max(start + duration for start, duration, _ in events) - min(start for start, _, _ in events)
-    found = measure(np.array([[start, start + duration] for start, duration, _ in events]), np.array(events)[:, 2])
-    assert [found.span_us, found.idle_us] == pytest.approx([span / 1000, (span - len(kinds)) / 1000])
-    assert found.gemm_us == sum(GEMM in k for k in kinds) / 1000
-    assert found.comm_us == sum(COMM in k for k in kinds) / 1000
-    assert found.wait_us == sum(WAIT in k for k in kinds) / 1000
-    assert found.overlap_us == sum({GEMM, COMM} <= k for k in kinds) / 1000
-    assert found.exposed_comm_us == sum(COMM in k and not k & {GEMM, COMPUTE} for k in kinds) / 1000
+    beside = {moment: running_at([*events, *others]).get(moment, set()) for moment in range(start, end)}
+    assert found.span_us == pytest.approx((end - start) / 1000)
+    assert found.idle_us == pytest.approx(sum(not k for k in beside.values()) / 1000)
+    assert found.gemm_us == sum(GEMM in k for k in kinds.values()) / 1000
+    assert found.comm_us == sum(COMM in k for k in kinds.values()) / 1000
+    assert found.wait_us == sum(WAIT in k for k in kinds.values()) / 1000
+    assert found.overlap_us == sum({GEMM, COMM} <= k for k in kinds.values()) / 1000
+    assert found.exposed_comm_us == sum(COMM in k and not beside[t] & {GEMM, COMPUTE} for t, k in kinds.items()) / 1000
     shorter = min(found.gemm_us, found.comm_us)
     assert found.overlap_ratio == (pytest.approx(found.overlap_us / shorter) if shorter else None)
 
@@ -136,7 +145,7 @@ def test_groups_against_counting_every_moment(events: Drawn, scale: int) -> None
     # Moments may lie so far apart that groups of them cannot be shifted apart as they are.
     intervals = np.array([[start, start + duration] for start, duration, _ in events], np.int64) * scale
     busy, total, alone = measure_groups(intervals, np.array(events)[:, 2], 5)
-    running = running_at(events)
+    running = running_at(events).values()
     for group in range(5):
         assert busy[group] == scale * sum(group in groups for groups in running)
         assert total[group] == scale * sum(duration for _, duration, which in events if which == group)
