@@ -75,8 +75,7 @@ PHASES: Table[Row] = Table(
         *(FILE, RANK, ITERATION, PHASE),
         _us(
             *("span_us", "span us"),
-            "Time from the start of the first kernel to the end of the last; of an iteration (phase all) until the next "
-            "one starts.",
+            "Time from the start of the first kernel to the end of the last; of all until the next iteration starts.",
         ),
         _us("gemm_us", "GEMM us"),
         _us("comm_us", "comm us"),
