@@ -320,7 +320,7 @@ def _headline(label: str, reference: str, pairs: Sequence[Pair]) -> str:
 
 def _iterations_us(files: Sequence[TraceFile]) -> list[float]:
     """Returns the time of the first, second, ... iteration, each the median over the ranks that have it."""
-    each = [[row.span_us for row in file.steady_rows if row.phase == "all"] for file in files]
+    each = [[row.active_us for row in file.steady_rows if row.phase == "all"] for file in files]
     return [median(spans[turn] for spans in each if turn < len(spans)) for turn in range(max(map(len, each)))]
 
 

@@ -143,6 +143,9 @@ def _running_in(spans: list[IterationSpan], intervals: Intervals) -> Iterator[tu
     ends_ns = np.array([span.end_ns for span in spans], np.int64)
     first = np.searchsorted(ends_ns, intervals[:, 0], side="right")
     beyond = np.searchsorted(starts_ns, np.maximum(intervals[:, 1], intervals[:, 0] + 1))
+    # An event without length is in one span, also at its very end.
+    without = intervals[:, 0] == intervals[:, 1]
+    first[without] = np.maximum(np.searchsorted(ends_ns, intervals[without, 0]), beyond[without] - 1)
     count = np.maximum(beyond - first, 0)
     event = np.repeat(np.arange(len(intervals)), count)
     # The first one of each event's spans, then the next, and so on.
