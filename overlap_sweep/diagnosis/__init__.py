@@ -51,6 +51,16 @@ def as_share(share: float) -> str:
     return f"{share:.{decimals}%}"
 
 
+def as_rate(rate: float) -> str:
+    """Returns the rate with three digits; empty if it is unknown."""
+    if math.isnan(rate):
+        return ""
+    if 0 < rate < 1e-4:
+        # Without an exponent.
+        return f"{rate:.{2 - math.floor(math.log10(rate))}f}"
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 class Finding(msgspec.Struct, kw_only=True):
     """One cause of lost time, for one collective of one process group in one pass."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from overlap_sweep.diagnosis.exposure import Exposure
 from overlap_sweep.diagnosis.facts import RankFacts, Wait
 from overlap_sweep.diagnosis.nodes import place_of
 from overlap_sweep.diagnosis.rank import POINT_TO_POINT, UNKNOWN_RANK
+from overlap_sweep.diagnosis.transfers import Alike
 
 MUCH = 0.3
 """Share of the time lost from which on something explains it: what differs between two ranks, or what the host does."""
@@ -49,11 +50,6 @@ def as_time(time_us: float) -> str:
     return f"{time_us:,.0f} us" if abs(time_us) >= 10 else f"{time_us:,.1f} us"
 
 
-def as_rate(rate: float) -> str:
-    """Returns the rate with three digits."""
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
 @dataclass(frozen=True)
 class Basis:
     """What a finding rests on."""
@@ -69,6 +65,8 @@ class Basis:
     lost_us: float
     step_us: float
     num_steps: int
+    alike: Mapping[int, Alike] = field(default_factory=dict)
+    """As of the rank's view: by call, those like it of all ranks."""
 
     @property
     def own(self) -> RankFacts:

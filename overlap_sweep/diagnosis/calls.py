@@ -84,10 +84,19 @@ class Call:
         return self.sent == 1 or 0 < max(self.sent or 0, self.received or 0) <= SCALARS
 
 
-def bytes_of(call: Call) -> int | None:
-    """Returns the size of the whole buffer; None if the trace does not know."""
-    elements, size = max(call.sent or 0, call.received or 0), BYTES_OF.get(type_of(call.dtype))
-    return elements * size if elements and size else None
+def bytes_of(call: Call, group_size: int | None = None) -> int | None:
+    """Returns the size of the whole buffer as nccl-tests counts it: an all-gather's output, a reduce-scatter's input,
+    also where the trace has only the other one and the size of the group is given; None if unknown."""
+    element_bytes, sent, received = BYTES_OF.get(type_of(call.dtype)), call.sent, call.received
+    if element_bytes is None or (sent is None and received is None):
+        return None
+    if call.collective in ("all_gather", "gather"):
+        elements = max(received or 0, (sent or 0) * group_size) if group_size else received
+    elif call.collective in ("reduce_scatter", "scatter"):
+        elements = max(sent or 0, (received or 0) * group_size) if group_size else sent
+    else:
+        elements = sent if sent is not None else received
+    return None if elements is None else elements * element_bytes
 
 
 def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, places: Places) -> Iterator[Call]:

@@ -8,10 +8,12 @@ from statistics import median
 
 import numpy as np
 
-from overlap_sweep.diagnosis import END_OF_STEP, Cause
+from overlap_sweep.diagnosis import END_OF_STEP, Cause, as_rate
 from overlap_sweep.diagnosis.advice import advice_for
-from overlap_sweep.diagnosis.basis import Basis, as_rate, as_time, lateness_of, signs_of, steady_steps
+from overlap_sweep.diagnosis.basis import Basis, as_time, lateness_of, signs_of, steady_steps
 from overlap_sweep.diagnosis.calls import NEVER, bytes_of
+from overlap_sweep.diagnosis.facts import size_of
+from overlap_sweep.diagnosis.latency import SLOWEST_GBS
 from overlap_sweep.diagnosis.rank import UNKNOWN_RANK
 
 AT_ONCE_NS = 1_000_000
@@ -35,7 +37,7 @@ def _calls(basis: Basis) -> str:
     count, rest = divmod(len(basis.calls), max(basis.num_steps, 1))
     per = f"in {basis.num_steps} steps" if rest else "per step"
     count = len(basis.calls) if rest else count
-    sizes = [size for call in basis.calls if (size := bytes_of(call))]
+    sizes = [size for call in basis.calls if (size := bytes_of(call, size_of(basis.own, call)))]
     of = ""
     if sizes:
         low, high = min(sizes), max(sizes)
@@ -145,7 +147,8 @@ def _bandwidth(basis: Basis) -> str:
             f"{as_time(moving - hidden)} of each have nothing that hides them."
         )
     comm, compute = basis.largest_us("comm_ns"), basis.largest_us("compute_ns")
-    rates = [size / (call.end_ns - call.start_ns) for call in basis.calls if (size := bytes_of(call))]
+    alike = [basis.alike[loss.call] for loss in basis.losses if loss.call is not None]
+    rates = [one.rate_gbs for one in alike if one.rate_gbs is not None]
     rate = f" (these calls at {as_rate(median(rates))} GB/s)" if rates else ""
     return (
         f"The {_pass(basis)} has {as_time(comm)} of communication{rate} and {as_time(compute)} of computation: "
@@ -159,6 +162,8 @@ def _latency(basis: Basis) -> str:
     )
     numbers = max((loss.numbers for loss in basis.losses), key=lambda numbers: numbers["num_calls"])
     rate = f"{as_rate(numbers['rate_gbs'])} GB/s"
+    if numbers["rate_gbs"] == SLOWEST_GBS:
+        rate += " (assumed: no call of the group is faster)"
     return (
         f"{_calls(basis)}, {as_time(took)} each, of which their bytes would need {as_time(transfer)} at {rate}. The "
         f"rest is latency, which one call instead of {numbers['num_calls']:.0f} would have once."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -24,7 +24,7 @@ from overlap_sweep.diagnosis import (
     as_share,
 )
 from overlap_sweep.diagnosis.advice import advice_for
-from overlap_sweep.diagnosis.arrivals import arrivals
+from overlap_sweep.diagnosis.arrivals import Arrivals, arrivals
 from overlap_sweep.diagnosis.basis import Basis
 from overlap_sweep.diagnosis.calls import NEVER
 from overlap_sweep.diagnosis.causes import Loss, losses_of
@@ -33,6 +33,7 @@ from overlap_sweep.diagnosis.evidence import evidence_of, try_of
 from overlap_sweep.diagnosis.exposure import Exposure, Measure, exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.rank import RankView, views_of
+from overlap_sweep.diagnosis.transfers import Alike
 from overlap_sweep.trace.intervals import intersect, merge, subtract
 
 
@@ -57,9 +58,9 @@ class _Lost:
     losses: list[Loss] = field(default_factory=list)
 
 
-def diagnosis_of(name: str, facts: Sequence[RankFacts]) -> Diagnosis:
-    """Returns the diagnosis of one run, given the facts of its ranks."""
-    met = arrivals(facts)
+def diagnosis_of(name: str, facts: Sequence[RankFacts], met: Arrivals | None = None) -> Diagnosis:
+    """Returns the diagnosis of one run, given the facts of its ranks; `met`: when they met, if known."""
+    met = met or arrivals(facts)
     steps: list[StepLoss] = []
     candidates: dict[Key, list[Finding]] = defaultdict(list)
     exposures = [exposure_of(own) for own in facts]
@@ -75,7 +76,7 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts]) -> Diagnosis:
             found.losses = [loss for loss in found.losses if loss.step in numbers]
             if not found.losses:
                 continue
-            candidates[key].append(_finding(facts, exposures, rank, key, found, steady))
+            candidates[key].append(_finding(facts, exposures, views[rank].alike, rank, key, found, steady))
     worst = [max(of_ranks, key=lambda finding: finding.lost_us) for of_ranks in candidates.values()]
     findings = _listed(worst, nothing_of(steps), facts[0].on_device)
     world_size = max((own.world_size or 0 for own in facts), default=0) or None
@@ -183,6 +184,7 @@ def _steps(facts: RankFacts, exposure: Exposure, slowed: dict[int, float]) -> li
 def _finding(
     facts: Sequence[RankFacts],
     exposures: Sequence[Exposure],
+    alike: Mapping[int, Alike],
     rank: int,
     key: Key,
     lost: _Lost,
@@ -203,6 +205,7 @@ def _finding(
         lost_us=lost_us,
         step_us=step_us,
         num_steps=len(steady),
+        alike=alike,
     )
     return Finding(
         cause=key.cause,

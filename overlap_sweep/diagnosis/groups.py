@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from statistics import median
-from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import Pass
-from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals, common_names
+from overlap_sweep.diagnosis.arrivals import Arrivals, common_names
 from overlap_sweep.diagnosis.calls import Call
-from overlap_sweep.diagnosis.collectives import BYTES_OF, Group, type_of
+from overlap_sweep.diagnosis.collectives import Group
 from overlap_sweep.diagnosis.contention import slowed_by_call, slowed_gemms
 from overlap_sweep.diagnosis.exposure import counted_steps, exposed_per_step
-from overlap_sweep.diagnosis.facts import RankFacts, Step, size_of
-from overlap_sweep.diagnosis.nodes import Place, place_of
+from overlap_sweep.diagnosis.facts import RankFacts, Step
+from overlap_sweep.diagnosis.nodes import Place
+from overlap_sweep.diagnosis.transfers import Alike, Known, alike_calls, members_of, name_of
 from overlap_sweep.trace.intervals import Intervals, merge
-
-Known = Literal["measured", "at_most", ""]
 
 
 class GroupRow(msgspec.Struct, kw_only=True):
@@ -86,26 +84,6 @@ class GroupTotal(msgspec.Struct, kw_only=True):
     """Time in which a call runs and its rank computes."""
 
 
-class _Kind(NamedTuple):
-    """What the calls of a row have in common."""
-
-    group: Hashable
-    collective: str
-    dtype: str
-    bytes: int | None
-    pass_: Pass
-    backend: str
-    place: Place
-
-
-class _Transfer(NamedTuple):
-    """One collective, as all ranks that were matched saw it."""
-
-    ranks: int
-    transfer_ns: float
-    skew_ns: int
-
-
 def group_totals(facts: Sequence[RankFacts]) -> list[GroupTotal]:
     """Returns what each process group exposes and hides, what exposes most first."""
     names = common_names(facts)
@@ -116,7 +94,7 @@ def group_totals(facts: Sequence[RankFacts]) -> list[GroupTotal]:
         own: dict[tuple[Hashable, str], list[Call]] = defaultdict(list)
         for call in rank.calls:
             if call.step in counted:
-                own[_name(names, number, call), call.library].append(call)
+                own[name_of(names, number, call), call.library].append(call)
         for key, calls in own.items():
             each = exposed_per_step(calls, steps, busy)
             group = rank.groups.get(calls[0].group) or Group("", "", (), None)
@@ -135,34 +113,10 @@ def group_totals(facts: Sequence[RankFacts]) -> list[GroupTotal]:
 
 def group_rows(facts: Sequence[RankFacts], arrived: Arrivals) -> list[GroupRow]:
     """Returns a row for each process group, collective, type, size and pass; what costs most first."""
-    names = common_names(facts)
-    chosen: dict[_Kind, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    kinds: list[dict[int, _Kind]] = [{} for _ in facts]
     steps = [counted_steps(rank.steps) for rank in facts]
-    for number, rank in enumerate(facts):
-        counted = {step.number for step in steps[number]}
-        for i, call in enumerate(rank.calls):
-            if call.step in counted:
-                kind = _kind(rank, call, _name(names, number, call))
-                chosen[kind][number].append(i)
-                kinds[number][i] = kind
-    transfers: dict[_Kind, list[_Transfer]] = defaultdict(list)
-    for match in arrived.matches:
-        found = _transfer(facts, match, arrived.offsets_ns)
-        for kind in {kinds[rank][call] for rank, call in match if call in kinds[rank]}:
-            transfers[kind].append(found)
-    fastest_ns: dict[_Kind, int] = {}
-    for number, own in enumerate(kinds):
-        for i, kind in own.items():
-            call, same = facts[number].calls[i], kind._replace(pass_="")
-            took_ns = call.end_ns - call.start_ns
-            fastest_ns[same] = min(took_ns, fastest_ns.get(same, took_ns))
     busy = [merge(rank.work.intervals) for rank in facts]
     slowed = [slowed_by_call(rank, slowed_gemms(rank)) for rank in facts]
-    rows = [
-        _row(facts, kind, calls, transfers[kind], fastest_ns[kind._replace(pass_="")], steps, busy, slowed)
-        for kind, calls in chosen.items()
-    ]
+    rows = [_row(facts, one, steps, busy, slowed) for one in alike_calls(facts, arrived)]
     return sorted(rows, key=lambda row: (-row.exposed_us, -row.calls * row.time_us, row.group, row.collective))
 
 
@@ -184,74 +138,18 @@ def bus_factor(collective: str, size: int | None) -> float | None:
     return None
 
 
-def _name(names: Sequence[Mapping[str, Hashable]], rank: int, call: Call) -> Hashable:
-    """Returns what a call's group has in common on all its ranks."""
-    return names[rank].get(call.group, (rank, call.group)) if call.group else ""
-
-
-def _kind(rank: RankFacts, call: Call, group: Hashable) -> _Kind:
-    dtype = type_of(call.dtype)
-    size = _bytes(call, dtype, size_of(rank, call))
-    # Experts are sent a different number of tokens each time.
-    return _Kind(
-        group=group,
-        collective=call.collective,
-        dtype=dtype,
-        bytes=None if call.collective == "all_to_all" else size,
-        pass_=call.pass_,
-        backend=call.library,
-        place=place_of(rank, call),
-    )
-
-
-def _bytes(call: Call, dtype: str, size: int | None) -> int | None:
-    """Returns the bytes of the whole buffer; None if the trace does not tell."""
-    if dtype not in BYTES_OF or (call.sent is None and call.received is None):
-        return None
-    sent, received = call.sent, call.received
-    if call.collective in ("all_gather", "gather"):
-        elements = max(received or 0, (sent or 0) * size) if size else received
-    elif call.collective in ("reduce_scatter", "scatter"):
-        elements = max(sent or 0, (received or 0) * size) if size else sent
-    else:
-        elements = sent if sent is not None else received
-    return None if elements is None else elements * BYTES_OF[dtype]
-
-
-def _transfer(facts: Sequence[RankFacts], match: Iterable[tuple[int, int]], offsets_ns: list[int]) -> _Transfer:
-    """Returns how long a collective took after its last rank had started.
-
-    Where everybody needs everybody, they end together but for the noise of clocks, so it is the median of their ends;
-    else the last end, because those who only send may end before others have started.
-    """
-    calls = [(facts[rank].calls[call], offsets_ns[rank]) for rank, call in match]
-    starts = [call.start_ns + offset for call, offset in calls]
-    ends = [call.end_ns + offset for call, offset in calls]
-    end = median(ends) if calls[0][0].collective in MEETING else max(ends)
-    return _Transfer(len(calls), max(end - max(starts), 0), max(starts) - min(starts))
-
-
 def _row(
     facts: Sequence[RankFacts],
-    kind: _Kind,
-    chosen: dict[int, list[int]],
-    transfers: list[_Transfer],
-    fastest_ns: int,
+    alike: Alike,
     steps: list[list[Step]],
     busy: list[Intervals],
     slowed: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]],
 ) -> GroupRow:
-    calls = {number: [facts[number].calls[i] for i in own] for number, own in chosen.items()}
+    kind, met, rate_gbs = alike.kind, alike.met, alike.rate_gbs
+    calls = {number: [facts[number].calls[i] for i in own] for number, own in alike.calls.items()}
     every = [call for own in calls.values() for call in own]
-    first = facts[next(iter(calls))]
-    group = first.groups.get(every[0].group) or Group("", "", (), None)
-    size, ranks = size_of(first, every[0]), group.ranks
-    if not every[0].group and {one.ranks for one in transfers} == {first.world_size}:
-        # All ranks of the run were in it.
-        size, ranks = first.world_size, tuple(range(first.world_size or 0))
-    size_bytes = _median_bytes(every, kind.dtype) if kind.collective == "all_to_all" else kind.bytes
-    transfer_us, known = _transfer_us(transfers, size, None if kind.bytes is None else fastest_ns)
-    algbw_gbs = size_bytes / transfer_us / 1e3 if size_bytes is not None and transfer_us else None
+    group = facts[next(iter(calls))].groups.get(every[0].group) or Group("", "", (), None)
+    size, ranks = members_of(facts, alike.calls, met)
     factor = bus_factor(kind.collective, size)
     exposed, total_ns, exposed_ns = [], 0, 0
     for number, own in calls.items():
@@ -259,7 +157,9 @@ def _row(
         exposed.append(median(per_step for _, per_step in each))
         total_ns += sum(per_step for per_step, _ in each)
         exposed_ns += sum(per_step for _, per_step in each)
-    lost_ns, alone_ns = (sum(float(slowed[number][of][own].sum()) for number, own in chosen.items()) for of in (0, 1))
+    lost_ns, alone_ns = (
+        sum(float(slowed[number][of][own].sum()) for number, own in alike.calls.items()) for of in (0, 1)
+    )
     return GroupRow(
         group=group.name,
         about=group.about,
@@ -270,30 +170,16 @@ def _row(
         collective=kind.collective,
         pass_=kind.pass_,
         dtype=kind.dtype,
-        bytes=size_bytes,
+        bytes=alike.bytes,
         calls=len(every) / sum(len(steps[number]) for number in calls),
         time_us=median(call.end_ns - call.start_ns for call in every) / 1e3,
-        transfer_us=transfer_us,
-        transfer_is=known,
-        algbw_gbs=algbw_gbs,
-        busbw_gbs=None if algbw_gbs is None or factor is None else algbw_gbs * factor,
-        skew_us=median(one.skew_ns for one in transfers) / 1e3 if transfers else None,
-        skew_max_us=max(one.skew_ns for one in transfers) / 1e3 if transfers else None,
+        transfer_us=alike.transfer_us,
+        transfer_is=alike.transfer_is,
+        algbw_gbs=rate_gbs,
+        busbw_gbs=None if rate_gbs is None or factor is None else rate_gbs * factor,
+        skew_us=median(one.skew_ns for one in met) / 1e3 if met else None,
+        skew_max_us=max(one.skew_ns for one in met) / 1e3 if met else None,
         exposed_us=max(exposed) / 1e3,
         hidden=1 - exposed_ns / total_ns if total_ns else None,
         slowdown=1 + lost_ns / alone_ns if alone_ns else None,
     )
-
-
-def _median_bytes(calls: list[Call], dtype: str) -> int | None:
-    sizes = [size for call in calls if (size := _bytes(call, dtype, None)) is not None]
-    return round(median(sizes)) if sizes else None
-
-
-def _transfer_us(transfers: list[_Transfer], size: int | None, fastest_ns: int | None) -> tuple[float | None, Known]:
-    """Returns the time without waiting, and how well it is known. `fastest_ns`: the fastest call of the same size;
-    None if the sizes are unknown or differ."""
-    if transfers:
-        complete = size is not None and all(one.ranks >= size for one in transfers)
-        return median(one.transfer_ns for one in transfers) / 1e3, "measured" if complete else "at_most"
-    return (None, "") if fastest_ns is None else (fastest_ns / 1e3, "at_most")

@@ -53,10 +53,10 @@ def small_calls(view: RankView) -> dict[int, Small]:
         call = view.facts.calls[i]
         times_ns[call.group, call.library][call.collective, size].append(max(view.moving_ns(i), 1000.0))
     alike: dict[tuple[_Link, tuple[object, ...]], list[int]] = defaultdict(list)
-    rates: dict[_Link, float] = {}
-    for link, of_link in times_ns.items():
-        medians = {(kind, size): median(times) for (kind, size), times in of_link.items()}
-        rates[link] = max(SLOWEST_GBS, *(size / time_ns for (_, size), time_ns in medians.items()))
+    rates: dict[_Link, float] = defaultdict(lambda: SLOWEST_GBS)
+    for i in sizes.keys() & view.alike.keys():
+        link = view.facts.calls[i].group, view.facts.calls[i].library
+        rates[link] = max(rates[link], view.alike[i].rate_gbs or 0.0)
     for i, size in sizes.items():
         call = view.facts.calls[i]
         link = call.group, call.library

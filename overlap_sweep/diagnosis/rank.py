@@ -14,6 +14,7 @@ from overlap_sweep.diagnosis.calls import NEVER, Call
 from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Measure
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.roles import Role, roles_of
+from overlap_sweep.diagnosis.transfers import Alike, alike_calls
 from overlap_sweep.trace.activity import BWD, FWD, RECOMPUTE
 from overlap_sweep.trace.intervals import length, merge, places_by_value
 
@@ -82,6 +83,8 @@ class RankView:
     """Indices of work in the order of launches."""
     one_queue: bool
     """Whether kernels of all streams started in the order of their launches."""
+    alike: dict[int, Alike]
+    """By call of a step that counts: those like it of all ranks, with their size and time."""
 
     def moving_ns(self, index: int) -> float:
         """Returns how long a call ran without waiting for other ranks, as far as their traces are there."""
@@ -107,6 +110,7 @@ def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals
     """Returns the views of all ranks of a run."""
     stragglers = stragglers_of(facts, exposures, arrivals)
     late = {rank for _, rank in stragglers}
+    alike = alike_calls(facts, arrivals)
     views = []
     for rank, (own, exposure) in enumerate(zip(facts, exposures, strict=True)):
         last_ns = _with_assumed_waits(own, arrivals.last_ns[rank])
@@ -123,6 +127,7 @@ def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals
             compute_lanes=_compute_lanes(own),
             by_launch=np.argsort(own.work.launch_ns, kind="stable"),
             one_queue=_starts_in_order(own),
+            alike={i: one for one in alike for i in one.calls.get(rank, ())},
         )
         for index in range(len(own.calls)):
             if hiding := view.hiding_of(index):

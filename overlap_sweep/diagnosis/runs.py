@@ -134,9 +134,10 @@ def _run(
     missing = missing_ranks(by_rank) if by_rank else []
     found = cached
     if not found and (facts := _facts(files, read, per_node)):
-        diagnosis = diagnosis_of(name, facts)
+        met = arrivals(facts)
+        diagnosis = diagnosis_of(name, facts, met)
         diagnosis.notes += [*_startup_notes(files), *_notes(missing, len(facts))]
-        rows = group_rows(facts, arrivals(facts))
+        rows = group_rows(facts, met)
         found = Found(diagnosis, rows, group_totals(facts), node_times_of(facts, rows))
         _cache(_key(name, [file.path for file in files], keys, per_node), found, files, keys)
     return Run(name=name, files=files, missing=missing, found=found)

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from overlap_sweep.diagnosis import as_rate as as_rate
+
 MANY_US = 10_000
 """From this time on, tenths of a microsecond are not shown."""
 
@@ -83,16 +85,6 @@ def visible_json(text: str) -> str:
 def finite(value: Any) -> Any:
     """Returns the value; None for NaN and infinities."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def as_rate(rate: float) -> str:
-    """Returns the rate with three digits; empty if it is unknown."""
-    if math.isnan(rate):
-        return ""
-    if 0 < rate < 1e-4:
-        # Without an exponent.
-        return f"{rate:.{2 - math.floor(math.log10(rate))}f}"
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def as_loss(loss: float) -> str:
