@@ -16,6 +16,7 @@ from overlap_sweep.diagnosis.collectives import (
     BYTES_OF,
     Group,
     collective_of,
+    detail_around,
     group_of,
     sizes_of_host,
     type_of,
@@ -132,7 +133,10 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
             launch_ns = int(trace.launches.start_ns[place]) if place >= 0 else NEVER
             thread = int(trace.launches.lane[place]) if place >= 0 else NEVER
             if detail.collective is None:
-                found = by_external.get(int(events.external[i]))
+                around = places.collectives_at(thread, launch_ns)
+                found = by_external.get(int(events.external[i])) or detail_around(
+                    [(trace.labels[trace.host.label[at]][1], trace.details[trace.host.detail[at]]) for at in around]
+                )
                 detail = found._replace(bytes=detail.bytes) if found else detail
         yield Call(
             start_ns=int(events.start_ns[i]),

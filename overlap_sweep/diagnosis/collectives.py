@@ -1,10 +1,12 @@
-"""Names, groups and sizes of collectives, from what NCCL's kernels, c10d's operators and gloo's spans record."""
+"""Names, groups and sizes of collectives, from what NCCL's kernels and annotations, c10d's operators and gloo's spans
+record."""
 
 from __future__ import annotations
 
 import ast
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +15,7 @@ import msgspec
 from overlap_sweep.trace.columns import MOST_ELEMENTS, Detail
 from overlap_sweep.trace.document import MOST_RANKS, ProcessGroup
 
-_C10D = "c10d::"
+_C10D, _NCCL = "c10d::", "nccl:"
 
 BYTES_OF = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
@@ -138,16 +140,44 @@ def sizes_of_host(name: str, detail: Detail, span: Detail | None = None) -> Deta
     )
 
 
+def detail_around(described: Sequence[tuple[str, Detail]]) -> Detail | None:
+    """Returns what the operators and annotations around the launch of a kernel say about its collective, such as
+    `nccl:all_to_all` within `c10d::alltoall_base_`; None if none of them names one.
+
+    `described`: name and detail of each, from the innermost outwards. NCCL runs all-to-alls, gathers, scatters and uneven
+    all-gathers by kernels of other names. The outermost one is what the program called: a barrier all-reduces.
+    """
+    if said := next((detail for _, detail in described if detail.collective), None):
+        return said
+    kinds = [collective_of(Detail(), name, "") for name, _ in described]
+    called = next(filter(None, reversed(kinds)), None)
+    if called is None:
+        return None
+    outwards = zip(described, kinds, strict=True)
+    found = [sizes_of_host(name, detail) for (name, detail), kind in outwards if kind == called][::-1]
+    return Detail(
+        collective=called,
+        sent=next((one.sent for one in found if one.sent is not None), None),
+        received=next((one.received for one in found if one.received is not None), None),
+        dtype=next((one.dtype for one in found if one.dtype), None),
+    )
+
+
 def _sent_and_received(name: str, elements: list[int | None]) -> tuple[int | None, int | None]:
     first, second = (*elements, None, None)[:2]
     kind = collective_of(Detail(), name, "")
+    if name.startswith(_NCCL):
+        # Annotations record each tensor that is read; of a scatter those that are written.
+        first = None if None in elements or not elements else sum(one or 0 for one in elements)
+        if kind == "scatter":
+            return None, first
     if kind in ("all_reduce", "broadcast", "reduce"):
         return first, first
     if kind == "send":
         return first, None
     if kind == "recv":
         return None, first
-    # gloo's spans record what is read.
+    # gloo's spans record what is read, too.
     return (second, first) if name.startswith(_C10D) else (first, None)
 
 
@@ -167,6 +197,9 @@ def _arguments(shape: str | None) -> list[_Argument | None]:
 def _argument(dimensions: Any, dtype: Any) -> _Argument | None:
     # A number has no dimensions, and neither has what is no tensor.
     if not dtype or dtype in ("Scalar", "ScalarList"):
+        return None
+    if dtype == "TensorList" and not dimensions:
+        # Versions before 2.0 don't record the tensors of a list.
         return None
     elements = sum(map(math.prod, dimensions)) if dtype == "TensorList" else math.prod(dimensions)
     if not 0 <= elements < MOST_ELEMENTS:

@@ -1,11 +1,11 @@
-"""Finds the module, annotation or operator that was running on a thread at a moment."""
+"""Finds the modules, annotations and operators that were running on a thread at a moment."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ _NO_PLACE = re.compile(r"ProfilerStep#|(nccl|gloo|mpi|ucc|rccl|xccl):|## |PyTorc
 _BACKWARD = "autograd::engine::evaluate_function: "
 _NO_FUNCTION = re.compile(r"aten::|c10d::|_c10d_functional::|record_param_comms")
 _OPERATOR = re.compile(r"aten::|c10d::")
+_COLLECTIVE = re.compile(r"c10d::|nccl:|record_param_comms")
 
 
 class Places:
@@ -42,6 +43,9 @@ class Places:
         self._numbered = _Nested(host[trace.forward & is_function[host.label]])
         self._launches = {lane: np.sort(launches.start_ns[here]) for lane, here in places_by_value(launches.lane)}
         self._operators = _Nested(host[is_operator[host.label]])
+        is_collective = np.array([_COLLECTIVE.match(name) is not None for name in names], bool)
+        collectives = np.flatnonzero(is_collective[host.label])
+        self._collectives = _Nested(replace(host[collectives], label=collectives))
 
     def at(self, thread: int, moment_ns: int) -> str:
         """Returns the innermost module, annotation or function of autograd; empty if there is none.
@@ -60,6 +64,10 @@ class Places:
         """Returns the outermost operator of PyTorch; empty if there is none."""
         label = self._operators.outermost(thread, moment_ns)
         return "" if label is None else self._names[label]
+
+    def collectives_at(self, thread: int, moment_ns: int) -> list[int]:
+        """Returns the operators and annotations of collectives, indices of `trace.host`, from the innermost outwards."""
+        return self._collectives.all_at(thread, moment_ns)
 
     def in_function(self, thread: int, moment_ns: int) -> bool:
         """Returns whether a function that autograd numbered as part of a forward computation runs at the moment."""
@@ -115,8 +123,11 @@ class _Nested:
 
     def outermost(self, lane: int, moment_ns: int) -> int | None:
         """Returns the label; None if there is no range."""
-        labels = [label for label, _, _ in self._chain(lane, moment_ns)]
-        return labels[-1] if labels else None
+        return next(reversed(self.all_at(lane, moment_ns)), None)
+
+    def all_at(self, lane: int, moment_ns: int) -> list[int]:
+        """Returns the labels, from the innermost outwards."""
+        return [label for label, _, _ in self._chain(lane, moment_ns)]
 
 
 def _parents(starts: list[int], ends: list[int]) -> NDArray[np.int64]:

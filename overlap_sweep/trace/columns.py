@@ -93,7 +93,7 @@ class Trace:
     groups: dict[str, ProcessGroup]
     """Process groups by name."""
     device: Events
-    """Kernels, copies and sets. NCCL's annotations on the GPU are left out: they repeat its kernels."""
+    """Kernels, copies and sets. NCCL's annotations on the GPU are left out: they repeat those of the host."""
     launches: Events
     """Calls of the runtime or driver that may have caused device events."""
     host: Events

@@ -55,8 +55,8 @@ EXACT_UNTIL_US = 2.0**43
 """Up to here (100 days) a float holds microseconds with three decimals to the nanosecond."""
 
 
-_ON_HOST = ("c10d::", "gloo:", "mpi:", "ucc:")
-"""Beginnings of the names of operators and spans whose dimensions are kept."""
+_ON_HOST = ("c10d::", "nccl:", "gloo:", "mpi:", "ucc:")
+"""Beginnings of the names of operators, annotations and spans whose dimensions are kept."""
 
 
 _NEITHER, _DEVICE, _LAUNCH, _HOST, _MODULE = range(5)
