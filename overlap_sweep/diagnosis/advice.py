@@ -78,6 +78,11 @@ _STRAGGLERS = (
         "(gc.freeze(), Megatron-Core manual_gc=True), or a .item() on one rank alone.",
     ),
     advice_on(
+        *("straggler", "more_work torchrec"),
+        "Balance the embedding tables: torchrec's EmbeddingShardingPlanner with the true pooling_factors in its "
+        "ParameterConstraints, or row-wise sharding of the largest.",
+    ),
+    advice_on(
         *("straggler", "more_work all_to_all"),
         "Balance the tokens over the experts: Megatron-Core moe_router_load_balancing_type, "
         "moe_expert_capacity_factor.",

@@ -41,6 +41,10 @@ BETWEEN_NODES = (
         "moe_flex_dispatcher_backend='deepep', which sends a token to each node once.",
     ),
     (
+        *("dependency bandwidth", f"{ACTIVATIONS} torchrec"),
+        "Keep most of it within a node: torchrec's ShardingType.TABLE_ROW_WISE, which sums a table's rows within one.",
+    ),
+    (
         *("dependency bandwidth", f"{ACTIVATIONS} all_to_all"),
         "Keep experts within a node: an expert-parallel group of at most its GPUs; else DeepEP, which sends a token to "
         "each node once.",

@@ -34,6 +34,21 @@ _ACTIVATIONS = (
         "tp_comm_overlap_cfg that leave the least exposed on this machine.",
     ),
     advice_on(
+        *("dependency", "activation torchrec sparse_pipeline low_precision"),
+        "torchrec's TrainPipelineSemiSync exchanges embeddings during the batch before, which trains on parameters of one "
+        "update earlier.",
+    ),
+    advice_on(
+        *("dependency", "activation torchrec sparse_pipeline"),
+        "Fewer bytes: torchrec's QCommsConfig(forward_precision=CommType.FP16). TrainPipelineSemiSync hides the exchange, "
+        "but trains on parameters of one update earlier.",
+    ),
+    advice_on(
+        *("dependency", "activation torchrec"),
+        "Exchange the next batch's input during this one: torchrec's TrainPipelineSparseDist; fewer bytes of embeddings: "
+        "QCommsConfig(forward_precision=CommType.FP16).",
+    ),
+    advice_on(
         *("dependency", "all_to_all megatron"),
         "overlap_moe_expert_parallel_comm=True, which computes another microbatch meanwhile, or "
         "moe_shared_expert_overlap=True; a faster exchange: moe_flex_dispatcher_backend='deepep'.",
@@ -210,6 +225,10 @@ _QUEUES = (
 )
 
 _BANDWIDTH = (
+    advice_on(
+        *("bandwidth", "activation torchrec !low_precision"),
+        "Fewer bytes of embeddings: torchrec's QCommsConfig(forward_precision=CommType.FP16).",
+    ),
     advice_on(
         *("bandwidth", "activation"),
         "More computation next to it, fewer bytes (a smaller type), or a smaller process group (tensor or expert "

@@ -22,6 +22,9 @@ NOBODY = -1
 SAME_CLOCK_NS = 20_000
 """Ranks of one host see the end of a short NCCL collective at times that differ by less."""
 
+OLD_CLOCK_NS = 100_000
+"""The same in traces that don't name process groups: versions before 2.3 with the CUPTI of their time."""
+
 SAME_HOST_CLOCK_NS = 500_000
 """The same for gloo, whose threads also wait for a core."""
 
@@ -42,6 +45,16 @@ _ENOUGH = 5
 
 _Member = tuple[int, int]
 """Index of a rank, and of one of its calls."""
+
+
+class _Sequence(NamedTuple):
+    """The matched calls of a process group, or of what stands for one, over all steps."""
+
+    matches: list[tuple[_Member, ...]]
+    is_one_group: bool
+    """Whether all of these ranks must be in the group."""
+    is_shown_by_ends: bool = False
+    """Whether otherwise only calls that end at the same time show that they are."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +81,16 @@ def arrivals(facts: Sequence[RankFacts]) -> Arrivals:
     call that would match another one from either side is not. Where collectives end before the last rank has come,
     they were not the same, and are not matched.
 
-    Calls outside of all steps are not matched. Calls without a process group are matched by kind (CUDA graphs, gloo),
-    and kernels that are no collectives (userbuffers, peer copies, barriers of symmetric memory) by stream, if all ranks
-    have the same ones. Sends and receives are matched in groups of two ranks; in larger ones a trace does not say who
-    the other rank is.
+    Calls outside of all steps are not matched. Where the trace does not name process groups (versions before 2.3, CUDA
+    graphs), each group has a stream of its own; if ranks use different numbers of streams, and on a CPU, calls are
+    matched by kind. Which ranks are in such a group is unknown if there may be several: then those that end at the same
+    time show that these ranks are. Kernels that are no collectives (userbuffers, peer copies, barriers of symmetric
+    memory) are matched by stream, if all ranks have the same ones. Sends and receives are matched in groups of two
+    ranks; in larger ones a trace does not say who the other rank is.
     """
     sequences = list(_sequences(facts))
-    found = [match for sequence in sequences for match in sequence]
-    offsets = _offsets(facts, found)
+    certain = [match for sequence in sequences if sequence.is_one_group for match in sequence.matches]
+    offsets = _offsets(facts, certain)
     found = [match for sequence in sequences for match in _that_met(facts, sequence, offsets)]
     last_ns = [np.full(len(rank.calls), NEVER, np.int64) for rank in facts]
     last_rank = [np.full(len(rank.calls), NOBODY, np.intp) for rank in facts]
@@ -87,27 +102,51 @@ def arrivals(facts: Sequence[RankFacts]) -> Arrivals:
     return Arrivals(offsets, last_ns, last_rank, found)
 
 
-def _sequences(facts: Sequence[RankFacts]) -> Iterator[list[tuple[_Member, ...]]]:
-    """Yields the matched calls of each process group, or of what stands for one, over all steps."""
-    names = common_names(facts)
+def _sequences(facts: Sequence[RankFacts]) -> Iterator[_Sequence]:
+    """Yields the matched calls of each process group, or of what stands for one."""
+    names, streams = common_names(facts), _streams(facts)
+    of_two = len(facts) == 2 and all(rank.world_size in (2, None) for rank in facts)
     by_order: dict[Hashable, dict[int, dict[int, list[int]]]] = defaultdict(lambda: defaultdict(dict))
     by_stream: dict[int, dict[int, list[int]]] = defaultdict(dict)
     for number, rank in enumerate(facts):
         for i, call in enumerate(rank.calls):
             if call.step == NO_ITERATION:
                 continue
-            key = _key(facts, number, call, names[number])
+            key = _key(facts, number, call, names[number], streams[number])
             if key is not None:
                 by_order[key][call.step].setdefault(number, []).append(i)
             elif not call.group and call.collective not in POINT_TO_POINT | {"send_recv"}:
                 by_stream[call.step].setdefault(number, []).append(i)
     for steps in by_order.values():
-        yield [match for ranks in steps.values() for match in _in_order(facts, ranks)]
+        matches = [match for ranks in steps.values() for match in _in_order(facts, ranks)]
+        if matches:
+            (rank, call), *_ = matches[0]
+            is_nameless = _is_nameless(facts[rank], facts[rank].calls[call])
+            is_only_one = is_nameless and all(len(own) == 1 for own in streams)
+            is_one_group = bool(facts[rank].calls[call].group) or of_two or is_only_one
+            yield _Sequence(matches, is_one_group, is_nameless)
     for ranks in by_stream.values():
-        yield list(_on_streams(facts, ranks))
+        yield _Sequence(list(_on_streams(facts, ranks)), of_two)
 
 
-def _key(facts: Sequence[RankFacts], number: int, call: Call, names: dict[str, Hashable]) -> Hashable | None:
+def _streams(facts: Sequence[RankFacts]) -> list[dict[int, int]]:
+    """Returns, per rank, a number for each stream of the collectives whose group is unknown that the same group's has
+    on every rank: groups are made in the same order everywhere. Nothing if ranks use different numbers of streams."""
+    lanes = [
+        sorted({call.lane for call in rank.calls if call.step != NO_ITERATION and _is_nameless(rank, call)})
+        for rank in facts
+    ]
+    is_same = len({len(own) for own in lanes}) == 1
+    return [{lane: number for number, lane in enumerate(own)} if is_same else {} for own in lanes]
+
+
+def _is_nameless(rank: RankFacts, call: Call) -> bool:
+    return rank.on_device and not call.group and not call.is_wait and call.collective in _OF_GROUPS - {"send_recv"}
+
+
+def _key(
+    facts: Sequence[RankFacts], number: int, call: Call, names: dict[str, Hashable], streams: dict[int, int]
+) -> Hashable | None:
     """Returns what calls that may be one collective have in common; None if only their streams can tell."""
     rank = facts[number]
     group = rank.groups.get(call.group)
@@ -117,6 +156,8 @@ def _key(facts: Sequence[RankFacts], number: int, call: Call, names: dict[str, H
             return None
     elif rank.on_device and (call.is_wait or call.collective not in _OF_GROUPS | POINT_TO_POINT):
         return None
+    elif streams and _is_nameless(rank, call):
+        return (streams[call.lane], "")
     else:
         common = ()
     if call.collective not in POINT_TO_POINT | {"send_recv"}:
@@ -176,7 +217,12 @@ def _in_order(facts: Sequence[RankFacts], ranks: dict[int, list[int]]) -> Iterat
     if len(ranks) < 2:
         return
     ordered = {number: _launched_in_order(facts[number].calls, calls) for number, calls in ranks.items()}
-    kinds = [[_kind(facts[number].calls[i]) for i in calls] for number, calls in ordered.items()]
+    calls_of = [[facts[number].calls[i] for i in calls] for number, calls in ordered.items()]
+    exchanged = [{_exchanged(call) for call in calls if call.collective == "all_to_all"} for calls in calls_of]
+    # Experts are sent different amounts; other all-to-alls have the same sizes everywhere.
+    fewest = min(exchanged, key=len)
+    are_equal = all(fewest <= own for own in exchanged)
+    kinds = [[(_kind(call), are_equal and _exchanged(call)) for call in calls] for calls in calls_of]
     first, last = _ends_in_common(kinds)
     for place in (*range(first), *range(-last, 0)):
         yield tuple((number, calls[place]) for number, calls in ordered.items())
@@ -195,6 +241,11 @@ def _kind(call: Call) -> Hashable:
         return ("", call.received if call.collective == "recv" else call.sent, call.dtype)
     sizes = (call.sent, call.received, call.dtype) if call.collective in _EQUAL_SIZES else ()
     return (call.collective, call.is_wait, *sizes)
+
+
+def _exchanged(call: Call) -> Hashable:
+    """Returns the sizes of an all-to-all; nothing for other calls."""
+    return (call.sent, call.received) if call.collective == "all_to_all" else ()
 
 
 def _ends_in_common(sequences: Sequence[Sequence[Hashable]]) -> tuple[int, int]:
@@ -229,18 +280,27 @@ def _on_streams(facts: Sequence[RankFacts], ranks: dict[int, list[int]]) -> Iter
             yield from zip(*same_stream, strict=True)
 
 
-def _that_met(
-    facts: Sequence[RankFacts], matches: list[tuple[_Member, ...]], offsets_ns: list[int]
-) -> list[tuple[_Member, ...]]:
-    """Returns the matches whose ranks were in the collective at once; none if too many of them were not."""
-    met = []
-    for match in matches:
+def _that_met(facts: Sequence[RankFacts], sequence: _Sequence, offsets_ns: list[int]) -> list[tuple[_Member, ...]]:
+    """Returns the matches whose ranks were in the collective at once; none if too many of them were not, or if the
+    ranks are not known to be of one group."""
+    met, together, apart = [], 0, 0
+    clock_ns = OLD_CLOCK_NS if sequence.is_shown_by_ends and sequence.is_one_group else SAME_CLOCK_NS
+    for match in sequence.matches:
         calls = [(facts[rank].calls[call], rank) for rank, call in match]
         last_ns = max(call.start_ns + offsets_ns[rank] for call, rank in calls)
-        first_ns = min(call.end_ns + offsets_ns[rank] for call, rank in calls)
-        if calls[0][0].collective not in MEETING or last_ns <= first_ns + SAME_CLOCK_NS:
+        ends_ns = [call.end_ns + offsets_ns[rank] for call, rank in calls]
+        collective = calls[0][0].collective
+        if collective not in MEETING or last_ns <= min(ends_ns) + clock_ns:
             met.append(match)
-    return met if len(matches) - len(met) <= _MOST_FAILURES * len(matches) else []
+        if collective in _END_TOGETHER:
+            transfer_ns = min(call.end_ns - call.start_ns for call, _ in calls)
+            is_together = max(ends_ns) - min(ends_ns) <= clock_ns + _explained_ns(collective, transfer_ns)
+            together, apart = together + is_together, apart + (not is_together)
+    if sequence.is_shown_by_ends and (
+        apart > _MOST_FAILURES * (together + apart) or not (together or sequence.is_one_group)
+    ):
+        return []
+    return met if len(sequence.matches) - len(met) <= _MOST_FAILURES * len(sequence.matches) else []
 
 
 def _offsets(facts: Sequence[RankFacts], matches: list[tuple[_Member, ...]]) -> list[int]:
@@ -251,19 +311,19 @@ def _offsets(facts: Sequence[RankFacts], matches: list[tuple[_Member, ...]]) -> 
     differ by is the median difference of ends of the shortest quarter of their collectives; unless one clock explains
     the differences: if that is little, or if zero is within the middle four fifths of all of them. Ranks without a
     collective in common are compared through others that have some with both; a rank that has none is taken to have the
-    same clock. Of more than two ranks only collectives of a known process group count: matches of others may be wrong,
-    and _that_met needs the clocks to see it.
+    same clock. `matches`: of calls that are known to be of one process group; matches of others may be wrong, and
+    _that_met needs the clocks to see it.
     """
     differences: dict[int, dict[int, list[_Difference]]] = defaultdict(lambda: defaultdict(list))
     for match in matches:
         calls = [(rank, facts[rank].calls[call]) for rank, call in match]
         first, one = calls[0]
-        if one.collective in _END_TOGETHER and (len(facts) == 2 or one.group):
-            transfer_ns = min(call.end_ns - call.start_ns for _, call in calls)
+        if one.collective in _END_TOGETHER | {"all_to_all"}:
+            explained_ns = _explained_ns(one.collective, min(call.end_ns - call.start_ns for _, call in calls))
             for rank, call in calls[1:]:
                 later_ns = call.end_ns + facts[rank].base_time_ns - one.end_ns - facts[first].base_time_ns
-                differences[first][rank].append(_Difference(transfer_ns, later_ns))
-                differences[rank][first].append(_Difference(transfer_ns, -later_ns))
+                differences[first][rank].append(_Difference(explained_ns, later_ns))
+                differences[rank][first].append(_Difference(explained_ns, -later_ns))
     offsets = [rank.base_time_ns - facts[0].base_time_ns for rank in facts]
     compared, waiting = {0}, deque([0] if facts else [])
     while waiting:
@@ -281,10 +341,16 @@ def _offsets(facts: Sequence[RankFacts], matches: list[tuple[_Member, ...]]) -> 
 class _Difference(NamedTuple):
     """A collective of two ranks."""
 
-    transfer_ns: int
-    """Time of the rank that came last."""
+    explained_ns: float
+    """How much later a rank may see its end on one clock."""
     later_ns: int
     """How much later the second rank saw its end, each on its own clock."""
+
+
+def _explained_ns(collective: str, transfer_ns: int) -> float:
+    """Returns how much later one rank may see the end than another. `transfer_ns`: time of the rank that came last."""
+    # Ranks exchange different amounts.
+    return transfer_ns if collective == "all_to_all" else TRANSFER_SHARE * transfer_ns
 
 
 def _clock_difference_ns(seen: list[_Difference], least_ns: int) -> int:
@@ -292,5 +358,5 @@ def _clock_difference_ns(seen: list[_Difference], least_ns: int) -> int:
     lowest, highest = np.quantile([one.later_ns for one in seen], _QUANTILES)
     shortest = sorted(seen)[: max(len(seen) // 4, _ENOUGH)]
     later_ns = float(np.median([one.later_ns for one in shortest]))
-    explained_ns = least_ns + TRANSFER_SHARE * float(np.median([one.transfer_ns for one in shortest]))
+    explained_ns = least_ns + float(np.median([one.explained_ns for one in shortest]))
     return 0 if abs(later_ns) < explained_ns or lowest <= 0 <= highest else round(later_ns)

@@ -99,6 +99,8 @@ LIBRARIES = {
     "dtensor": re.compile(r"_FromTorchTensor|_ToTorchTensor|Redistribute|_c10d_functional"),
     "symm_mem": re.compile(r"symm_mem::"),
     "deep_ep": re.compile(r"deep_ep"),
+    "torchrec": re.compile(r"fbgemm::|All2All_|KJTAllToAll"),
+    "sparse_pipeline": re.compile(r"## start_sparse_data_dist"),
     "optimizer": re.compile(r"Optimizer\.step#"),
     "fused": re.compile(r"aten::_fused_(adam|adamw|sgd|adagrad)_"),
     "loader": re.compile(r"enumerate\(DataLoader\)#"),
