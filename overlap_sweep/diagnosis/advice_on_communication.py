@@ -35,18 +35,18 @@ _ACTIVATIONS = (
     ),
     advice_on(
         *("dependency", "activation torchrec sparse_pipeline low_precision"),
-        "torchrec's TrainPipelineSemiSync exchanges embeddings during the batch before, which trains on parameters of one "
-        "update earlier.",
+        "torchrec's TrainPipelineSemiSync exchanges embeddings during the batch before, which trains on parameters of "
+        "one update earlier.",
     ),
     advice_on(
         *("dependency", "activation torchrec sparse_pipeline"),
-        "Fewer bytes: torchrec's QCommsConfig(forward_precision=CommType.FP16). TrainPipelineSemiSync hides the exchange, "
-        "but trains on parameters of one update earlier.",
+        "Fewer bytes: torchrec's QCommsConfig(forward_precision=CommType.FP16). TrainPipelineSemiSync hides the "
+        "exchange, but trains on parameters of one update earlier.",
     ),
     advice_on(
         *("dependency", "activation torchrec"),
-        "Exchange the next batch's input during this one: torchrec's TrainPipelineSparseDist; fewer bytes of embeddings: "
-        "QCommsConfig(forward_precision=CommType.FP16).",
+        "Exchange the next batch's input during this one: torchrec's TrainPipelineSparseDist; fewer bytes of "
+        "embeddings: QCommsConfig(forward_precision=CommType.FP16).",
     ),
     advice_on(
         *("dependency", "all_to_all megatron"),

@@ -120,11 +120,11 @@ def _sequences(facts: Sequence[RankFacts]) -> Iterator[_Sequence]:
     for steps in by_order.values():
         matches = [match for ranks in steps.values() for match in _in_order(facts, ranks)]
         if matches:
-            (rank, call), *_ = matches[0]
-            is_nameless = _is_nameless(facts[rank], facts[rank].calls[call])
+            number, i = matches[0][0]
+            first = facts[number].calls[i]
+            is_nameless = _is_nameless(facts[number], first)
             is_only_one = is_nameless and all(len(own) == 1 for own in streams)
-            is_one_group = bool(facts[rank].calls[call].group) or of_two or is_only_one
-            yield _Sequence(matches, is_one_group, is_nameless)
+            yield _Sequence(matches, bool(first.group) or of_two or is_only_one, is_nameless)
     for ranks in by_stream.values():
         yield _Sequence(list(_on_streams(facts, ranks)), of_two)
 
@@ -132,12 +132,12 @@ def _sequences(facts: Sequence[RankFacts]) -> Iterator[_Sequence]:
 def _streams(facts: Sequence[RankFacts]) -> list[dict[int, int]]:
     """Returns, per rank, a number for each stream of the collectives whose group is unknown that the same group's has
     on every rank: groups are made in the same order everywhere. Nothing if ranks use different numbers of streams."""
-    lanes = [
-        sorted({call.lane for call in rank.calls if call.step != NO_ITERATION and _is_nameless(rank, call)})
-        for rank in facts
-    ]
-    is_same = len({len(own) for own in lanes}) == 1
-    return [{lane: number for number, lane in enumerate(own)} if is_same else {} for own in lanes]
+    found = []
+    for rank in facts:
+        own = {call.lane for call in rank.calls if call.step != NO_ITERATION and _is_nameless(rank, call)}
+        in_order = sorted(own, key=lambda lane: (len(rank.lanes[lane][1]), rank.lanes[lane][1]))
+        found.append({lane: number for number, lane in enumerate(in_order)})
+    return found if len({len(own) for own in found}) == 1 else [{} for _ in facts]
 
 
 def _is_nameless(rank: RankFacts, call: Call) -> bool:

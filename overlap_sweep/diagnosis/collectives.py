@@ -144,8 +144,8 @@ def detail_around(described: Sequence[tuple[str, Detail]]) -> Detail | None:
     """Returns what the operators and annotations around the launch of a kernel say about its collective, such as
     `nccl:all_to_all` within `c10d::alltoall_base_`; None if none of them names one.
 
-    `described`: name and detail of each, from the innermost outwards. NCCL runs all-to-alls, gathers, scatters and uneven
-    all-gathers by kernels of other names. The outermost one is what the program called: a barrier all-reduces.
+    `described`: name and detail of each, from the innermost outwards. NCCL runs all-to-alls, gathers, scatters and
+    uneven all-gathers by kernels of other names. The outermost one is what the program called: a barrier all-reduces.
     """
     if said := next((detail for _, detail in described if detail.collective), None):
         return said

@@ -45,7 +45,7 @@ class Places:
         self._operators = _Nested(host[is_operator[host.label]])
         is_collective = np.array([_COLLECTIVE.match(name) is not None for name in names], bool)
         collectives = np.flatnonzero(is_collective[host.label])
-        self._collectives = _Nested(replace(host[collectives], label=collectives))
+        self._collectives = _Nested(replace(host[collectives], label=collectives.astype(np.int32)))
 
     def at(self, thread: int, moment_ns: int) -> str:
         """Returns the innermost module, annotation or function of autograd; empty if there is none.
@@ -66,7 +66,7 @@ class Places:
         return "" if label is None else self._names[label]
 
     def collectives_at(self, thread: int, moment_ns: int) -> list[int]:
-        """Returns the operators and annotations of collectives, indices of `trace.host`, from the innermost outwards."""
+        """Returns operators and annotations of collectives, indices of `trace.host`, from the innermost outwards."""
         return self._collectives.all_at(thread, moment_ns)
 
     def in_function(self, thread: int, moment_ns: int) -> bool:

@@ -71,5 +71,6 @@ def rank_facts(
         "copies": np.empty((0, 2), np.int64),
         "waits": [],
         "groups": {group.name: group for group in groups},
+        "lanes": [("0", str(stream)) for stream in range(32)],
     }
     return RankFacts(rank=rank, calls=ordered, **{**given, **others})

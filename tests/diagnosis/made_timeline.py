@@ -43,11 +43,11 @@ class Timeline:
     def function(self, name: str, start: float, end: float) -> None:
         self._add("cpu_op", name, start, end, 100, HOST, **{"Sequence number": 7, "Fwd thread id": 0})
 
-    def operator(self, name: str, start: float, end: float) -> None:
-        self._add("cpu_op", name, start, end, 100, HOST)
+    def operator(self, name: str, start: float, end: float, **args: Any) -> None:
+        self._add("cpu_op", name, start, end, 100, HOST, **args)
 
-    def annotation(self, name: str, start: float, end: float) -> None:
-        self._add("user_annotation", name, start, end, 100, HOST)
+    def annotation(self, name: str, start: float, end: float, **args: Any) -> None:
+        self._add("user_annotation", name, start, end, 100, HOST, **args)
 
     def copy(self, start: float, end: float) -> None:
         self._correlation += 1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,6 +157,81 @@ def test_kernels_without_a_group_need_the_same_streams() -> None:
     assert matched([rank_facts(0, kernels(1, 2, 1)), rank_facts(1, kernels(8, 9, 8))]) == pairs(0, 1, 2)
     assert matched([rank_facts(0, kernels(1, 2, 1)), rank_facts(1, kernels(8, 8, 8))]) == set()
     assert matched([rank_facts(0, kernels(1, 2)), rank_facts(1, kernels(8, 8, 9))]) == set()
+
+
+def nameless(at_us: float, end_us: float, kind: str, stream: int, **others: Any) -> Call:
+    return call(at_us, end_us, kind, "", lane=stream, group_size=None, **others)
+
+
+def test_without_names_each_stream_is_a_process_group() -> None:
+    # Numbers of streams differ between ranks; what the first one launches first the second one launches last.
+    first = [nameless(0, 50, "all_reduce", 7), nameless(0, 90, "all_reduce", 20), nameless(60, 90, "all_gather", 7)]
+    second = [nameless(0, 90, "all_reduce", 24, launch_ns=9), nameless(0, 50, "all_reduce", 3, launch_ns=10)]
+    second.append(nameless(80, 90, "all_gather", 3))
+    facts = [rank_facts(0, first), rank_facts(1, second)]
+    assert {tuple(facts[rank].calls[i].end_ns for rank, i in match) for match in matched(facts)} == {
+        (50_000, 50_000),
+        (90_000, 90_000),
+    }
+    assert len(matched(facts)) == 3
+
+
+def test_of_several_groups_without_names_those_that_end_together_are_one() -> None:
+    # Ranks 0 and 1, and 2 and 3, reduce on one stream, and exchange on another; all reduce on the third.
+    def rank(number: int) -> RankFacts:
+        late_us = 300 * (number // 2)
+        own = [nameless(1000 * i + late_us, 1000 * i + 500 + late_us, "all_reduce", 7) for i in range(5)]
+        own += [nameless(1000 * i + 600, 1000 * i + 900, "all_to_all", 13) for i in range(5)]
+        own += [nameless(1000 * i + 950 + number, 1000 * i + 990, "all_reduce", 20) for i in range(5)]
+        return rank_facts(number, own, [], world_size=4)
+
+    facts = [rank(number) for number in range(4)]
+    found = [{facts[rank].calls[i].lane for rank, i in match} for match in matched(facts)]
+    assert found == [{20}] * 5
+    # Of two ranks in all each group is both.
+    assert len(matched([rank_facts(number, facts[number].calls, []) for number in range(2)])) == 15
+
+
+def test_a_single_stream_without_names_is_one_group_if_its_reductions_end_together() -> None:
+    def rank(number: int, apart_us: float) -> RankFacts:
+        own = [nameless(100 * i, 100 * i + 50, "all_to_all", 7) for i in range(5)]
+        own += [nameless(600 + number * apart_us, 900 + number * apart_us, "all_reduce", 7)]
+        return rank_facts(number, own, [], world_size=3)
+
+    assert len(matched([rank(number, 10) for number in range(3)])) == 6
+    assert matched([rank(number, 200) for number in range(3)]) == set()
+
+
+def test_short_all_to_alls_tell_the_clocks_of_one_host() -> None:
+    def rank(number: int) -> RankFacts:
+        at_us = 70.0 * number
+        return rank_facts(
+            number, [nameless(1000 * i + at_us, 1000 * i + 10 + at_us, "all_to_all", 7) for i in range(9)]
+        )
+
+    assert arrivals([rank(0), rank(1)]).offsets_ns == [0, -70_000]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        # The second trace begins within the step.
+        ((1, 2, 3, 1), (2, 3, 1), {(1, 0), (2, 1), (3, 2)}),
+        # Experts are sent different amounts, so that sizes don't tell.
+        ((1, 2, 3), (4, 5, 6), {(0, 0), (1, 1), (2, 2)}),
+        ((1, 2, 3), (5, 6), set()),
+        # The same sizes in another order are other exchanges.
+        ((1, 2), (2, 1), set()),
+    ],
+)
+def test_sizes_that_all_ranks_exchange(
+    first: tuple[int, ...], second: tuple[int, ...], expected: set[tuple[int, int]]
+) -> None:
+    facts = [
+        rank_facts(number, [call(i, 99, "all_to_all", sent=size, received=size) for i, size in enumerate(sizes)])
+        for number, sizes in enumerate([first, second])
+    ]
+    assert {(i, j) for (_, i), (_, j) in matched(facts)} == expected
 
 
 def test_collectives_that_did_not_meet_are_not_one() -> None:

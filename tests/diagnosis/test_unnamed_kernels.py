@@ -1,0 +1,181 @@
+"""Collectives whose kernels don't say which they are, as in traces before PyTorch 2.3."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from overlap_sweep.diagnosis.calls import Call
+from tests.diagnosis.made_timeline import NCCL, Timeline, findings
+
+SEND_RECV = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)"
+ALL_REDUCE = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)"
+
+
+def shapes(dims: str, types: str) -> dict[str, object]:
+    """Returns the arguments that record_shapes=True adds to an operator or annotation."""
+    return {"Input Dims": json.loads(f"[{dims}]"), "Input type": types.split(",")}
+
+
+def around_launch(kernel: str, *callers: tuple[str, dict[str, object]], launched_at: float = 50) -> Timeline:
+    """Returns a kernel that is launched `launched_at` while its callers run until 60, each within the one before."""
+    line = Timeline()
+    line.kernel(10, 20, launch=5)
+    for i, (name, args) in enumerate(callers):
+        line.operator(name, 30 + i, 60 - i, **args)
+    line.kernel(100, 200, kernel, launched_at, stream=NCCL, **{"External id": 4711})
+    # Before 2.1 a kernel's External id is its correlation, which another operator may have.
+    line.operator("aten::mm", 300, 301, **{"External id": 4711})
+    return line
+
+
+def only_call(line: Timeline, directory: Path) -> Call:
+    (found,) = line.facts(directory).calls
+    return found
+
+
+NOTHING: dict[str, object] = {}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "callers", "expected"),
+    [
+        (
+            SEND_RECV,
+            [
+                ("c10d::alltoall_base_", shapes("[768], [3392], [], [], []", "int,int,,,Scalar")),
+                ("record_param_comms", shapes("[3392], []", "int,Scalar")),
+                ("nccl:all_to_all", shapes("[3392]", "int")),
+            ],
+            ("all_to_all", 3392, 768, "int"),
+        ),
+        # Of a list of tensors only the annotation knows the sizes.
+        (
+            SEND_RECV,
+            [
+                ("c10d::alltoall_", shapes("[], [], []", "TensorList,TensorList,")),
+                ("nccl:all_to_all", shapes("[3, 2], [4]", "float,float")),
+            ],
+            ("all_to_all", 10, None, "float"),
+        ),
+        # Without record_shapes=True; before 1.13 there is only the annotation.
+        (
+            SEND_RECV,
+            [("c10d::alltoall_base_", NOTHING), ("nccl:all_to_all", NOTHING)],
+            ("all_to_all", None, None, None),
+        ),
+        (SEND_RECV, [("nccl:all_to_all", shapes("[7]", "float"))], ("all_to_all", 7, None, "float")),
+        (
+            SEND_RECV,
+            [
+                ("c10d::_reduce_scatter_base_", shapes("[2, 384], [16, 384], []", "float,float,")),
+                ("nccl:_reduce_scatter_base", shapes("[16, 384]", "float")),
+            ],
+            ("reduce_scatter", 16 * 384, 2 * 384, "float"),
+        ),
+        # An uneven one is a group of broadcasts, which ended before the launch.
+        (
+            "ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)",
+            [("c10d::allgather_", shapes("[], [[6, 4]], []", ",TensorList,"))],
+            ("all_gather", 24, None, None),
+        ),
+        (
+            SEND_RECV,
+            [("c10d::gather_", NOTHING), ("nccl:gather", shapes("[5]", "float"))],
+            ("gather", 5, None, "float"),
+        ),
+        (
+            SEND_RECV,
+            [("c10d::scatter_", NOTHING), ("nccl:scatter", shapes("[5]", "float"))],
+            ("scatter", None, 5, "float"),
+        ),
+        (SEND_RECV, [("c10d::send", NOTHING), ("nccl:send 0->1", shapes("[5]", "float"))], ("send", 5, None, "float")),
+        (SEND_RECV, [("c10d::recv_", NOTHING), ("nccl:recv 0<-1", shapes("[5]", "float"))], ("recv", None, 5, "float")),
+        (SEND_RECV, [("nccl:coalesced", NOTHING)], ("send_recv", None, None, None)),
+        (SEND_RECV, [("aten::copy_", NOTHING)], ("send_recv", None, None, None)),
+        (
+            ALL_REDUCE,
+            [
+                ("c10d::allreduce_", shapes("[], [], []", "TensorList,,Scalar")),
+                ("nccl:all_reduce", shapes("[394241]", "float")),
+            ],
+            ("all_reduce", 394241, 394241, "float"),
+        ),
+        (
+            ALL_REDUCE,
+            [("c10d::barrier", NOTHING), ("nccl:all_reduce", shapes("[1]", "Byte"))],
+            ("barrier", None, None, None),
+        ),
+        # RCCL runs everything with one kernel.
+        (
+            "ncclDevKernel_Generic(ncclDevComm*, channelMasks, ncclWork*)",
+            [("c10d::_allgather_base_", shapes("[8], [4]", "c10::BFloat16,c10::BFloat16"))],
+            ("all_gather", 4, 8, "c10::BFloat16"),
+        ),
+        # Where operators say more, they are believed.
+        (
+            SEND_RECV,
+            [
+                ("c10d::alltoall_base_", shapes("[9], [9]", "float,float")),
+                ("record_param_comms", {"Collective name": "all_to_allv", "In msg nelems": 5, "dtype": "Int"}),
+            ],
+            ("all_to_all", 5, None, "Int"),
+        ),
+    ],
+)
+def test_the_operator_or_annotation_around_the_launch_says_what_it_is(
+    tmp_path: Path,
+    kernel: str,
+    callers: list[tuple[str, dict[str, object]]],
+    expected: tuple[str, int | None, int | None, str | None],
+) -> None:
+    found = only_call(around_launch(kernel, *callers), tmp_path)
+    assert (found.collective, found.sent, found.received, found.dtype) == expected
+
+
+def test_batched_sends_and_receives_are_launched_after_their_operators(tmp_path: Path) -> None:
+    callers = [("c10d::send", NOTHING), ("nccl:send 0->1", NOTHING)]
+    found = only_call(around_launch(SEND_RECV, *callers, launched_at=70), tmp_path)
+    assert found.collective == "send_recv"
+
+
+STEPS, SECOND = 3, 1_000_000
+SHORT, LONG = 26, 1_005_000
+
+
+def recommendation(rank: int, late_us: float) -> Timeline:
+    """Returns steps of a rank of four that exchanges embeddings. Before its first exchange it computes, and is late by
+    some time; the exchange takes SHORT once all ranks have come."""
+    line = Timeline(rank, 4)
+    for number in range(STEPS):
+        start = number * 1.2 * SECOND
+        ends = start + LONG
+        line.step(number, start, start + 1.2 * SECOND - 1)
+        line.function("DistributedDataParallel.forward", start + 10, ends + 3000)
+        line.operator("fbgemm::permute_2D_sparse_data", start + 10, start + 20)
+        comes = start + 100 + late_us
+        line.kernel(comes - 90, comes - 50, launch=comes - 95)
+        line.operator("c10d::alltoall_base_", comes - 9, comes + 5)
+        line.annotation("nccl:all_to_all", comes - 8, comes + 4)
+        line.kernel(comes, ends, SEND_RECV, comes - 5, stream=NCCL)
+        line.kernel(ends + 1, ends + 2000, launch=comes + 10)
+        line.backward(ends + 2100, ends + 4900)
+        line.kernel(ends + 2500, ends + 4500, launch=ends + 2200)
+    return line
+
+
+def test_who_is_late_to_an_all_to_all_is_named(tmp_path: Path) -> None:
+    late_us = LONG - SHORT - 100
+    found = findings(tmp_path, *(recommendation(rank, late_us if rank == 2 else 10.0 * rank) for rank in range(4)))
+    assert next(iter(found)) == "straggler"
+    assert found["straggler"].rank == 2
+    assert found["straggler"].lost_us == pytest.approx(late_us, rel=0.01)
+    assert "dependency" not in found
+
+
+def test_no_pipeline_schedule_is_advised_where_embeddings_are_exchanged(tmp_path: Path) -> None:
+    (found, *_) = findings(tmp_path, *(recommendation(rank, 10.0 * rank) for rank in range(4))).values()
+    assert (found.cause, found.collective) == ("dependency", "all_to_all")
+    assert "torchrec" in found.try_
