@@ -23,6 +23,11 @@ _WITHOUT_TRAINING = (
         "exposed on this machine.",
     ),
     advice_on(
+        *("dependency", "untrained point_to_point"),
+        "Send and receive ahead: isend() and irecv() before computation that does not need the data, wait() where it "
+        "is needed.",
+    ),
+    advice_on(
         *("dependency", "untrained"),
         "Overlap it with the GEMM that makes or needs its data, in pieces: overlap-sweep tune compares the methods on "
         "this machine.",

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from overlap_sweep.diagnosis import Pass
 from overlap_sweep.diagnosis.collectives import (
     BYTES_OF,
     Group,
+    batched,
     collective_of,
     detail_around,
     group_of,
@@ -133,10 +135,7 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
             launch_ns = int(trace.launches.start_ns[place]) if place >= 0 else NEVER
             thread = int(trace.launches.lane[place]) if place >= 0 else NEVER
             if detail.collective is None:
-                around = places.collectives_at(thread, launch_ns)
-                found = by_external.get(int(events.external[i])) or detail_around(
-                    [(trace.labels[trace.host.label[at]][1], trace.details[trace.host.detail[at]]) for at in around]
-                )
+                found = by_external.get(int(events.external[i])) or _detail_at_launch(trace, places, thread, launch_ns)
                 detail = found._replace(bytes=detail.bytes) if found else detail
         yield Call(
             start_ns=int(events.start_ns[i]),
@@ -161,6 +160,22 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
             peer=detail.peer,
             blocks=math.prod(map(int, grid.groups())) if grid else None,
         )
+
+
+def _detail_at_launch(trace: Trace, places: Places, thread: int, launch_ns: int) -> Detail | None:
+    """Returns what operators and annotations around a launch say about the collective, or those before it of a batch;
+    None if there are none."""
+
+    def described(at: int) -> tuple[str, Detail]:
+        return trace.labels[trace.host.label[at]][1], trace.details[trace.host.detail[at]]
+
+    around = places.collectives_at(thread, launch_ns)
+    found = detail_around([described(at) for at in around])
+    if found is None and around:
+        # nccl:coalesced
+        before = islice(places.collectives_before(thread, launch_ns), len(around), None)
+        found = batched(described(at) for at in before)
+    return found
 
 
 def _called_at(trace: Trace, activity: Activity, operator: int, event: int) -> int:

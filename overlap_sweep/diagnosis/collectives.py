@@ -6,8 +6,9 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgspec
@@ -53,6 +54,9 @@ _KINDS = (
     ("gather", re.compile(r"gather", re.IGNORECASE)),
     ("scatter", re.compile(r"scatter", re.IGNORECASE)),
 )
+
+
+_MESSAGES = ("send", "recv")
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,29 @@ def detail_around(described: Sequence[tuple[str, Detail]]) -> Detail | None:
         received=next((one.received for one in found if one.received is not None), None),
         dtype=next((one.dtype for one in found if one.dtype), None),
     )
+
+
+def batched(described: Iterable[tuple[str, Detail]]) -> Detail | None:
+    """Returns what is known of sends and receives that one kernel does together; None if nothing is.
+
+    `described`: name and detail of the operators before its launch, the last first. Those of the batch are the last
+    ones that send or receive.
+    """
+    found = [
+        detail
+        for name, detail in takewhile(lambda one: collective_of(one[1], one[0], "") in _MESSAGES, described)
+        if detail.collective
+    ]
+    if len({(one.group, one.dtype) for one in found}) != 1:
+        return None
+    if len(found) == 1:
+        return found[0]
+    kinds = [collective_of(one, "", "") for one in found]
+    sent, received = (
+        sum(one.sent or 0 for one, kind in zip(found, kinds, strict=True) if kind == wanted) for wanted in _MESSAGES
+    )
+    kind = kinds[0] if len(set(kinds)) == 1 else "send_recv"
+    return found[0]._replace(collective=kind, sent=sent or None, received=received or None, peer=None)
 
 
 def _sent_and_received(name: str, elements: list[int | None]) -> tuple[int | None, int | None]:

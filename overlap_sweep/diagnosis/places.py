@@ -69,6 +69,11 @@ class Places:
         """Returns operators and annotations of collectives, indices of `trace.host`, from the innermost outwards."""
         return self._collectives.all_at(thread, moment_ns)
 
+    def collectives_before(self, thread: int, moment_ns: int) -> Iterator[int]:
+        """Yields operators and annotations of collectives that began before the moment, indices of `trace.host`, the
+        last first."""
+        return self._collectives.begun_before(thread, moment_ns)
+
     def in_function(self, thread: int, moment_ns: int) -> bool:
         """Returns whether a function that autograd numbered as part of a forward computation runs at the moment."""
         return self._numbered.innermost_span(thread, moment_ns) is not None
@@ -113,6 +118,11 @@ class _Nested:
             if ends[i] > moment_ns:
                 yield labels[i], starts[i], ends[i]
             i = int(parents[i])
+
+    def begun_before(self, lane: int, moment_ns: int) -> Iterator[int]:
+        """Yields the labels, the last first."""
+        starts, _, labels, _ = self._by_lane.get(lane, ([], [], [], np.empty(0, np.int64)))
+        return (labels[i] for i in range(bisect_right(starts, moment_ns) - 1, -1, -1))
 
     def innermost(self, lane: int, moment_ns: int) -> int | None:
         """Returns the label; None if there is no range."""

@@ -141,6 +141,41 @@ def test_batched_sends_and_receives_are_launched_after_their_operators(tmp_path:
     assert found.collective == "send_recv"
 
 
+def message(kind: str, elements: int, peer: int) -> dict[str, object]:
+    return {
+        **{"Collective name": kind, "In msg nelems": elements, "Out msg nelems": elements, "dtype": "Float"},
+        **{"Process Group Name": "7", "Group size": 4, "Dst Rank" if kind == "send" else "Src Rank": peer},
+    }
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([("send", 5, 1)], ("send", "7", 5, 1)),
+        ([("recv", 5, 3)], ("recv", "7", 5, 3)),
+        ([("send", 5, 1), ("recv", 6, 3)], ("send_recv", "7", 5, None)),
+        ([("send", 5, 1), ("send", 6, 3)], ("send", "7", 11, None)),
+        ([], ("send_recv", "", None, None)),
+    ],
+)
+def test_what_is_sent_and_received_in_one_batch(
+    tmp_path: Path, messages: list[tuple[str, int, int]], expected: tuple[str, str, int | None, int | None]
+) -> None:
+    line = Timeline()
+    line.kernel(10, 20, launch=5)
+    # The batch before.
+    line.operator("c10d::send", 20, 24)
+    line.operator("record_param_comms", 21, 23, **message("send", 9, 1))
+    line.annotation("nccl:coalesced", 25, 28)
+    for i, one in enumerate(messages):
+        line.operator(f"c10d::{one[0]}", 30 + 5 * i, 34 + 5 * i)
+        line.operator("record_param_comms", 31 + 5 * i, 33 + 5 * i, **message(*one))
+    line.annotation("nccl:coalesced", 50, 60)
+    line.kernel(100, 200, SEND_RECV, 55, stream=NCCL)
+    found = only_call(line, tmp_path)
+    assert (found.collective, found.group, found.sent, found.peer) == expected
+
+
 STEPS, SECOND = 3, 1_000_000
 SHORT, LONG = 26, 1_005_000
 
