@@ -24,6 +24,14 @@ _IQR_OF_SD = 1.349
 _MEDIAN_OF_MEAN = 1.2533
 """Standard error of a median over that of a mean: sqrt(pi / 2). These three are for normal errors."""
 
+LEAST_RUNS = 2
+"""Runs of a setting below which it is neither faster nor slower than another."""
+LEAST_FREEDOM = 4
+"""Runs beyond each setting's first, over all settings, below which none is faster or slower. With fewer, load that
+comes and goes is likely enough to meet all runs of one setting and none of another."""
+_OTHERS_WEIGHT = 3
+"""Degrees of freedom of a setting's own runs that weigh as much as the runs of all settings."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -35,6 +43,10 @@ class Estimate:
     repeats: int
     freedom: float = math.inf
     """Degrees of freedom of the noise: how well the noise itself is known."""
+    runs: int = 0
+    """Number of runs that it is the mean of, if the noise is that between runs."""
+    between: RunNoise | None = None
+    """That noise, which the settings of a case share; None if the noise is another one."""
 
     @property
     def error_us(self) -> float:
@@ -61,6 +73,58 @@ class Estimate:
         return replace(self, noise_us=noise_us, freedom=both)
 
 
+@dataclass(frozen=True)
+class RunNoise:
+    """What runs of one setting differ by, pooled over all settings of a case. Runs are the repetitions, however many
+    steps each has: the steps of one share its clocks, memory and neighbours."""
+
+    share: float
+    """Standard deviation between runs, as a share of the time; NaN if no setting was repeated."""
+    freedom: float
+    """Its degrees of freedom: runs beyond each setting's first."""
+    expected: RunNoise | None = None
+    """What runs of such a program differ by elsewhere, beyond the noise within each; None if nothing is known of it."""
+
+    def enough_for(self, one: Estimate, other: Estimate) -> bool:
+        """Returns whether there are enough runs to compare the two, one of which has this noise."""
+        freedom = sum(noise.freedom for noise in {one.between, other.between} if noise)
+        return self.expected is not None or (min(one.runs, other.runs) >= LEAST_RUNS and freedom >= LEAST_FREEDOM)
+
+    def of_runs(self, time: Estimate, runs_us: Sequence[float]) -> Estimate:
+        """Returns the mean of the runs' times, with the noise between them: Student's interval over the runs, or a
+        wider one, from the noise within them and what is expected. NaN if it is unknown.
+
+        `time`: all runs pooled, with the noise within them. The mean, because load that comes and goes makes two kinds
+        of runs, between which a median jumps.
+        """
+        count, mean_us = len(runs_us), statistics.fmean(runs_us)
+        known = []
+        if self.freedom:
+            share, freedom = self._of_setting(runs_us)
+            known.append((mean_us * share / math.sqrt(count), freedom))
+        if self.expected:
+            weight = self.expected.freedom
+            squares = weight * (time.error_us**2 + (mean_us * self.expected.share) ** 2 / count)
+            squares += sum(error_us**2 * freedom for error_us, freedom in known)
+            known.append((math.sqrt(squares / (self.freedom + weight)), self.freedom + weight))
+        elif known:
+            known.append((time.error_us, time.freedom))
+        widths = ((_half_width(*one), one[1]) for one in known if not math.isnan(one[0]))
+        noise_us, freedom = max(widths, default=(math.nan, 1.0))
+        return Estimate(mean_us, noise_us, time.repeats, freedom, count, self)
+
+    def _of_setting(self, runs_us: Sequence[float]) -> tuple[float, float]:
+        """Returns the standard deviation of these runs as a share, and its degrees of freedom: that of all settings, or
+        more if they differ by more than those of others; then the variances are averaged."""
+        if len(runs_us) == 1:
+            return self.share, self.freedom
+        own, weight = statistics.stdev(runs_us) / statistics.fmean(runs_us), len(runs_us) - 1
+        if own <= self.share:
+            return self.share, self.freedom
+        both = weight + _OTHERS_WEIGHT
+        return math.sqrt((weight * own**2 + _OTHERS_WEIGHT * self.share**2) / both), min(self.freedom, both)
+
+
 EXACTLY_ONE = Estimate(1.0, 0.0, 1)
 """The ratio of a time to itself."""
 
@@ -74,8 +138,16 @@ class Interval:
 
 
 def gap_noise_us(one: Estimate, other: Estimate, pairs: int = 1) -> float:
-    """Returns the noise that the difference of the two must exceed; NaN if a noise is unknown."""
+    """Returns the noise that the difference of the two must exceed; NaN if a noise is unknown, or if there are too few
+    runs."""
     noise_us, freedom = _sum_of_noises((one.noise_us, one.freedom), (other.noise_us, other.freedom))
+    if between := one.between or other.between:
+        if not between.enough_for(one, other):
+            return math.nan
+        if one.between == other.between:
+            # Both have the same estimate of the noise, so their degrees of freedom don't add up.
+            shared = min(one.freedom, other.freedom)
+            noise_us, freedom = noise_us / student(1 - CONFIDENCE, freedom) * student(1 - CONFIDENCE, shared), shared
     return noise_us * student((1 - CONFIDENCE) / pairs, freedom) / student(1 - CONFIDENCE, freedom)
 
 

@@ -12,7 +12,7 @@ from math import inf, isnan, nan, sqrt
 from statistics import fmean, geometric_mean
 from typing import Generic, Literal, TypeVar
 
-from overlap_sweep.results.estimate import Estimate, estimate, normalised
+from overlap_sweep.results.estimate import Estimate, RunNoise, estimate, gap_noise_us, normalised
 from overlap_sweep.results.gain import NO_GAIN, Gain, gain_over
 from overlap_sweep.results.measured import Timing
 
@@ -84,12 +84,26 @@ def _between(points: Sequence[Estimate]) -> tuple[float, int]:
     return max(0.0, squares - freedom * within), freedom
 
 
-def scatters_of_steps(repeated: Iterable[tuple[Sequence[Estimate], bool]], device_kind: str) -> dict[bool, Scatter]:
-    """Returns the scatter of training steps, separately for those that the host limits (True)."""
+def noise_of_runs(repeated: Iterable[Sequence[float]], expected: float | None = None) -> RunNoise:
+    """Returns what runs of one setting differ by. `repeated`: the times of each setting's runs; `expected`: what such
+    runs differ by elsewhere, as a share, which weighs as much as a few repetitions."""
+    settings = [times for times in repeated if len(times) > 1]
+    freedom = sum(len(times) - 1 for times in settings)
+    squares = sum((time / fmean(times) - 1) ** 2 for times in settings for time in times)
+    return RunNoise(
+        share=sqrt(squares / freedom) if freedom else nan,
+        freedom=freedom,
+        expected=None if expected is None else RunNoise(expected, _TYPICAL_WEIGHT),
+    )
+
+
+def noises_of_steps(repeated: Iterable[tuple[Sequence[float], bool]], device_kind: str) -> dict[bool, RunNoise]:
+    """Returns what runs of training steps differ by, separately for those that the host limits (True). `repeated`: as
+    above, with whether the host limits them."""
     settings = list(repeated)
     typical = {False: TYPICAL_SCATTER_OF_STEPS[device_kind], True: TYPICAL_SCATTER_OF_HOST}
     return {
-        limited: scatter([points for points, known in settings if known == limited], share)
+        limited: noise_of_runs([times for times, known in settings if known == limited], share)
         for limited, share in typical.items()
     }
 
@@ -99,15 +113,17 @@ def steadied(estimates: Sequence[Estimate]) -> list[Estimate]:
 
     A noise from twenty samples is itself uncertain by a quarter. Among many settings one has a noise that is far too
     small, and would seem to win. So each squared relative error is averaged with that of all settings, weighted by
-    degrees of freedom (Smyth, Statistical Applications in Genetics 3 (1), 2004).
+    degrees of freedom (Smyth, Statistical Applications in Genetics 3 (1), 2004). The noise between runs is that of all
+    settings already.
     """
-    known = [one for one in estimates if one.error_us > 0]
+    own = [one.error_us > 0 and not one.between for one in estimates]
+    known = [one for one, steadies in zip(estimates, own, strict=True) if steadies]
     if len(known) < 2:
         return list(estimates)
     shares = [(one.error_us / one.time_us) ** 2 for one in known]
     weights = [min(one.freedom, _STEADY_WEIGHT) for one in known]
     common = sum(share * weight for share, weight in zip(shares, weights, strict=True)) / sum(weights)
-    return [_steadied(one, common) if one.error_us > 0 else one for one in estimates]
+    return [_steadied(one, common) if steadies else one for one, steadies in zip(estimates, own, strict=True)]
 
 
 def _steadied(one: Estimate, common: float) -> Estimate:
@@ -132,13 +148,20 @@ class Choice(Generic[T]):
     """Gain of the fastest setting over the reference."""
     tie_noise: float = 0.0
     """Noise of the difference between the fastest and the chosen, as a share of the time."""
+    unknown: Sequence[T] = ()
+    """Settings that cannot win, since the noise of their difference from the reference is unknown: of too few runs."""
 
 
 def choose(settings: Sequence[T], estimate_of: Callable[[T], Estimate]) -> Choice[T]:
     """Returns the choice between the reference, which comes first, and settings sorted from simple to complex."""
-    reference, *others = zip(settings, steadied([estimate_of(setting) for setting in settings]), strict=True)
+    reference, *rest = zip(settings, steadied([estimate_of(setting) for setting in settings]), strict=True)
+    noises_us = [gap_noise_us(estimate, reference[1]) for _, estimate in rest]
+    others = [pair for pair, noise_us in zip(rest, noises_us, strict=True) if not isnan(noise_us)]
+    unknown = [setting for (setting, _), noise_us in zip(rest, noises_us, strict=True) if isnan(noise_us)]
     if not others:
-        return Choice(reference[0], reference[0], won=False)
+        setting, estimate = min(rest, key=lambda pair: pair[1].time_us, default=reference)
+        gain = gain_over(reference[1], estimate) if rest else NO_GAIN
+        return Choice(reference[0], setting, won=False, gain_of_fastest=gain, unknown=unknown)
     faster = [
         (setting, estimate)
         for setting, estimate in others
@@ -154,6 +177,7 @@ def choose(settings: Sequence[T], estimate_of: Callable[[T], Estimate]) -> Choic
         gain=gain if ties else NO_GAIN,
         gain_of_fastest=gain_of_fastest,
         tie_noise=gain_over(taken, least, rivals).noise,
+        unknown=unknown,
     )
 
 

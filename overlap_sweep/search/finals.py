@@ -130,9 +130,10 @@ def _estimates(repeated: Sequence[Sequence[Result]], of: Searchable, amount: flo
     times = [[sample.scaled(amount / sample.amount).times_us for sample in own] for own in samples]
     bound = [any(result.launch_bound for result in results) for results in repeated]
     device = repeated[0][0].point["runtime"]["device"]
-    settings = [([estimate(one) for one in own], limited) for own, limited in zip(times, bound, strict=True)]
-    between = verdict.scatters_of_steps(settings, device)
-    return [between[limited].added_to(estimate(*own), len(own)) for own, limited in zip(times, bound, strict=True)]
+    runs_us = [[estimate(one).time_us for one in own] for own in times]
+    between = verdict.noises_of_steps(zip(runs_us, bound, strict=True), device)
+    settings = zip(times, runs_us, bound, strict=True)
+    return [between[limited].of_runs(estimate(*own), own_us) for own, own_us, limited in settings]
 
 
 def _deviation(entry: Entry, entries: Sequence[Entry], of: Searchable) -> str:

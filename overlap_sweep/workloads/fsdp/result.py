@@ -16,7 +16,7 @@ import msgspec
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.report.numbers import UNDEFINED
 from overlap_sweep.results import verdict
-from overlap_sweep.results.estimate import Estimate, estimate, normalised, pooled_none
+from overlap_sweep.results.estimate import Estimate, RunNoise, estimate, normalised, pooled_none
 from overlap_sweep.results.measured import (
     ComposedConfig,
     Count,
@@ -282,9 +282,9 @@ def compared_times(settings: Sequence[Sequence[Point]]) -> list[StepTimes]:
     as_measured = _scatter([step["point"].median_us for step in steps] for steps in free)
     to_floor = _scatter([step["point"].median_us / step["floor"].median_us for step in steps] for steps in free)
     relative = as_measured is None or to_floor is None or to_floor < as_measured
-    between = verdict.scatters_of_steps(
+    between = verdict.noises_of_steps(
         (
-            ([_step(step, over_floor=relative and not limited) for step in steps], limited)
+            ([_time(step, over_floor=relative and not limited) for step in steps], limited)
             for steps, limited in repeated
         ),
         settings[0][0].config["runtime"]["device"],
@@ -297,7 +297,7 @@ def compared_times(settings: Sequence[Sequence[Point]]) -> list[StepTimes]:
     ]
 
 
-def _pooled(steps: Sequence[dict[str, Timing]], floors: Sequence[Timing], between: verdict.Scatter) -> StepTimes:
+def _pooled(steps: Sequence[dict[str, Timing]], floors: Sequence[Timing], between: RunNoise) -> StepTimes:
     """Returns the times of one setting, relative to the `floors` if there are any."""
     if floors:
         floor = pooled_none(floors)
@@ -305,7 +305,9 @@ def _pooled(steps: Sequence[dict[str, Timing]], floors: Sequence[Timing], betwee
     else:
         step, none, floor = (pooled_none([one[name] for one in steps]) for name in VARIANTS)
     rounds = {name: together([one[name] for one in steps]) for name in VARIANTS}
-    return StepTimes(between.added_to(step, len(steps)), none, floor, hidden(rounds), relative=bool(floors))
+    level_us = floor.time_us if floors else 1.0
+    runs_us = [level_us * _time(one, over_floor=bool(floors)) for one in steps]
+    return StepTimes(between.of_runs(step, runs_us), none, floor, hidden(rounds), relative=bool(floors))
 
 
 def _steps(points: Iterable[Point]) -> list[dict[str, Timing]]:
@@ -317,11 +319,9 @@ def _limited(points: Iterable[Point]) -> bool:
     return any(limited_by_host(point.result) for point in points if point.result)
 
 
-def _step(step: Mapping[str, Timing], *, over_floor: bool) -> Estimate:
-    if over_floor:
-        floor = step["floor"]
-        return normalised([(step["point"], floor)], Estimate(floor.median_us, 0.0, 1)).relative_to(floor.median_us)
-    return estimate(step["point"].samples_us)
+def _time(step: Mapping[str, Timing], *, over_floor: bool) -> float:
+    """Returns the time of a point's step, or its ratio to the floor's."""
+    return step["point"].median_us / (step["floor"].median_us if over_floor else 1.0)
 
 
 def _scatter(times: Iterable[Sequence[float]]) -> float | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil, isnan
 from pathlib import Path
 from typing import NamedTuple
 
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us, counted, shortened
 from overlap_sweep.results import verdict
+from overlap_sweep.results.estimate import LEAST_FREEDOM, LEAST_RUNS, gap_noise_us
 from overlap_sweep.results.gain import Gain, gain_over, nothing_beat
 from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
@@ -20,6 +22,8 @@ from overlap_sweep.workloads.job.setting import command_line, differing, in_word
 
 LONGEST_COMMAND = 100
 """Longest command in a title, in characters."""
+ADVISED_RUNS = 3
+"""Runs of each setting that are advised where there are too few."""
 
 
 class JobCase(NamedTuple):
@@ -101,6 +105,8 @@ class JobAnalysis:
     """Whether a search measured the best setting again after choosing it."""
     reason: str
     """Why it is the best."""
+    unjudged: list[JobRow]
+    """Settings of too few runs to be better or worse than the reference."""
     shared: str
     """What is set in all rows alike, in words; empty if there is nothing."""
 
@@ -108,6 +114,11 @@ class JobAnalysis:
     def per(self) -> str:
         """Returns `per step`: by what times are compared."""
         return f"by {self.case.unit}" if self.case.unit else f"per {self.work}"
+
+    @property
+    def too_few_runs(self) -> bool:
+        """Returns whether there are too few runs to tell any settings apart."""
+        return bool(self.unjudged) and len(self.unjudged) == len(self.rows) - 1
 
     @property
     def command(self) -> str:
@@ -136,11 +147,13 @@ def _analysis(case: JobCase, title: str, points: list[Point], searches: Mapping[
     rows = rows_of(points)
     work, reference = compared_by(rows), rows[0]
     search = _search_of(rows, work, searches)
+    unjudged = [] if search else [row for row in rows[1:] if isnan(gap_noise_us(row.per(work), reference.per(work)))]
     best, gain, reason = search or choose(rows, work)
+    decided = len(unjudged) < len(rows) - 1
     settled = bool(search) and best is not reference and gain is not None and gain.faster
 
     def standing(row: JobRow) -> str:
-        names = {"best, proven" if settled else "best": row is best, "reference": row is reference}
+        names = {"best, proven" if settled else "best": decided and row is best, "reference": row is reference}
         return "only" if len(rows) == 1 else ", ".join(name for name, holds in names.items() if holds)
 
     placed = {row.setting: replace(row, standing=standing(row)) for row in rows}
@@ -156,6 +169,7 @@ def _analysis(case: JobCase, title: str, points: list[Point], searches: Mapping[
         gain=gain,
         settled=settled,
         reason=reason,
+        unjudged=[placed[row.setting] for row in unjudged],
         shared=in_words(reference.options, alike) if alike and len(rows) > 1 else "",
     )
 
@@ -175,6 +189,8 @@ def choose(rows: Sequence[JobRow], work: Work) -> tuple[JobRow, Gain | None, str
         return reference, None, "the only setting measured"
     ordered = [reference, *sorted(others, key=lambda row: row.changes)]
     choice = verdict.choose(ordered, lambda row: row.per(work))
+    if len(choice.unknown) == len(others):
+        return reference, None, _why_unknown(rows)
     if not choice.won:
         gain = choice.gain_of_fastest.in_words(reference.setting)
         return reference, None, f"the fastest other, {choice.fastest.setting}, is {gain}"
@@ -182,6 +198,19 @@ def choose(rows: Sequence[JobRow], work: Work) -> tuple[JobRow, Gain | None, str
         return choice.chosen, choice.gain, f"fastest of {len(rows)}"
     reason = f"simplest within the noise of the fastest, {choice.fastest.setting} (noise {choice.tie_noise:.1%})"
     return choice.chosen, choice.gain, reason
+
+
+def _why_unknown(rows: Sequence[JobRow]) -> str:
+    """Returns how many runs there are, and how many show what runs of one setting differ by."""
+    fewest, most = (pick(len(row.points) for row in rows) for pick in (min, max))
+    runs = counted(fewest, "run") if fewest == most else f"{fewest} to {most} runs"
+    return f"{runs} of each setting don't show what runs of one setting differ by; {_wanted(rows)} do"
+
+
+def _wanted(rows: Sequence[JobRow]) -> int:
+    """Returns how many runs of each setting are enough, and more than there are."""
+    enough = max(LEAST_RUNS, 1 + ceil(LEAST_FREEDOM / len(rows)))
+    return max(enough, 1 + min(len(row.points) for row in rows))
 
 
 def _search_of(
@@ -221,6 +250,9 @@ def headline(analysis: JobAnalysis) -> str:
     best, reference = analysis.best, analysis.reference
     if len(analysis.rows) == 1:
         return f"{best.setting}: nothing to compare with"
+    if analysis.too_few_runs:
+        repetitions = ",".join(map(str, range(max(_wanted(analysis.rows), ADVISED_RUNS))))
+        return f"Too few runs to tell which is fastest; add repetition={repetitions} resume=last"
     if best is reference:
         return nothing_beat(best.setting, "keep it")
     assert analysis.gain

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from overlap_sweep.report.numbers import some_of
+from overlap_sweep.results.estimate import LEAST_RUNS
 from overlap_sweep.results.provenance import different_environments, slowed_gpus
-from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_HOST, TYPICAL_SCATTER_OF_STEPS
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.answer import JobAnalysis
 from overlap_sweep.workloads.job.rows import JobRow
@@ -20,7 +20,7 @@ def cautions(analysis: JobAnalysis) -> list[str]:
     """Returns the caveats, a sentence each; empty if there are none."""
     recorded = (warning for point in analysis.points if point.result for warning in point.result.warnings)
     return [
-        *_not_repeated(analysis),
+        *_too_few_runs(analysis),
         *_different_work(analysis),
         *_timed_differently(analysis),
         *_uneven_steps(analysis),
@@ -32,17 +32,11 @@ def cautions(analysis: JobAnalysis) -> list[str]:
     ]
 
 
-def _not_repeated(analysis: JobAnalysis) -> Iterator[str]:
-    """Yields that the noise between runs is only the typical one, which may be wrong for this training."""
-    if len(analysis.rows) == 1 or analysis.settled or any(len(row.points) > 1 for row in analysis.rows):
-        return
-    device = analysis.points[0].config["runtime"]["device"]
-    limited = analysis.best.launch_bound or analysis.reference.launch_bound
-    typical = TYPICAL_SCATTER_OF_HOST if limited else TYPICAL_SCATTER_OF_STEPS[device]
-    yield (
-        f"Not repeated: the decision assumes that runs of one setting differ by {typical:.0%}, which is typical; sweep "
-        "repetition=0,1,2 to measure it."
-    )
+def _too_few_runs(analysis: JobAnalysis) -> Iterator[str]:
+    """Yields which settings cannot be judged where others can."""
+    if analysis.unjudged and not analysis.too_few_runs:
+        settings = some_of((row.setting for row in analysis.unjudged), separator="; ")
+        yield f"Too few runs to judge {settings}: each setting needs at least {LEAST_RUNS}."
 
 
 def _different_work(analysis: JobAnalysis) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import isnan
 
 from overlap_sweep.report import causes
 from overlap_sweep.report.charts import Axis, Form, Key, Row, Rows
@@ -50,8 +51,8 @@ def _bar(analysis: JobAnalysis, row: JobRow, profiled: bool) -> Row:
     return Row(
         name=row.setting,
         ends=[time.time_us * (1 - (share or 0.0)), time.time_us] if profiled else [time.time_us],
-        low=max(0.0, time.time_us - time.noise_us),
-        high=time.time_us + time.noise_us,
+        low=None if isnan(time.noise_us) else max(0.0, time.time_us - time.noise_us),
+        high=None if isnan(time.noise_us) else time.time_us + time.noise_us,
         cells=[as_us(row.time_us), *exposed, f"{analysis.speedup(row):.3f}x", row.rate],
         bold=row is analysis.best,
     )

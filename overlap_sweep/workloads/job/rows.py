@@ -35,7 +35,8 @@ class JobRow:
     points: list[Point]
     """Its runs, in the order of their starts."""
     step: Estimate
-    """Time of a step: median of the runs' means; its noise includes that between runs."""
+    """Time of a step: mean of the runs, with the noise between runs; NaN if no setting of the case was
+    repeated."""
     between_runs_us: float | None
     """Standard deviation of the runs' means; None with one run."""
     changes: int = 0
@@ -197,15 +198,15 @@ def rows_of(points: Iterable[Point]) -> list[JobRow]:
     shown = differing(settings) or None
     names = numbered(in_words(options, shown) for options in settings)
     whole_names = numbered(map(in_words, settings))
-    between = _scatters(list(alike.values()))
+    between = verdict.noise_of_runs(map(_means_us, alike.values()))
     return [
         JobRow(
             setting=name,
             whole_setting=whole_name,
             options=options,
             points=of_setting,
-            step=between[is_launch_bound(of_setting)].added_to(_pooled(_timings(of_setting)), len(of_setting)),
-            between_runs_us=_deviation(_timings(of_setting)),
+            step=between.of_runs(_pooled(_timings(of_setting)), _means_us(of_setting)),
+            between_runs_us=statistics.stdev(_means_us(of_setting)) if len(of_setting) > 1 else None,
             changes=len(differing([settings[0], options])),
         )
         for name, whole_name, options, of_setting in zip(names, whole_names, settings, alike.values(), strict=True)
@@ -227,21 +228,16 @@ def _timings(points: Iterable[Point]) -> list[Timing]:
     return [point.measured_as(JobRun).step for point in points]
 
 
-def _mean_us(timing: Timing) -> float:
-    return statistics.fmean(timing.samples_us)
+def _means_us(points: Iterable[Point]) -> list[float]:
+    return [statistics.fmean(timing.samples_us) for timing in _timings(points)]
 
 
 def _pooled(timings: Sequence[Timing]) -> Estimate:
-    """Returns the median of the runs' means, with the noise of all steps, without that between runs."""
-    time_us = statistics.median(map(_mean_us, timings))
-    scaled = [[sample * time_us / _mean_us(timing) for sample in timing.samples_us] for timing in timings]
+    """Returns the time of all runs, with the noise of their steps, without that between runs."""
+    means_us = [statistics.fmean(timing.samples_us) for timing in timings]
+    time_us = statistics.fmean(means_us)
+    scaled = [
+        [sample * time_us / mean_us for sample in timing.samples_us]
+        for timing, mean_us in zip(timings, means_us, strict=True)
+    ]
     return replace(estimate_of_mean(*scaled), time_us=time_us)
-
-
-def _deviation(timings: Sequence[Timing]) -> float | None:
-    return statistics.stdev(map(_mean_us, timings)) if len(timings) > 1 else None
-
-
-def _scatters(settings: Sequence[Sequence[Point]]) -> dict[bool, verdict.Scatter]:
-    repeated = [([estimate_of_mean(one.samples_us) for one in _timings(of)], is_launch_bound(of)) for of in settings]
-    return verdict.scatters_of_steps(repeated, settings[0][0].config["runtime"]["device"])

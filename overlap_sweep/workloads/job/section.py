@@ -213,6 +213,11 @@ ANSWERS = Table(
             *("gain_noise", lambda analysis: analysis.gain.noise if analysis.gain else None),
             about="Half-width of the 95 % confidence interval of gain; empty if it is the reference.",
         ),
+        A(
+            *("too_few_runs", attrgetter("too_few_runs")),
+            about="Too few runs to tell settings apart, so that the setting is only the reference.",
+            kind="flag",
+        ),
         A("proven", attrgetter("settled"), "A search measured the setting again after choosing it.", "flag"),
         A("reason", attrgetter("reason"), kind="text"),
     ),

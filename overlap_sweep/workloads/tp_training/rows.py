@@ -223,15 +223,15 @@ def rows_of(
     """Returns a row for each setting, and one for each point by itself. `points`: the `ok` points of one case;
     `communication`: by run directory."""
     named = _named(points)
-    repeated = [([_estimate([point]) for point in of_one], is_launch_bound(of_one)) for of_one in named.values()]
-    between = verdict.scatters_of_steps(repeated, points[0].config["runtime"]["device"])
+    repeated = [(_medians_us(of_one), is_launch_bound(of_one)) for of_one in named.values()]
+    between = verdict.noises_of_steps(repeated, points[0].config["runtime"]["device"])
 
     def row(grid: Grid, setting: str, points: list[Point]) -> TpTrainingRow:
         return TpTrainingRow(
             grid=grid,
             setting=setting,
             points=points,
-            step=between[is_launch_bound(points)].added_to(_estimate(points), len(points)),
+            step=between[is_launch_bound(points)].of_runs(_estimate(points), _medians_us(points)),
             communication=next((communication[p.directory] for p in points if p.directory in communication), None),
         )
 
@@ -243,6 +243,10 @@ def rows_of(
 
 def _estimate(points: Iterable[Point]) -> Estimate:
     return estimate(*(point.measured_as(TpTrainingRun).timing.samples_us for point in points))
+
+
+def _medians_us(points: Iterable[Point]) -> list[float]:
+    return [_estimate([point]).time_us for point in points]
 
 
 def _named(points: Iterable[Point]) -> dict[tuple[Grid, str], list[Point]]:
