@@ -36,6 +36,7 @@ _OWN = ("ranks", "repetition", "run", "nodes", "ranks_per_node", *_OF_A_PLACE)
 _INSTEAD = {"ranks": "set job.ranks", "repetition": "set repetition", "nodes": "set runtime.nodes"}
 _MEGATRON = ":megatron"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MOST_WORK = 1e18
 _WHOLE_BYTES = 2**26
 """Largest file whose content makes a point another one; of a larger one it is size and time of change."""
@@ -153,10 +154,36 @@ def amount(point: Mapping[str, Any], option: str) -> float | None:
     return product
 
 
+def handed(directory: Path) -> Path:
+    """Returns the path of the run directory that the command is given: itself, or a link next to it if its name has
+    characters that some programs parse, such as the `=` of `--out_dir=<path>`."""
+    path = directory.resolve()
+    safe = _UNSAFE.sub("-", path.name)
+    if safe == path.name:
+        return path
+    # Names that differ only in such characters get links of their own.
+    digest = hashlib.sha256(path.name.encode()).hexdigest()[:8]
+    return path.parent / ".run" / f"{safe}-{digest}"
+
+
+def link_handed(point: Mapping[str, Any], directory: Path) -> None:
+    """Makes the link that `handed` names, if there is one and the command is given it."""
+    link = handed(directory)
+    texts = [
+        *arguments(point, directory),
+        *environment(point, directory).values(),
+        str(working_folder(point, directory)),
+    ]
+    if not link.exists() and any(str(link) in text for text in texts):
+        link.parent.mkdir(exist_ok=True)
+        # Relative, so that a sweep can be moved.
+        link.symlink_to(Path("..") / directory.resolve().name)
+
+
 def fillings(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> dict[str, Filling]:
     """Returns what every placeholder stands for."""
     job = point["job"]
-    own = {"ranks": job["ranks"], "repetition": point["repetition"], "run": directory.resolve()}
+    own = {"ranks": job["ranks"], "repetition": point["repetition"], "run": handed(directory)}
     own |= {"nodes": nodes(point), "ranks_per_node": job["ranks"] // nodes(point)}
     own |= {name: getattr(place, name) for name in _OF_A_PLACE}
     found = {name: Filling(str(value), (str(value),)) for name, value in own.items()}
@@ -210,7 +237,7 @@ def overlap_config(point: Mapping[str, Any]) -> OverlapConfig | None:
 
 def _megatron_words(point: Mapping[str, Any], value: Any, directory: Path) -> list[str]:
     if config := overlap_config(point):
-        return overlap_cfg.overlap_arguments(config, str(directory.resolve() / settings_file()))
+        return overlap_cfg.overlap_arguments(config, str(handed(directory) / settings_file()))
     return overlap_cfg.overlap_arguments(OverlapConfig()) if value == overlap_cfg.DEFAULT else []
 
 

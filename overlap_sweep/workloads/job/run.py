@@ -46,6 +46,7 @@ def run(point: Mapping[str, Any], directory: Path, here: Here) -> dict[str, Any]
         optimizer_steps=job["optimizer_steps"],
     )
     attached = ATTACH in command.arguments(point, directory)
+    command.link_handed(point, directory)
     with RunningOnNodes(commands_of(point, directory, here, wanted), here.host_names) as running:
         watched = Watched(point, directory, running.log_starts, attached=attached)
         watched.until_measured(running, here.limit_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,22 @@ ALL = (
 
 
 def test_the_command_is_filled_in_and_has_the_recorder(tmp_path: Path) -> None:
-    directory = tmp_path / "a b"
+    directory = tmp_path / "run"
     words = command.arguments(point(*ALL), directory)
     assert words == [
         *("torchrun", "--nproc-per-node=2", "-m", "overlap_sweep.attach", "t.py", "-b", "25", "--lr", "0.5"),
         *("--compile", "--mode", "max", "--ok=true", "--to", f"{directory}/3"),
     ]
     assert command.arguments(point(*ALL, "job.attach=false"), directory) == [*words[:2], *words[4:]]
+
+
+def test_run_directories_are_handed_over_by_names_that_programs_do_not_parse(tmp_path: Path) -> None:
+    names = ["t.py_bucket=4", "t.py_bucket,4", "t.py_bucket=4+", "a b", "t.py_bucket-4"]
+    handed = [command.handed(tmp_path / name) for name in names]
+    assert len({*handed}) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", path.name) for path in handed)
+    assert handed[-1] == tmp_path / names[-1]
+    assert {path.parent for path in handed[:-1]} == {tmp_path / ".run"}
 
 
 def test_environment_and_folder_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -99,6 +100,39 @@ def test_an_earlier_attempt_s_recordings_are_not_read(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "job_rank0.json").exists()
     clear(tmp_path / "run")
     measured(tmp_path, command)
+
+
+SPLITS = """
+import os, sys
+
+# As programs parse their arguments.
+(_, out), folder = sys.argv[1].split("="), os.environ["OUT"]
+os.makedirs(out)
+assert os.path.samefile(out, folder + "/o") and "=" not in folder
+open("in_working_folder", "x")
+print("tps: 5\\n" * 5, flush=True)
+"""
+
+
+def test_a_command_that_parses_its_arguments_writes_into_its_run_directory(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SPLITS)
+    point = job_point(
+        *(f"{sys.executable} -I -S {tmp_path}/train.py --out={{run}}/o {{b}}",),
+        **{"directory": "{run}", "env": {"OUT": "{run}"}, "values": {"b": 4}, "metric": "tps: ([0-9]+)"},
+    )
+    before = tmp_path / "before"
+    for name in ("t.py_b=4_é", "t.py_b=4_e", "safe"):
+        directory = before / name
+        directory.mkdir(parents=True)
+        run(point, directory, Here(environment=os.environ, limit_s=30.0))
+        assert {path.name for path in directory.iterdir()} == {"o", "in_working_folder", LOG_FILE}
+    assert len(list((before / ".run").iterdir())) == 2
+    # Links go on leading to the same after a sweep was moved.
+    moved = before.rename(tmp_path / "after") / "t.py_b=4_e"
+    (moved / "o").rmdir()
+    (moved / "in_working_folder").unlink()
+    run(point, moved, Here(environment=os.environ, limit_s=30.0))
+    assert len(list((tmp_path / "after" / ".run").iterdir())) == 2
 
 
 def test_a_command_that_is_to_finish_is_waited_for(tmp_path: Path) -> None:
