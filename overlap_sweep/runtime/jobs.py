@@ -133,13 +133,17 @@ def keep_results(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
 
 
 def run_jobs(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, JobReturn]:
-    """Runs the jobs in this process, one after the other. Raises `Stopped` between two jobs after a stop signal.
+    """Runs the jobs in this process, one after the other, as long as a search has time. Raises `Stopped` between two
+    jobs after a stop signal.
 
     A point with an OSError, such as an unwritable directory, is given up, and the next one is run.
     """
     returns = {}
     for job in jobs:
         stop_if_requested()
+        if limits.are_over:
+            outcomes.expected.discard(job.directory)
+            continue
         try:
             returned = sweep.run(job)
             if returned.status == JobStatus.FAILED and isinstance(returned._return_value, OSError):
@@ -213,4 +217,4 @@ def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: in
     shared_pool(sweep.directory / GROUP_LOG)
     with progress(len(left), outcomes):
         returns = run_jobs(sweep, left)
-    return [returns.get(job.directory) or job_return(job, kept[job.directory]) for job in jobs]
+    return [returns.get(job.directory) or job_return(job, kept.get(job.directory)) for job in jobs]

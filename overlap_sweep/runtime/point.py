@@ -9,6 +9,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -204,10 +205,24 @@ def objective_us(result: Result | None) -> float:
 
 
 class TimeLimits:
-    """Time limits of points, learnt from the durations of similar ones."""
+    """Time limits of points, learnt from the durations of similar ones, and of what a search measures."""
 
     def __init__(self) -> None:
         self._longest_s: dict[tuple[Any, ...], float] = defaultdict(float)
+        self._ends_s = math.inf
+
+    @contextmanager
+    def until(self, ends_s: float) -> Iterator[None]:
+        """Ends what is measured inside the block at that time of the monotonic clock."""
+        self._ends_s = ends_s
+        try:
+            yield
+        finally:
+            self._ends_s = math.inf
+
+    @property
+    def are_over(self) -> bool:
+        return time.monotonic() >= self._ends_s
 
     def learn(self, result: Result) -> None:
         if result.status == "ok" and result.wall_s and not result.reused_from and not instrumented(result.point):
@@ -215,10 +230,12 @@ class TimeLimits:
             self._longest_s[kind] = max(self._longest_s[kind], result.wall_s)
 
     def limit_s(self, point: Mapping[str, Any]) -> float:
-        """Returns `runtime.timeout_s`, or a shorter limit if similar points were measured."""
+        """Returns `runtime.timeout_s`, or a shorter limit if similar points were measured or a search's time is nearly
+        over."""
         runtime, longest_s = point["runtime"], self._longest_s.get(_kind(point))
         most_s, factor = float(runtime["timeout_s"]), runtime["timeout_factor"]
-        return min(most_s, max(LEAST_LIMIT_S, factor * longest_s)) if longest_s and factor else most_s
+        most_s = min(most_s, max(LEAST_LIMIT_S, factor * longest_s)) if longest_s and factor else most_s
+        return min(most_s, max(0.0, self._ends_s - time.monotonic()))
 
 
 def _kind(point: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -257,10 +274,12 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
             reply = _attempt(pool, point, directory, limit_s, earlier)
         if reply["status"] in LASTING:
             break
+        if reply["status"] == "timeout" and limits.are_over:
+            reply["error"] = f"search.max_minutes ended it after {limit_s:.0f} s"
         log = directory / log_file(reply.get("node", 0))
         said = tail(log, LOG_TAIL_LINES, log_starts[log])
         error = "\n".join([reply["error"][:LONGEST_ERROR], *gather(directory, log)])
-        if reply.get("final"):
+        if reply.get("final") or limits.are_over:
             break
         # A new group and an empty directory, so that neither leftover state nor files affect the next attempt.
         pool.close()

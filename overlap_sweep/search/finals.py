@@ -64,8 +64,10 @@ def hold(searches: Sequence[Searching], rounds: int) -> KnobFinal:
         for searching in searches if turn % 2 == 0 else reversed(searches):
             own = [entry for entry in entries if entry.searching is searching]
             results = searching.results([entry.setting for entry in own])
-            stopped = stopped or (searching.why_spent if len(results) < len(own) else "")
-            for entry, result in zip(own, results, strict=False):
+            stopped = stopped or (searching.why_spent if None in results else "")
+            for entry, result in zip(own, results, strict=True):
+                if result is None:
+                    continue
                 if result.status == "ok":
                     entry.results.append(result)
                 else:

@@ -208,8 +208,7 @@ class Searching:
         """Amount of work in the baseline."""
         budget = measurements.budget
         self._most_points = math.inf if budget.points_left is None else budget.points + share * budget.points_left
-        limit_s = math.inf if budget.max_minutes is None else 60 * budget.max_minutes
-        self._ends_s = budget.elapsed_s + share * (limit_s - budget.elapsed_s)
+        self._ends_s = budget.elapsed_s + share * (budget.ends_s - budget.began_s - budget.elapsed_s)
 
     @property
     def found(self) -> KnobSearch:
@@ -250,17 +249,16 @@ class Searching:
         return min(points, (self._ends_s - budget.elapsed_s) * new / budget.elapsed_s) if new else points
 
     def measure(self, settings: Sequence[Setting]) -> list[Answer]:
-        results = self.results(settings)
-        return [*map(self._answer, results), *[None] * (len(settings) - len(results))]
+        return [self._answer(result) if result else None for result in self.results(settings)]
 
-    def results(self, settings: Sequence[Setting]) -> list[Result]:
-        """Returns the results of one more measurement of each of the first settings, as many as the budget allows."""
+    def results(self, settings: Sequence[Setting]) -> list[Result | None]:
+        """Returns the result of one more measurement of each setting; None if the budget ended before."""
         jobs = []
         for setting in settings:
             jobs.append(self.space.job(setting, self._requests[setting]))
             self._requests[setting] += 1
         results = self._measurements.measure(jobs)
-        self._results += results
+        self._results += filter(None, results)
         return results
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +24,10 @@ from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points
 from overlap_sweep.runtime.kept import LASTING, differs, whole_result
 from overlap_sweep.runtime.numbered import as_choice
 from overlap_sweep.runtime.outcome import outcomes
+from overlap_sweep.runtime.point import limits
 
 CHUNK = 8
-"""Points per launch if time is limited: the limit is checked between launches only."""
+"""Points per launch if time is limited: launchers other than ours do not look at the limit themselves."""
 
 
 @dataclass
@@ -42,6 +44,11 @@ class Budget:
         return time.monotonic() - self.began_s
 
     @property
+    def ends_s(self) -> float:
+        """Returns the time of the monotonic clock at which its minutes are over."""
+        return math.inf if self.max_minutes is None else self.began_s + 60 * self.max_minutes
+
+    @property
     def points_left(self) -> int | None:
         return None if self.max_points is None else max(0, self.max_points - self.points)
 
@@ -56,7 +63,7 @@ class Budget:
         """Returns why the budget is used up; empty while it is not."""
         if self.points_left == 0:
             return f"search.max_points={self.max_points} is used up"
-        if self.max_minutes is not None and self.elapsed_s >= 60 * self.max_minutes:
+        if self.max_minutes is not None and time.monotonic() >= self.ends_s:
             return f"search.max_minutes={self.max_minutes:g} is used up"
         return ""
 
@@ -90,20 +97,25 @@ class Measurements:
         outcomes.searching, outcomes.limits = True, budget.in_words
         return cls(launcher, directory, budget)
 
-    def measure(self, jobs: Sequence[Job]) -> list[Result]:
-        """Returns the results of the first jobs, as many as the budget allows."""
-        jobs = jobs[: self.budget.points_left]
-        size = CHUNK if self.budget.max_minutes is not None else max(1, len(jobs))
-        results: list[Result] = []
-        while len(results) < len(jobs) and not self.budget.why_spent:
-            chunk = jobs[len(results) : len(results) + size]
-            self.budget.points += len(chunk)
+    def measure(self, jobs: Sequence[Job]) -> list[Result | None]:
+        """Returns the result of each job; None if the budget ended before it was measured."""
+        allowed = jobs[: self.budget.points_left]
+        size = CHUNK if self.budget.max_minutes is not None else max(1, len(allowed))
+        results: list[Result | None] = []
+        while len(results) < len(allowed) and not self.budget.why_spent:
+            chunk = allowed[len(results) : len(results) + size]
             self.reused += sum(self._known_result(job) is not None for job in chunk)
-            results += self.run(chunk)
-        return results
+            with limits.until(self.budget.ends_s):
+                found = self._measure(chunk)
+            results += found
+            self.budget.points += len(chunk) - found.count(None)
+        return [*results, *[None] * (len(jobs) - len(results))]
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
         """Returns the results of all jobs, regardless of the budget; existing ones are reused."""
+        return [result for result in self._measure(jobs) if result]
+
+    def _measure(self, jobs: Sequence[Job]) -> list[Result | None]:
         found = [self._known_result(job) for job in jobs]
         new = [job for job, result in zip(jobs, found, strict=True) if result is None]
         launched = iter(self._launch(new) if new else ())
@@ -113,7 +125,7 @@ class Measurements:
         result = self._known.get(point_key(job.point))
         return result if result and not differs(result, job.point) else None
 
-    def _launch(self, jobs: Sequence[Job]) -> list[Result]:
+    def _launch(self, jobs: Sequence[Job]) -> list[Result | None]:
         typed = [list(map(as_choice, job.overrides)) for job in jobs]
         returned = self._launcher.launch(typed, initial_job_idx=self._launched)
         self._launched += len(jobs)
@@ -159,9 +171,12 @@ def override_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
-def _result(returned: JobReturn, job: Job) -> Result:
-    """Returns the result in the job's directory; if there is none, a failed one, which is written there."""
+def _result(returned: JobReturn, job: Job) -> Result | None:
+    """Returns the result in the job's directory; if there is none, a failed one, which is written there. None if the
+    time was over before it was measured."""
     directory = Path(str(returned.hydra_cfg.hydra.runtime.output_dir)) if returned.hydra_cfg else None
+    if limits.are_over and directory and not _is_measured(directory):
+        return None
     if returned.status == JobStatus.COMPLETED and directory and (directory / RESULT_FILE).exists():
         return read_result(directory / RESULT_FILE)
     if directory in outcomes.given_up:
@@ -171,6 +186,11 @@ def _result(returned: JobReturn, job: Job) -> Result:
     if directory and directory.is_dir():
         write_result(directory, result)
     return result
+
+
+def _is_measured(directory: Path) -> bool:
+    result = whole_result(directory)
+    return result is not None and result.status != "timeout"
 
 
 def _known_results(directory: Path) -> Mapping[str, Result]:

@@ -155,8 +155,8 @@ class Sweep:
 
     def _answer(self, requests: Sequence[Request], *, final: bool) -> list[Request]:
         results = self.measurements.measure([request.job for request in requests])
-        self._known_wrong.learn(results)
-        answered = zip(requests, results, strict=False)
+        answered = [(request, result) for request, result in zip(requests, results, strict=True) if result]
+        self._known_wrong.learn([result for _, result in answered])
         return [more for request, result in answered for more in request.task.answer(request, result, final=final)]
 
     def _measure_baselines(self, tasks: Sequence[Task]) -> list[Task]:
@@ -165,24 +165,24 @@ class Sweep:
         results = self.measurements.measure([Request(task, {}).job for task in tasks])
         if reason := self._refused_everywhere(tasks, results):
             raise UserError(f"Nothing can be measured: {reason}.")
-        for task, result in zip(tasks, results, strict=False):
-            if result.status != "ok":
+        for task, result in zip(tasks, results, strict=True):
+            if result is None:
+                self.drop(task.label, self.measurements.budget.why_spent)
+            elif result.status != "ok":
                 self.drop(task.label, f"its baseline without overlap failed: {result.reason}")
             elif result.launch_bound:
                 self.drop(task.label, "it is launch-bound: its times say nothing about the GPU")
             else:
                 task.baseline = result
-        for task in tasks[len(results) :]:
-            self.drop(task.label, self.measurements.budget.why_spent)
         return [task for task in tasks if task.baseline]
 
     def analysed(self, config: AnalysisConfig) -> OperatorAnalysis:
         """Returns the analysis of all measurements so far."""
         return analyse_operators(read_sources(self.measurements.directory, config))
 
-    def _refused_everywhere(self, tasks: Sequence[Task], results: Sequence[Result]) -> str | None:
+    def _refused_everywhere(self, tasks: Sequence[Task], results: Sequence[Result | None]) -> str | None:
         """Returns the one reason for which these tasks were skipped, if it holds for the whole sweep; or None."""
-        reasons = {result.reason if result.status == "skipped" else None for result in results}
+        reasons = {result.reason if result and result.status == "skipped" else None for result in results}
         refused, asked = ({(t.point["backend"], t.point["precision"]) for t in group} for group in (tasks, self.tasks))
         return reasons.pop() if len(reasons) == 1 and refused == asked else None
 
