@@ -100,7 +100,7 @@ LIBRARIES = {
     "symm_mem": re.compile(r"symm_mem::"),
     "deep_ep": re.compile(r"deep_ep"),
     "torchrec": re.compile(r"fbgemm::|All2All_|KJTAllToAll"),
-    "sparse_pipeline": re.compile(r"## start_sparse_data_dist"),
+    "sparse_pipeline": re.compile(r"## (start_)?sparse_data_dist"),
     "optimizer": re.compile(r"Optimizer\.step#"),
     "fused": re.compile(r"aten::_fused_(adam|adamw|sgd|adagrad)_"),
     "loader": re.compile(r"enumerate\(DataLoader\)#"),
