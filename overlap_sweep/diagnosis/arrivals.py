@@ -131,13 +131,28 @@ def _sequences(facts: Sequence[RankFacts]) -> Iterator[_Sequence]:
 
 def _streams(facts: Sequence[RankFacts]) -> list[dict[int, int]]:
     """Returns, per rank, a number for each stream of the collectives whose group is unknown that the same group's has
-    on every rank: groups are made in the same order everywhere. Nothing if ranks use different numbers of streams."""
-    found = []
+    on every rank. Nothing if ranks use different numbers of streams.
+
+    Streams are the same if they do the same on all ranks; else they are taken in their order, since all ranks make
+    their groups in one order.
+    """
+    done: list[dict[int, list[Hashable]]] = []
     for rank in facts:
-        own = {call.lane for call in rank.calls if call.step != NO_ITERATION and _is_nameless(rank, call)}
-        in_order = sorted(own, key=lambda lane: (len(rank.lanes[lane][1]), rank.lanes[lane][1]))
-        found.append({lane: number for number, lane in enumerate(in_order)})
-    return found if len({len(own) for own in found}) == 1 else [{} for _ in facts]
+        done.append(defaultdict(list))
+        for call in rank.calls:
+            if call.step != NO_ITERATION and _is_nameless(rank, call):
+                done[-1][call.lane].append((call.step, _kind(call)))
+    if len({len(own) for own in done}) != 1:
+        return [{} for _ in facts]
+    is_same = len({str(sorted(map(str, own.values()))) for own in done}) == 1
+    found = []
+    for rank, own in zip(facts, done, strict=True):
+        keys = {
+            lane: (str(kinds) if is_same else "", len(rank.lanes[lane][1]), rank.lanes[lane][1])
+            for lane, kinds in own.items()
+        }
+        found.append({lane: number for number, lane in enumerate(sorted(keys, key=lambda lane: keys[lane]))})
+    return found
 
 
 def _is_nameless(rank: RankFacts, call: Call) -> bool:

@@ -176,6 +176,12 @@ def test_without_names_each_stream_is_a_process_group() -> None:
     assert len(matched(facts)) == 3
 
 
+def test_streams_that_do_the_same_are_one_group_whatever_their_numbers() -> None:
+    first = [nameless(0, 50, "all_reduce", 7), nameless(0, 90, "all_gather", 20)]
+    second = [nameless(0, 50, "all_reduce", 20), nameless(0, 90, "all_gather", 7)]
+    assert matched([rank_facts(0, first), rank_facts(1, second)]) == pairs(0, 1)
+
+
 def test_of_several_groups_without_names_those_that_end_together_are_one() -> None:
     # Ranks 0 and 1, and 2 and 3, reduce on one stream, and exchange on another; all reduce on the third.
     def rank(number: int) -> RankFacts:
