@@ -170,11 +170,11 @@ def _detail_at_launch(trace: Trace, places: Places, thread: int, launch_ns: int)
         return trace.labels[trace.host.label[at]][1], trace.details[trace.host.detail[at]]
 
     around = places.collectives_at(thread, launch_ns)
-    found = detail_around([described(at) for at in around])
+    found = detail_around(tuple(map(described, around)))
     if found is None and around:
         # nccl:coalesced
         before = islice(places.collectives_before(thread, launch_ns), len(around), None)
-        found = batched(described(at) for at in before)
+        found = batched(map(described, before))
     return found
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -144,7 +145,8 @@ def sizes_of_host(name: str, detail: Detail, span: Detail | None = None) -> Deta
     )
 
 
-def detail_around(described: Sequence[tuple[str, Detail]]) -> Detail | None:
+@lru_cache(1 << 12)
+def detail_around(described: tuple[tuple[str, Detail], ...]) -> Detail | None:
     """Returns what the operators and annotations around the launch of a kernel say about its collective, such as
     `nccl:all_to_all` within `c10d::alltoall_base_`; None if none of them names one.
 
