@@ -25,10 +25,10 @@ EVERY_S = 0.05
 def as_rank(text: str, rank: int, ranks: int) -> str:
     """Returns the trace as this rank would have recorded it."""
     listed = ", ".join(map(str, range(ranks)))
-    text = re.sub(r'"Process Group Ranks": "\[\d[^"]*"', f'"Process Group Ranks": "[{listed}]"', text)
-    text = re.sub(r'"Group size": (?!1\b)\d+', f'"Group size": {ranks}', text)
-    text = re.sub(r'"pg_size": \d+, "ranks": \[[^]]*\]', f'"pg_size": {ranks}, "ranks": [{listed}]', text)
-    return re.sub(r'"rank": \d+, "world_size": \d+', f'"rank": {rank}, "world_size": {ranks}', text)
+    text = re.sub(r'"Process Group Ranks": ?"\[\d[^"]*"', f'"Process Group Ranks": "[{listed}]"', text)
+    text = re.sub(r'"Group size": ?(?!1\b)\d+', f'"Group size": {ranks}', text)
+    text = re.sub(r'"pg_size": ?\d+, ?"ranks": ?\[[^]]*\]', f'"pg_size": {ranks}, "ranks": [{listed}]', text)
+    return re.sub(r'"rank": ?\d+, ?"world_size": ?\d+', f'"rank": {rank}, "world_size": {ranks}', text)
 
 
 def measure(command: list[str], cache: Path) -> tuple[float, float, float, int]:

@@ -57,10 +57,11 @@ def repeated(trace: Path, megabytes: float, directory: Path) -> Path:
     """The trace's text with its list of events so often that it has so many megabytes."""
     content = trace.read_bytes()
     text = (gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content).decode()
-    start = text.index('"traceEvents": [') + len('"traceEvents": [')
-    end = text.rindex("],")
+    begin = re.search(r'"traceEvents": ?\[', text)
+    assert begin, trace
+    start, end = begin.end(), text.rindex("]")
     head, events, tail = text[:start], text[start:end], text[end:]
-    times = [float(found[1]) for found in re.finditer(r'"ts": (\d+\.\d+)', events)]
+    times = [float(found[1]) for found in re.finditer(r'"ts": ?(\d+\.\d+)', events)]
     steps = 1 + max((int(found[1]) for found in re.finditer(r"ProfilerStep#(\d+)", events)), default=0)
     path = directory / "repeated.json"
     with path.open("w") as file:
@@ -72,8 +73,8 @@ def repeated(trace: Path, megabytes: float, directory: Path) -> Path:
 
 
 def _later(events: str, copy: int, shift_us: float, steps: int) -> str:
-    events = re.sub(r'"ts": (\d+\.\d+)', lambda found: f'"ts": {float(found[1]) + shift_us:.3f}', events)
-    events = re.sub(r'"(correlation|External id)": (\d+)', lambda f: f'"{f[1]}": {int(f[2]) + copy * 10**7}', events)
+    events = re.sub(r'"ts": ?(\d+\.\d+)', lambda found: f'"ts": {float(found[1]) + shift_us:.3f}', events)
+    events = re.sub(r'"(correlation|External id)": ?(\d+)', lambda f: f'"{f[1]}": {int(f[2]) + copy * 10**7}', events)
     return re.sub(r"ProfilerStep#(\d+)", lambda found: f"ProfilerStep#{int(found[1]) + copy * steps}", events)
 
 

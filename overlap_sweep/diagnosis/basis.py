@@ -228,6 +228,7 @@ def signs_of(basis: Basis) -> dict[str, str]:
     """Returns what advice depends on: roles, collectives, libraries, passes, and how the cause shows; some have a
     value for the sentence."""
     own, calls = basis.own, basis.calls
+    groups = {call.group for call in calls}
     signs = {
         *(own.libraries | basis.roles),
         *(call.collective for call in calls),
@@ -247,8 +248,7 @@ def signs_of(basis: Basis) -> dict[str, str]:
         "untrained": not any(one.libraries & TRAINING for one in basis.facts),
         "low_precision": bool(calls) and all(BYTES_OF.get(type_of(call.dtype), 4) < 4 for call in calls),
         "gathered_twice": any(
-            call.collective == "all_gather" and call.pass_ == "bwd" and call.group in {one.group for one in calls}
-            for call in own.calls
+            call.collective == "all_gather" and call.pass_ == "bwd" and call.group in groups for call in own.calls
         ),
         "before_gather": basis.cause == "issued_late" and basis.before_gather,
     }

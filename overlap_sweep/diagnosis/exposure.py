@@ -106,11 +106,12 @@ def exposure_of(facts: RankFacts) -> Exposure:
     found = Exposure({}, [], compute, comm, gaps, np.empty(0))
     reach = np.maximum.accumulate(ends) if len(ends) else ends
     late: list[Late] = []
-    for a, b in gaps.tolist():
-        # Calls that overlap the gap: sorted by start, those that may still run at `a`.
-        first, beyond = np.searchsorted(reach, a, side="right"), np.searchsorted(starts, b)
-        inside = [i for i in range(int(first), int(beyond)) if ends[i] > a]
-        after = int(np.searchsorted(work.start_ns, b))
+    # Calls that overlap a gap: sorted by start, those that may still run at `a`.
+    firsts, beyonds = np.searchsorted(reach, gaps[:, 0], side="right"), np.searchsorted(starts, gaps[:, 1])
+    afters = np.searchsorted(work.start_ns, gaps[:, 1])
+    columns = (gaps.tolist(), firsts.tolist(), beyonds.tolist(), afters.tolist())
+    for (a, b), first, beyond, after in zip(*columns, strict=True):
+        inside = [i for i in range(first, beyond) if ends[i] > a]
         ended = after < len(work) and int(work.start_ns[after]) == b
         late += _one_gap(facts, found, busy, (a, b), inside, after if ended else None)
     found.late.extend(late)

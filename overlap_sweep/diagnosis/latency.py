@@ -53,6 +53,7 @@ def small_calls(view: RankView) -> dict[int, Small]:
         call = view.facts.calls[i]
         times_ns[call.group, call.library][call.collective, size].append(max(view.moving_ns(i), 1000.0))
     alike: dict[tuple[_Link, tuple[object, ...]], list[int]] = defaultdict(list)
+    latencies_ns = {link: min(MOST_LATENCY_NS, *map(median, of_link.values())) for link, of_link in times_ns.items()}
     rates: dict[_Link, float] = defaultdict(lambda: SLOWEST_GBS)
     for i in sizes.keys() & view.alike.keys():
         link = view.facts.calls[i].group, view.facts.calls[i].library
@@ -60,8 +61,8 @@ def small_calls(view: RankView) -> dict[int, Small]:
     for i, size in sizes.items():
         call = view.facts.calls[i]
         link = call.group, call.library
-        latency_ns = min(MOST_LATENCY_NS, *map(median, times_ns[link].values()))
-        if size < latency_ns * rates[link] and call.collective not in POINT_TO_POINT and call.step != NO_ITERATION:
+        small = size < latencies_ns[link] * rates[link]
+        if small and call.collective not in POINT_TO_POINT and call.step != NO_ITERATION:
             alike[link, (call.step, call.collective, call.pass_, view.roles[i])].append(i)
     return {
         i: Small(len(run), sizes[i] / rates[link], rates[link])
