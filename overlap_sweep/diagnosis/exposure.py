@@ -104,6 +104,8 @@ class Exposure:
     gaps: Intervals
     loading_ns: NDArray[np.float64]
     """By `late`: the part of `idle_ns` in which the host waited for the next batch."""
+    host_late: Intervals
+    """Union of `late`, without communication and copies: where the host was is in `pauses.paused_ns` of these."""
 
 
 def exposure_of(facts: RankFacts) -> Exposure:
@@ -115,7 +117,7 @@ def exposure_of(facts: RankFacts) -> Exposure:
     compute, comm = Measure(work.intervals), Measure(spans)
     busy = Measure(np.concatenate((spans, facts.copies)))
     gaps = _gaps(facts, compute)
-    found = Exposure({}, [], compute, comm, gaps, np.empty(0))
+    found = Exposure({}, [], compute, comm, gaps, np.empty(0), np.empty((0, 2), np.int64))
     reach = np.maximum.accumulate(ends) if len(ends) else ends
     late: list[Late] = []
     # Calls that overlap a gap: sorted by start, those that may still run at `a`.
@@ -129,7 +131,11 @@ def exposure_of(facts: RankFacts) -> Exposure:
     found.late.extend(late)
     loading = Measure(subtract(facts.loading, busy.union))
     spans = np.array([(one.start_ns, one.end_ns) for one in late], np.int64).reshape(-1, 2)
-    return replace(found, loading_ns=loading.until(spans[:, 1]) - loading.until(spans[:, 0]))
+    return replace(
+        found,
+        loading_ns=loading.until(spans[:, 1]) - loading.until(spans[:, 0]),
+        host_late=subtract(merge(spans), busy.union),
+    )
 
 
 def _gaps(facts: RankFacts, compute: Measure) -> Intervals:

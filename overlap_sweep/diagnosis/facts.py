@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis.calls import NEVER, Call, calls_of, groups_of
 from overlap_sweep.diagnosis.collectives import Group, group_of
-from overlap_sweep.diagnosis.places import Places
+from overlap_sweep.diagnosis.pauses import Pause, pauses_of
+from overlap_sweep.diagnosis.places import LOADING, Places
 from overlap_sweep.diagnosis.waits import Wait, waits_of
 from overlap_sweep.trace.activity import COMPUTE, GEMM, MEMORY, Activity, activity_of, launches_of
 from overlap_sweep.trace.columns import Trace
@@ -88,6 +89,8 @@ class RankFacts:
     """What the names in the trace show to be in use, by the names of `LIBRARIES`: for advice alone."""
     loading: Intervals = field(default_factory=lambda: np.empty((0, 2), np.int64))
     """When a thread that launches or computes waited for a DataLoader's next batch: a union."""
+    pauses: list[Pause] = field(default_factory=list)
+    """When no thread that launches or computes started anything, by start; see `pauses.paused_ns`."""
 
 
 LIBRARIES = {
@@ -106,9 +109,6 @@ LIBRARIES = {
     "loader": re.compile(r"enumerate\(DataLoader\)#"),
     "loader_workers": re.compile(r"_MultiProcessingDataLoaderIter"),
 }
-
-
-_LOADING = re.compile(r"enumerate\(DataLoader\)#")
 
 
 def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
@@ -147,11 +147,12 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
             library for library, pattern in LIBRARIES.items() if any(pattern.search(name) for _, name in trace.labels)
         ),
         loading=_loading(trace, moments.lane),
+        pauses=list(pauses_of(trace, moments.lane)),
     )
 
 
 def _loading(trace: Trace, threads: NDArray[np.int32]) -> Intervals:
-    loads = np.array([_LOADING.match(name) is not None for _, name in trace.labels], bool)
+    loads = np.array([LOADING.match(name) is not None for _, name in trace.labels], bool)
     loading = np.flatnonzero(loads[trace.host.label])
     # A thread of its own that fetches ahead holds nobody up.
     return merge(trace.host[loading[np.isin(trace.host.lane[loading], threads)]].intervals)

@@ -5,20 +5,26 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.trace.columns import Events, Trace
+from overlap_sweep.trace.columns import Events, Trace, concatenated
 from overlap_sweep.trace.intervals import places_by_value
 from overlap_sweep.trace.kineto import MODULE
 
 _NO_PLACE = re.compile(r"ProfilerStep#|(nccl|gloo|mpi|ucc|rccl|xccl):|## |PyTorch Profiler|Optimizer\.zero_grad")
+LOADING = re.compile(r"enumerate\(DataLoader\)#")
 _BACKWARD = "autograd::engine::evaluate_function: "
 _NO_FUNCTION = re.compile(r"aten::|c10d::|_c10d_functional::|record_param_comms")
 _OPERATOR = re.compile(r"aten::|c10d::")
 _COLLECTIVE = re.compile(r"c10d::|nccl:|record_param_comms")
+
+
+def is_no_place(name: str) -> bool:
+    """Returns whether an annotation says nothing of where the program is, such as a step's or a backend's."""
+    return _NO_PLACE.match(name) is not None
 
 
 class Places:
@@ -29,7 +35,7 @@ class Places:
         names = [name for _, name in trace.labels]
         category = [category for category, _ in trace.labels]
         is_annotation = np.array(
-            [category[i] == "user_annotation" and not _NO_PLACE.match(name) for i, name in enumerate(names)], bool
+            [category[i] == "user_annotation" and not is_no_place(name) for i, name in enumerate(names)], bool
         )
         is_backward = np.array([name.startswith(_BACKWARD) for name in names], bool)
         is_function = np.array([not _NO_FUNCTION.match(name) for name in names], bool) & ~is_backward
@@ -37,7 +43,7 @@ class Places:
         host = trace.host
         self._names = names
         annotations = host[is_annotation[host.label]]
-        self._named = _Nested(_concatenated(annotations, trace.modules))
+        self._named = _Nested(concatenated(annotations, trace.modules))
         self._functions = _Nested(host[is_backward[host.label] | (trace.forward & is_function[host.label])])
         self._nodes = _Nested(host[is_backward[host.label]])
         self._numbered = _Nested(host[trace.forward & is_function[host.label]])
@@ -94,10 +100,6 @@ class Places:
         """Returns whether autograd accumulates gradients at the moment, or runs the hooks there."""
         label = self._nodes.innermost(thread, moment_ns)
         return label is not None and "AccumulateGrad" in self._names[label]
-
-
-def _concatenated(a: Events, b: Events) -> Events:
-    return Events(*(np.concatenate((getattr(a, column.name), getattr(b, column.name))) for column in fields(Events)))
 
 
 class _Nested:

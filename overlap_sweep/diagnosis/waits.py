@@ -18,7 +18,7 @@ BLOCKS_FROM_NS = 10_000
 COPY_BLOCKS_FROM_NS = 100_000
 """The same for asynchronous copies, which block only if the memory is not pinned."""
 
-_SYNC = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize|(cuda|hip)Memcpy$")
+SYNC = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize|(cuda|hip)Memcpy$")
 _WHOLE_DEVICE = re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")
 _COPY = re.compile(r"(cuda|hip)MemcpyAsync|hipMemcpyWithStream")
 
@@ -52,7 +52,7 @@ def waits_of(trace: Trace, places: Places, *, apart: bool) -> Iterator[Wait]:
     with_kernels = np.unique(launches.lane[of_device])
     sync, copy = (
         np.array([pattern.match(name) is not None for _, name in trace.labels], bool)[launches.label]
-        for pattern in (_SYNC, _COPY)
+        for pattern in (SYNC, _COPY)
     )
     took = launches.end_ns - launches.start_ns
     blocked = (sync & (took >= BLOCKS_FROM_NS)) | (copy & (took >= COPY_BLOCKS_FROM_NS))

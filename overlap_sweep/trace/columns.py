@@ -54,6 +54,11 @@ class Events:
         return np.stack((self.start_ns, self.end_ns), axis=1)
 
 
+def concatenated(*parts: Events) -> Events:
+    """Returns the events of all, one after the other."""
+    return Events(*(np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(Events)))
+
+
 class Detail(NamedTuple):
     """What else the trace records of a kernel, copy or collective, as it is written; None where it is missing."""
 
@@ -102,6 +107,8 @@ class Trace:
     """Mask of `host`: operators that autograd numbered as part of a forward computation."""
     modules: Events
     """Calls of modules on the host, named `nn.Module: Linear_0`."""
+    functions: Events
+    """Other functions of Python that ran for long, such as `train.py(12): step`; only in traces with stacks."""
     warnings: list[str]
     """A sentence for each reason why only part of it was read."""
     has_passes: bool = True

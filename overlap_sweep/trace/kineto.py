@@ -36,6 +36,9 @@ DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
 MODULE_CATEGORY, MODULE = "python_function", "nn.Module: "
 """Category and beginning of the name of the calls of modules, in traces recorded with modules or stacks."""
+LONG_FUNCTION_US = 1000
+"""Shortest other function that is kept of a trace with stacks: it says where a host was that paused. Shorter ones are most
+of the file."""
 LAUNCH_SUFFIXES = ("_runtime", "_driver")
 """cuda_runtime, cuda_driver, and the like of other devices. HIP's calls are in cuda_runtime."""
 
@@ -59,11 +62,11 @@ _ON_HOST = ("c10d::", "nccl:", "gloo:", "mpi:", "ucc:")
 """Beginnings of the names of operators, annotations and spans whose dimensions are kept."""
 
 
-_NEITHER, _DEVICE, _LAUNCH, _HOST, _MODULE = range(5)
+_NEITHER, _DEVICE, _LAUNCH, _HOST, _MODULE, _FUNCTION = range(6)
 
 
 def _group(written: str | None) -> int:
-    """Returns the group of columns that an event belongs to, by its category."""
+    """Returns the group of columns that an event belongs to, by its category; functions are all _MODULE."""
     category = _category(written)
     if category in HOST_CATEGORIES:
         return _HOST
@@ -101,7 +104,8 @@ def read_trace(path: Path | str) -> Trace:
 def _read(path: Path, document: Document) -> Trace:
     group_of, labels, lanes, details = cache(_group), numbering(), numbering(), numbering()
     details[NO_DETAIL]
-    parts: dict[int, list[tuple[NDArray[Any], ...]]] = {_DEVICE: [], _LAUNCH: [], _HOST: [], _MODULE: []}
+    groups = (_DEVICE, _LAUNCH, _HOST, _MODULE, _FUNCTION)
+    parts: dict[int, list[tuple[NDArray[Any], ...]]] = {group: [] for group in groups}
     for events in pieces(path, document):
         # Traces with stacks have more names of functions than any other names.
         kept = [
@@ -109,7 +113,7 @@ def _read(path: Path, document: Document) -> Trace:
             for event in events
             if event.ph == "X"
             and (kind := group_of(event.cat))
-            and (kind != _MODULE or (event.name or "").startswith(MODULE))
+            and (kind != _MODULE or (event.name or "").startswith(MODULE) or _is_long(event))
         ]
         try:
             numbers = _numbers(kept, document)
@@ -122,7 +126,11 @@ def _read(path: Path, document: Document) -> Trace:
         check_number(path, labels, "names of events", "fewer steps, or annotations whose names do not change")
         check_number(path, lanes, "threads and streams", "fewer steps")
         check_number(path, details, "sizes of kernels and copies", "fewer steps")
-        group = np.fromiter((group_of(category) for category, _ in labels), np.int8, len(labels))[label]
+        by_label = (
+            _FUNCTION if (kind := group_of(category)) == _MODULE and not (name or "").startswith(MODULE) else kind
+            for category, name in labels
+        )
+        group = np.fromiter(by_label, np.int8, len(labels))[label]
         for number, columns in parts.items():
             chosen = np.flatnonzero(group == number)
             columns.append(tuple(column[chosen] for column in (label, lane, detail, *numbers)))
@@ -135,6 +143,7 @@ def _read(path: Path, document: Document) -> Trace:
     launches, _ = _joined(parts.pop(_LAUNCH), same)
     host, forward = _joined(parts.pop(_HOST), same)
     modules, _ = _joined(parts.pop(_MODULE), same)
+    functions, _ = _joined(parts.pop(_FUNCTION), same)
     info = document.distributed
     return Trace(
         rank=_number(info.rank),
@@ -149,8 +158,14 @@ def _read(path: Path, document: Document) -> Trace:
         host=host,
         forward=forward,
         modules=modules,
+        functions=functions,
         warnings=_warnings(path, document),
     )
+
+
+def _is_long(event: Event) -> bool:
+    """Returns whether a function runs long enough to be kept; one that a damaged file gives no number does not."""
+    return isinstance(event.dur, int | float | Decimal) and event.dur >= LONG_FUNCTION_US
 
 
 def _numbers(events: Sequence[Event], document: Document) -> tuple[NDArray[Any], ...]:

@@ -212,6 +212,7 @@ def _trace(path: Path, process: _Process) -> Trace:
         host=nothing,
         forward=np.zeros(0, bool),
         modules=nothing,
+        functions=nothing,
         warnings=list(filter(None, [several])),
         has_passes=False,
     )

@@ -49,6 +49,9 @@ class Timeline:
     def annotation(self, name: str, start: float, end: float, **args: Any) -> None:
         self._add("user_annotation", name, start, end, 100, HOST, **args)
 
+    def python(self, name: str, start: float, end: float) -> None:
+        self._add("python_function", name, start, end, 100, HOST)
+
     def copy(self, start: float, end: float) -> None:
         self._correlation += 1
         self._add("cuda_runtime", "cudaMemcpyAsync", start - 4, start, 100, HOST, correlation=self._correlation)

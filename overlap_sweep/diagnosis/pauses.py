@@ -1,0 +1,126 @@
+"""Finds where the host was while it started nothing for long: in a function, an annotation, or between two operators.
+
+A host that launches many small kernels starts one every some microseconds. One that starts none for a millisecond is
+busy with something else: it loads data, writes, sleeps, or collects garbage.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlap_sweep.diagnosis.places import LOADING, is_no_place
+from overlap_sweep.diagnosis.waits import SYNC
+from overlap_sweep.trace.columns import Events, Trace, concatenated
+from overlap_sweep.trace.intervals import Intervals
+from overlap_sweep.trace.kineto import MODULE
+
+PAUSE_NS = 1_000_000
+"""Shortest time in which a host that starts nothing is busy with something else."""
+
+COVERS = 0.8
+"""Least share of a pause that a function or annotation covers for the pause to be in it."""
+
+MAINLY = 0.5
+"""Least share of a function that a pause takes for the function alone to tell where it is."""
+
+_BUILT_IN = re.compile(r"<built-in (?:function|method) (\w+).*>")
+_PYTHON = re.compile(r"(?P<file>[^<>]+)\(\d+\): ")
+_LIBRARIES = sys.stdlib_module_names | {"torch"}
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Time in which no thread that launches or computes started or ended anything. Nanoseconds."""
+
+    start_ns: int
+    end_ns: int
+    place: str
+    """Such as `in sleep(), called by train.py(12): load`, or `between aten::mul and aten::add`."""
+    loads: bool = False
+    """Whether a DataLoader makes the next batch in it."""
+
+
+def pauses_of(trace: Trace, threads: NDArray[np.int32]) -> Iterator[Pause]:
+    """Yields the host's pauses, by start. `threads`: those that launch or compute."""
+    is_operator = np.array([category == "cpu_op" for category, _ in trace.labels], bool)
+    own = concatenated(trace.host[is_operator[trace.host.label]], trace.launches)
+    own = own[np.isin(own.lane, threads)]
+    moments = np.concatenate((own.start_ns, own.end_ns))
+    order = np.argsort(moments, kind="stable")
+    scopes = _Scopes(trace, threads)
+    for place in np.flatnonzero(np.diff(moments[order]) >= PAUSE_NS).tolist():
+        before, after = (int(order[at]) for at in (place, place + 1))
+        name_before, name_after = (trace.labels[own.label[at % len(own)]][1] for at in (before, after))
+        span = int(moments[before]), int(moments[after])
+        if pause := scopes.pause(span, int(own.lane[after % len(own)]), name_before, name_after):
+            yield pause
+
+
+def paused_ns(pauses: list[Pause], spans: Intervals) -> Counter[str]:
+    """Returns how long the host paused within the spans (a union), by place. The longest is `most_common(1)`."""
+    found: Counter[str] = Counter()
+    for pause in pauses:
+        first, beyond = np.searchsorted(spans[:, 1], pause.start_ns), np.searchsorted(spans[:, 0], pause.end_ns)
+        here = np.clip(spans[first:beyond], pause.start_ns, pause.end_ns)
+        if common := int((here[:, 1] - here[:, 0]).sum()):
+            found[pause.place] += common
+    return found
+
+
+class _Scopes:
+    """What ran on the host for long: functions, modules, annotations, operators, and calls of the runtime."""
+
+    def __init__(self, trace: Trace, threads: NDArray[np.int32]) -> None:
+        every = concatenated(trace.host, trace.launches, trace.modules, trace.functions)
+        is_place = np.array([not is_no_place(name) for _, name in trace.labels], bool)
+        long = every.end_ns - every.start_ns >= COVERS * PAUSE_NS
+        self._scopes: Events = every[long & is_place[every.label] & np.isin(every.lane, threads)]
+        self._names = [name for _, name in trace.labels]
+
+    def pause(self, span: tuple[int, int], thread: int, before: str, after: str) -> Pause | None:
+        """Returns the pause between what ended or started `before` and `after`, on the `thread` of the latter; None if
+        the host waited for the device."""
+        start_ns, end_ns = span
+        scopes = self._scopes
+        common = np.minimum(scopes.end_ns, end_ns) - np.maximum(scopes.start_ns, start_ns)
+        around = np.flatnonzero((common >= COVERS * (end_ns - start_ns)) & (scopes.lane == thread))
+        around = around[np.lexsort((-scopes.end_ns[around], scopes.start_ns[around]))]
+        names = [self._names[label] for label in scopes.label[around].tolist()]
+        between = f"between {_short(before)} and {_short(after)}" if before != after else f"between two {_short(after)}"
+        place = between
+        if names:
+            if SYNC.match(names[-1]):
+                return None
+            place = f"in {_short(names[-1])}{_caller(names)}"
+            took = scopes.end_ns[around[-1]] - scopes.start_ns[around[-1]]
+            if end_ns - start_ns < MAINLY * took and not LOADING.match(names[-1]):
+                place = f"{place}, {between}"
+        return Pause(start_ns, end_ns, place, any(LOADING.match(name) for name in names))
+
+
+def _caller(names: list[str]) -> str:
+    """Returns who called the innermost function, as far as it is built in or of a library: the program's own function
+    nearest to it."""
+    if _is_own(names[-1]):
+        return ""
+    caller = next((name for name in reversed(names[:-1]) if _is_own(name)), "")
+    return f", called by {caller}" if caller else ""
+
+
+def _is_own(name: str) -> bool:
+    python = _PYTHON.match(name)
+    return bool(python) and re.split(r"[/\\.]", python["file"].lstrip("./"))[0] not in _LIBRARIES
+
+
+def _short(name: str) -> str:
+    built_in = _BUILT_IN.match(name)
+    if built_in:
+        return f"{built_in[1]}()"
+    return name.removeprefix("autograd::engine::evaluate_function: ").removeprefix(MODULE)

@@ -1,0 +1,108 @@
+"""Where the host was while it started nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from overlap_sweep.diagnosis.pauses import Pause, paused_ns
+from overlap_sweep.trace.kineto import read_trace
+from tests.diagnosis.made_timeline import Timeline
+
+
+def paused() -> Timeline:
+    """A host that launches two kernels, and between them pauses for 20 ms."""
+    trace = Timeline()
+    trace.operator("aten::mm", 0, 20)
+    trace.kernel(50, 100, launch=10)
+    trace.operator("aten::add", 20_020, 20_040)
+    trace.kernel(20_050, 20_100, launch=20_030)
+    return trace
+
+
+def place(trace: Timeline, directory: Path) -> str:
+    (pause,) = trace.facts(directory).pauses
+    assert pause.end_ns - pause.start_ns == 20_000_000
+    return pause.place
+
+
+def test_without_stacks_or_annotations_it_is_between_two_operators(tmp_path: Path) -> None:
+    assert place(paused(), tmp_path) == "between aten::mm and aten::add"
+
+
+@pytest.mark.parametrize(
+    ("functions", "told"),
+    [
+        ((("train.py(3): main", 0, 30_000),), "in train.py(3): main"),
+        ((("train.py(3): main", 0, 90_000),), "in train.py(3): main, between aten::mm and aten::add"),
+        (
+            (("train.py(9): augment", 20, 20_020), ("<built-in function sleep>", 22, 20_019)),
+            "in sleep(), called by train.py(9): augment",
+        ),
+        (
+            (
+                ("data/load.py(4): batch", 20, 20_020),
+                ("torch/serialization.py(99): load", 22, 20_019),
+                ("pickle.py(7): load", 23, 20_018),
+                ("<built-in method read of _io.BufferedReader object at 0x7f>", 24, 20_017),
+            ),
+            "in read(), called by data/load.py(4): batch",
+        ),
+        # Too short to say where 20 ms went.
+        ((("train.py(9): augment", 20, 20_020), ("<built-in function print>", 22, 9_000)), "in train.py(9): augment"),
+    ],
+)
+def test_stacks_name_the_function_and_the_programs_own_that_called_it(
+    tmp_path: Path, functions: list[tuple[str, float, float]], told: str
+) -> None:
+    trace = paused()
+    for function in functions:
+        trace.python(*function)
+    assert place(trace, tmp_path) == told
+
+
+def test_an_annotation_names_the_place(tmp_path: Path) -> None:
+    trace = paused()
+    trace.step(1, 0, 30_000)
+    trace.annotation("# running sparse arch", 20, 20_020)
+    assert place(trace, tmp_path) == "in # running sparse arch"
+
+
+def test_a_loader_is_named_without_what_runs_around_it(tmp_path: Path) -> None:
+    trace = paused()
+    trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 20, 90_000)
+    (pause,) = trace.facts(tmp_path).pauses
+    assert pause.loads
+    assert pause.place == "in enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def test_waiting_for_the_device_is_no_pause(tmp_path: Path) -> None:
+    trace = paused()
+    trace.wait(21, 20_015)
+    assert not trace.facts(tmp_path).pauses
+
+
+def test_a_thread_that_launches_ends_the_pause_of_another(tmp_path: Path) -> None:
+    trace = paused()
+    for start in range(500, 20_000, 500):
+        trace.kernel(start, start + 10, launch=start - 10, thread=2)
+    assert not trace.facts(tmp_path).pauses
+
+
+def test_pauses_count_as_far_as_the_host_was_late() -> None:
+    pauses = [Pause(0, 100, "in a"), Pause(200, 300, "in b"), Pause(400, 500, "in a")]
+    late = np.array([(-10, 20), (90, 110), (250, 450)], np.int64)
+    assert paused_ns(pauses, late) == {"in a": 80, "in b": 50}
+    assert not paused_ns(pauses, np.empty((0, 2), np.int64))
+
+
+def test_short_functions_are_not_read(tmp_path: Path) -> None:
+    trace = paused()
+    for i in range(100):
+        trace.python(f"short.py({i}): f", 100 * i, 100 * i + 90)
+    trace.python("train.py(3): main", 0, 30_000)
+    read = read_trace(trace.write(tmp_path / "trace_rank0.json"))
+    assert [read.labels[label][1] for label in read.functions.label] == ["train.py(3): main"]
+    assert not any("short.py" in name for _, name in read.labels)
