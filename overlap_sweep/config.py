@@ -171,7 +171,7 @@ class Search:
     max_points: int | None = ranged(None, 1, 10**6)
     """Stop after this many points, baselines included. The best so far is the answer."""
     max_minutes: float | None = ranged(None, 0.0, 10**5)
-    """Stop after this many minutes; what runs then is ended, on Slurm after a few more points. The best so far is the
+    """Stop after this many minutes, also what runs then; on Slurm after what is submitted. The best so far is the
     answer."""
     min_num_sm: int = ranged(1, 1, MOST_SMS)
     """Leave out smaller values of num_sm."""

@@ -9,6 +9,8 @@ from math import ceil, isnan
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import structs
+
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us, counted, shortened
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import LEAST_FREEDOM, LEAST_RUNS, gap_noise_us
@@ -144,7 +146,7 @@ def analyse_jobs(points: Iterable[Point], searches: Mapping[Path, KnobRecord] | 
 
 
 def _analysis(case: JobCase, title: str, points: list[Point], searches: Mapping[Path, KnobRecord]) -> JobAnalysis:
-    rows = rows_of(points)
+    rows = _as_proven(rows_of(points), searches)
     work, reference = compared_by(rows), rows[0]
     search = _search_of(rows, work, searches)
     unjudged = [] if search else [row for row in rows[1:] if isnan(gap_noise_us(row.per(work), reference.per(work)))]
@@ -213,20 +215,45 @@ def _wanted(rows: Sequence[JobRow]) -> int:
     return max(enough, 1 + min(len(row.points) for row in rows))
 
 
+def _as_proven(rows: Sequence[JobRow], searches: Mapping[Path, KnobRecord]) -> list[JobRow]:
+    """Returns the rows, in which a search's answer and its baseline have the times of the proof: those that the search
+    states, measured in turns."""
+    times_us: dict[str, float] = {}
+    for directory, record in searches.items():
+        for search in (search for search in record.searches if search.best and search.settles):
+            best, base = (
+                next((row for row in rows if _all_in(row, directory) and _is_answer(row, one, record)), None)
+                for one in (search, structs.replace(search, best={}))
+            )
+            if best and base and search.time_us and search.baseline_us:
+                # The search states times for the baseline's amount of work.
+                times_us[best.setting] = search.time_us * best.runs[0].amount / base.runs[0].amount
+                times_us[base.setting] = search.baseline_us
+    return [replace(row, step=replace(row.step, time_us=times_us.get(row.setting, row.time_us))) for row in rows]
+
+
+def _all_in(row: JobRow, directory: Path) -> bool:
+    return all(point.directory.is_relative_to(directory) for point in row.points)
+
+
+def _is_answer(row: JobRow, search: KnobSearch, record: KnobRecord) -> bool:
+    overrides = Counter(override for search in record.searches for override in set(search.overrides))
+    fixed = [override for override, count in overrides.items() if count < len(record.searches)]
+    return any(is_answer(point.config, search, fixed) for point in row.points)
+
+
 def _search_of(
     rows: Sequence[JobRow], work: Work, searches: Mapping[Path, KnobRecord]
 ) -> tuple[JobRow, Gain | None, str] | None:
     """Returns the row that a search settled on, its gain over the reference, and the proof: a search measures its
     answer again, in alternation with the baseline, so that it is not just the luckiest of many. None without one."""
     for directory, record in searches.items():
-        overrides = Counter(override for search in record.searches for override in set(search.overrides))
-        fixed = [override for override, count in overrides.items() if count < len(record.searches)]
         for search in record.searches:
             # Without an answer of its own, a search that ran out of budget says nothing about what it tried.
             settles = search.settles and (search.best or not search.stopped)
             for row in rows if settles else ():
                 own = [point for point in row.points if point.directory.is_relative_to(directory)]
-                if any(is_answer(point.config, search, fixed) for point in own):
+                if _is_answer(replace(row, points=own), search, record):
                     return row, _proven_gain(row, rows[0], work, search), _proof_in_words(search)
     return None
 

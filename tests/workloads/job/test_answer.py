@@ -304,10 +304,12 @@ def test_a_search_that_proved_its_answer_decides(tmp_path: Path) -> None:
         run(tmp_path, {"bucket": bucket}, step_us=step_us)
     key = "+job.values.bucket"
     search = {"label": "train.py", "overrides": ["workload=job", "job.ranks=2"], "knobs": {key: ["25", "100", "400"]}}
-    times = {"time_us": 97_000.0, "baseline_us": 100_000.0, "gain": Gain(0.03, 0.004), "proven": True}
+    times = {"time_us": 97_500.0, "baseline_us": 100_500.0, "gain": Gain(0.03, 0.004), "proven": True}
     KnobRecord(searches=[KnobSearch(**search, **times, best={key: "100"})]).write(tmp_path)
     analysis = analysis_of(tmp_path)
     assert (analysis.best.setting, analysis.settled, analysis.gain) == ("bucket=100", True, Gain(0.03, 0.004))
+    # The search states times, too: of a setting there is one.
+    assert (analysis.best.time_us, analysis.reference.time_us) == (97_500.0, 100_500.0)
     for stopped, best in (("", "bucket=25"), ("search.max_points=12 is used up", "bucket=400")):
         KnobRecord(searches=[KnobSearch(**search, time_us=1.0, baseline_us=1.0, stopped=stopped)]).write(tmp_path)
         assert analysis_of(tmp_path).best.setting == best

@@ -30,6 +30,28 @@ TYPED = (
 )
 
 
+def test_minutes_end_what_runs_and_leave_the_best_so_far(tmp_path: Path) -> None:
+    (tmp_path / "sleeps.py").write_text(SCRIPT)
+    launch = Launch(tmp_path / "sweep")
+    command = f"job.command={shlex.quote(sys.executable)} -I -S sleeps.py {{ms}}"
+    swept = ("+job.values.ms=2,60000,1,3", "+job.env.LATE=null", "search.max_minutes=0.08")
+    done = launch.run(*TYPED[:-2], *swept, command, f"job.directory={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert launch.processes() == {}
+    found = KnobRecord.read(launch.directory / KnobRecord.FILE)
+    (search,) = found.searches
+    assert 4.8 < found.elapsed_s < 20
+    assert (search.best, search.stopped) == ({}, "search.max_minutes=0.08 is used up")
+    # What came after it in the launch was not started.
+    assert {one.point["job"]["values"]["ms"]: one.status for one in launch.results().values()} == {
+        2: "ok",
+        60000: "timeout",
+    }
+    (ended,) = (one for one in launch.results().values() if one.status == "timeout")
+    assert ended.reason.startswith("search.max_minutes ended it after ")
+    assert ended.earlier_attempts == []
+
+
 def test_a_search_finds_and_proves_the_fastest_setting_and_goes_on_where_it_was(tmp_path: Path) -> None:
     (tmp_path / "sleeps.py").write_text(SCRIPT)
     command = f"job.command={shlex.quote(sys.executable)} sleeps.py {{ms}}"
