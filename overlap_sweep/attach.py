@@ -13,13 +13,13 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
-from overlap_sweep.program import RECORD_VARIABLE
+from overlap_sweep.program import RECORD_VARIABLE, environment_with_recorder
 
 _RANK = re.compile(r"--local[-_]rank=\d+")
 NEEDED = {"isal": "isal", "msgspec": "msgspec", "omegaconf": "omegaconf", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
@@ -121,17 +121,20 @@ def _first_path(folder: str) -> None:
 
 def _end(reason: str) -> NoReturn:
     """Ends as argparse does, by a line that the launcher finds in the output."""
-    _say(f"error: {reason}")
+    say(f"error: {reason}")
     raise SystemExit(2)
 
 
-def _say(sentence: str) -> None:
+def say(sentence: str) -> None:
+    """Prints a sentence among the script's output."""
     print(f"overlap_sweep.attach: {sentence}", file=sys.stderr, flush=True)
 
 
-def _record() -> None:
+def record(cannot: Callable[[str], object]) -> None:
+    """Records the steps of this process, and of the Pythons that it starts. Calls `cannot` with the reason if this
+    Python lacks what that needs."""
     if not os.environ.get(RECORD_VARIABLE):
-        _say(f"nothing is recorded, since {RECORD_VARIABLE} is not set; launch.py workload=job sets it.")
+        say(f"nothing is recorded, since {RECORD_VARIABLE} is not set; launch.py workload=job sets it.")
         return
     from overlap_sweep.errors import UserError
 
@@ -143,14 +146,16 @@ def _record() -> None:
         if not packages:
             raise
         python = shlex.quote(sys.executable)
-        _end(f"this Python lacks what recording needs; run {python} -m pip install {' '.join(packages)}")
+        cannot(f"this Python lacks what recording needs; run {python} -m pip install {' '.join(packages)}")
+        return
     try:
         wanted = wanted_from()
     except UserError as error:
-        _say(f"nothing is recorded: {error}")
+        say(f"nothing is recorded: {error}")
         return
     assert wanted
     _write_whole_lines()
+    os.environ.update(environment_with_recorder())
     start(wanted)
 
 
@@ -173,6 +178,6 @@ def _is_importable(module: str) -> bool:
 
 if __name__ == "__main__":
     code, namespace = prepared(sys.argv[1:])
-    _record()
+    record(_end)
     # Here, so that a traceback has one line of this module.
     exec(code, namespace)

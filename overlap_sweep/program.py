@@ -58,6 +58,14 @@ def environment_with_package(environ: Mapping[str, str] = os.environ, *, last: b
     return {**environ, "PYTHONPATH": os.pathsep.join(reversed(search_path) if last else search_path)}
 
 
+def environment_with_recorder(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the environment, so that every Python started with it begins with our `startup/sitecustomize.py`."""
+    startup, search_path = str(_PACKAGE / "startup"), environ.get("PYTHONPATH")
+    if search_path and startup in search_path.split(os.pathsep):
+        return dict(environ)
+    return {**environ, "PYTHONPATH": os.pathsep.join([startup, *filter(None, [search_path])])}
+
+
 def print_version() -> None:
     """Prints our version, and on a line each those of the libraries that are installed."""
     print(f"overlap-sweep {overlap_sweep.__version__}")

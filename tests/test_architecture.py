@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "commands": BELOW_RESULTS | {"results", "report", "workloads", "store", "runtime", "search", "compare", "tuner"},
     "profiler_hook": BELOW_RESULTS | {"results", "report", "commands"},
     "attach": {"errors", "program", "workloads"},
+    "startup": {"attach"},
     "__main__": {"commands"},
 }
 """By part the parts that it may import, besides itself; workloads count as one, see MAY_IMPORT_SLICE."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from overlap_sweep.errors import NodeLost, PointFailed
 from overlap_sweep.processes import Process
-from overlap_sweep.program import environment_with_package
+from overlap_sweep.program import environment_with_package, environment_with_recorder
 from overlap_sweep.results.run_directory import log_file
 from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import command
@@ -162,6 +162,8 @@ def _environment(
     found = {"PYTHONUNBUFFERED": "1", **here.environment, **own}
     if "PYTHONPATH" in own:
         found = environment_with_package(found, last=True)
+    if point["job"]["attach"]:
+        found = environment_with_recorder(found)
     if interface:
         # By itself gloo takes the interface of the machine's name, which may be that of 127.0.0.1.
         found.setdefault("GLOO_SOCKET_IFNAME", interface)

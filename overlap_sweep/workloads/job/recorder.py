@@ -10,10 +10,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from multiprocessing.context import ForkServerProcess, SpawnProcess
-from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
-from typing import Any, cast
+from typing import Any
 
 from overlap_sweep.workloads.job.recording import Wanted, wanted_from
 from overlap_sweep.workloads.job.step_recorder import StepRecorder
@@ -23,16 +20,13 @@ _recorder: StepRecorder | None = None
 
 
 def start(wanted: Wanted) -> None:
-    """Records what is wanted of this process, once, and of those that it spawns."""
+    """Records what is wanted of this process, once."""
     global _recorder
     if _recorder is not None:
         return
     _recorder = StepRecorder(wanted)
     atexit.register(_recorder.at_exit)
     os.register_at_fork(after_in_child=_recorder.forget)
-    if _is_importable():
-        for kind in (SpawnProcess, ForkServerProcess):
-            ForkingPickler.register(kind, _reduced)
     watch = _Watch(_recorder)
     if not watch.is_done():
         sys.meta_path.insert(0, watch)
@@ -56,26 +50,6 @@ def step() -> None:
 @functools.cache
 def _wanted() -> Wanted | None:
     return wanted_from()
-
-
-def _reduced(process: BaseProcess) -> tuple[Any, ...]:
-    _, arguments, *rest = cast(tuple[Any, ...], process.__reduce_ex__(2))
-    return (_recorded, arguments, *rest)
-
-
-def _recorded(kind: type[BaseProcess]) -> BaseProcess:
-    """Returns an empty process object in the process itself, whose recorder this starts."""
-    wanted = _wanted()
-    if wanted is not None:
-        start(wanted)
-    return kind.__new__(kind)
-
-
-def _is_importable() -> bool:
-    """Returns whether a process that is spawned finds this package: the folder that `python -m` was started in is not
-    in the script's path."""
-    package = __name__.partition(".")[0]
-    return any(finder.find_spec(package, None) for finder in sys.meta_path)
 
 
 class _Watch:

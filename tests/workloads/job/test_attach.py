@@ -16,7 +16,7 @@ import pytest
 from overlap_sweep.attach import NEEDED
 from overlap_sweep.diagnosis.runs import read_runs
 from overlap_sweep.errors import PointFailed
-from overlap_sweep.program import RECORD_VARIABLE
+from overlap_sweep.program import RECORD_VARIABLE, environment_with_recorder
 from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import run as job_run
 from overlap_sweep.workloads.job.recording import Recording, Wanted, read_recordings
@@ -317,3 +317,50 @@ def test_ranks_that_a_script_starts_are_recorded(tmp_path: Path, method: str) ->
     ran = run([*ATTACH, training(tmp_path, start=start)], tmp_path, few(tmp_path))
     assert ran.returncode == 0, ran.stderr
     assert [(one.rank, one.world_size, len(one.host_us)) for one in read_recordings(tmp_path)] == [(0, 2, 4), (1, 2, 4)]
+
+
+STARTS = """
+import os, socket, subprocess, sys
+
+if "RANK" not in os.environ:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    other = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": "1"})
+"""
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("program", ["script", "attached", "shell"])
+def test_ranks_that_a_rank_starts_by_the_same_command_are_recorded(tmp_path: Path, program: str) -> None:
+    """As Lightning starts them: the first rank starts the others. A program that is not Python starts Pythons, too."""
+    script = training(tmp_path, before=STARTS)
+    words = {
+        "script": [sys.executable, script],
+        "attached": [sys.executable, *ATTACH, script],
+        "shell": ["/bin/sh", "-c", f"{sys.executable} {script}"],
+    }[program]
+    at_start = {} if program == "attached" else environment_with_recorder({"PYTHONPATH": str(ROOT)})
+    ran = run(words[1:], tmp_path, few(tmp_path), at_start, python=words[0])
+    assert ran.returncode == 0, ran.stderr
+    assert [(one.rank, one.world_size, len(one.host_us)) for one in read_recordings(tmp_path)] == [(0, 2, 4), (1, 2, 4)]
+
+
+def test_the_environment_s_own_sitecustomize_runs_and_the_path_is_as_without_ours(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('own', __name__, __file__)")
+    words = ["-c", "import sys, sitecustomize; print(sys.path, sitecustomize.__file__)"]
+    search_path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    plain = run(words, tmp_path, variables=search_path)
+    ours = run(words, tmp_path, few(tmp_path), environment_with_recorder(search_path))
+    assert (ours.stdout, ours.stderr) == (plain.stdout, "")
+    assert "own sitecustomize" in plain.stdout
+
+
+def test_a_python_without_what_recording_needs_says_so_and_trains(tmp_path: Path, other_python: Path) -> None:
+    (tmp_path / "torch.py").touch()
+    (tmp_path / "train.py").write_text("import torch; print('trained')")
+    search_path = environment_with_recorder({"PYTHONPATH": str(ROOT)})
+    ran = run(["train.py"], tmp_path, few(tmp_path), search_path, python=other_python)
+    assert ran.stdout == "trained\n"
+    assert f"{other_python} -m pip install" in ran.stderr
