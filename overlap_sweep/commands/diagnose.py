@@ -72,10 +72,11 @@ def diagnose(
       queue_order  launched in time, but it stood behind kernels of other streams
       bandwidth    it takes longer than all computation that it could hide behind
       latency      many small collectives, whose time is not that of their bytes
-      straggler    the other ranks wait for one rank
+      straggler    ranks wait for one that is late, always the same or in turn
       host_bound   the GPU waits for launches
       host_sync    the host waits for the device in mid-step
       contention   hidden, but GEMMs beside it are slower than the same GEMMs alone
+      unexplained  nothing runs, though the next kernel had been launched
 
     --fail-if checks the printed rows. JSON is a list of objects, of each run the most worthwhile first.
 

@@ -18,8 +18,15 @@ Cause = Literal[
     "host_bound",
     "host_sync",
     "contention",
+    "unexplained",
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
+
+CAUSES_IN_WORDS = f"{', '.join(CAUSES[1:-1])} or {CAUSES[-1]}"
+"""All but `none`."""
+
+EXPOSED: tuple[Cause, ...] = ("dependency", "issued_late", "queue_order", "bandwidth", "latency", "straggler")
+"""Causes of exposed communication: those of collectives are of their transfer, but a straggler's, which is waiting."""
 
 Pass = Literal["fwd", "bwd", "other", ""]
 """Where a collective was launched. `other`: the optimizer and what follows the backward pass; empty: several passes, or
@@ -31,6 +38,9 @@ NEGLIGIBLE = 0.02
 END_OF_STEP = "end of the step"
 """Where the host waits for the device that then has nothing to run until the next step is launched."""
 
+IN_TURN = "in_turn"
+"""What ranks are that wait for one another, none of them for one alone."""
+
 RECORDING_SLOWS = "Recording slows the host down: compare the step's time with that without the profiler."
 
 LISTED = 0.01
@@ -40,6 +50,9 @@ LISTED = 0.01
 LISTED_PYTHON = 0.2
 """The same for the time between operators on a CPU, which is Python's."""
 
+
+LISTED_UNEXPLAINED = 0.02
+"""The same for idle time without a cause: of many short pauses none tells anything."""
 
 LISTED_SLOWED = 0.05
 """The same for all slower GEMMs together: their times also vary with clocks and power."""
@@ -70,7 +83,8 @@ class Finding(msgspec.Struct, kw_only=True):
     share: float
     """lost_us / step time."""
     rank: int | None
-    """Rank that loses most; of a straggler the rank that the others wait for. None if the trace does not record it."""
+    """Rank that loses most; of a straggler the rank that the others wait for. None if ranks are late in turn, or if the
+    trace does not record it."""
     process_group: str
     """Name and description of the process group; empty if unknown, or if the cause is not about one."""
     collective: str
@@ -82,6 +96,11 @@ class Finding(msgspec.Struct, kw_only=True):
     """A sentence with the numbers that decided."""
     try_: str = msgspec.field(name="try", default="")
     """A sentence with the setting to change."""
+    waiting_us: float | None = None
+    """Exposed time per step in which the calls waited for the last rank to start, median, of the rank that waits most.
+    None if the cause is not about a collective, or if nobody knows when the last rank started."""
+    transfer_us: float | None = None
+    """The rest of the calls' exposed time, of the finding's rank."""
 
 
 class StepLoss(msgspec.Struct, kw_only=True):

@@ -12,6 +12,32 @@ from overlap_sweep.diagnosis import Cause
 from overlap_sweep.diagnosis.advice_between_nodes import BETWEEN_NODES
 from overlap_sweep.diagnosis.advice_on_communication import COMMUNICATION, Advice, advice_on
 
+_IN_TURN = (
+    advice_on(
+        *("straggler", "in_turn host_late"),
+        "See what these ranks' hosts do when they are late, such as garbage collection (gc.freeze()), and launch less: "
+        "behind a CUDA graph a host's pauses don't matter.",
+    ),
+    advice_on(
+        *("straggler", "in_turn loads_longer"),
+        "Load ahead on all ranks: more num_workers of the DataLoader, or a larger prefetch_factor.",
+    ),
+    advice_on(
+        *("straggler", "in_turn more_work all_to_all"),
+        "Balance the tokens over the experts of each layer: Megatron-Core moe_router_load_balancing_type, "
+        "moe_expert_capacity_factor.",
+    ),
+    advice_on(
+        *("straggler", "in_turn more_work"),
+        "Balance the work between any two collectives, such as the lengths of sequences; or let ranks meet less often: "
+        "in fewer and larger collectives differences even out.",
+    ),
+    advice_on(
+        *("straggler", "in_turn"),
+        "No single rank is slow. Let ranks meet less often: in fewer and larger collectives, differences of clocks and "
+        "launches even out.",
+    ),
+)
 _WITHOUT_TRAINING = (
     advice_on(
         *("dependency", "untrained norm"),
@@ -218,10 +244,23 @@ _CONTENTION = (
     ),
 )
 
+_UNEXPLAINED = (
+    advice_on(
+        *("unexplained", "cudaLaunchHostFunc"),
+        "The stream waits until a function of the host returns (cudaLaunchHostFunc): find who puts it there, and "
+        "shorten it or move it to a stream that nothing waits for.",
+    ),
+    advice_on(
+        *("unexplained", ""),
+        "See what holds the device: other processes that share the GPU (nvidia-smi), or an event of another stream: "
+        "record it with torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True).",
+    ),
+)
+
 ADVICE: Sequence[Advice] = (
     advice_on("none", "", "Nothing: overlap has less than 2% of the step to gain."),
     *(advice_on(*one) for one in BETWEEN_NODES),
-    *(_WITHOUT_TRAINING + COMMUNICATION + _STRAGGLERS + _HOST + _CONTENTION),
+    *(_IN_TURN + _WITHOUT_TRAINING + COMMUNICATION + _STRAGGLERS + _HOST + _CONTENTION + _UNEXPLAINED),
 )
 """The first whose needs are met is given."""
 

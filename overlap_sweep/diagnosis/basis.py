@@ -7,22 +7,23 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis import END_OF_STEP, Cause
+from overlap_sweep.diagnosis import END_OF_STEP, IN_TURN, Cause
 from overlap_sweep.diagnosis.advice_between_nodes import ACTIVATIONS, NODES, PARAMETERS
 from overlap_sweep.diagnosis.calls import Call, bytes_of
 from overlap_sweep.diagnosis.causes import Loss
 from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
 from overlap_sweep.diagnosis.exposure import Exposure
-from overlap_sweep.diagnosis.facts import RankFacts, Wait
+from overlap_sweep.diagnosis.facts import RankFacts, Wait, size_of
+from overlap_sweep.diagnosis.lateness import NOTHING_MORE, POINT_TO_POINT, UNKNOWN_RANK, Often, Share, Why
 from overlap_sweep.diagnosis.nodes import place_of
-from overlap_sweep.diagnosis.rank import POINT_TO_POINT, UNKNOWN_RANK
+from overlap_sweep.diagnosis.stalls import Stall
 from overlap_sweep.diagnosis.transfers import Alike
 
 MUCH = 0.3
@@ -67,6 +68,13 @@ class Basis:
     num_steps: int
     alike: Mapping[int, Alike] = field(default_factory=dict)
     """As of the rank's view: by call, those like it of all ranks."""
+    often: Sequence[Often] = ()
+    """By rank: how often it came last."""
+    turns: Mapping[int, Share] = field(default_factory=dict)
+    """By rank: the waiting of all ranks that it caused, where ranks are late in turn."""
+    waiting_us: float | None = None
+    transfer_us: float | None = None
+    """As of Finding."""
 
     @property
     def own(self) -> RankFacts:
@@ -89,13 +97,24 @@ class Basis:
         return [wait for wait in ended if wait]
 
     @property
+    def met_all(self) -> bool:
+        """Returns whether there are traces of as many ranks as each call's group has."""
+        return all((size_of(self.own, call) or 0) <= len(self.facts) for call in self.calls)
+
+    @property
+    def stalls(self) -> list[Stall]:
+        """Returns the stalls of the device that have no cause, the longest first."""
+        lost = sorted(self.losses, key=lambda loss: -loss.lost_ns)
+        return [self.own.stalls[loss.stall] for loss in lost if loss.stall is not None]
+
+    @property
     def late(self) -> int:
-        """Returns the index of the rank that the others waited for."""
-        return int(self.about)
+        """Returns the index of the rank that the others waited for; UNKNOWN_RANK also if they are late in turn."""
+        return UNKNOWN_RANK if self.about == IN_TURN else int(self.about)
 
     @property
     def late_rank(self) -> int | None:
-        """Returns the rank that the others waited for; None if its trace is missing."""
+        """Returns the rank that the others waited for; None if its trace is missing, or if they are late in turn."""
         return None if self.late == UNKNOWN_RANK else self.facts[self.late].rank
 
     @property
@@ -166,7 +185,12 @@ class Lateness(NamedTuple):
 
 
 def lateness_of(basis: Basis) -> Lateness:
-    """Returns what the late rank does more than the waiting one."""
+    """Returns what the late rank does more than the waiting one in the whole step, or, where that explains nothing,
+    before the collectives that it is late for."""
+    if basis.about == IN_TURN:
+        causes = list(basis.turns.values())
+        total = Share(UNKNOWN_RANK, sum(one.waited_ns for one in causes), sum_of(one.why for one in causes))
+        return why_late(total, basis.num_steps, on_device=basis.own.on_device) or Lateness("as_much_work", "")
     if basis.late == UNKNOWN_RANK:
         return Lateness("unknown_rank", "")
     late, own = basis.facts[basis.late], basis.own
@@ -183,7 +207,29 @@ def lateness_of(basis: Basis) -> Lateness:
         return Lateness("host_late", f"it is idle for {as_time(idle)} more{device}")
     if more > MUCH * basis.lost_us:
         return Lateness("more_work", f"it computes {as_time(more)} more{_most_extra(late, own)}")
-    return Lateness("as_much_work", "it computes as much as the others, but later")
+    waited = Share(basis.late, sum(loss.lost_ns for loss in basis.losses), sum_of(loss.why for loss in basis.losses))
+    before = why_late(waited, basis.num_steps, on_device=own.on_device)
+    return before or Lateness("as_much_work", "it computes as much as the others, but later")
+
+
+def why_late(waited: Share, num_steps: int, *, on_device: bool) -> Lateness | None:
+    """Returns what ranks did more that others waited for; None if nothing explains enough of the waiting."""
+    why, least_ns = waited.why, MUCH * waited.waited_ns
+    per_step_us = Why(*(number / max(num_steps, 1) / 1000 for number in why))
+    if why.host_ns >= max(why.work_ns, least_ns):
+        idle = f"it is idle for {as_time(per_step_us.host_ns)} more"
+        if why.loading_ns >= MUCH * why.host_ns:
+            loading = as_time(per_step_us.loading_ns)
+            return Lateness(
+                "loads_longer", f"{idle}, and its host waits {loading} longer for a DataLoader's next batch"
+            )
+        return Lateness("host_late", f"{idle}{', since its host launches late' if on_device else ''}")
+    more = f"it computes {as_time(per_step_us.work_ns)} more"
+    return Lateness("more_work", more) if why.work_ns >= least_ns else None
+
+
+def sum_of(each: Iterable[Why]) -> Why:
+    return reduce(Why.plus, each, NOTHING_MORE)
 
 
 def steady_steps(facts: RankFacts) -> NDArray[np.int64]:
@@ -270,7 +316,9 @@ def signs_of(basis: Basis) -> dict[str, str]:
             "end_of_step": basis.about == END_OF_STEP,
         }
     if basis.cause == "straggler":
-        signs.add(lateness_of(basis).sign)
+        signs |= {lateness_of(basis).sign, *([IN_TURN] if basis.about == IN_TURN else [])}
+    if basis.cause == "unexplained":
+        signs |= {stall.holds_back for stall in basis.stalls if stall.holds_back}
     return {**dict.fromkeys(signs | {sign for sign, holds in found.items() if holds}, ""), **_other_values(basis)}
 
 

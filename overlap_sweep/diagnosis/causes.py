@@ -1,8 +1,9 @@
 """Decides for every exposed collective, and every time that the host was late, what caused it.
 
 Each nanosecond is given to one cause, but for one case. Of a collective that held back computation first comes the time
-in which it waited for a rank that is late more often than others (`straggler`), or in which it was late itself because
-collectives before it had waited for that rank. What remains depends on its role (`roles.py`):
+in which it waited for the last rank (`straggler`, `lateness.py`), or in which it was late itself because collectives
+before it had waited for a rank that is late more often than others. What remains, the transfer, depends on its role
+(`roles.py`):
 
 - Activations: `queue_order` as far as it stood behind kernels that it does not need (`queues.py`). What remains is
   `bandwidth` if computation ran next to a good part of it, but ended before it, else `dependency`.
@@ -21,22 +22,26 @@ collectives before it had waited for that rank. What remains depends on its role
   `dependency`.
 
 Time in which the host was late is `host_sync` as far as the host's waits for the device before took its time, else
-`host_bound`.
+`host_bound`. Time in which the device ran nothing, though what ran next had been launched, is `unexplained`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from overlap_sweep.diagnosis import Cause
 from overlap_sweep.diagnosis.calls import NEVER
-from overlap_sweep.diagnosis.exposure import LATENCY_NS, UNBLOCKED_NS, Exposed, Measure
+from overlap_sweep.diagnosis.exposure import UNBLOCKED_NS, Exposed, Measure
 from overlap_sweep.diagnosis.latency import Small, small_calls
+from overlap_sweep.diagnosis.lateness import NOTHING_MORE, UNKNOWN_RANK, Waiting, Why
 from overlap_sweep.diagnosis.queues import holds_back_backward, queued_since
-from overlap_sweep.diagnosis.rank import POINT_TO_POINT, Hiding, RankView, waited_of
+from overlap_sweep.diagnosis.rank import Hiding, RankView
 from overlap_sweep.diagnosis.roles import Role
+from overlap_sweep.diagnosis.stalls import LATENCY_NS
 from overlap_sweep.trace.activity import BWD, NO_ITERATION, RECOMPUTE
 
 PAUSE_NS = 1_000_000
@@ -62,8 +67,14 @@ class Loss:
     """Index into the rank's waits."""
     work: int | None = None
     """Index of the work that was late."""
-    late_rank: int = -1
-    """Of a straggler: index of the rank that started last."""
+    stall: int | None = None
+    """Index into the rank's stalls."""
+    late_rank: int = UNKNOWN_RANK
+    """Of a straggler: index of the rank that is waited for."""
+    in_turn: bool = False
+    """Of a straggler: whether the ranks of the process group are late in turn."""
+    why: Why = NOTHING_MORE
+    """Of a straggler: what that rank did more."""
     role: Role | None = None
     """What the call carries."""
     numbers: dict[str, float] = field(default_factory=dict)
@@ -97,7 +108,7 @@ class _Split:
 
 def losses_of(view: RankView) -> list[Loss]:
     """Returns the losses of one rank."""
-    losses = list(_late_losses(view))
+    losses = [*_late_losses(view), *_unexplained_losses(view)]
     small = small_calls(view)
     launched_before: dict[int, int] = {}
     delays: dict[str, _Delay] = {}
@@ -106,13 +117,14 @@ def losses_of(view: RankView) -> list[Loss]:
             # What waits in a barrier between two steps delays neither.
             continue
         exposed, hiding = view.exposure.exposed.get(i), view.hiding_of(i)
-        blocked_ns = float(sum(end - start for start, end in exposed.pieces)) if exposed else 0.0
         delay = _delay_before(view, i, delays.get(call.group))
-        waited_ns = 0.0
+        waited_ns = exposed_ns = 0.0
         if exposed:
-            straggler, pieces = _straggler(view, exposed)
+            waiting = view.waitings.get(i)
+            straggler = _straggler(view, i, waiting) if waiting else []
             waited_ns = sum(loss.lost_ns for loss in straggler)
-            split = _Split(view, exposed, pieces)
+            split = _Split(view, exposed, waiting.rest if waiting else exposed.pieces)
+            exposed_ns = split.rest_ns
             if delay and split.rest_ns and delay.left_ns:
                 pushed = min(split.rest_ns, delay.left_ns)
                 straggler.append(Loss("straggler", call.step, pushed, i, late_rank=delay.late_rank))
@@ -127,7 +139,7 @@ def losses_of(view: RankView) -> list[Loss]:
             losses += straggler + split.losses
         delays[call.group] = _delay_after(view, i, delay, waited_ns)
         if hiding:
-            hiding.used_ns += view.moving_ns(i) - blocked_ns
+            hiding.used_ns += view.moving_ns(i) - exposed_ns
             launched_before[id(hiding)] = call.launch_ns if call.launch_ns != NEVER else call.start_ns
     return losses
 
@@ -140,7 +152,7 @@ class _Delay:
     """End of the last call."""
     left_ns: float = 0.0
     """Part that has cost nothing so far."""
-    late_rank: int = -1
+    late_rank: int = UNKNOWN_RANK
 
 
 def _delay_before(view: RankView, index: int, before: _Delay | None) -> _Delay | None:
@@ -160,13 +172,18 @@ def _delay_after(view: RankView, index: int, delay: _Delay | None, waited_ns: fl
     return after
 
 
-def _straggler(view: RankView, exposed: Exposed) -> tuple[list[Loss], list[tuple[int, int]]]:
-    """Returns the loss to a straggler, and the pieces of the exposed time that remain."""
-    call, late = view.facts.calls[exposed.call], int(view.late_rank[exposed.call])
-    if call.collective in POINT_TO_POINT or (call.group, late) not in view.stragglers:
-        return [], exposed.pieces
-    waited, rest = waited_of(exposed, call, int(view.last_ns[exposed.call]))
-    return [Loss("straggler", call.step, waited, exposed.call, late_rank=late)] if waited else [], rest
+def _straggler(view: RankView, index: int, waiting: Waiting) -> list[Loss]:
+    """Returns the losses to the ranks that a call waited for."""
+    call = view.facts.calls[index]
+    return [
+        Loss(
+            *("straggler", call.step, share.waited_ns, index),
+            late_rank=share.root,
+            in_turn=(call.group, share.root) not in view.stragglers,
+            why=share.why,
+        )
+        for share in waiting.shares
+    ]
 
 
 def _give_to_latency(view: RankView, exposed: Exposed, split: _Split, small: Small) -> None:
@@ -283,7 +300,7 @@ def _late_losses(view: RankView) -> list[Loss]:
             wait = waits[order[place]]
             took.append((order[place], float(wait.end_ns - wait.start_ns)))
             place += 1
-        step = int(view.facts.work.step[late.work])
+        step = _step_at(view, late.end_ns)
         lost = late.idle_ns + late.comm_ns
         while took and lost > 0:
             last, left = took.pop()
@@ -297,3 +314,17 @@ def _late_losses(view: RankView) -> list[Loss]:
             numbers = {"loading_ns": min(lost, loading_ns)}
             losses.append(Loss("host_bound", step, lost, work=late.work, numbers=numbers))
     return losses
+
+
+def _unexplained_losses(view: RankView) -> Iterator[Loss]:
+    for i, lost_ns in enumerate(view.exposure.unexplained_ns.tolist()):
+        if lost_ns >= LATENCY_NS:
+            yield Loss("unexplained", _step_at(view, view.facts.stalls[i].end_ns), lost_ns, stall=i)
+
+
+def _step_at(view: RankView, gap_end_ns: int) -> int:
+    """Returns the step that a gap in the computation belongs to, given its end: that in which it is, even if the next
+    one's first kernel ends it."""
+    steps = view.facts.steps
+    place = bisect_left(steps, gap_end_ns, key=lambda step: step.start_ns) - 1
+    return steps[place].number if place >= 0 and gap_end_ns <= steps[place].end_ns else NO_ITERATION

@@ -8,23 +8,37 @@ from statistics import median
 
 import numpy as np
 
-from overlap_sweep.diagnosis import END_OF_STEP, Cause, as_rate
+from overlap_sweep.diagnosis import END_OF_STEP, IN_TURN, Cause, as_rate
 from overlap_sweep.diagnosis.advice import advice_for
-from overlap_sweep.diagnosis.basis import Basis, as_time, lateness_of, signs_of, steady_steps
+from overlap_sweep.diagnosis.basis import Basis, as_time, lateness_of, signs_of, steady_steps, why_late
 from overlap_sweep.diagnosis.calls import NEVER, bytes_of
 from overlap_sweep.diagnosis.facts import size_of
 from overlap_sweep.diagnosis.latency import SLOWEST_GBS
-from overlap_sweep.diagnosis.rank import UNKNOWN_RANK
+from overlap_sweep.diagnosis.lateness import UNKNOWN_RANK
 
 AT_ONCE_NS = 1_000_000
 """Longest time after a call until a kernel that waited for it; what starts later waited for something else, too."""
+NAMED = 0.1
+"""Least share of all waiting from which on a late rank is named."""
+MOST_NAMED = 4
 MENTIONED = 0.1
 """Least share of the time lost that is said to go into loading data."""
 
 
 def evidence_of(basis: Basis) -> str:
     """Returns the sentence with the numbers that decided."""
-    return _SENTENCES[basis.cause](basis)
+    return f"{_SENTENCES[basis.cause](basis)}{_waiting_and_transfer(basis)}"
+
+
+def _waiting_and_transfer(basis: Basis) -> str:
+    """Returns a sentence with what the calls wait for other ranks, and what they transfer; empty if it is unknown."""
+    if basis.waiting_us is None or basis.transfer_us is None:
+        return ""
+    transfer = f"{'' if basis.met_all else 'at most '}{as_time(basis.transfer_us)}"
+    if basis.cause == "straggler":
+        return f" Besides, these calls have {transfer} of exposed transfer per step."
+    waiting = f"{'' if basis.met_all else 'at least '}{as_time(basis.waiting_us)}"
+    return f" All such calls of a step: {transfer} of exposed transfer, besides {waiting} of waiting for the last rank."
 
 
 def try_of(basis: Basis) -> str:
@@ -172,15 +186,49 @@ def _latency(basis: Basis) -> str:
 
 def _straggler(basis: Basis) -> str:
     waiting = "One rank" if basis.own.rank is None else f"Rank {basis.own.rank}"
+    if basis.about == IN_TURN:
+        return (
+            f"{waiting} waits {as_time(basis.lost_us)} per step, in {_calls(basis)}, for ranks that are late in turn. "
+            f"{_shares(basis)}."
+        )
     if basis.late == UNKNOWN_RANK:
         return (
             f"{waiting} probably waits {as_time(basis.lost_us)} per step in {_calls(basis)}, which take more than "
             "twice as long as the fastest of their size. For which rank is unknown without the others' traces."
         )
     who = "another rank" if basis.late_rank is None else f"rank {basis.late_rank}"
+    steps = len({loss.step for loss in basis.losses})
     return (
-        f"{waiting} waits {as_time(basis.lost_us)} per step for {who}, in {_calls(basis)}: {lateness_of(basis).words}."
+        f"{waiting} waits {as_time(basis.lost_us)} per step for {who}, in {_calls(basis)}: {lateness_of(basis).words}. "
+        f"It is {_often(basis, basis.late)}, and waited for in {steps} of {_counted(basis.num_steps, 'step')}."
     )
+
+
+def _often(basis: Basis, rank: int) -> str:
+    return f"the last in {basis.often[rank].last} of {_counted(basis.often[rank].met, 'collective')}"
+
+
+_WHY = {
+    "host_late": "its host launches late",
+    "loads_longer": "its host waits for a DataLoader's next batch",
+    "more_work": "it computes longer",
+}
+
+
+def _shares(basis: Basis) -> str:
+    """Returns who causes how much of all waiting, and why, those who cause most first."""
+    total = sum(share.waited_ns for share in basis.turns.values())
+    named: list[str] = []
+    for rank, share in sorted(basis.turns.items(), key=lambda item: -item[1].waited_ns):
+        if share.waited_ns >= NAMED * total and len(named) < MOST_NAMED:
+            late = why_late(share, basis.num_steps, on_device=basis.own.on_device)
+            why = f": {_WHY[late.sign]}" if late and late.sign in _WHY else ""
+            verb = "" if named else "causes "
+            part = f"{share.waited_ns / total:.0%}"
+            named.append(f"rank {basis.facts[rank].rank} {verb}{part} ({_often(basis, rank)}{why})")
+    if not named:
+        return f"None of {len(basis.turns)} ranks causes {NAMED:.0%} of all waiting"
+    return f"Of all waiting, {', '.join(named)}"
 
 
 def _host_bound(basis: Basis) -> str:
@@ -254,6 +302,25 @@ def _contention(basis: Basis) -> str:
     )
 
 
+def _unexplained(basis: Basis) -> str:
+    first = basis.stalls[0]
+    count, longest = (
+        round(basis.per_step(len(basis.losses)), 1),
+        as_time(max(loss.lost_ns for loss in basis.losses) / 1000),
+    )
+    ahead = (
+        "whose launch is not recorded"
+        if first.launch_ns == NEVER
+        else f"launched {as_time((first.end_ns - first.launch_ns) / 1000)} before it started"
+    )
+    holds_back = f" after {first.holds_back}" if first.holds_back else ""
+    return (
+        f"Nothing runs on the device {_counted(count, 'time')} per step, for up to {longest}. Then {first.after} runs "
+        f"on {first.stream}, {ahead}{holds_back}; {first.before} had ended. What the device waited for is not in the "
+        "trace."
+    )
+
+
 _SENTENCES: dict[Cause, Callable[[Basis], str]] = {
     "dependency": _dependency,
     "issued_late": _issued_late,
@@ -264,4 +331,5 @@ _SENTENCES: dict[Cause, Callable[[Basis], str]] = {
     "host_bound": _host_bound,
     "host_sync": _host_sync,
     "contention": _contention,
+    "unexplained": _unexplained,
 }

@@ -7,19 +7,18 @@ or it had been launched and was blocked, by the communication that ended just be
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis.calls import NEVER, Call
 from overlap_sweep.diagnosis.facts import RankFacts, Step
+from overlap_sweep.diagnosis.stalls import LATENCY_NS
 from overlap_sweep.trace.intervals import Intervals, length, merge, subtract
-
-LATENCY_NS = 30_000
-"""Longest time from a launch to the start of a kernel that nothing else holds back, while a profiler records."""
 
 UNBLOCKED_NS = 50_000
 """Longest time from the end of communication to the kernel that waited for it: copies may be in between."""
@@ -106,6 +105,8 @@ class Exposure:
     """By `late`: the part of `idle_ns` in which the host waited for the next batch."""
     host_late: Intervals
     """Union of `late`, without communication and copies: where the host was is in `pauses.paused_ns` of these."""
+    unexplained_ns: NDArray[np.float64]
+    """By the rank's stalls: the part in which nothing computed inside of a step, and the host was not late."""
 
 
 def exposure_of(facts: RankFacts) -> Exposure:
@@ -117,7 +118,7 @@ def exposure_of(facts: RankFacts) -> Exposure:
     compute, comm = Measure(work.intervals), Measure(spans)
     busy = Measure(np.concatenate((spans, facts.copies)))
     gaps = _gaps(facts, compute)
-    found = Exposure({}, [], compute, comm, gaps, np.empty(0), np.empty((0, 2), np.int64))
+    found = Exposure({}, [], compute, comm, gaps, np.empty(0), np.empty((0, 2), np.int64), np.empty(0))
     reach = np.maximum.accumulate(ends) if len(ends) else ends
     late: list[Late] = []
     # Calls that overlap a gap: sorted by start, those that may still run at `a`.
@@ -131,10 +132,13 @@ def exposure_of(facts: RankFacts) -> Exposure:
     found.late.extend(late)
     loading = Measure(subtract(facts.loading, busy.union))
     spans = np.array([(one.start_ns, one.end_ns) for one in late], np.int64).reshape(-1, 2)
+    in_time = Measure(subtract(gaps, merge(spans)))
+    stalls = np.array([(stall.start_ns, stall.end_ns) for stall in facts.stalls], np.int64).reshape(-1, 2)
     return replace(
         found,
         loading_ns=loading.until(spans[:, 1]) - loading.until(spans[:, 0]),
         host_late=subtract(merge(spans), busy.union),
+        unexplained_ns=in_time.until(stalls[:, 1]) - in_time.until(stalls[:, 0]),
     )
 
 
@@ -153,10 +157,10 @@ def _one_gap(
     blocking = _blocking(facts, busy, a, b, inside, launch, after)
     if blocking is None:
         if after is None or launch == NEVER or (launch <= a and facts.on_device):
-            # Launched, but held back by something that the trace does not show, such as a copy.
+            # Launched, but held back by a copy, or by something that the trace does not show: a stall.
             return
         end = b if b - launch <= LATENCY_NS else launch
-        yield _late(found, busy, a, end, after)
+        yield from _late(facts, found, busy, a, end, after)
         return
     end_of_comm = min(calls[blocking].end_ns, b)
     reached = end_of_comm
@@ -173,9 +177,9 @@ def _one_gap(
     first = min(inside, key=lambda i: calls[i].start_ns)
     if a < first_start and calls[first].launch_ns > a and after is not None:
         # The host launched even the communication only after the computation had run dry.
-        yield _late(found, busy, a, first_start, after)
+        yield from _late(facts, found, busy, a, first_start, after)
     if after is not None and launch > end_of_comm:
-        yield _late(found, busy, end_of_comm, b, after)
+        yield from _late(facts, found, busy, end_of_comm, b, after)
 
 
 def _blocking(
@@ -203,9 +207,11 @@ def _blocking(
     return last if waited else None
 
 
-def _late(found: Exposure, busy: Measure, start: int, end: int, after: int) -> Late:
-    covered = busy.between(start, end)
-    return Late(start, end, max(0.0, end - start - covered), after, found.comm.between(start, end))
+def _late(facts: RankFacts, found: Exposure, busy: Measure, start: int, end: int, after: int) -> Iterator[Late]:
+    """Yields the time in which the host was late, by step."""
+    first, beyond = (bisect(facts.steps, moment, key=lambda step: step.start_ns) for moment in (start, end - 1))
+    for a, b in pairwise((start, *(step.start_ns for step in facts.steps[first:beyond]), end)):
+        yield Late(a, b, max(0.0, b - a - busy.between(a, b)), after, found.comm.between(a, b))
 
 
 def counted_steps(steps: list[Step]) -> list[Step]:

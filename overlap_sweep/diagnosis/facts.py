@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis.calls import NEVER, Call, calls_of, groups_of
+from overlap_sweep.diagnosis.calls import Call, calls_of, groups_of
 from overlap_sweep.diagnosis.collectives import Group, group_of
 from overlap_sweep.diagnosis.pauses import Pause, pauses_of
 from overlap_sweep.diagnosis.places import LOADING, Places
+from overlap_sweep.diagnosis.stalls import Stall, launched_ns, stalls_of
 from overlap_sweep.diagnosis.waits import Wait, waits_of
 from overlap_sweep.trace.activity import COMPUTE, GEMM, MEMORY, Activity, activity_of, launches_of
 from overlap_sweep.trace.columns import Trace
@@ -28,7 +29,7 @@ class Work:
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     launch_ns: NDArray[np.int64]
-    """Start of the launch on the host; of an operator on the CPU its own start; NEVER if unknown."""
+    """When the host had launched it; of an operator on the CPU its own start; NEVER if unknown."""
     lane: NDArray[np.int32]
     """Stream, or on a CPU thread."""
     is_gemm: NDArray[np.bool_]
@@ -91,6 +92,8 @@ class RankFacts:
     """When a thread that launches or computes waited for a DataLoader's next batch: a union."""
     pauses: list[Pause] = field(default_factory=list)
     """When no thread that launches or computes started anything, by start; see `pauses.paused_ns`."""
+    stalls: list[Stall] = field(default_factory=list)
+    """When the device ran nothing, though what ran next had been launched. Sorted by start."""
 
 
 LIBRARIES = {
@@ -148,6 +151,7 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
         ),
         loading=_loading(trace, moments.lane),
         pauses=list(pauses_of(trace, moments.lane)),
+        stalls=[] if launch is None else list(stalls_of(trace, activity, launch)),
     )
 
 
@@ -165,7 +169,7 @@ def _work(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None) -> 
     own = events[chosen]
     pairs = own.label.astype(np.int64) << 32 | own.detail
     known, signature = np.unique(pairs, return_inverse=True)
-    launched = own.start_ns if launch is None else _launch_times(trace, launch[chosen])
+    launched = own.start_ns if launch is None else launched_ns(trace, launch[chosen], own.start_ns)
     return [activity.labels[pair >> 32][1] for pair in known.tolist()], Work(
         start_ns=own.start_ns,
         end_ns=own.end_ns,
@@ -176,12 +180,6 @@ def _work(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None) -> 
         pass_=activity.assignment.pass_[chosen],
         step=activity.assignment.iteration[chosen],
     )
-
-
-def _launch_times(trace: Trace, launch: NDArray[np.intp]) -> NDArray[np.int64]:
-    if not len(trace.launches):
-        return np.full(len(launch), NEVER, np.int64)
-    return np.where(launch >= 0, trace.launches.start_ns[np.maximum(launch, 0)], NEVER)
 
 
 def size_of(rank: RankFacts, call: Call) -> int | None:

@@ -11,9 +11,12 @@ import numpy as np
 
 from overlap_sweep.diagnosis import (
     END_OF_STEP,
+    EXPOSED,
+    IN_TURN,
     LISTED,
     LISTED_PYTHON,
     LISTED_SLOWED,
+    LISTED_UNEXPLAINED,
     NEGLIGIBLE,
     RECORDING_SLOWS,
     Cause,
@@ -25,13 +28,14 @@ from overlap_sweep.diagnosis import (
 )
 from overlap_sweep.diagnosis.advice import advice_for
 from overlap_sweep.diagnosis.arrivals import Arrivals, arrivals
-from overlap_sweep.diagnosis.basis import Basis
+from overlap_sweep.diagnosis.basis import Basis, steady_steps
 from overlap_sweep.diagnosis.calls import NEVER
 from overlap_sweep.diagnosis.causes import Loss, losses_of
 from overlap_sweep.diagnosis.contention import hidden_ns, slowed_by_call, slowed_gemms
 from overlap_sweep.diagnosis.evidence import evidence_of, try_of
 from overlap_sweep.diagnosis.exposure import Exposure, Measure, exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
+from overlap_sweep.diagnosis.lateness import POINT_TO_POINT, Often, Share, often_of
 from overlap_sweep.diagnosis.rank import RankView, views_of
 from overlap_sweep.diagnosis.transfers import Alike
 from overlap_sweep.trace.intervals import intersect, merge, subtract
@@ -65,8 +69,17 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts], met: Arrivals | None = N
     candidates: dict[Key, list[Finding]] = defaultdict(list)
     exposures = [exposure_of(own) for own in facts]
     views = views_of(facts, exposures, met)
+    losses = [losses_of(view) for view in views]
+    run = _Run(
+        facts=facts,
+        exposures=exposures,
+        often=often_of(facts, met),
+        turns=_turns(facts, losses),
+        separated=[_separated(view) for view in views],
+        alike=[view.alike for view in views],
+    )
     for rank, (own, exposure) in enumerate(zip(facts, exposures, strict=True)):
-        lost = _lost_by_key(own, losses_of(views[rank]))
+        lost = _lost_by_key(own, losses[rank])
         slowed = _slowed(views[rank], exposure, lost)
         own_steps = list(_steps(own, exposure, slowed))
         steps += own_steps
@@ -76,7 +89,7 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts], met: Arrivals | None = N
             found.losses = [loss for loss in found.losses if loss.step in numbers]
             if not found.losses:
                 continue
-            candidates[key].append(_finding(facts, exposures, views[rank].alike, rank, key, found, steady))
+            candidates[key].append(_finding(run, rank, key, found, steady))
     worst = [max(of_ranks, key=lambda finding: finding.lost_us) for of_ranks in candidates.values()]
     findings = _listed(worst, nothing_of(steps), facts[0].on_device)
     world_size = max((own.world_size or 0 for own in facts), default=0) or None
@@ -90,7 +103,6 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts], met: Arrivals | None = N
     )
 
 
-_EXPOSED: tuple[Cause, ...] = ("dependency", "issued_late", "queue_order", "bandwidth", "latency", "straggler")
 MOST_OF_SMALL = 3
 
 
@@ -102,16 +114,19 @@ def _listed(found: Sequence[Finding], nothing: Finding | None, on_device: bool) 
     """
     ordered = sorted(found, key=lambda finding: -finding.lost_us)
     slowed = sum(finding.share for finding in ordered if finding.cause == "contention")
-    from_share: dict[Cause, float] = {"host_bound": LISTED if on_device else LISTED_PYTHON}
+    from_share: dict[Cause, float] = {
+        "host_bound": LISTED if on_device else LISTED_PYTHON,
+        "unexplained": LISTED_UNEXPLAINED,
+    }
     if slowed < LISTED_SLOWED:
         from_share["contention"] = 1.0
     if nothing:
-        from_share |= dict.fromkeys(_EXPOSED, 1.0)
+        from_share |= dict.fromkeys(EXPOSED, 1.0)
     listed = [finding for finding in ordered if finding.share >= from_share.get(finding.cause, LISTED)]
     if nothing:
         listed.append(nothing)
-    elif not any(finding.cause in _EXPOSED for finding in listed):
-        listed += [finding for finding in ordered if finding.cause in _EXPOSED][:MOST_OF_SMALL]
+    elif not any(finding.cause in EXPOSED for finding in listed):
+        listed += [finding for finding in ordered if finding.cause in EXPOSED][:MOST_OF_SMALL]
     # One change mends all findings of a cause, so their sum is what it can gain.
     gain_us: dict[Cause, float] = defaultdict(float)
     for finding in listed:
@@ -134,14 +149,15 @@ def _key(facts: RankFacts, loss: Loss) -> tuple[Key, str]:
     if loss.call is not None:
         call = facts.calls[loss.call]
         if loss.cause == "straggler":
-            return Key(loss.cause, "", "", "", str(loss.late_rank)), call.where
+            return Key(loss.cause, "", "", "", IN_TURN if loss.in_turn else str(loss.late_rank)), call.where
         return Key(loss.cause, call.group, call.collective, call.pass_), call.where
     if loss.cause == "host_sync" and loss.wait is not None:
         wait = facts.waits[loss.wait]
         if wait.ends_step:
             return Key(loss.cause, "", "", "", END_OF_STEP), END_OF_STEP
         return Key(loss.cause, "", "", "", wait.operator or wait.name), wait.where or wait.operator or wait.name
-    return Key(loss.cause, "", "", ""), ""
+    stall = None if loss.stall is None else facts.stalls[loss.stall]
+    return Key(loss.cause, "", "", ""), f"{stall.after} ({stall.stream})" if stall else ""
 
 
 def _slowed(view: RankView, exposure: Exposure, lost: dict[Key, _Lost]) -> dict[int, float]:
@@ -181,23 +197,81 @@ def _steps(facts: RankFacts, exposure: Exposure, slowed: dict[int, float]) -> li
     ]
 
 
-def _finding(
-    facts: Sequence[RankFacts],
-    exposures: Sequence[Exposure],
-    alike: Mapping[int, Alike],
-    rank: int,
-    key: Key,
-    lost: _Lost,
-    steady: Sequence[StepLoss],
-) -> Finding:
-    own = facts[rank]
+_Calls = tuple[str, str, Pass]
+"""Process group, collective and pass."""
+
+
+@dataclass(frozen=True)
+class _Separated:
+    """Exposed time of calls, by step, in microseconds."""
+
+    waiting_us: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    transfer_us: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What findings of all ranks share; lists by rank."""
+
+    facts: Sequence[RankFacts]
+    exposures: Sequence[Exposure]
+    often: list[Often]
+    turns: dict[int, Share]
+    separated: list[dict[_Calls, _Separated]]
+    alike: list[Mapping[int, Alike]]
+
+
+def _turns(facts: Sequence[RankFacts], losses: Sequence[list[Loss]]) -> dict[int, Share]:
+    """Returns the waiting of all ranks for ranks that are late in turn, by the rank that caused it."""
+    found: dict[int, Share] = {}
+    for own, lost in zip(facts, losses, strict=True):
+        steady = set(steady_steps(own).tolist())
+        for loss in lost:
+            if loss.in_turn and loss.step in steady:
+                before = found.get(loss.late_rank, Share(loss.late_rank, 0.0))
+                found[loss.late_rank] = Share(
+                    loss.late_rank, before.waited_ns + loss.lost_ns, before.why.plus(loss.why)
+                )
+    return found
+
+
+def _separated(view: RankView) -> dict[_Calls, _Separated]:
+    """Returns the waiting and the transfer of a rank's calls, where it is known when the last rank started."""
+    found: dict[_Calls, _Separated] = defaultdict(_Separated)
+    for i, exposed in view.exposure.exposed.items():
+        call, waiting = view.facts.calls[i], view.waitings.get(i)
+        if call.collective not in POINT_TO_POINT and view.last_ns[i] != NEVER:
+            own = found[call.group, call.collective, call.pass_]
+            own.waiting_us[call.step] += waiting.waited_ns / 1000 if waiting else 0.0
+            pieces = waiting.rest if waiting else exposed.pieces
+            own.transfer_us[call.step] += sum(end - start for start, end in pieces) / 1000
+    return found
+
+
+def _of_calls(run: _Run, rank: int, key: Key, steady: Sequence[StepLoss]) -> tuple[float | None, float | None]:
+    """Returns the waiting and the transfer per step of the calls that a finding is about: the waiting of the rank that
+    waits most, and the transfer of its own rank."""
+    calls, steps = (key.group, key.collective, key.pass_), [step.step for step in steady]
+    known = [of_rank[calls] for of_rank in run.separated if calls in of_rank]
+    own = run.separated[rank].get(calls)
+    if key.cause not in EXPOSED or not own or not steps:
+        return None, None
+    waiting_us = max(median(one.waiting_us.get(step, 0.0) for step in steps) for one in known)
+    return waiting_us, median(own.transfer_us.get(step, 0.0) for step in steps)
+
+
+def _finding(run: _Run, rank: int, key: Key, lost: _Lost, steady: Sequence[StepLoss]) -> Finding:
+    own = run.facts[rank]
     step_us = median([step.step_us for step in steady]) if steady else 0.0
     lost_us = median([lost.by_step.get(step.step, 0.0) / 1000 for step in steady]) if steady else 0.0
     group = own.groups.get(key.group)
     places = {place: ns for place, ns in lost.by_place.items() if place}
+    waiting_us, transfer_us = _of_calls(run, rank, key, steady)
+    if key.cause == "straggler":
+        waiting_us, transfer_us = lost_us, _transfer_us(run.exposures[rank], lost, steady)
     basis = Basis(
-        facts=facts,
-        exposures=exposures,
+        facts=run.facts,
+        exposures=run.exposures,
         rank=rank,
         cause=key.cause,
         about=key.about,
@@ -205,7 +279,11 @@ def _finding(
         lost_us=lost_us,
         step_us=step_us,
         num_steps=len(steady),
-        alike=alike,
+        alike=run.alike[rank],
+        often=run.often,
+        turns=run.turns,
+        waiting_us=waiting_us,
+        transfer_us=transfer_us,
     )
     return Finding(
         cause=key.cause,
@@ -218,7 +296,18 @@ def _finding(
         where=max(places, key=lambda place: places[place]) if places else "",
         evidence=evidence_of(basis),
         try_=try_of(basis),
+        waiting_us=None if waiting_us is None else round(waiting_us, 3),
+        transfer_us=None if transfer_us is None else round(transfer_us, 3),
     )
+
+
+def _transfer_us(exposure: Exposure, lost: _Lost, steady: Sequence[StepLoss]) -> float:
+    """Returns the exposed time per step of calls that waited, without that waiting."""
+    exposed_us: dict[int, float] = defaultdict(float)
+    for step, call in {(loss.step, loss.call) for loss in lost.losses}:
+        if call is not None:
+            exposed_us[step] += sum(end - start for start, end in exposure.exposed[call].pieces) / 1000
+    return median(exposed_us[step.step] - lost.by_step.get(step.step, 0.0) / 1000 for step in steady)
 
 
 def nothing_of(steps: Sequence[StepLoss]) -> Finding | None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from overlap_sweep.diagnosis.calls import bytes_of
-from overlap_sweep.diagnosis.rank import POINT_TO_POINT, RankView
+from overlap_sweep.diagnosis.lateness import POINT_TO_POINT
+from overlap_sweep.diagnosis.rank import RankView
 from overlap_sweep.trace.activity import NO_ITERATION
 
 MANY = 10

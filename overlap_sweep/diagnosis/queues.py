@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from overlap_sweep.diagnosis.calls import NEVER
-from overlap_sweep.diagnosis.exposure import LATENCY_NS, Exposed
+from overlap_sweep.diagnosis.exposure import Exposed
 from overlap_sweep.diagnosis.rank import TOGETHER_NS, RankView
+from overlap_sweep.diagnosis.stalls import LATENCY_NS
 from overlap_sweep.trace.activity import BWD, RECOMPUTE
 
 IN_THE_END = 0.5

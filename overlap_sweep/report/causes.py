@@ -117,7 +117,10 @@ def _causes_in_a_sentence(side: Side, run: Run | None) -> str:
     return f"Why communication is exposed: {named} of a profiled step; report.html has the evidence and what to try."
 
 
-_DROPPED = {"where": 1, "process_group": 2, "pass": 3, "rank": 4, "collective": 5}
+_DROPPED = {
+    **{"waiting_us": 1, "transfer_us": 1},
+    **{"where": 2, "process_group": 3, "pass": 4, "rank": 5, "collective": 6},
+}
 
 
 def _on_page(column: Column[Row]) -> Column[Row]:

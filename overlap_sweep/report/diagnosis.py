@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from overlap_sweep.diagnosis import Diagnosis, Finding, StepLoss, as_share
+from overlap_sweep.diagnosis import CAUSES_IN_WORDS, Diagnosis, Finding, StepLoss, as_share
 from overlap_sweep.report.nodes import between_nodes_in_a_sentence
 from overlap_sweep.report.numbers import PASS_WORDS, as_count, as_percent, as_rate, as_us, counted
 from overlap_sweep.report.table import Column, Row, Table
@@ -47,8 +47,7 @@ FINDINGS: Table[Row] = Table(
         RUN,
         _text(
             "cause",
-            "none (communication costs less than 2 % of the step), dependency, issued_late, queue_order, bandwidth, "
-            "latency, straggler, host_bound, host_sync or contention.",
+            f"none (communication costs less than 2 % of the step), {CAUSES_IN_WORDS}.",
             "cause",
         ),
         _us(
@@ -60,8 +59,8 @@ FINDINGS: Table[Row] = Table(
         _number("share", "lost_us / time of the step.", as_share),
         _count(
             "rank",
-            "Rank that loses most; for a straggler the rank that the others wait for. Empty if the traces do not show "
-            "it.",
+            "Rank that loses most; for a straggler the rank that the others wait for. Empty if ranks are late in turn, "
+            "or if the traces do not show it.",
             "rank",
         ),
         GROUP,
@@ -69,6 +68,19 @@ FINDINGS: Table[Row] = Table(
         _text("pass", PASS, "pass"),
         _text(
             "where", "Module, annotation or operator that launched it; empty if the trace does not show it.", "where"
+        ),
+        _us(
+            "waiting_us",
+            "Exposed time per step in which calls wait for the last rank to start, median, of the rank that waits "
+            "most; it is lost to stragglers. Empty if the cause is not about collectives, or if it is unknown.",
+            "waiting us",
+            dropped=1,
+        ),
+        _us(
+            "transfer_us",
+            "The rest of these calls' exposed time, of the rank that loses most.",
+            "transfer us",
+            dropped=1,
         ),
         _text("evidence", "Sentence with the numbers that the finding rests on."),
         _text("try", "Sentence with the setting to change; empty if there is none."),

@@ -3,6 +3,8 @@ it."""
 
 from __future__ import annotations
 
+from overlap_sweep.diagnosis import CAUSES_IN_WORDS
+
 _POINTS = {
     "point": "Name of the run directory that was measured.",
     "directory": "Path of the run directory, relative to the analysed one.",
@@ -135,7 +137,7 @@ _TRACES = {
     "fastest_us": "Span of the fastest rank.",
     "skew_us": "slowest_us - fastest_us.",
     "cause": "Main cause of exposed communication, the one that costs most: none (less than 2 % of the step), "
-    "dependency, issued_late, queue_order, bandwidth, latency, straggler, host_bound, host_sync or contention.",
+    f"{CAUSES_IN_WORDS}.",
     "cause_lost_us": "Time per profiled step that fixing this cause alone could gain at most.",
     "cause_share": "cause_lost_us / time of the profiled step.",
     "cause_try": "Sentence with the setting to change; empty if there is none.",

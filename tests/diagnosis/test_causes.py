@@ -236,20 +236,6 @@ def test_the_other_rank_is_late(tmp_path: Path, more: str) -> None:
     assert ("num_workers" in found["straggler"].try_) == (more == "data")
 
 
-def test_ranks_that_are_late_in_turn_are_no_stragglers(tmp_path: Path) -> None:
-    ranks = []
-    for rank in range(2):
-        made = Timeline(rank)
-        for step in range(4):
-            start, late = 10_000 * step, 2000 * (step % 2 == rank)
-            made.step(step, start - 900, start + 5900)
-            made.kernel(start, start + 1000 + late)
-            made.collective("all_reduce", start + 1000 + late, start + 3400)
-            made.kernel(start + 3400, start + 6000)
-        ranks.append(made)
-    assert "straggler" not in findings(tmp_path, *ranks)
-
-
 def test_one_ranks_trace_alone(tmp_path: Path) -> None:
     made = Timeline(0)
     for step in range(4):
@@ -379,3 +365,44 @@ def test_rccl(tmp_path: Path) -> None:
     assert (finding.cause, finding.lost_us, finding.collective) == ("dependency", 400, "all_reduce")
     [row] = group_rows([facts], arrivals([facts]))
     assert (row.backend, row.group, row.bytes) == ("rccl", "1", 2 << 20)
+
+
+def stalled(*, launch: float, function: bool = False) -> Timeline:
+    """Two GEMMs, the second 2,000 us after the first."""
+    made = Timeline()
+    made.step(0, -3000, 3500)
+    made.kernel(0, 1000)
+    if function:
+        made._add("cuda_runtime", "cudaLaunchHostFunc", -400, -396, 100, 1, correlation=0)
+    made.kernel(3000, 4000, launch=launch)
+    return made
+
+
+def test_the_device_waits_for_what_is_not_recorded(tmp_path: Path) -> None:
+    found = findings(tmp_path, stalled(launch=-300))
+    assert list(found) == ["unexplained", "none"]
+    assert found["unexplained"].lost_us == 2000
+    assert found["unexplained"].where == "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_TNT (7)"
+    assert "launched 3,300 us before it started" in found["unexplained"].evidence
+    assert "cudaLaunchHostFunc" not in found["unexplained"].evidence
+    found = findings(tmp_path, stalled(launch=-300, function=True))
+    assert "cudaLaunchHostFunc" in found["unexplained"].evidence
+    assert "cudaLaunchHostFunc" in found["unexplained"].try_
+
+
+def test_what_is_idle_until_a_launch_is_the_hosts(tmp_path: Path) -> None:
+    found = findings(tmp_path, stalled(launch=2500))
+    assert found["host_bound"].lost_us == 1500
+    assert found["unexplained"].lost_us == 500
+
+
+def test_a_launch_in_which_the_host_is_held_up(tmp_path: Path) -> None:
+    made = stalled(launch=-300)
+    next(event for event in made.events if event["ts"] == -300)["dur"] = 3295
+    assert findings(tmp_path, made)["host_bound"].lost_us == 2000
+
+
+def test_copies_and_short_pauses_are_explained(tmp_path: Path) -> None:
+    made = stalled(launch=-300)
+    made.copy(1010, 2990)
+    assert "unexplained" not in findings(tmp_path, made)

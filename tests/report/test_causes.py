@@ -157,7 +157,10 @@ def test_what_is_said_of_a_finding(recorded: dict[str, list[Point]]) -> None:
     assert [row["run"] for row in part.listing.rows] == sorted((row["run"] for row in part.listing.rows), reverse=True)
     headers = [column.header for column in part.listing.columns]
     # All is of one process group.
-    assert headers == ["cause", "lost us", "share", "rank", "collective", "pass", "where"]
+    assert headers == [
+        *("cause", "lost us", "share", "rank", "collective", "pass", "where"),
+        *("waiting us", "transfer us"),
+    ]
     rows = words_of(shown)["no overlap"][1]
     tries = [line for lines in rows for line in lines[1:]]
     assert all(line.startswith("Try: ") for line in tries)

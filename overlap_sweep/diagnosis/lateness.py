@@ -1,0 +1,287 @@
+"""Finds what exposed communication waited for: which rank came last, and what had made it late.
+
+A rank waits in a collective until the last one has started it; only the rest is transfer. The last rank was late by
+what it did more than the waiting one since both had left the last collective that they have in common: it computed
+longer, or its host launched late, or it had waited itself, in another process group, for a third rank. That rank is the
+root then, and is given this part of the time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlap_sweep.diagnosis.arrivals import MEETING, NOBODY, SAME_HOST_CLOCK_NS, Arrivals
+from overlap_sweep.diagnosis.calls import NEVER, Call
+from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Measure
+from overlap_sweep.diagnosis.facts import RankFacts
+from overlap_sweep.trace.intervals import intersect, merge, subtract
+
+MOSTLY = 0.6
+"""Share of a process group's waiting that one rank must have caused for the others to wait for it; else ranks are late
+in turn."""
+
+POINT_TO_POINT = ("send", "recv", "send_recv")
+"""To wait for what another rank computes is their nature: nobody is late."""
+
+UNKNOWN_RANK = NOBODY
+"""Index of a late rank whose trace is missing."""
+
+WAITED = 2.0
+"""A call that took more than this times the fastest of its size has waited; next to GEMMs it may take longer, too."""
+
+STARTS_NS = 30_000
+"""Most that starting a collective adds to the time of moving its bytes."""
+
+
+class Why(NamedTuple):
+    """What late ranks did more than those that waited. Nanoseconds."""
+
+    host_ns: float = 0.0
+    """Time in which their hosts had launched nothing."""
+    loading_ns: float = 0.0
+    """Part of it in which their hosts waited for a DataLoader's next batch."""
+    work_ns: float = 0.0
+    """Time in which they computed."""
+
+    def plus(self, other: Why, times: float = 1.0) -> Why:
+        return Why(*(own + times * more for own, more in zip(self, other, strict=True)))
+
+
+NOTHING_MORE = Why()
+
+
+@dataclass(frozen=True)
+class Share:
+    """Part of a call's waiting."""
+
+    root: int
+    """Index of the rank that caused it; UNKNOWN_RANK."""
+    waited_ns: float
+    why: Why = NOTHING_MORE
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The exposed time in which a call waited for the last rank."""
+
+    late: int
+    """Index of the rank that started last; UNKNOWN_RANK."""
+    shares: list[Share]
+    rest: list[tuple[int, int]]
+    """Exposed time after the last rank's start, in nanoseconds."""
+
+    @property
+    def waited_ns(self) -> float:
+        return sum(share.waited_ns for share in self.shares)
+
+
+def waited_of(exposed: Exposed, call: Call, last_ns: int, *, on_device: bool) -> tuple[float, list[tuple[int, int]]]:
+    """Returns the exposed time before the last rank arrived, and the pieces after it. On a CPU what is within the noise
+    of its threads is no waiting."""
+    if last_ns == NEVER or last_ns <= call.start_ns + (0 if on_device else SAME_HOST_CLOCK_NS):
+        return 0.0, exposed.pieces
+    waited = sum(max(0, min(end, last_ns) - start) for start, end in exposed.pieces)
+    rest = [(max(start, last_ns), end) for start, end in exposed.pieces if end > last_ns]
+    return float(waited), rest
+
+
+def waitings_of(
+    facts: Sequence[RankFacts],
+    exposures: Sequence[Exposure],
+    arrivals: Arrivals,
+    last_ns: Sequence[NDArray[np.int64]],
+) -> list[dict[int, Waiting]]:
+    """Returns what each rank's exposed calls waited for, by call. `last_ns`: as in `arrivals`, but also where the last
+    rank's start is assumed."""
+    found: list[dict[int, Waiting]] = [{} for _ in facts]
+    for rank, exposure in enumerate(exposures):
+        for i, exposed in exposure.exposed.items():
+            call = facts[rank].calls[i]
+            if call.collective in POINT_TO_POINT:
+                continue
+            waited, rest = waited_of(exposed, call, int(last_ns[rank][i]), on_device=facts[rank].on_device)
+            late = int(arrivals.last_rank[rank][i])
+            if waited and (late != NOBODY or call.group in facts[rank].groups):
+                found[rank][i] = Waiting(late, [Share(late, waited)], rest)
+    known = ((rank, i) for rank, own in enumerate(found) for i, one in own.items() if one.late != UNKNOWN_RANK)
+    history = _History(facts, exposures, arrivals)
+    # What a rank had waited for itself is known before what others wait for it.
+    for rank, i in sorted(known, key=lambda one: int(last_ns[one[0]][one[1]]) + arrivals.offsets_ns[one[0]]):
+        waiting = found[rank][i]
+        found[rank][i] = replace(waiting, shares=history.shares(rank, i, waiting, found))
+    return found
+
+
+class _History:
+    """What the ranks did before they came to a collective."""
+
+    def __init__(self, facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals: Arrivals) -> None:
+        self._facts, self._exposures = facts, exposures
+        self._members = [dict(match) for match in arrivals.matches]
+        self._meetings: list[list[int]] = [[] for _ in facts]
+        self._match: list[dict[int, int]] = [{} for _ in facts]
+        for number, match in enumerate(arrivals.matches):
+            for rank, i in match:
+                self._match[rank][i] = number
+                if facts[rank].calls[i].collective in MEETING:
+                    self._meetings[rank].append(number)
+        self._common: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._starts = [[call.start_ns for call in rank.calls] for rank in facts]
+        self._idle = [_host_late(own, exposure) for own, exposure in zip(facts, exposures, strict=True)]
+        self._loading = [
+            Measure(intersect(idle.union, own.loading)) for own, idle in zip(facts, self._idle, strict=True)
+        ]
+
+    def shares(self, rank: int, index: int, waiting: Waiting, known: Sequence[dict[int, Waiting]]) -> list[Share]:
+        """Returns the shares of a call's waiting by the rank that caused them. `known`: what was waited for before."""
+        late, left = waiting.late, waiting.waited_ns
+        own_window, late_window = self._windows(rank, index, late)
+        before = self._waited(late, late_window, known[late])
+        for root, share in self._waited(rank, own_window, known[rank]).items():
+            if root in before:
+                before[root] = replace(before[root], waited_ns=before[root].waited_ns - share.waited_ns)
+        found = []
+        for root, share in before.items():
+            if root not in (rank, late) and share.waited_ns > 0 and left > 0:
+                part = min(left, share.waited_ns)
+                found.append(Share(root, part, NOTHING_MORE.plus(share.why, part / share.waited_ns)))
+                left -= part
+        if left > 0:
+            found.append(Share(late, left, self._more(late, late_window, rank, own_window, left)))
+        return found
+
+    def _windows(self, rank: int, index: int, late: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns the time of both ranks from the end of the last collective that they have in common to this one."""
+        if (rank, late) not in self._common:
+            both = (self._members[number] for number in self._meetings[rank])
+            self._common[rank, late] = sorted((match[rank], match[late]) for match in both if late in match)
+        common = self._common[rank, late]
+        of_late = self._members[self._match[rank][index]][late]
+        ends = self._facts[rank].calls[index].start_ns, self._facts[late].calls[of_late].start_ns
+        place = bisect_left(common, (index, 0))
+        if place:
+            own, other = common[place - 1]
+            starts = self._facts[rank].calls[own].end_ns, self._facts[late].calls[other].end_ns
+        else:
+            starts = self._step_start(rank, index), self._step_start(late, of_late)
+        return (starts[0], ends[0]), (starts[1], ends[1])
+
+    def _step_start(self, rank: int, index: int) -> int:
+        call = self._facts[rank].calls[index]
+        return next((step.start_ns for step in self._facts[rank].steps if step.number == call.step), call.start_ns)
+
+    def _waited(self, rank: int, window: tuple[int, int], known: dict[int, Waiting]) -> dict[int, Share]:
+        """Returns what a rank waited for in a window, by root."""
+        found: dict[int, Share] = {}
+        first, beyond = (bisect_left(self._starts[rank], moment) for moment in window)
+        for i in range(first, beyond):
+            if i in known:
+                for share in known[i].shares:
+                    before = found.get(share.root, Share(share.root, 0.0))
+                    waited_ns = before.waited_ns + share.waited_ns
+                    found[share.root] = Share(share.root, waited_ns, before.why.plus(share.why))
+        return found
+
+    def _more(self, late: int, its: tuple[int, int], rank: int, own: tuple[int, int], waited_ns: float) -> Why:
+        """Returns what the late rank did more than the other one in their windows, at most as long as was waited."""
+        more = self._spent(late, its).plus(self._spent(rank, own), -1.0)
+        host_ns, work_ns = max(0.0, more.host_ns), max(0.0, more.work_ns)
+        times = min(1.0, waited_ns / (host_ns + work_ns)) if host_ns + work_ns else 0.0
+        loading_ns = max(0.0, min(more.loading_ns, host_ns))
+        return Why(times * host_ns, times * loading_ns, times * work_ns)
+
+    def _spent(self, rank: int, window: tuple[int, int]) -> Why:
+        start_ns, end_ns = window
+        return Why(
+            self._idle[rank].between(start_ns, end_ns),
+            self._loading[rank].between(start_ns, end_ns),
+            self._exposures[rank].compute.between(start_ns, end_ns),
+        )
+
+
+def _host_late(facts: RankFacts, exposure: Exposure) -> Measure:
+    spans = merge(np.array([(late.start_ns, late.end_ns) for late in exposure.late], np.int64).reshape(-1, 2))
+    return Measure(subtract(spans, merge(np.concatenate((exposure.comm.union, facts.copies)))))
+
+
+def stragglers_of(
+    facts: Sequence[RankFacts], arrivals: Arrivals, waitings: Sequence[dict[int, Waiting]]
+) -> set[tuple[str, int]]:
+    """Returns the pairs of process group and index of a rank for which the group's other ranks wait: it causes most of
+    all waiting, and most of it in most steps."""
+    members = {(rank, i): tuple(of for of, _ in match) for match in arrivals.matches for rank, i in match}
+    waited: dict[tuple[str, tuple[int, ...]], dict[int, Counter[int]]] = defaultdict(lambda: defaultdict(Counter))
+    for rank, own in enumerate(waitings):
+        startup = {step.number for step in facts[rank].steps if step.startup}
+        for i, waiting in own.items():
+            call = facts[rank].calls[i]
+            if waiting.late != UNKNOWN_RANK and call.step not in startup:
+                for share in waiting.shares:
+                    waited[call.group, members.get((rank, i), ())][call.step][share.root] += round(share.waited_ns)
+    found = set()
+    for (group, _), by_step in waited.items():
+        total = sum(by_step.values(), Counter())
+        for late, lost in total.items():
+            steps = [2 * by_rank[late] > by_rank.total() for by_rank in by_step.values() if by_rank.total()]
+            if lost and lost >= MOSTLY * total.total() and sum(steps) > len(steps) / 2:
+                found.add((group, late))
+    return found
+
+
+class Often(NamedTuple):
+    """How often a rank came last."""
+
+    last: int
+    met: int
+    """Collectives that it took part in, and that had a last rank."""
+
+
+def often_of(facts: Sequence[RankFacts], arrivals: Arrivals) -> list[Often]:
+    """Returns how often each rank came last, start-up steps left out."""
+    last, met = [0] * len(facts), [0] * len(facts)
+    for match in arrivals.matches:
+        rank, i = match[0]
+        call = facts[rank].calls[i]
+        if call.collective not in POINT_TO_POINT and not any(
+            step.startup for step in facts[rank].steps if step.number == call.step
+        ):
+            last[int(arrivals.last_rank[rank][i])] += 1
+            for of, _ in match:
+                met[of] += 1
+    return [Often(*both) for both in zip(last, met, strict=True)]
+
+
+def with_assumed_waits(facts: RankFacts, last_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the start of the last rank, for calls without other ranks' traces as estimated: a call that takes much
+    longer than the fastest of its size, or than its bytes at the group's best rate, has waited before."""
+    unknown = [
+        i
+        for i, call in enumerate(facts.calls)
+        if last_ns[i] == NEVER and call.collective not in POINT_TO_POINT and not call.is_wait and _elements(call)
+    ]
+    fastest: dict[tuple[str, str, int], int] = {}
+    rate: dict[tuple[str, str], float] = defaultdict(float)
+    for i in unknown:
+        call, took = facts.calls[i], max(facts.calls[i].end_ns - facts.calls[i].start_ns, 1)
+        size = call.group, call.collective, _elements(call)
+        fastest[size] = min(fastest.get(size, took), took)
+        rate[size[:2]] = max(rate[size[:2]], _elements(call) / took)
+    assumed = last_ns.copy()
+    for i in unknown:
+        call = facts.calls[i]
+        size = call.group, call.collective, _elements(call)
+        moving = min(fastest[size], _elements(call) / rate[size[:2]] + STARTS_NS)
+        if call.end_ns - call.start_ns > WAITED * moving + STARTS_NS:
+            assumed[i] = call.end_ns - round(moving)
+    return assumed
+
+
+def _elements(call: Call) -> int:
+    return max(call.sent or 0, call.received or 0)
