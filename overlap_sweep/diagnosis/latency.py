@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import median
 
 from overlap_sweep.diagnosis.calls import bytes_of
 from overlap_sweep.diagnosis.lateness import POINT_TO_POINT
@@ -49,16 +48,15 @@ class Small:
 def small_calls(view: RankView) -> dict[int, Small]:
     """Returns the calls of a rank whose time is mostly latency, and that could be merged, by index."""
     sizes = {i: size for i, call in enumerate(view.facts.calls) if (size := bytes_of(call)) and not call.is_wait}
-    times_ns: dict[_Link, dict[tuple[str, int], list[float]]] = defaultdict(lambda: defaultdict(list))
-    for i, size in sizes.items():
-        call = view.facts.calls[i]
-        times_ns[call.group, call.library][call.collective, size].append(max(view.moving_ns(i), 1000.0))
     alike: dict[tuple[_Link, tuple[object, ...]], list[int]] = defaultdict(list)
-    latencies_ns = {link: min(MOST_LATENCY_NS, *map(median, of_link.values())) for link, of_link in times_ns.items()}
+    latencies_ns: dict[_Link, float] = defaultdict(lambda: MOST_LATENCY_NS)
     rates: dict[_Link, float] = defaultdict(lambda: SLOWEST_GBS)
     for i in sizes.keys() & view.alike.keys():
         link = view.facts.calls[i].group, view.facts.calls[i].library
-        rates[link] = max(rates[link], view.alike[i].rate_gbs or 0.0)
+        of_kind = view.alike[i]
+        if of_kind.transfer_us is not None and of_kind.rate_gbs is not None:
+            latencies_ns[link] = min(latencies_ns[link], max(of_kind.transfer_us * 1000, 1000.0))
+            rates[link] = max(rates[link], of_kind.rate_gbs)
     for i, size in sizes.items():
         call = view.facts.calls[i]
         link = call.group, call.library
