@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -31,10 +32,10 @@ def as_rank(text: str, rank: int, ranks: int) -> str:
     return re.sub(r'"rank": ?\d+, ?"world_size": ?\d+', f'"rank": {rank}, "world_size": {ranks}', text)
 
 
-def measure(command: list[str], cache: Path) -> tuple[float, float, float, int]:
-    """Returns seconds, peak MiB of all processes, peak MiB of the first one, and most processes at a time."""
+def measure(command: list[str], cache: Path) -> tuple[float, float, float, float, int]:
+    """Returns seconds, seconds of all cores, peak MiB of all processes and of the first one, and the most processes."""
     environment = {**os.environ, "OVERLAP_SWEEP_CACHE": str(cache)}
-    begin = time.perf_counter()
+    begin, cores_begin = time.perf_counter(), cores_s()
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     peak = first = 0.0
     most = 0
@@ -44,7 +45,12 @@ def measure(command: list[str], cache: Path) -> tuple[float, float, float, int]:
         time.sleep(EVERY_S)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed with status {process.returncode}.")
-    return time.perf_counter() - begin, peak, first, most
+    return time.perf_counter() - begin, cores_s() - cores_begin, peak, first, most
+
+
+def cores_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def children(pid: int) -> list[int]:
@@ -78,9 +84,9 @@ def main() -> None:
             for rank in range(ranks):
                 (folder / f"trace_rank{rank}.json").write_text(as_rank(text, rank, ranks))
             command = [sys.executable, "analyze.py", *asked.command.split(), str(folder)]
-            seconds, peak, first, most = measure(command, folder / "cache")
+            seconds, cores, peak, first, most = measure(command, folder / "cache")
             print(
-                f"  {ranks:3} ranks {seconds:8.1f} s {seconds / ranks:6.1f} s a rank  {peak:6.0f} MiB in all  "
+                f"  {ranks:3} ranks {seconds:6.1f} s, {cores:6.1f} s of all cores  {peak:5.0f} MiB in all  "
                 f"{first:6.0f} MiB in the first of {most} processes",
                 flush=True,
             )
