@@ -34,6 +34,10 @@ _ACTIVATIONS = (
         "tp_comm_overlap_cfg that leave the least exposed on this machine.",
     ),
     advice_on(
+        *("dependency bandwidth", "activation torchrec bwd !low_precision"),
+        "Fewer bytes of the embeddings' gradients: torchrec's QCommsConfig(backward_precision=CommType.BF16).",
+    ),
+    advice_on(
         *("dependency", "activation torchrec sparse_pipeline low_precision"),
         "torchrec's TrainPipelineSemiSync exchanges embeddings during the batch before, which trains on parameters of "
         "one update earlier.",
