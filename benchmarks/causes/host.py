@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from causes.scenario import Block, Job, Sizes, Step, ddp, scenario, training
@@ -160,3 +163,24 @@ def sync_in_step(job: Job) -> Step:
 def no_sync_in_step(job: Job) -> Step:
     """sync_in_step without synchronize()."""
     return looked_at(job, lambda _: None)
+
+
+@scenario("unexplained", "none", devices=("cuda",))
+def function_in_stream(job: Job) -> Step:
+    """GEMMs and an all-reduce, with a function of the host in the stream that sleeps 5 ms."""
+    mapped = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines())
+    runtime = ctypes.CDLL(next(path for path in mapped if "libcudart" in path))
+    sleep, microseconds = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p), ctypes.c_void_p(5000)
+    a, group = job.random(4096, 4096), job.group("DP")
+
+    def step() -> None:
+        for _ in range(8):
+            a @ a
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        if runtime.cudaLaunchHostFunc(stream, sleep, microseconds):
+            raise RuntimeError("cudaLaunchHostFunc failed")
+        for _ in range(8):
+            a @ a
+        dist.all_reduce(a, group=group)
+
+    return step

@@ -230,6 +230,22 @@ def moe_uneven(job: Job) -> Step:
     return experts(job, 0.625)
 
 
+@scenario("straggler", "dependency", "issued_late")
+def late_in_turn(job: Job) -> Step:
+    """Blocking all-reduces after GEMMs, of which rank 0 has thrice as many before one, rank 1 before the next."""
+    sizes, group = job.sizes(Sizes(4096, 4096, 8), Sizes(512, 512, 8)), job.group("TP")
+    x, weight = job.random(sizes.tokens, sizes.hidden), job.random(sizes.hidden, sizes.hidden)
+
+    def step() -> None:
+        for layer in range(sizes.layers):
+            for _ in range(12 if layer % job.ranks == job.rank else 4):
+                x @ weight
+            dist.all_reduce(x, group=group)
+            x.mul_(1 / job.ranks)
+
+    return step
+
+
 @scenario("dependency", "straggler", "issued_late")
 def pipeline(job: Job) -> Step:
     """Two pipeline stages, two microbatches, all forward and then all backward, with blocking send and receive."""

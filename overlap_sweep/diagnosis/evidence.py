@@ -313,7 +313,7 @@ def _unexplained(basis: Basis) -> str:
         if first.launch_ns == NEVER
         else f"launched {as_time((first.end_ns - first.launch_ns) / 1000)} before it started"
     )
-    holds_back = f" after {first.holds_back}" if first.holds_back else ""
+    holds_back = f", after a call of {first.holds_back}" if first.holds_back else ""
     return (
         f"Nothing runs on the device {_counted(count, 'time')} per step, for up to {longest}. Then {first.after} runs "
         f"on {first.stream}, {ahead}{holds_back}; {first.before} had ended. What the device waited for is not in the "

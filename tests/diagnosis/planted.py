@@ -1,4 +1,4 @@
-"""Recordings of programs with one planted cause each, of two H200s and of a CPU, as small archives.
+"""Recordings of programs with one planted cause each, of two H200s, two H100s and of a CPU, as small archives.
 
 python -m tests.diagnosis.planted pack RECORDINGS ARCHIVE    packs what benchmarks/record_causes.py has recorded
 python -m tests.diagnosis.planted unpack ARCHIVE DIRECTORY   restores it, for analyze.py diagnose

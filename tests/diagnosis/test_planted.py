@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -124,7 +125,19 @@ def test_no_more_is_lost_than_there_is(recorded: Recorded, archive: str, name: s
         )
 
 
-@cases(lambda planted: planted.cause == "straggler" and planted.device == "cuda" and planted.name != "host_straggler")
+def test_ranks_that_are_late_in_turn_are_all_named(recorded: Recorded) -> None:
+    (straggler,) = of_cause(diagnosis_of(recorded("h100x2", "late_in_turn")), "straggler")
+    assert straggler.rank is None
+    named = re.findall(
+        r"rank (\d) (?:causes )?\d+% \(the last in 12 of 24 .*?: it computes longer\)", straggler.evidence
+    )
+    assert sorted(named) == ["0", "1"]
+
+
+WORKS_MORE = ("ddp_straggler", "fsdp2_straggler", "moe_uneven")
+
+
+@cases(lambda planted: planted.name in WORKS_MORE and planted.device == "cuda")
 def test_waiting_for_a_straggler_takes_as_long_as_it_computes_more(
     recorded: Recorded, directories: dict[str, Path], archive: str, name: str
 ) -> None:
