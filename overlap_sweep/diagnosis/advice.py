@@ -14,6 +14,10 @@ from overlap_sweep.diagnosis.advice_on_communication import COMMUNICATION, Advic
 
 _IN_TURN = (
     advice_on(
+        *("straggler", "late_before"),
+        "What makes it late lies before its recording: record more steps, of all ranks from the same step on.",
+    ),
+    advice_on(
         *("straggler", "in_turn host_late"),
         "See what these ranks' hosts do when they are late, such as garbage collection (gc.freeze()), and launch less: "
         "behind a CUDA graph a host's pauses don't matter.",

@@ -180,7 +180,7 @@ def _end(wait: Wait) -> int:
 
 class Lateness(NamedTuple):
     sign: str
-    """`host_late`, `loads_longer`, `more_work`, `as_much_work` or `unknown_rank`."""
+    """`host_late`, `loads_longer`, `more_work`, `late_before`, `as_much_work` or `unknown_rank`."""
     words: str
 
 
@@ -216,6 +216,8 @@ def why_late(waited: Share, num_steps: int, *, on_device: bool) -> Lateness | No
     """Returns what ranks did more that others waited for; None if nothing explains enough of the waiting."""
     why, least_ns = waited.why, MUCH * waited.waited_ns
     per_step_us = Why(*(number / max(num_steps, 1) / 1000 for number in why))
+    if why.before_ns >= max(why.host_ns, why.work_ns, least_ns):
+        return Lateness("late_before", f"it was late by {as_time(per_step_us.before_ns)} where its recording begins")
     if why.host_ns >= max(why.work_ns, least_ns):
         idle = f"it is idle for {as_time(per_step_us.host_ns)} more"
         if why.loading_ns >= MUCH * why.host_ns:

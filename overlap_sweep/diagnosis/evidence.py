@@ -187,10 +187,8 @@ def _latency(basis: Basis) -> str:
 def _straggler(basis: Basis) -> str:
     waiting = "One rank" if basis.own.rank is None else f"Rank {basis.own.rank}"
     if basis.about == IN_TURN:
-        return (
-            f"{waiting} waits {as_time(basis.lost_us)} per step, in {_calls(basis)}, for ranks that are late in turn. "
-            f"{_shares(basis)}."
-        )
+        who = "ranks that are late in turn" if len(basis.turns) > 1 else "a rank that is late at times"
+        return f"{waiting} waits {as_time(basis.lost_us)} per step, in {_calls(basis)}, for {who}. {_shares(basis)}."
     if basis.late == UNKNOWN_RANK:
         return (
             f"{waiting} probably waits {as_time(basis.lost_us)} per step in {_calls(basis)}, which take more than "
@@ -212,6 +210,7 @@ _WHY = {
     "host_late": "its host launches late",
     "loads_longer": "its host waits for a DataLoader's next batch",
     "more_work": "it computes longer",
+    "late_before": "it was late where its recording begins",
 }
 
 
@@ -227,8 +226,8 @@ def _shares(basis: Basis) -> str:
             part = f"{share.waited_ns / total:.0%}"
             named.append(f"rank {basis.facts[rank].rank} {verb}{part} ({_often(basis, rank)}{why})")
     if not named:
-        return f"None of {len(basis.turns)} ranks causes {NAMED:.0%} of all waiting"
-    return f"Of all waiting, {', '.join(named)}"
+        return f"None of {len(basis.turns)} ranks causes {NAMED:.0%} of it"
+    return f"Of what all ranks wait so, {', '.join(named)}"
 
 
 def _host_bound(basis: Basis) -> str:

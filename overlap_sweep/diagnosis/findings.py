@@ -236,13 +236,15 @@ def _turns(facts: Sequence[RankFacts], losses: Sequence[list[Loss]]) -> dict[int
 
 
 def _separated(view: RankView) -> dict[_Calls, _Separated]:
-    """Returns the waiting and the transfer of a rank's calls, where it is known when the last rank started."""
+    """Returns the waiting and the transfer of a rank's calls. Where nobody knows when the last rank started, all counts
+    as transfer, which takes at most that."""
     found: dict[_Calls, _Separated] = defaultdict(_Separated)
     for i, exposed in view.exposure.exposed.items():
         call, waiting = view.facts.calls[i], view.waitings.get(i)
-        if call.collective not in POINT_TO_POINT and view.last_ns[i] != NEVER:
+        if call.collective not in POINT_TO_POINT:
             own = found[call.group, call.collective, call.pass_]
-            own.waiting_us[call.step] += waiting.waited_ns / 1000 if waiting else 0.0
+            if view.last_ns[i] != NEVER:
+                own.waiting_us[call.step] += waiting.waited_ns / 1000 if waiting else 0.0
             pieces = waiting.rest if waiting else exposed.pieces
             own.transfer_us[call.step] += sum(end - start for start, end in pieces) / 1000
     return found
@@ -252,12 +254,12 @@ def _of_calls(run: _Run, rank: int, key: Key, steady: Sequence[StepLoss]) -> tup
     """Returns the waiting and the transfer per step of the calls that a finding is about: the waiting of the rank that
     waits most, and the transfer of its own rank."""
     calls, steps = (key.group, key.collective, key.pass_), [step.step for step in steady]
-    known = [of_rank[calls] for of_rank in run.separated if calls in of_rank]
     own = run.separated[rank].get(calls)
     if key.cause not in EXPOSED or not own or not steps:
         return None, None
-    waiting_us = max(median(one.waiting_us.get(step, 0.0) for step in steps) for one in known)
-    return waiting_us, median(own.transfer_us.get(step, 0.0) for step in steps)
+    known = [of_rank[calls].waiting_us for of_rank in run.separated if calls in of_rank]
+    waiting_us = [median(one.get(step, 0.0) for step in steps) for one in known if one]
+    return max(waiting_us, default=None), median(own.transfer_us.get(step, 0.0) for step in steps)
 
 
 def _finding(run: _Run, rank: int, key: Key, lost: _Lost, steady: Sequence[StepLoss]) -> Finding:

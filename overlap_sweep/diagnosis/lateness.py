@@ -49,6 +49,8 @@ class Why(NamedTuple):
     """Part of it in which their hosts waited for a DataLoader's next batch."""
     work_ns: float = 0.0
     """Time in which they computed."""
+    before_ns: float = 0.0
+    """Time by which their recording of the step begins later, where no collective in common came before."""
 
     def plus(self, other: Why, times: float = 1.0) -> Why:
         return Why(*(own + times * more for own, more in zip(self, other, strict=True)))
@@ -123,7 +125,7 @@ class _History:
     """What the ranks did before they came to a collective."""
 
     def __init__(self, facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals: Arrivals) -> None:
-        self._facts, self._exposures = facts, exposures
+        self._facts, self._exposures, self._offsets = facts, exposures, arrivals.offsets_ns
         self._members = [dict(match) for match in arrivals.matches]
         self._meetings: list[list[int]] = [[] for _ in facts]
         self._match: list[dict[int, int]] = [{} for _ in facts]
@@ -193,9 +195,12 @@ class _History:
         """Returns what the late rank did more than the other one in their windows, at most as long as was waited."""
         more = self._spent(late, its).plus(self._spent(rank, own), -1.0)
         host_ns, work_ns = max(0.0, more.host_ns), max(0.0, more.work_ns)
-        times = min(1.0, waited_ns / (host_ns + work_ns)) if host_ns + work_ns else 0.0
         loading_ns = max(0.0, min(more.loading_ns, host_ns))
-        return Why(times * host_ns, times * loading_ns, times * work_ns)
+        # Both have left a collective in common at the same time, but for the noise of clocks.
+        before_ns = max(0.0, float(its[0] + self._offsets[late] - own[0] - self._offsets[rank]))
+        total_ns = host_ns + work_ns + before_ns
+        times = min(1.0, waited_ns / total_ns) if total_ns else 0.0
+        return NOTHING_MORE.plus(Why(host_ns, loading_ns, work_ns, before_ns), times)
 
     def _spent(self, rank: int, window: tuple[int, int]) -> Why:
         start_ns, end_ns = window
