@@ -14,6 +14,7 @@ Cause = Literal[
     "queue_order",
     "bandwidth",
     "latency",
+    "repeated_reduction",
     "straggler",
     "host_bound",
     "host_sync",
@@ -40,6 +41,9 @@ END_OF_STEP = "end of the step"
 
 IN_TURN = "in_turn"
 """What ranks are that wait for one another, none of them for one alone."""
+
+PAUSES = "pauses"
+"""What a finding of a late host is about if it started nothing for long."""
 
 RECORDING_SLOWS = "Recording slows the host down: compare the step's time with that without the profiler."
 

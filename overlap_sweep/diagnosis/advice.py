@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from overlap_sweep.diagnosis import Cause
 from overlap_sweep.diagnosis.advice_between_nodes import BETWEEN_NODES
-from overlap_sweep.diagnosis.advice_on_communication import COMMUNICATION, Advice, advice_on
+from overlap_sweep.diagnosis.advice_on_communication import COMMUNICATION, OVERLAP, Advice, advice_on
 
 _IN_TURN = (
     advice_on(
@@ -76,6 +76,10 @@ _WITHOUT_TRAINING = (
         "(gc.freeze()).",
     ),
     advice_on(
+        *("straggler", "untrained more_work"),
+        "Balance the work: give each rank as much.",
+    ),
+    advice_on(
         *("straggler", "untrained !cpu !unknown_rank"),
         "Compare that rank's clocks, power and temperature with the others' (nvidia-smi -q -d "
         "CLOCK,POWER,TEMPERATURE), and what else runs on its host.",
@@ -95,6 +99,32 @@ _WITHOUT_TRAINING = (
     advice_on(
         *("host_sync", "untrained !end_of_step"),
         "Take what makes the host wait out of what is timed: torch.cuda.synchronize(), .item(), nonzero() and such.",
+    ),
+)
+_PAUSES = (
+    advice_on(
+        *("host_bound", "loading loader_workers"),
+        "Load ahead: more num_workers of the DataLoader or a larger prefetch_factor; or make less of each batch while "
+        "training, such as by tokenizing before.",
+    ),
+    advice_on(
+        *("host_bound", "loading"),
+        "Load ahead: DataLoader(num_workers=4, persistent_workers=True); or make less of each batch while training, "
+        "such as by tokenizing before.",
+    ),
+    advice_on(
+        *("straggler host_bound", "pauses unnamed"),
+        "profile(with_stack=True) names the function: data, logging, a checkpoint, or Python's garbage collection "
+        "(gc.freeze(), Megatron-Core manual_gc=True). Do it less often, in another thread, or before the step.",
+    ),
+    advice_on(
+        *("straggler host_bound", "pauses stalled"),
+        "No line of the program takes this long: see what else runs on its cores, and whether they are its own "
+        "(taskset, OMP_NUM_THREADS), and whether its memory is swapped.",
+    ),
+    advice_on(
+        *("straggler host_bound", "pauses"),
+        "Shorten it, or do it less often, in another thread or process, or before the step.",
     ),
 )
 _STRAGGLERS = (
@@ -128,6 +158,16 @@ _STRAGGLERS = (
         "such as logging or a loss.",
     ),
     advice_on(
+        *("straggler", "slower_kernels !cpu"),
+        "If its batches are as large as the others': compare its clocks, power and temperature with theirs (nvidia-smi "
+        "-q -d CLOCK,POWER,TEMPERATURE). Else balance them: sequence lengths (packing), tokens per expert.",
+    ),
+    advice_on(
+        *("straggler", "slower_kernels"),
+        "If its batches are as large as the others', see what else runs on its cores, and whether they are its own "
+        "(taskset, OMP_NUM_THREADS). Else balance them: sequence lengths (packing).",
+    ),
+    advice_on(
         *("straggler", "cpu"),
         "It does the same work as the others: see what else runs on its cores, and whether they are its own (taskset, "
         "OMP_NUM_THREADS).",
@@ -141,16 +181,6 @@ _STRAGGLERS = (
 
 _HOST = (
     advice_on(
-        *("host_bound", "loading loader_workers"),
-        "Load ahead: more num_workers of the DataLoader or a larger prefetch_factor; or make less of each batch while "
-        "training, such as by tokenizing before.",
-    ),
-    advice_on(
-        *("host_bound", "loading"),
-        "Load ahead: DataLoader(num_workers=4, persistent_workers=True); or make less of each batch while training, "
-        "such as by tokenizing before.",
-    ),
-    advice_on(
         *("host_bound", "cpu fused"),
         "It is Python's time between operators: torch.compile, or fewer and larger operators.",
     ),
@@ -161,8 +191,7 @@ _HOST = (
     ),
     advice_on(
         *("host_bound", "megatron"),
-        "cuda_graph_impl='transformer_engine' or 'local', larger microbatches; manual_gc=True if there are pauses of "
-        "milliseconds.",
+        "cuda_graph_impl='transformer_engine' or 'local', or larger microbatches.",
     ),
     advice_on(
         *("host_bound", "fsdp2 fused"),
@@ -176,13 +205,12 @@ _HOST = (
     ),
     advice_on(
         *("host_bound", "fused"),
-        "Launch less: CUDA graphs (torch.compile(mode='reduce-overhead')), larger microbatches; gc.freeze() or a fixed "
-        "interval if Python's garbage collection pauses it.",
+        "Launch less: CUDA graphs (torch.compile(mode='reduce-overhead')), larger microbatches.",
     ),
     advice_on(
         *("host_bound", ""),
         "Launch less: CUDA graphs (torch.compile(mode='reduce-overhead')), optimizers with fused=True, larger "
-        "microbatches; gc.freeze() or a fixed interval if Python's garbage collection pauses it.",
+        "microbatches.",
     ),
     advice_on(
         *("host_sync", "end_of_step"),
@@ -264,15 +292,20 @@ _UNEXPLAINED = (
 ADVICE: Sequence[Advice] = (
     advice_on("none", "", "Nothing: overlap has less than 2% of the step to gain."),
     *(advice_on(*one) for one in BETWEEN_NODES),
-    *(_IN_TURN + _WITHOUT_TRAINING + COMMUNICATION + _STRAGGLERS + _HOST + _CONTENTION + _UNEXPLAINED),
+    *(_IN_TURN + _PAUSES + _WITHOUT_TRAINING + COMMUNICATION + _STRAGGLERS + _HOST + _CONTENTION + _UNEXPLAINED),
 )
 """The first whose needs are met is given."""
+
+
+IF_CORES_ARE_FREE = " It gains time only if cores are free: gloo computes on those that GEMMs use."
 
 
 def advice_for(cause: Cause, signs: Mapping[str, str]) -> str:
     """Returns the sentence for a cause; `signs`: roles, collectives, libraries and others of `basis.signs_of`."""
     fits = (advice for advice in ADVICE if cause in advice.causes and all(_holds(need, signs) for need in advice.needs))
-    return next(fits).sentence.format_map(signs)
+    advice = next(fits)
+    on_cpu = cause in ("dependency", "issued_late") and "cpu" in signs and advice in OVERLAP
+    return advice.sentence.format_map(signs) + (IF_CORES_ARE_FREE if on_cpu else "")
 
 
 def _holds(need: str, signs: Mapping[str, str]) -> bool:

@@ -24,11 +24,6 @@ _TP_OVERLAP = (
 )
 _ACTIVATIONS = (
     advice_on(
-        *("dependency", "norm"),
-        "It moves next to nothing: what it costs is the wait for the last rank. Clip gradients or sum losses less "
-        "often, or without a norm over all ranks.",
-    ),
-    advice_on(
         *("dependency", "userbuffers"),
         "It overlaps already, but not all of it: overlap-sweep tune finds the method and num_sm in "
         "tp_comm_overlap_cfg that leave the least exposed on this machine.",
@@ -62,16 +57,6 @@ _ACTIVATIONS = (
         "Compute what does not need these tokens meanwhile, such as shared experts or another microbatch: "
         "async_op=True, and wait() right before the experts.",
     ),
-    advice_on(
-        *("dependency", "point_to_point megatron"),
-        "More microbatches per step, or interleaved stages: virtual_pipeline_model_parallel_size with "
-        "overlap_p2p_comm=True.",
-    ),
-    advice_on(
-        *("dependency", "point_to_point"),
-        "More microbatches per step, or a schedule with a smaller bubble: ScheduleInterleaved1F1B, "
-        "ScheduleZBVZeroBubble (torchtitan: pipeline_parallel_schedule).",
-    ),
     advice_on("dependency", "activation megatron", _TP_OVERLAP),
     advice_on("dependency", "activation transformer_engine", _TP_OVERLAP),
     advice_on(
@@ -96,6 +81,21 @@ _PREFETCH = (
         *("dependency bandwidth issued_late", "parameter after_step"),
         "Gather during the next forward pass, not after the optimizer: Megatron-Core overlap_param_gather=True with "
         "overlap_grad_reduce=True; or FSDP2's fully_shard instead of ZeRO-1.",
+    ),
+    advice_on(
+        *("dependency issued_late", "parameter one_unit fsdp2"),
+        "All parameters are one unit, so there is nothing to gather ahead: fully_shard each layer (or some layers "
+        "together), then the model. Between microbatches set_reshard_after_backward(False) keeps them gathered.",
+    ),
+    advice_on(
+        *("dependency issued_late", "parameter one_unit fsdp1"),
+        "All parameters are one unit, so there is nothing to gather ahead: an auto_wrap_policy that makes each layer a "
+        "unit.",
+    ),
+    advice_on(
+        *("dependency issued_late", "parameter one_unit !megatron !deepspeed"),
+        "All parameters are gathered at once, so there is nothing to gather ahead: gather them by layer, the next "
+        "layer's while one computes.",
     ),
     advice_on(
         *("dependency", "parameter bwd"),
@@ -147,11 +147,6 @@ _REDUCTION = (
         *("issued_late", "before_gather"),
         "Gather the next layer's parameters while this one computes, so that its gather does not wait for this "
         "reduction and the pass for both.",
-    ),
-    advice_on(
-        *("dependency", "gradient fsdp2 cpu"),
-        "More tokens per step: on a CPU FSDP2 waits for each reduce-scatter before the pass goes on, on GPUs it does "
-        "not.",
     ),
     advice_on(
         *("dependency issued_late", "blocks fsdp2"),
@@ -341,4 +336,67 @@ _LATENCY = (
     ),
 )
 
-COMMUNICATION = _ACTIVATIONS + _PREFETCH + _REDUCTION + _QUEUES + _BANDWIDTH + _LATENCY
+_REPEATED = (
+    advice_on(
+        *("repeated_reduction", "fsdp2"),
+        "Reduce once: set_requires_gradient_sync(False) but for the last microbatch. It takes memory: until then each "
+        "rank keeps the gradients of the whole model.",
+    ),
+    advice_on(
+        *("repeated_reduction", "fsdp1"),
+        "Reduce once: no_sync() but for the last microbatch. It takes memory: until then each rank keeps the gradients "
+        "of the whole model.",
+    ),
+    advice_on(
+        *("repeated_reduction", "deepspeed"),
+        "ZeRO stage 1 reduces once; stages 2 and 3 with each microbatch, to keep only a part of the gradients. Stage 1 "
+        "if memory allows, else fewer and larger microbatches (train_micro_batch_size_per_gpu).",
+    ),
+    advice_on(
+        *("repeated_reduction", "megatron"),
+        "Reduce once: no_sync_func=model.no_sync in the config of the schedule, as Megatron-LM's training sets it with "
+        "overlap_grad_reduce=True.",
+    ),
+    advice_on(
+        *("repeated_reduction", "ddp"),
+        "Reduce once: forward and backward under DistributedDataParallel's no_sync() but for the last microbatch "
+        "(accelerate: with accelerator.accumulate(model)).",
+    ),
+    advice_on(
+        *("repeated_reduction", ""),
+        "Reduce once: accumulate the gradients, and reduce them only after the last microbatch's backward pass.",
+    ),
+)
+
+_NO_OVERLAP = (
+    advice_on(
+        *("dependency", "norm"),
+        "It moves next to nothing: what it costs is the wait for the last rank. Clip gradients or sum losses less "
+        "often, or without a norm over all ranks.",
+    ),
+    advice_on(
+        *("dependency", "point_to_point megatron"),
+        "More microbatches per step, or interleaved stages: virtual_pipeline_model_parallel_size with "
+        "overlap_p2p_comm=True.",
+    ),
+    advice_on(
+        *("dependency", "point_to_point"),
+        "More microbatches per step, or a schedule with a smaller bubble: ScheduleInterleaved1F1B, "
+        "ScheduleZBVZeroBubble (torchtitan: pipeline_parallel_schedule).",
+    ),
+    advice_on(
+        *("dependency", "gradient fsdp2 cpu"),
+        "More tokens per step: on a CPU FSDP2 waits for each reduce-scatter before the pass goes on, on GPUs it does "
+        "not.",
+    ),
+    advice_on(
+        *("dependency issued_late", "cpu busy_cores"),
+        "Overlap gains little on these cores: next to communication GEMMs lose {busy_cores} of what is hidden. Leave "
+        "cores to gloo (fewer OMP_NUM_THREADS, fewer ranks a host), or communicate less (more tokens a step).",
+    ),
+)
+
+OVERLAP = _ACTIVATIONS + _PREFETCH + _REDUCTION
+"""What gains time by more computation next to communication."""
+
+COMMUNICATION = _NO_OVERLAP + _REPEATED + OVERLAP + _QUEUES + _BANDWIDTH + _LATENCY

@@ -14,21 +14,28 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis import END_OF_STEP, IN_TURN, Cause
+from overlap_sweep.diagnosis import END_OF_STEP, IN_TURN, PAUSES, Cause
 from overlap_sweep.diagnosis.advice_between_nodes import ACTIVATIONS, NODES, PARAMETERS
 from overlap_sweep.diagnosis.calls import Call, bytes_of
 from overlap_sweep.diagnosis.causes import Loss
 from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
+from overlap_sweep.diagnosis.contention import lost_of_hidden
 from overlap_sweep.diagnosis.exposure import Exposure
 from overlap_sweep.diagnosis.facts import RankFacts, Wait, size_of
 from overlap_sweep.diagnosis.lateness import NOTHING_MORE, POINT_TO_POINT, UNKNOWN_RANK, Often, Share, Why
 from overlap_sweep.diagnosis.nodes import place_of
+from overlap_sweep.diagnosis.pauses import paused_ns, sign_of
+from overlap_sweep.diagnosis.places import LOADING
 from overlap_sweep.diagnosis.stalls import Stall
 from overlap_sweep.diagnosis.transfers import Alike
+from overlap_sweep.trace.intervals import intersect, merge
 
 MUCH = 0.3
 """Share of the time lost from which on something explains it: what differs between two ranks, or what the host does."""
 
+
+MORE_KERNELS = 1.02
+"""A rank that runs more kernels than another by this factor has more work, rather than slower clocks."""
 
 TRAINING = {"optimizer", "loader", "ddp", "fsdp1", "fsdp2", "deepspeed"}
 """Libraries of which a training has at least one. Benchmarks of operators and layers have none."""
@@ -41,6 +48,9 @@ LEAST_BUCKET = 1
 
 LEAST_BLOCKS = 4
 """Fewest SMs of NCCL that can be halved twice."""
+
+BUSY = 0.5
+"""Share of the time hidden on a CPU from which on what GEMMs lose next to communication makes overlap not worth it."""
 
 MEGATRON = re.compile(r"_PARALLEL_GROUP")
 """In the descriptions of Megatron-Core's process groups."""
@@ -141,6 +151,21 @@ class Basis:
                 held += loss.lost_ns * (last != loss.call and self.own.calls[last].collective == "all_gather")
         return self.roles == {"gradient"} and 2 * held > sum(loss.lost_ns for loss in self.losses)
 
+    @property
+    def one_unit(self) -> bool:
+        """Returns whether the parameters of a sharded model are gathered all at once: by one call in each pass."""
+        groups = {call.group for call in self.calls}
+        gathers = [
+            call
+            for call in self.own.calls
+            if call.group in groups and call.collective == "all_gather" and call.pass_ in ("fwd", "bwd")
+        ]
+        begun = np.sort(self.own.backward_passes.reshape(-1))
+        # Even numbers are forward passes, odd ones backward passes.
+        by_pass = Counter(int(np.searchsorted(begun, call.launch_ns, side="right")) for call in gathers)
+        alike = {(call.sent, call.received, call.where) for call in gathers if not call.is_of_scalars}
+        return self.roles == {"parameter"} and len(alike) == 1 and max(by_pass.values()) == 1
+
     @cached_property
     def between_nodes(self) -> bool:
         """Returns whether most of the time is lost in communication between nodes."""
@@ -151,6 +176,15 @@ class Basis:
             if loss.call is not None and place_of(self.own, self.own.calls[loss.call]) == "between"
         )
         return 2 * between > lost
+
+    @cached_property
+    def pauses(self) -> Counter[str]:
+        """Returns the time lost in pauses of the host, in nanoseconds by place."""
+        places: Counter[str] = Counter()
+        for loss in self.losses:
+            if loss.pause is not None:
+                places[self.own.pauses[loss.pause].place] += round(loss.lost_ns)
+        return places
 
     @property
     def loading_us(self) -> float:
@@ -179,8 +213,9 @@ def _end(wait: Wait) -> int:
 
 
 class Lateness(NamedTuple):
-    sign: str
-    """`host_late`, `loads_longer`, `more_work`, `late_before`, `as_much_work` or `unknown_rank`."""
+    signs: str
+    """`host_late`, `loads_longer`, `more_work`, `slower_kernels`, `late_before`, `as_much_work`, `unknown_rank`; or
+    `pauses` with `named`, `unnamed` or `stalled`."""
     words: str
 
 
@@ -200,12 +235,21 @@ def lateness_of(basis: Basis) -> Lateness:
     idle, loading = late_idle - own_idle, late_loading - own_loading
     more = _computed_us(late) - _computed_us(own)
     if idle > max(more, MUCH * basis.lost_us):
+        place, paused = next(iter(paused_ns_of(late, basis.exposures[basis.late]).most_common(1)), ("", 0))
         if loading >= MUCH * idle:
             waits = f"its host waits {as_time(loading)} longer for a DataLoader's next batch"
+            if paused >= 1000 * MUCH * idle and not LOADING.search(place):
+                waits += f", most of it {place}"
             return Lateness("loads_longer", f"it is idle for {as_time(idle)} more, and {waits}")
+        if paused >= 1000 * MUCH * idle:
+            there = f"its host starts nothing while it is {place}, for {as_time(paused / 1000)} per step"
+            return Lateness(f"pauses {sign_of(place)}", f"it is idle for {as_time(idle)} more, and {there}")
         device = ", since its host launches late" if late.on_device else ""
         return Lateness("host_late", f"it is idle for {as_time(idle)} more{device}")
     if more > MUCH * basis.lost_us:
+        things = "kernels" if late.on_device else "operators"
+        if _launched(late) <= MORE_KERNELS * _launched(own):
+            return Lateness("slower_kernels", f"as many {things} as the others' take it {as_time(more)} longer")
         return Lateness("more_work", f"it computes {as_time(more)} more{_most_extra(late, own)}")
     waited = Share(basis.late, sum(loss.lost_ns for loss in basis.losses), sum_of(loss.why for loss in basis.losses))
     before = why_late(waited, basis.num_steps, on_device=own.on_device)
@@ -244,6 +288,12 @@ def _computed_us(facts: RankFacts) -> float:
     return float((work.end_ns - work.start_ns)[np.isin(work.step, steady)].sum()) / max(len(steady), 1) / 1000
 
 
+def _launched(facts: RankFacts) -> float:
+    """Returns the number of kernels, or of operators on a CPU, per step."""
+    steady = steady_steps(facts)
+    return float(np.isin(facts.work.step, steady).sum()) / max(len(steady), 1)
+
+
 def _host_late_us(basis: Basis, rank: int) -> tuple[float, float]:
     """Returns the time per step in which a rank's host was late, and the part of it in which it waited for data."""
     facts, exposure = basis.facts[rank], basis.exposures[rank]
@@ -254,6 +304,14 @@ def _host_late_us(basis: Basis, rank: int) -> tuple[float, float]:
         float(times_ns[counts].sum()) / max(len(steady), 1) / 1000 for times_ns in (idle_ns, exposure.loading_ns)
     )
     return idle_us, loading_us
+
+
+def paused_ns_of(facts: RankFacts, exposure: Exposure) -> Counter[str]:
+    """Returns the time per steady step in which a rank's host was late because it paused, by place."""
+    steps = [step for step in facts.steps if not step.startup]
+    spans = merge(np.array([(step.start_ns, step.end_ns) for step in steps], np.int64).reshape(-1, 2))
+    paused = paused_ns(facts.pauses, intersect(exposure.host_late, spans))
+    return Counter({place: ns // len(steps) for place, ns in paused.items()})
 
 
 def _most_extra(late: RankFacts, own: RankFacts) -> str:
@@ -292,6 +350,7 @@ def signs_of(basis: Basis) -> dict[str, str]:
         and all(call.pass_ == "other" or call.is_of_scalars for call in calls),
         "after_step": basis.roles == {"parameter"} and all(call.pass_ == "other" for call in calls),
         "blocks": basis.blocks,
+        "one_unit": basis.one_unit,
         "occupied": basis.occupied,
         "untrained": not any(one.libraries & TRAINING for one in basis.facts),
         "low_precision": bool(calls) and all(BYTES_OF.get(type_of(call.dtype), 4) < 4 for call in calls),
@@ -308,7 +367,9 @@ def signs_of(basis: Basis) -> dict[str, str]:
             ACTIVATIONS: basis.roles == {"activation"} and not messages,
         }
     if basis.cause == "host_bound":
-        found["loading"] = basis.loading_share >= MUCH
+        found |= {"loading": basis.loading_share >= MUCH, "pauses": basis.about == PAUSES}
+        if basis.about == PAUSES:
+            signs.add(sign_of(basis.pauses.most_common(1)[0][0]))
     if basis.cause == "host_sync":
         names = {f"{wait.operator or wait.name} {wait.name}" for wait in basis.waits}
         found |= {
@@ -318,7 +379,7 @@ def signs_of(basis: Basis) -> dict[str, str]:
             "end_of_step": basis.about == END_OF_STEP,
         }
     if basis.cause == "straggler":
-        signs |= {lateness_of(basis).sign, *([IN_TURN] if basis.about == IN_TURN else [])}
+        signs |= {*lateness_of(basis).signs.split(), *([IN_TURN] if basis.about == IN_TURN else [])}
     if basis.cause == "unexplained":
         signs |= {stall.holds_back for stall in basis.stalls if stall.holds_back}
     return {**dict.fromkeys(signs | {sign for sign, holds in found.items() if holds}, ""), **_other_values(basis)}
@@ -335,6 +396,10 @@ def _other_values(basis: Basis) -> dict[str, str]:
         # Buckets of a model that is small are below any limit.
         if 4 * largest > DEFAULT_BUCKET:
             found["larger"] = f"{4 * largest:.0f}"
+    if not basis.own.on_device and basis.cause in ("dependency", "issued_late"):
+        slower = lost_of_hidden(basis.own, basis.exposures[basis.rank].gaps)
+        if slower >= BUSY:
+            found["busy_cores"] = f"{slower:.0%}"
     most = max((call.blocks for call in basis.calls if call.blocks and call.library == "nccl"), default=0)
     if most >= LEAST_BLOCKS:
         found["fewer"] = f"{most // 2} or {most // 4}"

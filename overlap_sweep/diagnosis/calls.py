@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from overlap_sweep.diagnosis import Pass
 from overlap_sweep.diagnosis.collectives import (
     BYTES_OF,
+    REDUCTIONS,
     Group,
     batched,
     collective_of,
@@ -137,6 +138,11 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
             if detail.collective is None:
                 found = by_external.get(int(events.external[i])) or _detail_at_launch(trace, places, thread, launch_ns)
                 detail = found._replace(bytes=detail.bytes) if found else detail
+        collective = collective_of(detail, name, kernel_class.library)
+        in_function = places.in_function(thread, launch_ns)
+        if pass_ == FWD and collective in REDUCTIONS and not in_function and places.follows_backward(launch_ns):
+            # Of a microbatch's gradients: what has not begun is no forward pass.
+            pass_ = NEITHER
         yield Call(
             start_ns=int(events.start_ns[i]),
             end_ns=int(events.end_ns[i]),
@@ -144,7 +150,7 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
             lane=int(events.lane[i]),
             step=int(activity.assignment.iteration[i]),
             pass_=passes.get(pass_, "other"),
-            collective=collective_of(detail, name, kernel_class.library),
+            collective=collective,
             group=detail.group or "",
             sent=detail.sent,
             received=detail.received,
@@ -154,7 +160,7 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
             is_wait=bool(kind[i] == WAIT),
             thread=thread,
             library=kernel_class.library,
-            in_function=places.in_function(thread, launch_ns),
+            in_function=in_function,
             computed_before=places.computed_before(thread, launch_ns),
             accumulates=places.accumulates(thread, launch_ns),
             peer=detail.peer,

@@ -16,36 +16,37 @@ before it had waited for a rank that is late more often than others. What remain
   of gradients may hold back the backward pass, which does not need it: if all streams share a queue, that is
   `queue_order`, else the program waits for it. Then two causes fit, and both are given all of it: `dependency`, as the
   program made one, and `issued_late`, as another order of hooks would hide it.
+- Gradients that a later backward pass reduces again before the optimizer's step (`repeated.py`): `repeated_reduction`,
+  before all of these.
 - Of many collectives that are so small that their time is latency (`latency.py`), what merging them could save is
   `latency`, before all of these.
 - What no computation could have hidden: `bandwidth`, as far as a pass has more communication than computation, else
   `dependency`.
 
-Time in which the host was late is `host_sync` as far as the host's waits for the device before took its time, else
-`host_bound`. Time in which the device ran nothing, though what ran next had been launched, is `unexplained`.
+Time in which the host was late is `host_bound` as far as it paused (`pauses.py`), then `host_sync` as far as the host's
+waits for the device before took its time, else `host_bound`. Time in which the device ran nothing, though what ran next
+had been launched, is `unexplained`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from overlap_sweep.diagnosis import Cause
 from overlap_sweep.diagnosis.calls import NEVER
-from overlap_sweep.diagnosis.exposure import UNBLOCKED_NS, Exposed, Measure
+from overlap_sweep.diagnosis.exposure import UNBLOCKED_NS, Exposed, Late, Measure
 from overlap_sweep.diagnosis.latency import Small, small_calls
 from overlap_sweep.diagnosis.lateness import NOTHING_MORE, UNKNOWN_RANK, Waiting, Why
+from overlap_sweep.diagnosis.pauses import PAUSE_NS
 from overlap_sweep.diagnosis.queues import holds_back_backward, queued_since
 from overlap_sweep.diagnosis.rank import Hiding, RankView
 from overlap_sweep.diagnosis.roles import Role
 from overlap_sweep.diagnosis.stalls import LATENCY_NS
 from overlap_sweep.trace.activity import BWD, NO_ITERATION, RECOMPUTE
-
-PAUSE_NS = 1_000_000
-"""A host that launches nothing for longer does something else; if only one rank's does, it is a straggler."""
 
 COPIED_NS = 300_000
 """Longest time from a collective's launch to its start in which only its buffer is filled: half a GB on an H200."""
@@ -65,6 +66,8 @@ class Loss:
     """Index into the rank's calls."""
     wait: int | None = None
     """Index into the rank's waits."""
+    pause: int | None = None
+    """Index into the rank's pauses."""
     work: int | None = None
     """Index of the work that was late."""
     stall: int | None = None
@@ -130,6 +133,8 @@ def losses_of(view: RankView) -> list[Loss]:
                 straggler.append(Loss("straggler", call.step, pushed, i, late_rank=delay.late_rank))
                 split.rest_ns -= pushed
                 delay.left_ns -= pushed
+            if i in view.repeated:
+                split.give("repeated_reduction", split.rest_ns, passes=float(view.repeated[i]))
             if i in small:
                 _give_to_latency(view, exposed, split, small[i])
             if hiding:
@@ -286,14 +291,15 @@ def _both(a: Measure, b: Measure, start_ns: int, end_ns: int) -> float:
 
 
 def _late_losses(view: RankView) -> list[Loss]:
-    """Returns what was lost while the host was late: to its waits for the device as far as these took its time, the
-    last one first."""
+    """Returns what was lost while the host was late: to its pauses, then to its waits for the device as far as these
+    took its time, the last one first."""
     losses: list[Loss] = []
     waits = view.facts.waits
     order = sorted(range(len(waits)), key=lambda i: waits[i].end_ns)
     place = 0
     took: list[tuple[int, float]] = []
     """Waits so far, each with the part of its time to which nothing was lost yet."""
+    paused_in = _paused_losses(view)
     for late, loading_ns in zip(view.exposure.late, view.exposure.loading_ns.tolist(), strict=True):
         launch = int(view.facts.work.launch_ns[late.work])
         while place < len(order) and waits[order[place]].end_ns <= max(launch, late.start_ns):
@@ -302,6 +308,11 @@ def _late_losses(view: RankView) -> list[Loss]:
             place += 1
         step = _step_at(view, late.end_ns)
         lost = late.idle_ns + late.comm_ns
+        paused = list(paused_in(late))
+        lost -= sum(loss.lost_ns for loss in paused)
+        loading_ns -= sum(loss.numbers["loading_ns"] for loss in paused)
+        if not view.is_straggler:
+            losses += paused
         while took and lost > 0:
             last, left = took.pop()
             synced = min(lost, left)
@@ -311,7 +322,7 @@ def _late_losses(view: RankView) -> list[Loss]:
                 took.append((last, left - synced))
         pauses = view.is_straggler and late.end_ns - late.start_ns > PAUSE_NS
         if lost > 0 and not pauses:
-            numbers = {"loading_ns": min(lost, loading_ns)}
+            numbers = {"loading_ns": min(lost, max(0.0, loading_ns))}
             losses.append(Loss("host_bound", step, lost, work=late.work, numbers=numbers))
     return losses
 
@@ -328,3 +339,20 @@ def _step_at(view: RankView, gap_end_ns: int) -> int:
     steps = view.facts.steps
     place = bisect_left(steps, gap_end_ns, key=lambda step: step.start_ns) - 1
     return steps[place].number if place >= 0 and gap_end_ns <= steps[place].end_ns else NO_ITERATION
+
+
+def _paused_losses(view: RankView) -> Callable[[Late], Iterator[Loss]]:
+    """Returns a function that yields what was lost to the host's pauses in one time in which it was late."""
+    idle, pauses = Measure(view.exposure.host_late), view.facts.pauses
+    starts, ends = (np.array([getattr(pause, name) for pause in pauses]) for name in ("start_ns", "end_ns"))
+
+    def paused_in(late: Late) -> Iterator[Loss]:
+        first, beyond = np.searchsorted(ends, late.start_ns, "right"), np.searchsorted(starts, late.end_ns)
+        for i in range(int(first), int(beyond)):
+            lost = idle.between(max(pauses[i].start_ns, late.start_ns), min(pauses[i].end_ns, late.end_ns))
+            if lost > 0:
+                numbers = {"loading_ns": lost if pauses[i].loads else 0.0}
+                step = _step_at(view, late.end_ns)
+                yield Loss("host_bound", step, lost, pause=i, work=late.work, numbers=numbers)
+
+    return paused_in

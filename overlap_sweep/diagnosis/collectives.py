@@ -19,6 +19,8 @@ from overlap_sweep.trace.document import MOST_RANKS, ProcessGroup
 
 _C10D, _NCCL = "c10d::", "nccl:"
 
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+
 BYTES_OF = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
     **dict.fromkeys(("float4_e2m1fn_x2", "bool", "uint8", "int8"), 1),

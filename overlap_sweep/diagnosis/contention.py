@@ -118,3 +118,12 @@ def hidden_ns(calls: Sequence[tuple[int, int]], gaps: Intervals) -> NDArray[np.f
     spans = np.array(calls, np.int64).reshape(-1, 2)
     exposed = Measure(gaps)
     return (spans[:, 1] - spans[:, 0]) - (exposed.until(spans[:, 1]) - exposed.until(spans[:, 0]))
+
+
+def lost_of_hidden(facts: RankFacts, gaps: Intervals) -> float:
+    """Returns what GEMMs lost next to communication, as a share of the time that computation hid. `gaps`: when nothing
+    computes."""
+    steady = np.isin([call.step for call in facts.calls], [step.number for step in facts.steps if not step.startup])
+    lost, _ = slowed_by_call(facts, slowed_gemms(facts))
+    hidden = hidden_ns([(call.start_ns, call.end_ns) for call in facts.calls], gaps)[steady].sum()
+    return float(lost[steady].sum() / hidden) if hidden > 0 else 0.0

@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from overlap_sweep.diagnosis import END_OF_STEP, IN_TURN, Cause, as_rate
+from overlap_sweep.diagnosis import END_OF_STEP, IN_TURN, PAUSES, Cause, as_rate
 from overlap_sweep.diagnosis.advice import advice_for
 from overlap_sweep.diagnosis.basis import Basis, as_time, lateness_of, signs_of, steady_steps, why_late
 from overlap_sweep.diagnosis.calls import NEVER, bytes_of
@@ -184,6 +184,17 @@ def _latency(basis: Basis) -> str:
     )
 
 
+def _repeated_reduction(basis: Basis) -> str:
+    passes = max(loss.numbers["passes"] for loss in basis.losses)
+    slowed = basis.per_step(sum(loss.numbers.get("slowed_ns", 0.0) for loss in basis.losses)) / 1000
+    exposed = basis.per_step(sum(loss.lost_ns for loss in basis.losses)) / 1000 - slowed
+    slower = f", and GEMMs next to them take {as_time(slowed)} longer" if slowed > MENTIONED * exposed else ""
+    return (
+        f"The same gradients are reduced in {passes:.0f} backward passes for one step of the optimizer, which needs "
+        f"only their sum after the last. All but the last: {_calls(basis)}, exposed for {as_time(exposed)}{slower}."
+    )
+
+
 def _straggler(basis: Basis) -> str:
     waiting = "One rank" if basis.own.rank is None else f"Rank {basis.own.rank}"
     if basis.about == IN_TURN:
@@ -221,7 +232,7 @@ def _shares(basis: Basis) -> str:
     for rank, share in sorted(basis.turns.items(), key=lambda item: -item[1].waited_ns):
         if share.waited_ns >= NAMED * total and len(named) < MOST_NAMED:
             late = why_late(share, basis.num_steps, on_device=basis.own.on_device)
-            why = f": {_WHY[late.sign]}" if late and late.sign in _WHY else ""
+            why = f": {_WHY[late.signs]}" if late and late.signs in _WHY else ""
             verb = "" if named else "causes "
             part = f"{share.waited_ns / total:.0%}"
             named.append(f"rank {basis.facts[rank].rank} {verb}{part} ({_often(basis, rank)}{why})")
@@ -230,7 +241,22 @@ def _shares(basis: Basis) -> str:
     return f"Of what all ranks wait so, {', '.join(named)}"
 
 
+def _pauses(basis: Basis) -> str:
+    """Returns where the host was while it started nothing, the two places of most time."""
+    most = [
+        f"{place} for {as_time(basis.per_step(ns) / 1000)} per step"
+        for place, ns in basis.pauses.most_common(2)
+        if ns >= MENTIONED * basis.pauses.total()
+    ]
+    pauses = _counted(round(basis.per_step(len({loss.pause for loss in basis.losses})), 1), "time")
+    longest = as_time(max(loss.lost_ns for loss in basis.losses) / 1000)
+    idle = "the GPU has nothing to run" if basis.own.on_device else "nothing runs"
+    return f"{pauses} per step, for up to {longest}, {idle} because the host starts nothing: it is {', '.join(most)}."
+
+
 def _host_bound(basis: Basis) -> str:
+    if basis.about == PAUSES:
+        return _pauses(basis)
     longest = as_time(max(loss.lost_ns for loss in basis.losses) / 1000)
     gaps = f"{_counted(round(basis.per_step(len(basis.losses))), 'time')} per step, for up to {longest}"
     work = basis.own.work
@@ -326,6 +352,7 @@ _SENTENCES: dict[Cause, Callable[[Basis], str]] = {
     "queue_order": _queue_order,
     "bandwidth": _bandwidth,
     "latency": _latency,
+    "repeated_reduction": _repeated_reduction,
     "straggler": _straggler,
     "host_bound": _host_bound,
     "host_sync": _host_sync,

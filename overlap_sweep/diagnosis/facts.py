@@ -94,7 +94,13 @@ class RankFacts:
     """When no thread that launches or computes started anything, by start; see `pauses.paused_ns`."""
     stalls: list[Stall] = field(default_factory=list)
     """When the device ran nothing, though what ran next had been launched. Sorted by start."""
+    optimizer_steps: Intervals = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    """On the host, by start."""
+    backward_passes: Intervals = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    """On the host, by start: one for each microbatch."""
 
+
+_OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
 
 LIBRARIES = {
     "fsdp2": re.compile(r"FSDP::"),
@@ -107,7 +113,7 @@ LIBRARIES = {
     "deep_ep": re.compile(r"deep_ep"),
     "torchrec": re.compile(r"fbgemm::|All2All_|KJTAllToAll"),
     "sparse_pipeline": re.compile(r"## (start_)?sparse_data_dist"),
-    "optimizer": re.compile(r"Optimizer\.step#"),
+    "optimizer": _OPTIMIZER_STEP,
     "fused": re.compile(r"aten::_fused_(adam|adamw|sgd|adagrad)_"),
     "loader": re.compile(r"enumerate\(DataLoader\)#"),
     "loader_workers": re.compile(r"_MultiProcessingDataLoaderIter"),
@@ -149,17 +155,20 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
         libraries=frozenset(
             library for library, pattern in LIBRARIES.items() if any(pattern.search(name) for _, name in trace.labels)
         ),
-        loading=_loading(trace, moments.lane),
+        # A thread of its own that fetches ahead holds nobody up.
+        loading=_named(trace, LOADING, moments.lane),
+        optimizer_steps=_named(trace, _OPTIMIZER_STEP),
+        backward_passes=places.backward_passes(),
         pauses=list(pauses_of(trace, moments.lane)),
         stalls=[] if launch is None else list(stalls_of(trace, activity, launch)),
     )
 
 
-def _loading(trace: Trace, threads: NDArray[np.int32]) -> Intervals:
-    loads = np.array([LOADING.match(name) is not None for _, name in trace.labels], bool)
-    loading = np.flatnonzero(loads[trace.host.label])
-    # A thread of its own that fetches ahead holds nobody up.
-    return merge(trace.host[loading[np.isin(trace.host.lane[loading], threads)]].intervals)
+def _named(trace: Trace, pattern: re.Pattern[str], threads: NDArray[np.int32] | None = None) -> Intervals:
+    """Returns the union of the host's events whose names begin with the pattern, on these threads or all."""
+    host = trace.host
+    named = np.array([pattern.match(name) is not None for _, name in trace.labels], bool)[host.label]
+    return merge(host[named if threads is None else named & np.isin(host.lane, threads)].intervals)
 
 
 def _work(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None) -> tuple[list[str], Work]:

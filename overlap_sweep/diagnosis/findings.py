@@ -18,6 +18,7 @@ from overlap_sweep.diagnosis import (
     LISTED_SLOWED,
     LISTED_UNEXPLAINED,
     NEGLIGIBLE,
+    PAUSES,
     RECORDING_SLOWS,
     Cause,
     Diagnosis,
@@ -50,7 +51,7 @@ class Key:
     collective: str
     pass_: Pass
     about: str = ""
-    """Of waits the call of the runtime."""
+    """Of waits the call of the runtime; PAUSES of those of the host."""
 
 
 @dataclass
@@ -114,8 +115,9 @@ def _listed(found: Sequence[Finding], nothing: Finding | None, on_device: bool) 
     """
     ordered = sorted(found, key=lambda finding: -finding.lost_us)
     slowed = sum(finding.share for finding in ordered if finding.cause == "contention")
+    late = sum(finding.share for finding in ordered if finding.cause == "host_bound")
     from_share: dict[Cause, float] = {
-        "host_bound": LISTED if on_device else LISTED_PYTHON,
+        "host_bound": LISTED if on_device or late >= LISTED_PYTHON else 1.0,
         "unexplained": LISTED_UNEXPLAINED,
     }
     if slowed < LISTED_SLOWED:
@@ -156,6 +158,8 @@ def _key(facts: RankFacts, loss: Loss) -> tuple[Key, str]:
         if wait.ends_step:
             return Key(loss.cause, "", "", "", END_OF_STEP), END_OF_STEP
         return Key(loss.cause, "", "", "", wait.operator or wait.name), wait.where or wait.operator or wait.name
+    if loss.pause is not None:
+        return Key(loss.cause, "", "", "", PAUSES), facts.pauses[loss.pause].place
     stall = None if loss.stall is None else facts.stalls[loss.stall]
     return Key(loss.cause, "", "", ""), f"{stall.after} ({stall.stream})" if stall else ""
 
@@ -171,11 +175,14 @@ def _slowed(view: RankView, exposure: Exposure, lost: dict[Key, _Lost]) -> dict[
     for i in np.flatnonzero(extra).tolist():
         call = facts.calls[i]
         by_step[call.step] += float(extra[i])
-        found = lost[Key("contention", call.group, call.collective, call.pass_)]
+        cause: Cause = "repeated_reduction" if i in view.repeated else "contention"
+        found = lost[Key(cause, call.group, call.collective, call.pass_)]
         found.by_step[call.step] += float(extra[i])
         found.by_place[call.where] += float(extra[i])
         numbers = {"alone_ns": float(alone[i]), "hidden_ns": float(hidden[i])}
-        found.losses.append(Loss("contention", call.step, float(extra[i]), i, numbers=numbers))
+        if i in view.repeated:
+            numbers = {"slowed_ns": float(extra[i]), "passes": float(view.repeated[i])}
+        found.losses.append(Loss(cause, call.step, float(extra[i]), i, numbers=numbers))
     return by_step
 
 

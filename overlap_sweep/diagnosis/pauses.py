@@ -42,7 +42,7 @@ class Pause:
     start_ns: int
     end_ns: int
     place: str
-    """Such as `in sleep(), called by train.py(12): load`, or `between aten::mul and aten::add`."""
+    """Such as `in sleep(), called by train.py(12): load`, `inside aten::mm`, or `between aten::mul and aten::add`."""
     loads: bool = False
     """Whether a DataLoader makes the next batch in it."""
 
@@ -74,6 +74,12 @@ def paused_ns(pauses: list[Pause], spans: Intervals) -> Counter[str]:
     return found
 
 
+def sign_of(place: str) -> str:
+    """Returns `unnamed` for a place that is only what ran before and after, `stalled` for one inside of an operator,
+    which nothing in the program makes long; else `named`."""
+    return {"between": "unnamed", "inside": "stalled"}.get(place.split()[0], "named")
+
+
 class _Scopes:
     """What ran on the host for long: functions, modules, annotations, operators, and calls of the runtime."""
 
@@ -83,6 +89,7 @@ class _Scopes:
         long = every.end_ns - every.start_ns >= COVERS * PAUSE_NS
         self._scopes: Events = every[long & is_place[every.label] & np.isin(every.lane, threads)]
         self._names = [name for _, name in trace.labels]
+        self._is_operator = [category not in ("user_annotation", "python_function") for category, _ in trace.labels]
 
     def pause(self, span: tuple[int, int], thread: int, before: str, after: str) -> Pause | None:
         """Returns the pause between what ended or started `before` and `after`, on the `thread` of the latter; None if
@@ -93,12 +100,13 @@ class _Scopes:
         around = np.flatnonzero((common >= COVERS * (end_ns - start_ns)) & (scopes.lane == thread))
         around = around[np.lexsort((-scopes.end_ns[around], scopes.start_ns[around]))]
         names = [self._names[label] for label in scopes.label[around].tolist()]
-        between = f"between {_short(before)} and {_short(after)}" if before != after else f"between two {_short(after)}"
+        between = f"between {f'{_short(before)} and' if before != after else 'two'} {_short(after)}"
         place = between
         if names:
             if SYNC.match(names[-1]):
                 return None
-            place = f"in {_short(names[-1])}{_caller(names)}"
+            is_operator = self._is_operator[scopes.label[around[-1]]]
+            place = f"{'inside' if is_operator else 'in'} {_short(names[-1])}{_caller(names)}"
             took = scopes.end_ns[around[-1]] - scopes.start_ns[around[-1]]
             if end_ns - start_ns < MAINLY * took and not LOADING.match(names[-1]):
                 place = f"{place}, {between}"
@@ -116,7 +124,7 @@ def _caller(names: list[str]) -> str:
 
 def _is_own(name: str) -> bool:
     python = _PYTHON.match(name)
-    return bool(python) and re.split(r"[/\\.]", python["file"].lstrip("./"))[0] not in _LIBRARIES
+    return python is not None and re.split(r"[/\\.]", python["file"].lstrip("./"))[0] not in _LIBRARIES
 
 
 def _short(name: str) -> str:

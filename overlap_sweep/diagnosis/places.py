@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.trace.columns import Events, Trace, concatenated
-from overlap_sweep.trace.intervals import places_by_value
+from overlap_sweep.trace.intervals import Intervals, contains, merge, places_by_value
 from overlap_sweep.trace.kineto import MODULE
 
 _NO_PLACE = re.compile(r"ProfilerStep#|(nccl|gloo|mpi|ucc|rccl|xccl):|## |PyTorch Profiler|Optimizer\.zero_grad")
@@ -40,12 +40,19 @@ class Places:
         is_backward = np.array([name.startswith(_BACKWARD) for name in names], bool)
         is_function = np.array([not _NO_FUNCTION.match(name) for name in names], bool) & ~is_backward
         is_operator = np.array([_OPERATOR.match(name) is not None for name in names], bool)
+        is_call = np.array([name.startswith("c10d::") for name in names], bool)
         host = trace.host
         self._names = names
         annotations = host[is_annotation[host.label]]
         self._named = _Nested(concatenated(annotations, trace.modules))
         self._functions = _Nested(host[is_backward[host.label] | (trace.forward & is_function[host.label])])
         self._nodes = _Nested(host[is_backward[host.label]])
+        backward = host[is_backward[host.label]]
+        self._backward = backward[np.argsort(backward.start_ns, kind="stable")]
+        begun_ns = np.sort(host.start_ns[trace.forward & ~is_call[host.label]])
+        # Not what checkpoints compute again.
+        self._forward_ns = begun_ns[~contains(merge(backward.intervals), begun_ns)]
+        self._begun_before = np.searchsorted(self._forward_ns, self._backward.start_ns)
         self._numbered = _Nested(host[trace.forward & is_function[host.label]])
         self._launches = {lane: np.sort(launches.start_ns[here]) for lane, here in places_by_value(launches.lane)}
         self._operators = _Nested(host[is_operator[host.label]])
@@ -95,6 +102,20 @@ class Places:
     def is_backward(self, thread: int, moment_ns: int) -> bool:
         """Returns whether autograd runs a function of the backward pass at the moment."""
         return self._nodes.innermost(thread, moment_ns) is not None
+
+    def follows_backward(self, moment_ns: int) -> bool:
+        """Returns whether a backward pass has begun and no forward computation since, on any thread."""
+        begun = int(np.searchsorted(self._backward.start_ns, moment_ns, side="right")) - 1
+        return begun >= 0 and bool(self._begun_before[begun] == np.searchsorted(self._forward_ns, moment_ns))
+
+    def backward_passes(self) -> Intervals:
+        """Returns when the backward passes ran, each after the forward computation of a microbatch."""
+        if not len(self._backward):
+            return np.empty((0, 2), np.int64)
+        first = np.unique(self._begun_before, return_index=True)[1]
+        return np.stack(
+            (self._backward.start_ns[first], np.maximum.reduceat(self._backward.end_ns, first)), axis=1
+        ).astype(np.int64)
 
     def accumulates(self, thread: int, moment_ns: int) -> bool:
         """Returns whether autograd accumulates gradients at the moment, or runs the hooks there."""

@@ -13,6 +13,7 @@ from overlap_sweep.diagnosis.calls import NEVER, Call
 from overlap_sweep.diagnosis.exposure import Exposure, Measure
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.lateness import UNKNOWN_RANK, Waiting, stragglers_of, waitings_of, with_assumed_waits
+from overlap_sweep.diagnosis.repeated import repeated_reductions
 from overlap_sweep.diagnosis.roles import Role, roles_of
 from overlap_sweep.diagnosis.transfers import Alike, alike_calls
 from overlap_sweep.trace.activity import BWD, FWD, RECOMPUTE
@@ -51,6 +52,8 @@ class RankView:
     exposure: Exposure
     roles: list[Role]
     """By call."""
+    repeated: dict[int, int]
+    """Reductions of gradients that are done again before the optimizer's step, with how often in all, by call."""
     last_ns: NDArray[np.int64]
     """By call: start of the last rank; NEVER if unknown. Where no trace of another rank is there, as estimated."""
     late_rank: NDArray[np.intp]
@@ -102,10 +105,12 @@ def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals
     alike = alike_calls(facts, arrivals)
     views = []
     for rank, (own, exposure) in enumerate(zip(facts, exposures, strict=True)):
+        roles = roles_of(own.calls)
         view = RankView(
             facts=own,
             exposure=exposure,
-            roles=roles_of(own.calls),
+            roles=roles,
+            repeated=repeated_reductions(own, roles),
             last_ns=last_ns[rank],
             late_rank=arrivals.last_rank[rank],
             waitings=waitings[rank],
@@ -119,7 +124,7 @@ def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals
             alike={i: one for one in alike for i in one.calls.get(rank, ())},
         )
         for index in range(len(own.calls)):
-            if hiding := view.hiding_of(index):
+            if index not in view.repeated and (hiding := view.hiding_of(index)):
                 hiding.comm_ns += view.moving_ns(index)
         views.append(view)
     return views

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from overlap_sweep.diagnosis.calls import Call
+from overlap_sweep.diagnosis.collectives import REDUCTIONS
 
 Role = Literal["activation", "parameter", "gradient"]
-
-REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 
 SMALL = 0.1
 """Share of the elements of a group's collectives below which others, such as those of a loss, don't decide."""

@@ -37,8 +37,8 @@ HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
 MODULE_CATEGORY, MODULE = "python_function", "nn.Module: "
 """Category and beginning of the name of the calls of modules, in traces recorded with modules or stacks."""
 LONG_FUNCTION_US = 1000
-"""Shortest other function that is kept of a trace with stacks: it says where a host was that paused. Shorter ones are
-most of the file."""
+"""Shortest other function that is kept of a trace with stacks: it says where a host was that paused. Most of such a
+file are shorter ones."""
 LAUNCH_SUFFIXES = ("_runtime", "_driver")
 """cuda_runtime, cuda_driver, and the like of other devices. HIP's calls are in cuda_runtime."""
 
