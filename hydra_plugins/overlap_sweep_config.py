@@ -14,6 +14,7 @@ from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
@@ -91,6 +92,16 @@ class SlurmLauncher(TorchrunLauncher):
 
 class GridSweeper(BasicSweeper):
     """Hydra's basic sweeper, without its composition of every point in advance where our launchers do that."""
+
+    def split_arguments(  # type: ignore[override]
+        self, overrides: list[Override], max_batch_size: int | None
+    ) -> list[list[list[str]]]:
+        """Has the settings of a job take turns, wherever `repetition` was written: else drift of the machine would
+        make those faster that ran first. Others keep the order, since changing processes costs them more."""
+        assert self.config
+        if self.config.workload.name == "job":
+            overrides = sorted(overrides, key=lambda override: override.get_key_element() != "repetition")
+        return super().split_arguments(overrides, max_batch_size)
 
     def get_job_batch(self) -> Sequence[Sequence[str]]:
         return [list(map(as_choice, overrides)) for overrides in super().get_job_batch()]

@@ -117,6 +117,11 @@ class Samples:
             self._disturbed, self._noise_is_known = disturbed_baselines(self.of.values()), True
         return self._disturbed
 
+    @property
+    def freedom(self) -> int:
+        """Returns the number of measurements of settings beyond each one's first."""
+        return sum(len(samples) - 1 for samples in self.of.values())
+
     def by_time(self, disturbed: Noises | None = None) -> Samples:
         """Returns the same samples, compared by plain times; `disturbed` as above."""
         other = Samples(by_time=True, disturbed=disturbed, deviations=self._deviations)

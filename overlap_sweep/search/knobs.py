@@ -31,6 +31,9 @@ from overlap_sweep.search.knob_trail import KnobTrail, Steps, one_by_one, proof_
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory", re.IGNORECASE)
 """Matches the reason of a point that ran out of memory, in the words of PyTorch, CUDA and other libraries."""
 
+LEAST_FREEDOM = 2
+"""Degrees of freedom of a proof (measurements of settings beyond each one's first) that show its noise: two rounds of
+two settings."""
 CONTENDERS = 3
 """Most settings that are measured again while noise hides which is fastest."""
 
@@ -236,9 +239,11 @@ def _prove(trail: KnobTrail, effort: Search) -> Steps:
 
 
 def _is_open(trail: KnobTrail, effort: Search, best: Setting) -> bool:
-    """Returns whether the budget cut the proof short while the best was faster, but not yet beyond the noise."""
+    """Returns whether the budget cut the proof short while the best was faster, but not yet beyond the noise, which one
+    round alone does not show."""
     gain = trail.proof.gain(trail.baseline, best)
-    return trail.proof_cut and _rounds_of(trail, best) < _rounds(effort) and 0 < gain.time_us <= gain.noise_us
+    proven = gain.time_us > gain.noise_us and trail.proof.freedom >= LEAST_FREEDOM
+    return trail.proof_cut and _rounds_of(trail, best) < _rounds(effort) and gain.time_us > 0 and not proven
 
 
 def _seen(trail: KnobTrail, effort: Search, best: Setting) -> str:
@@ -254,7 +259,6 @@ def _rounds_of(trail: KnobTrail, best: Setting) -> int:
 
 
 def _rounds(effort: Search) -> int:
-    # One round alone does not show the noise between measurements.
     return max(2, effort.repeats)
 
 

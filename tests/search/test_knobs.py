@@ -286,6 +286,22 @@ def test_a_proof_that_the_budget_cut_short_decides_nothing_while_the_setting_is_
     assert f"instead of 187.5 in {rounds} rounds" in note
 
 
+def test_one_round_proves_nothing_however_much_faster_the_setting_is() -> None:
+    """It does not show what runs differ by."""
+    asked: list[Setting] = []
+
+    def measured(setting: Setting) -> Sample:
+        asked.append(setting)
+        return Sample((50.0 if setting == ("8",) else 100.0,) * 8, by_mean=True)
+
+    for most, proven, rounds in ((6, False, 1), (8, True, 2)):
+        asked.clear()
+        trail = KnobTrail((Knob("ctas", ("null", "8")),), lambda setting: None, lambda most=most: most - len(asked))
+        conduct(search(trail, Search()), lambda wanted: [measured(setting) for setting in wanted])
+        found = knob_sweeper.answer(trail)
+        assert (found.best, found.proven, len(trail.proof.of[trail.baseline])) == ({"ctas": "8"}, proven, rounds)
+
+
 def test_with_one_repeat_nothing_is_measured_twice_before_the_proof() -> None:
     machine = Machine(flat, between=0.0)
     trail = machine.searched(Search(repeats=1))

@@ -78,7 +78,7 @@ def test_points_of_equal_settings_say_how_far_two_may_be_apart(tmp_path: Path) -
         train(tmp_path, {"fsdp.forward_prefetch": ahead}, step_us=step_us, spread_us=0.1)
     rows = rows_of(tmp_path)
     # One point says less than four.
-    assert rows["forward_prefetch=1"].step.noise_us > 40.0 > rows["defaults"].step.noise_us
+    assert rows["forward_prefetch=1"].step.noise_us > 60.0 > rows["defaults"].step.noise_us
     assert not rows["forward_prefetch=1"].step.differs_from(rows["defaults"].step)
     assert rows["forward_prefetch=2"].step.differs_from(rows["defaults"].step)
 
@@ -87,7 +87,7 @@ def test_points_of_equal_settings_say_how_far_two_may_be_apart(tmp_path: Path) -
     ("step_us", "host_us", "best"),
     [
         (975.0, 300.0, "defaults"),
-        (965.0, 300.0, "forward_prefetch=1"),
+        (955.0, 300.0, "forward_prefetch=1"),
         # The time of the host, which differs more from point to point.
         (900.0, 2000.0, "defaults"),
         (700.0, 2000.0, "forward_prefetch=1"),

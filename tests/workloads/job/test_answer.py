@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.records import KnobRecord, KnobSearch
-from overlap_sweep.workloads.job.answer import JobAnalysis, analyse_jobs
+from overlap_sweep.workloads.job.answer import JobAnalysis, analyse_jobs, headline
 from overlap_sweep.workloads.job.cautions import cautions
 from overlap_sweep.workloads.job.section import ANSWERS, TABLE, section
 from overlap_sweep.workloads.job.setting import command_line, in_words, options_of
@@ -65,13 +66,13 @@ def test_a_winner_is_faster_beyond_the_noise_between_runs(tmp_path: Path) -> Non
     analysis = repeated(tmp_path, {25: [100_000.0, 100_200.0, 99_900.0], 100: [95_000.0, 95_200.0, 94_900.0]})
     assert (analysis.best.setting, analysis.reference.setting) == ("bucket=100", "bucket=25")
     assert analysis.gain is not None
-    assert analysis.gain.share == pytest.approx(0.05)
+    assert analysis.gain.share == pytest.approx(0.05, rel=1e-3)
     assert analysis.gain.sure
     assert [(row.setting, len(row.points), row.time_us) for row in analysis.rows] == [
         ("bucket=100", 3, 95_000.0),
         ("bucket=25", 3, 100_000.0),
     ]
-    assert analysis.speedup(analysis.best) == pytest.approx(100 / 95)
+    assert analysis.speedup(analysis.best) == pytest.approx(100 / 95, rel=1e-3)
 
 
 def test_runs_that_scatter_make_a_tie_of_what_one_run_would_decide(tmp_path: Path) -> None:
@@ -81,27 +82,45 @@ def test_runs_that_scatter_make_a_tie_of_what_one_run_would_decide(tmp_path: Pat
     assert analysis.gain is None
     assert analysis.best.between_runs_us == pytest.approx(6_000.0)
     assert analysis.best.step.noise_us > 3_000.0
-    alone = repeated(tmp_path / "alone", {25: [100_000.0], 100: [96_000.0]})
-    assert alone.best.setting == "bucket=100"
-    assert alone.best.between_runs_us is None
 
 
-def test_one_run_each_is_judged_by_the_typical_noise_and_says_so(tmp_path: Path) -> None:
-    close = repeated(tmp_path / "close", {25: [100_000.0], 100: [98_500.0]})
-    assert close.best.setting == "bucket=25"
-    far = repeated(tmp_path / "far", {25: [100_000.0], 100: [95_000.0]})
-    assert far.best.setting == "bucket=100"
-    both = repeated(tmp_path / "both", {25: [100_000.0, 100_000.0], 100: [95_000.0, 95_000.0]})
-    assert [any("repetition=0,1,2" in one for one in cautions(each)) for each in (close, far, both)] == [
-        True,
-        True,
-        False,
-    ]
+@pytest.mark.parametrize(
+    ("runs", "few"),
+    [([1, 1], True), ([2, 2], True), ([3, 1], True), ([5, 1], True), ([3, 3], False), ([2, 2, 2, 2], False)],
+    ids=str,
+)
+def test_too_few_runs_have_no_winner_and_say_so(tmp_path: Path, runs: list[int], few: bool) -> None:
+    """However far apart they are: it may be what runs of one setting differ by."""
+    times_us = {25 + 25 * number: [100_000.0 * 0.8**number] * count for number, count in enumerate(runs)}
+    analysis = repeated(tmp_path, times_us)
+    fastest = f"bucket={25 * len(runs)}"
+    assert (analysis.too_few_runs, analysis.best.setting) == (few, "bucket=25" if few else fastest)
+    assert (analysis.gain is None) == few
+    assert analysis.reference.standing == "reference"
+    (answer,) = ANSWERS.records([analysis])
+    assert answer["too_few_runs"] == few
+    assert ("repetition=0,1,2" in headline(analysis)) == few
+
+
+def test_a_setting_with_one_run_is_left_out_where_others_can_be_judged(tmp_path: Path) -> None:
+    analysis = repeated(tmp_path, {25: [100_000.0] * 3, 100: [95_000.0] * 3, 400: [50_000.0]})
+    assert (analysis.best.setting, analysis.too_few_runs) == ("bucket=100", False)
+    assert any("Too few runs to judge bucket=400" in one for one in cautions(analysis))
+
+
+def test_load_on_one_run_makes_no_winner_of_two_runs_each(tmp_path: Path) -> None:
+    """As seen on a machine that others used: 24 % less time, of nothing."""
+    analysis = repeated(tmp_path, {25: [100_000.0, 140_000.0], 100: [91_000.0, 91_500.0]})
+    assert analysis.best is analysis.reference
+    more = repeated(tmp_path / "more", {25: [100_000.0, 140_000.0, 99_000.0], 100: [91_000.0, 91_500.0, 90_900.0]})
+    assert (more.best, more.too_few_runs) == (more.reference, False)
 
 
 def test_among_those_within_the_noise_of_the_fastest_the_one_with_fewest_changes_wins(tmp_path: Path) -> None:
-    for bucket, connections, step_us in ((25, 1, 100_000.0), (100, 8, 89_900.0), (100, 1, 90_000.0)):
-        run(tmp_path, {"bucket": bucket}, {CONNECTIONS: connections}, step_us=step_us)
+    for repetition in range(3):
+        for bucket, connections, step_us in ((25, 1, 100_000.0), (100, 8, 89_990.0), (100, 1, 90_000.0)):
+            config = {"repetition": repetition}
+            run(tmp_path, {"bucket": bucket}, {CONNECTIONS: connections}, config=config, step_us=step_us)
     analysis = analysis_of(tmp_path)
     assert analysis.best.setting == f"bucket=100, {CONNECTIONS}=1"
     assert [row.changes for row in analysis.rows] == [2, 1, 0]
@@ -128,8 +147,9 @@ def test_what_was_started_first_is_the_reference(tmp_path: Path) -> None:
 def test_settings_are_compared_by_the_work_that_is_known_of_all(
     tmp_path: Path, amounts: list[dict[str, float]], best: str, work: str
 ) -> None:
-    for batch, step_us, amount in zip((8, 16), (100_000.0, 180_000.0), amounts, strict=True):
-        run(tmp_path, {"batch": batch}, step_us=step_us, **amount)
+    for repetition in range(3):
+        for batch, step_us, amount in zip((8, 16), (100_000.0, 180_000.0), amounts, strict=True):
+            run(tmp_path, {"batch": batch}, config={"repetition": repetition}, step_us=step_us, **amount)
     analysis = analysis_of(tmp_path)
     assert (analysis.best.setting, analysis.work) == (best, work)
     mixed = [one for one in cautions(analysis) if "unknown for batch=16" in one]
@@ -138,8 +158,8 @@ def test_settings_are_compared_by_the_work_that_is_known_of_all(
 
 
 def test_a_metrics_rate_is_compared_by_itself(tmp_path: Path) -> None:
-    config = {"job.metric": "tps: ([0-9.]+)"}
-    for bucket, step_us in ((25, 20.0), (100, 16.0)):
+    for repetition, bucket in product(range(3), (25, 100)):
+        config, step_us = {"job.metric": "tps: ([0-9.]+)", "repetition": repetition}, 20.0 if bucket == 25 else 16.0
         measured = {"timed_by": "metric", "unit": "tps", "calls_per_step": None, "peak_memory_gb": None}
         # The samples are not those of the time.
         run(
@@ -300,8 +320,9 @@ def test_what_was_found_is_kept_for_programs(tmp_path: Path) -> None:
 
 def test_a_search_that_proved_its_answer_decides(tmp_path: Path) -> None:
     """Also against a setting that single points make faster."""
-    for bucket, step_us in ((25, 100_000.0), (100, 97_000.0), (400, 90_000.0)):
-        run(tmp_path, {"bucket": bucket}, step_us=step_us)
+    for repetition in range(3):
+        for bucket, step_us in ((25, 100_000.0), (100, 97_000.0), (400, 90_000.0)):
+            run(tmp_path, {"bucket": bucket}, config={"repetition": repetition}, step_us=step_us)
     key = "+job.values.bucket"
     search = {"label": "train.py", "overrides": ["workload=job", "job.ranks=2"], "knobs": {key: ["25", "100", "400"]}}
     times = {"time_us": 97_500.0, "baseline_us": 100_500.0, "gain": Gain(0.03, 0.004), "proven": True}
