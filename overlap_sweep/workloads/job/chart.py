@@ -36,7 +36,7 @@ def settings_bars(analysis: JobAnalysis, details: Callable[[JobRow], dict[str, s
     exposed = ["exposed"] if profiled else []
     return Rows(
         title=analysis.title,
-        subtitle="median of the runs, slowest rank, with its noise",
+        subtitle="mean of the runs, slowest rank, with its noise",
         axis=Axis(f"time {analysis.per}, us{more}"),
         parts=PARTS if profiled else NOT_PROFILED,
         columns=["time us", *exposed, "speedup", "rate"],

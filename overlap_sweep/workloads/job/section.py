@@ -68,7 +68,7 @@ SETTING = "What job.values, job.env, runtime.max_connections and runtime.multica
 TIMES = (
     _us(
         "time_us",
-        "Time of one training step of the slowest rank: mean of the steps, median of the runs.",
+        "Time of one training step of the slowest rank: mean of the steps and of the runs.",
         header="time us",
     ),
     _us("noise_us", "", "step.noise_us", header="noise us", dropped=12, queried=True),
@@ -247,7 +247,7 @@ FINDINGS = Table(
 )
 
 LEGEND = (
-    "time: mean of the steps, median of the runs, slowest rank; noise: half of its 95 % confidence interval, with the "
+    "time: mean of the steps and runs, slowest rank; noise: half of its 95 % confidence interval, with the "
     "noise between runs; exposed: of a profiled step, communication while nothing computes."
 )
 

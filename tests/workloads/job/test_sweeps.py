@@ -9,7 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
+from hydra_plugins.overlap_sweep_config import GridSweeper
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result
 from overlap_sweep.workloads.job.recording import STEPS_FILE
 from overlap_sweep.workloads.job.result import JobRun
@@ -129,3 +132,11 @@ def test_a_launcher_that_is_stopped_leaves_no_training(
     assert "Traceback" not in stderr
     status = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 128 + 15}[number]
     assert process.returncode == status
+
+
+@pytest.mark.parametrize("typed", [["+job.values.a=1,2", "repetition=0,1"], ["repetition=0,1", "+job.values.a=1,2"]])
+def test_settings_take_turns_wherever_the_repetition_was_written(typed: list[str]) -> None:
+    sweeper = GridSweeper(max_batch_size=None)
+    sweeper.config = OmegaConf.create({"workload": {"name": "job"}})
+    (batch,) = sweeper.split_arguments(OverridesParser.create().parse_overrides(typed), None)
+    assert batch == [[f"repetition={turn}", f"+job.values.a={value}"] for turn in (0, 1) for value in (1, 2)]
