@@ -203,10 +203,10 @@ def choose(rows: Sequence[JobRow], work: Work) -> tuple[JobRow, Gain | None, str
 
 
 def _why_unknown(rows: Sequence[JobRow]) -> str:
-    """Returns how many runs there are, and how many show what runs of one setting differ by."""
+    """Returns how many runs of each setting are needed, and how many there are."""
     fewest, most = (pick(len(row.points) for row in rows) for pick in (min, max))
-    runs = counted(fewest, "run") if fewest == most else f"{fewest} to {most} runs"
-    return f"{runs} of each setting don't show what runs of one setting differ by; {_wanted(rows)} do"
+    runs = counted(most, "run") if fewest == most else f"{fewest} to {most} runs"
+    return f"{_wanted(rows)} runs of each setting are needed to see what equal runs differ by; so far {runs} each"
 
 
 def _wanted(rows: Sequence[JobRow]) -> int:

@@ -18,6 +18,7 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import recorded_warnings
 from overlap_sweep.results.records import KnobFinal, KnobRecord
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_HOST, TYPICAL_SCATTER_OF_STEPS
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 from overlap_sweep.workloads.tp_training.rows import Grid, Losses, StepCommunication, TpTrainingRow, rows_of
 
@@ -332,4 +333,16 @@ def cautions(analysis: TpTrainingAnalysis) -> list[str]:
     """Returns the caveats of the answers, a sentence each."""
     bound = ", ".join(row.name for row in analysis.rows if row.launch_bound)
     launch_bound = [f"Launch-bound, so the times are the host's, not the GPU's: {bound}."] if bound else []
-    return [*launch_bound, *recorded_warnings(analysis.points)]
+    return [*launch_bound, *_not_repeated(analysis), *recorded_warnings(analysis.points)]
+
+
+def _not_repeated(analysis: TpTrainingAnalysis) -> list[str]:
+    """Returns that the noise between runs is only the typical one, which may be wrong for this machine."""
+    if len(analysis.rows) == 1 or analysis.finals or any(len(row.points) > 1 for row in analysis.rows):
+        return []
+    limited, device = analysis.rows[0].launch_bound, analysis.points[0].config["runtime"]["device"]
+    typical = TYPICAL_SCATTER_OF_HOST if limited else TYPICAL_SCATTER_OF_STEPS[device]
+    return [
+        f"Not repeated: the decision assumes that runs of one setting differ by {typical:.0%}, which is typical; sweep "
+        "repetition=0,1,2 to measure it."
+    ]
