@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.estimate import Estimate, gap_noise_us
 from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.verdict import MARGIN
 
@@ -42,7 +42,7 @@ class Change:
         if self.differs:
             return f"{label} is {Gain(1 - self.ratio, self.ratio * self.noise).in_words(reference)}"
         if math.isnan(self.noise):
-            return f"{label} takes {self.ratio:.3f} of {reference}'s time; measured once, its noise is unknown"
+            return f"{label} takes {self.ratio:.3f} of {reference}'s time; measured too rarely, its noise is unknown"
         low, high = self.ends
         beyond = f"by {MARGIN:.1%} or more" if abs(math.log(self.ratio)) > self.noise else "beyond the noise"
         return f"{label} and {reference} do not differ {beyond} (ratio {self.ratio:.3f}, {low:.3f} to {high:.3f})"
@@ -59,4 +59,6 @@ def mean_change(passes: Iterable[Sequence[Times]]) -> Change:
 
 
 def _noise(ours: Estimate, theirs: Estimate) -> float:
+    if math.isnan(gap_noise_us(ours, theirs)):
+        return math.nan
     return math.hypot(ours.noise_us / ours.time_us, theirs.noise_us / theirs.time_us)

@@ -29,7 +29,7 @@ LEAST_RUNS = 2
 LEAST_FREEDOM = 4
 """Runs beyond each setting's first, over all settings, below which none is faster or slower. With fewer, load that
 comes and goes is likely enough to meet all runs of one setting and none of another."""
-_OTHERS_WEIGHT = 3
+_OTHERS_WEIGHT = 2
 """Degrees of freedom of a setting's own runs that weigh as much as the runs of all settings."""
 
 
@@ -73,7 +73,7 @@ class Estimate:
         return replace(self, noise_us=noise_us, freedom=both)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunNoise:
     """What runs of one setting differ by, pooled over all settings of a case. Runs are the repetitions, however many
     steps each has: the steps of one share its clocks, memory and neighbours."""
@@ -144,7 +144,7 @@ def gap_noise_us(one: Estimate, other: Estimate, pairs: int = 1) -> float:
     if between := one.between or other.between:
         if not between.enough_for(one, other):
             return math.nan
-        if one.between == other.between:
+        if one.between is other.between:
             # Both have the same estimate of the noise, so their degrees of freedom don't add up.
             shared = min(one.freedom, other.freedom)
             noise_us, freedom = noise_us / student(1 - CONFIDENCE, freedom) * student(1 - CONFIDENCE, shared), shared

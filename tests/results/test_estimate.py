@@ -90,7 +90,7 @@ def test_runs_are_compared_by_students_interval_over_the_runs_of_all_settings() 
 def test_a_setting_whose_runs_differ_by_more_than_others_has_more_noise() -> None:
     noise = RunNoise(share=0.01, freedom=10)
     calm, uneven = of_runs(noise, 100.0, 100.1, 99.9), of_runs(noise, 100.0, 110.0, 90.0)
-    assert (calm.freedom, uneven.freedom) == (10, 5)
+    assert (calm.freedom, uneven.freedom) == (10, 4)
     assert uneven.noise_us > 5 * calm.noise_us
 
 

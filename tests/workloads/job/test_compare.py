@@ -12,14 +12,17 @@ EDITED = {"job.command": "torchrun train.py --fused --bucket {bucket}"}
 
 
 def test_a_sweep_is_compared_with_one_of_a_changed_command(tmp_path: Path) -> None:
-    for bucket, step_us in ((25, 100_000.0), (100, 90_000.0)):
-        make_point("job", tmp_path / "old", job_config({"bucket": bucket}), step_us=step_us)
-        make_point("job", tmp_path / "new", job_config({"bucket": bucket}, **EDITED), step_us=step_us * 0.8)
-    found = compare_sweeps([read_dataset(name, tmp_path / name) for name in ("old", "new")], "old")
-    assert {match.ours.key.setting: match.verdict for match in found.matches} == {
-        "bucket=25": "faster",
-        "bucket=100": "faster",
-    }
+    for repetition, verdict in enumerate(("same", "faster")):
+        for bucket, step_us in ((25, 100_000.0), (100, 90_000.0)):
+            for name, changed, times in (("old", {}, 1.0), ("new", EDITED, 0.8)):
+                config = job_config({"bucket": bucket}, repetition=repetition, **changed)
+                make_point("job", tmp_path / name, config, step_us=step_us * times)
+        found = compare_sweeps([read_dataset(name, tmp_path / name) for name in ("old", "new")], "old")
+        # One run each says nothing.
+        assert {match.ours.key.setting: match.verdict for match in found.matches} == {
+            "bucket=25": verdict,
+            "bucket=100": verdict,
+        }
 
 
 def test_two_commands_of_one_script_do_not_hide_each_other(tmp_path: Path) -> None:
