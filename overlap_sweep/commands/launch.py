@@ -21,7 +21,7 @@ from overlap_sweep.program import analyze_program, conf_folder, end_unread, prin
 from overlap_sweep.results.run_directory import write_atomically
 from overlap_sweep.runtime.composition import quoted_for_hydra
 from overlap_sweep.runtime.meeting import place_by_hand
-from overlap_sweep.runtime.mistakes import check_keys, errors_in_one_line, flags_first
+from overlap_sweep.runtime.mistakes import check_keys, errors_in_one_line, flags_first, warn_of_single_values
 from overlap_sweep.runtime.nodes import gather
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import run_point
@@ -150,6 +150,8 @@ def main() -> None:
             # With -sc the overrides are those of shell completion, such as query=bash.
             if not arguments.shell_completion:
                 check_keys(arguments.overrides)
+                if arguments.multirun:
+                    warn_of_single_values(arguments.overrides)
             measure()
         outcomes.hear_of_other_processes()
         answered = report_measured()

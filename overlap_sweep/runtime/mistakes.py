@@ -14,6 +14,7 @@ from typing import NoReturn
 from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
@@ -22,6 +23,7 @@ from overlap_sweep.declared import has_key
 from overlap_sweep.errors import UsageError, UserError, end, in_words, is_of_users_system, nearest
 from overlap_sweep.options import Option, listed, options_of
 from overlap_sweep.program import launch_program
+from overlap_sweep.report.numbers import visible
 from overlap_sweep.runtime.numbered import NUMBERED, as_typed
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.plugin_options import LAUNCHERS
@@ -85,6 +87,30 @@ def check_keys(overrides: Iterable[str]) -> None:
             is_known = any(has_key(schema, key) for schema in schemas)
         if not is_known:
             raise UsageError(unknown_option(key))
+
+
+def warn_of_single_values(overrides: Iterable[str]) -> None:
+    """Warns of each value in a sweep that was probably meant to be several: one in quotes with commas inside."""
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        value = override.value()
+        if (
+            isinstance(value, str)
+            and "," in value
+            and not override.is_sweep_override()
+            and _is_in_map(override.key_or_group)
+        ):
+            key, text = str(override.input_line).partition("=")[0], visible(value)
+            print(f"warning: {key} has one value, {text}; {_quoted_each(key, value)}.", file=sys.stderr)
+
+
+def _is_in_map(key: str) -> bool:
+    return any(option.is_map and key.startswith(f"{option.name}.") for option in _options())
+
+
+def _quoted_each(key: str, value: str) -> str:
+    """Returns how the values between the commas are swept, as it is typed."""
+    each = ",".join(QuotedString(one.strip(), Quote.double).with_quotes() for one in value.split(","))
+    return f"to sweep over several, quote each: {shlex.quote(f'{key}={each}')}"
 
 
 def unknown_option(key: str, schema: type | None = None) -> str:
@@ -258,7 +284,11 @@ def _options() -> Iterator[Option]:
 
 
 def _unreadable(override: str) -> str:
-    key, equals, _ = override.partition("=")
+    key, equals, value = override.partition("=")
+    if equals and _is_in_map(key.lstrip("+")) and not re.search(r"""["'()\[\]{}]""", value):
+        whole = shlex.quote(f"{key}={QuotedString(value, Quote.double).with_quotes()}")
+        several = f" {_quoted_each(key, value)}; for one value:" if "," in value else " quote it:"
+        return f"{override} cannot be parsed;{several} {whole}."
     if equals:
         return f"{override} cannot be parsed; quote values with commas, brackets or spaces, as in '{key}=\"a,b\"'."
     known = any(has_key(workloads.schema(name), key) for name in workloads.names())

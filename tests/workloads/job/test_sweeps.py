@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import sys
 import time
@@ -88,6 +90,27 @@ sleep 600
     assert again.returncode == 1, again.stderr
     kept = {path.parent.name for path, at in written.items() if path.stat().st_mtime_ns == at}
     assert kept == {found["flaky"].name, found["well"].name}
+
+
+@pytest.mark.end_to_end
+def test_several_arguments_are_one_value_as_the_hint_says(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nprint('tps: 5\\n' * 5, 'given', *sys.argv[1:])\n")
+    command = ("-m", "workload=job", "job.attach=false", f"job.command='{sys.executable} {tmp_path}/train.py {{how}}'")
+    typed = (*command, "runtime.device=cpu", "job.metric='tps: (.)'", "job.skip_steps=1", "job.steps=4", "report=false")
+    refused = launch_here(*typed, "+job.values.how=--a=4 --b=16,--a=32 --b=2", f"hydra.sweep.dir={tmp_path}/0")
+    assert "cannot be parsed" in refused.stderr
+    several, single = re.findall("'[+]job.*?'", refused.stderr)
+    given = {}
+    for hint in (several, single):
+        (word,) = shlex.split(hint)
+        directory = tmp_path / str(len(given))
+        launched = launch_here(*typed, word, f"hydra.sweep.dir={directory}")
+        assert launched.returncode == 0, launched.stderr
+        logs = [path.read_text() for path in directory.glob("*/worker.log")]
+        given[launched.stderr] = {line.strip() for log in logs for line in log.splitlines() if "given" in line}
+    # A value that was probably meant to be several is said to be one, with what sweeps them.
+    assert list(given.values()) == [{"given --a=4 --b=16", "given --a=32 --b=2"}, {"given --a=4 --b=16,--a=32 --b=2"}]
+    assert [several in said for said in given] == [False, True]
 
 
 @pytest.mark.end_to_end
