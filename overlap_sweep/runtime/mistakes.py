@@ -285,7 +285,7 @@ def _options() -> Iterator[Option]:
 
 def _unreadable(override: str) -> str:
     key, equals, value = override.partition("=")
-    if equals and _is_in_map(key.lstrip("+")) and not re.search(r"""["'()\[\]{}]""", value):
+    if equals and _is_in_map(key.lstrip("+")) and not re.search(r"""["'()\[\]]|\{[^{}]*,""", value):
         whole = shlex.quote(f"{key}={QuotedString(value, Quote.double).with_quotes()}")
         several = f" {_quoted_each(key, value)}; for one value:" if "," in value else " quote it:"
         return f"{override} cannot be parsed;{several} {whole}."

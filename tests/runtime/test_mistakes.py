@@ -111,6 +111,9 @@ MISTAKES = {
     "num_sm": "num_sm has no value; give num_sm=... .",
     "sweep -m tp_size=2": f"sweep is not of the form option=value. {HELP}",
     "num_sm==8": "num_sm==8 cannot be parsed; quote values with commas, brackets or spaces, as in 'num_sm=\"a,b\"'.",
+    "workload=job job.command=x +job.env.N={ranks}": (
+        "+job.env.N={ranks} cannot be parsed; quote it: '+job.env.N=\"{ranks}\"'."
+    ),
     "--multirn num_sm=8": "Unknown flag --multirn. Did you mean --multirun?",
     "--debug num_sm=8": "Unknown flag --debug. Did you mean runtime.debug=true?",
     "-x": f"Unknown flag -x. {HELP}",

@@ -12,6 +12,11 @@ MOST_BYTES = 2**20
 LONGEST = 300
 """Longest reason from a log, in characters."""
 
+MOST_LINES = 3
+"""Lines of a program's last words."""
+_OF_TORCHRUN = re.compile(r"E\d{4} .*torch/distributed/elastic/.*(failed \(exitcode|Received .* death signal)")
+_WARNING = re.compile(r"^\[?[WI]\d{4} [\d:.]+ |\b\w*Warning: |^Setting OMP_NUM_THREADS env")
+"""Of torchrun and torch, and of Python."""
 _PREFIX = re.compile(r"^\[(?:rank|default)\d+\]: ?")
 _TRACEBACK = "Traceback (most recent call last)"
 _RAISED = re.compile(r"(?!torch\.distributed\.elastic)[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*")
@@ -27,11 +32,34 @@ ended; SIGTERM is its own."""
 
 
 def ending(status: int, log: Path, start: int) -> str:
-    """Returns how the command ended, and the first error in its log from byte `start` on."""
+    """Returns how the command ended, and the first error in its log from byte `start` on, or else what it printed
+    last."""
+    if error := first_error(_lines(log, start)):
+        return f"{_ended(status)}: {error[:LONGEST]}"
+    said = last_words(log, start)
+    return f"{_ended(status)}; it printed last: {said}" if said else _ended(status)
+
+
+def last_words(log: Path, start: int) -> str:
+    """Returns the last lines that the command itself printed, from byte `start` of its log on: without warnings, and
+    without what torchrun says about it. Empty if there are none."""
+    said: list[str] = []
+    warned = False
+    for line in (_PREFIX.sub("", line).rstrip() for line in _lines(log, start)):
+        if _OF_TORCHRUN.match(line):
+            break
+        # Below its message a warning has the line of code.
+        warned = bool(_WARNING.search(line)) or (warned and line.startswith("  "))
+        # Ranks often say the same.
+        if re.search(r"\w", line) and not warned and line not in said[-MOST_LINES:]:
+            said.append(line)
+    return " / ".join(line.strip() for line in said[-MOST_LINES:])[-LONGEST:]
+
+
+def _lines(log: Path, start: int) -> list[str]:
     with log.open("rb") as written:
         written.seek(max(start, log.stat().st_size - MOST_BYTES))
-        error = first_error(written.read().decode(errors="replace").splitlines())
-    return f"{_ended(status)}: {error[:LONGEST]}" if error else _ended(status)
+        return written.read().decode(errors="replace").splitlines()
 
 
 def first_error(lines: Sequence[str]) -> str:

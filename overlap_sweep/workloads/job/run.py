@@ -13,6 +13,7 @@ from overlap_sweep.errors import PointFailed, UserError
 from overlap_sweep.results.run_directory import LOG_FILE
 from overlap_sweep.workloads import Here, nodes
 from overlap_sweep.workloads.job import command
+from overlap_sweep.workloads.job.ending import last_words
 from overlap_sweep.workloads.job.metric import Output
 from overlap_sweep.workloads.job.nodes import RunningOnNodes, commands_of
 from overlap_sweep.workloads.job.recording import (
@@ -23,6 +24,8 @@ from overlap_sweep.workloads.job.recording import (
     read_recordings,
     recording_file,
 )
+from overlap_sweep.workloads.job.snapshots import hint, snapshots
+from overlap_sweep.workloads.job.snapshots import warnings as warnings_of
 from overlap_sweep.workloads.job.started import ATTACH
 from overlap_sweep.workloads.job.steps import fields_of
 
@@ -47,12 +50,17 @@ def run(point: Mapping[str, Any], directory: Path, here: Here) -> dict[str, Any]
     )
     attached = ATTACH in command.arguments(point, directory)
     command.link_handed(point, directory)
+    folder = command.working_folder(point, directory)
+    before = snapshots(folder, directory)
     with RunningOnNodes(commands_of(point, directory, here, wanted), here.host_names) as running:
-        watched = Watched(point, directory, running.log_starts, attached=attached)
+        watched = Watched(point, directory, running.log_starts, hint(before), attached=attached)
         watched.until_measured(running, here.limit_s)
     warnings = [
-        f"Processes {processes} were killed and do not end{f' on node {node}' if nodes(point) > 1 else ''}."
-        for node, processes in running.left.items()
+        *warnings_of(before, snapshots(folder, directory)),
+        *(
+            f"Processes {processes} were killed and do not end{f' on node {node}' if nodes(point) > 1 else ''}."
+            for node, processes in running.left.items()
+        ),
     ]
     fields = fields_of(point, directory, watched.recordings, watched.output)
     return {**fields, "warnings": warnings + fields["warnings"]}
@@ -83,10 +91,12 @@ class Watched:
     """What a command has recorded and printed so far."""
 
     def __init__(
-        self, point: Mapping[str, Any], directory: Path, log_starts: Mapping[Path, int], *, attached: bool
+        self, point: Mapping[str, Any], directory: Path, log_starts: Mapping[Path, int], hint: str, *, attached: bool
     ) -> None:
-        """`log_starts`: the logs of all nodes, with the bytes that were there before."""
+        """`log_starts`: the logs of all nodes, with the bytes that were there before. `hint`: why the command may end
+        without a step."""
         self._job, self._directory, self._attached = point["job"], directory, attached
+        self._log_starts, self._hint = log_starts, hint
         self._timeout_s = point["runtime"]["timeout_s"]
         self._asks_anew = nodes(point) > 1
         self._asked_s = -math.inf
@@ -188,7 +198,7 @@ class Watched:
             if not self.output.found:
                 raise PointFailed(
                     f"job.metric={self._job['metric']} was not found in the command's output; compare it with "
-                    + LOG_FILE,
+                    f"{LOG_FILE}{self._hint}{self._last_words}",
                     final=True,
                 )
         else:
@@ -202,19 +212,25 @@ class Watched:
                 final=True,
             )
 
+    @property
+    def _last_words(self) -> str:
+        said = next(filter(None, (last_words(*log) for log in self._log_starts.items())), "")
+        return f"; it printed last: {said}" if said else ""
+
     def _check_recorded(self) -> None:
         if self.recordings and self._missing:
             ranks = [one.rank for one in self.recordings]
             raise PointFailed(f"the command ended, but only ranks {ranks} of {self._job['ranks']} recorded their steps")
         if not self.recordings and self._attached:
             raise PointFailed(
-                "the command ended without a step that the recorder saw: none of torch's optimizers was used; call "
-                "overlap_sweep.step() at the end of each step, or give job.metric",
+                "the command ended with exit status 0, without a step of torch's optimizers"
+                f"{self._hint}{self._last_words}; if it trains without them, call overlap_sweep.step() at the end of "
+                "each step, or give job.metric",
                 final=True,
             )
         if not self.recordings:
             raise PointFailed(
-                f"the command ended and nothing was recorded; put -m {ATTACH} in front of the script, call "
-                "overlap_sweep.step() in its loop, or give job.metric",
+                f"the command ended with exit status 0 and nothing was recorded{self._hint}{self._last_words}; put -m "
+                f"{ATTACH} in front of the script, call overlap_sweep.step() in its loop, or give job.metric",
                 final=True,
             )

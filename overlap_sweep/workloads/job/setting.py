@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -13,7 +14,7 @@ from overlap_sweep.results.records import KnobSearch
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads import nodes
 from overlap_sweep.workloads.job import command
-from overlap_sweep.workloads.job.template import Filling, filled, split
+from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
 
 Options = dict[str, Any]
 """Values by option, such as `job.values.bucket`, without those that are not set."""
@@ -98,10 +99,18 @@ def numbered(names: Iterable[str]) -> list[str]:
 
 def command_line(config: Mapping[str, Any]) -> str:
     """Returns what a shell runs for this point, without the recorder: folder, environment and command, with its values
-    filled in. `{run}` becomes `run`, a folder of the user's choice; on several nodes `{node}`, `{host}` and `{port}`
-    become NODE, HOST and PORT. UserError if something has no value."""
+    filled in. `{run}` becomes `run`, a folder that is made; on several nodes `{node}`, `{host}` and `{port}` become
+    NODE, HOST and PORT. UserError if something has no value."""
     job, connections = config["job"], config["runtime"].get("max_connections")
     fillings = _fillings(config)
+    folder = filled(job["directory"], fillings, "job.directory")
+    first = [] if PurePath(folder) == PurePath() else ["cd", shlex.quote(folder), "&&"]
+    if "run" in placeholders(job["directory"]):
+        first = ["mkdir", "-p", shlex.quote(folder), "&&", *first]
+        inside = os.path.relpath("run", folder)
+        fillings |= {"run": Filling(inside, (inside,))}
+    elif any("run" in placeholders(one) for one in (job["command"], *map(command.in_words, job["env"].values()))):
+        first += ["mkdir", "-p", "run", "&&"]
     variables = {} if connections is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
     variables |= {
         name: filled(command.in_words(value), fillings, f"job.env.{name}")
@@ -109,9 +118,7 @@ def command_line(config: Mapping[str, Any]) -> str:
         if value is not None
     }
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    folder = filled(job["directory"], fillings, "job.directory")
-    moved = [] if PurePath(folder) == PurePath() else ["cd", shlex.quote(folder), "&&"]
-    return " ".join([*moved, *assigned, shlex.join(split(job["command"], fillings, "job.command"))])
+    return " ".join([*first, *assigned, shlex.join(split(job["command"], fillings, "job.command"))])
 
 
 def _fillings(config: Mapping[str, Any]) -> dict[str, Filling]:

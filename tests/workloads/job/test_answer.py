@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -350,7 +351,10 @@ def test_the_order_of_values_makes_no_other_setting(tmp_path: Path) -> None:
         ({"job.directory": "my runs"}, "cd 'my runs' && torchrun --nproc-per-node=2 train.py --size 512"),
         ({"job.values": {"b": "a b"}, "job.command": 'python x.py "{b}" {b}'}, "python x.py 'a b' a b"),
         ({"job.env": {"A": "{ranks} x", "B": None}, "job.command": "./run"}, "A='2 x' ./run"),
-        ({"runtime": {"max_connections": 8}, "job.command": "./run {run}/out"}, f"{CONNECTIONS}=8 ./run run/out"),
+        (
+            {"runtime": {"max_connections": 8}, "job.command": "./run {run}/out"},
+            f"mkdir -p run && {CONNECTIONS}=8 ./run run/out",
+        ),
         ({"job.values": {"on": True}, "job.command": "./run --on={on} {{a}}"}, "./run --on=true '{a}'"),
     ],
     ids=str,
@@ -358,6 +362,18 @@ def test_the_order_of_values_makes_no_other_setting(tmp_path: Path) -> None:
 def test_the_command_can_be_pasted(config: dict[str, Any], typed: str) -> None:
     assert command_line(job_config(**config)) == typed
     assert shlex.split(typed)
+
+
+@pytest.mark.parametrize(
+    ("folder", "written"), [("{run}", "run/o"), ("{run}/deep", "run/o"), (".", "run/o"), ("there", "there/run/o")]
+)
+def test_the_command_that_is_pasted_finds_the_folders_that_it_names(tmp_path: Path, folder: str, written: str) -> None:
+    (tmp_path / "there").mkdir()
+    config = {"job.directory": folder, "job.command": "sh -c 'echo $TO > {run}/o'", "job.env": {"TO": "{run}/x"}}
+    for _ in range(2):
+        subprocess.run(["sh", "-c", command_line(job_config(**config))], cwd=tmp_path, check=True)
+    (made,) = (path for path in tmp_path.rglob("o"))
+    assert made == tmp_path / written
 
 
 def test_megatron_is_told_the_users_file() -> None:

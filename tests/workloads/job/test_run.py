@@ -188,6 +188,59 @@ def test_a_script_whose_steps_the_recorder_does_not_see_is_told_of_others(tmp_pa
     assert "overlap_sweep.step()" in str(failed)
 
 
+SAYS = """
+import sys, warnings
+
+warnings.warn("an old name")
+print("loading")
+for rank in range(2):
+    print(f"[rank{rank}]: Unable to locate sufficient 2 gpus. Exiting.", flush=True)
+    print("[rank0]:[W1124 22:00:00.1 ProcessGroupNCCL.cpp:1250] Warning: destroy_process_group() was not called")
+sys.exit(int(sys.argv[1]))
+"""
+LAST_WORDS = "; it printed last: loading / Unable to locate sufficient 2 gpus. Exiting."
+
+
+@pytest.mark.parametrize("changes", [{"attach": True}, {"attach": False}, {"metric": "tps: (.)"}], ids=str)
+def test_what_a_program_says_at_last_is_quoted(tmp_path: Path, changes: dict[str, Any]) -> None:
+    (tmp_path / "train.py").write_text(SAYS)
+    command = f"{sys.executable} {tmp_path}/train.py {{status}}"
+    ended = str(failure(tmp_path, command, values={"status": 0}, **changes))
+    assert LAST_WORDS in ended
+    # Whether it has an optimizer is only known of one that ran to its end.
+    failed = str(failure(tmp_path, command, values={"status": 3}, **changes))
+    assert failed == f"the command ended with exit status 3{LAST_WORDS}"
+
+
+@pytest.mark.end_to_end
+def test_what_torchrun_says_of_a_program_is_none_of_its_words(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SAYS)
+    torchrun = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node={{ranks}}"
+    failed = failure(tmp_path, f"{torchrun} {tmp_path}/train.py 3", ranks=2)
+    assert str(failed) == f"the command ended with exit status 1{LAST_WORDS}"
+
+
+def test_snapshots_in_the_working_folder_are_warned_of(tmp_path: Path) -> None:
+    made, record = tmp_path / "made", recorded(tmp_path / "made", recording())
+    (made / "deep").mkdir()
+    (made / "data.bin").write_text("old")
+    train = shell(f"{record}; date +%N%s >> snapshot.pt; echo x > deep/{{repetition}}.ckpt; echo x > log.txt")
+    more = {"directory": str(made), "finish": True}
+    (wrote,) = measured(tmp_path, train, **more)["warnings"]
+    assert wrote.startswith("A run wrote snapshot.pt, deep/0.ckpt into job.directory")
+    clear(tmp_path / "run")
+    (again,) = measured(tmp_path, train, **more)["warnings"][:1]
+    assert again.startswith("A run found snapshot.pt")
+    # One that has nothing left to train says what it may have gone on from.
+    clear(tmp_path / "run")
+    assert "it found data.bin, snapshot.pt, " in str(failure(tmp_path, "true", directory=str(made)))
+    # In run directories nobody else loads them.
+    for directory, where in (("{run}", "."), (str(tmp_path), "{run}"), (str(tmp_path.parent), "{run}")):
+        clear(tmp_path / "run")
+        own = shell(f"{record}; mkdir -p {where}/o; date +%N%s >> {where}/o/snapshot.pt")
+        assert measured(tmp_path, own, directory=directory, finish=True)["warnings"] == []
+
+
 def test_a_recorder_that_gives_up_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_run, "SETTLE_S", 0.3)
     error = "Recording ended with an error (RuntimeError: no)."
