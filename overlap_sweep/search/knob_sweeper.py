@@ -213,7 +213,9 @@ class Searching:
     @property
     def found(self) -> KnobSearch:
         """Returns the present answer."""
-        why = self._measurements.budget.why_spent or "search.max_points or search.max_minutes is nearly used up"
+        budget = self._measurements.budget
+        limits = [f"search.{name}" for name in ("max_points", "max_minutes") if getattr(budget, name) is not None]
+        why = budget.why_spent or f"{' or '.join(limits)} is nearly used up"
         search = answer(self.trail)
         search.label, search.overrides = self.space.label, self.typed
         search.stopped = why if self.trail.cut else "" if self.ended else "still running"

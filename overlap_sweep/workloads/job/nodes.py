@@ -144,7 +144,8 @@ def commands_of(point: Mapping[str, Any], directory: Path, here: Here, wanted: W
         RunningCommand(
             command.arguments(point, directory, place),
             folder,
-            _environment(point, directory, place, here, interface) | wanted.as_environment(),
+            # As after a shell's cd: otherwise shells say what a link leads to, a name that programs may parse.
+            _environment(point, directory, place, here, interface) | wanted.as_environment() | {"PWD": str(folder)},
             directory / log_file(node),
             start=start,
         )

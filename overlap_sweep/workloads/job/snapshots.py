@@ -62,7 +62,7 @@ def warnings(before: Listing, after: Listing) -> list[str]:
     """Returns sentences on what a command has written."""
     new = [name for name in after if name not in before]
     again = [name for name in after if name in before and after[name] != before[name]]
-    instead = "give each run its own by {run}, as an argument or as job.directory."
+    instead = "give each run its own by {run} in an argument, or by job.directory={run} and the script's whole path."
     found = []
     if again:
         found.append(

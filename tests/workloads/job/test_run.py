@@ -110,6 +110,7 @@ import os, sys
 os.makedirs(out)
 assert os.path.samefile(out, folder + "/o") and "=" not in folder
 open("in_working_folder", "x")
+assert "=" not in os.popen("pwd").read()
 print("tps: 5\\n" * 5, flush=True)
 """
 
