@@ -44,8 +44,8 @@ class Job:
     """Working folder of the command, relative to where launch.py was started; it must exist on all nodes.
     Placeholders are filled in."""
     attach: bool = True
-    """Put `-m overlap_sweep.attach` in front of the script that python or torchrun starts, which records the steps.
-    Commands that have it already, and other commands, are left as they are."""
+    """Record the steps of every Python process of the command that imports torch. For that `-m overlap_sweep.attach` is
+    put in front of the script that python or torchrun starts, and a `sitecustomize` for all others on PYTHONPATH."""
     skip_steps: int = ranged(5, 0, 10**6)
     """Steps at the start that are not timed: allocation, compilation, autotuning."""
     steps: int = ranged(20, 3, 10**5)
