@@ -72,7 +72,7 @@ def test_megatrons_arguments_are_those_of_none_default_or_a_file(folder: Path) -
         "+job.values.overlap=null": [],
         "+job.values.overlap=default": ["--tp-comm-overlap"],
         tuned: [
-            *("--tp-comm-overlap", "--tp-comm-overlap-cfg", str(folder / "a run" / SETTINGS_FILE)),
+            *("--tp-comm-overlap", "--tp-comm-overlap-cfg", str(command.handed(folder / "a run") / SETTINGS_FILE)),
             *("--disable-tp-comm-overlap-ag", "--disable-tp-comm-bulk-wgrad"),
         ],
         exported(folder / "off.yaml", {}, tp_comm_overlap=False): [],
