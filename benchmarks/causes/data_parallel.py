@@ -30,21 +30,41 @@ def ddp_overlapped(job: Job) -> Step:
     return training(ddp(job, blocks(job, sizes), 25 if job.on_gpu else 0.5), job.random(sizes.tokens, sizes.hidden))
 
 
-@scenario("none", "contention")
-def ddp_accumulated(job: Job) -> Step:
-    """DDP that accumulates the gradients of three microbatches with no_sync() and sums them in the last."""
-    sizes = job.sizes(Sizes(2048, 12288, 3), Sizes(128, 2048, 3))
+def accumulated(job: Job, sizes: Sizes, microbatches: int, *, reduced_once: bool) -> Step:
+    """DDP that accumulates the gradients of some microbatches."""
     model, x = ddp(job, blocks(job, sizes), 25 if job.on_gpu else 0.5), job.random(sizes.tokens, sizes.hidden)
-    optimizer, microbatches = adam(model), 3
+    optimizer = adam(model)
 
     def step() -> None:
         for i in range(microbatches):
-            with nullcontext() if i == microbatches - 1 else model.no_sync():
+            with model.no_sync() if reduced_once and i < microbatches - 1 else nullcontext():
                 model(x).float().square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
     return step
+
+
+@scenario("none", "contention")
+def ddp_accumulated(job: Job) -> Step:
+    """DDP that accumulates the gradients of three microbatches with no_sync() and sums them in the last."""
+    return accumulated(job, job.sizes(Sizes(2048, 12288, 3), Sizes(128, 2048, 3)), 3, reduced_once=True)
+
+
+FEW_TOKENS = Sizes(8192, 256, 3), Sizes(512, 32, 3)
+NO_SYNC = {"ddp_reduced_once": "no_sync() but for the last microbatch"}
+
+
+@scenario("repeated_reduction", "bandwidth", "contention", mends=NO_SYNC)
+def ddp_reduced_each_time(job: Job) -> Step:
+    """DDP that accumulates the gradients of four microbatches of few tokens, and sums them each time."""
+    return accumulated(job, job.sizes(*FEW_TOKENS), 4, reduced_once=False)
+
+
+@scenario("bandwidth", "issued_late", "contention", recorded=False)
+def ddp_reduced_once(job: Job) -> Step:
+    """ddp_reduced_each_time with no_sync() but for the last microbatch."""
+    return accumulated(job, job.sizes(*FEW_TOKENS), 4, reduced_once=True)
 
 
 SMALLER_BUCKETS = {"ddp_smaller_buckets": "DistributedDataParallel(bucket_cap_mb=25)"}

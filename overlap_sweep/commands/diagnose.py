@@ -72,6 +72,7 @@ def diagnose(
       queue_order  launched in time, but it stood behind kernels of other streams
       bandwidth    it takes longer than all computation that it could hide behind
       latency      many small collectives, whose time is not that of their bytes
+      repeated_reduction  the same gradients are reduced several times for one optimizer's step
       straggler    ranks wait for one that is late, always the same or in turn
       host_bound   the GPU waits for launches
       host_sync    the host waits for the device in mid-step

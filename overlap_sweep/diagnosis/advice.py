@@ -44,6 +44,20 @@ _IN_TURN = (
 )
 _WITHOUT_TRAINING = (
     advice_on(
+        *("straggler host_bound", "pauses stalled"),
+        "No line of the program takes this long: see what else runs on its cores, and whether they are its own "
+        "(taskset, OMP_NUM_THREADS), and whether its memory is swapped.",
+    ),
+    advice_on(
+        *("straggler host_bound", "untrained pauses unnamed"),
+        "profile(with_stack=True) names the function. Do it less often, in another thread, or before what is timed; "
+        "Python's garbage collection looks the same: gc.freeze().",
+    ),
+    advice_on(
+        *("straggler host_bound", "untrained pauses"),
+        "Shorten it, or do it less often, in another thread or process, or before what is timed.",
+    ),
+    advice_on(
         *("dependency", "untrained norm"),
         "It moves next to nothing: what it costs is the wait for the last rank.",
     ),
@@ -71,9 +85,9 @@ _WITHOUT_TRAINING = (
         "More computation next to it (more tokens), fewer bytes (FP8), or a smaller process group.",
     ),
     advice_on(
-        *("straggler", "untrained host_late"),
-        "See what that rank's host does meanwhile: what else runs on its cores, or Python's garbage collection "
-        "(gc.freeze()).",
+        *("straggler", "untrained host_late !cpu"),
+        "Its host launches too slowly, without long pauses: launch less (a CUDA graph), and see what else runs on its "
+        "cores.",
     ),
     advice_on(
         *("straggler", "untrained more_work"),
@@ -114,13 +128,8 @@ _PAUSES = (
     ),
     advice_on(
         *("straggler host_bound", "pauses unnamed"),
-        "profile(with_stack=True) names the function: data, logging, a checkpoint, or Python's garbage collection "
-        "(gc.freeze(), Megatron-Core manual_gc=True). Do it less often, in another thread, or before the step.",
-    ),
-    advice_on(
-        *("straggler host_bound", "pauses stalled"),
-        "No line of the program takes this long: see what else runs on its cores, and whether they are its own "
-        "(taskset, OMP_NUM_THREADS), and whether its memory is swapped.",
+        "profile(with_stack=True) names the function: data, logging, a checkpoint, garbage collection (gc.freeze(), "
+        "Megatron-Core manual_gc=True). Do it less often, in another thread, or before the step.",
     ),
     advice_on(
         *("straggler host_bound", "pauses"),
@@ -138,9 +147,14 @@ _STRAGGLERS = (
         "more num_workers of its DataLoader, or a larger prefetch_factor.",
     ),
     advice_on(
+        *("straggler", "host_late cpu"),
+        "Python takes longer there between operators: see what else runs on its cores, and whether they are its own "
+        "(taskset, OMP_NUM_THREADS).",
+    ),
+    advice_on(
         *("straggler", "host_late"),
-        "See what that rank's host does meanwhile: data loading, logging, checkpoints, garbage collection "
-        "(gc.freeze(), Megatron-Core manual_gc=True), or a .item() on one rank alone.",
+        "Its host launches too slowly, without long pauses: launch less, as for host_bound (CUDA graphs, fused "
+        "optimizers, larger microbatches), and see what else runs on its cores.",
     ),
     advice_on(
         *("straggler", "more_work torchrec"),
@@ -159,8 +173,8 @@ _STRAGGLERS = (
     ),
     advice_on(
         *("straggler", "slower_kernels !cpu"),
-        "If its batches are as large as the others': compare its clocks, power and temperature with theirs (nvidia-smi "
-        "-q -d CLOCK,POWER,TEMPERATURE). Else balance them: sequence lengths (packing), tokens per expert.",
+        "If its batches are as large as the others': compare its clocks, power and temperature (nvidia-smi -q -d "
+        "CLOCK,POWER,TEMPERATURE). Else balance them: sequence lengths (packing), tokens per expert.",
     ),
     advice_on(
         *("straggler", "slower_kernels"),
@@ -292,7 +306,7 @@ _UNEXPLAINED = (
 ADVICE: Sequence[Advice] = (
     advice_on("none", "", "Nothing: overlap has less than 2% of the step to gain."),
     *(advice_on(*one) for one in BETWEEN_NODES),
-    *(_IN_TURN + _PAUSES + _WITHOUT_TRAINING + COMMUNICATION + _STRAGGLERS + _HOST + _CONTENTION + _UNEXPLAINED),
+    *(_IN_TURN + _WITHOUT_TRAINING + _PAUSES + COMMUNICATION + _STRAGGLERS + _HOST + _CONTENTION + _UNEXPLAINED),
 )
 """The first whose needs are met is given."""
 

@@ -84,8 +84,8 @@ _PREFETCH = (
     ),
     advice_on(
         *("dependency issued_late", "parameter one_unit fsdp2"),
-        "All parameters are one unit, so there is nothing to gather ahead: fully_shard each layer (or some layers "
-        "together), then the model. Between microbatches set_reshard_after_backward(False) keeps them gathered.",
+        "All parameters are one unit: there is nothing to gather ahead. fully_shard each layer, or some together, "
+        "before the model. Between microbatches set_reshard_after_backward(False) keeps them gathered.",
     ),
     advice_on(
         *("dependency issued_late", "parameter one_unit fsdp1"),
@@ -392,7 +392,7 @@ _NO_OVERLAP = (
     advice_on(
         *("dependency issued_late", "cpu busy_cores"),
         "Overlap gains little on these cores: next to communication GEMMs lose {busy_cores} of what is hidden. Leave "
-        "cores to gloo (fewer OMP_NUM_THREADS, fewer ranks a host), or communicate less (more tokens a step).",
+        "cores to gloo (fewer OMP_NUM_THREADS), or communicate less (more tokens a step).",
     ),
 )
 

@@ -308,7 +308,10 @@ def _late_losses(view: RankView) -> list[Loss]:
             place += 1
         step = _step_at(view, late.end_ns)
         lost = late.idle_ns + late.comm_ns
-        paused = list(paused_in(late))
+        # What a wait at the end of a step costs comes first: starting the next step takes time in any case.
+        ended = [waits[i].ends_step and waits[i].end_ns > late.start_ns for i, _ in took]
+        waited = sum(left for _, left in took[ended.index(True) :]) if any(ended) else 0.0
+        paused = list(paused_in(late, lost - waited))
         lost -= sum(loss.lost_ns for loss in paused)
         loading_ns -= sum(loss.numbers["loading_ns"] for loss in paused)
         if not view.is_straggler:
@@ -341,16 +344,19 @@ def _step_at(view: RankView, gap_end_ns: int) -> int:
     return steps[place].number if place >= 0 and gap_end_ns <= steps[place].end_ns else NO_ITERATION
 
 
-def _paused_losses(view: RankView) -> Callable[[Late], Iterator[Loss]]:
-    """Returns a function that yields what was lost to the host's pauses in one time in which it was late."""
+def _paused_losses(view: RankView) -> Callable[[Late, float], Iterator[Loss]]:
+    """Returns a function that yields what was lost to the host's pauses in one time in which it was late, at most so
+    many nanoseconds."""
     idle, pauses = Measure(view.exposure.host_late), view.facts.pauses
     starts, ends = (np.array([getattr(pause, name) for pause in pauses]) for name in ("start_ns", "end_ns"))
 
-    def paused_in(late: Late) -> Iterator[Loss]:
+    def paused_in(late: Late, most: float) -> Iterator[Loss]:
         first, beyond = np.searchsorted(ends, late.start_ns, "right"), np.searchsorted(starts, late.end_ns)
         for i in range(int(first), int(beyond)):
             lost = idle.between(max(pauses[i].start_ns, late.start_ns), min(pauses[i].end_ns, late.end_ns))
+            lost = min(lost, most)
             if lost > 0:
+                most -= lost
                 numbers = {"loading_ns": lost if pauses[i].loads else 0.0}
                 step = _step_at(view, late.end_ns)
                 yield Loss("host_bound", step, lost, pause=i, work=late.work, numbers=numbers)

@@ -251,7 +251,8 @@ def _pauses(basis: Basis) -> str:
     pauses = _counted(round(basis.per_step(len({loss.pause for loss in basis.losses})), 1), "time")
     longest = as_time(max(loss.lost_ns for loss in basis.losses) / 1000)
     idle = "the GPU has nothing to run" if basis.own.on_device else "nothing runs"
-    return f"{pauses} per step, for up to {longest}, {idle} because the host starts nothing: it is {', '.join(most)}."
+    where = f"it is {', '.join(most)}." if most else "in many places, each for little of it."
+    return f"{pauses} per step, for up to {longest}, {idle} because the host starts nothing: {where}{_loading(basis)}"
 
 
 def _host_bound(basis: Basis) -> str:

@@ -22,6 +22,9 @@ from overlap_sweep.trace.intervals import length, merge, places_by_value
 TOGETHER_NS = 5_000
 """Longest time between the end of a kernel and the start of one that waited for it on another stream."""
 
+ENOUGH_CALLS = 10
+"""Fewest calls of which it shows that none overtook a kernel of another stream."""
+
 OVERTAKING = 0.005
 """Most kernels that may start before earlier ones of other streams if all streams share a queue: threads launch at the
 same time."""
@@ -144,10 +147,12 @@ def _passes(facts: RankFacts) -> dict[tuple[int, str], Hiding]:
 
 def _starts_in_order(facts: RankFacts) -> bool:
     """Returns whether next to no kernel started before one that was launched before it, which is then on another
-    stream."""
+    stream. False if there are too few calls to show it."""
     starts = np.concatenate((facts.work.start_ns, [call.start_ns for call in facts.calls])).astype(np.int64)
     launches = np.concatenate((facts.work.launch_ns, [call.launch_ns for call in facts.calls])).astype(np.int64)
     known = launches != NEVER
+    if known[len(facts.work.start_ns) :].sum() < ENOUGH_CALLS:
+        return False
     in_order = starts[known][np.lexsort((starts[known], launches[known]))]
     overtook = np.maximum.accumulate(in_order) > in_order + TOGETHER_NS
     return bool(overtook.sum() <= OVERTAKING * len(in_order))

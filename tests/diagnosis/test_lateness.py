@@ -96,7 +96,7 @@ def test_the_root_is_who_kept_the_late_rank_waiting(tmp_path: Path) -> None:
         ranks.append(made)
     found = [one for one in diagnosed(tmp_path, *ranks).findings if one.cause == "straggler"]
     assert [(one.rank, one.lost_us) for one in found] == [(2, 3000), (None, 500)]
-    assert "it computes 3," in found[0].evidence
+    assert "take it 3,000 us longer" in found[0].evidence
 
 
 def test_a_rank_that_is_late_where_its_recording_begins(tmp_path: Path) -> None:
