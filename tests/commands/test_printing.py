@@ -153,7 +153,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "report copies": ("902.0", "90%"),
     "report stacks": ("autotp zero_stage=2", "51,200"),
     "query operators num_splits==4": (*("tp2_fc2_fprop_pipeline_sm8_split4", "150.0", "1.333", "num_splits", "1 row"),),
-    f"trace {DEFAULT}": ("34,251", "3,180.9"),
+    f"trace {DEFAULT}": ("34,252", "3,180.9"),
     f"trace {DEFAULT} --by class --phase bwd": ("cublas", "medians", "11,953"),
     f"trace {DEFAULT} --by stream --phase bwd": ("medians",),
     f"trace {DEFAULT} --by kernel --phase bwd": ("transformer_engine::scaled_masked_softmax_warp_backward",),
