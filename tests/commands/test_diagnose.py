@@ -37,6 +37,8 @@ def test_findings_are_objects_of_known_causes_the_most_worthwhile_first() -> Non
         "collective",
         "pass",
         "where",
+        "waiting_us",
+        "transfer_us",
         "evidence",
         "try",
     ]
