@@ -9,7 +9,7 @@ import pytest
 
 from overlap_sweep.diagnosis.pauses import Pause, paused_ns
 from overlap_sweep.trace.kineto import read_trace
-from tests.diagnosis.made_timeline import Timeline
+from tests.diagnosis.made_timeline import Timeline, diagnosed
 
 
 def paused() -> Timeline:
@@ -89,6 +89,20 @@ def test_a_thread_that_launches_ends_the_pause_of_another(tmp_path: Path) -> Non
     for start in range(500, 20_000, 500):
         trace.kernel(start, start + 10, launch=start - 10, thread=2)
     assert not trace.facts(tmp_path).pauses
+
+
+def test_a_pause_after_a_wait_is_not_the_waits(tmp_path: Path) -> None:
+    """Many short gaps are another finding than one long pause, and name no place."""
+    trace = Timeline()
+    for i in range(20):
+        trace.kernel(300 * i + 15, 300 * i + 115, launch=300 * i)
+    trace.wait(5720, 5820, "cudaDeviceSynchronize")
+    trace.operator("aten::add", 25_820, 25_900)
+    trace.kernel(25_850, 25_900, launch=25_835)
+    findings = {(each.cause, each.where): each.lost_us for each in diagnosed(tmp_path, trace).findings}
+    assert findings["host_bound", "between cudaDeviceSynchronize and aten::add"] == pytest.approx(20_000, abs=20)
+    assert findings["host_bound", ""] == pytest.approx(19 * 200, abs=50)
+    assert ("host_sync", "cudaDeviceSynchronize") not in findings
 
 
 def test_pauses_count_as_far_as_the_host_was_late() -> None:
