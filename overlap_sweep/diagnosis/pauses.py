@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis.places import LOADING, is_no_place
+from overlap_sweep.diagnosis.places import LOADING, Nested, is_no_place
 from overlap_sweep.diagnosis.waits import SYNC
-from overlap_sweep.trace.columns import Events, Trace, concatenated
+from overlap_sweep.trace.columns import Trace, concatenated
 from overlap_sweep.trace.intervals import Intervals
 from overlap_sweep.trace.kineto import MODULE
 
@@ -87,7 +87,7 @@ class _Scopes:
         every = concatenated(trace.host, trace.launches, trace.modules, trace.functions)
         is_place = np.array([not is_no_place(name) for _, name in trace.labels], bool)
         long = every.end_ns - every.start_ns >= COVERS * PAUSE_NS
-        self._scopes: Events = every[long & is_place[every.label] & np.isin(every.lane, threads)]
+        self._scopes = Nested(every[long & is_place[every.label] & np.isin(every.lane, threads)])
         self._names = [name for _, name in trace.labels]
         self._is_operator = [category not in ("user_annotation", "python_function") for category, _ in trace.labels]
 
@@ -95,30 +95,31 @@ class _Scopes:
         """Returns the pause between what ended or started `before` and `after`, on the `thread` of the latter; None if
         the host waited for the device."""
         start_ns, end_ns = span
-        scopes = self._scopes
-        common = np.minimum(scopes.end_ns, end_ns) - np.maximum(scopes.start_ns, start_ns)
-        around = np.flatnonzero((common >= COVERS * (end_ns - start_ns)) & (scopes.lane == thread))
-        around = around[np.lexsort((-scopes.end_ns[around], scopes.start_ns[around]))]
-        names = [self._names[label] for label in scopes.label[around].tolist()]
+        # What covers most of the pause contains its middle.
+        around = [
+            (label, end - start)
+            for label, start, end in self._scopes.around(thread, (start_ns + end_ns) // 2)
+            if min(end, end_ns) - max(start, start_ns) >= COVERS * (end_ns - start_ns)
+        ]
+        names = [self._names[label] for label, _ in around]
         between = f"between {f'{_short(before)} and' if before != after else 'two'} {_short(after)}"
         place = between
         if names:
-            if SYNC.match(names[-1]):
+            if SYNC.match(names[0]):
                 return None
-            is_operator = self._is_operator[scopes.label[around[-1]]]
-            place = f"{'inside' if is_operator else 'in'} {_short(names[-1])}{_caller(names)}"
-            took = scopes.end_ns[around[-1]] - scopes.start_ns[around[-1]]
-            if end_ns - start_ns < MAINLY * took and not LOADING.match(names[-1]):
+            innermost, took = around[0]
+            place = f"{'inside' if self._is_operator[innermost] else 'in'} {_short(names[0])}{_caller(names)}"
+            if end_ns - start_ns < MAINLY * took and not LOADING.match(names[0]):
                 place = f"{place}, {between}"
         return Pause(start_ns, end_ns, place, any(LOADING.match(name) for name in names))
 
 
 def _caller(names: list[str]) -> str:
     """Returns who called the innermost function, as far as it is built in or of a library: the program's own function
-    nearest to it."""
-    if _is_own(names[-1]):
+    nearest to it. `names`: from the innermost outwards."""
+    if _is_own(names[0]):
         return ""
-    caller = next((name for name in reversed(names[:-1]) if _is_own(name)), "")
+    caller = next((name for name in names[1:] if _is_own(name)), "")
     return f", called by {caller}" if caller else ""
 
 

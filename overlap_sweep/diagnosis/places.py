@@ -44,21 +44,21 @@ class Places:
         host = trace.host
         self._names = names
         annotations = host[is_annotation[host.label]]
-        self._named = _Nested(concatenated(annotations, trace.modules))
-        self._functions = _Nested(host[is_backward[host.label] | (trace.forward & is_function[host.label])])
-        self._nodes = _Nested(host[is_backward[host.label]])
+        self._named = Nested(concatenated(annotations, trace.modules))
+        self._functions = Nested(host[is_backward[host.label] | (trace.forward & is_function[host.label])])
+        self._nodes = Nested(host[is_backward[host.label]])
         backward = host[is_backward[host.label]]
         self._backward = backward[np.argsort(backward.start_ns, kind="stable")]
         begun_ns = np.sort(host.start_ns[trace.forward & ~is_call[host.label]])
         # Not what checkpoints compute again.
         self._forward_ns = begun_ns[~contains(merge(backward.intervals), begun_ns)]
         self._begun_before = np.searchsorted(self._forward_ns, self._backward.start_ns)
-        self._numbered = _Nested(host[trace.forward & is_function[host.label]])
+        self._numbered = Nested(host[trace.forward & is_function[host.label]])
         self._launches = {lane: np.sort(launches.start_ns[here]) for lane, here in places_by_value(launches.lane)}
-        self._operators = _Nested(host[is_operator[host.label]])
+        self._operators = Nested(host[is_operator[host.label]])
         is_collective = np.array([_COLLECTIVE.match(name) is not None for name in names], bool)
         collectives = np.flatnonzero(is_collective[host.label])
-        self._collectives = _Nested(replace(host[collectives], label=collectives.astype(np.int32)))
+        self._collectives = Nested(replace(host[collectives], label=collectives.astype(np.int32)))
 
     def at(self, thread: int, moment_ns: int) -> str:
         """Returns the innermost module, annotation or function of autograd; empty if there is none.
@@ -123,7 +123,7 @@ class Places:
         return label is not None and "AccumulateGrad" in self._names[label]
 
 
-class _Nested:
+class Nested:
     """Ranges of several threads; those of one thread contain each other or are apart."""
 
     def __init__(self, events: Events) -> None:
@@ -133,7 +133,7 @@ class _Nested:
             starts, ends = own.start_ns.tolist(), own.end_ns.tolist()
             self._by_lane[lane] = (starts, ends, own.label.tolist(), _parents(starts, ends))
 
-    def _chain(self, lane: int, moment_ns: int) -> Iterator[tuple[int, int, int]]:
+    def around(self, lane: int, moment_ns: int) -> Iterator[tuple[int, int, int]]:
         """Yields label, start and end of the ranges that contain the moment, from the innermost outwards."""
         starts, ends, labels, parents = self._by_lane.get(lane, ([], [], [], np.empty(0, np.int64)))
         i = bisect_right(starts, moment_ns) - 1
@@ -149,10 +149,10 @@ class _Nested:
 
     def innermost(self, lane: int, moment_ns: int) -> int | None:
         """Returns the label; None if there is no range."""
-        return next((label for label, _, _ in self._chain(lane, moment_ns)), None)
+        return next((label for label, _, _ in self.around(lane, moment_ns)), None)
 
     def innermost_span(self, lane: int, moment_ns: int) -> tuple[int, int] | None:
-        return next(((start, end) for _, start, end in self._chain(lane, moment_ns)), None)
+        return next(((start, end) for _, start, end in self.around(lane, moment_ns)), None)
 
     def outermost(self, lane: int, moment_ns: int) -> int | None:
         """Returns the label; None if there is no range."""
@@ -160,7 +160,7 @@ class _Nested:
 
     def all_at(self, lane: int, moment_ns: int) -> list[int]:
         """Returns the labels, from the innermost outwards."""
-        return [label for label, _, _ in self._chain(lane, moment_ns)]
+        return [label for label, _, _ in self.around(lane, moment_ns)]
 
 
 def _parents(starts: list[int], ends: list[int]) -> NDArray[np.int64]:
