@@ -32,7 +32,7 @@ from overlap_sweep.results.verdict import MARGIN, mean_ratio
 R = TypeVar("R", Aggregate, Match, SlotChange)
 
 FEW_POINTS = 15
-COLOURS = {"faster": "good", "slower": "bad", "same": "wait"}
+COLOURS = {"faster": "good", "slower": "bad", "same": "wait", "unknown": "wait"}
 
 _KEY: tuple[Column[Key], ...] = (
     attribute("model", kind="text", header="model", differing=True),
@@ -183,7 +183,9 @@ def _print(compared: SweepComparison, console: Console, by: str | None) -> None:
     legend = (
         f"\nratio: time / {compared.reference}'s time, below 1 is faster. same: within the noise of both, or within"
     )
-    console.print(f"{legend} {MARGIN:.1%}. none, floor: ratios of the none times and of the floor times.")
+    console.print(
+        f"{legend} {MARGIN:.1%}; unknown: too few runs to tell. none, floor: ratios of the none times and of the floor times."
+    )
 
 
 def _print_datasets(compared: SweepComparison, console: Console) -> None:

@@ -19,8 +19,8 @@ _IN_TURN = (
     ),
     advice_on(
         *("straggler", "in_turn host_late"),
-        "See what these ranks' hosts do when they are late, such as garbage collection (gc.freeze()), and launch less: "
-        "behind a CUDA graph a host's pauses don't matter.",
+        "See what the late ranks' hosts do when they are late, such as garbage collection (gc.freeze()), and launch "
+        "less: behind a CUDA graph a host's pauses don't matter.",
     ),
     advice_on(
         *("straggler", "in_turn loads_longer"),
@@ -44,7 +44,12 @@ _IN_TURN = (
 )
 _WITHOUT_TRAINING = (
     advice_on(
-        *("straggler host_bound", "pauses stalled"),
+        *("straggler host_bound", "pauses allocates"),
+        "The allocator asks the driver for memory, or gives it back, in mid-step: leave more of it free (a smaller "
+        "batch), or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+    ),
+    advice_on(
+        *("straggler host_bound", "pauses stalled !loading"),
         "No line of the program takes this long: see what else runs on its cores, and whether they are its own "
         "(taskset, OMP_NUM_THREADS), and whether its memory is swapped.",
     ),
@@ -170,6 +175,11 @@ _STRAGGLERS = (
         *("straggler", "more_work"),
         "Balance the work: sequence lengths (packing), layers per pipeline stage, and what one rank alone computes, "
         "such as logging or a loss.",
+    ),
+    advice_on(
+        *("straggler", "slower_kernels all_to_all !torchrec"),
+        "Balance the tokens over the experts: Megatron-Core moe_router_load_balancing_type, "
+        "moe_expert_capacity_factor.",
     ),
     advice_on(
         *("straggler", "slower_kernels !cpu"),

@@ -109,7 +109,7 @@ class Basis:
     @property
     def met_all(self) -> bool:
         """Returns whether there are traces of as many ranks as each call's group has."""
-        return all((size_of(self.own, call) or 0) <= len(self.facts) for call in self.calls)
+        return all((size_of(self.own, call) or self.own.world_size or 0) <= len(self.facts) for call in self.calls)
 
     @property
     def stalls(self) -> list[Stall]:
@@ -347,7 +347,8 @@ def signs_of(basis: Basis) -> dict[str, str]:
         "point_to_point": any(call.collective in POINT_TO_POINT for call in calls),
         "norm": bool(calls)
         and basis.roles == {"activation"}
-        and all(call.pass_ == "other" or call.is_of_scalars for call in calls),
+        and all(call.pass_ == "other" or call.is_of_scalars for call in calls)
+        and not any(call.collective in POINT_TO_POINT for call in calls),
         "after_step": basis.roles == {"parameter"} and all(call.pass_ == "other" for call in calls),
         "blocks": basis.blocks,
         "one_unit": basis.one_unit,

@@ -144,7 +144,7 @@ class _History:
     def shares(self, rank: int, index: int, waiting: Waiting, known: Sequence[dict[int, Waiting]]) -> list[Share]:
         """Returns the shares of a call's waiting by the rank that caused them. `known`: what was waited for before."""
         late, left = waiting.late, waiting.waited_ns
-        own_window, late_window = self._windows(rank, index, late)
+        own_window, late_window, met = self._windows(rank, index, late)
         before = self._waited(late, late_window, known[late])
         for root, share in self._waited(rank, own_window, known[rank]).items():
             if root in before:
@@ -156,11 +156,12 @@ class _History:
                 found.append(Share(root, part, NOTHING_MORE.plus(share.why, part / share.waited_ns)))
                 left -= part
         if left > 0:
-            found.append(Share(late, left, self._more(late, late_window, rank, own_window, left)))
+            found.append(Share(late, left, self._more(late, late_window, rank, own_window, left, met=met)))
         return found
 
-    def _windows(self, rank: int, index: int, late: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Returns the time of both ranks from the end of the last collective that they have in common to this one."""
+    def _windows(self, rank: int, index: int, late: int) -> tuple[tuple[int, int], tuple[int, int], bool]:
+        """Returns the time of both ranks from the end of the last collective that they have in common to this one, and
+        whether there is one."""
         if (rank, late) not in self._common:
             both = (self._members[number] for number in self._meetings[rank])
             self._common[rank, late] = sorted((match[rank], match[late]) for match in both if late in match)
@@ -173,7 +174,7 @@ class _History:
             starts = self._facts[rank].calls[own].end_ns, self._facts[late].calls[other].end_ns
         else:
             starts = self._step_start(rank, index), self._step_start(late, of_late)
-        return (starts[0], ends[0]), (starts[1], ends[1])
+        return (starts[0], ends[0]), (starts[1], ends[1]), bool(place)
 
     def _step_start(self, rank: int, index: int) -> int:
         call = self._facts[rank].calls[index]
@@ -191,13 +192,16 @@ class _History:
                     found[share.root] = Share(share.root, waited_ns, before.why.plus(share.why))
         return found
 
-    def _more(self, late: int, its: tuple[int, int], rank: int, own: tuple[int, int], waited_ns: float) -> Why:
-        """Returns what the late rank did more than the other one in their windows, at most as long as was waited."""
+    def _more(
+        self, late: int, its: tuple[int, int], rank: int, own: tuple[int, int], waited_ns: float, *, met: bool
+    ) -> Why:
+        """Returns what the late rank did more than the other one in their windows, at most as long as was waited.
+        `met`: whether both windows begin with a collective that they had in common."""
         more = self._spent(late, its).plus(self._spent(rank, own), -1.0)
         host_ns, work_ns = max(0.0, more.host_ns), max(0.0, more.work_ns)
         loading_ns = max(0.0, min(more.loading_ns, host_ns))
         # Both have left a collective in common at the same time, but for the noise of clocks.
-        before_ns = max(0.0, float(its[0] + self._offsets[late] - own[0] - self._offsets[rank]))
+        before_ns = 0.0 if met else max(0.0, float(its[0] + self._offsets[late] - own[0] - self._offsets[rank]))
         total_ns = host_ns + work_ns + before_ns
         times = min(1.0, waited_ns / total_ns) if total_ns else 0.0
         return NOTHING_MORE.plus(Why(host_ns, loading_ns, work_ns, before_ns), times)

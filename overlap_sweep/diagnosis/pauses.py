@@ -32,6 +32,9 @@ MAINLY = 0.5
 
 _BUILT_IN = re.compile(r"<built-in (?:function|method) (\w+).*>")
 _PYTHON = re.compile(r"(?P<file>[^<>]+)\(\d+\): ")
+_COLLECTIVE = re.compile(r"c10d::|_c10d_functional::wait_tensor")
+"""On a CPU they wait for other ranks, which is no pause of the host's own."""
+_ALLOCATES = re.compile(r"inside (cuda|hip)(Malloc|Free)\b")
 _LIBRARIES = sys.stdlib_module_names | {"torch"}
 
 
@@ -76,7 +79,9 @@ def paused_ns(pauses: list[Pause], spans: Intervals) -> Counter[str]:
 
 def sign_of(place: str) -> str:
     """Returns `unnamed` for a place that is only what ran before and after, `stalled` for one inside of an operator,
-    which nothing in the program makes long; else `named`."""
+    which nothing in the program makes long, or `allocates` if that asks the driver for memory; else `named`."""
+    if _ALLOCATES.match(place):
+        return "allocates"
     return {"between": "unnamed", "inside": "stalled"}.get(place.split()[0], "named")
 
 
@@ -105,7 +110,7 @@ class _Scopes:
         between = f"between {f'{_short(before)} and' if before != after else 'two'} {_short(after)}"
         place = between
         if names:
-            if SYNC.match(names[0]):
+            if SYNC.match(names[0]) or _COLLECTIVE.match(names[0]):
                 return None
             innermost, took = around[0]
             place = f"{'inside' if self._is_operator[innermost] else 'in'} {_short(names[0])}{_caller(names)}"

@@ -192,8 +192,9 @@ def gain_of_point(time: Timing, reference: Timing, device_kind: str, tried: int 
 MARGIN = 0.005
 """Relative difference below which two sessions tie, whatever their noise: sessions differ by more than that."""
 
-Verdict = Literal["faster", "slower", "same"]
-VERDICTS: tuple[Verdict, ...] = ("faster", "slower", "same")
+Verdict = Literal["faster", "slower", "same", "unknown"]
+"""`unknown`: they differ by more than MARGIN, but there are too few runs to know the noise."""
+VERDICTS: tuple[Verdict, ...] = ("faster", "slower", "same", "unknown")
 
 
 def differ(one: Estimate, reference: Estimate) -> bool:
@@ -204,6 +205,9 @@ def differ(one: Estimate, reference: Estimate) -> bool:
 
 def verdict(time: Estimate, reference: Estimate) -> Verdict:
     """Returns whether the session was faster or slower than the reference."""
+    beyond = abs(time.time_us - reference.time_us) > MARGIN * abs(reference.time_us)
+    if beyond and isnan(gap_noise_us(time, reference)):
+        return "unknown"
     if not differ(time, reference):
         return "same"
     return "faster" if time.time_us < reference.time_us else "slower"

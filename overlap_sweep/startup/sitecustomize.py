@@ -3,8 +3,6 @@
 Python imports this module at its start where `environment_with_recorder` has put its folder on PYTHONPATH.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from importlib.machinery import PathFinder
@@ -23,9 +21,13 @@ class _BeforeTorch:
         if importlib.util.find_spec("overlap_sweep") is None:
             # The package lies in the folder that `python -m` was started in, which is not in the script's path.
             return
-        from overlap_sweep.attach import record, say
+        try:
+            from overlap_sweep.attach import record, say
 
-        record(say)
+            record(say)
+        except Exception as error:
+            # The command's own import of torch must not fail by us, such as in a Python that is too old for us.
+            print(f"overlap_sweep.attach: nothing is recorded: {error!r}", file=sys.stderr, flush=True)
 
 
 def _give_way() -> None:

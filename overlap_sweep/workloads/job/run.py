@@ -198,7 +198,7 @@ class Watched:
             if not self.output.found:
                 raise PointFailed(
                     f"job.metric={self._job['metric']} was not found in the command's output; compare it with "
-                    f"{LOG_FILE}{self._hint}{self._last_words}",
+                    f"{LOG_FILE}{self._last_words}{self._hint}",
                     final=True,
                 )
         else:
@@ -224,13 +224,13 @@ class Watched:
         if not self.recordings and self._attached:
             raise PointFailed(
                 "the command ended with exit status 0, without a step of torch's optimizers"
-                f"{self._hint}{self._last_words}; if it trains without them, call overlap_sweep.step() at the end of "
+                f"{self._last_words}{self._hint}; if it trains without them, call overlap_sweep.step() at the end of "
                 "each step, or give job.metric",
                 final=True,
             )
         if not self.recordings:
             raise PointFailed(
-                f"the command ended with exit status 0 and nothing was recorded{self._hint}{self._last_words}; put -m "
+                f"the command ended with exit status 0 and nothing was recorded{self._last_words}{self._hint}; put -m "
                 f"{ATTACH} in front of the script, call overlap_sweep.step() in its loop, or give job.metric",
                 final=True,
             )

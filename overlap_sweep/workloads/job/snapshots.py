@@ -9,7 +9,7 @@ from pathlib import Path
 
 from overlap_sweep.report.numbers import some_of
 
-ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".distcp", ".pkl", ".npz", ".pth.tar", ".pt.tar")
+ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", "_model.bin", "optimizer.bin", ".distcp", ".pth.tar", ".pt.tar")
 """How names of snapshots end."""
 MOST_ENTRIES = 10_000
 """Names that are looked at in a working folder, the nearest first."""

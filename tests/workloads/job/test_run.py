@@ -224,7 +224,7 @@ def test_what_torchrun_says_of_a_program_is_none_of_its_words(tmp_path: Path) ->
 def test_snapshots_in_the_working_folder_are_warned_of(tmp_path: Path) -> None:
     made, record = tmp_path / "made", recorded(tmp_path / "made", recording())
     (made / "deep").mkdir()
-    (made / "data.bin").write_text("old")
+    (made / "pytorch_model.bin").write_text("old")
     train = shell(f"{record}; date +%N%s >> snapshot.pt; echo x > deep/{{repetition}}.ckpt; echo x > log.txt")
     more = {"directory": str(made), "finish": True}
     (wrote,) = measured(tmp_path, train, **more)["warnings"]
@@ -234,7 +234,7 @@ def test_snapshots_in_the_working_folder_are_warned_of(tmp_path: Path) -> None:
     assert again.startswith("A run found snapshot.pt")
     # One that has nothing left to train says what it may have gone on from.
     clear(tmp_path / "run")
-    assert "it found data.bin, snapshot.pt, " in str(failure(tmp_path, "true", directory=str(made)))
+    assert "it found pytorch_model.bin, snapshot.pt, " in str(failure(tmp_path, "true", directory=str(made)))
     # In run directories nobody else loads them.
     for directory, where in (("{run}", "."), (str(tmp_path), "{run}"), (str(tmp_path.parent), "{run}")):
         clear(tmp_path / "run")
