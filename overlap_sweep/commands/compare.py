@@ -98,8 +98,7 @@ def compare(
     """Compare sweeps, training runs, machines, backends or traces: what is faster or slower, and what else changed.
 
     A ratio is a value divided by the reference's: below 1 is faster for times, above 1 is better for samples/s and
-    hidden fractions. "same" means within the noise of both,
-    "unknown" that there are too few runs to tell.
+    hidden fractions. "same" means within the noise of both, "unknown" that there are too few runs to tell.
 
     Results match if model, tokens, precision, TP size, operator, pass and setting are equal; repetitions are pooled.
     Backend and device are compared. If nothing matches, fields that differ throughout, such as the precision, are

@@ -183,9 +183,8 @@ def _print(compared: SweepComparison, console: Console, by: str | None) -> None:
     legend = (
         f"\nratio: time / {compared.reference}'s time, below 1 is faster. same: within the noise of both, or within"
     )
-    console.print(
-        f"{legend} {MARGIN:.1%}; unknown: too few runs to tell. none, floor: ratios of the none times and of the floor times."
-    )
+    rest = "unknown: too few runs to tell. none, floor: ratios of the none times and of the floor times."
+    console.print(f"{legend} {MARGIN:.1%}; {rest}")
 
 
 def _print_datasets(compared: SweepComparison, console: Console) -> None:

@@ -234,7 +234,7 @@ def test_snapshots_in_the_working_folder_are_warned_of(tmp_path: Path) -> None:
     assert again.startswith("A run found snapshot.pt")
     # One that has nothing left to train says what it may have gone on from.
     clear(tmp_path / "run")
-    assert "it found pytorch_model.bin, snapshot.pt, " in str(failure(tmp_path, "true", directory=str(made)))
+    assert "it found snapshot.pt, pytorch_model.bin, " in str(failure(tmp_path, "true", directory=str(made)))
     # In run directories nobody else loads them.
     for directory, where in (("{run}", "."), (str(tmp_path), "{run}"), (str(tmp_path.parent), "{run}")):
         clear(tmp_path / "run")
