@@ -29,6 +29,7 @@ from overlap_sweep.diagnosis.places import LOADING
 from overlap_sweep.diagnosis.stalls import Stall
 from overlap_sweep.diagnosis.transfers import Alike
 from overlap_sweep.trace.intervals import intersect, merge
+from overlap_sweep.trace.kernel_classes import function_name
 
 MUCH = 0.3
 """Share of the time lost from which on something explains it: what differs between two ranks, or what the host does."""
@@ -321,8 +322,6 @@ def _most_extra(late: RankFacts, own: RankFacts) -> str:
         for name, time_ns in zip(facts.work.signature.tolist(), took.tolist(), strict=True):
             found[facts.names[name]] += time_ns
         return found
-
-    from overlap_sweep.trace.kernel_classes import function_name
 
     extra = by_name(late)
     extra.subtract(by_name(own))

@@ -199,14 +199,16 @@ VERDICTS: tuple[Verdict, ...] = ("faster", "slower", "same", "unknown")
 
 def differ(one: Estimate, reference: Estimate) -> bool:
     """Returns whether the times of two sessions differ beyond their noise and MARGIN."""
-    beyond = abs(one.time_us - reference.time_us) > MARGIN * abs(reference.time_us)
-    return beyond and one.differs_from(reference)
+    return _beyond_margin(one, reference) and one.differs_from(reference)
+
+
+def _beyond_margin(one: Estimate, reference: Estimate) -> bool:
+    return abs(one.time_us - reference.time_us) > MARGIN * abs(reference.time_us)
 
 
 def verdict(time: Estimate, reference: Estimate) -> Verdict:
     """Returns whether the session was faster or slower than the reference."""
-    beyond = abs(time.time_us - reference.time_us) > MARGIN * abs(reference.time_us)
-    if beyond and isnan(gap_noise_us(time, reference)):
+    if _beyond_margin(time, reference) and isnan(gap_noise_us(time, reference)):
         return "unknown"
     if not differ(time, reference):
         return "same"
