@@ -23,9 +23,10 @@ from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search import Setting, conduct
 from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail
 from overlap_sweep.search.knobs import search
+from overlap_sweep.study.analysis import analyse
 from overlap_sweep.workloads import Sample
-from overlap_sweep.workloads.job.answer import analyse_jobs
 from overlap_sweep.workloads.job.result import JobRun
+from overlap_sweep.workloads.job.study import STUDY
 from tests.make_point import job_config, timing_of
 
 STEP_US = 100_000.0
@@ -112,7 +113,7 @@ def best_of(machine: Machine, random: Random, gains: Sequence[float], repetition
             minute = f"2026-11-20T{len(points) // 60:02}:{len(points) % 60:02}:00+00:00"
             result = Result(name=name, point=config, status="ok", measured=run, started=minute)
             points.append(Point(Path(name), "ok", config, result))
-    (analysis,) = analyse_jobs(points)
+    (analysis,) = analyse(STUDY, points)
     return int(analysis.best.points[0].name.partition("_")[0])
 
 

@@ -19,8 +19,9 @@ MAY_IMPORT = {
     "measure": BELOW_RESULTS | {"results"},
     "backends": BELOW_RESULTS | {"results", "measure"},
     "report": BELOW_RESULTS | {"results"},
+    "study": BELOW_RESULTS | {"results", "report"},
     "store": BELOW_RESULTS | {"results"},
-    "workloads": BELOW_RESULTS | {"results", "measure", "backends", "report"},
+    "workloads": BELOW_RESULTS | {"results", "measure", "backends", "report", "study"},
     "runtime": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "store"},
     "search": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "runtime"},
     "compare": BELOW_RESULTS | {"results", "report", "workloads"},
@@ -39,8 +40,8 @@ MAY_IMPORT_SLICE = {"operator": {"layer"}, "tuner": {"operator", "layer"}, "sear
 REGISTRY = {f"overlap_sweep.workloads.{name}" for name in ("measured_type", "nodes", "process_wide", "ranks_per_node")}
 """Functions that results, too, may use: they tell what a workload measures, where its ranks are and how they run."""
 
-WITHOUT_TORCH = {*BASE, "trace", "overlap", "diagnosis", "results", "report", "store", "compare", "commands"}
-WITHOUT_TORCH_IN_SLICES = {"config", "result", "answer", "section", "compare"}
+WITHOUT_TORCH = {*BASE, "trace", "overlap", "diagnosis", "results", "report", "study", "store", "compare", "commands"}
+WITHOUT_TORCH_IN_SLICES = {"config", "result", "answer", "section", "compare", "study", "tables", "rows"}
 WITHOUT_TORCH_IN_JOB = {
     "command",
     "ending",

@@ -193,6 +193,10 @@ class KnobSearch(msgspec.Struct, kw_only=True):
     """Values to search by key, the baseline's first."""
     best: dict[str, str] = {}
     """Values of the best setting that differ from the baseline, by key; empty if nothing is faster."""
+    best_points: list[str] = []
+    """Names of the points that measured the best setting, next to knobs.json."""
+    baseline_points: list[str] = []
+    """Names of those that measured the baseline."""
     time_us: float | None = None
     """Time of the best setting: of a step, or what the workload measures."""
     baseline_us: float | None = None

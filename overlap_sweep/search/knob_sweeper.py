@@ -7,7 +7,7 @@ the other swept keys (`model=a,b`, `distributed.dp_size=4,8`) is a separate sear
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -203,6 +203,7 @@ class Searching:
         self.trail = KnobTrail(space.knobs, space.refusal, self._room)
         self.ended = False
         self._requests: Counter[Setting] = Counter()
+        self._points: dict[Setting, list[str]] = defaultdict(list)
         self._results: list[Result] = []
         self._amount = 0.0
         """Amount of work in the baseline."""
@@ -218,6 +219,9 @@ class Searching:
         why = budget.why_spent or f"{' or '.join(limits)} is nearly used up"
         search = answer(self.trail)
         search.label, search.overrides = self.space.label, self.typed
+        search.baseline_points = self._points[self.trail.baseline]
+        if search.answered:
+            search.best_points = self._points[self.trail.best]
         search.stopped = why if self.trail.cut else "" if self.ended else "still running"
         search.refused = dict(Counter(filter(None, self.space.refusals.values())))
         search.left_out, search.points = self.space.left_out, len(self._results)
@@ -260,7 +264,10 @@ class Searching:
             jobs.append(self.space.job(setting, self._requests[setting]))
             self._requests[setting] += 1
         results = self._measurements.measure(jobs)
-        self._results += filter(None, results)
+        for setting, result in zip(settings, results, strict=True):
+            if result:
+                self._results.append(result)
+                self._points[setting] += [result.name] if result.status == "ok" else []
         return results
 
     @property

@@ -331,8 +331,14 @@ def tp_groups_on_nodes(config: Config) -> str | None:
 
 
 def section_module(name: str) -> Any:
-    """Returns the module with `section(sources)`, which reports the workload's results, and its TABLE of points."""
-    return load(name).module("section")
+    """Returns what reports the workload's results: `section(sources)`, and its tables `TABLE` of points and, if it has
+    them, `ANSWERS`. Its module `section`, or the report of the study in its module `study`."""
+    workload = load(name)
+    if find_spec(f"{workload.package}.study") is None:
+        return workload.module("section")
+    from overlap_sweep.study.section import StudyReport
+
+    return StudyReport(workload.module("study").STUDY)
 
 
 def measured_type(name: str) -> type[Measured]:
@@ -342,9 +348,13 @@ def measured_type(name: str) -> type[Measured]:
 
 
 def comparing(name: str) -> Comparing | None:
-    """Returns how the workload takes part in comparisons and histories: `COMPARED` in its module `compare`. None if it
-    has no such module. UserError if there is no such workload."""
+    """Returns how the workload takes part in comparisons and histories: as its study does, or `COMPARED` in its module
+    `compare`. None if it has neither. UserError if there is no such workload."""
     workload = load(name)
+    if find_spec(f"{workload.package}.study"):
+        from overlap_sweep.study.comparison import comparing as of_study
+
+        return of_study(workload.module("study").STUDY)
     if find_spec(f"{workload.package}.compare") is None:
         return None
     compared: Comparing = workload.module("compare").COMPARED

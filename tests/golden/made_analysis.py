@@ -247,14 +247,16 @@ def write_copies(directory: Path) -> None:
 def write_jobs(directory: Path) -> None:
     """A case for each answer and doubt about jobs, told apart by their ranks."""
 
-    def run(ranks: int, bucket: int | None, step_us: float, repetition: int | None = None, **made: Any) -> None:
-        changed, env = made.pop("config", {}), made.pop("env", {})
+    def run(ranks: int, bucket: int | None, step_us: float, repetition: int | None = None, **made: Any) -> list[str]:
+        """Returns the names of the points."""
+        changed, env, names = made.pop("config", {}), made.pop("env", {}), []
         for number in range(3) if repetition is None else (repetition,):
             hour, minute = divmod(len(list(directory.glob("*"))), 60)
             config = {"job.ranks": ranks, "repetition": number, **changed}
             point = job_config({} if bucket is None else {"bucket": bucket}, env, **config)
             started = f"2026-11-20T{hour:02}:{minute:02}:00+00:00"
-            make_point("job", directory, point, step_us=step_us, started=started, **made)
+            names.append(make_point("job", directory, point, step_us=step_us, started=started, **made).name)
+        return names
 
     # Faster in every run, within the noise between runs, and faster in the only run, which is too few.
     for ranks, repetitions, second_us in ((2, 3, 95_000.0), (3, 3, 99_900.0), (4, 1, 95_000.0)):
@@ -289,13 +291,17 @@ def write_jobs(directory: Path) -> None:
     # Two commands with one script; a proven answer of a search.
     for options in ("", " --compile"):
         run(15, None, 100_000.0, config={"job.command": f"torchrun train.py{options}"})
-    for bucket, step_us in ((25, 100_000.0), (100, 97_000.0), (400, 90_000.0)):
-        run(16, bucket, step_us)
+    names = [run(16, bucket, us) for bucket, us in ((25, 100_000.0), (100, 97_000.0), (400, 90_000.0))]
     knobs = {"+job.values.bucket": ["25", "100", "400"]}
     of_ranks = {"label": "train.py", "overrides": ["workload=job", "job.ranks=16"], "knobs": knobs, "proven": True}
     times = {"time_us": 97_000.0, "baseline_us": 100_000.0, "gain": Gain(0.03, 0.004), "by_time": True}
     search = KnobSearch(
-        **of_ranks, **times, best={"+job.values.bucket": "100"}, disturbed=Noises(times=0.011, ratios=0.24)
+        **of_ranks,
+        **times,
+        best={"+job.values.bucket": "100"},
+        baseline_points=names[0],
+        best_points=names[1],
+        disturbed=Noises(times=0.011, ratios=0.24),
     )
     other = KnobSearch(
         label="train.py", overrides=["workload=job", "job.ranks=32"], knobs=knobs, dropped="too few GPUs"

@@ -82,8 +82,8 @@ def test_it_is_swept_and_told(sweep: tuple[Launch, str]) -> None:
     found = results(launch.directory).values()
     assert [result["status"] for result in found] == ["ok", "ok"]
     assert all(result["measured"]["time"]["median_us"] == result["objective_us"] for result in found)
-    assert "All-reduce of TP=2" in printed
-    assert re.search(r"^ *chunks +time us$", printed, re.MULTILINE)
+    assert "All-reduce of qwen3_0_6b, TP=2" in printed
+    assert re.search(r"^ *setting +runs +speedup +time us +noise us", printed, re.MULTILINE)
 
 
 def test_it_refuses_what_it_does_not_have(installed: dict[str, str], tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ def test_its_results_are_kept_and_remembered(sweep: tuple[Launch, str], tmp_path
 
 def test_its_answer_is_in_every_rendering(sweep: tuple[Launch, str], analyze: Analyze, tmp_path: Path) -> None:
     launch, _ = sweep
-    assert "All-reduce of TP=2" in analyze(launch.directory, "--output", tmp_path).stdout
+    assert "All-reduce of qwen3_0_6b, TP=2" in analyze(launch.directory, "--output", tmp_path).stdout
     for rows in (pd.read_csv(tmp_path / "toy.csv"), pd.read_parquet(tmp_path / "toy.parquet")):
         assert dict(zip(rows["point"], rows["time_us"], strict=True)) == pytest.approx(times(launch))
     page = (tmp_path / "report.html").read_text()
-    assert "All-reduce of TP=2" in page
-    assert "Cut it into" in page
-    assert "4 chunks" in page
+    assert "All-reduce of qwen3_0_6b, TP=2" in page
+    assert "chunks=4" in page
+    assert "defaults" in page
 
 
 def test_its_points_are_asked_for_by_its_flag(sweep: tuple[Launch, str], analyze: Analyze) -> None:
@@ -130,13 +130,13 @@ def test_its_points_are_asked_for_by_its_flag(sweep: tuple[Launch, str], analyze
         assert len(found) == 1
     assert "chunks" in analyze("query", launch.directory).stdout
     assert "Columns with --toy, one row per point:" in analyze("query", "--help").stdout
-    assert "Columns of workload=toy, one row per point:" in analyze("report", "--help").stdout
+    assert "Columns of workload=toy, one row per case: the best setting:" in analyze("report", "--help").stdout
 
 
 def test_it_is_compared_and_has_a_history(sweep: tuple[Launch, str], analyze: Analyze) -> None:
     launch, _ = sweep
     said = analyze("compare", f"a={launch.directory}", f"b={launch.directory}", "--format", "json").stdout
-    rows = [row for row in json.loads(said) if row["setting"] == "4 chunks"]
+    rows = [row for row in json.loads(said) if row["setting"] == "chunks=4"]
     assert [row["operator"] for row in rows] == ["all-reduce"]
     history = analyze("history", f"{launch.directory}.sqlite").stdout
     assert "all-reduce" in history

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
 from overlap_sweep.report.numbers import shortened
 from overlap_sweep.results.identity import key_of
-from overlap_sweep.results.records import KnobSearch
 from overlap_sweep.results.run_directory import settings_file
+from overlap_sweep.study.settings import Naming, Options
 from overlap_sweep.workloads import nodes
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
 
-Options = dict[str, Any]
-"""Values by option, such as `job.values.bucket`, without those that are not set."""
-
-DEFAULTS = "defaults"
-"""Name of the setting in which nothing is set."""
 VALUES, VARIABLES = "job.values.", "job.env."
 CONNECTIONS, MULTICAST = "runtime.max_connections", "runtime.multicast"
 LONGEST_VALUE = 60
 
 
 def options_of(config: Mapping[str, Any]) -> Options:
-    """Returns the setting of a point: what was put into its command and environment."""
+    """Returns the setting of a point, by names such as `job.values.bucket`: what was put into its command and
+    environment."""
     job, runtime = config["job"], config["runtime"]
     # Sorted, since a search has other orders than a sweep.
     found = {f"{VALUES}{name}": value for name, value in sorted(job["values"].items())}
@@ -60,18 +56,6 @@ def script_of(config: Mapping[str, Any]) -> str:
     return next((f"{{{key}}}" for key, value in values if PurePath(command.in_words(value)).name == name), name)
 
 
-def differing(settings: Sequence[Options]) -> set[str]:
-    """Returns the options that differ between the settings."""
-    names = {name for options in settings for name in options}
-    return {name for name in names if len({repr(options.get(name)) for options in settings}) > 1}
-
-
-def in_words(options: Options, shown: Collection[str] | None = None) -> str:
-    """Returns `bucket=25, CUDA_DEVICE_MAX_CONNECTIONS=1`: what is set, of the options in `shown`; None: all."""
-    names = [name for name in options if shown is None or name in shown]
-    return ", ".join(f"{_brief(name)}={_value(options[name])}" for name in names) or DEFAULTS
-
-
 def _brief(name: str) -> str:
     for prefix in (VALUES, VARIABLES, "runtime."):
         name = name.removeprefix(prefix)
@@ -85,16 +69,7 @@ def _value(value: Any) -> str:
     return shortened(PurePath(text).name if is_path else text, LONGEST_VALUE)
 
 
-def numbered(names: Iterable[str]) -> list[str]:
-    """Returns the names, of which equal ones get a number from the second on."""
-    found: list[str] = []
-    for name in names:
-        alike, number = name, 1
-        while alike in found:
-            number += 1
-            alike = f"{name} #{number}"
-        found.append(alike)
-    return found
+NAMING = Naming(brief=_brief, value=_value)
 
 
 def command_line(config: Mapping[str, Any]) -> str:
@@ -133,29 +108,3 @@ def _fillings(config: Mapping[str, Any]) -> dict[str, Filling]:
             words = tuple(command.in_words(value) if word == copy else word for word in made.words)
             found[f"{name}:megatron"] = Filling(shlex.join(words), words)
     return found | {"run": Filling("run", ("run",)), "repetition": Filling("0", ("0",))}
-
-
-def is_answer(config: Mapping[str, Any], search: KnobSearch, fixed: Collection[str]) -> bool:
-    """Returns whether a point has the setting that the search found best. `fixed`: overrides that distinguish it from
-    other searches of the same sweep."""
-    baseline = {key: values[0] for key, values in search.knobs.items() if values}
-    own = dict(override.partition("=")[::2] for override in search.overrides if override in fixed)
-    wanted = {key.lstrip("+"): value for key, value in {**own, **baseline, **search.best}.items()}
-    return all(_plain(command.in_words(_at(config, key))) == _plain(value) for key, value in wanted.items())
-
-
-def _at(config: Any, key: str) -> Any:
-    for name in key.split("."):
-        config = config.get(name) if isinstance(config, Mapping) else None
-    return config
-
-
-def _plain(text: str) -> str:
-    """Returns a value without its quotes and as Hydra reads it: a number in its shortest form, nothing for null."""
-    bare = text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
-    if bare.lower() == "null":
-        return ""
-    try:
-        return f"{float(bare):.12g}"
-    except ValueError:
-        return bare.lower() if bare.lower() in ("true", "false") else bare

@@ -18,10 +18,13 @@ from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.records import KnobRecord, KnobSearch
-from overlap_sweep.workloads.job.answer import JobAnalysis, analyse_jobs, headline
-from overlap_sweep.workloads.job.cautions import cautions
-from overlap_sweep.workloads.job.section import ANSWERS, TABLE, section
-from overlap_sweep.workloads.job.setting import command_line, in_words, options_of
+from overlap_sweep.study import words
+from overlap_sweep.study.analysis import analyse
+from overlap_sweep.study.section import section
+from overlap_sweep.study.words import headline
+from overlap_sweep.workloads.job.setting import NAMING, command_line, options_of
+from overlap_sweep.workloads.job.study import STUDY, Analysis
+from overlap_sweep.workloads.job.tables import ANSWERS, TABLE
 from overlap_sweep.workloads.sections import read_sources
 from tests.make_point import ENVIRONMENT, job_config, make_point
 
@@ -42,18 +45,18 @@ def run(
     make_point("job", directory, job_config(values, env, **(config or {})), **measured)
 
 
-def analyses_of(directory: Path) -> list[JobAnalysis]:
+def analyses_of(directory: Path) -> list[Analysis]:
     sources = read_sources(directory, AnalysisConfig())
     assert not sources.reading.problems
-    return analyse_jobs(sources.reading.points, sources.records.knobs)
+    return analyse(STUDY, sources.reading.points, sources.records.knobs)
 
 
-def analysis_of(directory: Path) -> JobAnalysis:
+def analysis_of(directory: Path) -> Analysis:
     (analysis,) = analyses_of(directory)
     return analysis
 
 
-def repeated(directory: Path, times_us: Mapping[int, list[float]], **measured: Any) -> JobAnalysis:
+def repeated(directory: Path, times_us: Mapping[int, list[float]], **measured: Any) -> Analysis:
     """The analysis of runs by bucket, repeated in alternation."""
     for repetition in range(max(map(len, times_us.values()))):
         for bucket, of_bucket in times_us.items():
@@ -73,7 +76,7 @@ def test_a_winner_is_faster_beyond_the_noise_between_runs(tmp_path: Path) -> Non
         ("bucket=100", 3, 95_000.0),
         ("bucket=25", 3, 100_000.0),
     ]
-    assert analysis.speedup(analysis.best) == pytest.approx(100 / 95, rel=1e-3)
+    assert analysis.best.over_reference == pytest.approx(100 / 95, rel=1e-3)
 
 
 def test_runs_that_scatter_make_a_tie_of_what_one_run_would_decide(tmp_path: Path) -> None:
@@ -106,7 +109,7 @@ def test_too_few_runs_have_no_winner_and_say_so(tmp_path: Path, runs: list[int],
 def test_a_setting_with_one_run_is_left_out_where_others_can_be_judged(tmp_path: Path) -> None:
     analysis = repeated(tmp_path, {25: [100_000.0] * 3, 100: [95_000.0] * 3, 400: [50_000.0]})
     assert (analysis.best.setting, analysis.too_few_runs) == ("bucket=100", False)
-    assert any("Too few runs to judge bucket=400" in one for one in cautions(analysis))
+    assert any("Too few runs to judge bucket=400" in one for one in words.cautions(STUDY, analysis))
 
 
 def test_load_on_one_run_makes_no_winner_of_two_runs_each(tmp_path: Path) -> None:
@@ -153,8 +156,8 @@ def test_settings_are_compared_by_the_work_that_is_known_of_all(
             run(tmp_path, {"batch": batch}, config={"repetition": repetition}, step_us=step_us, **amount)
     analysis = analysis_of(tmp_path)
     assert (analysis.best.setting, analysis.work) == (best, work)
-    mixed = [one for one in cautions(analysis) if "unknown for batch=16" in one]
-    other = [one for one in cautions(analysis) if "train differently" in one]
+    mixed = [one for one in words.cautions(STUDY, analysis) if "unknown for batch=16" in one]
+    other = [one for one in words.cautions(STUDY, analysis) if "train differently" in one]
     assert (bool(mixed), bool(other)) == (len({len(one) for one in amounts}) > 1, work != "step")
 
 
@@ -227,7 +230,7 @@ def test_a_single_setting_is_no_choice(tmp_path: Path) -> None:
     run(tmp_path, {"bucket": 25}, {CONNECTIONS: 1})
     analysis = analysis_of(tmp_path)
     assert (analysis.best.setting, analysis.gain, analysis.shared) == (f"bucket=25, {CONNECTIONS}=1", None, "")
-    assert not any("repetition" in one for one in cautions(analysis))
+    assert not any("repetition" in one for one in words.cautions(STUDY, analysis))
 
 
 def test_settings_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
@@ -270,7 +273,7 @@ def test_points_without_a_time_take_no_part(tmp_path: Path) -> None:
     run(tmp_path, {"bucket": 400}, status="failed", error="CUDA out of memory")
     analysis = analysis_of(tmp_path)
     assert (analysis.reference.setting, len(analysis.rows)) == ("bucket=100", 1)
-    found = section(read_sources(tmp_path, AnalysisConfig()))
+    found = section(STUDY, read_sources(tmp_path, AnalysisConfig()))
     assert found
     rows = sorted((row["setting"], row["status"], row["time_us"]) for row in found.records)
     assert rows == [("bucket=100", "ok", 100_000.0), ("bucket=25", "timeout", None), ("bucket=400", "failed", None)]
@@ -283,14 +286,14 @@ def test_a_setting_without_traces_says_so_beside_what_would_have_recorded_them(t
     analysis = analysis_of(tmp_path)
     notes = {row.setting: row.note for row in analysis.rows}
     assert ("not profiled" in notes["bucket=25"], notes["bucket=100"]) == (False, "not profiled")
-    assert early in cautions(analysis)
+    assert early in words.cautions(STUDY, analysis)
 
 
 def test_advice_names_the_settings_that_it_is_for(tmp_path: Path) -> None:
     exposed = {"DP, ranks 0,1": 9_000.0}
     run(tmp_path, {"bucket": 25}, exposed=exposed, causes={"issued_late": 0.09})
     run(tmp_path, {"bucket": 100}, exposed=exposed, causes={"issued_late": 0.04, "dependency": 0.03})
-    found = section(read_sources(tmp_path, AnalysisConfig()))
+    found = section(STUDY, read_sources(tmp_path, AnalysisConfig()))
     assert found
     (notes,) = (one.notes for answer in found.answers for one in answer.more)
     assert [note.partition(":")[0] for note in notes] == [
@@ -306,7 +309,7 @@ def test_what_was_found_is_kept_for_programs(tmp_path: Path) -> None:
         exposed={"TP, ranks 0,1": 9_000.0, "DP, ranks 0,2": 11_000.0},
         causes={"issued_late": 0.09, "dependency": 0.03},
     )
-    found = section(read_sources(tmp_path, AnalysisConfig()))
+    found = section(STUDY, read_sources(tmp_path, AnalysisConfig()))
     assert found
     (row,) = found.records
     assert (row["exposed_comm_us"], row["exposed_fraction"]) == (20_000.0, pytest.approx(20 / 110))
@@ -325,15 +328,16 @@ def test_a_search_that_proved_its_answer_decides(tmp_path: Path) -> None:
         for bucket, step_us in ((25, 100_000.0), (100, 97_000.0), (400, 90_000.0)):
             run(tmp_path, {"bucket": bucket}, config={"repetition": repetition}, step_us=step_us)
     key = "+job.values.bucket"
-    search = {"label": "train.py", "overrides": ["workload=job", "job.ranks=2"], "knobs": {key: ["25", "100", "400"]}}
+    search = {"label": "train.py", "overrides": [], "knobs": {key: ["25", "100", "400"]}, "baseline_points": ["job_0"]}
     times = {"time_us": 97_500.0, "baseline_us": 100_500.0, "gain": Gain(0.03, 0.004), "proven": True}
-    KnobRecord(searches=[KnobSearch(**search, **times, best={key: "100"})]).write(tmp_path)
+    KnobRecord(searches=[KnobSearch(**search, **times, best={key: "100"}, best_points=["job_4"])]).write(tmp_path)
     analysis = analysis_of(tmp_path)
-    assert (analysis.best.setting, analysis.settled, analysis.gain) == ("bucket=100", True, Gain(0.03, 0.004))
+    assert (analysis.best.setting, analysis.proven, analysis.gain) == ("bucket=100", True, Gain(0.03, 0.004))
     # The search states times, too: of a setting there is one.
     assert (analysis.best.time_us, analysis.reference.time_us) == (97_500.0, 100_500.0)
     for stopped, best in (("", "bucket=25"), ("search.max_points=12 is used up", "bucket=400")):
-        KnobRecord(searches=[KnobSearch(**search, time_us=1.0, baseline_us=1.0, stopped=stopped)]).write(tmp_path)
+        nothing = KnobSearch(**search, time_us=1.0, baseline_us=1.0, stopped=stopped, best_points=["job_0"])
+        KnobRecord(searches=[nothing]).write(tmp_path)
         assert analysis_of(tmp_path).best.setting == best
 
 
@@ -397,7 +401,7 @@ def test_megatron_is_told_the_users_file() -> None:
     ids=str,
 )
 def test_a_whole_setting_in_words(point: dict[str, Any], words: str) -> None:
-    assert in_words(options_of(job_config(**point))) == words
+    assert NAMING.in_words(options_of(job_config(**point))) == words
 
 
 @pytest.mark.parametrize(
@@ -425,6 +429,6 @@ def test_variables_that_are_swept_make_no_other_environment(tmp_path: Path) -> N
     for algo in ("Ring", "Tree"):
         environment = {**ENVIRONMENT, "variables": {"NCCL_ALGO": algo}}
         run(tmp_path, {}, {"NCCL_ALGO": algo}, environment=environment)
-    assert not any("environment" in one for one in cautions(analysis_of(tmp_path)))
+    assert not any("environment" in one for one in words.cautions(STUDY, analysis_of(tmp_path)))
     run(tmp_path, {}, {"NCCL_ALGO": "Ring"}, environment={**ENVIRONMENT, "driver": "590.2"})
-    assert any("environment" in one for one in cautions(analysis_of(tmp_path)))
+    assert any("environment" in one for one in words.cautions(STUDY, analysis_of(tmp_path)))

@@ -1,0 +1,340 @@
+"""What a workload compares: settings of one case, measured in points, of which the fastest is to be found.
+
+A workload declares it as a `Study`, the object `STUDY` of its module `study`: what must be equal (the case), what may
+differ (the options of a setting), the time, and the columns. From that come rows, choice, tables, page, report,
+comparisons and histories, for every workload in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from overlap_sweep.report.causes import Side
+from overlap_sweep.report.charts import Key as Part
+from overlap_sweep.report.numbers import as_us
+from overlap_sweep.report.section import Exhibit
+from overlap_sweep.report.table import Table
+from overlap_sweep.results.comparable import Key, Sample
+from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.gain import Gain
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.provenance import different_environments
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.study.settings import Naming, Options, Role, key
+
+STEP = "step"
+"""The work that times are of where no amount of work is known."""
+
+
+class Case(Protocol):
+    """A NamedTuple of the properties that must be equal for points to be compared."""
+
+    @property
+    def brief(self) -> str:
+        """Returns the case in words, without the device."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def nodes(self) -> int: ...
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+class Times(Protocol):
+    """The times of one setting over its points."""
+
+    @property
+    def step(self) -> Estimate:
+        """Returns the time that settings are compared by, with its noise."""
+
+
+C = TypeVar("C", bound=Case)
+T = TypeVar("T", bound=Times)
+
+
+@dataclass(frozen=True)
+class SettingRow(Generic[T]):
+    """One setting over all its points, or one point by itself. Workloads add properties for their columns."""
+
+    setting: str
+    """What distinguishes it from the other settings of its case, in words."""
+    whole_setting: str
+    """Every option that is not at its default, in words."""
+    options: Options
+    points: list[Point]
+    """In the order of their starts."""
+    times: T
+    changes: int = 0
+    """Number of options that differ from the reference's."""
+    standing: str = ""
+    """`best`, `best, proven`, `reference`, or `only` if there is no other setting; empty for the others."""
+    over_reference: float = 1.0
+    """The reference's time over this one's, for the same work."""
+
+    @property
+    def step(self) -> Estimate:
+        return self.times.step
+
+    @property
+    def time_us(self) -> float:
+        return self.step.time_us
+
+    @property
+    def amounts(self) -> Mapping[str, float | None]:
+        """Returns the work of a step by what it is counted in, such as `sample`; None if it is not known. Settings are
+        compared per the first that all of them know."""
+        return {}
+
+    @property
+    def amount(self) -> float:
+        """Returns the work of a step, in what of it is known first; 1 if nothing is."""
+        return next(filter(None, self.amounts.values()), 1.0)
+
+    def per(self, work: str) -> Estimate:
+        """Returns the time of a unit of the work; of a step if the amount is not known."""
+        return self.step.relative_to(self.amounts.get(work) or 1.0)
+
+    @property
+    def none_us(self) -> float | None:
+        """Returns the time with no overlap; None if it was not measured."""
+        return None
+
+    @property
+    def floor_us(self) -> float | None:
+        """Returns the time without communication; None if it was not measured."""
+        return None
+
+    @property
+    def unit(self) -> str | None:
+        """Returns what the time is of if it is not that of a step."""
+        return None
+
+    @property
+    def in_words(self) -> str:
+        """Returns the time and what follows from it, for a sentence."""
+        return f"{as_us(self.time_us)} us"
+
+    @property
+    def may_win(self) -> bool:
+        """Returns whether the setting may be the answer if others may, too."""
+        return True
+
+    @property
+    def launch_bound(self) -> bool:
+        return any(point.result and point.result.launch_bound for point in self.points)
+
+    @property
+    def chosen(self) -> bool:
+        return self.standing.startswith(("best", "only"))
+
+    @property
+    def notes(self) -> Mapping[str, bool]:
+        """Returns what distinguishes it from rows that are simply slower, and whether that holds."""
+        return {"launch-bound": self.launch_bound}
+
+    @property
+    def note(self) -> str:
+        standing = "" if self.standing == "only" else self.standing
+        return ", ".join(filter(None, [standing, *(note for note, holds in self.notes.items() if holds)]))
+
+
+R = TypeVar("R", bound=SettingRow[Any])
+
+
+@dataclass(frozen=True)
+class CaseAnalysis(Generic[C, R]):
+    """The settings of one case, and the best of them."""
+
+    case: C
+    title: str
+    points: list[Point]
+    rows: list[R]
+    """Rows from fast to slow."""
+    reference: R
+    """The setting that gains compare with."""
+    best: R
+    """The best setting: a search's answer if there was one, else that of `verdict.choose`."""
+    work: str
+    """Settings are compared by the time of this, such as `sample`."""
+    gain: Gain | None
+    """Gain of the best over `against`; None if it is the reference."""
+    against: str
+    """The reference, or what a search compared its answer with, in words."""
+    proven: bool
+    """Whether a search measured the best setting again after choosing it, and found it faster."""
+    reason: str
+    """Why it is the best."""
+    unjudged: list[R]
+    """Settings of too few runs to be better or worse than the reference."""
+    differing: list[str]
+    """Options that differ between the settings."""
+    shared: str
+    """The changed options that all rows have alike, in words; empty if there are none."""
+
+    @property
+    def per(self) -> str:
+        """Returns `per sample`: by what times are compared."""
+        return f"by {self.best.unit}" if self.best.unit else f"per {self.work}"
+
+    @property
+    def too_few_runs(self) -> bool:
+        """Returns whether there are too few runs to tell any settings apart."""
+        return bool(self.unjudged) and len(self.unjudged) == len(self.rows) - 1
+
+    @property
+    def shown_first(self) -> tuple[R, R]:
+        """Returns the rows that are shown however slow they are."""
+        return self.best, self.reference
+
+
+class Bar(NamedTuple):
+    """One setting in the chart of all."""
+
+    ends: list[float]
+    """End of each part, in microseconds per unit of the work that is compared."""
+    cells: list[str]
+    """Texts beside it, one for each of the study's `bar_columns`; a column without any is not drawn."""
+
+
+class Study(Generic[C, R]):
+    """What a workload compares. A subclass says what it must, and replaces what it says otherwise."""
+
+    workload: ClassVar[str]
+    row: type[R]
+    naming: ClassVar[Naming] = Naming()
+    reference: ClassVar[Literal["first", "simplest"]] = "first"
+    """The setting that gains compare with: the one that was started first, or that with the fewest changes."""
+    times_of_proof: ClassVar[bool] = False
+    """Whether a search's answer and its baseline are shown with the times of its proof."""
+
+    name: ClassVar[str]
+    """Name of its section, for addresses and files."""
+    what: ClassVar[str]
+    """What was measured, in one or two words, plural."""
+    heading: ClassVar[str]
+    topic: ClassVar[str]
+    legend: ClassVar[str]
+    explained: ClassVar[str] = ""
+    """What the page says after the legend: how the best is chosen."""
+    measured_as: ClassVar[str] = "Every point, as measured."
+    """Caption of the table of all points."""
+    points_table: ClassVar[Table[Any]]
+    compared: ClassVar[Table[Any]]
+    """The settings of one case; its rows are rows."""
+    answers: ClassVar[Table[Any]]
+    """The best setting of each case; its rows are analyses."""
+    points_key: ClassVar[str]
+    """Name of the table of points in tuning_report.json."""
+    use: ClassVar[str] = "Run"
+    """Beginning of the sentence on how to get the best setting."""
+    bars_subtitle: ClassVar[str] = "mean of the runs, slowest rank, with its noise"
+    bar_columns: ClassVar[Sequence[str]] = ("time us",)
+    most_diagnosed: ClassVar[int] = 2
+    """Settings whose traces are diagnosed on the page: all ranks' traces of each are read."""
+
+    matched: ClassVar[Sequence[str]] = ()
+    """As in `report.comparison.Comparing`."""
+    changes_nothing: ClassVar[Sequence[str]] = ()
+    """As in `report.comparison.Comparing`."""
+
+    def case(self, point: Point) -> C:
+        """Returns the case of an `ok` point."""
+        raise NotImplementedError
+
+    def options(self, point: Point) -> Options:
+        """Returns the setting of a point."""
+        raise NotImplementedError
+
+    def times(self, settings: Sequence[Sequence[Point]]) -> Sequence[Times]:
+        """Returns the times of each setting, given the points of all settings of a case."""
+        raise NotImplementedError
+
+    def times_of_point(self, point: Point) -> Times:
+        """Returns the times of an `ok` point, with the noise within it."""
+        raise NotImplementedError
+
+    def identity(self, point: Point) -> Hashable:
+        """Returns what is equal for points with the same setting."""
+        return key(self.options(point))
+
+    def role(self, option: str) -> Role:
+        """Returns what changing the option changes."""
+        return "schedules"
+
+    def order(self, case: C) -> Any:
+        """Returns the sort key of a case."""
+        return case
+
+    def to_use(self, analysis: CaseAnalysis[C, R]) -> str:
+        """Returns the command or overrides that give the best setting; empty if nothing is needed."""
+        return ""
+
+    def sentences(self, analysis: CaseAnalysis[C, R]) -> Iterable[str]:
+        """Returns further sentences of the answer."""
+        return ()
+
+    def cautions(self, analysis: CaseAnalysis[C, R]) -> Iterable[str]:
+        """Returns the caveats that only this workload has."""
+        return ()
+
+    def environments(self, analysis: CaseAnalysis[C, R]) -> Iterable[str]:
+        """Returns the caveat that points were measured in different environments."""
+        return different_environments(analysis.points)
+
+    def legend_of(self, analysis: CaseAnalysis[C, R]) -> str:
+        """Returns the explanation of the columns below the table."""
+        return self.legend
+
+    def limits(self, analysis: CaseAnalysis[C, R]) -> str:
+        """Returns why the answer may not hold where training runs; empty if it does."""
+        return ""
+
+    def parts(self, analysis: CaseAnalysis[C, R]) -> list[Part]:
+        """Returns the parts of the bars in the chart of all settings."""
+        return [Part("time", "gemm")]
+
+    def bar(self, analysis: CaseAnalysis[C, R], row: R) -> Bar:
+        """Returns the row's bar in that chart."""
+        return Bar([row.per(analysis.work).time_us], [as_us(row.time_us)])
+
+    def streams(self, analysis: CaseAnalysis[C, R]) -> Mapping[str, Path | None]:
+        """Returns the traces whose streams are drawn below each other, by name, the best setting's last."""
+        return {}
+
+    def side(self, row: R) -> Side | None:
+        """Returns the traces of the row's first point that has some; None if none has."""
+        own = (Side(point, time_us=None if row.unit else row.time_us) for point in row.points)
+        return next((side for side in own if side.traces), None)
+
+    def charts(self, analysis: CaseAnalysis[C, R]) -> list[Exhibit]:
+        """Returns further charts."""
+        return []
+
+    def more(self, analysis: CaseAnalysis[C, R]) -> list[Exhibit]:
+        """Returns further tables."""
+        return []
+
+    def details(self, analysis: CaseAnalysis[C, R]) -> list[str]:
+        """Returns lines for summary.txt only."""
+        return []
+
+    def report(self, analysis: CaseAnalysis[C, R]) -> Mapping[str, Any]:
+        """Returns further contents of a case's entry in tuning_report.json."""
+        return {}
+
+    def report_of_row(self, row: R) -> Mapping[str, Any]:
+        """Returns further contents of a setting's entry there."""
+        return {"options": row.options}
+
+    def key(self, analysis: CaseAnalysis[C, R], row: R) -> Key:
+        """Returns what identifies the row's time in comparisons, without device, nodes and setting."""
+        raise NotImplementedError
+
+    def samples(self, result: Result) -> Mapping[str, Sample]:
+        """Returns the times of an ok result by setting, as `report.comparison.Comparing` wants them."""
+        raise NotImplementedError

@@ -1,0 +1,214 @@
+"""The report of a study: its tables, the answer for each case, and the columns that all studies have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Generic, NamedTuple
+
+from overlap_sweep.report import causes
+from overlap_sweep.report.numbers import as_us
+from overlap_sweep.report.section import Answer, Section, Sources
+from overlap_sweep.report.table import (
+    DIRECTORY,
+    ERROR,
+    POINT,
+    STATUS,
+    Column,
+    Kind,
+    Listing,
+    PointRow,
+    Table,
+    attribute,
+    points_table,
+    through,
+)
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.provenance import measured_on, recorded
+from overlap_sweep.study import C, CaseAnalysis, R, Study
+from overlap_sweep.study.analysis import analyse, point_row
+from overlap_sweep.study.charts import exhibits
+from overlap_sweep.study.words import card, cautions, sentences
+
+MOST_ROWS = 40
+"""Settings on a terminal."""
+
+Row = Column[Any]
+"""A column of rows of any study."""
+Case = Column[Any]
+"""A column of analyses of any study."""
+
+
+def setting(about: str = "Options that are not at their defaults.") -> Row:
+    """Returns the column of the setting in a table of settings."""
+    return attribute("setting", about, "text", header="setting", style="setting")
+
+
+def setting_of_point(named: Callable[[Point], str], about: str = "Options that are not at their defaults.") -> Row:
+    """Returns the column of the setting in a table of points, of any status. `named`: returns it in words."""
+    return Column("setting", lambda row: named(row.point), about, "text", header="setting", style="setting")
+
+
+RUNS: Row = Column("runs", lambda row: len(row.points), "Number of runs of the setting.", "count", header="runs")
+NOISE: Row = attribute("noise_us", read="step.noise_us", header="noise us", show=as_us, dropped=1, queried=True)
+CHOSEN: Row = attribute("chosen", "The best setting among those that are compared.", "flag", queried=True)
+NOTE: Row = attribute("", "", "text", "note", header="note", style="reason")
+OVER_REFERENCE = "Time with {} / time with this one, per sample or token where that is known."
+
+
+def over_reference(reference: str) -> Row:
+    """Returns the column of the speedup over the reference, which is described."""
+    about = OVER_REFERENCE.format(reference)
+    return attribute("speedup", about, read="over_reference", header="speedup", show="{:.3f}x".format, high_first=True)
+
+
+def case_columns(texts: Sequence[str], counts: Sequence[str] = ("nodes",), **about: str) -> tuple[Case, ...]:
+    """Returns columns of the properties of a case, for the table of answers. `about`: explanations."""
+    kinds: dict[str, Kind] = {**dict.fromkeys(texts, "text"), **dict.fromkeys(counts, "count")}
+    return tuple(attribute(name, about.get(name, ""), kind, f"case.{name}") for name, kind in kinds.items())
+
+
+def decision_columns(reference: str) -> tuple[Case, ...]:
+    """Returns the columns of why a setting is the best, for the table of answers. `reference`: what the reference is,
+    in words."""
+    described = reference.removeprefix("the ").capitalize()
+    return (
+        attribute("reference", f"{described}, to compare with.", "text", "reference.setting"),
+        attribute("speedup", OVER_REFERENCE.format(reference), read="best.over_reference"),
+        Column(
+            "gain",
+            lambda analysis: analysis.gain.share if analysis.gain else 0.0,
+            "Time that it saves, as a fraction of the reference's; 0 if it is the reference.",
+        ),
+        Column(
+            "gain_noise",
+            lambda analysis: analysis.gain.noise if analysis.gain else None,
+            "Half-width of the 95 % confidence interval of gain; empty if it is the reference.",
+        ),
+        attribute(
+            "too_few_runs",
+            "Too few runs to tell settings apart, so that the setting is only the reference.",
+            "flag",
+        ),
+        attribute("proven", "A search measured the setting again after choosing it.", "flag"),
+        attribute("reason", kind="text"),
+    )
+
+
+class Tables(NamedTuple):
+    """The tables of a study."""
+
+    points: Table[Any]
+    compared: Table[Any]
+    answers: Table[Any]
+
+
+def tables(name: str, case: Iterable[Case], asked: Iterable[Row], measured: Iterable[Row], reference: str) -> Tables:
+    """Returns the tables of a study, under the name of its files. `case`: columns of its cases; `asked`: of points of
+    any status, the setting among them; `measured`: of settings, and of points that are ok; `reference`: what gains
+    compare with, in words."""
+    own = (*measured, attribute("launch_bound", kind="flag"))
+    of_best = (through(column, attrgetter("best")) for column in (RUNS, *own))
+    return Tables(
+        points_table(name, "one row per point", (POINT, DIRECTORY, *asked, STATUS, ERROR), (*own, CHOSEN, NOTE)),
+        Table(name, "one row per setting", (setting(), RUNS, over_reference(reference), *own, NOTE)),
+        Table(
+            name,
+            "one row per case: the best setting",
+            (*case, attribute("setting", kind="text", read="best.setting"), *of_best, *decision_columns(reference)),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class StudyReport(Generic[C, R]):
+    """What reports a study's results, as the module `section` of other workloads does."""
+
+    study: Study[C, R]
+
+    @property
+    def TABLE(self) -> Table[Any]:  # noqa: N802
+        return self.study.points_table
+
+    @property
+    def ANSWERS(self) -> Table[Any]:  # noqa: N802
+        return self.study.answers
+
+    def section(self, sources: Sources) -> Section | None:
+        return section(self.study, sources)
+
+
+def section(study: Study[C, R], sources: Sources) -> Section | None:
+    """Returns the section of the study, with the best setting of each case; None if there are no such points."""
+    points, root = sources.points(study.workload), sources.reading.root
+    if not points:
+        return None
+    analyses = analyse(study, points, sources.records.knobs)
+    standing = {point.directory: row.standing for one in analyses for row in one.rows for point in row.points}
+    rows: list[PointRow[R]] = [
+        PointRow(point, root, point_row(study, point, standing[point.directory]) if point.status == "ok" else None)
+        for point in points
+    ]
+    return Section(
+        name=study.name,
+        what=study.what,
+        title=study.heading,
+        topic=study.topic,
+        explained=f"{study.legend} {study.explained}",
+        answers=[_answer(study, analysis) for analysis in analyses],
+        points=Listing(
+            study.points_table,
+            rows,
+            study.measured_as,
+            chosen=lambda row: row.measured is not None and row.measured.chosen,
+        ),
+        report={
+            study.name: [_report(study, analysis) for analysis in analyses],
+            study.points_key: study.points_table.records(rows),
+        },
+        decided=Listing(study.answers, analyses),
+        launch_bound=sum(row.is_launch_bound for row in rows),
+    )
+
+
+def _answer(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Answer:
+    return Answer(
+        title=analysis.title,
+        sentences=sentences(study, analysis),
+        card=card(study, analysis),
+        cautions=cautions(study, analysis),
+        compared=Listing(
+            study.compared,
+            analysis.rows,
+            f"Every setting, from fast to slow by time {analysis.per}.",
+            chosen=lambda row: row is analysis.best,
+            reference=lambda row: row is analysis.reference,
+            most_rows=MOST_ROWS,
+        ),
+        points=analysis.points,
+        brief=analysis.title,
+        legend=study.legend_of(analysis),
+        charts=exhibits(study, analysis),
+        more=study.more(analysis),
+        details=[*study.details(analysis), measured_on(analysis.points)],
+        later=lambda: causes.in_a_sentence(study.side(analysis.best)),
+    )
+
+
+def _report(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> dict[str, Any]:
+    """Returns a case's entry in tuning_report.json: the best setting and all `settings`."""
+    (best,) = study.answers.records([analysis])
+    return {
+        **analysis.case._asdict(),
+        **recorded(analysis.points),
+        "best": best,
+        "shared": analysis.shared,
+        "answers": sentences(study, analysis),
+        "warnings": cautions(study, analysis),
+        "settings": [
+            {**cells, **study.report_of_row(row), "points": [point.name for point in row.points]}
+            for row, cells in zip(analysis.rows, study.compared.records(analysis.rows), strict=True)
+        ],
+        **study.report(analysis),
+    }

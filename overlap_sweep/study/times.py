@@ -1,0 +1,37 @@
+"""The times of settings whose points have one timing each: pooled over the points, with the noise between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from overlap_sweep.results import verdict
+from overlap_sweep.results.estimate import Estimate, estimate
+from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.points import Point
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The time of a step, or of what else a point repeats."""
+
+    step: Estimate
+
+
+def time_of_point(timing: Timing) -> StepTime:
+    """Returns the median of a point's samples, with the noise within it."""
+    return StepTime(estimate(timing.samples_us))
+
+
+def step_times(settings: Sequence[Sequence[Point]], timing: Callable[[Point], Timing]) -> list[StepTime]:
+    """Returns the time of each setting: the mean of its points, with the noise between points of all settings, and what
+    such points typically differ by."""
+    samples_us = [[timing(point).samples_us for point in points] for points in settings]
+    runs_us = [[estimate(samples).time_us for samples in own] for own in samples_us]
+    limited = [any(point.result and point.result.launch_bound for point in points) for points in settings]
+    device_kind = settings[0][0].config["runtime"]["device"]
+    between = verdict.noises_of_steps(zip(runs_us, limited, strict=True), device_kind)
+    return [
+        StepTime(between[bound].of_runs(estimate(*own), own_us))
+        for own, own_us, bound in zip(samples_us, runs_us, limited, strict=True)
+    ]

@@ -1,0 +1,97 @@
+"""The answer in words: headline, sentences and caveats of the settings of one case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from overlap_sweep.report.numbers import as_sentence, some_of
+from overlap_sweep.report.section import Card
+from overlap_sweep.results.estimate import LEAST_RUNS
+from overlap_sweep.results.gain import nothing_beat
+from overlap_sweep.results.provenance import slowed_gpus
+from overlap_sweep.study import C, CaseAnalysis, R, Study
+from overlap_sweep.study.analysis import wanted_runs
+
+ADVISED_RUNS = 3
+"""Runs of each setting that are advised where there are too few."""
+
+
+def headline(analysis: CaseAnalysis[C, R]) -> str:
+    """Returns the setting to use, in a few words."""
+    best = analysis.best
+    if len(analysis.rows) == 1:
+        return f"{best.setting}: nothing to compare with"
+    if analysis.too_few_runs:
+        repetitions = ",".join(map(str, range(max(wanted_runs(analysis.rows), ADVISED_RUNS))))
+        return f"Too few runs to tell which is fastest; add repetition={repetitions} resume=last"
+    if best is analysis.reference or analysis.gain is None:
+        return nothing_beat(best.setting, "keep it")
+    return f"Use {best.setting}: {analysis.gain.in_words(analysis.against, analysis.per)}"
+
+
+def sentences(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[str]:
+    """Returns sentences on the best setting, how to get it, and what the workload adds."""
+    use = study.to_use(analysis)
+    return [
+        f"{headline(analysis)}.",
+        _times_and_reason(analysis),
+        *([f"{study.use}: {use}"] if use else []),
+        *_shared(analysis),
+        *study.sentences(analysis),
+    ]
+
+
+def card(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Card:
+    """Returns the answer at a glance."""
+    more = [*study.sentences(analysis), *_shared(analysis)]
+    use = study.to_use(analysis)
+    return Card(
+        analysis.title,
+        headline(analysis),
+        [_times_and_reason(analysis), *more],
+        use=[use] if use else [],
+        limits=study.limits(analysis),
+    )
+
+
+def _times_and_reason(analysis: CaseAnalysis[C, R]) -> str:
+    reason = f" {as_sentence(analysis.reason)}." if len(analysis.rows) > 1 else ""
+    return f"{as_sentence(analysis.best.in_words)}.{reason}"
+
+
+def _shared(analysis: CaseAnalysis[C, R]) -> list[str]:
+    return [f"All settings have {analysis.shared}."] if analysis.shared else []
+
+
+def cautions(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[str]:
+    """Returns the caveats, a sentence each; empty if there are none."""
+    recorded = (warning for point in analysis.points if point.result for warning in point.result.warnings)
+    return [
+        *_too_few_runs(analysis),
+        *_trains_differently(study, analysis),
+        *study.cautions(analysis),
+        *_launch_bound(analysis),
+        *slowed_gpus(analysis.points),
+        *dict.fromkeys(recorded),
+        *study.environments(analysis),
+    ]
+
+
+def _too_few_runs(analysis: CaseAnalysis[C, R]) -> Iterator[str]:
+    """Yields which settings cannot be judged where others can."""
+    if analysis.unjudged and not analysis.too_few_runs:
+        settings = some_of((row.setting for row in analysis.unjudged), separator="; ")
+        yield f"Too few runs to judge {settings}: each setting needs at least {LEAST_RUNS}."
+
+
+def _trains_differently(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Iterator[str]:
+    best, reference = analysis.best, analysis.reference
+    changed = [name for name in analysis.differing if repr(best.options.get(name)) != repr(reference.options.get(name))]
+    if any(study.role(name) == "trains differently" for name in changed):
+        yield f"The best setting, {best.setting}, trains differently from {reference.setting}: compare their losses."
+
+
+def _launch_bound(analysis: CaseAnalysis[C, R]) -> Iterator[str]:
+    if bound := [row.setting for row in analysis.rows if row.launch_bound]:
+        which = "all settings" if len(bound) == len(analysis.rows) > 1 else some_of(bound, separator="; ")
+        yield f"Launch-bound, so the times are the host's, not the GPU's: {which}."

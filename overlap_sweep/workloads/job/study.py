@@ -1,0 +1,255 @@
+"""What jobs compare: the settings of the user's own command, by the time of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from overlap_sweep.report.charts import Key as Part
+from overlap_sweep.report.numbers import as_percent, as_us, counted, some_of
+from overlap_sweep.report.section import Exhibit
+from overlap_sweep.results.comparable import Key, Sample
+from overlap_sweep.results.nodes import on_nodes
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.provenance import different_environments
+from overlap_sweep.results.run_directory import Result, trace_file
+from overlap_sweep.results.traces import listed_trace
+from overlap_sweep.study import STEP, Bar, CaseAnalysis, Study
+from overlap_sweep.study.charts import sides
+from overlap_sweep.study.settings import Options
+from overlap_sweep.workloads import nodes
+from overlap_sweep.workloads.job import command
+from overlap_sweep.workloads.job.result import JobRun
+from overlap_sweep.workloads.job.rows import JobRow, JobTimes, pooled, times_of
+from overlap_sweep.workloads.job.setting import (
+    CONNECTIONS,
+    MULTICAST,
+    NAMING,
+    VARIABLES,
+    command_line,
+    identity,
+    options_of,
+    script_digest,
+    script_of,
+)
+from overlap_sweep.workloads.job.tables import ANSWERS, COMPARED, TABLE, findings
+
+RANK = 0
+"""Rank whose trace the timeline shows."""
+UNEVEN = 0.05
+"""Share by which the mean exceeds the median from which on steps are said to vary."""
+
+
+class JobCase(NamedTuple):
+    """Properties that must be equal for jobs to be compared. The values in the command and its environment may
+    differ."""
+
+    script: str
+    ranks: int
+    device: str
+    command: str
+    """The command line as configured, with its placeholders."""
+    directory: str
+    content: str
+    """Digest of the script."""
+    optimizer_steps: int | None
+    metric: str | None
+    metric_is: str
+    unit: str
+    """The metric's name if times are those of a unit of it."""
+    nodes: int
+
+    @property
+    def brief(self) -> str:
+        return f"{self.script}, {counted(self.ranks, 'rank')}{on_nodes(self.nodes)}"
+
+    def __str__(self) -> str:
+        return f"{self.brief} on {self.device}"
+
+
+Analysis = CaseAnalysis[JobCase, JobRow]
+
+
+class JobStudy(Study[JobCase, JobRow]):
+    workload = "job"
+    row = JobRow
+    naming = NAMING
+    times_of_proof = True
+    name = "jobs"
+    what = "jobs"
+    heading = "Training jobs"
+    topic = "training jobs"
+    legend = (
+        "time: mean of the steps and runs, slowest rank; noise: half of its 95 % confidence interval, with the "
+        "noise between runs; exposed: of a profiled step, communication while nothing computes."
+    )
+    explained = "The setting that was started first is the reference; another is best only if it is faster beyond the "
+    explained += "noise."
+    measured_as = "Every job, as measured; noise here is that within the run."
+    points_key = "job_points"
+    points_table, compared, answers = TABLE, COMPARED, ANSWERS
+    bar_columns = ("time us", "exposed", "speedup", "rate")
+    most_diagnosed = 6
+    matched = ("job.ranks", "job.values", "job.env", CONNECTIONS, MULTICAST)
+    # How many steps are looked at, how they are marked, and what happens after them.
+    changes_nothing = ("job.skip_steps", "job.steps", "job.profile_steps", "job.attach", "job.finish")
+
+    def case(self, point: Point) -> JobCase:
+        job = point.config["job"]
+        return JobCase(
+            script=script_of(point.config),
+            ranks=job["ranks"],
+            device=point.case.device,
+            command=job["command"],
+            directory=job["directory"],
+            content=script_digest(point.config),
+            optimizer_steps=job["optimizer_steps"],
+            metric=job["metric"],
+            metric_is=job["metric_is"],
+            unit=point.measured_as(JobRun).unit,
+            nodes=point.case.nodes,
+        )
+
+    def order(self, case: JobCase) -> Any:
+        return case.script, case.ranks, *map(str, case)
+
+    def options(self, point: Point) -> Options:
+        return options_of(point.config)
+
+    def identity(self, point: Point) -> Hashable:
+        return identity(point.config)
+
+    def times(self, settings: Sequence[Sequence[Point]]) -> list[JobTimes]:
+        return times_of(settings)
+
+    def times_of_point(self, point: Point) -> JobTimes:
+        return JobTimes(pooled([point]), None)
+
+    def to_use(self, analysis: Analysis) -> str:
+        return command_line(analysis.best.points[0].config)
+
+    def sentences(self, analysis: Analysis) -> Iterator[str]:
+        """Yields how much communication is exposed with the best setting and with the reference."""
+        rows = {row.setting: row.exposed_fraction for row in analysis.shown_first}
+        known = [f"{as_percent(share)} with {setting}" for setting, share in rows.items() if share is not None]
+        if known:
+            yield f"Exposed communication, of a profiled step: {'; '.join(known)}."
+
+    def cautions(self, analysis: Analysis) -> Iterable[str]:
+        return [
+            *_different_work(analysis),
+            *_timed_differently(analysis),
+            *_uneven_steps(analysis),
+            *_multicast(analysis),
+        ]
+
+    def environments(self, analysis: Analysis) -> list[str]:
+        # Variables that settings set make no other environment.
+        swept = {name.removeprefix(VARIABLES) for row in analysis.rows for name in row.options}
+        swept |= set(command.MULTICAST) if any(map(_has_multicast, analysis.rows)) else set()
+        return different_environments(analysis.points, swept)
+
+    def parts(self, analysis: Analysis) -> list[Part]:
+        if all(row.exposed_fraction is None for row in analysis.rows):
+            return [Part("time, not profiled", "gemm")]
+        return [Part("other", "gemm"), Part("exposed communication", "comm")]
+
+    def bar(self, analysis: Analysis, row: JobRow) -> Bar:
+        time_us, share = row.per(analysis.work).time_us, row.exposed_fraction
+        profiled = len(self.parts(analysis)) > 1
+        exposed = ("-" if share is None else f"{share:.0%}") if profiled else ""
+        ends = [time_us * (1 - (share or 0.0)), time_us] if profiled else [time_us]
+        return Bar(ends, [as_us(row.time_us), exposed, f"{row.over_reference:.3f}x", row.rate])
+
+    def streams(self, analysis: Analysis) -> Mapping[str, Path | None]:
+        return {
+            row.setting: path
+            for row in reversed(analysis.shown_first)
+            for point in row.points[::-1]
+            if (path := listed_trace(point, trace_file(RANK)))
+        }
+
+    def more(self, analysis: Analysis) -> list[Exhibit]:
+        return findings(analysis, diagnosed=len(sides(self, analysis)))
+
+    def details(self, analysis: Analysis) -> list[str]:
+        return [f"Command: {analysis.case.command}"]
+
+    def report_of_row(self, row: JobRow) -> Mapping[str, Any]:
+        return {
+            "options": row.options,
+            "exposed_us_by_group": row.exposed_us_by_group,
+            "causes": row.causes,
+        }
+
+    def key(self, analysis: Analysis, row: JobRow) -> Key:
+        return Key(
+            model=analysis.case.script,
+            tokens=None,
+            precision=None,
+            backend="job",
+            device=None,
+            tp_size=1,
+            operator=counted(analysis.case.ranks, "rank"),
+            pass_name=analysis.case.unit or STEP,
+            setting=None,
+        )
+
+    def samples(self, result: Result) -> dict[str, Sample]:
+        """Returns the sample of the step, even if it is launch-bound."""
+        run, ranks = result.measured_as(JobRun), counted(result.point["job"]["ranks"], "rank")
+        tokens = int(run.tokens_per_step) if run.tokens_per_step else None
+        sample = Sample((run.step,), None, run.unit or STEP, tokens)
+        return {f"{ranks}{on_nodes(nodes(result.point))}, {NAMING.in_words(options_of(result.point))}": sample}
+
+
+def _different_work(analysis: Analysis) -> Iterator[str]:
+    rows, work = analysis.rows, analysis.work
+    unknown = [row.setting for row in rows if not row.samples_per_step]
+    if work == STEP and any(row.samples_per_step or row.tokens_per_step for row in rows):
+        yield (
+            f"The samples of a step are unknown for {some_of(unknown, separator='; ')}, so settings are compared by "
+            "the time of a step; give job.samples_per_step to all."
+        )
+    amounts = {row.amounts.get(work) for row in rows}
+    if work != STEP and len(amounts) > 1:
+        differing = some_of(f"{amount:,.6g}" for amount in sorted(filter(None, amounts)))
+        yield f"Settings differ in {work}s per step ({differing}): they train differently, so compare their losses."
+    if len({row.calls_per_step for row in rows if row.calls_per_step}) > 1:
+        calls = some_of(f"{row.calls_per_step} with {row.setting}" for row in rows if row.calls_per_step)
+        yield (
+            f"Steps have different numbers of optimizer calls ({calls}), so they may not be the same work; set "
+            "job.optimizer_steps."
+        )
+
+
+def _timed_differently(analysis: Analysis) -> Iterator[str]:
+    if len({row.timed_by for row in analysis.rows}) > 1:
+        by = some_of(f"{row.setting} by {row.timed_by}" for row in analysis.rows)
+        yield f"Settings were timed in different ways ({by}), so small differences mean nothing."
+
+
+def _uneven_steps(analysis: Analysis) -> Iterator[str]:
+    """Yields that a few slow steps make up much of the time, of which a short measurement has few."""
+    shares = {row.setting: row.time_us / row.median_us - 1 for row in analysis.shown_first}
+    asked = analysis.points[0].config["job"]["steps"]
+    more = "; raise job.steps" if analysis.best.repeats >= asked * len(analysis.best.points) else ""
+    if uneven := [f"{share:.0%} with {setting}" for setting, share in shares.items() if share > UNEVEN]:
+        yield (
+            f"Steps vary: the mean, which counts, is above the median by {some_of(uneven)}. Few steps measure rare "
+            f"events (waiting for data, logging, garbage collection) poorly{more}."
+        )
+
+
+def _multicast(analysis: Analysis) -> Iterator[str]:
+    on_gpus = analysis.case.ranks > 1 and analysis.points[0].config["runtime"]["device"] == "cuda"
+    if on_gpus and not all(map(_has_multicast, analysis.rows)):
+        yield "NVLink multicast was off (runtime.multicast=false); a training run with it may differ."
+
+
+def _has_multicast(row: JobRow) -> bool:
+    return MULTICAST in row.options
+
+
+STUDY = JobStudy()

@@ -1,0 +1,238 @@
+"""Tables of jobs: points, settings, the best of each case, and the findings about each setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from overlap_sweep.diagnosis import as_share
+from overlap_sweep.report.nodes import NODES
+from overlap_sweep.report.numbers import as_rate, as_us, some_of
+from overlap_sweep.report.section import Exhibit
+from overlap_sweep.report.table import (
+    DEVICE,
+    DIRECTORY,
+    ERROR,
+    POINT,
+    STATUS,
+    Column,
+    Listing,
+    PointRow,
+    Table,
+    attribute,
+    points_table,
+    through,
+)
+from overlap_sweep.study import CaseAnalysis
+from overlap_sweep.study.section import CHOSEN, NOTE, RUNS, case_columns, decision_columns, over_reference, setting
+from overlap_sweep.workloads.job.result import FoundCause
+from overlap_sweep.workloads.job.rows import JobRow
+from overlap_sweep.workloads.job.setting import NAMING, command_line, options_of, script_of
+
+MOST_FINDINGS = 3
+"""Findings of a setting in the table of all settings."""
+MOST_FOUND_ROWS = 12
+"""Rows of that table on a terminal."""
+
+C = Column[JobRow]
+P = Column[PointRow[JobRow]]
+
+SCRIPT = "Name of the script or program that the command runs."
+COMMAND = "The command line as configured, with its placeholders."
+RANKS = "Number of training processes."
+SETTING = "What job.values, job.env, runtime.max_connections and runtime.multicast set."
+
+
+def as_time(time_us: float) -> str:
+    """Returns the time with tenths, or of less than 10 us three digits: that of a single token may be short."""
+    return as_us(time_us) if time_us >= 10 else f"{time_us:.3g}"
+
+
+def _us(name: str, about: str = "", read: str = "", **more: Any) -> C:
+    return attribute(name, about, read=read, show=as_time, **more)
+
+
+def _rate(name: str, header: str, about: str = "", **more: Any) -> C:
+    return attribute(name, about, header=header, show=as_rate, high_first=True, **more)
+
+
+TIMES = (
+    _us(
+        "time_us",
+        "Time of one training step of the slowest rank: mean of the steps and of the runs.",
+        header="time us",
+    ),
+    _us("noise_us", "", "step.noise_us", header="noise us", dropped=12, queried=True),
+)
+MEASURED = (
+    attribute("repeats", "Number of timed steps, of all runs.", "count"),
+    _us("us_per_sample"),
+    attribute("samples_per_step", kind="number"),
+    attribute("tokens_per_step", "Tokens of all ranks in one step.", kind="number"),
+    _rate("samples_per_s", "samples/s", dropped=11),
+    _rate("tokens_per_s", "tokens/s", dropped=10),
+    attribute("unit", "Name of the metric, if time_us is the time of one unit of it.", "text"),
+    _rate(
+        "units_per_s",
+        "rate",
+        "The metric's rate, if time_us is the time of one unit of it.",
+        words=lambda row: row.rate if row.unit else "",
+        dropped=11,
+    ),
+    _us("profiled_us", "Time of a profiled step; empty without traces."),
+    _us(
+        "exposed_comm_us",
+        "Part of a profiled step in which communication runs while nothing computes.",
+        header="exposed us",
+        dropped=7,
+        queried=True,
+    ),
+    attribute("exposed_fraction", "exposed_comm_us / profiled_us.", header="exposed", show=as_share, dropped=8),
+    attribute(
+        "exposed_by_group",
+        "exposed_comm_us of each process group, the largest first.",
+        "text",
+        header="exposed us by group",
+        dropped=2,
+    ),
+    attribute("peak_memory_gb", header="peak GB", show="{:.1f}".format, dropped=5),
+    attribute(
+        "main_cause",
+        "Cause of exposed communication that costs most, as found when it was measured.",
+        "text",
+        header="main cause",
+        dropped=4,
+        words=lambda row: f"{row.main_cause} {as_share(row.main_cause_share)}" if row.main_cause else "",
+    ),
+    attribute(
+        "main_cause_share",
+        "Time that fixing the main cause alone could gain at most / time of a profiled step.",
+    ),
+    attribute("calls_per_step", "Calls of optimizers, or of overlap_sweep.step(), in one step.", "count"),
+    attribute(
+        "timed_by",
+        "What timed it: events on the gpu, the clocks of the host, or the metric in the output.",
+        "text",
+        header="timed by",
+        dropped=3,
+    ),
+    attribute("launch_bound", kind="flag"),
+)
+TABLE = points_table(
+    "jobs",
+    "one row per point",
+    (
+        POINT,
+        DIRECTORY,
+        P("script", lambda row: script_of(row.point.config), SCRIPT, "text", header="script"),
+        P("command", lambda row: row.point.config["job"]["command"], COMMAND, "text"),
+        P("ranks", lambda row: row.point.config["job"]["ranks"], RANKS, "count", header="ranks"),
+        NODES,
+        DEVICE,
+        P(
+            "setting",
+            lambda row: NAMING.in_words(options_of(row.point.config)),
+            SETTING,
+            "text",
+            header="setting",
+            style="setting",
+        ),
+        P("repetition", lambda row: row.point.config["repetition"], "Number of the repetition.", "count"),
+        STATUS,
+        ERROR,
+    ),
+    (*TIMES, *MEASURED, CHOSEN, NOTE),
+)
+OF_RUNS = (
+    RUNS,
+    *TIMES,
+    _us(
+        "between_runs_us",
+        "Standard deviation of the runs' times; empty with one run.",
+        header="between runs us",
+        dropped=1,
+    ),
+)
+REFERENCE = "the setting that was started first"
+COMPARED: Table[JobRow] = Table(
+    "jobs",
+    "one row per setting",
+    (setting(SETTING), *OF_RUNS, over_reference(REFERENCE), *MEASURED, NOTE),
+)
+ANSWERS: Table[CaseAnalysis[Any, JobRow]] = Table(
+    "jobs",
+    "one row per command, ranks, nodes and device: the best setting",
+    (
+        *case_columns(("script", "command"), ("ranks", "nodes"), script=SCRIPT, command=COMMAND, ranks=RANKS),
+        *case_columns(("device",), ()),
+        attribute("setting", SETTING, "text", "best.setting"),
+        Column(
+            "to_run",
+            lambda analysis: command_line(analysis.best.points[0].config),
+            "Command line with this setting.",
+            "text",
+        ),
+        *(through(column, attrgetter("best")) for column in (*OF_RUNS, *MEASURED)),
+        *decision_columns(REFERENCE),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class FindingRow:
+    """A finding about one setting."""
+
+    setting: str
+    finding: FoundCause
+    of_best: bool
+    of_reference: bool
+
+
+FINDINGS: Table[FindingRow] = Table(
+    "job_findings",
+    "one row per setting and cause, in each setting the most worthwhile first",
+    (
+        attribute("setting", kind="text", header="setting", style="setting"),
+        attribute("cause", kind="text", read="finding.cause", header="cause"),
+        attribute("lost_us", read="finding.lost_us", header="lost us", show=as_us),
+        attribute("share", read="finding.share", header="share", show=as_share),
+        attribute("where", kind="text", read="finding.where", header="where", style="setting", dropped=1),
+    ),
+)
+
+
+def findings(analysis: CaseAnalysis[Any, JobRow], diagnosed: int) -> list[Exhibit]:
+    """Returns the table of each setting's findings, as recorded when it was measured; empty if none was profiled.
+    `diagnosed`: number of settings whose traces the page diagnoses, which says more."""
+    found = [
+        FindingRow(row.setting, finding, row is analysis.best, row is analysis.reference)
+        for row in analysis.rows
+        for finding in row.causes[:MOST_FINDINGS]
+    ]
+    if not found:
+        return []
+    several = len({one.setting for one in found}) > 1
+    settings_by_advice: dict[tuple[str, str], list[str]] = {}
+    for one in found:
+        if one.finding.advice:
+            settings_by_advice.setdefault((one.finding.cause, one.finding.advice), []).append(one.setting)
+    return [
+        Exhibit(
+            listing=Listing(
+                FINDINGS,
+                found,
+                "Findings of each setting, as recorded when it was measured.",
+                chosen=lambda one: one.of_best,
+                reference=lambda one: one.of_reference,
+                group=lambda one: one.setting,
+                most_rows=MOST_FOUND_ROWS,
+            ),
+            heading="Why communication is exposed, by setting",
+            on_page=diagnosed < len({one.setting for one in found}),
+            notes=[
+                f"Try for {cause}{f' with {some_of(settings)}' if several else ''}: {advice}"
+                for (cause, advice), settings in settings_by_advice.items()
+            ],
+        )
+    ]
