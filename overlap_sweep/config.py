@@ -1,18 +1,19 @@
 """The options that every point has: Hydra composes them, the workers use them, result.json records them.
 
 A workload's own options are in `workloads/<name>/config.py`, where `Config` is a subclass of one of these. The field
-docstrings are the manual. Ranges are in the field's metadata; `declared.check` enforces them.
+docstrings are the manual. Ranges are in the annotations; `declared.decode` enforces them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from msgspec import Meta
 from omegaconf import MISSING
 
-from overlap_sweep.declared import check, one_of, ranged
+from overlap_sweep.declared import decode, one_of
 from overlap_sweep.errors import UsageError, nearest
 
 BY_TORCH = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -31,57 +32,57 @@ class Model:
 
     name: str = MISSING
     """The model's name in tables. With `source=hf`: a Hugging Face name, a folder or a config.json."""
-    source: str = one_of("sizes", "sizes", "hf")
+    source: Annotated[str, one_of("sizes", "hf")] = "sizes"
     """`sizes`: use the sizes below; `hf`: read the missing ones with transformers' AutoConfig."""
-    hidden_size: int | None = ranged(None, 1, 2**20)
+    hidden_size: Annotated[int, Meta(ge=1, le=2**20)] | None = None
     """Width of the residual stream."""
-    ffn_hidden_size: int | None = ranged(None, 1, 2**22)
+    ffn_hidden_size: Annotated[int, Meta(ge=1, le=2**22)] | None = None
     """Width of the MLP."""
-    num_attention_heads: int | None = ranged(None, 1, 2**14)
+    num_attention_heads: Annotated[int, Meta(ge=1, le=2**14)] | None = None
     """Query heads of the attention."""
-    num_kv_heads: int | None = ranged(None, 1, 2**14)
+    num_kv_heads: Annotated[int, Meta(ge=1, le=2**14)] | None = None
     """Key and value heads (grouped-query attention). null: num_attention_heads."""
-    head_dim: int | None = ranged(None, 1, 2**14)
+    head_dim: Annotated[int, Meta(ge=1, le=2**14)] | None = None
     """Width of one attention head. null: hidden_size / num_attention_heads."""
     gated_mlp: bool | None = None
     """Gated MLP, such as SwiGLU: `fc1` computes two matrices of `ffn_hidden_size` columns."""
-    normalization: str | None = one_of(None, "LayerNorm", "RMSNorm")
+    normalization: Annotated[str, one_of("LayerNorm", "RMSNorm")] | None = None
     """Normalisation of the input of `qkv` and `fc1`, which Transformer Engine fuses into them. null: RMSNorm for gated
     models, else LayerNorm."""
     bias: bool | None = None
     """Whether the linear operators add a bias. null: false for gated models, else true."""
-    num_experts: int | None = ranged(None, 1, 2**16)
+    num_experts: Annotated[int, Meta(ge=1, le=2**16)] | None = None
     """Experts of each layer of a mixture of experts, without shared ones. null: the model has none."""
-    experts_per_token: int | None = ranged(None, 1, 2**16)
+    experts_per_token: Annotated[int, Meta(ge=1, le=2**16)] | None = None
     """Experts that each token is sent to."""
-    expert_ffn_hidden_size: int | None = ranged(None, 1, 2**22)
+    expert_ffn_hidden_size: Annotated[int, Meta(ge=1, le=2**22)] | None = None
     """Width of one expert."""
-    shared_expert_ffn_hidden_size: int | None = ranged(None, 1, 2**22)
+    shared_expert_ffn_hidden_size: Annotated[int, Meta(ge=1, le=2**22)] | None = None
     """Width of all shared experts together, which every token passes. null: the model has none."""
     gated_experts: bool | None = None
     """Gated experts, as in gated_mlp. null: true for a model with experts."""
-    num_dense_layers: int | None = ranged(None, 0, 4096)
+    num_dense_layers: Annotated[int, Meta(ge=0, le=4096)] | None = None
     """Layers of a model with experts that have a dense MLP of ffn_hidden_size instead. null: none."""
-    kv_lora_rank: int | None = ranged(None, 1, 2**20)
+    kv_lora_rank: Annotated[int, Meta(ge=1, le=2**20)] | None = None
     """Rank of the keys and values of multi-head latent attention. null: the attention is not latent."""
-    q_lora_rank: int | None = ranged(None, 1, 2**20)
+    q_lora_rank: Annotated[int, Meta(ge=1, le=2**20)] | None = None
     """Rank of the queries of multi-head latent attention. null: queries are not compressed."""
-    qk_head_dim: int | None = ranged(None, 1, 2**14)
+    qk_head_dim: Annotated[int, Meta(ge=1, le=2**14)] | None = None
     """Width of a head's queries and keys in multi-head latent attention, without their rotary part."""
-    qk_pos_emb_head_dim: int | None = ranged(None, 1, 2**14)
+    qk_pos_emb_head_dim: Annotated[int, Meta(ge=1, le=2**14)] | None = None
     """Width of the rotary part of a head's queries and keys in multi-head latent attention."""
-    v_head_dim: int | None = ranged(None, 1, 2**14)
+    v_head_dim: Annotated[int, Meta(ge=1, le=2**14)] | None = None
     """Width of a head's values in multi-head latent attention."""
     architecture: str | None = None
     """Hugging Face's model_type. This option and those below are for workload=tp_training, which trains a whole
     language model."""
-    num_layers: int | None = ranged(None, 0, 4096)
+    num_layers: Annotated[int, Meta(ge=0, le=4096)] | None = None
     """Transformer layers of the language model. 0: as many as the model has itself."""
-    vocab_size: int | None = ranged(None, 2, 2**31 - 1)
+    vocab_size: Annotated[int, Meta(ge=2, le=2**31 - 1)] | None = None
     """Rows of the embedding and of the output projection."""
-    rope_theta: float | None = ranged(None, 1.0, 1e12)
+    rope_theta: Annotated[float, Meta(ge=1.0, le=1e12)] | None = None
     """Base of the rotary position embedding. null: 10000."""
-    norm_epsilon: float | None = ranged(None, 0.0, 1.0)
+    norm_epsilon: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     """Epsilon that the normalisation adds to the variance. null: 1e-6."""
     tie_word_embeddings: bool | None = None
     """Whether the output projection shares the embedding's weights. null: false."""
@@ -116,36 +117,36 @@ INSTRUMENTS = ("debug", "nvtx", "nsys")
 class Runtime:
     """How the worker processes run."""
 
-    device: str = one_of("auto", "auto", "cpu", "cuda")
+    device: Annotated[str, one_of("auto", "cpu", "cuda")] = "auto"
     """`auto`: cuda when a GPU is visible."""
-    nodes: int | None = ranged(None, 1, 4096)
+    nodes: Annotated[int, Meta(ge=1, le=4096)] | None = None
     """Machines that the ranks of a point are spread over, equally many on each and in order of the ranks. null: 1; on
     Slurm as many as `hydra.launcher.gpus_per_node` makes necessary. Without Slurm, start launch.py by
     one `torchrun --nnodes` on each machine (see clusters.md)."""
     isolate: bool = False
     """Start a fresh torchrun group for every point instead of one per world size."""
-    timeout_s: float = ranged(300.0, 1.0, 86400.0)
+    timeout_s: Annotated[float, Meta(ge=1.0, le=86400.0)] = 300.0
     """Time limit of a point, in seconds. A point that takes longer is killed with its group and recorded as `timeout`;
     the sweep goes on."""
-    timeout_factor: float = ranged(10.0, 0.0, 10**4)
+    timeout_factor: Annotated[float, Meta(ge=0.0, le=10**4)] = 10.0
     """Shorter time limit once similar points were measured: this factor times the longest of them, but at least 30
     seconds. 0: always timeout_s."""
-    retries: int = ranged(1, 0, 100)
+    retries: Annotated[int, Meta(ge=0, le=100)] = 1
     """How often a point that failed or timed out is tried again, in a fresh group. Points with wrong numbers are not
     tried again."""
-    start_timeout_s: float = ranged(180.0, 1.0, 3600.0)
+    start_timeout_s: Annotated[float, Meta(ge=1.0, le=3600.0)] = 180.0
     """Time limit for the start of a group, until every rank has joined, in seconds."""
-    threads_per_rank: int = ranged(1, 1, 1024)
+    threads_per_rank: Annotated[int, Meta(ge=1, le=1024)] = 1
     """CPU threads of each rank. With one thread, a CPU rank behaves like a device of its own."""
-    max_connections: int | None = ranged(None, 1, 32)
+    max_connections: Annotated[int, Meta(ge=1, le=32)] | None = None
     """CUDA_DEVICE_MAX_CONNECTIONS of the workers: hardware queues that a GPU's streams share. null: as training
     uses it: 1 with Megatron-LM, which needs kernels in launch order, and CUDA's default of 8 with other libraries."""
     multicast: bool = False
     """Allow NVLink multicast. false sets UB_SKIPMC=1 and the equivalents of NCCL, PyTorch and NVSHMEM."""
-    bootstrap_backend: str = one_of("gloo", "gloo", "nccl", "mpi")
+    bootstrap_backend: Annotated[str, one_of("gloo", "nccl", "mpi")] = "gloo"
     """Backend that exchanges the handles of the userbuffers. On two H200s gloo takes 10 ms; NCCL takes 180 ms at first
     and keeps 0.5 GB."""
-    ub_timeout_s: int | None = ranged(None, 1, 86400)
+    ub_timeout_s: Annotated[int, Meta(ge=1, le=86400)] | None = None
     """UB_TIMEOUT of the workers, in whole seconds: a kernel of userbuffers that has waited this long for another rank
     prints what it waits for and goes on with wrong numbers. null: as set in your environment, else Transformer Engine's
     110."""
@@ -168,22 +169,22 @@ class Runtime:
 class Search:
     """Budget and limits of the search sweepers. Not part of a point."""
 
-    max_points: int | None = ranged(None, 1, 10**6)
+    max_points: Annotated[int, Meta(ge=1, le=10**6)] | None = None
     """Stop after this many points, baselines included. The best so far is the answer."""
-    max_minutes: float | None = ranged(None, 0.0, 10**5)
+    max_minutes: Annotated[float, Meta(ge=0.0, le=10**5)] | None = None
     """Stop after this many minutes, also what runs then; on Slurm after what is submitted. The best so far is the
     answer."""
-    min_num_sm: int = ranged(1, 1, MOST_SMS)
+    min_num_sm: Annotated[int, Meta(ge=1, le=MOST_SMS)] = 1
     """Leave out smaller values of num_sm."""
-    max_num_sm: int = ranged(MOST_SMS, 1, MOST_SMS)
+    max_num_sm: Annotated[int, Meta(ge=1, le=MOST_SMS)] = MOST_SMS
     """Leave out larger values of num_sm."""
-    reach: float = ranged(0.25, 0.0, 10.0)
+    reach: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.25
     """Drop a knob's value whose first measurement is slower than the best by more than this fraction."""
-    worth: float = ranged(0.01, 0.0, 1.0)
+    worth: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.01
     """Smallest possible gain for which another point is measured, as a fraction of the fastest time."""
-    repeats: int = ranged(3, 1, 100)
+    repeats: Annotated[int, Meta(ge=1, le=100)] = 3
     """How often settings are measured whose times differ by less than the noise."""
-    noise_goal: float | None = ranged(0.01, 0.0, 1.0)
+    noise_goal: Annotated[float, Meta(ge=0.0, le=1.0)] | None = 0.01
     """workload.noise_goal of a search's points of operators: their repeats end early once the noise is below this
     fraction. null: never."""
     retry_wrong: bool = False
@@ -197,22 +198,22 @@ class Tuner:
 
     presets: list[str] | None = None
     """tp_comm_overlap_cfg files to compare with the tuned one in the proof. `{tp}` in a name stands for the TP size."""
-    together: int = ranged(4, 0, 16)
+    together: Annotated[int, Meta(ge=0, le=16)] = 4
     """Number of combinations of settings to try on the whole layer before the proof. 0: none."""
-    within: float = ranged(0.03, 0.0, 1.0)
+    within: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.03
     """A setting is tried in a combination if it is slower than the best of its pass by at most this fraction."""
-    noise_goal: float | None = ranged(0.003, 0.0, 1.0)
+    noise_goal: Annotated[float, Meta(ge=0.0, le=1.0)] | None = 0.003
     """workload.noise_goal of the proof: its rounds end early once the noise of each ratio to no overlap is below this
     fraction. null: never."""
     prove: bool = True
     """Run the whole layer with no overlap, the default, the tuned settings and the presets, side by side."""
     drop_tp_sizes: bool = True
     """Leave out TP sizes that would not scale even with all communication hidden."""
-    tp_scaling_tolerance: float = ranged(0.2, 0.0, 10.0)
+    tp_scaling_tolerance: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.2
     """A TP size scales while its time is at most (1 + tolerance) x TP=1's time / TP size."""
-    overlap_threshold: float = ranged(0.5, 0.0, 1.0)
+    overlap_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.5
     """Smallest overlap ratio that recommendations call effective."""
-    unmeasured: str = one_of("off", "off", "default")
+    unmeasured: Annotated[str, one_of("off", "default")] = "off"
     """Slots that no point overlapped, in exported files. `off`: turned off; `default`: the library's default
     overlap."""
 
@@ -228,19 +229,19 @@ class PointConfig:
     workload: Any = MISSING
     backend: str = "auto"
     """Library that overlaps. `auto`: transformer_engine if it is installed and there is a GPU, else torch."""
-    precision: str | None = one_of(None, *PRECISIONS, also=BY_TORCH)
+    precision: Annotated[str, one_of(*PRECISIONS, also=BY_TORCH)] | None = None
     """Data type of computation and communication. null: bf16 on a GPU, fp32 on a CPU. From fp8_delayed on they are
     Transformer Engine's recipes: DelayedScaling, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling and
     NVFP4BlockScaling. torch's names, such as bfloat16, are accepted too."""
-    profile: str = one_of("all", "all", "best", "none")
+    profile: Annotated[str, one_of("all", "best", "none")] = "all"
     """Points to profile after timing. `best`: those within 1 % of the fastest of their operator so far, and the final
     choice of a search."""
-    repetition: int = ranged(0, 0, 10**6)
+    repetition: Annotated[int, Meta(ge=0, le=10**6)] = 0
     """Number of the repetition: sweep over it to measure the same point several times."""
     runtime: Runtime = field(default_factory=Runtime)
     search: Search = field(default_factory=Search)
     tuner: Tuner = field(default_factory=Tuner)
-    max_tp_size: int = ranged(8, 1, 1024)
+    max_tp_size: Annotated[int, Meta(ge=1, le=1024)] = 8
     """Largest of the TP sizes 2, 4 and 8 that the tuner searches. tp_size overrides it."""
     resume: str | None = None
     """Directory of an earlier sweep to continue, or `last`. Points that it has measured are not measured again."""
@@ -277,7 +278,7 @@ class ModelConfig(PointConfig):
 
 @dataclass
 class TensorParallelConfig(ModelConfig):
-    tp_size: int | None = ranged(2, 1, 8)
+    tp_size: Annotated[int, Meta(ge=1, le=8)] | None = 2
     """Tensor-parallel ranks, one GPU or CPU process each. null: all visible GPUs, at most 8; on a CPU 2."""
 
     reads_of_model: ClassVar[tuple[str, ...]] = (*OF_LAYERS, *OF_EXPERTS, *OF_LATENT_ATTENTION)
@@ -287,14 +288,14 @@ class TensorParallelConfig(ModelConfig):
 class AnalysisConfig:
     """How `analyze.py` chooses. Set after the directory, as in `analysis.objective=overlap_ratio`."""
 
-    objective: str = one_of("time", "time", "overlap_ratio")
+    objective: Annotated[str, one_of("time", "overlap_ratio")] = "time"
     """`time`: choose the fastest setting, no overlap included; `overlap_ratio`: the one with the highest overlap
     ratio."""
-    tp_scaling_tolerance: float = ranged(0.2, 0.0, 10.0)
+    tp_scaling_tolerance: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.2
     """A TP size scales while its time is at most (1 + tolerance) x TP=1's time / TP size."""
-    overlap_threshold: float = ranged(0.5, 0.0, 1.0)
+    overlap_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.5
     """Smallest overlap ratio that recommendations call effective."""
-    unmeasured: str = one_of("off", "off", "default")
+    unmeasured: Annotated[str, one_of("off", "default")] = "off"
     """Slots that no point overlapped, in exported files. `off`: Megatron-Core's switches turn them off, except those
     that share a switch with a measured setting that wins; `default`: they keep the library's default overlap."""
 
@@ -315,6 +316,4 @@ def analysis_config(overrides: Sequence[str]) -> AnalysisConfig:
             values[name] = kinds[name](value)
         except ValueError:
             raise UsageError(f"{override}: the value must be a number.") from None
-    config = AnalysisConfig(**values)
-    check(asdict(config), AnalysisConfig, "analysis.")
-    return config
+    return decode(asdict(AnalysisConfig(**values)), AnalysisConfig, "analysis.")

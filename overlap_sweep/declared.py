@@ -1,32 +1,28 @@
-"""Ranges and choices that a configuration's fields declare, and `check`, which enforces them."""
+"""Configurations as dataclasses whose annotations carry ranges and choices: decoding, spellings, keys."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field, fields, is_dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from overlap_sweep.errors import UsageError
 
+C = TypeVar("C")
 
-def ranged(default: Any, low: float, high: float) -> Any:
-    return field(default=default, metadata={"range": (low, high)})
-
-
-def one_of(default: Any, *choices: str | None, also: Mapping[str, str] | None = None) -> Any:
-    """`also`: other spellings of choices, with the choice that each stands for."""
-    return field(default=default, metadata={"choices": choices, "also": also or {}})
+VERBATIM = msgspec.Meta(extra={"verbatim": True})
+"""Marks an option that takes the rest of the word as it was typed, without Hydra's grammar."""
 
 
-def verbatim(default: Any) -> Any:
-    """Declares a field that takes the rest of the word as it was typed, without Hydra's grammar."""
-    return field(default=default, metadata={"verbatim": True})
-
-
-def any_of(default: Any, values: str) -> Any:
-    """Declares a field that takes values of several types; `complete` of its workload checks them."""
-    return field(default=default, metadata={"values": values})
+def one_of(*choices: str, also: Mapping[str, str] | None = None) -> msgspec.Meta:
+    """Returns a constraint to these strings. `also`: other spellings, with the choice that each stands for."""
+    return msgspec.Meta(
+        pattern=rf"^({'|'.join(map(re.escape, choices))})\Z", extra={"choices": choices, "also": also or {}}
+    )
 
 
 @cache
@@ -36,29 +32,34 @@ def types_of(schema: type) -> dict[str, Any]:
     return {declared.name: hints[declared.name] for declared in fields(schema)}
 
 
+@cache
+def metas_of(schema: type) -> dict[str, msgspec.Meta]:
+    """Returns each field's constraint; an empty one for a field without."""
+    found = {name: msgspec.Meta() for name in types_of(schema)}
+    for name, hint in get_type_hints(schema, include_extras=True).items():
+        for kind in (hint, *get_args(hint)):
+            if name in found and get_origin(kind) is Annotated:
+                found[name] = kind.__metadata__[0]
+    return found
+
+
+def _leaf_metas(schema: type) -> Iterator[tuple[str, msgspec.Meta]]:
+    """Yields the dotted names of all options with their constraints."""
+    for name, kind in types_of(schema).items():
+        if is_dataclass(kind):
+            yield from ((f"{name}.{below}", meta) for below, meta in _leaf_metas(kind))  # type: ignore[arg-type]
+        else:
+            yield name, metas_of(schema)[name]
+
+
 def spellings(schema: type) -> dict[str, Mapping[str, str]]:
     """Returns the other spellings of each option's values, by dotted name."""
-    found: dict[str, Mapping[str, str]] = {}
-    for declared in fields(schema):
-        kind = types_of(schema)[declared.name]
-        if is_dataclass(kind):
-            below = spellings(kind)  # type: ignore[arg-type]
-            found |= {f"{declared.name}.{name}": also for name, also in below.items()}
-        elif also := declared.metadata.get("also"):
-            found[declared.name] = also
-    return found
+    return {name: also for name, meta in _leaf_metas(schema) if (also := (meta.extra or {}).get("also"))}
 
 
 def verbatim_options(schema: type) -> list[str]:
     """Returns the dotted names of the options that are taken as they were typed."""
-    found = []
-    for declared in fields(schema):
-        kind = types_of(schema)[declared.name]
-        if is_dataclass(kind):
-            found += [f"{declared.name}.{name}" for name in verbatim_options(kind)]  # type: ignore[arg-type]
-        elif declared.metadata.get("verbatim"):
-            found.append(declared.name)
-    return found
+    return [name for name, meta in _leaf_metas(schema) if meta is VERBATIM]
 
 
 def spelled(config: dict[str, Any], schema: type) -> dict[str, Any]:
@@ -73,28 +74,50 @@ def spelled(config: dict[str, Any], schema: type) -> dict[str, Any]:
     return config
 
 
-def check(config: Mapping[str, Any], schema: type, where: str = "") -> None:
-    """Raises UsageError for the first value outside the range or the choices that `schema` declares, or the first
-    missing field. Nested dataclasses are checked too. null passes."""
+def decode(config: Mapping[str, Any], schema: type[C], where: str = "") -> C:
+    """Returns the configuration as the schema's dataclass; keys that the schema lacks are left out.
+
+    UsageError, in which names begin with `where`, for the first value outside the range or the choices of its
+    annotation, or the first missing key.
+    """
+    if key := _deleted_key(config, schema):
+        key = f"{where}{key}"
+        raise UsageError(f"{key} cannot be deleted; set it to a value or null instead of using ~{key}.")
     # Plain values first: nested ones may be interpolated from them, and those of `workload` from nested ones.
-    types = types_of(schema)
-    for declared in sorted(fields(schema), key=lambda one: (is_dataclass(types[one.name]), one.name == "workload")):
-        name = f"{where}{declared.name}"
-        if declared.name not in config:
-            raise UsageError(f"{name} cannot be deleted; set it to a value or null instead of using ~{name}.")
-        value, kind = config[declared.name], types_of(schema)[declared.name]
-        if is_dataclass(kind):
-            if not isinstance(value, Mapping):
-                raise UsageError(f"{name} is a group of options; set one, such as {name}.{fields(kind)[0].name}=... .")
-            check(value, kind, f"{name}.")  # type: ignore[arg-type]
-        elif value is None:
-            continue
-        elif "choices" in declared.metadata and value not in declared.metadata["choices"]:
-            raise UsageError(f"{name}={value} is not known; choose one of {', '.join(declared.metadata['choices'])}.")
-        elif "range" in declared.metadata:
-            low, high = declared.metadata["range"]
-            if not low <= value <= high:
-                raise UsageError(f"{name}={value} is out of range; give a value from {low} to {high}.")
+    ordered = sorted(config.items(), key=lambda item: (isinstance(item[1], Mapping), item[0] == "workload"))
+    try:
+        return msgspec.convert(dict(ordered), schema)
+    except msgspec.ValidationError as error:
+        raise UsageError(_refusal(config, schema, where, str(error))) from None
+
+
+def _deleted_key(config: Mapping[str, Any], schema: type) -> str | None:
+    """Returns the first dotted key of the schema that the configuration lacks."""
+    for name, kind in types_of(schema).items():
+        if name not in config:
+            return name
+        if is_dataclass(kind) and isinstance(config[name], Mapping):
+            below = _deleted_key(config[name], kind)  # type: ignore[arg-type]
+            if below:
+                return f"{name}.{below}"
+    return None
+
+
+def _refusal(config: Mapping[str, Any], schema: type, where: str, error: str) -> str:
+    """Returns what is wrong with the value that msgspec refused, and what to give instead."""
+    found = re.search(r"`\$\.([\w.]+)", error)
+    assert found, error
+    *parents, leaf = found[1].split(".")
+    for parent in parents:
+        config, schema = config[parent], types_of(schema)[parent]
+    name, value, kind, meta = f"{where}{found[1]}", config[leaf], types_of(schema)[leaf], metas_of(schema)[leaf]
+    if is_dataclass(kind):
+        return f"{name} is a group of options; set one, such as {name}.{fields(kind)[0].name}=... ."
+    if choices := (meta.extra or {}).get("choices"):
+        return f"{name}={value} is not known; choose one of {', '.join(choices)}."
+    if meta.ge is not None:
+        return f"{name}={value} is out of range; give a value from {meta.ge} to {meta.le}."
+    return f"{name}={shown(value)}: {error.partition(' - at ')[0]}."
 
 
 def unknown_key(config: Mapping[str, Any], schema: type) -> str | None:

@@ -10,9 +10,10 @@ from functools import cache
 from importlib import import_module
 from typing import Any, get_args, get_origin
 
+from msgspec import Meta
 from omegaconf import MISSING
 
-from overlap_sweep.declared import shown, types_of
+from overlap_sweep.declared import metas_of, shown, types_of
 
 NOT_GIVEN = {"workload.name", "model_preset"}
 """Options that a config group sets, not the user."""
@@ -59,8 +60,9 @@ def _options(schema: type, where: str, section: type | None) -> Iterator[Option]
             continue
         owner = _declares(schema, declared.name)
         about = _docstrings(owner.__module__).get((owner.__name__, declared.name), "")
-        choices = _choices(declared, kind)
-        values = _values(declared, choices, kind)
+        meta = metas_of(schema)[declared.name]
+        choices = _choices(meta, kind)
+        values = _values(meta, choices, kind)
         yield Option(name, _default(declared), choices, values, about, section or owner)
 
 
@@ -109,19 +111,19 @@ def _default(declared: Field[Any]) -> str:
     return "" if declared.default == MISSING else shown(declared.default)
 
 
-def _choices(declared: Field[Any], kind: Any) -> tuple[str, ...]:
-    choices = declared.metadata.get("choices", ("true", "false") if bool in (kind, *get_args(kind)) else ())
+def _choices(meta: Meta, kind: Any) -> tuple[str, ...]:
+    choices = (meta.extra or {}).get("choices", ("true", "false") if bool in (kind, *get_args(kind)) else ())
     if not choices:
         return ()
     null = ("null",) if type(None) in get_args(kind) else ()
     return tuple(dict.fromkeys((*map(shown, choices), *null)))
 
 
-def _values(declared: Field[Any], choices: tuple[str, ...], kind: Any) -> str:
+def _values(meta: Meta, choices: tuple[str, ...], kind: Any) -> str:
     if choices:
         return ", ".join(choices)
-    if "range" in declared.metadata:
-        low, high = (f"{bound:g}" if isinstance(bound, float) else str(bound) for bound in declared.metadata["range"])
+    if meta.ge is not None:
+        low, high = (f"{bound:g}" if isinstance(bound, float) else str(bound) for bound in (meta.ge, meta.le))
         return f"{low} to {high}"
     container = {get_origin(each) for each in (kind, *get_args(kind))}
-    return str(declared.metadata.get("values", "list" if list in container else "map" if dict in container else ""))
+    return meta.description or ("list" if list in container else "map" if dict in container else "")

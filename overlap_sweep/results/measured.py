@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args
 
 import msgspec
 
-from overlap_sweep.declared import types_of
+from overlap_sweep.declared import metas_of, one_of, types_of
 from overlap_sweep.overlap import space
 
 if TYPE_CHECKING:
@@ -36,11 +36,6 @@ _ROUNDING = 1e-6
 """Relative tolerance: quartiles of equal times may differ in the last digit."""
 
 
-def one_of(choices: Iterable[str]) -> msgspec.Meta:
-    """Returns a constraint to these strings."""
-    return msgspec.Meta(pattern=rf"^({'|'.join(choices)})\Z")
-
-
 def options_type(
     schema: type, required: Iterable[str] = (), check: Callable[[Any], None] | None = None, **types: Any
 ) -> Any:
@@ -53,28 +48,25 @@ def options_type(
         [
             (declared.name, kind) if declared.name in needed else (declared.name, Union[kind, None], None)  # noqa: UP007
             for declared in fields(schema)
-            for kind in [types.get(declared.name) or _option_type(declared, types_of(schema)[declared.name])]
+            for kind in [
+                types.get(declared.name)
+                or _option_type(metas_of(schema)[declared.name], types_of(schema)[declared.name])
+            ]
         ],
         kw_only=True,
         namespace={"__post_init__": check} if check else None,
     )
 
 
-def _option_type(declared: Field[Any], kind: Any) -> Any:
+def _option_type(meta: msgspec.Meta, kind: Any) -> Any:
     """Returns the type of a field. Texts must be printable; a field of type Any takes scalars."""
-    metadata: Mapping[str, Any] = declared.metadata
-    if "choices" in metadata:
-        text: Any = Annotated[str, one_of(filter(None, metadata["choices"]))]
-    else:
-        text = Name
-    low, high = metadata.get("range", (None, None))
-    number = msgspec.Meta(ge=low, le=high)
-    bounded = {int: Annotated[int, number], float: Annotated[float, number]} if "range" in metadata else {}
+    text: Any = Annotated[str, meta] if (meta.extra or {}).get("choices") else Name
+    bounded = {int: Annotated[int, meta], float: Annotated[float, meta]} if meta.ge is not None else {}
     every = (str, int, float, bool, None) if kind is Any else get_args(kind) or (kind,)
     return Union[tuple(text if one is str else bounded.get(one, one) for one in every)]  # noqa: UP007
 
 
-Slot = Annotated[str, one_of(space.SLOTS)]
+Slot = Annotated[str, one_of(*space.SLOTS)]
 
 
 class Timing(msgspec.Struct):
@@ -109,7 +101,7 @@ def check_pairs(timings: Iterable[Timing]) -> None:
 class Setting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The setting of one slot: space.KNOBS, and Transformer Engine's `is_reduce_scatter`."""
 
-    method: Annotated[str, one_of(space.METHODS)] | None = None
+    method: Annotated[str, one_of(*space.METHODS)] | None = None
     num_sm: Count | None = None
     num_splits: Count | None = None
     cga_size: Count | None = None
@@ -125,7 +117,7 @@ class Setting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class WholeSetting(Setting, kw_only=True):
-    method: Annotated[str, one_of(space.METHODS)]
+    method: Annotated[str, one_of(*space.METHODS)]
 
 
 class WorkloadConfig(msgspec.Struct, kw_only=True):

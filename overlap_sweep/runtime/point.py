@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT, OF_LANGUAGE_MODELS, Model, ModelConfig
-from overlap_sweep.declared import check, spelled, unknown_key
+from overlap_sweep.declared import decode, spelled, unknown_key
 from overlap_sweep.errors import NodeLost, PointFailed, Refused, UsageError, UserError
 from overlap_sweep.gpus import elsewhere, visible_gpus
 from overlap_sweep.overlap import models, overlap_cfg
@@ -86,7 +86,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     point = spelled(point, schema)
     if key := unknown_key(point, schema):
         raise UsageError(unknown_option(key, schema))
-    check(point, schema)
+    decode(point, schema)
     if issubclass(schema, ModelConfig):
         _refuse_idle(point, schema)
         if point["model"]["num_layers"] == 0:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
 
 from overlap_sweep.config import TORCHS, PointConfig
-from overlap_sweep.declared import one_of, ranged
+from overlap_sweep.declared import one_of
 from overlap_sweep.workloads.profilers import Profiler
+
+DIRECTIONS = ("device_to_device", "peer", "host_to_device", "device_to_host")
 
 
 @dataclass
@@ -14,13 +19,13 @@ class WorkloadOptions:
     """GEMMs and copies, in sequence and concurrently: how much a copy engine can hide; see `copy_engine`."""
 
     name: str = "copy_engine"
-    tokens: int | None = ranged(None, 1, 2**24)
+    tokens: Annotated[int, Meta(ge=1, le=2**24)] | None = None
     """Rows of the GEMM; set by `copy_engine.matrix_size`."""
-    warmup: int = ranged(2, 0, 1000)
+    warmup: Annotated[int, Meta(ge=0, le=1000)] = 2
     """Untimed iterations."""
-    repeats: int | None = ranged(None, 3, 10**5)
+    repeats: Annotated[int, Meta(ge=3, le=10**5)] | None = None
     """Timed iterations; set by `copy_engine.iterations`."""
-    seed: int = ranged(0, 0, 2**31 - 1)
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """Random seed of the matrices."""
 
 
@@ -28,24 +33,26 @@ class WorkloadOptions:
 class CopyEngine:
     """GEMMs on one stream, copies on another with high priority."""
 
-    matrix_size: int = ranged(4096, 1, 2**16)
+    matrix_size: Annotated[int, Meta(ge=1, le=2**16)] = 4096
     """Rows and columns of the square matrices that the GEMM multiplies."""
-    copy_mb: float = ranged(64.0, 0.001, 2**17)
+    copy_mb: Annotated[float, Meta(ge=0.001, le=2**17)] = 64.0
     """Size of each copy, in MiB."""
-    device: int = ranged(0, 0, 1023)
+    device: Annotated[int, Meta(ge=0, le=1023)] = 0
     """Number of the GPU, among the visible ones."""
-    direction: str = one_of("device_to_device", "device_to_device", "peer", "host_to_device", "device_to_host")
+    direction: Annotated[str, one_of("device_to_device", "peer", "host_to_device", "device_to_host")] = (
+        "device_to_device"
+    )
     """Source and target of the copies. `peer`: into the next GPU's memory."""
-    dtype: str = one_of("bfloat16", "bfloat16", "float16", "float32", also=TORCHS)
+    dtype: Annotated[str, one_of("bfloat16", "float16", "float32", also=TORCHS)] = "bfloat16"
     """Data type of the GEMM."""
-    gemms: int = ranged(4, 1, 1000)
+    gemms: Annotated[int, Meta(ge=1, le=1000)] = 4
     """Number of GEMMs in each iteration, in sequence."""
-    chunks: int | None = ranged(None, 2, 1024)
+    chunks: Annotated[int, Meta(ge=2, le=1024)] | None = None
     """Split each GEMM by rows into this many smaller ones, so that other work can start between them, and compare with
     the whole GEMMs. null: no splitting."""
-    copies: int = ranged(4, 1, 1000)
+    copies: Annotated[int, Meta(ge=1, le=1000)] = 4
     """Number of copies in each iteration, in sequence."""
-    iterations: int | None = ranged(None, 3, 10**5)
+    iterations: Annotated[int, Meta(ge=3, le=10**5)] | None = None
     """Timed iterations. null: 21, on a CPU 7."""
 
 

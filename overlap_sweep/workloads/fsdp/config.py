@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
 
 from overlap_sweep.config import BY_TORCH, ModelConfig
-from overlap_sweep.declared import any_of, one_of, ranged
+from overlap_sweep.declared import one_of
 from overlap_sweep.workloads.profilers import Profiler
 
 AS_MIXED_PRECISION = {**BY_TORCH, "fp32": "none", "float32": "none"}
@@ -18,16 +20,16 @@ class Ranking:
     """The ranking model: a transformer backbone, whose layers have the sizes of `model`, predicts the probability of a
     click from embedded features and a user's history. The data is synthetic."""
 
-    num_layers: int | None = ranged(None, 1, 1024)
+    num_layers: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Layers of the backbone; each is a unit of sharding and of communication. null: 8, on a CPU 2."""
-    sequence_length: int | None = ranged(None, 1, 2**20)
+    sequence_length: Annotated[int, Meta(ge=1, le=2**20)] | None = None
     """Events in a user's history. Each is a token, as is each sparse feature; all dense features together are one.
     null: 128, on a CPU 16."""
-    num_sparse_features: int = ranged(16, 1, 4096)
+    num_sparse_features: Annotated[int, Meta(ge=1, le=4096)] = 16
     """Categorical features, each with its own embedding table."""
-    num_dense_features: int = ranged(32, 1, 2**16)
+    num_dense_features: Annotated[int, Meta(ge=1, le=2**16)] = 32
     """Numerical features, embedded together by a linear layer."""
-    vocab_size: int = ranged(1000, 2, 2**31 - 1)
+    vocab_size: Annotated[int, Meta(ge=2, le=2**31 - 1)] = 1000
     """Rows of each embedding table."""
 
 
@@ -39,15 +41,15 @@ KERNELS, COPY_ENGINES = "kernels", "copy_engines"
 class Fsdp:
     """Scheduling of `fully_shard`. Under DDP only `sync_module_states` has an effect."""
 
-    forward_prefetch: Any = any_of(False, "false, true, or a number of layers")
+    forward_prefetch: Annotated[Any, Meta(description="false, true, or a number of layers")] = False
     """Number of layers whose parameters are all-gathered ahead in the forward pass; true: 1. false: torch gathers each
     layer when the host reaches it. With `layers_per_unit`, number of units."""
-    backward_prefetch: str | None = one_of("BACKWARD_PRE", "BACKWARD_PRE", "BACKWARD_POST")
+    backward_prefetch: Annotated[str, one_of("BACKWARD_PRE", "BACKWARD_POST")] | None = "BACKWARD_PRE"
     """In the backward pass, all-gather the next layer's parameters before the current layer's gradients are computed
     (BACKWARD_PRE) or after (BACKWARD_POST). null: when they are needed."""
     limit_all_gathers: bool = False
     """Let the host wait while two gathered layers are not computed yet, as FSDP1 does. FSDP2 does not need it."""
-    reshard_after_forward: Any = any_of(True, "true, false, node, or a number of ranks")
+    reshard_after_forward: Annotated[Any, Meta(description="true, false, node, or a number of ranks")] = True
     """Free the gathered parameters after the forward pass and gather them again for the backward pass. false: keep
     them. A number: reshard them to groups of that many ranks. node: to the ranks of each node, so that the backward
     pass gathers within nodes; where every model lies within a node, the same as true."""
@@ -55,19 +57,19 @@ class Fsdp:
     """Broadcast rank 0's initial parameters. false: every rank draws the same ones."""
     use_orig_params: bool = True
     """Option of FSDP1. FSDP2 has no flat parameters, so false is refused."""
-    replicas: Any = any_of(1, "a number of replicas, or nodes")
+    replicas: Annotated[Any, Meta(description="a number of replicas, or nodes")] = 1
     """Number of replicas in hybrid sharding (HSDP). Each group of neighbouring ranks shards a whole model; gradients
     are all-reduced between groups. nodes: one replica on each node, so that no parameter is gathered from another; with
     one node the same as 1."""
-    reduce_dtype: str | None = one_of(None, "fp32", "bf16", "fp16", also=BY_TORCH)
+    reduce_dtype: Annotated[str, one_of("fp32", "bf16", "fp16", also=BY_TORCH)] | None = None
     """Data type in which gradients are reduced. null: the type in which they are computed."""
-    layers_per_unit: int = ranged(1, 1, 1024)
+    layers_per_unit: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Number of neighbouring layers that are gathered and reduced as one unit: fewer and larger collectives, more
     memory for gathered parameters. The last unit has the rest."""
     separate_reduce_scatter_group: bool = False
     """Reduce-scatter in a process group of its own, so that reduce-scatters and all-gathers don't queue in one
     communicator."""
-    symmetric_memory: str | None = one_of(None, KERNELS, COPY_ENGINES)
+    symmetric_memory: Annotated[str, one_of(KERNELS, COPY_ENGINES)] | None = None
     """Keep the buffers of collectives in symmetric memory of NCCL. `kernels`: NCCL all-gathers and reduce-scatters by
     kernels that access the other GPUs' buffers directly (torch 2.9, NCCL 2.27). `copy_engines`: all-gathers by copy
     engines, which take no SMs (NCCL 2.28, NCCL_CTA_POLICY=2). Needs peer access between GPUs, and shards within a
@@ -78,26 +80,26 @@ class Fsdp:
 class Training:
     """The training loop and the amount of work in each step."""
 
-    max_steps: int | None = ranged(None, 2, 10**6)
+    max_steps: Annotated[int, Meta(ge=2, le=10**6)] | None = None
     """Steps of the run that telemetry records, before the comparison with `none` and `floor`. null: 30, on a CPU 8."""
-    log_interval: int = ranged(10, 1, 10**6)
+    log_interval: Annotated[int, Meta(ge=1, le=10**6)] = 10
     """Steps between lines in worker.log."""
-    batch_size: int | None = ranged(None, 1, 2**20)
+    batch_size: Annotated[int, Meta(ge=1, le=2**20)] | None = None
     """Samples in each rank's micro batch. null: 64, on a CPU 4."""
-    gradient_accumulation: int = ranged(1, 1, 4096)
+    gradient_accumulation: Annotated[int, Meta(ge=1, le=4096)] = 1
     """Micro batches in a step; gradients are reduced in the backward pass of the last one."""
-    mixed_precision: str | None = one_of(None, "bf16", "fp16", "none", also=AS_MIXED_PRECISION)
+    mixed_precision: Annotated[str, one_of("bf16", "fp16", "none", also=AS_MIXED_PRECISION)] | None = None
     """Data type of computation. FSDP2 gathers parameters in it, DDP uses autocast; fp16 scales the loss. null: bf16, on
     a CPU none."""
-    learning_rate: float = ranged(1e-4, 0.0, 100.0)
+    learning_rate: Annotated[float, Meta(ge=0.0, le=100.0)] = 1e-4
     """Learning rate of AdamW after warm-up."""
-    warmup_steps: int = ranged(5, 0, 10**6)
+    warmup_steps: Annotated[int, Meta(ge=0, le=10**6)] = 5
     """Steps over which the learning rate rises linearly."""
-    weight_decay: float = ranged(0.01, 0.0, 100.0)
+    weight_decay: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.01
     """Weight decay of AdamW."""
-    grad_clip_norm: float = ranged(1.0, 0.0, 10**6)
+    grad_clip_norm: Annotated[float, Meta(ge=0.0, le=10**6)] = 1.0
     """Gradients are clipped to this norm. 0: not clipped, only their norm is recorded."""
-    num_workers: int = ranged(0, 0, 64)
+    num_workers: Annotated[int, Meta(ge=0, le=64)] = 0
     """Worker processes of each rank's DataLoader, which draw micro batches during training. 0: they are drawn before
     the first step and kept on the device."""
     output_dir: str | None = None
@@ -108,9 +110,9 @@ class Training:
 class Distributed:
     """Strategy and ranks, and how collectives are issued."""
 
-    strategy: str = one_of("fsdp2", "fsdp2", "ddp")
+    strategy: Annotated[str, one_of("fsdp2", "ddp")] = "fsdp2"
     """`fsdp2`: `fully_shard` on each layer; `ddp`: DistributedDataParallel."""
-    dp_size: int | None = ranged(None, 1, 1024)
+    dp_size: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Data-parallel ranks: the world size of the torchrun group. null: all visible GPUs, on a CPU 2."""
     enable_overlap: bool = False
     """Issue the collectives on separate streams with the priorities of `streams`, through DDP's communication hook or
@@ -119,7 +121,7 @@ class Distributed:
     """DDP with enable_overlap: also reduce-scatter every bucket, as additional load."""
     overlap_clone_for_reduce_scatter: bool = True
     """DDP with overlap_reduce_scatter: reduce-scatter a copy, so that the two collectives don't share memory."""
-    bucket_cap_mb: float = ranged(25.0, 0.001, 10**5)
+    bucket_cap_mb: Annotated[float, Meta(ge=0.001, le=10**5)] = 25.0
     """Size of DDP's gradient buckets, in MiB."""
     gradient_as_bucket_view: bool = True
     """DDP: gradients are views of the buckets."""
@@ -132,13 +134,13 @@ class Distributed:
 class Streams:
     """Priorities of the streams that `distributed.enable_overlap` creates on a GPU."""
 
-    compute: str = one_of("normal", "normal", "high")
+    compute: Annotated[str, one_of("normal", "high")] = "normal"
     """Priority of the computation's stream."""
-    all_reduce: str = one_of("high", "normal", "high")
+    all_reduce: Annotated[str, one_of("normal", "high")] = "high"
     """Priority of the all-reduces' stream."""
-    reduce_scatter: str = one_of("high", "normal", "high")
+    reduce_scatter: Annotated[str, one_of("normal", "high")] = "high"
     """Priority of the stream for reduce-scatters of gradients."""
-    auxiliary: str = one_of("high", "normal", "high")
+    auxiliary: Annotated[str, one_of("normal", "high")] = "high"
     """Priority of the stream for all-gathers of parameters."""
 
 
@@ -166,13 +168,13 @@ class Profiling(Profiler):
 
     enabled: bool | None = None
     """Run the profiler. null: yes, unless `profile=none`."""
-    wait: int = ranged(1, 0, 10**4)
+    wait: Annotated[int, Meta(ge=0, le=10**4)] = 1
     """Steps without the profiler at the start of each cycle."""
-    warmup: int = ranged(1, 0, 10**4)
+    warmup: Annotated[int, Meta(ge=0, le=10**4)] = 1
     """Profiled steps that are discarded."""
-    active: int = ranged(2, 1, 10**4)
+    active: Annotated[int, Meta(ge=1, le=10**4)] = 2
     """Profiled steps that are kept."""
-    repeat: int = ranged(1, 1, 1000)
+    repeat: Annotated[int, Meta(ge=1, le=1000)] = 1
     """Number of cycles, each with its own trace."""
     tensorboard: bool = False
     """Also write `torch_profiler/rank<r>/` for TensorBoard."""
@@ -190,7 +192,7 @@ class Profiling(Profiler):
 class Telemetry:
     """Telemetry of the GPUs."""
 
-    sample_interval_s: float = ranged(0.1, 0.0, 3600.0)
+    sample_interval_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.1
     """Seconds between samples of clocks, power and temperature, by NVML or rocm-smi. 0: no samples."""
 
 
@@ -200,15 +202,15 @@ class WorkloadOptions:
     without communication (`floor`); see `fsdp`, `training`, `distributed`."""
 
     name: str = "fsdp"
-    tokens: int | None = ranged(None, 1, 2**31 - 1)
+    tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     """Tokens per step, over all ranks and micro batches; set by `training` and `ranking`."""
-    warmup: int = ranged(1, 0, 1000)
+    warmup: Annotated[int, Meta(ge=0, le=1000)] = 1
     """Untimed rounds of every variant before the timed ones, after the run that telemetry records."""
-    repeats: int = ranged(7, 3, 1000)
+    repeats: Annotated[int, Meta(ge=3, le=1000)] = 7
     """Timed rounds of every variant."""
-    steps: int | None = ranged(None, 1, 1000)
+    steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
     """Consecutive steps in each round, after an untimed one; the round's time is their mean. null: 3, on a CPU 1."""
-    seed: int = ranged(0, 0, 2**31 - 1)
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """Random seed of parameters and data."""
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
 from omegaconf import MISSING
 
 from overlap_sweep.config import PointConfig
-from overlap_sweep.declared import one_of, ranged, verbatim
+from overlap_sweep.declared import VERBATIM, one_of
 
 
 @dataclass
@@ -22,7 +23,7 @@ class WorkloadOptions:
 class Job:
     """Your command, its settings, and which of its steps are measured."""
 
-    command: str = verbatim(MISSING)
+    command: Annotated[str, VERBATIM] = MISSING
     """The command line, run without a shell: `torchrun --nproc-per-node={ranks} train.py --bucket-cap-mb {bucket}`.
     `{bucket}` stands for job.values.bucket, `{ranks}` for job.ranks, `{run}` for the point's run directory,
     `{repetition}` for repetition; `{{` and `}}` are braces. A placeholder in quotes stays in its word, others are split
@@ -30,7 +31,7 @@ class Job:
     arguments. With runtime.nodes the command is started on every node: `{nodes}` is their number, `{node}` this node's
     number, from 0, `{ranks_per_node}` the ranks of each; `{host}` and `{port}` are the first node's address and a free
     port of it. On one node they are 1, 0, job.ranks, localhost and a free port."""
-    ranks: int = ranged(1, 1, 10**5)
+    ranks: Annotated[int, Meta(ge=1, le=10**5)] = 1
     """Number of training processes that the command starts, on one GPU each; with runtime.nodes on all nodes
     together."""
     values: dict[str, Any] = field(default_factory=dict)
@@ -40,30 +41,30 @@ class Job:
     env: dict[str, Any] = field(default_factory=dict)
     """Environment variables of the command, to be swept: +job.env.CUDA_DEVICE_MAX_CONNECTIONS=1,8. Placeholders are
     filled in; null leaves a variable as it is."""
-    directory: str = verbatim(".")
+    directory: Annotated[str, VERBATIM] = "."
     """Working folder of the command, relative to where launch.py was started; it must exist on all nodes.
     Placeholders are filled in."""
     attach: bool = True
     """Record the steps of every Python process of the command that imports torch. For that `-m overlap_sweep.attach` is
     put in front of the script that python or torchrun starts, and a `sitecustomize` for all others on PYTHONPATH."""
-    skip_steps: int = ranged(5, 0, 10**6)
+    skip_steps: Annotated[int, Meta(ge=0, le=10**6)] = 5
     """Steps at the start that are not timed: allocation, compilation, autotuning."""
-    steps: int = ranged(20, 3, 10**5)
+    steps: Annotated[int, Meta(ge=3, le=10**5)] = 20
     """Timed steps."""
-    profile_steps: int = ranged(3, 0, 100)
+    profile_steps: Annotated[int, Meta(ge=0, le=100)] = 3
     """Steps that are profiled after the timed ones, on all ranks. 0, or profile=none: no trace."""
-    optimizer_steps: int | None = ranged(None, 1, 10**5)
+    optimizer_steps: Annotated[int, Meta(ge=1, le=10**5)] | None = None
     """Calls of `step` of torch's optimizers that make up one training step. null: recognised from their order, such as
     two if two optimizers take turns. Gradient accumulation needs no setting."""
-    metric: str | None = verbatim(None)
+    metric: Annotated[str, VERBATIM] | None = None
     """Regular expression with one group for a number in the command's output, such as `tps: ([0-9.]+)`, which replaces
     the recorded step times."""
-    metric_is: str = one_of("rate", "rate", "seconds", "milliseconds")
+    metric_is: Annotated[str, one_of("rate", "seconds", "milliseconds")] = "rate"
     """Kind of the metric: work per second, or time per step."""
-    samples_per_step: str | None = verbatim(None)
+    samples_per_step: Annotated[str, VERBATIM] | None = None
     """Samples in a step of all ranks: a number or a product such as `{batch} * {ranks}`. Settings are then compared by
     time per sample."""
-    tokens_per_step: str | None = verbatim(None)
+    tokens_per_step: Annotated[str, VERBATIM] | None = None
     """Tokens in a step of all ranks, like samples_per_step."""
     finish: bool = False
     """Let the command run to its end instead of ending it after the last measured step."""

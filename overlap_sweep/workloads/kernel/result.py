@@ -7,6 +7,7 @@ from typing import Annotated, Any, Union
 
 import msgspec
 
+from overlap_sweep.declared import one_of
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import BASELINES, CUSTOM, KERNELS, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
 from overlap_sweep.results.measured import (
@@ -18,7 +19,6 @@ from overlap_sweep.results.measured import (
     SizedWorkload,
     Timing,
     check_pairs,
-    one_of,
 )
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point
@@ -27,7 +27,7 @@ MOST_IMPLEMENTATIONS = 200
 """Limit for charts, which have a row for each implementation."""
 
 _Reasons = Annotated[dict[Name, str], msgspec.Meta(max_length=MOST_IMPLEMENTATIONS)]
-Kernel = Annotated[str, one_of(KERNELS)]
+Kernel = Annotated[str, one_of(*KERNELS)]
 
 
 _KNOB_TYPES = {**dict.fromkeys(space.COUNTS, Count), **dict.fromkeys(space.PRIORITIES, int)}

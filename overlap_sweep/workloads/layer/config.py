@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
 
 from overlap_sweep.config import MOST_SMS, TensorParallelConfig
-from overlap_sweep.declared import one_of, ranged
+from overlap_sweep.declared import one_of
 from overlap_sweep.overlap.space import HIGHEST_PRIORITY, LAYER_KINDS, MOE_KIND, MOST_OF
 
 
@@ -16,20 +18,20 @@ class WorkloadOptions:
     """A transformer layer or a part of it, under several overlap configurations in turns; see `layer`."""
 
     name: str = "layer"
-    tokens: int | None = ranged(None, 1, 2**24)
+    tokens: Annotated[int, Meta(ge=1, le=2**24)] | None = None
     """Tokens in the batch: sequence length x `layer.micro_batch_size`. null: 8192 on a GPU, 128 on a CPU."""
-    warmup: int = ranged(2, 0, 1000)
+    warmup: Annotated[int, Meta(ge=0, le=1000)] = 2
     """Untimed iterations of every variant before the first timed one."""
-    repeats: int | None = ranged(None, 3, 1000)
+    repeats: Annotated[int, Meta(ge=3, le=1000)] | None = None
     """Timed iterations of every variant. null: 21 on a GPU, 7 on a CPU."""
-    noise_goal: float | None = ranged(None, 0.0, 1.0)
+    noise_goal: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     """Stop repeating once the noise of each variant's ratio to `none` is at most this fraction. null: always
     `repeats`."""
-    profiled: int = ranged(2, 1, 100)
+    profiled: Annotated[int, Meta(ge=1, le=100)] = 2
     """Iterations recorded with the profiler, for the variants that `profile` selects."""
-    seed: int = ranged(0, 0, 2**31 - 1)
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """Random seed of weights and inputs."""
-    tolerance: float | None = ranged(None, 0.0, 1.0)
+    tolerance: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     """Largest allowed relative error of output and gradients against `none`. null: 1e-4 for fp32, 5e-2 for fp16 and
     bf16, 0.2 for FP8 and FP4."""
 
@@ -38,17 +40,17 @@ class WorkloadOptions:
 class Moe:
     """`layer=moe`: Megatron-Core's transformer layer with a mixture of experts, which are spread over the ranks."""
 
-    ep_size: int | None = ranged(None, 1, 1024)
+    ep_size: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Ranks, one GPU or CPU process each, that the experts are spread over, equally many on each. Each has its own
     tokens, as many as `workload.tokens`. With tp_size (1, unless it is set), as many neighbouring ranks share their
     tokens, attention and shared experts. null: 2."""
-    routing: str | None = one_of(None, "balanced", "random")
+    routing: Annotated[str, one_of("balanced", "random")] | None = None
     """Experts that tokens are sent to. `balanced`: each expert gets as many tokens as any other; `random`: each token
     draws its experts, so that some get more. null: balanced."""
-    micro_batches: int | None = ranged(None, 1, 64)
+    micro_batches: Annotated[int, Meta(ge=1, le=64)] | None = None
     """Micro batches of an iteration, each of `workload.tokens`. Between the first forward and the last
     backward are pairs of a backward and the next forward, in which `micro_batches` overlaps. null: 2."""
-    num_sm: int | None = ranged(None, 1, MOST_SMS)
+    num_sm: Annotated[int, Meta(ge=1, le=MOST_SMS)] | None = None
     """SMs of the communication of the variants other than `none`: of DeepEP's kernels, and CTAs of the NCCL
     communicator. null: the libraries' defaults, 20 for DeepEP."""
     grouped_gemm: bool | None = None
@@ -60,7 +62,7 @@ class Layer:
     """The layer: a transformer layer, or a part of one with `layer=<kind>`. Transformer Engine's own, or with
     backend=torch an equivalent one on plain torch.distributed."""
 
-    kind: str = one_of("transformer_layer", *LAYER_KINDS, MOE_KIND)
+    kind: Annotated[str, one_of(*LAYER_KINDS, MOE_KIND)] = "transformer_layer"
     """Kind of layer; `layer=<kind>` sets it."""
     variants: list[str] | None = None
     """Overlap configurations to measure in turns: `none`; `default` (Transformer Engine's; torch has none);
@@ -90,9 +92,9 @@ class Layer:
     itself."""
     ub_bulk_dgrad: bool | None = None
     """Whether it overlaps dgrad of qkv and fc1 with the all-gather of wgrad's input. null: as it does by itself."""
-    num_replicas: int = ranged(1, 1, 1024)
+    num_replicas: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Data-parallel replicas (DDP): the layer runs on tp_size x num_replicas GPUs."""
-    micro_batch_size: int = ranged(1, 1, 2**20)
+    micro_batch_size: Annotated[int, Meta(ge=1, le=2**20)] = 1
     """Sequences in the batch."""
     training: bool = False
     """Whether to run training steps: an Adam step after each backward pass, and with delayed scaling new FP8 scales in
@@ -104,14 +106,14 @@ class Layer:
 class KnobsConfig(TensorParallelConfig):
     """Knobs of the overlap of operators and layers, and the options of the layer."""
 
-    num_sm: int = ranged(4, 1, MOST_SMS)
+    num_sm: Annotated[int, Meta(ge=1, le=MOST_SMS)] = 4
     """SMs for communication: CTAs of the userbuffers kernel or the NCCL communicator; with gloo the concurrent chunks
     and worker threads."""
     aggregate: bool | None = None
     """ring_exchange of an all-gather: multiply two chunks at a time (half as many GEMMs of twice the size)."""
-    num_splits: int | None = ranged(None, 1, MOST_OF["num_splits"])
+    num_splits: Annotated[int, Meta(ge=1, le=MOST_OF["num_splits"])] | None = None
     """pipeline: number of chunks of the GEMM and its reduce-scatter."""
-    cga_size: int | None = ranged(None, 1, MOST_OF["cga_size"])
+    cga_size: Annotated[int, Meta(ge=1, le=MOST_OF["cga_size"])] | None = None
     """CTAs per cluster of the communication kernel."""
     set_sm_margin: bool | None = None
     """Transformer Engine: whether the GEMM leaves the SMs of the communication kernel free."""
@@ -121,10 +123,10 @@ class KnobsConfig(TensorParallelConfig):
     """Transformer Engine: whether one GEMM signals its finished chunks (FP8, CUDA 12 only)."""
     fp8_buf: bool | None = None
     """Transformer Engine: whether to communicate in FP8."""
-    comm_priority: int | None = ranged(None, HIGHEST_PRIORITY, 0)
+    comm_priority: Annotated[int, Meta(ge=HIGHEST_PRIORITY, le=0)] | None = None
     """Transformer Engine: priority of the streams that communicate; lower numbers come first. null: the GPU's
     highest."""
-    gemm_priority: int | None = ranged(None, HIGHEST_PRIORITY, 0)
+    gemm_priority: Annotated[int, Meta(ge=HIGHEST_PRIORITY, le=0)] | None = None
     """Transformer Engine: priority of the streams of the GEMMs. null: 0, the lowest."""
     pipeline_rs_overlap_first_gemm: bool | None = None
     """Transformer Engine: whether a pipeline enqueues each chunk's GEMM before the reduce-scatter of the chunk before
@@ -144,7 +146,7 @@ class KnobsConfig(TensorParallelConfig):
 
 @dataclass
 class Config(KnobsConfig):
-    tp_size: int | None = ranged(None, 1, 8)
+    tp_size: Annotated[int, Meta(ge=1, le=8)] | None = None
     """Tensor-parallel ranks, one GPU or CPU process each. null: all visible GPUs, at most 8, over
     `layer.num_replicas`; on a CPU 2 of them."""
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from overlap_sweep.declared import one_of
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, NONE_IN_WORDS, SWITCH_DEFAULTS
 from overlap_sweep.results.measured import (
     AskedWorkload,
@@ -16,7 +17,6 @@ from overlap_sweep.results.measured import (
     Slot,
     Timing,
     check_pairs,
-    one_of,
 )
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point
@@ -24,7 +24,7 @@ from overlap_sweep.results.verdict import gain_of_point
 PASSES = ("fwd", "bwd", "all")
 """The passes that every variant is timed for; `both` only with several micro batches, `step` only with an optimizer."""
 
-_Switches = dict[Annotated[str, one_of(SWITCH_DEFAULTS)], bool]
+_Switches = dict[Annotated[str, one_of(*SWITCH_DEFAULTS)], bool]
 
 
 class VariantTimes(msgspec.Struct, kw_only=True):

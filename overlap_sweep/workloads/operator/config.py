@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from overlap_sweep.declared import any_of, one_of, ranged
+from msgspec import Meta
+
+from overlap_sweep.declared import one_of
 from overlap_sweep.overlap.space import METHODS, OPERATORS, PHASES
 from overlap_sweep.workloads.layer.config import KnobsConfig
 
@@ -15,24 +17,24 @@ class WorkloadOptions:
     """One parallel linear operator, forward and backward, with sequence parallelism."""
 
     name: str = "operator"
-    tokens: int | None = ranged(None, 1, 2**24)
+    tokens: Annotated[int, Meta(ge=1, le=2**24)] | None = None
     """Tokens in the whole sequence-parallel batch. null: 8192 on a GPU, 128 on a CPU."""
-    warmup: int = ranged(1, 0, 1000)
+    warmup: Annotated[int, Meta(ge=0, le=1000)] = 1
     """Untimed forward and backward passes of every variant before the first timed one."""
-    repeats: int | None = ranged(None, 3, 1000)
+    repeats: Annotated[int, Meta(ge=3, le=1000)] | None = None
     """Timed passes of every variant. null: 21 on a GPU, 7 on a CPU. The variants (overlapped, none, floor) alternate,
     so that drift affects all equally."""
-    noise_goal: float | None = ranged(None, 0.0, 1.0)
+    noise_goal: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     """Stop repeating a point once the noise of each pass under test is at most this fraction of its time, or the
     setting is slower than the best of its operator so far by more than that. null: always `repeats`."""
-    profiled: int = ranged(2, 1, 100)
+    profiled: Annotated[int, Meta(ge=1, le=100)] = 2
     """Passes recorded with the profiler, after timing, for the points that `profile` selects."""
-    default_every_s: float = ranged(30.0, 0.0, 86400.0)
+    default_every_s: Annotated[float, Meta(ge=0.0, le=86400.0)] = 30.0
     """Seconds after which a point measures the library's default overlap again; `none` and `floor` are measured with
     every point."""
-    seed: int = ranged(0, 0, 2**31 - 1)
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """Random seed of weights and inputs."""
-    tolerance: float | None = ranged(None, 0.0, 1.0)
+    tolerance: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     """Largest allowed relative error of output and gradients against the operator with no overlap. null: 1e-4 for
     fp32, 0.2 if `fp8_buf` reduces in FP8, else 2e-2."""
 
@@ -42,13 +44,13 @@ class Config(KnobsConfig):
     """Options of one operator. `layer` is the whole layer on which the tuner proves its answer."""
 
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
-    operator: str = one_of("fc1", *OPERATORS)
+    operator: Annotated[str, one_of(*OPERATORS)] = "fc1"
     """Linear operator of the layer."""
-    phase: str = one_of("all", "all", *PHASES)
+    phase: Annotated[str, one_of("all", *PHASES)] = "all"
     """Phase of the operator that gets the method; the others are not overlapped. `all`: every phase that takes it."""
-    method: str = one_of("bulk", *METHODS)
+    method: Annotated[str, one_of(*METHODS)] = "bulk"
     """Method that overlaps the operator's communication with its GEMMs."""
-    phases: Any = any_of(None, "null, or a map by phase")
+    phases: Annotated[Any, Meta(description="null, or a map by phase")] = None
     """Settings of several phases at once, instead of `phase`, `method` and the knobs, such as
     `{fprop: {method: ring_exchange}, dgrad: {method: bulk, num_sm: 8}, wgrad: {method: bulk, num_sm: 16}}`.
     Phases that are left out are not overlapped."""

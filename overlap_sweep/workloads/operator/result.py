@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from overlap_sweep.declared import one_of
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.results.gain import gain_of_sum
@@ -17,7 +18,6 @@ from overlap_sweep.results.measured import (
     ShardedConfig,
     Timing,
     WholeSetting,
-    one_of,
 )
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point
@@ -55,10 +55,10 @@ def distinct(defaults: Iterable[DefaultTiming]) -> list[DefaultTiming]:
 
 class OperatorConfig(ShardedConfig, kw_only=True):
     workload: AskedWorkload
-    operator: Annotated[str, one_of(space.OPERATORS)]
-    phase: Annotated[str, one_of((*space.PHASES, "all"))]
-    method: Annotated[str, one_of(space.METHODS)]
-    phases: dict[Annotated[str, one_of(space.PHASES)], WholeSetting] | None = None
+    operator: Annotated[str, one_of(*space.OPERATORS)]
+    phase: Annotated[str, one_of(*space.PHASES, "all")]
+    method: Annotated[str, one_of(*space.METHODS)]
+    phases: dict[Annotated[str, one_of(*space.PHASES)], WholeSetting] | None = None
     num_sm: Count | None = None
     num_splits: Count | None = None
     cga_size: Count | None = None

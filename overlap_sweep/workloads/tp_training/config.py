@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
 
 from overlap_sweep.config import OF_LANGUAGE_MODELS, OF_OPERATORS, TORCHS, TensorParallelConfig
-from overlap_sweep.declared import one_of, ranged
+from overlap_sweep.declared import one_of
 from overlap_sweep.errors import UserError
 
 IMPLEMENTATIONS = ("autotp", "fsdp_dtensor", "async_tp", "megatron")
@@ -46,9 +48,9 @@ class TpTraining:
     """Training of a causal language model. Options of one implementation are ignored by the others (null in their
     points), so that one command can sweep all."""
 
-    attn_impl: str | None = one_of("sdpa", "sdpa", "flash_attention_2", "eager")
+    attn_impl: Annotated[str, one_of("sdpa", "flash_attention_2", "eager")] | None = "sdpa"
     """Hugging Face's attention implementation. Not for megatron, which uses Transformer Engine's."""
-    zero_stage: int | None = ranged(1, 0, 2)
+    zero_stage: Annotated[int, Meta(ge=0, le=2)] | None = 1
     """autotp: DeepSpeed's ZeRO stage, sharding over the data-parallel ranks. 0: none; 1: optimizer states; 2: also
     gradients."""
     vocab_parallel: bool = True
@@ -72,53 +74,53 @@ class TpTraining:
     overlap_param_gather: bool | None = None
     """megatron: all-gather updated parameters during the next forward pass, bucket by bucket. Requires
     use_distributed_optimizer and overlap_grad_reduce. null: true where they are."""
-    ddp_bucket_size: int | None = ranged(None, 1, 10**12)
+    ddp_bucket_size: Annotated[int, Meta(ge=1, le=10**12)] | None = None
     """megatron, with overlap_grad_reduce: number of parameters in a bucket. null: 40 million, or with more than
     40 data-parallel ranks a million per rank."""
     overlap_comm: bool | None = False
     """autotp, with ZeRO: reduce gradients during the backward pass."""
-    reduce_bucket_size: int | None = ranged(500_000_000, 1, 10**12)
+    reduce_bucket_size: Annotated[int, Meta(ge=1, le=10**12)] | None = 500_000_000
     """autotp, with ZeRO: number of gradients that are reduced at a time."""
-    allgather_bucket_size: int | None = ranged(500_000_000, 2, 10**12)
+    allgather_bucket_size: Annotated[int, Meta(ge=2, le=10**12)] | None = 500_000_000
     """autotp, with ZeRO: number of parameters that are all-gathered at a time, must be even."""
     reshard_after_forward: bool | None = True
     """fsdp_dtensor and async_tp: free the other data-parallel ranks' parameters of a layer after its forward pass and
     gather them again for its backward. false: keep them until then."""
-    forward_prefetch: int | None = ranged(0, 0, 64)
+    forward_prefetch: Annotated[int, Meta(ge=0, le=64)] | None = 0
     """fsdp_dtensor and async_tp: number of layers whose parameters are gathered when a layer's forward pass begins. 0:
     each gathers its own."""
-    backward_prefetch: int | None = ranged(1, 0, 64)
+    backward_prefetch: Annotated[int, Meta(ge=0, le=64)] | None = 1
     """fsdp_dtensor and async_tp, with reshard_after_forward: the same in the backward pass."""
-    batch_size: int = ranged(1, 1, 2**20)
+    batch_size: Annotated[int, Meta(ge=1, le=2**20)] = 1
     """Sequences in each data-parallel rank's micro batch."""
-    seq_length: int | None = ranged(None, 2, 2**24)
+    seq_length: Annotated[int, Meta(ge=2, le=2**24)] | None = None
     """Tokens per sequence. null: 2048, on a CPU 64."""
-    num_training_steps: int | None = ranged(None, 2, 10**6)
+    num_training_steps: Annotated[int, Meta(ge=2, le=10**6)] | None = None
     """Number of training steps. null: 100, on a CPU 8."""
-    warmup_steps: int | None = ranged(None, 0, 10**6)
+    warmup_steps: Annotated[int, Meta(ge=0, le=10**6)] | None = None
     """First steps, which don't count for times and memory. null: 5, on a CPU 2."""
-    gradient_accumulation_steps: int = ranged(1, 1, 4096)
+    gradient_accumulation_steps: Annotated[int, Meta(ge=1, le=4096)] = 1
     """Micro batches per step."""
-    learning_rate: float = ranged(1e-5, 0.0, 100.0)
+    learning_rate: Annotated[float, Meta(ge=0.0, le=100.0)] = 1e-5
     """Learning rate of AdamW, constant."""
-    weight_decay: float = ranged(0.01, 0.0, 100.0)
+    weight_decay: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.01
     """Weight decay of AdamW, for all parameters."""
-    max_grad_norm: float = ranged(1.0, 0.0, 10**6)
+    max_grad_norm: Annotated[float, Meta(ge=0.0, le=10**6)] = 1.0
     """Gradients are clipped to this norm over all ranks. 0: not clipped, only their norm is recorded."""
-    dtype: str | None = one_of(None, *PRECISION_OF, also=TORCHS)
+    dtype: Annotated[str, one_of(*PRECISION_OF, also=TORCHS)] | None = None
     """Data type of computation and communication. Weights and optimizer states are float32 in all implementations;
     float16 scales the loss. null: bfloat16, on a CPU float32."""
     autocast: bool = False
     """Use torch.autocast to `dtype` with float32 parameters, instead of parameters in `dtype`. Not for megatron."""
     activation_checkpointing: bool = False
     """Keep only the layers' inputs and recompute the rest in the backward pass."""
-    log_interval: int = ranged(10, 1, 10**6)
+    log_interval: Annotated[int, Meta(ge=1, le=10**6)] = 10
     """Steps between lines in worker.log. The host waits for the device at each."""
     output_dir: str | None = None
     """Directory for the run directories, instead of `multirun/<date>/<time>`. Several runs may share it."""
-    seed: int = ranged(42, 0, 2**31 - 1)
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 42
     """Random seed of initial weights and data, which are the same for all implementations."""
-    peak_tflops: float | None = ranged(None, 0.001, 10**6)
+    peak_tflops: Annotated[float, Meta(ge=0.001, le=10**6)] | None = None
     """Dense peak of one GPU in `dtype`, in TFLOP/s, for model FLOP utilisation. null: from the GPU's name, if known."""
 
 
@@ -128,27 +130,27 @@ class WorkloadOptions:
     `tp_training`."""
 
     name: str = "tp_training"
-    tokens: int | None = ranged(None, 1, 2**40)
+    tokens: Annotated[int, Meta(ge=1, le=2**40)] | None = None
     """Tokens per step, over all data-parallel ranks and micro batches; set by `tp_training`."""
-    repeats: int | None = ranged(None, 1, 10**6)
+    repeats: Annotated[int, Meta(ge=1, le=10**6)] | None = None
     """Timed steps; set by `tp_training`."""
-    profiled: int = ranged(2, 1, 100)
+    profiled: Annotated[int, Meta(ge=1, le=100)] = 2
     """Profiled steps after the timed ones, unless `profile=none`."""
 
 
 @dataclass
 class Config(TensorParallelConfig):
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
-    tp_size: int | None = ranged(None, 1, 8)
+    tp_size: Annotated[int, Meta(ge=1, le=8)] | None = None
     """Tensor-parallel ranks, one GPU or CPU process each. null: `ranks` (all visible GPUs, on a CPU 2) / dp_size, at
     most 8."""
-    impl: str | None = one_of(None, *IMPLEMENTATIONS, *sorted(registered_implementations()))
+    impl: Annotated[str, one_of(*IMPLEMENTATIONS, *sorted(registered_implementations()))] | None = None
     """Training stack. `autotp`: DeepSpeed's AutoTP and ZeRO; `fsdp_dtensor`: FSDP2 over the data-parallel ranks and
     DTensor over the tensor-parallel ones; `async_tp`: the same with PyTorch's asynchronous TP; `megatron`:
     Megatron-Core. null: fsdp_dtensor. Other packages can add some (docs/tp_training.md)."""
-    dp_size: int | None = ranged(None, 1, 1024)
+    dp_size: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Number of data-parallel ranks; the total is tp_size x dp_size. null: `ranks` / tp_size, without `ranks` 1."""
-    ranks: int | None = ranged(None, 1, 2**20)
+    ranks: Annotated[int, Meta(ge=1, le=2**20)] | None = None
     """Number of all ranks, used where dp_size is null: ranks=8 tp_size=2,4,8 are three grids of eight ranks."""
     tp_training: TpTraining = field(default_factory=TpTraining)
 

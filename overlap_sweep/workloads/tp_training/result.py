@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from overlap_sweep.declared import one_of
 from overlap_sweep.results.checks import excess
 from overlap_sweep.results.measured import (
     PRINTABLE,
@@ -20,7 +21,6 @@ from overlap_sweep.results.measured import (
     Timing,
     Total,
     Us,
-    one_of,
     options_type,
 )
 from overlap_sweep.results.run_directory import Result
@@ -51,7 +51,7 @@ _ResolvedOptions = options_type(
     seq_length=Count,
     num_training_steps=Count,
     warmup_steps=_Whole,
-    dtype=Annotated[str, one_of(PRECISION_OF)],
+    dtype=Annotated[str, one_of(*PRECISION_OF)],
 )
 
 

@@ -1,20 +1,22 @@
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
 
 from overlap_sweep.config import OF_OPERATORS, TensorParallelConfig
-from overlap_sweep.declared import ranged
 
 
 @dataclass
 class WorkloadOptions:
     name: str = "toy"
-    tokens: int | None = ranged(None, 1, 2**24)
-    warmup: int = ranged(1, 0, 1000)
-    repeats: int | None = ranged(None, 2, 1000)
+    tokens: Annotated[int, Meta(ge=1, le=2**24)] | None = None
+    warmup: Annotated[int, Meta(ge=0, le=1000)] = 1
+    repeats: Annotated[int, Meta(ge=2, le=1000)] | None = None
 
 
 @dataclass
 class Toy:
-    chunks: int = ranged(1, 1, 64)
+    chunks: Annotated[int, Meta(ge=1, le=64)] = 1
     """Into how many parts the output is cut, each an all-reduce of its own."""
 
 
