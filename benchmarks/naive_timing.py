@@ -19,12 +19,12 @@ import torch.distributed as dist
 from hydra import compose, initialize_config_dir
 
 from overlap_sweep import backends
+from overlap_sweep.hydra_adapter.overrides import as_choice
 from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.timing import CudaStream, GpuClock, Variant, summarise, time_variants
-from overlap_sweep.runtime.composition import register
 from overlap_sweep.runtime.group_config import NO_MULTICAST
-from overlap_sweep.runtime.numbered import as_choice
 from overlap_sweep.runtime.point import resolve
+from overlap_sweep.runtime.resolvers import register
 from overlap_sweep.workloads.operator.run import bench_for
 
 ITERATIONS = 20

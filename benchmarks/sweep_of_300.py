@@ -11,7 +11,7 @@ from typing import Any
 from overlap_sweep.overlap import space
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import trace_file
-from overlap_sweep.runtime.composition import point_name
+from overlap_sweep.runtime.resolvers import point_name
 from tests.make_point import default_timing, make_point, operator_config, pass_times, timing_of
 
 TRACES = Path(__file__).parent.parent / "tests" / "data" / "traces"

@@ -25,10 +25,11 @@ from omegaconf import DictConfig
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError, end
-from overlap_sweep.runtime.composition import compose_point, register
-from overlap_sweep.runtime.mistakes import check_keys
-from overlap_sweep.runtime.numbered import NumberSource, as_choice
-from overlap_sweep.runtime.plugin_options import LAUNCHERS, SWEEPERS
+from overlap_sweep.hydra_adapter.composition import compose_point
+from overlap_sweep.hydra_adapter.mistakes import check_keys
+from overlap_sweep.hydra_adapter.overrides import NumberSource, as_choice
+from overlap_sweep.hydra_adapter.plugins import LAUNCHERS, SWEEPERS
+from overlap_sweep.runtime.resolvers import register
 
 RUN_HERE = ("basic", "submitit_local", "joblib")
 """Launchers, other than ours, that run points on this machine and its GPUs."""
@@ -42,7 +43,8 @@ class OverlapSweepPlugin(SearchPathPlugin):
         search_path.append("overlap_sweep", f"{NumberSource.scheme()}://")
         for folder in workloads.config_folders():
             search_path.append("overlap_sweep", f"file://{folder}")
-        for group, nodes in {"hydra/sweeper": SWEEPERS, "hydra/launcher": LAUNCHERS}.items():
+        sweepers: dict[str, Any] = {name: sweeper.conf for name, sweeper in SWEEPERS.items()}
+        for group, nodes in {"hydra/sweeper": sweepers, "hydra/launcher": LAUNCHERS}.items():
             for name, node in nodes.items():
                 ConfigStore.instance().store(group=group, name=name, node=node, provider="overlap_sweep")
 
@@ -147,9 +149,9 @@ class SearchSweeper(Sweeper):
 
 
 def _complete(plugin: BashCompletion, config_name: str | None) -> None:
-    from overlap_sweep.runtime.completion import answer
+    from overlap_sweep.hydra_adapter.help import complete
 
-    answer(plugin, config_name)
+    complete(plugin, config_name)
 
 
 # Hydra takes one plugin for each shell.

@@ -20,7 +20,7 @@ from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, write_result
-from overlap_sweep.runtime.composition import point_name
+from overlap_sweep.runtime.resolvers import point_name
 from overlap_sweep.workloads.copy_engine.result import CopyTimes
 from overlap_sweep.workloads.fsdp.config import RANKING_ON, TRAINING_ON
 from overlap_sweep.workloads.fsdp.result import TrainingRun

@@ -9,9 +9,10 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 
 BASE = {"errors", "declared", "options", "cache", "config", "gpus", "program", "processes"}
-BELOW_RESULTS = BASE | {"trace", "overlap", "diagnosis"}
+BELOW_RESULTS = BASE | {"hydra_adapter", "trace", "overlap", "diagnosis"}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
+    "hydra_adapter": {"errors", "declared", "options", "config", "program"},
     "trace": BASE,
     "overlap": BASE,
     "diagnosis": BASE | {"trace"},
@@ -40,7 +41,19 @@ MAY_IMPORT_SLICE = {"operator": {"layer"}, "tuner": {"operator", "layer"}, "sear
 REGISTRY = {f"overlap_sweep.workloads.{name}" for name in ("measured_type", "nodes", "process_wide", "ranks_per_node")}
 """Functions that results, too, may use: they tell what a workload measures, where its ranks are and how they run."""
 
-WITHOUT_TORCH = {*BASE, "trace", "overlap", "diagnosis", "results", "report", "study", "store", "compare", "commands"}
+WITHOUT_TORCH = {
+    *BASE,
+    "hydra_adapter",
+    "trace",
+    "overlap",
+    "diagnosis",
+    "results",
+    "report",
+    "study",
+    "store",
+    "compare",
+    "commands",
+}
 WITHOUT_TORCH_IN_SLICES = {"config", "result", "answer", "section", "compare", "study", "tables", "rows"}
 WITHOUT_TORCH_IN_JOB = {
     "command",

@@ -21,9 +21,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from overlap_sweep import workloads
 from overlap_sweep.commands.command_line import app
 from overlap_sweep.declared import has_key
+from overlap_sweep.hydra_adapter.overrides import as_choice, quoted_for_hydra
 from overlap_sweep.runtime import placement, point
-from overlap_sweep.runtime.composition import quoted_for_hydra, register
-from overlap_sweep.runtime.numbered import as_choice
+from overlap_sweep.runtime.resolvers import register
 from overlap_sweep.tuner import model_overrides
 from tests.sweeps import ROOT
 

@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
-from overlap_sweep.errors import UserError, end, in_words
+from overlap_sweep.errors import UserError, end, in_words, is_of_users_system
+from overlap_sweep.hydra_adapter.mistakes import checked, errors_in_one_line
 from overlap_sweep.program import analyze_program, conf_folder, end_unread, print_version, stdout_is_closed
 from overlap_sweep.results.run_directory import write_atomically
-from overlap_sweep.runtime.composition import quoted_for_hydra
 from overlap_sweep.runtime.meeting import place_by_hand
-from overlap_sweep.runtime.mistakes import check_keys, errors_in_one_line, flags_first, warn_of_single_values
 from overlap_sweep.runtime.nodes import gather
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import run_point
 from overlap_sweep.runtime.progress import shown_waiting
+from overlap_sweep.runtime.resolvers import register
 from overlap_sweep.runtime.serve import serve
 from overlap_sweep.runtime.start import remove_leftovers
 from overlap_sweep.workloads import Workload
@@ -134,6 +134,21 @@ def _join_others() -> None:
         sys.exit(130)
 
 
+def _measure() -> None:
+    """Runs Hydra on the process's arguments. Exits with one line if a file or directory cannot be used."""
+    try:
+        measure()
+    except (BrokenPipeError, HydraException):
+        # Hydra's exception about a missing file is an OSError, too.
+        raise
+    except OSError as error:
+        if is_of_users_system(error):
+            # Hydra's files of the sweep's directory have no name in the error.
+            error.filename = error.filename or outcomes.root
+            sys.exit(f"error: {in_words(error)}")
+        sys.exit(f"error: {error.filename} cannot be used ({error.strerror}); give another directory or file.")
+
+
 def main() -> None:
     """Runs Hydra on the process's arguments and exits, with 0 if all valid points were measured."""
     if "--version" in sys.argv[1:]:
@@ -145,14 +160,9 @@ def main() -> None:
     _join_others()
     try:
         with errors_in_one_line():
-            sys.argv[1:] = flags_first(quoted_for_hydra(sys.argv[1:]))
-            arguments = get_args_parser().parse_args(sys.argv[1:])
-            # With -sc the overrides are those of shell completion, such as query=bash.
-            if not arguments.shell_completion:
-                check_keys(arguments.overrides)
-                if arguments.multirun:
-                    warn_of_single_values(arguments.overrides)
-            measure()
+            register()
+            sys.argv[1:] = checked(sys.argv[1:])
+            _measure()
         outcomes.hear_of_other_processes()
         answered = report_measured()
         if outcomes.wants_report and not outcomes.missing and not outcomes.report and outcomes.counts()["ok"]:

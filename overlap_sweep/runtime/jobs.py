@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,20 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job, setup_globals
+from hydra.core.utils import JobReturn, configure_log, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, open_dict
 
 from overlap_sweep.errors import UserError, in_words
+from overlap_sweep.hydra_adapter.composition import compose_point
+from overlap_sweep.hydra_adapter.overrides import as_typed
+from overlap_sweep.hydra_adapter.plugins import error_of, finished_job
 from overlap_sweep.program import stdout_is_closed
 from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, find_points
-from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.group import GROUP_LOG, shared_pool
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.kept import check_store, kept_result, whole_result
-from overlap_sweep.runtime.numbered import as_typed
 from overlap_sweep.runtime.outcome import Outcome, outcomes
 from overlap_sweep.runtime.point import limits, objective_us, resolve
 from overlap_sweep.runtime.progress import announce, progress, shown_waiting
@@ -146,8 +146,8 @@ def run_jobs(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, JobReturn]:
             continue
         try:
             returned = sweep.run(job)
-            if returned.status == JobStatus.FAILED and isinstance(returned._return_value, OSError):
-                raise returned._return_value
+            if isinstance(error := error_of(returned), OSError):
+                raise error
         except OSError as error:
             if isinstance(error, BrokenPipeError) and stdout_is_closed():
                 raise
@@ -162,18 +162,7 @@ def run_jobs(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, JobReturn]:
 
 def job_return(job: Job, result: Result | None) -> JobReturn:
     """Returns the JobReturn of a job that this process did not run."""
-    with read_write(job.config.hydra.runtime), open_dict(job.config.hydra.runtime):
-        job.config.hydra.runtime.output_dir = str(job.directory.absolute())
-    HydraConfig.instance().set_config(job.config)
-    hydra_config: Any = HydraConfig.instance().cfg
-    return JobReturn(
-        overrides=job.overrides,
-        cfg=OmegaConf.masked_copy(job.config, [str(key) for key in job.config if key != "hydra"]),
-        hydra_cfg=copy.deepcopy(hydra_config),
-        working_dir=str(Path.cwd()),
-        status=JobStatus.COMPLETED,
-        _return_value=objective_us(result),
-    )
+    return finished_job(job.config, job.overrides, job.directory, objective_us(result))
 
 
 def begin(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[Job]:

@@ -22,6 +22,7 @@ from overlap_sweep.config import NO_PART_OF_A_POINT, OF_LANGUAGE_MODELS, Model, 
 from overlap_sweep.declared import decode, spelled, unknown_key
 from overlap_sweep.errors import NodeLost, PointFailed, Refused, UsageError, UserError
 from overlap_sweep.gpus import elsewhere, visible_gpus
+from overlap_sweep.hydra_adapter.mistakes import unknown_option
 from overlap_sweep.overlap import models, overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.report.numbers import visible
@@ -51,7 +52,6 @@ from overlap_sweep.runtime.group_config import (
     machine_of,
 )
 from overlap_sweep.runtime.kept import LASTING, check_store, kept_result, remember, remembered, whole_result
-from overlap_sweep.runtime.mistakes import unknown_option
 from overlap_sweep.runtime.nodes import take, with_hosts
 from overlap_sweep.runtime.outcome import Outcome, in_short, outcomes, tail
 from overlap_sweep.runtime.placement import nodes_of
@@ -85,7 +85,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     schema = workloads.schema(workload.name)
     point = spelled(point, schema)
     if key := unknown_key(point, schema):
-        raise UsageError(unknown_option(key, schema))
+        raise UsageError(unknown_option(key, workload.name))
     decode(point, schema)
     if issubclass(schema, ModelConfig):
         _refuse_idle(point, schema)

@@ -12,17 +12,17 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydra.core.global_hydra import GlobalHydra
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from overlap_sweep.errors import UsageError, UserError, end, in_words
+from overlap_sweep.hydra_adapter.composition import as_was_typed
+from overlap_sweep.hydra_adapter.mistakes import as_user_error
 from overlap_sweep.results.run_directory import LOCK_FILE, last_sweep
-from overlap_sweep.runtime.composition import as_was_typed, output_dir
 from overlap_sweep.runtime.lock import CLAIM_FILE, hold, refuse_if_read_only
-from overlap_sweep.runtime.mistakes import of_hydra
 from overlap_sweep.runtime.outcome import outcomes
+from overlap_sweep.runtime.resolvers import output_dir
 
 T = TypeVar("T")
 
@@ -163,9 +163,7 @@ def _begin(config: DictConfig, kind: str) -> None:
     try:
         _check_open_files()
         _check_resumed(config, kind)
-        hydra = GlobalHydra.instance().hydra
-        assert hydra
-        as_was_typed(config, hydra.config_loader)
+        as_was_typed(config)
         directory = Path(str(config.hydra[kind].dir))
         refuse_if_read_only(directory, kind)
         made = []
@@ -178,7 +176,7 @@ def _begin(config: DictConfig, kind: str) -> None:
     except UserError as error:
         end(error)
     except OmegaConfBaseException as error:
-        end(of_hydra(error))
+        end(as_user_error(error))
     except OSError as error:
         sys.exit(f"error: {in_words(error)}")
     outcomes.root, outcomes.common = directory, Path(common) if common else None

@@ -19,13 +19,13 @@ from omegaconf import DictConfig
 from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT
 from overlap_sweep.errors import UserError
+from overlap_sweep.hydra_adapter.composition import compose_point
 from overlap_sweep.options import listed
 from overlap_sweep.report.searches import knob_lines
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.records import EQUIVALENT, Contribution, KnobFinal, KnobRecord, KnobSearch, TriedKnobs
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve

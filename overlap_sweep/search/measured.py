@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep.config import INSTRUMENTS, NO_PART_OF_A_POINT
 from overlap_sweep.errors import UsageError, UserError
+from overlap_sweep.hydra_adapter.overrides import as_choice, parsed, texts
+from overlap_sweep.hydra_adapter.plugins import error_of
 from overlap_sweep.report.numbers import as_duration
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result, write_result
 from overlap_sweep.runtime.kept import LASTING, differs, whole_result
-from overlap_sweep.runtime.numbered import as_choice
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import limits
 
@@ -134,41 +133,18 @@ class Measurements:
 
 def swept_values(context: HydraContext, params: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, list[str]]:
     """Returns each key's values as text, by key as typed. UserError for a continuous range."""
-    parser = OverridesParser.create(config_loader=context.config_loader)
-    overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in params.items()), *arguments])
-    values: dict[str, list[str]] = {}
-    for override in overrides:
-        values[override.get_key_element()] = list(_texts(override))
-    for key, texts in values.items():
+    typed = [*(f"{key}={value}" for key, value in params.items()), *arguments]
+    values = {each.get_key_element(): list(texts(each)) for each in parsed(typed, context.config_loader)}
+    for key, swept in values.items():
         name = key.lstrip("+~")
-        wanted = ",".join(texts).lower()
+        wanted = ",".join(swept).lower()
         if name.removeprefix("runtime.") in INSTRUMENTS and wanted != "false":
             raise UsageError(f"{name}={wanted} costs time, so a search cannot compare; give it to one point.")
         if name in ("phases", "repetition"):
             raise UsageError(f"{name} is set by the search itself; leave it out.")
-        if len(texts) > 1 and name.partition(".")[0] in NO_PART_OF_A_POINT:
-            raise UsageError(f"{name}={','.join(texts)}: a search takes one value of {name}.")
+        if len(swept) > 1 and name.partition(".")[0] in NO_PART_OF_A_POINT:
+            raise UsageError(f"{name}={','.join(swept)}: a search takes one value of {name}.")
     return values
-
-
-def _texts(override: Override) -> Iterator[str]:
-    if not override.is_sweep_override():
-        yield override.get_value_element_as_str()
-    elif override.is_discrete_sweep():
-        yield from override.sweep_string_iterator()
-    else:
-        raise UsageError(f"{override.input_line}: a search needs discrete values; list them.")
-
-
-def override_value(value: Any) -> str:
-    """Returns the value in the spelling of Hydra's overrides."""
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{name}:{override_value(item)}' for name, item in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{','.join(map(override_value, value))}]"
-    if isinstance(value, str):
-        return QuotedString(value, Quote.double).with_quotes()
-    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
 def _result(returned: JobReturn, job: Job) -> Result | None:
@@ -177,11 +153,12 @@ def _result(returned: JobReturn, job: Job) -> Result | None:
     directory = Path(str(returned.hydra_cfg.hydra.runtime.output_dir)) if returned.hydra_cfg else None
     if limits.are_over and directory and not _is_measured(directory):
         return None
-    if returned.status == JobStatus.COMPLETED and directory and (directory / RESULT_FILE).exists():
+    raised = error_of(returned)
+    if raised is None and directory and (directory / RESULT_FILE).exists():
         return read_result(directory / RESULT_FILE)
     if directory in outcomes.given_up:
         raise UserError(f"{directory.name} could not be measured: {outcomes.given_up[directory]}.")
-    error = str(returned._return_value) if returned.status == JobStatus.FAILED else "the job wrote no result"
+    error = "the job wrote no result" if raised is None else str(raised)
     result = Result(name=directory.name if directory else "", point=dict(job.point), status="failed", error=error)
     if directory and directory.is_dir():
         write_result(directory, result)

@@ -15,12 +15,12 @@ from omegaconf import DictConfig
 from overlap_sweep import workloads
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
+from overlap_sweep.hydra_adapter.composition import compose_point
 from overlap_sweep.report.searches import pass_line
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting, told_after
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import own_traces
-from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.kept import wrong_results
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve

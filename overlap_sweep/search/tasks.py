@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from overlap_sweep import backends, workloads
 from overlap_sweep.config import Search
 from overlap_sweep.errors import UserError
+from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.space import Setting
 from overlap_sweep.results.estimate import estimate, normalised
@@ -27,7 +28,7 @@ from overlap_sweep.search import Failure
 from overlap_sweep.search.bisect import bisect
 from overlap_sweep.search.cell import Candidate, Cell, Measured, Trail
 from overlap_sweep.search.known_wrong import KnownWrong
-from overlap_sweep.search.measured import Job, override_value
+from overlap_sweep.search.measured import Job
 from overlap_sweep.workloads.operator import NOISE_GOAL
 from overlap_sweep.workloads.operator.choice import wrong_passes
 from overlap_sweep.workloads.operator.result import OperatorTimes

@@ -13,10 +13,10 @@ from pathlib import Path
 from overlap_sweep import workloads
 from overlap_sweep.declared import short_key
 from overlap_sweep.errors import UsageError, UserError, in_words, nearest
+from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.options import Option, listed, options_of
 from overlap_sweep.program import conf_folder, environment_with_package
 from overlap_sweep.runtime.start import make_new, remove_empty
-from overlap_sweep.search.measured import override_value
 from overlap_sweep.tuner.report import Report
 
 __all__ = ["Report", "tune"]

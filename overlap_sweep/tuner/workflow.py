@@ -22,6 +22,7 @@ from overlap_sweep import workloads
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import elsewhere, visible_gpus
+from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.overlap import model_layers, models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, FILE, NONE, TUNED, OverlapConfig
 from overlap_sweep.program import launch_command
@@ -35,7 +36,7 @@ from overlap_sweep.results.run_directory import Result, now, write_atomically
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.runtime.progress import shown_waiting
-from overlap_sweep.search.measured import Job, override_value, swept_values
+from overlap_sweep.search.measured import Job, swept_values
 from overlap_sweep.search.sweeper import Sweep, case_of
 from overlap_sweep.search.tasks import Task, cases
 from overlap_sweep.workloads.layer import sizes_refusal

@@ -8,10 +8,11 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from overlap_sweep import workloads
+from overlap_sweep.hydra_adapter.help import GROUPS, Page, choices, launcher_page, section_page, sentences
+from overlap_sweep.hydra_adapter.overrides import NUMBERED
+from overlap_sweep.hydra_adapter.plugins import LAUNCHERS, SWEEPERS
+from overlap_sweep.hydra_adapter.schemas import workloads_with_section
 from overlap_sweep.options import sections_of
-from overlap_sweep.runtime.help import GROUPS, Page, choices, launcher_page, section_page, sentences, users_of
-from overlap_sweep.runtime.numbered import NUMBERED
-from overlap_sweep.runtime.plugin_options import ABOUT_SWEEPERS, LAUNCHERS, OPTIONS_OF_SWEEPERS
 from tests.sweeps import ROOT
 
 OPTIONS_MD = ROOT / "docs" / "options.md"
@@ -27,7 +28,7 @@ def reference() -> str:
     """Returns docs/options.md."""
     parts = [HEAD, "## Config groups\n", _groups(), "## Experiments\n", _experiments()]
     schemas = map(workloads.schema, workloads.names())
-    users = {section: users_of(section) for schema in schemas for section in sections_of(schema)}
+    users = {section: workloads_with_section(section) for schema in schemas for section in sections_of(schema)}
     for using in sorted(dict.fromkeys(users.values()), key=len):
         named = "every workload" if using == workloads.names() else " and ".join(f"`workload={one}`" for one in using)
         parts.append(f"## Options of {named}\n")
@@ -37,11 +38,10 @@ def reference() -> str:
     launchers = [(f"`{name}`", launcher_page(name, type(node)).about) for name, node in LAUNCHERS.items()]
     parts += ["## Launchers\n", "| `hydra/launcher=` | |\n|---|---|\n" + _rows(launchers)]
     parts += ["`slurm` and `submitit_slurm` take:\n", _table(launcher_page("slurm", type(LAUNCHERS["slurm"])))]
-    read = {
-        name: ", ".join(f"`{each}*`" if each.endswith(".") else f"`{each}`" for each in options)
-        for name, options in OPTIONS_OF_SWEEPERS.items()
-    }
-    sweepers = [(f"`{name}`", text, read.get(name, "")) for name, text in ABOUT_SWEEPERS.items()]
+    sweepers = []
+    for name, sweeper in SWEEPERS.items():
+        read = (f"`{each}*`" if each.endswith(".") else f"`{each}`" for each in sweeper.options)
+        sweepers.append((f"`{name}`", sweeper.about, ", ".join(read)))
     parts += ["## Sweepers\n", "| `hydra/sweeper=` | | options |\n|---|---|---|\n" + _rows(sweepers)]
     return "\n".join(filter(None, parts))
 

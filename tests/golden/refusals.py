@@ -22,7 +22,7 @@ from overlap_sweep.backends import transformer_engine
 from overlap_sweep.config import PRECISIONS as PRECISIONS_OF_ALL
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
-from overlap_sweep.runtime.composition import point_name
+from overlap_sweep.runtime.resolvers import point_name
 from overlap_sweep.workloads import layer as layer_variants
 from tests.make_point import resolved
 from tests.points import gpu_point, kernel_point, layer_point

@@ -16,8 +16,9 @@ import yaml
 
 from overlap_sweep import workloads
 from overlap_sweep.config import PointConfig
+from overlap_sweep.hydra_adapter.help import GROUPS
+from overlap_sweep.hydra_adapter.schemas import workloads_with_section
 from overlap_sweep.options import Option, about, options_of
-from overlap_sweep.runtime.help import GROUPS, users_of
 from tests.sweeps import ROOT
 
 CONF = ROOT / "conf"
@@ -39,7 +40,7 @@ def files() -> dict[Path, str]:
 
 def _of_every_workload() -> list[Option]:
     schema = workloads.schema("job")
-    return [option for option in options_of(schema) if users_of(option.section) == workloads.names()]
+    return [option for option in options_of(schema) if workloads_with_section(option.section) == workloads.names()]
 
 
 def _written(path: Path, schema: Any, options: Sequence[Option]) -> str:

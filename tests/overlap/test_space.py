@@ -10,7 +10,7 @@ import pytest
 from overlap_sweep.overlap import space
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.points import LONGEST_NAME
-from overlap_sweep.runtime.composition import point_name
+from overlap_sweep.runtime.resolvers import point_name
 from tests.make_point import resolved
 
 

@@ -14,8 +14,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.runtime.composition import as_was_typed, compose_point
-from overlap_sweep.runtime.numbered import as_choice
+from overlap_sweep.hydra_adapter.composition import as_was_typed, compose_point
+from overlap_sweep.hydra_adapter.overrides import as_choice
 from tests.sweeps import ROOT, launch_here
 
 Sweep = tuple[ConfigLoader, DictConfig]
@@ -56,7 +56,7 @@ def sweep() -> Iterator[Sweep]:
 def test_a_point_is_as_hydra_composes_it(sweep: Sweep, overrides: tuple[str, ...]) -> None:
     loader, config = sweep
     for _ in range(2):
-        by_hydra = as_was_typed(loader.load_sweep_config(config, list(map(as_choice, overrides))), loader)
+        by_hydra = as_was_typed(loader.load_sweep_config(config, list(map(as_choice, overrides))))
         composed = compose_point(loader, config, overrides)
         assert composed == by_hydra
         assert composed.hydra.runtime.choices == by_hydra.hydra.runtime.choices

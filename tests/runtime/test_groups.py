@@ -15,10 +15,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
+from overlap_sweep.hydra_adapter.composition import as_was_typed, compose_point
+from overlap_sweep.hydra_adapter.help import GROUPS, choices, sentences
+from overlap_sweep.hydra_adapter.overrides import NUMBERED, as_choice, as_typed
 from overlap_sweep.options import options_of
-from overlap_sweep.runtime.composition import as_was_typed, compose_point
-from overlap_sweep.runtime.help import GROUPS, choices, sentences
-from overlap_sweep.runtime.numbered import NUMBERED, as_choice, as_typed
 from tests.golden.workload_files import files
 from tests.sweeps import ROOT, launch_here
 
@@ -92,7 +92,7 @@ def test_a_choice_is_loaded_and_wins_in_a_point_and_in_a_sweep(
 ) -> None:
     loader, config = sweep
     single = loader.load_configuration("config", list(map(as_choice, overrides)), RunMode.RUN)
-    for composed in (compose_point(loader, config, overrides), as_was_typed(single, loader)):
+    for composed in (compose_point(loader, config, overrides), as_was_typed(single)):
         assert (composed.tp_size, composed.num_sm, composed.cga_size) == expected
         assert list(composed.hydra.overrides.task) == list(map(as_typed, overrides))
     if any(override.startswith("num_sm=") for override in overrides):

@@ -7,8 +7,8 @@ import sys
 
 from overlap_sweep import workloads
 from overlap_sweep.declared import types_of
+from overlap_sweep.hydra_adapter.help import GROUPS, workload_pages
 from overlap_sweep.options import options_of
-from overlap_sweep.runtime.help import GROUPS, workload_pages
 from tests.golden.options import OPTIONS_MD, reference
 from tests.sweeps import ROOT, launch_here
 

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 
 from overlap_sweep.errors import nearest
 from overlap_sweep.runtime import point
-from overlap_sweep.runtime.composition import point_name, register
+from overlap_sweep.runtime.resolvers import point_name, register
 from tests.sweeps import ROOT, launch_here
 
 NUM_SM = "Unknown option num_smm. Did you mean num_sm?"

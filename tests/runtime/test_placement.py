@@ -9,11 +9,11 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.hydra_adapter.plugins import SlurmLauncherConf, TorchrunLauncherConf
 from overlap_sweep.runtime import nodes
 from overlap_sweep.runtime.meeting import Place
 from overlap_sweep.runtime.nodes import Nodes, nodes_here, take, with_hosts
 from overlap_sweep.runtime.placement import given, nodes_of, refusal, requested
-from overlap_sweep.runtime.plugin_options import SlurmLauncherConf, TorchrunLauncherConf
 from tests.make_point import resolved
 
 

@@ -15,9 +15,9 @@ from hydra.errors import HydraException
 from overlap_sweep import workloads
 from overlap_sweep.config import ModelConfig
 from overlap_sweep.errors import UserError
+from overlap_sweep.hydra_adapter.overrides import as_choice
 from overlap_sweep.runtime import group_config, point
-from overlap_sweep.runtime.composition import register
-from overlap_sweep.runtime.numbered import as_choice
+from overlap_sweep.runtime.resolvers import register
 from tests.sweeps import ROOT, SMALL, Launch, launch_here
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.runtime.composition import register
+from overlap_sweep.hydra_adapter.overrides import as_choice
 from overlap_sweep.runtime.jobs import Job
-from overlap_sweep.runtime.numbered import as_choice
+from overlap_sweep.runtime.resolvers import register
 from overlap_sweep.runtime.slurm.launcher import adopt
 from overlap_sweep.runtime.slurm.queue import JobRecord
 from overlap_sweep.runtime.slurm.submission import OURS, launcher_options, pack

@@ -12,11 +12,12 @@ from overlap_sweep import workloads
 from overlap_sweep.commands.command_line import app
 from overlap_sweep.declared import has_key
 from overlap_sweep.errors import UserError
-from overlap_sweep.runtime.mistakes import flags_first, unknown_option
-from overlap_sweep.runtime.spellings import by_tool
+from overlap_sweep.hydra_adapter.mistakes import flags_first, spellings, unknown_option
+from overlap_sweep.runtime.resolvers import register
 from tests.sweeps import ROOT
 
-SPELLINGS = [(tool, theirs, ours) for tool, found in by_tool().items() for theirs, ours in found.items()]
+SPELLINGS = [(tool, theirs, ours) for tool, found in spellings().items() for theirs, ours in found.items()]
+register()
 PAGE = (ROOT / "docs/coming_from.md").read_text()
 
 
@@ -54,17 +55,17 @@ def test_each_spelling_yields_an_option_that_there_is(tool: str, theirs: str, ou
         )
 
 
-@pytest.mark.parametrize("tool", by_tool())
+@pytest.mark.parametrize("tool", spellings())
 def test_the_page_has_each_spelling_and_what_it_is(tool: str) -> None:
     section = PAGE.partition(f"## {tool}\n")[2].partition("\n## ")[0]
     rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| `")]
     said = {spelling: row[1] for row in rows for spelling in re.findall(r"`([^`]+)`", row[0])}
-    assert {theirs for theirs in by_tool()[tool] if theirs not in said} == set()
+    assert {theirs for theirs in spellings()[tool] if theirs not in said} == set()
     assert {
-        (theirs, ours) for theirs, ours in by_tool()[tool].items() if ours and f"`{ours}`" not in said[theirs]
+        (theirs, ours) for theirs, ours in spellings()[tool].items() if ours and f"`{ours}`" not in said[theirs]
     } == set()
     flags = {spelling for spelling in said if re.fullmatch(r"--[a-z_-]+", spelling)}
-    assert flags <= {*by_tool()[tool], "--nproc-per-node"}
+    assert flags <= {*spellings()[tool], "--nproc-per-node"}
 
 
 def test_dotted_keys_and_options_of_another_workload() -> None:

@@ -18,11 +18,11 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import workloads
+from overlap_sweep.hydra_adapter.overrides import as_choice
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import Result, read_result, write_result
 from overlap_sweep.runtime.group_config import machine_of
-from overlap_sweep.runtime.numbered import as_choice
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.workloads.layer.result import LayerTimes

@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sweep.config import Search
+from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.run_directory import Result, Status
 from overlap_sweep.search import Failure
 from overlap_sweep.search.cell import Candidate, Cell, together
-from overlap_sweep.search.measured import CHUNK, Budget, Measurements, override_value
+from overlap_sweep.search.measured import CHUNK, Budget, Measurements
 from overlap_sweep.search.tasks import Request, Task
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 from tests.make_point import pass_times

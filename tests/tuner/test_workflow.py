@@ -15,12 +15,12 @@ import yaml
 from omegaconf import OmegaConf
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.report import files
 from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.search.measured import override_value
 from overlap_sweep.tuner import workflow
 from overlap_sweep.tuner.report import Report
 from overlap_sweep.tuner.workflow import cannot_scale, tune

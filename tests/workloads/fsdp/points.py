@@ -11,7 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from overlap_sweep.runtime.composition import compose_point
+from overlap_sweep.hydra_adapter.composition import compose_point
 from overlap_sweep.runtime.point import resolve
 from tests.sweeps import ROOT
 

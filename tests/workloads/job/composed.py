@@ -12,8 +12,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
-from overlap_sweep.runtime.composition import compose_point, quoted_for_hydra, register
+from overlap_sweep.hydra_adapter.composition import compose_point
+from overlap_sweep.hydra_adapter.overrides import quoted_for_hydra
 from overlap_sweep.runtime.point import resolve
+from overlap_sweep.runtime.resolvers import register
 from tests.sweeps import ROOT
 
 COMMAND = "job.command=python t.py"

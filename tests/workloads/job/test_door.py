@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from overlap_sweep.hydra_adapter.overrides import quoted_for_hydra
 from overlap_sweep.results.run_directory import LOG_FILE
-from overlap_sweep.runtime.composition import quoted_for_hydra
 from tests.sweeps import Launch, launch_here
 from tests.workloads.job.composed import composed
 

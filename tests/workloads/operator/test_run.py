@@ -11,7 +11,7 @@ import pytest
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
-from overlap_sweep.runtime.composition import point_name
+from overlap_sweep.runtime.resolvers import point_name
 from overlap_sweep.search.tasks import candidates
 from overlap_sweep.workloads import operator
 from tests.points import gpu_point, operator_point

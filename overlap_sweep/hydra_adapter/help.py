@@ -1,37 +1,38 @@
-"""The text of `launch.py --help`: a front page, or the options of the chosen workload, launcher and sweeper."""
+"""What is offered to whom is typing a command line: `launch.py --help`, which is a front page or the options of the
+chosen workload, launcher and sweeper, and shell completion, which is Hydra's with the values of options."""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from hydra.plugins.completion_plugin import CompletionPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from overlap_sweep import workloads
 from overlap_sweep.declared import shown
-from overlap_sweep.options import Option, about, listed, options_of, sections_of
+from overlap_sweep.hydra_adapter import schemas
+from overlap_sweep.hydra_adapter.mistakes import flags_first
+from overlap_sweep.hydra_adapter.overrides import NUMBERED, quoted_for_hydra
+from overlap_sweep.hydra_adapter.plugins import ABOUT_SUBMITIT, LAUNCHERS, SWEEPERS
+from overlap_sweep.options import NOT_GIVEN, Option, about, listed, options_of, sections_of
 from overlap_sweep.program import analyze_program, launch_program
-from overlap_sweep.runtime.numbered import NUMBERED
-from overlap_sweep.runtime.plugin_options import (
-    ABOUT_SUBMITIT,
-    ABOUT_SWEEPERS,
-    LAUNCHERS,
-    OPTIONS_OF_SWEEPERS,
-)
 
 WIDTH = 120
 """Largest width of a line, in columns."""
+PLUGIN_GROUPS = ("hydra/launcher", "hydra/sweeper")
 GROUPS = (
     *("workload", "model", "experiment", "tp_size", "operator", "method", "num_sm", "layer", "backend"),
-    *("hydra/launcher", "hydra/sweeper"),
+    *PLUGIN_GROUPS,
 )
 
 TITLE = "overlap_sweep measures how a model's communication overlaps with its GEMMs, in tensor and data parallelism."
@@ -91,16 +92,11 @@ def sentences(loader: ConfigLoader, group: str) -> dict[str, str]:
     return found
 
 
-@cache
-def users_of(section: type) -> tuple[str, ...]:
-    """Returns the workloads that have the dataclass's options."""
-    return tuple(name for name in workloads.names() if section in sections_of(workloads.schema(name)))
-
-
 def workload_pages(name: str) -> list[Page]:
     """Returns a workload's options: its own first, those of all workloads last."""
-    sections = sections_of(workloads.schema(name)).items()
-    return [section_page(each, options) for each, options in sorted(sections, key=lambda item: len(users_of(item[0])))]
+    sections = sections_of(schemas.schema(name))
+    own_first = sorted(sections, key=lambda each: len(schemas.workloads_with_section(each)))
+    return [section_page(each, sections[each]) for each in own_first]
 
 
 def section_page(section: type, options: Sequence[Option]) -> Page:
@@ -108,8 +104,8 @@ def section_page(section: type, options: Sequence[Option]) -> Page:
     parent = options[0].name.rpartition(".")[0].partition(".")[0]
     if parent:
         return Page(parent, about(section), options)
-    users = users_of(section)
-    owner = "every workload" if users == workloads.names() else f"workload={listed(users)}"
+    users = schemas.workloads_with_section(section)
+    owner = "every workload" if users == schemas.workload_names() else f"workload={listed(users)}"
     return Page(f"Options of {owner}", "", options)
 
 
@@ -125,9 +121,9 @@ def launcher_page(name: str, schema: type) -> Page:
 
 def sweeper_page(name: str, schema: type) -> Page:
     """Returns the options of the points' schema that a sweeper reads."""
-    read = OPTIONS_OF_SWEEPERS.get(name, ())
-    options = [option for option in options_of(schema) if option.name.startswith(read)] if read else []
-    return Page(f"hydra/sweeper={name}", ABOUT_SWEEPERS.get(name, ""), options)
+    found = SWEEPERS.get(name)
+    options = [option for option in options_of(schema) if found and option.name.startswith(found.options)]
+    return Page(f"hydra/sweeper={name}", found.about if found else "", options)
 
 
 def help_text(config: DictConfig) -> str:
@@ -165,7 +161,7 @@ def _chosen(config: DictConfig, chosen: set[str]) -> Iterator[str]:
     if "hydra/launcher" in chosen and launcher in LAUNCHERS:
         pages.append(launcher_page(launcher, type(LAUNCHERS[launcher])))
     if "hydra/sweeper" in chosen or sweeper != "basic":
-        pages.append(sweeper_page(sweeper, workloads.schema(name)))
+        pages.append(sweeper_page(sweeper, schemas.schema(name)))
     if chosen - {"hydra/launcher", "hydra/sweeper"}:
         if name in EXAMPLE_OF:
             yield f"Example: {launch_program()} {EXAMPLE_OF[name]}"
@@ -203,3 +199,38 @@ def _value(config: DictConfig, option: Option) -> str:
 def _wrapped(text: str, first: str = "", then: str = "") -> list[str]:
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 50)).columns)
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=then, break_on_hyphens=False)
+
+
+_COMMANDS = re.compile(r"\s*(?:\S*/)?overlap-sweep\s+(?:launch|tune)\s")
+"""Start of a command line that is not `python launch.py`."""
+
+
+def complete(plugin: CompletionPlugin, config_name: str | None) -> None:
+    """Prints the completions of the shell's command line; replaces `query` of Hydra's plugin."""
+    line = os.environ["COMP_LINE"]
+    named = _COMMANDS.match(line)
+    arguments = line[named.end() :] if named else plugin.strip_python_or_app_name(line)
+    try:
+        words, word = shlex.split(arguments), ""
+    except ValueError:
+        # Inside of quotes.
+        return
+    if words and not arguments.endswith(" "):
+        word = words.pop()
+    words = flags_first(quoted_for_hydra(words))
+    # Hydra splits the line again.
+    line = " ".join([*(each for each in words if " " not in each), word])
+    found = _completed_values(plugin.config_loader, word) or plugin._query(config_name, line)
+    print(" ".join(one for one in found if not one.startswith(tuple(NOT_GIVEN))))
+
+
+def _completed_values(loader: ConfigLoader, word: str) -> list[str]:
+    """Returns the word completed by each value of its option, after the values that it lists already."""
+    key, equals, begun = word.partition("=")
+    if not equals:
+        return []
+    *before, last = begun.rpartition(",")
+    name = key.lstrip("+")
+    of_option = next((option.choices for option in schemas.all_options() if option.name == name), ())
+    values = choices(loader, name) if name in GROUPS else of_option
+    return [f"{key}={''.join(before)}{value}" for value in values if value.startswith(last)]

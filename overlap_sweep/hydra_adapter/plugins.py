@@ -1,14 +1,20 @@
-"""The options of our launchers and sweepers.
+"""The options of our launchers and sweepers, and what launchers return.
 
 Not in the plugin's module, which Hydra executes again in every process that loads plugins: its classes would differ
 from those of the configurations that are pickled for Slurm jobs.
 """
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus
 from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 
 @dataclass
@@ -98,20 +104,55 @@ class SearchSweeperConf:
     """Values to search, by key; those on the command line win."""
 
 
+@dataclass(frozen=True)
+class SweeperPlugin:
+    """A choice of hydra/sweeper."""
+
+    conf: GridSweeperConf | SearchSweeperConf
+    """Its node for Hydra."""
+    about: str
+    options: tuple[str, ...] = ()
+    """Prefixes of the options of points that it reads."""
+
+
 SWEEPERS = {
     # Has the name of Hydra's own: if conf/config.yaml overrode the sweeper, no experiment could override it again.
-    "basic": GridSweeperConf(),
-    "bisect": SearchSweeperConf("overlap_sweep.search.sweeper:sweep"),
-    "knobs": SearchSweeperConf("overlap_sweep.search.knob_sweeper:sweep"),
-    "tuner": SearchSweeperConf("overlap_sweep.tuner.workflow:tune"),
+    "basic": SweeperPlugin(GridSweeperConf(), "Measures every combination of the swept values."),
+    "bisect": SweeperPlugin(
+        SearchSweeperConf("overlap_sweep.search.sweeper:sweep"),
+        "Searches the settings of operators: num_sm by bracketing, other knobs by elimination.",
+        ("search.",),
+    ),
+    "knobs": SweeperPlugin(
+        SearchSweeperConf("overlap_sweep.search.knob_sweeper:sweep"),
+        "Searches the knobs of workloads whose points have one time each, one knob after the other.",
+        ("search.",),
+    ),
+    "tuner": SweeperPlugin(
+        SearchSweeperConf("overlap_sweep.tuner.workflow:tune"),
+        "Searches every TP size and operator, and proves the result on the whole layer.",
+        ("search.", "tuner.", "max_tp_size"),
+    ),
 }
 
-ABOUT_SWEEPERS = {
-    "basic": "Measures every combination of the swept values.",
-    "bisect": "Searches the settings of operators: num_sm by bracketing, other knobs by elimination.",
-    "knobs": "Searches the knobs of workloads whose points have one time each, one knob after the other.",
-    "tuner": "Searches every TP size and operator, and proves the result on the whole layer.",
-}
 
-OPTIONS_OF_SWEEPERS = {"bisect": ("search.",), "knobs": ("search.",), "tuner": ("search.", "tuner.", "max_tp_size")}
-"""Prefixes of the options that each sweeper reads."""
+def finished_job(config: DictConfig, overrides: Sequence[str], directory: Path, objective: float) -> JobReturn:
+    """Returns the JobReturn of a job that this process did not run."""
+    with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
+        config.hydra.runtime.output_dir = str(directory.absolute())
+    HydraConfig.instance().set_config(config)
+    hydra_config: Any = HydraConfig.instance().cfg
+    return JobReturn(
+        overrides=overrides,
+        cfg=OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]),
+        hydra_cfg=copy.deepcopy(hydra_config),
+        working_dir=str(Path.cwd()),
+        status=JobStatus.COMPLETED,
+        _return_value=objective,
+    )
+
+
+def error_of(returned: JobReturn) -> Exception | None:
+    """Returns the exception that ended a job, or None."""
+    # `return_value` would raise it, and print a line before.
+    return returned._return_value if returned.status == JobStatus.FAILED else None

@@ -1,0 +1,110 @@
+"""From overrides to the configurations of points, as Hydra composes them, only faster."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from hydra._internal.config_loader_impl import get_overrides_dirname
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from overlap_sweep.errors import UsageError
+from overlap_sweep.hydra_adapter.mistakes import exists_already, one_line, unknown_key, wrong_value
+from overlap_sweep.hydra_adapter.overrides import (
+    as_choice,
+    as_typed,
+    choice_of,
+    is_choice,
+    is_number,
+    parsed,
+    sets_only_numbers,
+)
+from overlap_sweep.hydra_adapter.schemas import is_in_map
+
+
+def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """Returns the configuration of one point of the sweep, equal to Hydra's `load_sweep_config`. UsageError for a wrong
+    override.
+
+    Hydra composes once for each choice of config groups, which takes 0.1 s; plain values, and choices that are numbers,
+    are set in copies of that.
+    """
+
+    def is_of_hydra(override: Override) -> bool:
+        group = override.key_or_group
+        return group in sweep.hydra.runtime.choices and not (is_choice(override) and sets_only_numbers(loader, group))
+
+    try:
+        all_overrides = parsed(map(as_typed, overrides))
+        of_hydra = [override for override in all_overrides if is_of_hydra(override)]
+        values = [override for override in all_overrides if override not in of_hydra]
+        if not all(map(_is_plain, values)) or any(override.is_hydra_override() for override in of_hydra):
+            return as_was_typed(loader.load_sweep_config(sweep, list(map(as_choice, overrides))))
+        of_sweep: Any = OmegaConf.to_container(sweep.hydra.overrides.hydra)
+        chosen = [as_choice(str(override.input_line)) for override in of_hydra]
+        config: DictConfig = pickle.loads(_composed(loader, sweep.hydra.job.config_name, (*of_sweep, *chosen)))
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise UsageError(one_line(error)) from error
+    OmegaConf.copy_cache(from_config=sweep, to_config=config)
+    for override in values:
+        _set(config, override)
+        if is_choice(override):
+            config.hydra.runtime.choices[override.key_or_group] = choice_of(override)
+    _record(config, all_overrides)
+    return config
+
+
+@lru_cache(maxsize=256)
+def _composed(loader: ConfigLoader, config_name: str, overrides: tuple[str, ...]) -> bytes:
+    """Returns a pickled configuration, which is several times faster to copy than by `deepcopy`."""
+    return pickle.dumps(loader.load_configuration(config_name, list(overrides), RunMode.RUN))
+
+
+def as_was_typed(config: DictConfig) -> DictConfig:
+    """Changes and returns what Hydra composed: numbers are recorded without quotes, and win over an experiment's."""
+    overrides = parsed(map(as_typed, config.hydra.overrides.task))
+    for override in overrides:
+        if is_choice(override) and is_number(choice_of(override)):
+            _set(config, override)
+    _record(config, overrides)
+    return config
+
+
+def _record(config: DictConfig, overrides: Sequence[Override]) -> None:
+    """Records the overrides in the configuration, as Hydra does."""
+    config.hydra.overrides.task = [override.input_line for override in overrides]
+    separators = config.hydra.job.config.override_dirname
+    config.hydra.job.override_dirname = get_overrides_dirname(
+        list(overrides), list(separators.exclude_keys), separators.item_sep, separators.kv_sep
+    )
+
+
+def _is_plain(override: Override) -> bool:
+    """Returns whether the override only sets an existing value, or adds one to a map."""
+    if override.is_hydra_override() or override.package is not None:
+        return False
+    is_added = override.type == OverrideType.ADD and is_in_map(override.key_or_group)
+    return override.type == OverrideType.CHANGE or is_added
+
+
+def _set(config: DictConfig, override: Override) -> None:
+    key = override.key_or_group
+    is_added = override.type == OverrideType.ADD
+    if is_added and OmegaConf.select(config, key) is not None:
+        raise UsageError(exists_already(key))
+    # None: the workload has no such map.
+    adds = is_added and OmegaConf.select(config, key.rpartition(".")[0]) is not None
+    try:
+        OmegaConf.update(config, key, override.value(), merge=True, force_add=adds)
+    except (ConfigAttributeError, ConfigKeyError) as error:
+        raise UsageError(unknown_key(key, config.workload.name)) from error
+    except OmegaConfBaseException as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(wrong_value(str(override.input_line), reason)) from error
