@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from overlap_sweep.report.numbers import counted, shortened
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import LEAST_FREEDOM, LEAST_RUNS, gap_noise_us
-from overlap_sweep.results.gain import NO_GAIN, Gain, gain_over
+from overlap_sweep.results.gain import Gain, gain_over
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import KnobRecord, KnobSearch
 from overlap_sweep.study import STEP, C, CaseAnalysis, R, Study
@@ -33,6 +33,8 @@ class Decision(NamedTuple):
     reason: str
     against: str
     proven: bool = False
+    searched: bool = False
+    """Whether a search decided."""
 
 
 def analyse(study: Study[C, R], points: Iterable[Point], searches: Searches | None = None) -> list[CaseAnalysis[C, R]]:
@@ -95,11 +97,10 @@ def _analysis(study: Study[C, R], case: C, title: str, points: list[Point], sear
     rows = _in_order(study, _with_times_of_proof(study, rows_of(study, points), searches))
     work, reference = compared_by(rows), rows[0]
     decision = _of_searches(rows, work, searches) or choose(rows, work)
-    searched = decision.against != reference.setting or decision.proven
     unjudged = {
         number
         for number, row in enumerate(rows)
-        if number and not searched and isnan(gap_noise_us(row.per(work), reference.per(work)))
+        if number and not decision.searched and isnan(gap_noise_us(row.per(work), reference.per(work)))
     }
     decided = len(rows) == 1 or len(unjudged) < len(rows) - 1
 
@@ -239,6 +240,6 @@ def _of_searches(rows: Sequence[R], work: str, searches: Searches) -> Decision |
     base = _number_of(rows, directory, search.baseline_points)
     against = rows[0].setting if base == 0 else "the search's baseline"
     if search.best and search.gain and search.gain.faster:
-        return Decision(best, search.gain, "proven by the search", against, proven=True)
-    gain = NO_GAIN if best == 0 else gain_over(rows[0].per(work), rows[best].per(work))
-    return Decision(best, gain, "the search found nothing faster", rows[0].setting)
+        return Decision(best, search.gain, "proven by the search", against, proven=True, searched=True)
+    gain = gain_over(rows[0].per(work), rows[best].per(work)) if best else None
+    return Decision(best, gain, "the search found nothing faster", rows[0].setting, searched=True)
