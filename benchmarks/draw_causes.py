@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 from timeline_svg import Bar, Row, Window, drawn
 
-from overlap_sweep.diagnosis import Cause
+from overlap_sweep.diagnosis import NEVER
 from overlap_sweep.diagnosis.arrivals import arrivals
-from overlap_sweep.diagnosis.calls import NEVER
-from overlap_sweep.diagnosis.causes import Loss, losses_of
-from overlap_sweep.diagnosis.contention import slowed_gemms
 from overlap_sweep.diagnosis.exposure import exposure_of
 from overlap_sweep.diagnosis.facts import facts_of
+from overlap_sweep.diagnosis.loss import Loss
+from overlap_sweep.diagnosis.losses import losses_of
 from overlap_sweep.diagnosis.rank import RankView, views_of
+from overlap_sweep.diagnosis.slowdown import slowed_gemms
 from overlap_sweep.trace import startup_iterations
 from overlap_sweep.trace.activity import activity_of
 from overlap_sweep.trace.intervals import intersect, merge
@@ -43,7 +43,7 @@ Marks = Callable[[list[RankView], RankView, Loss], list[Mark]]
 class Picture:
     """What one picture shows: a loss of this cause, on this rank, with some time before and after."""
 
-    cause: Cause
+    cause: str
     scenario: str
     marks: Marks
     before_us: float
@@ -80,10 +80,11 @@ def losses(view: RankView, picture: Picture) -> list[Loss]:
     """Returns the rank's losses of the picture's cause."""
     steady = {step.number for step in view.facts.steps if not step.startup}
     calls = view.facts.calls
-    every = [Loss("none", call.step, float(call.end_ns - call.start_ns), i) for i, call in enumerate(calls)]
+    every = [Loss(float(call.end_ns - call.start_ns), "none", call.step, i) for i, call in enumerate(calls)]
+    of_causes = [loss for loss in losses_of(view) if loss.cause != "contention"]
     return [
         loss
-        for loss in every + losses_of(view) + _slowed(view)
+        for loss in every + of_causes + _slowed(view)
         if loss.cause == picture.cause
         and loss.step in steady
         and (loss.wait is None or span_of(view, loss)[1] - view.facts.waits[loss.wait].end_ns < SOON_NS)
@@ -96,7 +97,7 @@ def _slowed(view: RankView) -> list[Loss]:
     columns = zip(slowed.work.tolist(), slowed.extra_ns.tolist(), slowed.alone_ns.tolist(), strict=True)
     step = view.facts.work.step
     return [
-        Loss("contention", int(step[i]), extra, work=i, numbers={"alone_ns": alone})
+        Loss(extra, "contention", int(step[i]), work=i, numbers={"alone_ns": alone})
         for i, extra, alone in columns
         if extra > 0
     ]

@@ -39,7 +39,13 @@ def _tables() -> dict[str, Table[Any]]:
     return TABLES
 
 
-DiagnoseCommand = with_columns(_tables)
+class DiagnoseCommand(with_columns(_tables)):  # type: ignore[misc]
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        from overlap_sweep.diagnosis.causes import CAUSES
+
+        causes = "\n".join(f"  {name:<11}  {cause.meaning}" for name, cause in CAUSES.items())
+        self.help: str = self.help.replace("{causes}", causes)
+        super().format_help_text(ctx, formatter)
 
 
 def diagnose(
@@ -66,18 +72,7 @@ def diagnose(
 
     \b
     Causes, of which several can hold at once:
-      none         communication costs less than 2 % of the step
-      dependency   the next kernel needs it, it was launched at once, and there was nothing else to run
-      issued_late  launched only when it was needed, though its input was ready earlier
-      queue_order  launched in time, but it stood behind kernels of other streams
-      bandwidth    it takes longer than all computation that it could hide behind
-      latency      many small collectives, whose time is not that of their bytes
-      repeated_reduction  the same gradients are reduced several times for one optimizer's step
-      straggler    ranks wait for one that is late, always the same or in turn
-      host_bound   the GPU waits for launches
-      host_sync    the host waits for the device in mid-step
-      contention   hidden, but GEMMs beside it are slower than the same GEMMs alone
-      unexplained  nothing runs, though the next kernel had been launched
+    {causes}
 
     --fail-if checks the printed rows. JSON is a list of objects, of each run the most worthwhile first.
 

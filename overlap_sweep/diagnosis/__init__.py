@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+import re
+from typing import Literal
 
 import msgspec
 
-Cause = Literal[
-    "none",
-    "dependency",
-    "issued_late",
-    "queue_order",
-    "bandwidth",
-    "latency",
-    "repeated_reduction",
-    "straggler",
-    "host_bound",
-    "host_sync",
-    "contention",
-    "unexplained",
-]
-CAUSES: tuple[Cause, ...] = get_args(Cause)
-
-CAUSES_IN_WORDS = f"{', '.join(CAUSES[1:-1])} or {CAUSES[-1]}"
-"""All but `none`."""
-
-EXPOSED: tuple[Cause, ...] = ("dependency", "issued_late", "queue_order", "bandwidth", "latency", "straggler")
-"""Causes of exposed communication: those of collectives are of their transfer, but a straggler's, which is waiting."""
+Role = Literal["activation", "parameter", "gradient"]
+"""What a collective carries."""
 
 Pass = Literal["fwd", "bwd", "other", ""]
 """Where a collective was launched. `other`: the optimizer and what follows the backward pass; empty: several passes, or
@@ -39,27 +21,34 @@ NEGLIGIBLE = 0.02
 END_OF_STEP = "end of the step"
 """Where the host waits for the device that then has nothing to run until the next step is launched."""
 
-IN_TURN = "in_turn"
-"""What ranks are that wait for one another, none of them for one alone."""
-
-PAUSES = "pauses"
-"""What a finding of a late host is about if it started nothing for long."""
-
 RECORDING_SLOWS = "Recording slows the host down: compare the step's time with that without the profiler."
 
 LISTED = 0.01
 """Share of a step from which on a finding is listed."""
 
+NEVER = -1
+"""Launch of an event whose launch the trace does not have."""
 
-LISTED_PYTHON = 0.2
-"""The same for the time between operators on a CPU, which is Python's."""
+UNKNOWN_RANK = -1
+"""Index of a rank that came last, where its trace is missing or its call was not matched."""
 
+LOADING = re.compile(r"enumerate\(DataLoader\)#")
+"""Annotation of torch's DataLoader around the making of a batch."""
 
-LISTED_UNEXPLAINED = 0.02
-"""The same for idle time without a cause: of many short pauses none tells anything."""
+PAUSE_NS = 1_000_000
+"""Shortest time in which a host that starts nothing is busy with something else."""
 
-LISTED_SLOWED = 0.05
-"""The same for all slower GEMMs together: their times also vary with clocks and power."""
+LATENCY_NS = 30_000
+"""A kernel that nothing holds back may start so much later than its launch while a profiler records."""
+
+TOGETHER_NS = 5_000
+"""Longest time between the end of a kernel and the start of one that waited for it on another stream."""
+
+MUCH = 0.3
+"""Share of the time lost from which on something explains it: what differs between two ranks, or what the host does."""
+
+MENTIONED = 0.1
+"""Least share of the time lost that evidence mentions."""
 
 
 def as_share(share: float) -> str:
@@ -78,10 +67,21 @@ def as_rate(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
+def as_time(time_us: float) -> str:
+    """Returns the time for a sentence."""
+    return f"{time_us:,.0f} us" if abs(time_us) >= 10 else f"{time_us:,.1f} us"
+
+
+def counted(count: float, noun: str) -> str:
+    """Returns such as `1 call` or `2.5 calls`."""
+    return f"{count:g} {noun}{'' if count == 1 else 's'}"
+
+
 class Finding(msgspec.Struct, kw_only=True):
     """One cause of lost time, for one collective of one process group in one pass."""
 
-    cause: Cause
+    cause: str
+    """Name of a module of `causes`."""
     lost_us: float
     """Median per step, of the rank that loses most: an upper bound of what fixing this cause alone could gain."""
     share: float

@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis.calls import NEVER, Call
+from overlap_sweep.diagnosis import NEVER, UNKNOWN_RANK
+from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.trace.activity import NO_ITERATION
-
-NOBODY = -1
-"""Rank that came last, where no other rank's call was matched."""
 
 SAME_CLOCK_NS = 20_000
 """Ranks of one host see the end of a short NCCL collective at times that differ by less."""
@@ -67,7 +65,7 @@ class Arrivals:
     """Per rank and call: when the last rank started the same collective, on this rank's clock; NEVER where no other
     rank's call was matched."""
     last_rank: list[NDArray[np.intp]]
-    """Per rank and call: the rank that started last; NOBODY where no other rank's call was matched."""
+    """Per rank and call: the rank that started last; UNKNOWN_RANK where no other rank's call was matched."""
     matches: list[tuple[_Member, ...]]
     """The calls of several ranks, as pairs of a rank and an index of its calls, that are one collective."""
 
@@ -93,7 +91,7 @@ def arrivals(facts: Sequence[RankFacts]) -> Arrivals:
     offsets = _offsets(facts, certain)
     found = [match for sequence in sequences for match in _that_met(facts, sequence, offsets)]
     last_ns = [np.full(len(rank.calls), NEVER, np.int64) for rank in facts]
-    last_rank = [np.full(len(rank.calls), NOBODY, np.intp) for rank in facts]
+    last_rank = [np.full(len(rank.calls), UNKNOWN_RANK, np.intp) for rank in facts]
     for match in found:
         start_ns, last = max((facts[rank].calls[call].start_ns + offsets[rank], rank) for rank, call in match)
         for rank, call in match:

@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis import Pass
+from overlap_sweep.diagnosis import NEVER, Pass
 from overlap_sweep.diagnosis.collectives import (
     BYTES_OF,
     REDUCTIONS,
@@ -25,11 +25,8 @@ from overlap_sweep.diagnosis.collectives import (
     type_of,
 )
 from overlap_sweep.diagnosis.places import Places
-from overlap_sweep.trace.activity import BWD, COMM, FWD, NEITHER, RECOMPUTE, WAIT, Activity
+from overlap_sweep.trace.activity import BWD, COMM, FWD, NEITHER, NO_ITERATION, RECOMPUTE, WAIT, Activity
 from overlap_sweep.trace.columns import NO_CORRELATION, Detail, Trace
-
-NEVER = -1
-"""Launch of an event whose launch the trace does not have."""
 
 SCALARS = 64
 """Most elements of a norm, a loss or a count of tokens."""
@@ -82,25 +79,33 @@ class Call:
     """Thread blocks of its kernel; None if unknown."""
 
     @property
+    def is_in_step(self) -> bool:
+        return self.step != NO_ITERATION
+
+    def buffer_bytes(self, group_size: int | None = None) -> int | None:
+        """Returns the size of the whole buffer as nccl-tests counts it: an all-gather's output, a reduce-scatter's
+        input, also where the trace has only the other one and the size of the group is given; None if unknown."""
+        element_bytes, sent, received = BYTES_OF.get(type_of(self.dtype)), self.sent, self.received
+        if element_bytes is None or (sent is None and received is None):
+            return None
+        if self.collective in ("all_gather", "gather"):
+            elements = max(received or 0, (sent or 0) * group_size) if group_size else received
+        elif self.collective in ("reduce_scatter", "scatter"):
+            elements = max(sent or 0, (received or 0) * group_size) if group_size else sent
+        else:
+            elements = sent if sent is not None else received
+        return None if elements is None else elements * element_bytes
+
+    @property
+    def is_message(self) -> bool:
+        """Returns whether it is between two ranks: to wait for what the other one computes is its nature."""
+        return self.collective in ("send", "recv", "send_recv")
+
+    @property
     def is_of_scalars(self) -> bool:
         """Returns whether it moves a few numbers, such as losses, a norm or counts of tokens: at most SCALARS in all,
         or one of each rank."""
         return self.sent == 1 or 0 < max(self.sent or 0, self.received or 0) <= SCALARS
-
-
-def bytes_of(call: Call, group_size: int | None = None) -> int | None:
-    """Returns the size of the whole buffer as nccl-tests counts it: an all-gather's output, a reduce-scatter's input,
-    also where the trace has only the other one and the size of the group is given; None if unknown."""
-    element_bytes, sent, received = BYTES_OF.get(type_of(call.dtype)), call.sent, call.received
-    if element_bytes is None or (sent is None and received is None):
-        return None
-    if call.collective in ("all_gather", "gather"):
-        elements = max(received or 0, (sent or 0) * group_size) if group_size else received
-    elif call.collective in ("reduce_scatter", "scatter"):
-        elements = max(sent or 0, (received or 0) * group_size) if group_size else sent
-    else:
-        elements = sent if sent is not None else received
-    return None if elements is None else elements * element_bytes
 
 
 def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, places: Places) -> Iterator[Call]:

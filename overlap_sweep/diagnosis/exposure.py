@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis.calls import NEVER, Call
+from overlap_sweep.diagnosis import LATENCY_NS, NEVER
+from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.facts import RankFacts, Step
-from overlap_sweep.diagnosis.stalls import LATENCY_NS
 from overlap_sweep.trace.intervals import Intervals, length, merge, subtract
 
 UNBLOCKED_NS = 50_000

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from overlap_sweep.diagnosis import LOADING
 from overlap_sweep.diagnosis.calls import Call, calls_of, groups_of
 from overlap_sweep.diagnosis.collectives import Group, group_of
 from overlap_sweep.diagnosis.pauses import Pause, pauses_of
-from overlap_sweep.diagnosis.places import LOADING, Places
+from overlap_sweep.diagnosis.places import Places
 from overlap_sweep.diagnosis.stalls import Stall, launched_ns, stalls_of
 from overlap_sweep.diagnosis.waits import Wait, waits_of
 from overlap_sweep.trace.activity import COMPUTE, GEMM, MEMORY, Activity, activity_of, launches_of
@@ -98,6 +101,36 @@ class RankFacts:
     """On the host, by start."""
     backward_passes: Intervals = field(default_factory=lambda: np.empty((0, 2), np.int64))
     """On the host, by start: one for each microbatch."""
+
+    @cached_property
+    def steady_steps(self) -> list[int]:
+        """Returns the numbers of the steps without start-up."""
+        return [step.number for step in self.steps if not step.startup]
+
+    @cached_property
+    def is_steady(self) -> NDArray[np.bool_]:
+        """Returns a mask of the work in steady steps."""
+        return np.isin(self.work.step, self.steady_steps)
+
+    @property
+    def computed_us(self) -> float:
+        """Returns the computation per steady step."""
+        took_ns = (self.work.end_ns - self.work.start_ns)[self.is_steady].sum()
+        return float(took_ns) / max(len(self.steady_steps), 1) / 1000
+
+    @property
+    def work_per_step(self) -> float:
+        """Returns the number of kernels, or of operators on a CPU, per steady step."""
+        return float(self.is_steady.sum()) / max(len(self.steady_steps), 1)
+
+    @property
+    def time_by_kernel(self) -> Counter[str]:
+        """Returns the time of all kernels, or of operators on a CPU, by name, in nanoseconds."""
+        found: Counter[str] = Counter()
+        took_ns = (self.work.end_ns - self.work.start_ns).tolist()
+        for name, time_ns in zip(self.work.signature.tolist(), took_ns, strict=True):
+            found[self.names[name]] += time_ns
+        return found
 
 
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")

@@ -14,10 +14,10 @@ from overlap_sweep.diagnosis import Pass
 from overlap_sweep.diagnosis.arrivals import Arrivals, common_names
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group
-from overlap_sweep.diagnosis.contention import slowed_by_call, slowed_gemms
 from overlap_sweep.diagnosis.exposure import counted_steps, exposed_per_step
 from overlap_sweep.diagnosis.facts import RankFacts, Step
 from overlap_sweep.diagnosis.nodes import Place
+from overlap_sweep.diagnosis.slowdown import slowed_by_call, slowed_gemms
 from overlap_sweep.diagnosis.transfers import Alike, Known, alike_calls, members_of, name_of
 from overlap_sweep.trace.intervals import Intervals, merge
 

@@ -11,52 +11,30 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis.arrivals import MEETING, NOBODY, SAME_HOST_CLOCK_NS, Arrivals
-from overlap_sweep.diagnosis.calls import NEVER, Call
+from overlap_sweep.diagnosis import LATENCY_NS, NEVER, UNKNOWN_RANK
+from overlap_sweep.diagnosis.arrivals import MEETING, SAME_HOST_CLOCK_NS, Arrivals
+from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Measure
 from overlap_sweep.diagnosis.facts import RankFacts
+from overlap_sweep.diagnosis.loss import Why
+from overlap_sweep.trace.activity import NO_ITERATION
 from overlap_sweep.trace.intervals import intersect, merge, subtract
 
 MOSTLY = 0.6
 """Share of a process group's waiting that one rank must have caused for the others to wait for it; else ranks are late
 in turn."""
 
-POINT_TO_POINT = ("send", "recv", "send_recv")
-"""To wait for what another rank computes is their nature: nobody is late."""
-
-UNKNOWN_RANK = NOBODY
-"""Index of a late rank whose trace is missing."""
-
 WAITED = 2.0
 """A call that took more than this times the fastest of its size has waited; next to GEMMs it may take longer, too."""
 
 STARTS_NS = 30_000
 """Most that starting a collective adds to the time of moving its bytes."""
-
-
-class Why(NamedTuple):
-    """What late ranks did more than those that waited. Nanoseconds."""
-
-    host_ns: float = 0.0
-    """Time in which their hosts had launched nothing."""
-    loading_ns: float = 0.0
-    """Part of it in which their hosts waited for a DataLoader's next batch."""
-    work_ns: float = 0.0
-    """Time in which they computed."""
-    before_ns: float = 0.0
-    """Time by which their recording of the step begins later, where no collective in common came before."""
-
-    def plus(self, other: Why, times: float = 1.0) -> Why:
-        return Why(*(own + times * more for own, more in zip(self, other, strict=True)))
-
-
-NOTHING_MORE = Why()
 
 
 @dataclass(frozen=True)
@@ -66,7 +44,7 @@ class Share:
     root: int
     """Index of the rank that caused it; UNKNOWN_RANK."""
     waited_ns: float
-    why: Why = NOTHING_MORE
+    why: Why = field(default_factory=Why)
 
 
 @dataclass(frozen=True)
@@ -106,11 +84,11 @@ def waitings_of(
     for rank, exposure in enumerate(exposures):
         for i, exposed in exposure.exposed.items():
             call = facts[rank].calls[i]
-            if call.collective in POINT_TO_POINT:
+            if call.is_message:
                 continue
             waited, rest = waited_of(exposed, call, int(last_ns[rank][i]), on_device=facts[rank].on_device)
             late = int(arrivals.last_rank[rank][i])
-            if waited and (late != NOBODY or call.group in facts[rank].groups):
+            if waited and (late != UNKNOWN_RANK or call.group in facts[rank].groups):
                 found[rank][i] = Waiting(late, [Share(late, waited)], rest)
     known = ((rank, i) for rank, own in enumerate(found) for i, one in own.items() if one.late != UNKNOWN_RANK)
     history = _History(facts, exposures, arrivals)
@@ -153,7 +131,7 @@ class _History:
         for root, share in before.items():
             if root not in (rank, late) and share.waited_ns > 0 and left > 0:
                 part = min(left, share.waited_ns)
-                found.append(Share(root, part, NOTHING_MORE.plus(share.why, part / share.waited_ns)))
+                found.append(Share(root, part, Why().plus(share.why, part / share.waited_ns)))
                 left -= part
         if left > 0:
             found.append(Share(late, left, self._more(late, late_window, rank, own_window, left, met=met)))
@@ -204,7 +182,7 @@ class _History:
         before_ns = 0.0 if met else max(0.0, float(its[0] + self._offsets[late] - own[0] - self._offsets[rank]))
         total_ns = host_ns + work_ns + before_ns
         times = min(1.0, waited_ns / total_ns) if total_ns else 0.0
-        return NOTHING_MORE.plus(Why(host_ns, loading_ns, work_ns, before_ns), times)
+        return Why().plus(Why(host_ns, loading_ns, work_ns, before_ns), times)
 
     def _spent(self, rank: int, window: tuple[int, int]) -> Why:
         start_ns, end_ns = window
@@ -258,9 +236,7 @@ def often_of(facts: Sequence[RankFacts], arrivals: Arrivals) -> list[Often]:
     for match in arrivals.matches:
         rank, i = match[0]
         call = facts[rank].calls[i]
-        if call.collective not in POINT_TO_POINT and not any(
-            step.startup for step in facts[rank].steps if step.number == call.step
-        ):
+        if not call.is_message and not any(step.startup for step in facts[rank].steps if step.number == call.step):
             last[int(arrivals.last_rank[rank][i])] += 1
             for of, _ in match:
                 met[of] += 1
@@ -273,7 +249,7 @@ def with_assumed_waits(facts: RankFacts, last_ns: NDArray[np.int64]) -> NDArray[
     unknown = [
         i
         for i, call in enumerate(facts.calls)
-        if last_ns[i] == NEVER and call.collective not in POINT_TO_POINT and not call.is_wait and _elements(call)
+        if last_ns[i] == NEVER and not call.is_message and not call.is_wait and _elements(call)
     ]
     fastest: dict[tuple[str, str, int], int] = {}
     rate: dict[tuple[str, str], float] = defaultdict(float)
@@ -294,3 +270,44 @@ def with_assumed_waits(facts: RankFacts, last_ns: NDArray[np.int64]) -> NDArray[
 
 def _elements(call: Call) -> int:
     return max(call.sent or 0, call.received or 0)
+
+
+class Delay(NamedTuple):
+    """Exposed time of a call that others before it caused."""
+
+    lost_ns: float
+    late_rank: int
+
+
+def delayed_by_stragglers(
+    facts: RankFacts,
+    exposure: Exposure,
+    waitings: dict[int, Waiting],
+    stragglers: set[tuple[str, int]],
+    last_ns: NDArray[np.int64],
+    late_rank: NDArray[np.intp],
+) -> dict[int, Delay]:
+    """Returns, by call, the exposed time that it has because calls of its group before it waited for a straggler while
+    computation ran, and so ended later, each launched before the one before had ended. `last_ns`, `late_rank`: of the
+    last rank to start each call."""
+    found: dict[int, Delay] = {}
+    before: dict[str, tuple[int, Delay]] = {}
+    for i, call in enumerate(facts.calls):
+        if call.step == NO_ITERATION:
+            continue
+        end_ns, left = before.get(call.group, (NEVER, Delay(0.0, UNKNOWN_RANK)))
+        if not call.group or call.launch_ns >= end_ns or call.start_ns > end_ns + LATENCY_NS:
+            left = Delay(0.0, UNKNOWN_RANK)
+        waiting, exposed = waitings.get(i), exposure.exposed.get(i)
+        if exposed:
+            pieces = waiting.rest if waiting else exposed.pieces
+            lost_ns = min(left.lost_ns, float(sum(end - start for start, end in pieces)))
+            if lost_ns:
+                found[i] = Delay(lost_ns, left.late_rank)
+                left = left._replace(lost_ns=left.lost_ns - lost_ns)
+        late, waited_ns = int(late_rank[i]), float(last_ns[i] - call.start_ns)
+        if (call.group, late) in stragglers and waited_ns > 0:
+            hidden_ns = max(0.0, waited_ns - (waiting.waited_ns if waiting else 0.0))
+            left = Delay(left.lost_ns + hidden_ns, late)
+        before[call.group] = call.end_ns, left
+    return found

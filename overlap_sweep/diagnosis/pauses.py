@@ -15,14 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis.places import LOADING, Nested, is_no_place
+from overlap_sweep.diagnosis import LOADING, PAUSE_NS
+from overlap_sweep.diagnosis.places import Nested, is_no_place
 from overlap_sweep.diagnosis.waits import SYNC
 from overlap_sweep.trace.columns import Trace, concatenated
 from overlap_sweep.trace.intervals import Intervals
 from overlap_sweep.trace.kineto import MODULE
-
-PAUSE_NS = 1_000_000
-"""Shortest time in which a host that starts nothing is busy with something else."""
 
 COVERS = 0.8
 """Least share of a pause that a function or annotation covers for the pause to be in it."""
@@ -34,7 +32,6 @@ _BUILT_IN = re.compile(r"<built-in (?:function|method) (\w+).*>")
 _PYTHON = re.compile(r"(?P<file>[^<>]+)\(\d+\): ")
 _COLLECTIVE = re.compile(r"c10d::|_c10d_functional::wait_tensor")
 """On a CPU they wait for other ranks, which is no pause of the host's own."""
-_ALLOCATES = re.compile(r"inside (cuda|hip)(Malloc|Free)\b")
 _LIBRARIES = sys.stdlib_module_names | {"torch"}
 
 
@@ -75,14 +72,6 @@ def paused_ns(pauses: list[Pause], spans: Intervals) -> Counter[str]:
         if common := int((here[:, 1] - here[:, 0]).sum()):
             found[pause.place] += common
     return found
-
-
-def sign_of(place: str) -> str:
-    """Returns `unnamed` for a place that is only what ran before and after, `stalled` for one inside of an operator,
-    which nothing in the program makes long, or `allocates` if that asks the driver for memory; else `named`."""
-    if _ALLOCATES.match(place):
-        return "allocates"
-    return {"between": "unnamed", "inside": "stalled"}.get(place.split()[0], "named")
 
 
 class _Scopes:

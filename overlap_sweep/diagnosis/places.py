@@ -15,7 +15,6 @@ from overlap_sweep.trace.intervals import Intervals, contains, merge, places_by_
 from overlap_sweep.trace.kineto import MODULE
 
 _NO_PLACE = re.compile(r"ProfilerStep#|(nccl|gloo|mpi|ucc|rccl|xccl):|## |PyTorch Profiler|Optimizer\.zero_grad")
-LOADING = re.compile(r"enumerate\(DataLoader\)#")
 _BACKWARD = "autograd::engine::evaluate_function: "
 _NO_FUNCTION = re.compile(r"aten::|c10d::|_c10d_functional::|record_param_comms")
 _OPERATOR = re.compile(r"aten::|c10d::")

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from overlap_sweep.diagnosis import NEVER, TOGETHER_NS, UNKNOWN_RANK, Role
 from overlap_sweep.diagnosis.arrivals import Arrivals
-from overlap_sweep.diagnosis.calls import NEVER, Call
+from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.exposure import Exposure, Measure
 from overlap_sweep.diagnosis.facts import RankFacts
-from overlap_sweep.diagnosis.lateness import UNKNOWN_RANK, Waiting, stragglers_of, waitings_of, with_assumed_waits
-from overlap_sweep.diagnosis.repeated import repeated_reductions
-from overlap_sweep.diagnosis.roles import Role, roles_of
+from overlap_sweep.diagnosis.lateness import (
+    Delay,
+    Waiting,
+    delayed_by_stragglers,
+    stragglers_of,
+    waitings_of,
+    with_assumed_waits,
+)
+from overlap_sweep.diagnosis.roles import roles_of
+from overlap_sweep.diagnosis.slowdown import SlowedCall, slowed_calls
 from overlap_sweep.diagnosis.transfers import Alike, alike_calls
-from overlap_sweep.trace.activity import BWD, FWD, RECOMPUTE
-from overlap_sweep.trace.intervals import length, merge, places_by_value
-
-TOGETHER_NS = 5_000
-"""Longest time between the end of a kernel and the start of one that waited for it on another stream."""
+from overlap_sweep.trace.activity import BWD, FWD, NO_ITERATION, RECOMPUTE
+from overlap_sweep.trace.intervals import length, merge, places_by_value, within
 
 ENOUGH_CALLS = 10
 """Fewest calls of which it shows that none overtook a kernel of another stream."""
@@ -34,6 +41,8 @@ COMPUTES = 0.1
 
 _CODES = {"fwd": (FWD,), "bwd": (BWD, RECOMPUTE)}
 
+Computed = TypeVar("Computed")
+
 
 @dataclass
 class Hiding:
@@ -45,6 +54,8 @@ class Hiding:
     """Communication that could be hidden, without waiting."""
     used_ns: float = 0.0
     """Computation that hid communication so far, or could have."""
+    last_launch_ns: int | None = None
+    """When the last of the calls so far was launched."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +66,25 @@ class RankView:
     exposure: Exposure
     roles: list[Role]
     """By call."""
-    repeated: dict[int, int]
-    """Reductions of gradients that are done again before the optimizer's step, with how often in all, by call."""
     last_ns: NDArray[np.int64]
     """By call: start of the last rank; NEVER if unknown. Where no trace of another rank is there, as estimated."""
-    late_rank: NDArray[np.intp]
-    """By call: index of the last rank; -1 if unknown."""
+    moving_ns: list[float]
+    """By call: how long it ran without waiting for other ranks, as far as their traces are there."""
     waitings: dict[int, Waiting]
     """By call, those that waited for another rank while nothing computed."""
     stragglers: set[tuple[str, int]]
     """Pairs of process group and index of the rank that the others wait for."""
     is_straggler: bool
+    delayed: dict[int, Delay]
+    """By call: exposed time that calls before it caused by waiting for a straggler while computation ran."""
     hiding: dict[tuple[int, str], Hiding]
     """By step and pass."""
     waits: Measure
     """Waits of the host."""
+    host_late: Measure
+    """When nothing ran, because the host was late."""
+    slowed: dict[int, SlowedCall]
+    """By call, those next to which GEMMs were slower or faster than alone."""
     compute_lanes: set[int]
     """Streams that compute, other than copies into buffers."""
     by_launch: NDArray[np.intp]
@@ -78,25 +93,42 @@ class RankView:
     """Whether kernels of all streams started in the order of their launches."""
     alike: dict[int, Alike]
     """By call of a step that counts: those like it of all ranks, with their size and time."""
+    _computed: dict[Callable[[RankView], Any], Any] = field(default_factory=dict)
 
-    def moving_ns(self, index: int) -> float:
-        """Returns how long a call ran without waiting for other ranks, as far as their traces are there."""
-        call, last = self.facts.calls[index], int(self.last_ns[index])
-        return float(call.end_ns - (call.start_ns if last == NEVER else min(max(last, call.start_ns), call.end_ns)))
+    def once(self, compute: Callable[[RankView], Computed]) -> Computed:
+        """Returns what the function returns for this rank, computed once."""
+        if compute not in self._computed:
+            self._computed[compute] = compute(self)
+        return self._computed[compute]
+
+    def is_backward(self, work: int) -> bool:
+        """Returns whether the work is of the backward pass."""
+        return self.facts.work.pass_[work] in _CODES["bwd"]
+
+    def step_at(self, gap_end_ns: int) -> int:
+        """Returns the step that a gap in the computation belongs to, given its end: that in which it is, even if the
+        next one's first kernel ends it."""
+        steps = self.facts.steps
+        place = bisect_left(steps, gap_end_ns, key=lambda step: step.start_ns) - 1
+        return steps[place].number if place >= 0 and gap_end_ns <= steps[place].end_ns else NO_ITERATION
+
+    def computed_while_waiting_ns(self, start_ns: int, end_ns: int) -> float:
+        """Returns how long computation ran between two moments while the host waited for the device."""
+        waits = within(self.waits.union, start_ns, end_ns) if start_ns < end_ns else self.waits.union[:0]
+        return sum(self.exposure.compute.between(start, end) for start, end in waits.tolist())
 
     def hiding_of(self, index: int) -> Hiding | None:
-        """Returns the pass whose computation could hide the call; None if it has none."""
-        call = self.facts.calls[index]
-        return self.hiding.get((call.step, hiding_pass(call, self.roles[index])))
+        """Returns the pass whose computation could hide the call; None if none could."""
+        call, role = self.facts.calls[index], self.roles[index]
+        if role == "activation":
+            return None
+        after = "bwd" if role == "gradient" else "fwd"
+        return self.hiding.get((call.step, after if call.pass_ == "other" else call.pass_))
 
 
-def hiding_pass(call: Call, role: Role) -> str:
-    """Returns the pass whose computation could hide the call; empty if none could."""
-    if role == "activation":
-        return ""
-    if call.pass_ == "other":
-        return "bwd" if role == "gradient" else "fwd"
-    return call.pass_
+def _moving_ns(call: Call, last_ns: int) -> float:
+    starts_ns = call.start_ns if last_ns == NEVER else min(max(last_ns, call.start_ns), call.end_ns)
+    return float(call.end_ns - starts_ns)
 
 
 def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals: Arrivals) -> list[RankView]:
@@ -108,17 +140,21 @@ def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals
     alike = alike_calls(facts, arrivals)
     views = []
     for rank, (own, exposure) in enumerate(zip(facts, exposures, strict=True)):
-        roles = roles_of(own.calls)
+        own_stragglers = stragglers | {(group, UNKNOWN_RANK) for group in own.groups}
+        last = last_ns[rank], arrivals.last_rank[rank]
+        moving = [_moving_ns(*both) for both in zip(own.calls, last_ns[rank].tolist(), strict=True)]
         view = RankView(
             facts=own,
             exposure=exposure,
-            roles=roles,
-            repeated=repeated_reductions(own, roles),
+            roles=roles_of(own.calls),
             last_ns=last_ns[rank],
-            late_rank=arrivals.last_rank[rank],
             waitings=waitings[rank],
-            stragglers=stragglers | {(group, UNKNOWN_RANK) for group in own.groups},
+            stragglers=own_stragglers,
             is_straggler=rank in late,
+            delayed=delayed_by_stragglers(own, exposure, waitings[rank], own_stragglers, *last),
+            slowed=slowed_calls(own, exposure.gaps, moving),
+            moving_ns=moving,
+            host_late=Measure(exposure.host_late),
             hiding=_passes(own),
             waits=Measure(np.array([(wait.start_ns, wait.end_ns) for wait in own.waits], np.int64).reshape(-1, 2)),
             compute_lanes=_compute_lanes(own),
@@ -126,9 +162,6 @@ def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals
             one_queue=_starts_in_order(own),
             alike={i: one for one in alike for i in one.calls.get(rank, ())},
         )
-        for index in range(len(own.calls)):
-            if index not in view.repeated and (hiding := view.hiding_of(index)):
-                hiding.comm_ns += view.moving_ns(index)
         views.append(view)
     return views
 

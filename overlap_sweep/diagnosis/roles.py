@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from overlap_sweep.diagnosis import Role
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import REDUCTIONS
-
-Role = Literal["activation", "parameter", "gradient"]
 
 SMALL = 0.1
 """Share of the elements of a group's collectives below which others, such as those of a loss, don't decide."""

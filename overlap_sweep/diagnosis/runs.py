@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from overlap_sweep.cache import code_digest, find, keep
-from overlap_sweep.diagnosis import Diagnosis
+from overlap_sweep.diagnosis import Diagnosis, causes
 from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.facts import RankFacts, facts_of
 from overlap_sweep.diagnosis.findings import diagnosis_of
@@ -185,7 +185,9 @@ def _key(name: str, paths: Iterable[Path], keys: Mapping[Path, str | None], per_
     """Returns a key of the traces, their nodes, and the code that reads and diagnoses them; None if one cannot be
     read."""
     own = [(repr(path), keys[path], per_node.get(path)) for path in paths]
-    return repr((code_digest(__package__), name, own)) if all(key for _, key, _ in own) else None
+    return (
+        repr((*map(code_digest, (__package__, causes.__name__)), name, own)) if all(key for _, key, _ in own) else None
+    )
 
 
 def _cached(key: str | None) -> Found | None:

@@ -9,14 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis.calls import NEVER
+from overlap_sweep.diagnosis import LATENCY_NS, NEVER
 from overlap_sweep.trace.activity import Activity
 from overlap_sweep.trace.columns import Events, Trace
 from overlap_sweep.trace.intervals import merge
-from overlap_sweep.trace.kernel_classes import function_name
-
-LATENCY_NS = 30_000
-"""shortest stall: a kernel that nothing holds back may start so much later than its launch while a profiler records."""
+from overlap_sweep.trace.kernel_classes import short_name
 
 LOOKED_AT = 256
 """Events that are looked at for the one before on the same stream."""
@@ -85,8 +82,7 @@ def stalls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp]) -> Ite
 
 
 def _name(activity: Activity, event: int) -> str:
-    name = activity.labels[activity.events.label[event]][1]
-    return (function_name(name) or name)[:60]
+    return short_name(activity.labels[activity.events.label[event]][1])
 
 
 def _holding(trace: Trace, holding: Events, before: NDArray[np.intp], launch: np.intp) -> str:

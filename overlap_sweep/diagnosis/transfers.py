@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from overlap_sweep.diagnosis import Pass
 from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals, common_names
-from overlap_sweep.diagnosis.calls import Call, bytes_of
+from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import type_of
 from overlap_sweep.diagnosis.exposure import counted_steps
 from overlap_sweep.diagnosis.facts import RankFacts, size_of
@@ -110,7 +110,7 @@ def _kind(rank: RankFacts, call: Call, group: Hashable) -> Kind:
         group=group,
         collective=call.collective,
         dtype=type_of(call.dtype),
-        bytes=None if call.collective == "all_to_all" else bytes_of(call, size_of(rank, call)),
+        bytes=None if call.collective == "all_to_all" else call.buffer_bytes(size_of(rank, call)),
         pass_=call.pass_,
         backend=call.library,
         place=place_of(rank, call),
@@ -136,7 +136,10 @@ def _alike(
     size_bytes = kind.bytes
     if kind.collective == "all_to_all":
         sizes = [
-            size for rank, own in calls.items() for i in own if (size := bytes_of(facts[rank].calls[i])) is not None
+            size
+            for rank, own in calls.items()
+            for i in own
+            if (size := facts[rank].calls[i].buffer_bytes()) is not None
         ]
         size_bytes = round(median(sizes)) if sizes else None
     transfer_us: float | None = None

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from overlap_sweep.diagnosis import CAUSES_IN_WORDS, Diagnosis, Finding, StepLoss, as_share
+from overlap_sweep.diagnosis import Diagnosis, Finding, StepLoss, as_share
+from overlap_sweep.diagnosis.causes import CAUSES_IN_WORDS
 from overlap_sweep.report.nodes import between_nodes_in_a_sentence
 from overlap_sweep.report.numbers import PASS_WORDS, as_count, as_percent, as_rate, as_us, counted
 from overlap_sweep.report.table import Column, Row, Table

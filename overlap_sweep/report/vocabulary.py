@@ -3,7 +3,7 @@ it."""
 
 from __future__ import annotations
 
-from overlap_sweep.diagnosis import CAUSES_IN_WORDS
+from overlap_sweep.diagnosis.causes import CAUSES_IN_WORDS
 
 _POINTS = {
     "point": "Name of the run directory that was measured.",

@@ -73,6 +73,11 @@ def _without_brackets(name: str) -> str:
     return "".join(parts) + name[reach:]
 
 
+def short_name(kernel: str) -> str:
+    """Returns the function's name for a sentence."""
+    return (function_name(kernel) or kernel)[:60]
+
+
 def _demangled_function(mangled: str) -> str:
     rest = re.sub(r"^_Z(L|N[rVK]*)?", "", mangled)
     parts = []

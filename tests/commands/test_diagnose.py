@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 
 from overlap_sweep.commands.diagnose import Rows
-from overlap_sweep.diagnosis import CAUSES, runs
+from overlap_sweep.diagnosis import runs
+from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.report.diagnosis import FINDINGS, GROUPS, STEPS
 from tests.analyze import ROOT, analyze, rows, shown
 

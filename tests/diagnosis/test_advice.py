@@ -1,73 +1,86 @@
+"""Every cause has all that a cause needs: a meaning in help and docs, evidence, rules, and advice whose conditions are
+known and whose options are documented."""
+
 from __future__ import annotations
 
-import random
 import re
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from overlap_sweep.diagnosis import CAUSES
-from overlap_sweep.diagnosis.advice import ADVICE, advice_for
-from overlap_sweep.diagnosis.advice_between_nodes import ACTIVATIONS, NODES, PARAMETERS
-from overlap_sweep.diagnosis.basis import TRAINING, Basis, signs_of
-from overlap_sweep.diagnosis.causes import Loss
+from overlap_sweep.diagnosis import Pass, Role
+from overlap_sweep.diagnosis.advice import advice_by_cause, advice_for
+from overlap_sweep.diagnosis.basis import Basis
+from overlap_sweep.diagnosis.causes import CAUSES
+from overlap_sweep.diagnosis.conditions import CONDITIONS, TRAINING, conditions_of
 from overlap_sweep.diagnosis.exposure import exposure_of
 from overlap_sweep.diagnosis.facts import LIBRARIES
-from overlap_sweep.diagnosis.roles import Role
+from overlap_sweep.diagnosis.loss import Loss
 from tests.diagnosis.made_facts import call, rank_facts
 
-DOCUMENTATION = Path(__file__).parents[2] / "docs/diagnosis.md"
+DOCUMENTATION = (Path(__file__).parents[2] / "docs/diagnosis.md").read_text()
 LONGEST = 200
-SIGNS = sorted(
-    {sign for advice in ADVICE for sign in advice.needs if sign[0] != "!"} | set(LIBRARIES) | set(get_args(Role))
-)
+COLLECTIVES = {"all_gather", "all_to_all"}
+"""Those that advice may ask for; and libraries that communicate:"""
+COMMUNICATE = {"nccl", "userbuffers"}
+ANY_CAUSE = {*LIBRARIES, *get_args(Role), *get_args(Pass), *CONDITIONS, *COLLECTIVES, *COMMUNICATE}
+OWN = [cause.condition_names for cause in CAUSES.values()]
+ENTRIES = [(cause, entry) for cause, entries in advice_by_cause().items() for entry in entries]
+each_cause = pytest.mark.parametrize("cause", CAUSES.values(), ids=list(CAUSES))
 _OPTION = re.compile(r"[A-Za-z_][\w.-]*(?:[_.]\w+|[a-z][A-Z])[\w.]*|\b[A-Z]+(?:_[A-Z0-9]+)+\b")
 """Names with an underscore, a point or a capital letter inside."""
+_WORDS = {"PyTorch", "DeepSpeed", "FSDP2's", "PyTorch's", "busy_cores"}
 
 
-@pytest.mark.parametrize("cause", CAUSES)
-def test_every_cause_has_advice_whatever_roles_and_libraries_there_are(cause):
-    assert advice_for(cause, {})
-    assert advice_for(cause, dict.fromkeys(SIGNS, "7"))
-    draw = random.Random(cause)
-    for _ in range(300):
-        assert advice_for(cause, dict.fromkeys(draw.sample(SIGNS, draw.randint(1, 8)), "7"))
+@each_cause
+def test_it_is_explained_and_has_a_rule(cause):
+    assert f"| [`{cause.name}`](#{cause.name}) | {cause.meaning} |" in DOCUMENTATION
+    assert f"\n## {cause.name}\n" in DOCUMENTATION
+    assert cause.of_run or ((cause.exposed or cause.idle or cause.of_rank) and cause.evidence)
 
 
-def test_no_advice_is_hidden_behind_one_that_needs_less():
-    for i, later in enumerate(ADVICE):
-        for earlier in ADVICE[:i]:
-            hidden = later.causes & earlier.causes and earlier.needs <= later.needs
-            assert not hidden, f"{later.sentence!r} is never given, because of {earlier.sentence!r}"
+@each_cause
+def test_there_is_always_advice_for_it(cause):
+    *entries, last = advice_by_cause()[cause.name]
+    assert not last.when
+    for i, later in enumerate((*entries, last)):
+        for earlier in entries[:i]:
+            assert not set(earlier.when) <= set(later.when), f"{later.sentence!r} is never given: {earlier.sentence!r}"
 
 
-def test_sentences_are_short_and_name_causes_that_exist():
-    for advice in ADVICE:
-        assert len(advice.sentence) <= LONGEST, advice.sentence
-        assert advice.causes <= set(CAUSES)
+def test_advice_is_for_causes_that_exist():
+    assert [*advice_by_cause()] == [*CAUSES]
+
+
+@each_cause
+def test_conditions_are_known_and_sentences_short(cause):
+    for entry in advice_by_cause()[cause.name]:
+        assert {name for name in entry.when if name[0] != "!"} <= ANY_CAUSE | cause.condition_names
+        assert {name[1:] for name in entry.when if name[0] == "!"} <= ANY_CAUSE.union(*OWN)
+        assert set(re.findall(r"\{(\w+)\}", entry.sentence)) <= set(entry.when)
+        assert bool(entry.try_) != bool(entry.overlap)
+        assert len(entry.sentence) <= LONGEST
 
 
 def test_options_that_advice_names_are_documented():
-    documented = DOCUMENTATION.read_text()
-    named = {name.strip(".") for advice in ADVICE for name in _OPTION.findall(advice.sentence)}
+    named = {name.strip(".") for _, entry in ENTRIES for name in _OPTION.findall(entry.sentence)}
     assert named >= {"set_modules_to_forward_prefetch", "NCCL_MAX_CTAS", "torch.cuda.synchronize"}
-    missing = {name for name in named if name not in documented and name not in _WORDS}
-    assert not missing
+    assert not {name for name in named if name not in DOCUMENTATION and name not in _WORDS}
 
 
 ONLY_IN_TRAINING = re.compile(r"microbatch|accumulat|DataLoader|[Oo]ptimizer|gradient|checkpoint|loss|batch|tokenizing")
+OF_TRAINING = {"none", "queue_order", "contention", "latency", "repeated_reduction"}
+"""Causes that need backward passes, or whose advice asks for libraries that only train."""
+ONLY_WITH_OTHERS = {"end_of_step", "all_to_all", "between_nodes", "activations_between_nodes"}
+"""Conditions that have advice for training and others."""
 
 
-OF_TRAINING = {"repeated_reduction"}
-"""Causes that need backward passes."""
-
-
-@pytest.mark.parametrize("cause", sorted(set(CAUSES) - {"none", "queue_order", "contention", "latency"} - OF_TRAINING))
+@pytest.mark.parametrize("cause", sorted(set(CAUSES) - OF_TRAINING))
 def test_nothing_that_only_trains_is_advised_where_nothing_trains(cause):
-    for sign in ("", *SIGNS):
-        if sign not in (*TRAINING, "end_of_step", "all_to_all", ACTIVATIONS, NODES, PARAMETERS):
-            assert not ONLY_IN_TRAINING.search(advice_for(cause, {"untrained": "", sign: ""})), sign
+    for name in {"", *ANY_CAUSE, *CAUSES[cause].condition_names} - TRAINING - ONLY_WITH_OTHERS:
+        if name != "parameters_between_nodes":
+            assert not ONLY_IN_TRAINING.search(advice_for(cause, {"no_training": "", name: "7"})), name
 
 
 def test_values_in_use_are_not_advised() -> None:
@@ -86,8 +99,5 @@ def _values(mib: float, blocks: int) -> dict[str, str]:
     elements = round(mib * 2**20 / 4)
     made = call(0, 1000, sent=elements, received=elements, library="nccl", blocks=blocks)
     facts = rank_facts(0, [made])
-    loss = Loss("contention", 1, 1.0, 0)
-    return signs_of(Basis([facts], [exposure_of(facts)], 0, "contention", "", [loss], 1.0, 1.0, 1))
-
-
-_WORDS = {"PyTorch", "DeepSpeed", "FSDP2's", "PyTorch's", "busy_cores"}
+    losses = [Loss(1.0, "contention", 1, call=0)]
+    return conditions_of(Basis([facts], [exposure_of(facts)], 0, "contention", "", losses, 1.0, 1))

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.diagnosis.arrivals import NOBODY, arrivals
-from overlap_sweep.diagnosis.calls import NEVER, Call
+from overlap_sweep.diagnosis import NEVER, UNKNOWN_RANK
+from overlap_sweep.diagnosis.arrivals import arrivals
+from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group
 from overlap_sweep.diagnosis.facts import RankFacts, facts_of
 from overlap_sweep.trace.kineto import read_trace
@@ -60,7 +61,7 @@ def test_exchanges_of_two_ranks() -> None:
 def test_one_rank() -> None:
     found = arrivals([rank_facts(0, in_turn("all_reduce"))])
     assert found.last_ns[0].tolist() == [NEVER]
-    assert found.last_rank[0].tolist() == [NOBODY]
+    assert found.last_rank[0].tolist() == [UNKNOWN_RANK]
     assert arrivals([]).offsets_ns == []
 
 

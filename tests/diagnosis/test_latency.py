@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.diagnosis import as_share
-from overlap_sweep.diagnosis.latency import MANY
+from overlap_sweep.diagnosis.causes.latency import MANY
 from overlap_sweep.report.numbers import as_rate
 from tests.diagnosis.made_timeline import AUTOGRAD, Timeline, diagnosed, findings
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.diagnosis import Diagnosis, Finding
+from overlap_sweep.diagnosis import NEVER, Diagnosis, Finding
 from overlap_sweep.diagnosis.arrivals import arrivals
-from overlap_sweep.diagnosis.calls import NEVER
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.runs import diagnose, read_rank
 from tests.diagnosis.judged import OWN, Judged, cases, verdicts

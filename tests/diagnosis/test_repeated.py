@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from overlap_sweep.diagnosis import Finding
+from overlap_sweep.diagnosis import Finding, Role
+from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.calls import Call
-from overlap_sweep.diagnosis.contention import lost_of_hidden
+from overlap_sweep.diagnosis.causes.repeated_reduction import repeated_reductions
 from overlap_sweep.diagnosis.exposure import exposure_of
-from overlap_sweep.diagnosis.repeated import repeated_reductions
-from overlap_sweep.diagnosis.roles import Role
+from overlap_sweep.diagnosis.rank import views_of
+from overlap_sweep.diagnosis.slowdown import lost_of_hidden
 from tests.diagnosis.made_facts import call, rank_facts, work
 from tests.diagnosis.made_timeline import AUTOGRAD, Timeline, diagnosed
 
@@ -36,7 +38,8 @@ def repeated(
         backward_passes=(np.array(passes_us).reshape(-1, 2) * US).astype(np.int64),
         optimizer_steps=(np.array(optimizer_us).reshape(-1, 2) * US).astype(np.int64),
     )
-    found = repeated_reductions(facts, [role] * len(facts.calls))
+    (view,) = views_of([facts], [exposure_of(facts)], arrivals([facts]))
+    found = repeated_reductions(replace(view, roles=[role] * len(facts.calls)))
     return {facts.calls[i].start_ns / US: passes for i, passes in found.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +112,26 @@ def slowed_by_call(facts: RankFacts, slowed: Slowed) -> tuple[NDArray[np.float64
         lost[first:beyond] += shares * extra
         alone[first:beyond] += shares * baseline
     return lost, alone
+
+
+class SlowedCall(NamedTuple):
+    """What GEMMs lost next to a call. Nanoseconds."""
+
+    extra_ns: float
+    """Negative if they were faster than alone."""
+    alone_ns: float
+    """How long they would have taken alone."""
+    hidden_ns: float
+    """How long computation ran next to the call."""
+
+
+def slowed_calls(facts: RankFacts, gaps: Intervals, moving_ns: Sequence[float]) -> dict[int, SlowedCall]:
+    """Returns what GEMMs lost next to each call. `gaps`: when nothing computes; `moving_ns`: by call, how long it ran
+    without waiting, before its end."""
+    extra, alone = slowed_by_call(facts, slowed_gemms(facts))
+    moving = [(call.end_ns - round(ns), call.end_ns) for call, ns in zip(facts.calls, moving_ns, strict=True)]
+    hidden = hidden_ns(moving, gaps)
+    return {i: SlowedCall(float(extra[i]), float(alone[i]), float(hidden[i])) for i in np.flatnonzero(extra).tolist()}
 
 
 def hidden_ns(calls: Sequence[tuple[int, int]], gaps: Intervals) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Tells whether communication stood behind kernels of other streams, or held them back, though neither needs the other.
+"""Communication stood behind kernels of other streams, or held them back, though neither needs the other.
 
 A device that has fewer hardware queues than streams starts kernels of different streams in the order of their launches
 (CUDA_DEVICE_MAX_CONNECTIONS=1 is one queue). And a kernel that occupies all multiprocessors keeps others waiting until
@@ -7,13 +7,16 @@ it ends.
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis.calls import NEVER
-from overlap_sweep.diagnosis.exposure import Exposed
-from overlap_sweep.diagnosis.rank import TOGETHER_NS, RankView
-from overlap_sweep.diagnosis.stalls import LATENCY_NS
-from overlap_sweep.trace.activity import BWD, RECOMPUTE
+from overlap_sweep.diagnosis import LATENCY_NS, NEVER, TOGETHER_NS, as_time
+from overlap_sweep.diagnosis.cause import Cause, Rule
+from overlap_sweep.diagnosis.loss import Loss
+
+if TYPE_CHECKING:
+    from overlap_sweep.diagnosis.basis import Basis
+    from overlap_sweep.diagnosis.times import ExposedTime
 
 IN_THE_END = 0.5
 """Part of a kernel's time after which its first blocks have left multiprocessors to others."""
@@ -22,7 +25,21 @@ CALLS_BEFORE = 64
 """Calls, or kernels, that are looked at for what a call waited for."""
 
 
-def queued_since(view: RankView, index: int) -> int | None:
+def queued(time: ExposedTime) -> Iterator[Loss]:
+    view, call = time.view, time.call
+    if time.blocks_backward:
+        if time.facts.on_device and view.one_queue and call.lane not in view.compute_lanes:
+            yield Loss(time.rest_ns, numbers={"blocked_ns": time.rest_ns})
+        return
+    since = queued_since(time) if time.rest_ns else None
+    if since is not None:
+        behind_ns = view.exposure.compute.between(since, call.start_ns)
+        ready_ns, one_queue = float(call.start_ns - since), float(view.one_queue)
+        numbers = {"behind_ns": behind_ns, "ready_ns": ready_ns, "one_queue": one_queue}
+        yield Loss(min(time.hideable_ns, behind_ns), numbers=numbers)
+
+
+def queued_since(time: ExposedTime) -> int | None:
     """Returns when a call could have started that stood behind kernels of other streams; None if it did not.
 
     What is launched right before the call on a stream that does not compute, such as a copy into its buffer, is part of
@@ -30,19 +47,19 @@ def queued_since(view: RankView, index: int) -> int | None:
     one that starts while that still runs does not need it, and has waited for the queue. If they don't, a call that is
     ready while a kernel runs, and starts only in the end of that kernel, has waited for its multiprocessors.
     """
-    work, call, role = view.facts.work, view.facts.calls[index], view.roles[index]
+    view, work, call = time.view, time.facts.work, time.call
     if not view.facts.on_device or call.launch_ns == NEVER or call.lane in view.compute_lanes:
         return None
     if not call.group:
         # Parts of a GEMM's own exchange, such as userbuffers', wait for its chunks.
         return None
-    place = int(np.searchsorted(work.launch_ns, call.launch_ns, sorter=view.by_launch))
+    place = int(work.launch_ns.searchsorted(call.launch_ns, sorter=view.by_launch))
     if place < len(work) and work.launch_ns[view.by_launch[place]] == call.launch_ns:
         # In a CUDA graph, whose launch tells no order.
         return None
     if not view.one_queue:
-        return _occupied_since(view, index)
-    start, ready, with_copies = call.start_ns, _ready_ns(view, index), False
+        return _occupied_since(time)
+    start, ready, with_copies = call.start_ns, _ready_ns(time), False
     before = None
     while place > 0:
         place -= 1
@@ -58,20 +75,20 @@ def queued_since(view: RankView, index: int) -> int | None:
     first, last = int(work.start_ns[before]), int(work.end_ns[before])
     if start >= last - TOGETHER_NS:
         # Parameters are copied on a stream of their own, which needs nothing of what computes.
-        return ready if with_copies and role == "parameter" else None
+        return ready if with_copies and time.role == "parameter" else None
     # An activation may have waited for the kernel before that one, which ended when that one started.
-    return ready if role != "activation" or start - first > LATENCY_NS else None
+    return ready if time.role != "activation" or start - first > LATENCY_NS else None
 
 
-def _occupied_since(view: RankView, index: int) -> int | None:
+def _occupied_since(time: ExposedTime) -> int | None:
     """Returns when a call was ready that started only in the end of a kernel that had run all the time since; None if
     there was none.
 
     Copies into the call's buffer, on streams that don't compute, must have ended.
     """
-    work, call = view.facts.work, view.facts.calls[index]
-    ready = _ready_ns(view, index)
-    beyond = int(np.searchsorted(work.start_ns, call.start_ns))
+    view, work, call = time.view, time.facts.work, time.call
+    ready = _ready_ns(time)
+    beyond = int(work.start_ns.searchsorted(call.start_ns))
     running = None
     for other in range(beyond - 1, max(-1, beyond - 1 - CALLS_BEFORE), -1):
         if int(work.lane[other]) not in view.compute_lanes:
@@ -85,10 +102,10 @@ def _occupied_since(view: RankView, index: int) -> int | None:
     return ready if call.start_ns - work.start_ns[running] >= IN_THE_END * took else None
 
 
-def _ready_ns(view: RankView, index: int) -> int:
+def _ready_ns(time: ExposedTime) -> int:
     """Returns when a call had been launched, and what had been launched before it on its stream or in its process
     group, where NCCL keeps the order, had ended."""
-    calls, call = view.facts.calls, view.facts.calls[index]
+    calls, call, index = time.facts.calls, time.call, time.index
     ready = call.launch_ns
     for other in calls[max(0, index - CALLS_BEFORE) : index]:
         same = other.lane == call.lane or (other.group == call.group and other.group)
@@ -97,23 +114,36 @@ def _ready_ns(view: RankView, index: int) -> int:
     return min(ready, call.start_ns)
 
 
-def holds_back_backward(view: RankView, exposed: Exposed) -> bool:
-    """Returns whether the backward pass waited for a reduction of gradients, which it does not need.
+def is_occupied(basis: Basis) -> bool:
+    """Returns whether calls waited for multiprocessors that other kernels occupied, rather than in a queue."""
+    return any(loss.numbers.get("one_queue") == 0.0 for loss in basis.losses)
 
-    Its first kernel to start was launched right after the call, or right after a later one that waited for this one.
-    """
-    work, call = view.facts.work, view.facts.calls[exposed.call]
-    blocked = exposed.first_blocked
-    if blocked is None or exposed.ended_by is None or call.launch_ns == NEVER:
-        return False
-    if work.pass_[blocked] not in (BWD, RECOMPUTE) or view.roles[exposed.ended_by] != "gradient":
-        return False
-    launch = int(work.launch_ns[blocked])
-    if view.facts.on_device and launch > call.end_ns:
-        return False
-    launches = (other.launch_ns for other in view.facts.calls[exposed.call :])
-    last = max((at for at in launches if call.launch_ns <= at < launch), default=NEVER)
-    if last == NEVER:
-        return False
-    first, beyond = np.searchsorted(work.launch_ns, (last, launch), sorter=view.by_launch)
-    return bool(beyond - first <= 1)
+
+def evidence(basis: Basis) -> str:
+    if basis.blocks_backward:
+        work = basis.own.work
+        ahead = basis.median_us(
+            float(work.start_ns[loss.work] - work.launch_ns[loss.work])
+            for loss in basis.losses
+            if loss.work is not None
+        )
+        return (
+            f"The backward pass waited for {basis.calls_in_words}, whose result it does not need: its next kernel, "
+            f"launched {as_time(ahead)} before, started when the call ended."
+        )
+    ready, behind = (as_time(basis.median_number_us(name)) for name in ("ready_ns", "behind_ns"))
+    head = f"{basis.calls_in_words} started {ready} after they were launched, though their stream was free"
+    if is_occupied(basis):
+        return f"{head}: when a kernel of another stream ended, which had run for {behind} of it."
+    return f"{head}; other kernels ran for {behind} of it, and none overtook another, as if all streams shared a queue."
+
+
+CAUSE = Cause(
+    order=30,
+    meaning="launched in time, but it stood behind kernels of other streams",
+    evidence=evidence,
+    exposed=Rule(50, queued),
+    conditions=lambda basis: {"occupied"} if is_occupied(basis) else (),
+    condition_names=frozenset({"occupied"}),
+    is_exposed=True,
+)

@@ -1,4 +1,4 @@
-"""Finds collectives that are so small, and so many, that their time is latency: fewer and larger ones would save it.
+"""Collectives that are so small, and so many, that their time is latency: fewer and larger ones would save it.
 
 A collective takes a latency and the time of its bytes. Both are equal where the bytes are latency times bandwidth; one
 with fewer is small. Both are taken from the calls of the process group in the trace: the latency is the time of its
@@ -10,11 +10,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis.calls import bytes_of
-from overlap_sweep.diagnosis.lateness import POINT_TO_POINT
-from overlap_sweep.diagnosis.rank import RankView
-from overlap_sweep.trace.activity import NO_ITERATION
+from overlap_sweep.diagnosis import as_rate, as_time
+from overlap_sweep.diagnosis.cause import Cause, Rule
+from overlap_sweep.diagnosis.loss import Loss
+
+if TYPE_CHECKING:
+    from overlap_sweep.diagnosis.basis import Basis
+    from overlap_sweep.diagnosis.rank import RankView
+    from overlap_sweep.diagnosis.times import ExposedTime
 
 MANY = 10
 """Fewest small calls of a kind in one step that are worth merging."""
@@ -45,9 +50,24 @@ class Small:
     rate_gbs: float
 
 
+def latency_of_small(time: ExposedTime) -> Iterator[Loss]:
+    """Yields what would be saved if one call did the work of all: their latency but once."""
+    small = time.view.once(small_calls).get(time.index)
+    if small:
+        took_ns = float(time.call.end_ns - time.call.start_ns)
+        latency_ns = min(time.rest_ns, took_ns - small.transfer_ns)
+        numbers = {
+            "took_ns": took_ns,
+            "transfer_ns": small.transfer_ns,
+            "rate_gbs": small.rate_gbs,
+            "num_calls": float(small.num_calls),
+        }
+        yield Loss(latency_ns * (1 - 1 / small.num_calls), numbers=numbers)
+
+
 def small_calls(view: RankView) -> dict[int, Small]:
     """Returns the calls of a rank whose time is mostly latency, and that could be merged, by index."""
-    sizes = {i: size for i, call in enumerate(view.facts.calls) if (size := bytes_of(call)) and not call.is_wait}
+    sizes = {i: size for i, call in enumerate(view.facts.calls) if (size := call.buffer_bytes()) and not call.is_wait}
     alike: dict[tuple[_Link, tuple[object, ...]], list[int]] = defaultdict(list)
     latencies_ns: dict[_Link, float] = defaultdict(lambda: MOST_LATENCY_NS)
     rates: dict[_Link, float] = defaultdict(lambda: SLOWEST_GBS)
@@ -61,7 +81,7 @@ def small_calls(view: RankView) -> dict[int, Small]:
         call = view.facts.calls[i]
         link = call.group, call.library
         small = size < latencies_ns[link] * rates[link]
-        if small and call.collective not in POINT_TO_POINT and call.step != NO_ITERATION:
+        if small and not call.is_message and call.is_in_step:
             alike[link, (call.step, call.collective, call.pass_, view.roles[i])].append(i)
     return {
         i: Small(len(run), sizes[i] / rates[link], rates[link])
@@ -85,3 +105,24 @@ def _mergeable(view: RankView, same: list[int]) -> Iterator[list[int]]:
                 run = []
         run.append(i)
     yield run
+
+
+def evidence(basis: Basis) -> str:
+    took, transfer = (as_time(basis.median_number_us(name)) for name in ("took_ns", "transfer_ns"))
+    numbers = max((loss.numbers for loss in basis.losses), key=lambda numbers: numbers["num_calls"])
+    rate = f"{as_rate(numbers['rate_gbs'])} GB/s"
+    if numbers["rate_gbs"] == SLOWEST_GBS:
+        rate += " (assumed: no call of the group is faster)"
+    return (
+        f"{basis.calls_in_words}, {took} each, of which their bytes would need {transfer} at {rate}. The "
+        f"rest is latency, which one call instead of {numbers['num_calls']:.0f} would have once."
+    )
+
+
+CAUSE = Cause(
+    order=50,
+    meaning="many small collectives, whose time is not that of their bytes",
+    evidence=evidence,
+    exposed=Rule(30, latency_of_small),
+    is_exposed=True,
+)

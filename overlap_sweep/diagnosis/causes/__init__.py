@@ -1,0 +1,28 @@
+"""Causes of lost time, a module each, which declares `CAUSE` and is found by being here; what to try is in
+`advice.yaml`. How the losses to them are found: `losses.py`.
+
+Of a call that held back computation comes first the time in which it waited for the last rank (`straggler`). What
+remains is its transfer, which causes take in the order of their rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
+from pkgutil import iter_modules
+
+from overlap_sweep.diagnosis.cause import Cause
+
+
+def _declared() -> Iterator[Cause]:
+    for found in iter_modules(__path__):
+        cause: Cause = import_module(f"{__name__}.{found.name}").CAUSE
+        yield replace(cause, name=found.name)
+
+
+CAUSES = {cause.name: cause for cause in sorted(_declared(), key=lambda cause: cause.order)}
+"""By name."""
+
+CAUSES_IN_WORDS = ", ".join([*CAUSES][1:-1]) + f" or {[*CAUSES][-1]}"
+"""All but `none`."""

@@ -1,0 +1,138 @@
+"""The host waited for the device, and so launched late.
+
+Idle time after a wait is lost to it as far as its own length goes, the last wait first. So is a call that was launched
+right after it, as far as computation ran meanwhile, and one that a wait of the backward pass lasted for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from overlap_sweep.diagnosis import END_OF_STEP, NEVER, as_time, counted
+from overlap_sweep.diagnosis.cause import Cause, Rule
+from overlap_sweep.diagnosis.causes.queue_order import queued_since
+from overlap_sweep.diagnosis.loss import Loss
+
+if TYPE_CHECKING:
+    from overlap_sweep.diagnosis.basis import Basis
+    from overlap_sweep.diagnosis.rank import RankView
+    from overlap_sweep.diagnosis.times import ExposedTime, IdleTime
+    from overlap_sweep.diagnosis.waits import Wait
+
+COPIED_NS = 300_000
+"""Longest time from a collective's launch to its start in which only its buffer is filled: half a GB on an H200."""
+
+UNBLOCKED_NS = 50_000
+"""Longest time from the end of a call until a wait for it ends."""
+
+
+def launched_after_wait(time: ExposedTime) -> Iterator[Loss]:
+    """Yields the exposed time of calls that the host launched late, or that it waited for itself."""
+    view, call, hiding = time.view, time.call, time.hiding
+    if not hiding:
+        return
+    through = _waited_through(time)
+    if through is not None:
+        yield Loss(time.rest_ns, wait=through, numbers={"through_ns": time.rest_ns})
+        return
+    in_time = time.facts.on_device and call.launch_ns != NEVER and call.start_ns - call.launch_ns <= COPIED_NS
+    if not in_time or time.blocks_backward or queued_since(time) is not None:
+        return
+    since = max(time.ready_ns, hiding.last_launch_ns or time.ready_ns)
+    waited_ns = view.computed_while_waiting_ns(since, call.launch_ns)
+    last = _last_wait(view, call.launch_ns)
+    yield Loss(min(time.hideable_ns, waited_ns), wait=last, numbers={"waited_ns": waited_ns})
+
+
+def _waited_through(time: ExposedTime) -> int | None:
+    """Returns the wait of the host that lasted until a reduction of gradients ended, so that only then the next kernel
+    of the backward pass was launched, which does not need it; None if there was none."""
+    work, end_ns, blocked = time.facts.work, time.call.end_ns, time.exposed.first_blocked
+    if time.role != "gradient" or blocked is None:
+        return None
+    if not time.view.is_backward(blocked) or work.launch_ns[blocked] <= end_ns:
+        return None
+    last = _last_wait(time.view, int(work.launch_ns[blocked]))
+    if last is None:
+        return None
+    wait = time.facts.waits[last]
+    return last if wait.start_ns < end_ns <= wait.end_ns + UNBLOCKED_NS else None
+
+
+def _last_wait(view: RankView, moment_ns: int) -> int | None:
+    """Returns the last wait of the host that ended before the moment."""
+    ended = [i for i, wait in enumerate(view.facts.waits) if wait.end_ns <= moment_ns]
+    return max(ended, key=lambda i: view.facts.waits[i].end_ns, default=None)
+
+
+def idle_after_wait(time: IdleTime) -> Iterator[Loss]:
+    """Yields the idle time after waits, as far as their own length goes, the last wait first."""
+    while time.waited_ns and time.rest_ns > 0:
+        last, left_ns = time.waited_ns.pop()
+        lost_ns = min(time.rest_ns, left_ns)
+        wait = time.view.facts.waits[last]
+        about = END_OF_STEP if wait.ends_step else wait.operator or wait.name
+        yield Loss(lost_ns, wait=last, about=about, where=(not wait.ends_step and wait.where) or about)
+        if left_ns > lost_ns:
+            time.waited_ns.append((last, left_ns - lost_ns))
+
+
+def _waits(basis: Basis) -> list[Wait]:
+    """Returns the waits that cost time: those that losses name, or that ended before a late call."""
+    own = basis.own
+    named = dict.fromkeys(loss.wait for loss in basis.losses if loss.wait is not None)
+    if named:
+        return [own.waits[i] for i in named]
+    ended = ([wait for wait in own.waits if wait.end_ns <= call.launch_ns] for call in basis.calls)
+    return [max(waits, key=lambda wait: wait.end_ns) for waits in ended if waits]
+
+
+def evidence(basis: Basis) -> str:
+    waits, calls = _waits(basis), basis.calls_in_words
+    names = Counter(f"{w.name} ({w.operator})" if w.operator else w.name for w in waits).most_common(1)
+    name = names[0][0] if names else "a call of the runtime"
+    if any("through_ns" in loss.numbers for loss in basis.losses):
+        return (
+            f"Until {calls} had ended, the host waited for the device in {name}; only then it launched the "
+            "next kernel of the backward pass, which does not need them."
+        )
+    if basis.calls:
+        return (
+            f"Before it launched {calls}, the host waited for the device in {name}; meanwhile "
+            f"{as_time(basis.median_number_us('waited_ns'))} of computation ran that could have hidden each."
+        )
+    took = as_time(basis.median_us(wait.end_ns - wait.start_ns for wait in waits))
+    if basis.about == END_OF_STEP:
+        return (
+            f"At the end of the step the host waits {took} for the device, in {name}; then the GPU has nothing to run "
+            "until the host has launched the next step."
+        )
+    return (
+        f"The host waits for the device {counted(round(basis.per_step(len(waits)), 1), 'time')} per step, {took} each, "
+        f"in {name}; then the GPU has nothing to run until the host has launched more."
+    )
+
+
+def conditions(basis: Basis) -> set[str]:
+    names = {f"{wait.operator or wait.name} {wait.name}" for wait in _waits(basis)}
+    found = {
+        "item": any("aten::item" in name or "_local_scalar_dense" in name for name in names),
+        "copy": any(re.match(r"(cuda|hip)Memcpy|aten::(copy_|to|_to_copy) ", name) for name in names),
+        "device_sync": any("DeviceSynchronize" in name for name in names),
+        "end_of_step": basis.about == END_OF_STEP,
+    }
+    return {name for name, holds in found.items() if holds}
+
+
+CAUSE = Cause(
+    order=90,
+    meaning="the host waits for the device in mid-step",
+    evidence=evidence,
+    exposed=Rule(40, launched_after_wait),
+    idle=[Rule(20, idle_after_wait)],
+    conditions=conditions,
+    condition_names=frozenset({"item", "copy", "device_sync", "end_of_step"}),
+)

@@ -1,0 +1,178 @@
+"""Ranks waited for one that was late: always the same one, or in turn (IN_TURN).
+
+A call's waiting is split by who caused it and why in `lateness.py`; here is what evidence says of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from overlap_sweep.diagnosis import LOADING, MUCH, UNKNOWN_RANK, as_time, counted
+from overlap_sweep.diagnosis.cause import Cause, Rule
+from overlap_sweep.diagnosis.causes.host_bound import kind_of_pause
+from overlap_sweep.diagnosis.loss import Loss, Why
+from overlap_sweep.trace.kernel_classes import short_name
+
+if TYPE_CHECKING:
+    from overlap_sweep.diagnosis.basis import Basis
+    from overlap_sweep.diagnosis.facts import RankFacts
+    from overlap_sweep.diagnosis.times import ExposedTime
+
+IN_TURN = "in_turn"
+"""What a finding is about if ranks wait for one another, none of them for one alone."""
+
+MORE_KERNELS = 1.02
+"""A rank that runs more kernels than another by this factor has more work, rather than slower clocks."""
+
+NAMED = 0.1
+"""Least share of all waiting from which on a late rank is named."""
+MOST_NAMED = 4
+
+
+def waited(time: ExposedTime) -> Iterator[Loss]:
+    for share in time.waited_for:
+        is_straggler = (time.call.group, share.root) in time.view.stragglers
+        about = str(share.root) if is_straggler else IN_TURN
+        yield Loss(share.waited_ns, about=about, late_rank=share.root, why=share.why, takes=False)
+    if delay := time.view.delayed.get(time.index):
+        yield Loss(delay.lost_ns, about=str(delay.late_rank), late_rank=delay.late_rank)
+
+
+class Lateness(NamedTuple):
+    """Why ranks are late."""
+
+    kind: str
+    """`host_late`, `loads_longer`, `more_work`, `slower_kernels`, `late_before`, `as_much_work`, `unknown_rank`; or
+    `pauses`."""
+    words: str
+    pause: str = ""
+    """As of `kind_of_pause`."""
+
+
+def lateness_of(basis: Basis) -> Lateness:
+    """Returns what the late rank does more than the waiting one in the whole step, or, where that explains nothing,
+    before the collectives that it is late for."""
+    on_device = basis.own.on_device
+    if basis.about == IN_TURN:
+        waited_ns = sum(share.waited_ns for share in basis.turns.values())
+        in_turn = Why().plus_all(share.why for share in basis.turns.values())
+        return _why_late(waited_ns, in_turn, basis, on_device) or Lateness("as_much_work", "")
+    late_rank = int(basis.about)
+    if late_rank == UNKNOWN_RANK:
+        return Lateness("unknown_rank", "")
+    late, own = basis.facts[late_rank], basis.own
+    (late_idle, late_loading), (own_idle, own_loading) = map(basis.host_late_us, (late_rank, basis.rank))
+    idle, loading = late_idle - own_idle, late_loading - own_loading
+    more = late.computed_us - own.computed_us
+    if idle > max(more, MUCH * basis.lost_us):
+        place, paused_ns = next(iter(basis.paused_ns(late_rank).most_common(1)), ("", 0))
+        if loading >= MUCH * idle:
+            waits = f"its host waits {as_time(loading)} longer for a DataLoader's next batch"
+            if paused_ns >= 1000 * MUCH * idle and not LOADING.search(place):
+                waits += f", most of it {place}"
+            return Lateness("loads_longer", f"it is idle for {as_time(idle)} more, and {waits}")
+        if paused_ns >= 1000 * MUCH * idle:
+            there = f"its host starts nothing while it is {place}, for {as_time(paused_ns / 1000)} per step"
+            return Lateness("pauses", f"it is idle for {as_time(idle)} more, and {there}", kind_of_pause(place))
+        return Lateness("host_late", f"it is idle for {as_time(idle)} more{_LAUNCHES_LATE * late.on_device}")
+    if more > MUCH * basis.lost_us:
+        things = "kernels" if late.on_device else "operators"
+        if late.work_per_step <= MORE_KERNELS * own.work_per_step:
+            return Lateness("slower_kernels", f"as many {things} as the others' take it {as_time(more)} longer")
+        return Lateness("more_work", f"it computes {as_time(more)} more{_most_extra(late, own)}")
+    why = Why().plus_all(loss.why for loss in basis.losses)
+    before = _why_late(basis.all_lost_ns, why, basis, on_device)
+    return before or Lateness("as_much_work", "it computes as much as the others, but later")
+
+
+_LAUNCHES_LATE = ", since its host launches late"
+
+
+def _why_late(waited_ns: float, why: Why, basis: Basis, on_device: bool) -> Lateness | None:
+    """Returns what ranks did more that others waited for; None if nothing explains enough of the waiting."""
+    least_ns = MUCH * waited_ns
+    host, loading, work, before = (as_time(basis.per_step(number) / 1000) for number in why)
+    if why.before_ns >= max(why.host_ns, why.work_ns, least_ns):
+        return Lateness("late_before", f"it was late by {before} where its recording begins")
+    if why.host_ns >= max(why.work_ns, least_ns):
+        idle = f"it is idle for {host} more"
+        if why.loading_ns >= MUCH * why.host_ns:
+            longer = f"its host waits {loading} longer for a DataLoader's next batch"
+            return Lateness("loads_longer", f"{idle}, and {longer}")
+        return Lateness("host_late", f"{idle}{_LAUNCHES_LATE * on_device}")
+    return Lateness("more_work", f"it computes {work} more") if why.work_ns >= least_ns else None
+
+
+def _most_extra(late: RankFacts, own: RankFacts) -> str:
+    """Returns which kernel takes the late rank most of its additional time."""
+    extra = late.time_by_kernel
+    extra.subtract(own.time_by_kernel)
+    name, time_ns = extra.most_common(1)[0] if extra else ("", 0)
+    return f", most of it in {short_name(name)}" if time_ns > 0 else ""
+
+
+def evidence(basis: Basis) -> str:
+    waiting = "One rank" if basis.own.rank is None else f"Rank {basis.own.rank}"
+    calls, lost = basis.calls_in_words, as_time(basis.lost_us)
+    if basis.about == IN_TURN:
+        who = "ranks that are late in turn" if len(basis.turns) > 1 else "a rank that is late at times"
+        return f"{waiting} waits {lost} per step, in {calls}, for {who}. {_shares(basis)}."
+    late = int(basis.about)
+    if late == UNKNOWN_RANK:
+        return (
+            f"{waiting} probably waits {lost} per step in {calls}, which take more than twice as long as the fastest "
+            "of their size. For which rank is unknown without the others' traces."
+        )
+    rank = basis.facts[late].rank
+    who, steps = "another rank" if rank is None else f"rank {rank}", len({loss.step for loss in basis.losses})
+    return (
+        f"{waiting} waits {lost} per step for {who}, in {calls}: {lateness_of(basis).words}. It is "
+        f"{_often(basis, late)}, and waited for in {steps} of {counted(basis.num_steps, 'step')}."
+    )
+
+
+def _often(basis: Basis, rank: int) -> str:
+    return f"the last in {basis.often[rank].last} of {counted(basis.often[rank].met, 'collective')}"
+
+
+_WHY = {
+    "host_late": "its host launches late",
+    "loads_longer": "its host waits for a DataLoader's next batch",
+    "more_work": "it computes longer",
+    "late_before": "it was late where its recording begins",
+}
+
+
+def _shares(basis: Basis) -> str:
+    """Returns who causes how much of all waiting, and why, those who cause most first."""
+    total = sum(share.waited_ns for share in basis.turns.values())
+    named: list[str] = []
+    for rank, share in sorted(basis.turns.items(), key=lambda item: -item[1].waited_ns):
+        if share.waited_ns >= NAMED * total and len(named) < MOST_NAMED:
+            late = _why_late(share.waited_ns, share.why, basis, basis.own.on_device)
+            why = f": {_WHY[late.kind]}" if late else ""
+            verb, part = "" if named else "causes ", f"{share.waited_ns / total:.0%}"
+            named.append(f"rank {basis.facts[rank].rank} {verb}{part} ({_often(basis, rank)}{why})")
+    if not named:
+        return f"None of {len(basis.turns)} ranks causes {NAMED:.0%} of it"
+    return f"Of what all ranks wait so, {', '.join(named)}"
+
+
+def conditions(basis: Basis) -> set[str]:
+    late = lateness_of(basis)
+    return {late.kind, late.pause, IN_TURN if basis.about == IN_TURN else ""} - {""}
+
+
+CAUSE = Cause(
+    order=70,
+    meaning="ranks wait for one that is late, always the same or in turn",
+    evidence=evidence,
+    exposed=Rule(10, waited),
+    conditions=conditions,
+    condition_names=frozenset(
+        {"in_turn", "host_late", "loads_longer", "more_work", "slower_kernels", "late_before", "as_much_work"}
+        | {"unknown_rank", "pauses", "named", "unnamed", "stalled", "allocates"}
+    ),
+    is_exposed=True,
+)

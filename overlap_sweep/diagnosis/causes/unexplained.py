@@ -1,0 +1,56 @@
+"""The device ran nothing, though what ran next had been launched: what it waited for is not in the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from overlap_sweep.diagnosis import LATENCY_NS, NEVER, as_time, counted
+from overlap_sweep.diagnosis.cause import Cause
+from overlap_sweep.diagnosis.loss import Loss
+
+if TYPE_CHECKING:
+    from overlap_sweep.diagnosis.basis import Basis
+    from overlap_sweep.diagnosis.rank import RankView
+    from overlap_sweep.diagnosis.stalls import Stall
+
+
+def stalls_without_cause(view: RankView) -> Iterator[Loss]:
+    for i, lost_ns in enumerate(view.exposure.unexplained_ns.tolist()):
+        stall = view.facts.stalls[i]
+        if lost_ns >= LATENCY_NS:
+            where = f"{stall.after} ({stall.stream})"
+            yield Loss(lost_ns, step=view.step_at(stall.end_ns), stall=i, where=where)
+
+
+def _stalls(basis: Basis) -> list[Stall]:
+    """Returns the stalls, the longest first."""
+    lost = sorted(basis.losses, key=lambda loss: -loss.lost_ns)
+    return [basis.own.stalls[loss.stall] for loss in lost if loss.stall is not None]
+
+
+def evidence(basis: Basis) -> str:
+    first, count = _stalls(basis)[0], round(basis.per_step(len(basis.losses)), 1)
+    ahead = (
+        "whose launch is not recorded"
+        if first.launch_ns == NEVER
+        else f"launched {as_time((first.end_ns - first.launch_ns) / 1000)} before it started"
+    )
+    holds_back = f", after a call of {first.holds_back}" if first.holds_back else ""
+    return (
+        f"Nothing runs on the device {counted(count, 'time')} per step, for up to {as_time(basis.longest_us)}. Then "
+        f"{first.after} runs on {first.stream}, {ahead}{holds_back}; {first.before} had ended. What the device waited "
+        "for is not in the trace."
+    )
+
+
+CAUSE = Cause(
+    order=110,
+    meaning="nothing runs, though the next kernel had been launched",
+    evidence=evidence,
+    of_rank=stalls_without_cause,
+    conditions=lambda basis: {stall.holds_back for stall in _stalls(basis) if stall.holds_back},
+    condition_names=frozenset({"cudaLaunchHostFunc"}),
+    # Many short pauses say nothing.
+    least_share=0.02,
+)
