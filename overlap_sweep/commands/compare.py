@@ -57,8 +57,8 @@ def tables() -> dict[str, Table[Any]]:
         "of traces by class, kernel or stream": PARTS,
     }
     for workload in map(workloads.comparing, workloads.names()):
-        if workload and workload.telemetry_table:
-            found["of telemetry"] = workload.telemetry_table()
+        if workload and workload.telemetry:
+            found |= workload.telemetry.tables
     return found
 
 
@@ -70,8 +70,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="[LABEL=]PATH...",
-            help="Two or more directories with results or with telemetry of training runs (rank_<r>_metrics.jsonl, "
-            "also AORTA's), or trace files, or directories with traces only.",
+            help="Two or more directories with results, or one or more with telemetry of training runs "
+            "(rank_<r>_metrics.jsonl, also AORTA's), or two or more trace files or directories with traces only.",
         ),
     ],
     reference: Annotated[
@@ -108,8 +108,9 @@ def compare(
 
     Training runs match by the names of their run directories; single runs always match; if no name is in common, runs
     match by the swept options. If runs do different work, such as another batch size, only samples/s gets a verdict of
-    better or worse. For training runs --output writes summary.json, and --plots <label>_timeline.png. --candidate
-    leaves other results and traces out; other telemetry is still summarised.
+    better or worse. For training runs --output writes summary.json and <label>_steps.csv, and --plots
+    <label>_timeline.png; a single directory is reported alone. --candidate leaves other results and traces out; other
+    telemetry is still summarised.
 
     \b
     Quantities of telemetry:
@@ -134,9 +135,9 @@ def compare(
 
     if plots and not output:
         raise typer.BadParameter("--plots requires --output.")
-    if len(operands) < 2:
-        raise typer.BadParameter("give at least two paths to compare.", param_hint="[LABEL=]PATH")
     found = find_operands(operands)
+    if len(found) == 1 and found[0].kind is not Kind.telemetry:
+        raise typer.BadParameter("give at least two paths to compare.", param_hint="[LABEL=]PATH")
     base, wanted = reference_and_candidate(reference, candidate, found)
     kind = only_kind(found)
     allowed = {Kind.traces: BY_OF_TRACES, Kind.results: BY_OF_SWEEPS, Kind.telemetry: BY_OF_TELEMETRY}[kind]
@@ -178,8 +179,9 @@ def _compared(kind: Kind, operands: Sequence[Operand], base: str, wanted: str | 
 
     if kind is Kind.telemetry:
         comparing = filter(None, map(workloads.comparing, workloads.names()))
-        compare_telemetry = next(one.telemetry for one in comparing if one.telemetry)
-        return compare_telemetry([(one.label, one.path) for one in operands], base, wanted, by is By.point)
+        telemetry = next(one.telemetry for one in comparing if one.telemetry)
+        paths = [(one.label, one.path) for one in operands]
+        return telemetry.compare(paths, base, wanted, all_runs=by is By.point)
     compared = [operand for operand in operands if wanted is None or operand.label in (base, wanted)]
     if kind is Kind.traces:
         return traces.compare([(one.label, one.path, one.traces) for one in compared], base, by or By.phase)

@@ -111,8 +111,10 @@ def reference_and_candidate(
     candidate; no candidate means all others. UserError for an unknown name, or the same name for both."""
     candidate_label = None if candidate is None else _label_of("--candidate", candidate, operands)
     if reference is None:
-        return next(operand.label for operand in operands if operand.label != candidate_label), candidate_label
-    reference_label = _label_of("--reference", reference, operands)
+        others = (operand.label for operand in operands if operand.label != candidate_label)
+        reference_label = next(others, operands[0].label)
+    else:
+        reference_label = _label_of("--reference", reference, operands)
     if reference_label == candidate_label:
         raise UserError(f"--candidate {candidate} is also the reference; choose another.")
     return reference_label, candidate_label

@@ -6,10 +6,10 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 from rich.console import Console
@@ -18,7 +18,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts import Form, figures
 from overlap_sweep.report.charts.renderer import why_it_cannot_run
 from overlap_sweep.report.numbers import shortened, some_of
-from overlap_sweep.report.table import Column, Table, csv_of, to_frame
+from overlap_sweep.report.table import Column, Listing, Table, csv_of, to_frame
 from overlap_sweep.results.comparable import Comparable, Sample
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
@@ -75,13 +75,22 @@ class Comparison:
     """Sentences for each dataset but the reference: how much faster it is, or that it is not."""
     warnings: Sequence[str] = ()
     summary_file: str = "comparison.json"
+    details: Mapping[str, Listing[Any]] = field(default_factory=dict)
+    """Further rows by the label of the dataset that they are of, for files alone."""
 
     def frame(self) -> pd.DataFrame:
         """Returns the rows as a DataFrame."""
         return to_frame(self.table.records(self.rows), self.table.types)
 
 
-CompareTelemetry = Callable[[Sequence[tuple[str, Path]], str, str | None, bool], Comparison]
+class Telemetry(NamedTuple):
+    """How directories with telemetry are compared."""
+
+    compare: Callable[..., Comparison]
+    """Takes labels with directories, the label of the reference, that of the only candidate or None, and `all_runs`:
+    whether tables have every quantity of every run."""
+    tables: Mapping[str, Table[Any]]
+    """Tables of such comparisons by heading."""
 
 
 @dataclass(frozen=True)
@@ -97,24 +106,22 @@ class Comparing:
     changes_nothing: Sequence[str] = ()
     """Options, or groups of them, that do not change the time, such as `training.max_steps`: points that differ only in
     these share a history."""
-    telemetry: CompareTelemetry | None = None
-    """Compares directories with telemetry. Takes labels with directories, the label of the reference, that of the only
-    candidate or None, and whether tables have every quantity of every run."""
-    telemetry_table: Callable[[], Table[Any]] | None = None
-    """Returns the table of such comparisons."""
+    telemetry: Telemetry | None = None
 
 
 def write_files(directory: Path, compared: Comparison, frame: pd.DataFrame, plots: bool) -> list[Path]:
     """Writes all files once all contents are complete. UserError where the directory cannot be written to."""
     summary = {"headlines": list(compared.headlines), **compared.summary()}
-    parquet = io.BytesIO()
-    frame.to_parquet(parquet, index=False)
-    contents = {
-        # NaN and infinities become null.
-        compared.summary_file: msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n",
-        f"{TABLE_FILE}.csv": csv_of(frame).encode(),
-        f"{TABLE_FILE}.parquet": parquet.getvalue(),
-    }
+    # NaN and infinities become null.
+    contents = {compared.summary_file: msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"}
+    frames = {TABLE_FILE: frame}
+    for label, listing in compared.details.items():
+        name = _unused(f"{_word(label)}_{listing.table.name}", frames)
+        frames[name] = to_frame(listing.records, listing.table.types)
+    for name, rows in frames.items():
+        parquet = io.BytesIO()
+        rows.to_parquet(parquet, index=False)
+        contents |= {f"{name}.csv": csv_of(rows).encode(), f"{name}.parquet": parquet.getvalue()}
     for chart in compared.charts() if plots and not why_it_cannot_run() else ():
         contents[_unused(chart.file_name, contents)] = as_png(chart)
     try:

@@ -12,8 +12,7 @@ from overlap_sweep.results.nodes import on_nodes, ranks_of_each, ranks_of_each_t
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.provenance import describe_machine
 from overlap_sweep.workloads.fsdp.answer import analyse_training
-from overlap_sweep.workloads.fsdp.compare import settings_of
-from overlap_sweep.workloads.fsdp.telemetry import Run
+from overlap_sweep.workloads.fsdp.runs import Run
 from tests.make_point import ENVIRONMENT, kernel_config, layer_config, make_point, resolved, stack_config
 
 TWO = {"runtime.nodes": 2}
@@ -82,9 +81,7 @@ def test_sweeps_of_other_nodes_match_only_as_such(tmp_path: Path, workload: str,
 def test_runs_with_telemetry_say_that_their_nodes_differ(tmp_path: Path) -> None:
     folder = make_point("fsdp", tmp_path, resolved("fsdp", **TWO))
     (point,) = read_points(folder).points
-    run = Run.__new__(Run)
-    object.__setattr__(run, "point", point)
-    assert settings_of(run)["runtime.nodes"] == 2
+    assert Run("run", point.directory, {}, point).settings["runtime.nodes"] == 2
 
 
 def test_all_hosts_are_named() -> None:

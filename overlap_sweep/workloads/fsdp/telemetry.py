@@ -1,26 +1,16 @@
-"""The format of a training run's telemetry, one file per rank in the run directory with one line per step, and its
-reader, for whole run directories, for logs alone, and for those of AORTA.
+"""The format of a training run's telemetry: one file per rank in the run directory, with one line per step.
 
-Times are in milliseconds, as usual for telemetry; the rest of the package has microseconds. A file that cannot be read
-gives one sentence, and the rest is analysed.
+Times are in milliseconds, as usual for telemetry; the rest of the package has microseconds.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-
-from overlap_sweep.errors import UserError
-from overlap_sweep.results.checks import check_place
-from overlap_sweep.results.points import Point, read_points
-from overlap_sweep.results.run_directory import Result, find_metrics, find_points, find_telemetry
-from overlap_sweep.workloads.fsdp import aorta
 
 if TYPE_CHECKING:
     from overlap_sweep.trace.intervals import Intervals
@@ -28,9 +18,6 @@ if TYPE_CHECKING:
 COMPUTE, ALL_REDUCE, REDUCE_SCATTER, AUXILIARY = "compute", "all_reduce", "reduce_scatter", "auxiliary"
 STREAMS = (COMPUTE, ALL_REDUCE, REDUCE_SCATTER, AUXILIARY)
 """Kinds of spans. `auxiliary`: all-gathers of parameters."""
-
-MOST_BYTES = 1 << 30
-"""Largest size of a file, which is read line by line; a line has about 10 kB."""
 
 Ms = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 """A time in milliseconds, up to 11 days."""
@@ -48,7 +35,7 @@ class Device(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """NVML's bit mask."""
 
 
-class Step(msgspec.Struct, kw_only=True, frozen=True):
+class RankStep(msgspec.Struct, kw_only=True, frozen=True):
     """The fields of one step of one rank that analysis reads. None for undefined values, and for those that another
     recorder does not report."""
 
@@ -73,13 +60,25 @@ class Step(msgspec.Struct, kw_only=True, frozen=True):
     """overlap / min(computation, communication); None without either."""
     loss: float | None = None
     """Mean over all ranks' samples; None if it is NaN or infinite."""
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    """Norm of the gradients over all ranks, before clipping; None if it is infinite (fp16 then skips the step)."""
     device: Device = Device()
+
+    @property
+    def comm_ms(self) -> float:
+        return self.overlap_ms + self.exposed_comm_ms
 
     @property
     def hidden_comm_fraction(self) -> float | None:
         """Returns the share of communication that overlaps computation; None without communication."""
-        comm_ms = self.overlap_ms + self.exposed_comm_ms
-        return self.overlap_ms / comm_ms if comm_ms else None
+        return self.overlap_ms / self.comm_ms if self.comm_ms else None
+
+
+class AortaStep(RankStep, kw_only=True, frozen=True):
+    """A step that AORTA's train.py recorded; the loss is rank 0's."""
+
+    world_size: int
 
 
 class Segment(msgspec.Struct, kw_only=True):
@@ -90,7 +89,7 @@ class Segment(msgspec.Struct, kw_only=True):
     streams: list[str]
 
 
-class StepRecord(Step, kw_only=True, frozen=True):
+class StepRecord(RankStep, kw_only=True, frozen=True):
     """One line as it is written."""
 
     started: float
@@ -101,9 +100,6 @@ class StepRecord(Step, kw_only=True, frozen=True):
     mean_concurrency: float
     """Mean number of active streams, over the time in which any was active."""
     max_concurrency: int
-    learning_rate: float
-    grad_norm: float | None
-    """Norm of the gradients over all ranks, before clipping; None if it is infinite (fp16 then skips the step)."""
     loss_scale: float | None = None
     """Loss scale of fp16; None for other precisions."""
     rocm_smi_output: str | None = None
@@ -164,142 +160,3 @@ def _segments(unions: Mapping[str, Intervals]) -> Iterator[tuple[int, int, list[
                 active.append(name)
         if active:
             yield start, end, active
-
-
-@dataclass(frozen=True)
-class Run:
-    """One training run: its telemetry, and its result if that is in the same directory."""
-
-    name: str
-    """Name of its directory, or the relative path if several have the same name."""
-    directory: Path
-    steps: dict[int, dict[int, Step]]
-    """Steps by rank and number; no rank is empty."""
-    point: Point | None = None
-    aorta_ranks: int | None = None
-    """Number of ranks by AORTA's log; None for our own."""
-
-    @property
-    def ranks(self) -> list[int]:
-        return sorted(self.steps)
-
-    @property
-    def num_ranks(self) -> int:
-        """Returns the number of ranks, including those without telemetry if that is recorded."""
-        if self.point:
-            return int(self.point.config["distributed"]["dp_size"])
-        return max(self.ranks[-1] + 1, self.aorta_ranks or 0)
-
-    @property
-    def result(self) -> Result | None:
-        """Returns the point's result; None if it is not recorded."""
-        return self.point.result if self.point else None
-
-    @property
-    def environment(self) -> dict[str, Any]:
-        """Returns the machine's environment; empty if it is not recorded."""
-        return self.result.environment if self.result else {}
-
-
-@dataclass(frozen=True)
-class TelemetryReading:
-    """All runs at or below a directory."""
-
-    runs: list[Run]
-    problems: list[str]
-    """A sentence for each file that could not be read completely."""
-    warnings: list[str]
-    """Caveats for the reader: missing ranks, failed runs that are left out."""
-
-
-def read_telemetry(root: Path) -> TelemetryReading:
-    """Returns all runs at or below `root`. UserError if there is no telemetry, or none of it can be read."""
-    directories = find_telemetry(root)
-    # Logs that were copied alone have no results.
-    results = read_points(root) if find_points(root) else None
-    points = {point.directory: point for point in results.points if point.workload == "fsdp"} if results else {}
-    problems, warnings = list(results.problems) if results else [], []
-    names, runs = _names(directories, root), []
-    for directory in directories:
-        point = points.get(directory)
-        if point and point.status not in ("ok", "missing"):
-            warnings.append(f"{names[directory]} is left out: {point.status}: {point.why_not_ok}")
-            continue
-        steps, aorta_ranks, damaged = _read_run(directory, root)
-        problems += damaged
-        if steps:
-            runs.append(Run(names[directory], directory, steps, point, aorta_ranks))
-            warnings += _cautions(runs[-1])
-    if not runs:
-        reason = [*problems, *warnings, "no rank_<r>_metrics.jsonl found; give a run directory."][0]
-        raise UserError(f"{root} has no telemetry to compare: {reason}")
-    return TelemetryReading(runs, problems, warnings)
-
-
-def _read_run(directory: Path, root: Path) -> tuple[dict[int, dict[int, Step]], int | None, list[str]]:
-    """Returns the steps by rank, the number of ranks if the logs are AORTA's, and a sentence for each file that could
-    not be read completely."""
-    found, problems, aorta_ranks = {}, [], None
-    for rank, path in find_metrics(directory).items():
-        try:
-            check_place(path, root, MOST_BYTES)
-            steps, wrong, world_size = _read_steps(path, rank)
-        except (UserError, OSError) as error:
-            problems.append(str(error))
-            continue
-        if wrong:
-            more = f", and {len(wrong) - 1} more lines" if len(wrong) > 1 else ""
-            problems.append(f"{path}: {wrong[0]}{more}; left out.")
-        elif not steps:
-            problems.append(f"{path} has no complete step; left out.")
-        if steps:
-            found[rank] = steps
-            aorta_ranks = world_size or aorta_ranks
-    return found, aorta_ranks, problems
-
-
-def _read_steps(path: Path, rank: int) -> tuple[dict[int, Step], list[str], int | None]:
-    """Returns the steps by number, the errors of other lines, and the number of ranks if the log is AORTA's. An
-    incomplete last line is ignored, since runs may be killed."""
-    steps: dict[int, Step] = {}
-    wrong: list[str] = []
-    aorta_ranks = None
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                if aorta.is_aorta(line):
-                    fields, aorta_ranks = aorta.read_line(line)
-                    step = msgspec.convert(fields, Step)
-                else:
-                    step = msgspec.json.decode(line, type=Step)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                wrong.append(f"line {number} is not a telemetry record ({error})")
-                continue
-            if step.rank != rank or step.step in steps:
-                wrong.append(f"line {number} (rank {step.rank}, step {step.step}) is another rank's or a duplicate")
-            else:
-                steps[step.step] = step
-    return steps, wrong, aorta_ranks
-
-
-def _names(directories: list[Path], root: Path) -> dict[Path, str]:
-    """Returns a unique name for each directory; `root` may be `.`."""
-    own = {directory: directory.resolve().name or "run" for directory in directories}
-    often = Counter(own.values())
-    return {
-        directory: name if often[name] == 1 else directory.relative_to(root).as_posix()
-        for directory, name in own.items()
-    }
-
-
-def _cautions(run: Run) -> Iterator[str]:
-    if run.num_ranks > len(run.ranks):
-        yield f"{run.name} has telemetry of only {len(run.ranks)} of {run.num_ranks} ranks."
-    if run.result and run.result.launch_bound:
-        yield f"{run.name} is launch-bound: the host could not enqueue as fast as the GPU ran."
-    if run.aorta_ranks:
-        yield f"{run.name} {aorta.NOTE}"
-    for warning in run.result.warnings if run.result else []:
-        yield f"{run.name}: {warning}"

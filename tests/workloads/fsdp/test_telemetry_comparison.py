@@ -13,30 +13,23 @@ import pytest
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.workloads.fsdp.compare import (
-    QuantityRatio,
-    RunMatch,
-    TelemetryComparison,
-    Verdict,
-    compare_telemetry,
-    read_telemetry_dataset,
-    settings_of,
-    settings_throughout,
-)
-from overlap_sweep.workloads.fsdp.compare_report import report, telemetry_summary
+from overlap_sweep.workloads.fsdp.compare_runs import RunComparison, compare, match_runs, settings_throughout, summary
+from overlap_sweep.workloads.fsdp.logs import read_dataset
+from overlap_sweep.workloads.fsdp.runs import UNKNOWN, Match, QuantityRatio, Run, Verdict
 from tests.make_point import make_point, resolved
 from tests.workloads.fsdp.telemetry_logs import record, write_logs, write_run
 
+ANY_MATCH = Match("b", "a", Run("run", Path(), {}), None)
 POINT = resolved("fsdp", **{"distributed.dp_size": 2})
 
 
-def compared(**paths: Path) -> TelemetryComparison:
+def compared(**paths: Path) -> RunComparison:
     """With the first as the reference."""
-    datasets = [read_telemetry_dataset(label, path) for label, path in paths.items()]
-    return compare_telemetry(datasets, datasets[0].label)
+    datasets = [read_dataset(label, path) for label, path in paths.items()]
+    return match_runs(datasets, datasets[0].label)
 
 
-def only_match(**paths: Path) -> RunMatch:
+def only_match(**paths: Path) -> Match:
     (match,) = compared(**paths).matches
     return match
 
@@ -50,8 +43,8 @@ def around(median: float, noise: float) -> Estimate:
     return Estimate(median, noise, 20)
 
 
-def beside(quantity: str, ours: Estimate | None, theirs: Estimate | None) -> QuantityRatio:
-    return QuantityRatio("b", "a", "run", "run", quantity, ours, theirs)
+def beside(quantity: str, ours: Estimate, theirs: Estimate) -> QuantityRatio:
+    return QuantityRatio(ANY_MATCH, quantity, ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +77,13 @@ def test_ratios_and_their_noise() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "verdict"),
     [
-        (None, around(1.0, 0.1), None),
-        (around(1.0, 0.1), None, None),
+        (UNKNOWN, around(1.0, 0.1), None),
+        (around(1.0, 0.1), UNKNOWN, None),
         (estimate([3.0]), estimate([4.0]), None),
         (around(1.0, 0.1), around(0.0, 0.1), "worse"),
     ],
 )
-def test_what_is_unknown_has_no_noise(ours: Estimate | None, theirs: Estimate | None, verdict: Verdict | None) -> None:
+def test_what_is_unknown_has_no_noise(ours: Estimate, theirs: Estimate, verdict: Verdict | None) -> None:
     one = beside("step_ms", ours, theirs)
     assert math.isnan(one.ratio_noise)
     assert one.verdict == verdict
@@ -140,19 +133,19 @@ def test_a_dataset_of_runs_that_are_too_short_is_an_error(tmp_path: Path) -> Non
     with pytest.raises(
         UserError, match="fewer than two steps of all ranks after warm-up, not profiled; train for more"
     ):
-        read_telemetry_dataset("a", tmp_path)
+        read_dataset("a", tmp_path)
 
 
 def test_a_quantity_that_one_of_both_knows_has_no_ratio(tmp_path: Path) -> None:
-    summary = telemetry_summary(compared(a=write_run(tmp_path / "one"), b=run(tmp_path / "fsdp", POINT)))
-    ratios = msgspec.json.decode(msgspec.json.encode(summary))["datasets"]["b"]["ratios"]["fsdp"]
+    found = summary(compared(a=write_run(tmp_path / "one"), b=run(tmp_path / "fsdp", POINT)))
+    ratios = msgspec.json.decode(msgspec.json.encode(found))["datasets"]["b"]["ratios"]["fsdp"]
     assert ratios["quantities"]["time_us"] == {"ratio": None, "noise": None, "verdict": None}
 
 
 def test_runs_without_communication_have_no_chart_of_what_is_hidden(tmp_path: Path) -> None:
     silent = [record(number, hidden_ms=0.0, exposed_ms=0.0) for number in range(9)]
-    found = compared(a=write_logs(tmp_path / "a", silent), b=write_logs(tmp_path / "b", silent))
-    charts = {chart.file_name: chart for chart in report(found, all_runs=False).charts()}
+    paths = {label: write_logs(tmp_path / label, silent) for label in ("a", "b")}
+    charts = {chart.file_name: chart for chart in compare(list(paths.items()), "a").charts()}
     assert {name: len(chart.drawn) for name, chart in charts.items()} == {
         "a_timeline.png": 1,
         "b_timeline.png": 1,
@@ -185,8 +178,8 @@ SWEPT = [
 CTAS = "distributed.env.NCCL_MAX_CTAS"
 
 
-def swept_of(match: RunMatch) -> list[Any]:
-    return [[settings_of(one.run)[name] for name in SWEPT[0]] for one in (match.theirs, match.ours)]
+def swept_of(match: Match) -> list[Any]:
+    return [[run.settings[name] for name in SWEPT[0]] for run in (match.theirs, match.ours) if run]
 
 
 @pytest.mark.parametrize("throughout", [{CTAS: "8"}, {CTAS: "8", "training.batch_size": 32}])
@@ -201,7 +194,7 @@ def test_sweeps_match_by_what_was_swept_where_a_setting_differs_throughout(
     assert found.unmatched == []
     assert all(ours == theirs for theirs, ours in map(swept_of, found.matches))
     assert {name: of["rocm"] for name, of in settings_throughout(found.matches).items()} == throughout
-    for told in telemetry_summary(found)["datasets"]["rocm"]["ratios"].values():
+    for told in summary(found)["datasets"]["rocm"]["ratios"].values():
         assert told["settings_that_differ"][CTAS] == {"cuda": None, "rocm": "8"}
     assert all(bool(match.different_work) == (len(throughout) > 1) for match in found.matches)
 
