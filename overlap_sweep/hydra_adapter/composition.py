@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -108,3 +108,24 @@ def _set(config: DictConfig, override: Override) -> None:
     except OmegaConfBaseException as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(wrong_value(str(override.input_line), reason)) from error
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """Returns the configuration without Hydra's part. UserError if a value is missing."""
+    missing = sorted(key for key in _missing(config) if not key.startswith("model_preset."))
+    if missing:
+        raise UsageError(f"{missing[0]} has no value; give {missing[0]}=... .")
+    return {str(key): _value(config[key]) for key in config if key != "hydra"}
+
+
+def _value(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def _missing(node: DictConfig, where: str = "") -> Iterator[str]:
+    # OmegaConf's own missing_keys would resolve Hydra's part.
+    for key in map(str, node):
+        if OmegaConf.is_missing(node, key):
+            yield f"{where}{key}"
+        elif key != "hydra" and isinstance(below := node._get_node(key), DictConfig):
+            yield from _missing(below, f"{where}{key}.")

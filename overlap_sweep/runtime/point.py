@@ -15,13 +15,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT, OF_LANGUAGE_MODELS, Model, ModelConfig
 from overlap_sweep.declared import decode, spelled, unknown_key
 from overlap_sweep.errors import NodeLost, PointFailed, Refused, UsageError, UserError
 from overlap_sweep.gpus import elsewhere, visible_gpus
+from overlap_sweep.hydra_adapter.composition import plain
 from overlap_sweep.hydra_adapter.mistakes import unknown_option
 from overlap_sweep.overlap import models, overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
@@ -80,7 +81,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     UserError if a value is unknown or out of range, the point needs more GPUs than are visible, or no group of workers
     could be started on this machine.
     """
-    point = _plain(config)
+    point = plain(config)
     workload = workloads.of(point)
     schema = workloads.schema(workload.name)
     point = spelled(point, schema)
@@ -133,27 +134,6 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         check_wrapper(completed)
         check_temporary_directory()
     return completed
-
-
-def _plain(config: DictConfig) -> dict[str, Any]:
-    """Returns the configuration without Hydra's part. UserError if a value is missing."""
-    missing = sorted(key for key in _missing(config) if not key.startswith("model_preset."))
-    if missing:
-        raise UsageError(f"{missing[0]} has no value; give {missing[0]}=... .")
-    return {str(key): _value(config[key]) for key in config if key != "hydra"}
-
-
-def _value(node: Any) -> Any:
-    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-
-
-def _missing(node: DictConfig, where: str = "") -> Iterator[str]:
-    # OmegaConf's own missing_keys would resolve Hydra's part.
-    for key in map(str, node):
-        if OmegaConf.is_missing(node, key):
-            yield f"{where}{key}"
-        elif key != "hydra" and isinstance(below := node._get_node(key), DictConfig):
-            yield from _missing(below, f"{where}{key}.")
 
 
 def _refuse_idle(point: Mapping[str, Any], schema: type[ModelConfig]) -> None:

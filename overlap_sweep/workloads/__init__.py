@@ -78,6 +78,9 @@ def tp_ranks(config: Config, others: int = 1, ranks: int | None = None) -> dict[
     data-parallel ones."""
     if config.get("tp_size", 1) is not None:
         return {}
+    if others < 1:
+        # Refused by its range, after the point has got its name.
+        return {"tp_size": 1}
     if ranks and ranks % others:
         raise UsageError(f"ranks={ranks} is not divisible by dp_size={others}; give a multiple.")
     return {"tp_size": min(ranks // others if ranks else all_ranks(config, "tp_size", others), MOST_TP)}

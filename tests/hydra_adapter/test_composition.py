@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from overlap_sweep.errors import UserError
 from overlap_sweep.hydra_adapter.composition import as_was_typed, compose_point
 from overlap_sweep.hydra_adapter.overrides import as_choice
+from tests.golden.command_lines import answers
 from tests.sweeps import ROOT, launch_here
 
 Sweep = tuple[ConfigLoader, DictConfig]
@@ -74,42 +75,17 @@ def test_points_share_nothing(sweep: Sweep) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    "typed",
     [
-        (("num_smm=3",), "Unknown option num_smm. Did you mean num_sm?"),
-        (("workload.repeat=3",), "Unknown option workload.repeat. Did you mean workload.repeats?"),
-        (
-            ("fsdp.forward_prefetch=true",),
-            "fsdp.forward_prefetch requires workload=fsdp.",
-        ),
-        (("workload=fsdp", "num_sm=3"), "num_sm requires workload=operator or layer."),
-        (("workload=layer", "operator=fc1"), "operator requires workload=operator or kernel."),
-        (
-            ("workload=copy_engine", "model=llama3_8b"),
-            "model requires workload=operator, layer, kernel, fsdp or tp_training.",
-        ),
-        (("distributed.env.NCCL_ALGO=Ring",), "distributed.env.NCCL_ALGO requires workload=fsdp."),
-        (("workload=fsdp", "distributed.env.NCCL_X=1"), "distributed.env has no NCCL_X; add it with +distributed.env"),
-        (("+job.values.x=1",), "job.values.x requires workload=job."),
-        (("operator=fc3",), "operator=fc3 is not known; choose one of fc1, fc2, proj, qkv."),
-        (("model=nobody",), "model=nobody is not known; choose one of deepseek_v3, gpt3_175b, hf,"),
-        (("num_sm=1.5",), "num_sm=1.5 is not a whole number; give a value from 1 to 512."),
-        (("layer=3",), "This config group takes a name, not a number"),
+        *("num_smm=8", "workload.repeat=3", "fsdp.forward_prefetch=true", "workload=fsdp num_sm=3", "+job.values.x=1"),
+        *("workload=layer operator=fc1", "workload=copy_engine model=llama3_8b", "distributed.env.NCCL_ALGO=Ring"),
+        *("workload=fsdp distributed.env.NCCL_X=1", "operator=fc3", "model=nobody", "num_sm=1.5", "layer=3"),
     ],
 )
-def test_a_wrong_key_is_one_line_with_and_without_m(sweep: Sweep, overrides: tuple[str, ...], says: str) -> None:
+def test_a_wrong_key_in_a_sweep_is_answered_as_in_a_single_point(sweep: Sweep, typed: str) -> None:
     with pytest.raises(UserError) as refused:
-        compose_point(*sweep, overrides)
-    assert str(refused.value).startswith(says)
-    done = launch_here(*overrides)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {says}")
-    assert done.stderr.count("\n") == 1
-
-
-def test_what_plus_adds_in_vain_is_told_alike() -> None:
-    done = launch_here("+fsdp.forward_prefetch=true", "runtime.device=cpu")
-    assert done.stderr == "error: fsdp.forward_prefetch requires workload=fsdp.\n"
+        compose_point(*sweep, typed.split())
+    assert f"error: {refused.value}\nexit status 2\n" == answers()[typed]
 
 
 @pytest.mark.parametrize(

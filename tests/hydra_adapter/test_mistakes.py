@@ -1,20 +1,76 @@
-"""Who types another tool's spelling is asked for ours, and docs/coming_from.md has each."""
+"""What is said of a wrong command line: in one line what to type instead; for another tool's spelling, ours."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from typer.main import get_command
 
 from overlap_sweep import workloads
 from overlap_sweep.commands.command_line import app
 from overlap_sweep.declared import has_key
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UserError, nearest
 from overlap_sweep.hydra_adapter.mistakes import flags_first, spellings, unknown_option
-from overlap_sweep.runtime.resolvers import register
-from tests.sweeps import ROOT
+from overlap_sweep.runtime import point
+from overlap_sweep.runtime.resolvers import point_name, register
+from tests.golden.command_lines import answer, answers
+from tests.sweeps import ROOT, launch_here
+
+
+@pytest.mark.parametrize("typed", answers())
+def test_a_mistake_is_one_line_with_what_to_type_instead_and_leaves_nothing(tmp_path: Path, typed: str) -> None:
+    """Where the answer has changed, and should have: `make golden`."""
+    assert answer(typed, tmp_path) == answers()[typed]
+    assert re.fullmatch(r"error: .+\nexit status [12]\n", answers()[typed])
+    assert not list(tmp_path.iterdir())
+
+
+def test_flags_may_follow_options() -> None:
+    assert launch_here("tp_size=8", "--cfg", "job", "num_sm=37").stdout.count("num_sm: 37") == 1
+
+
+@pytest.mark.parametrize(
+    ("workload", "typed", "same"),
+    [
+        ("operator", "precision=bfloat16", "precision=bf16"),
+        ("kernel", "dtype=bf16", "dtype=bfloat16"),
+        ("kernel", "dtype=fp8", "dtype=float8_e4m3fn"),
+        ("copy_engine", "copy_engine.dtype=fp16", "copy_engine.dtype=float16"),
+        ("fsdp", "fsdp.reduce_dtype=bfloat16", "fsdp.reduce_dtype=bf16"),
+        ("fsdp", "training.mixed_precision=float32", "training.mixed_precision=none"),
+        ("tp_training", "tp_training.dtype=fp32", "tp_training.dtype=float32"),
+    ],
+)
+def test_a_type_has_two_names_and_is_one_point(workload: str, typed: str, same: str) -> None:
+    points, names = [], []
+    register()
+    for each in (typed, same):
+        given = [f"workload={workload}", each, "runtime.device=cpu"]
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            config = compose("config", given)
+        points.append(point.resolve(config))
+        names.append(point_name(config, given))
+    assert points[0] == points[1]
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("num_smm", "num_sm"),
+        ("warmpu", "workload.warmup"),
+        ("launcher", "hydra/launcher"),
+        ("fc3", None),
+        ("", None),
+    ],
+)
+def test_nearest(name: str, near: str | None) -> None:
+    assert nearest(name, ["num_sm", "workload.warmup", "hydra/launcher", "fc1"]) == near
+
 
 SPELLINGS = [(tool, theirs, ours) for tool, found in spellings().items() for theirs, ours in found.items()]
 register()
@@ -66,14 +122,3 @@ def test_the_page_has_each_spelling_and_what_it_is(tool: str) -> None:
     } == set()
     flags = {spelling for spelling in said if re.fullmatch(r"--[a-z_-]+", spelling)}
     assert flags <= {*spellings()[tool], "--nproc-per-node"}
-
-
-def test_dotted_keys_and_options_of_another_workload() -> None:
-    assert unknown_option("tp_training.model_name") == (
-        "Unknown option tp_training.model_name. Did you mean model=hf model.name=...?"
-    )
-    assert unknown_option("dtype") == "dtype requires workload=kernel. Did you mean tp_training.dtype=...?"
-    with pytest.raises(UserError, match=r"Did you mean operator=qkv,proj\?"):
-        flags_first(["--operators", "qkv", "proj", "-m"])
-    with pytest.raises(UserError, match="Leave out --override: options are given as option=value"):
-        flags_first(["--override", "training.max_steps=100"])
