@@ -63,8 +63,6 @@ class Call:
     where: str
     is_wait: bool = False
     """Whether it only waits for other ranks, or signals to them."""
-    thread: int = NEVER
-    """Thread of the launch."""
     library: str = ""
     """Whose kernel it is, such as nccl; on a CPU gloo, mpi or ucc."""
     in_function: bool = False
@@ -163,7 +161,6 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
             group_size=detail.group_size,
             where=places.at(thread, launch_ns),
             is_wait=bool(kind[i] == WAIT),
-            thread=thread,
             library=kernel_class.library,
             in_function=in_function,
             computed_before=places.computed_before(thread, launch_ns),

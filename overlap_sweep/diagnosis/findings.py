@@ -76,26 +76,36 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts], met: Arrivals | None = N
         separated=[_separated(view) for view in views],
         alike=[view.alike for view in views],
     )
-    steps: list[StepLoss] = []
-    findings: dict[_Kind, list[Finding]] = defaultdict(list)
-    for rank, view in enumerate(views):
-        own_steps = _steps(view)
-        steps += own_steps
-        steady = [step for step in own_steps if not step.startup]
-        for kind, lost in _lost_by_kind(view.facts, losses[rank]).items():
-            if lost.losses:
-                findings[kind].append(_finding(run, rank, kind, lost, steady))
-    worst = [max(same, key=lambda finding: finding.lost_us) for same in findings.values()]
-    of_run = [found for cause in CAUSES.values() if cause.of_run and (found := cause.of_run(steps))]
-    listed = _listed(worst, of_run, on_device=facts[0].on_device)
+    steps = [_steps(view) for view in views]
+    every_step = [step for own in steps for step in own]
+    of_run = [found for cause in CAUSES.values() if cause.of_run and (found := cause.of_run(every_step))]
+    findings = _findings(run, steps, losses)
+    listed = _listed(findings, of_run, on_device=facts[0].on_device)
+    if stragglers := {finding.rank for finding in listed if finding.cause == "straggler"} - {None}:
+        counted = [
+            [loss for loss in own if not (loss.makes_late and rank.rank in stragglers)]
+            for rank, own in zip(facts, losses, strict=True)
+        ]
+        listed = _listed(_findings(run, steps, counted), of_run, on_device=facts[0].on_device)
     return Diagnosis(
         run=name,
         ranks=[own.rank for own in facts],
         world_size=max((own.world_size or 0 for own in facts), default=0) or None,
         findings=listed,
-        steps=steps,
+        steps=every_step,
         notes=_notes(facts, listed),
     )
+
+
+def _findings(run: _Run, steps: list[list[StepLoss]], losses: list[list[Loss]]) -> list[Finding]:
+    """Returns each finding, of the rank that loses most. `steps`, `losses`: by rank."""
+    found: dict[_Kind, list[Finding]] = defaultdict(list)
+    for rank, own in enumerate(run.facts):
+        steady = [step for step in steps[rank] if not step.startup]
+        for kind, lost in _lost_by_kind(own, losses[rank]).items():
+            if lost.losses:
+                found[kind].append(_finding(run, rank, kind, lost, steady))
+    return [max(same, key=lambda finding: finding.lost_us) for same in found.values()]
 
 
 def _listed(found: Sequence[Finding], of_run: list[Finding], *, on_device: bool) -> list[Finding]:

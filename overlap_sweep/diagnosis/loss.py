@@ -58,5 +58,7 @@ class Loss:
     """Of a straggler: what that rank did more."""
     numbers: dict[str, float] = field(default_factory=dict)
     """What decided, for the evidence."""
+    makes_late: bool = False
+    """Whether it does not count for a rank that is listed as a straggler, of which it is the reason."""
     takes: bool = True
     """Whether it is part of the time that is left for other causes: what is waited for others is not."""

@@ -32,6 +32,8 @@ _BUILT_IN = re.compile(r"<built-in (?:function|method) (\w+).*>")
 _PYTHON = re.compile(r"(?P<file>[^<>]+)\(\d+\): ")
 _COLLECTIVE = re.compile(r"c10d::|_c10d_functional::wait_tensor")
 """On a CPU they wait for other ranks, which is no pause of the host's own."""
+_TORCHS = re.compile(r"(DistributedDataParallel|FullyShardedDataParallel)\.|FSDP::|Optimizer\.step#")
+"""Torch's own annotations, in which all of a pass or an optimizer runs: they name nothing that the program does."""
 _LIBRARIES = sys.stdlib_module_names | {"torch"}
 
 
@@ -79,7 +81,7 @@ class _Scopes:
 
     def __init__(self, trace: Trace, threads: NDArray[np.int32]) -> None:
         every = concatenated(trace.host, trace.launches, trace.modules, trace.functions)
-        is_place = np.array([not is_no_place(name) for _, name in trace.labels], bool)
+        is_place = np.array([not (is_no_place(name) or _TORCHS.match(name)) for _, name in trace.labels], bool)
         long = every.end_ns - every.start_ns >= COVERS * PAUSE_NS
         self._scopes = Nested(every[long & is_place[every.label] & np.isin(every.lane, threads)])
         self._names = [name for _, name in trace.labels]

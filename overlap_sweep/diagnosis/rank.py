@@ -74,7 +74,6 @@ class RankView:
     """By call, those that waited for another rank while nothing computed."""
     stragglers: set[tuple[str, int]]
     """Pairs of process group and index of the rank that the others wait for."""
-    is_straggler: bool
     delayed: dict[int, Delay]
     """By call: exposed time that calls before it caused by waiting for a straggler while computation ran."""
     hiding: dict[tuple[int, str], Hiding]
@@ -136,7 +135,6 @@ def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals
     last_ns = [with_assumed_waits(own, last) for own, last in zip(facts, arrivals.last_ns, strict=True)]
     waitings = waitings_of(facts, exposures, arrivals, last_ns)
     stragglers = stragglers_of(facts, arrivals, waitings)
-    late = {rank for _, rank in stragglers}
     alike = alike_calls(facts, arrivals)
     views = []
     for rank, (own, exposure) in enumerate(zip(facts, exposures, strict=True)):
@@ -150,7 +148,6 @@ def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals
             last_ns=last_ns[rank],
             waitings=waitings[rank],
             stragglers=own_stragglers,
-            is_straggler=rank in late,
             delayed=delayed_by_stragglers(own, exposure, waitings[rank], own_stragglers, *last),
             slowed=slowed_calls(own, exposure.gaps, moving),
             moving_ns=moving,

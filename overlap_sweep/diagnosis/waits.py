@@ -34,7 +34,6 @@ class Wait:
     operator: str
     """Operator that called it, such as aten::item; empty if none did."""
     where: str
-    thread: int
     ends_step: bool = False
     """Whether it waits for the whole device at the end of a ProfilerStep, as programs do to take times."""
 
@@ -71,4 +70,4 @@ def waits_of(trace: Trace, places: Places, *, apart: bool) -> Iterator[Wait]:
             and not operator
         )
         if not (ends_step and apart):
-            yield Wait(start_ns, end_ns, name, operator, places.at(thread, start_ns), thread, ends_step)
+            yield Wait(start_ns, end_ns, name, operator, places.at(thread, start_ns), ends_step)

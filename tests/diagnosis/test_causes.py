@@ -391,8 +391,9 @@ def test_the_device_waits_for_what_is_not_recorded(tmp_path: Path) -> None:
     found = findings(tmp_path, stalled(launch=-300))
     assert list(found) == ["unexplained", "none"]
     assert found["unexplained"].lost_us == 2000
-    assert found["unexplained"].where == "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_TNT (7)"
+    assert found["unexplained"].where == "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_TNT (stream 7)"
     assert "launched 3,300 us before it started" in found["unexplained"].evidence
+    assert "runs on stream 7, " in found["unexplained"].evidence
     assert "cudaLaunchHostFunc" not in found["unexplained"].evidence
     found = findings(tmp_path, stalled(launch=-300, function=True))
     assert "cudaLaunchHostFunc" in found["unexplained"].evidence

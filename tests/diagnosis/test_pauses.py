@@ -70,6 +70,31 @@ def test_an_annotation_names_the_place(tmp_path: Path) -> None:
     assert place(trace, tmp_path) == "in # running sparse arch"
 
 
+@pytest.mark.parametrize("name", ["DistributedDataParallel.forward", "FSDP::pre_forward", "Optimizer.step#Adam.step"])
+def test_annotations_of_torch_name_no_function(tmp_path: Path, name: str) -> None:
+    trace = paused()
+    trace.annotation(name, 20, 20_020)
+    assert place(trace, tmp_path) == "between aten::mm and aten::add"
+
+
+@pytest.mark.parametrize("waits_us", [50, 5000])
+def test_pauses_of_a_late_rank_are_listed_unless_the_straggler_is(tmp_path: Path, waits_us: float) -> None:
+    ranks = []
+    for rank in range(2):
+        made = Timeline(rank)
+        for start in (0, 30_000):
+            made.step(start // 30_000, start - 600, start + 29_000)
+            made.kernel(start, start + (500 if rank else 21_000 - waits_us), launch=start - 500)
+            begins = start + (21_000 if rank else 300)
+            made.collective("all_reduce", begins, start + 21_100, launch=begins - (10 if rank else 700))
+            made.kernel(start + 21_100, start + 29_500, launch=begins - (5 if rank else 690))
+        ranks.append(made)
+    found = diagnosed(tmp_path, *ranks).findings
+    late = {finding.cause: finding.rank for finding in found}
+    assert late.get("straggler") == (1 if waits_us == 5000 else None)
+    assert late.get("host_bound") == (None if waits_us == 5000 else 1)
+
+
 def test_a_loader_is_named_without_what_runs_around_it(tmp_path: Path) -> None:
     trace = paused()
     trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 20, 90_000)

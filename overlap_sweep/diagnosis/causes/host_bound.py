@@ -1,7 +1,7 @@
 """The GPU had nothing to run because the host launched late, without having waited for the device.
 
-As far as the host paused, starting nothing for long, the finding says where it was. What a straggler's host lost to
-pauses is the straggler's.
+As far as the host paused, starting nothing for long, the finding says where it was. What makes a rank late that others
+are said to wait for is part of that finding, `straggler`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAUSES = "pauses"
 
 
 def paused(time: IdleTime) -> Iterator[Loss]:
-    late, pauses, is_straggler = time.late, time.view.facts.pauses, time.view.is_straggler
+    late, pauses = time.late, time.view.facts.pauses
     # What a wait at the end of a step costs comes first: starting the next step takes time in any case.
     waits = [time.view.facts.waits[i] for i, _ in time.waited_ns]
     ended = [wait.ends_step and wait.end_ns > late.start_ns for wait in waits]
@@ -43,17 +43,13 @@ def paused(time: IdleTime) -> Iterator[Loss]:
         if lost_ns > 0:
             time.loading_ns -= loading_ns
             numbers = {"loading_ns": loading_ns}
-            loss = Loss(lost_ns, pause=i, about=PAUSES, where=pauses[i].place, numbers=numbers)
-            if is_straggler:
-                time.take("", loss)
-            else:
-                yield loss
+            yield Loss(lost_ns, pause=i, about=PAUSES, where=pauses[i].place, numbers=numbers, makes_late=True)
 
 
 def launched_late(time: IdleTime) -> Iterator[Loss]:
-    if not (time.view.is_straggler and time.late.end_ns - time.late.start_ns > PAUSE_NS):
-        loading_ns = min(time.rest_ns, max(0.0, time.loading_ns))
-        yield Loss(time.rest_ns, numbers={"loading_ns": loading_ns})
+    loading_ns = min(time.rest_ns, max(0.0, time.loading_ns))
+    is_long = time.late.end_ns - time.late.start_ns > PAUSE_NS
+    yield Loss(time.rest_ns, numbers={"loading_ns": loading_ns}, makes_late=is_long)
 
 
 def _loading_share(basis: Basis) -> float:

@@ -19,7 +19,7 @@ def stalls_without_cause(view: RankView) -> Iterator[Loss]:
     for i, lost_ns in enumerate(view.exposure.unexplained_ns.tolist()):
         stall = view.facts.stalls[i]
         if lost_ns >= LATENCY_NS:
-            where = f"{stall.after} ({stall.stream})"
+            where = f"{stall.after} (stream {stall.stream})"
             yield Loss(lost_ns, step=view.step_at(stall.end_ns), stall=i, where=where)
 
 
@@ -39,8 +39,8 @@ def evidence(basis: Basis) -> str:
     holds_back = f", after a call of {first.holds_back}" if first.holds_back else ""
     return (
         f"Nothing runs on the device {counted(count, 'time')} per step, for up to {as_time(basis.longest_us)}. Then "
-        f"{first.after} runs on {first.stream}, {ahead}{holds_back}; {first.before} had ended. What the device waited "
-        "for is not in the trace."
+        f"{first.after} runs on stream {first.stream}, {ahead}{holds_back}; {first.before} had ended. What the device "
+        "waited for is not in the trace."
     )
 
 
