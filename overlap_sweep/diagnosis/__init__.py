@@ -16,7 +16,7 @@ Pass = Literal["fwd", "bwd", "other", ""]
 a trace that does not separate them."""
 
 NEGLIGIBLE = 0.02
-"""Share of a step below which communication costs nothing worth mending."""
+"""Share of a step below which communication costs nothing worth fixing."""
 
 END_OF_STEP = "end of the step"
 """Where the host waits for the device that then has nothing to run until the next step is launched."""

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +29,13 @@ SAME_HOST_CLOCK_NS = 500_000
 TRANSFER_SHARE = 0.25
 """Ranks that waited see a long collective end later than the rank that came last, by up to a fifth of its transfer."""
 
-POINT_TO_POINT = frozenset({"send", "recv"})
+_MESSAGES = frozenset({"send", "recv"})
 MEETING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Nobody ends before the last one has started: everybody needs something of everybody."""
 
 _END_TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 _EQUAL_SIZES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
-_OF_GROUPS = MEETING | {"broadcast", "reduce", "gather", "scatter", "send_recv"}
+_IN_GROUPS = MEETING | {"broadcast", "reduce", "gather", "scatter", "send_recv"}
 _MOST_FAILURES = 0.1
 _QUANTILES = (0.1, 0.9)
 _ENOUGH = 5
@@ -103,7 +103,7 @@ def arrivals(facts: Sequence[RankFacts]) -> Arrivals:
 def _sequences(facts: Sequence[RankFacts]) -> Iterator[_Sequence]:
     """Yields the matched calls of each process group, or of what stands for one."""
     names, streams = common_names(facts), _streams(facts)
-    of_two = len(facts) == 2 and all(rank.world_size in (2, None) for rank in facts)
+    is_pair = len(facts) == 2 and all(rank.world_size in (2, None) for rank in facts)
     by_order: dict[Hashable, dict[int, dict[int, list[int]]]] = defaultdict(lambda: defaultdict(dict))
     by_stream: dict[int, dict[int, list[int]]] = defaultdict(dict)
     for number, rank in enumerate(facts):
@@ -113,7 +113,7 @@ def _sequences(facts: Sequence[RankFacts]) -> Iterator[_Sequence]:
             key = _key(facts, number, call, names[number], streams[number])
             if key is not None:
                 by_order[key][call.step].setdefault(number, []).append(i)
-            elif not call.group and call.collective not in POINT_TO_POINT | {"send_recv"}:
+            elif not call.group and not call.is_message:
                 by_stream[call.step].setdefault(number, []).append(i)
     for steps in by_order.values():
         matches = [match for ranks in steps.values() for match in _in_order(facts, ranks)]
@@ -122,9 +122,9 @@ def _sequences(facts: Sequence[RankFacts]) -> Iterator[_Sequence]:
             first = facts[number].calls[i]
             is_nameless = _is_nameless(facts[number], first)
             is_only_one = is_nameless and all(len(own) == 1 for own in streams)
-            yield _Sequence(matches, bool(first.group) or of_two or is_only_one, is_nameless)
+            yield _Sequence(matches, bool(first.group) or is_pair or is_only_one, is_nameless)
     for ranks in by_stream.values():
-        yield _Sequence(list(_on_streams(facts, ranks)), of_two)
+        yield _Sequence(list(_on_streams(facts, ranks)), is_pair)
 
 
 def _streams(facts: Sequence[RankFacts]) -> list[dict[int, int]]:
@@ -154,7 +154,7 @@ def _streams(facts: Sequence[RankFacts]) -> list[dict[int, int]]:
 
 
 def _is_nameless(rank: RankFacts, call: Call) -> bool:
-    return rank.on_device and not call.group and not call.is_wait and call.collective in _OF_GROUPS - {"send_recv"}
+    return rank.on_device and not call.group and not call.is_wait and call.collective in _IN_GROUPS - {"send_recv"}
 
 
 def _key(
@@ -167,13 +167,13 @@ def _key(
         common = names.get(call.group)
         if common is None:
             return None
-    elif rank.on_device and (call.is_wait or call.collective not in _OF_GROUPS | POINT_TO_POINT):
+    elif rank.on_device and (call.is_wait or call.collective not in _IN_GROUPS | _MESSAGES):
         return None
     elif streams and _is_nameless(rank, call):
         return (streams[call.lane], "")
     else:
         common = ()
-    if call.collective not in POINT_TO_POINT | {"send_recv"}:
+    if not call.is_message:
         return (common, call.collective if not call.group else "")
     size = len(group.ranks) or group.size if group else call.group_size or rank.world_size or len(facts)
     if size != 2:
@@ -190,8 +190,8 @@ def _is_first(facts: Sequence[RankFacts], number: int) -> bool:
 def common_names(facts: Sequence[RankFacts]) -> list[dict[str, Hashable]]:
     """Returns, per rank, a name for each of its process groups that the same group has on every rank.
 
-    That is its set of ranks. Several groups of the same ranks are told apart by their names, if all of them have the
-    same names, else by what the program calls them; groups that neither tells apart have no common name. Groups whose
+    That is its set of ranks. Several groups of the same ranks are distinguished by their names, if all ranks have the
+    same names, else by what the program calls them; groups that neither distinguishes have no common name. Groups whose
     ranks are unknown go by their names, unless more ranks than they have members know the name.
     """
     by_ranks: dict[frozenset[int], dict[int, list[Group]]] = defaultdict(dict)
@@ -204,9 +204,10 @@ def common_names(facts: Sequence[RankFacts]) -> list[dict[str, Hashable]]:
                 by_name[group.name].append(group)
     found: list[dict[str, Hashable]] = [{} for _ in facts]
     for ranks, groups in by_ranks.items():
-        told = _telling(list(groups.values()))
+        field = _distinguishing_field(list(groups.values()))
         for number, own in groups.items():
-            found[number] |= {group.name: (ranks, told(group)) for group in own if told(group) is not None}
+            if field is not None:
+                found[number] |= {group.name: (ranks, getattr(group, field, "")) for group in own}
     for number, rank in enumerate(facts):
         for group in rank.groups.values():
             if not group.ranks and len(by_name[group.name]) <= (group.size or len(facts)):
@@ -214,15 +215,14 @@ def common_names(facts: Sequence[RankFacts]) -> list[dict[str, Hashable]]:
     return found
 
 
-def _telling(groups: list[list[Group]]) -> Any:
-    """Returns a function that tells groups of the same ranks apart, from each rank's list of them."""
+def _distinguishing_field(groups: list[list[Group]]) -> str | None:
+    """Returns the field that distinguishes groups of the same ranks, given each rank's list of them; empty if there is
+    nothing to distinguish, None if no field does."""
     if all(len(own) == 1 for own in groups):
-        return lambda group: ""
+        return ""
     if len({frozenset(group.name for group in own) for own in groups}) == 1:
-        return lambda group: group.name
-    if all(len({group.about for group in own}) == len(own) for own in groups):
-        return lambda group: group.about
-    return lambda group: None
+        return "name"
+    return "about" if all(len({group.about for group in own}) == len(own) for own in groups) else None
 
 
 def _in_order(facts: Sequence[RankFacts], ranks: dict[int, list[int]]) -> Iterator[tuple[_Member, ...]]:
@@ -250,7 +250,7 @@ def _launched_in_order(calls: Sequence[Call], chosen: list[int]) -> list[int]:
 
 def _kind(call: Call) -> Hashable:
     """Returns what every rank's call of one collective has."""
-    if call.collective in POINT_TO_POINT:
+    if call.collective in _MESSAGES:
         return ("", call.received if call.collective == "recv" else call.sent, call.dtype)
     sizes = (call.sent, call.received, call.dtype) if call.collective in _EQUAL_SIZES else ()
     return (call.collective, call.is_wait, *sizes)

@@ -14,11 +14,11 @@ from overlap_sweep.diagnosis import as_time, counted
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.exposure import Exposure
 from overlap_sweep.diagnosis.facts import RankFacts, size_of
+from overlap_sweep.diagnosis.groups import Alike
+from overlap_sweep.diagnosis.host import paused_ns
 from overlap_sweep.diagnosis.lateness import Often, Share
 from overlap_sweep.diagnosis.loss import Loss
 from overlap_sweep.diagnosis.nodes import place_of
-from overlap_sweep.diagnosis.pauses import paused_ns
-from overlap_sweep.diagnosis.transfers import Alike
 from overlap_sweep.trace.intervals import intersect, merge
 
 

@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 from overlap_sweep.diagnosis import LOADING
 from overlap_sweep.diagnosis.calls import Call, calls_of, groups_of
 from overlap_sweep.diagnosis.collectives import Group, group_of
-from overlap_sweep.diagnosis.pauses import Pause, pauses_of
+from overlap_sweep.diagnosis.host import Pause, Stall, Wait, launched_ns, pauses_of, stalls_of, waits_of
 from overlap_sweep.diagnosis.places import Places
-from overlap_sweep.diagnosis.stalls import Stall, launched_ns, stalls_of
-from overlap_sweep.diagnosis.waits import Wait, waits_of
 from overlap_sweep.trace.activity import COMPUTE, GEMM, MEMORY, Activity, activity_of, launches_of
 from overlap_sweep.trace.columns import Trace
 from overlap_sweep.trace.intervals import Intervals, merge

@@ -18,11 +18,11 @@ from overlap_sweep.diagnosis.causes.straggler import IN_TURN
 from overlap_sweep.diagnosis.conditions import conditions_of
 from overlap_sweep.diagnosis.exposure import Exposure, Measure, exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
+from overlap_sweep.diagnosis.groups import Alike
 from overlap_sweep.diagnosis.lateness import Often, Share, often_of
 from overlap_sweep.diagnosis.loss import Loss
 from overlap_sweep.diagnosis.losses import losses_of
 from overlap_sweep.diagnosis.rank import RankView, views_of
-from overlap_sweep.diagnosis.transfers import Alike
 from overlap_sweep.trace.intervals import intersect, merge, subtract
 
 MOST_OF_SMALL = 3

@@ -144,14 +144,14 @@ class _History:
             both = (self._members[number] for number in self._meetings[rank])
             self._common[rank, late] = sorted((match[rank], match[late]) for match in both if late in match)
         common = self._common[rank, late]
-        of_late = self._members[self._match[rank][index]][late]
-        ends = self._facts[rank].calls[index].start_ns, self._facts[late].calls[of_late].start_ns
+        late_call = self._members[self._match[rank][index]][late]
+        ends = self._facts[rank].calls[index].start_ns, self._facts[late].calls[late_call].start_ns
         place = bisect_left(common, (index, 0))
         if place:
             own, other = common[place - 1]
             starts = self._facts[rank].calls[own].end_ns, self._facts[late].calls[other].end_ns
         else:
-            starts = self._step_start(rank, index), self._step_start(late, of_late)
+            starts = self._step_start(rank, index), self._step_start(late, late_call)
         return (starts[0], ends[0]), (starts[1], ends[1]), bool(place)
 
     def _step_start(self, rank: int, index: int) -> int:

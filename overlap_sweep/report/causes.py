@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,7 @@ class Side:
         return [path for path in paths if path]
 
     @property
-    def of_users_program(self) -> bool:
+    def is_users_program(self) -> bool:
         """Returns whether the traces are of a user's program, whose steps are not ours."""
         return bool(self.point.result and self.point.result.measured and self.point.result.measured.of_users_program)
 
@@ -64,7 +64,7 @@ class Side:
     def host_was_ahead(self) -> bool:
         """Returns whether the host is known to have been ahead of the GPU when times were taken, without the
         profiler."""
-        known = self.point.config["runtime"]["device"] == "cuda" and not self.of_users_program
+        known = self.point.config["runtime"]["device"] == "cuda" and not self.is_users_program
         return known and bool(self.point.result and not self.point.result.launch_bound)
 
 
@@ -89,7 +89,7 @@ def findings_of(side: Side, run: Run | None) -> list[Finding]:
     return [
         one
         for one in found
-        if (one.where != END_OF_STEP or side.of_users_program)
+        if (one.where != END_OF_STEP or side.is_users_program)
         and side.pass_name in ("", one.pass_ or side.pass_name)
         and (one.share >= side.least_share or one.cause == "none")
     ]
@@ -118,8 +118,13 @@ def _causes_in_a_sentence(side: Side, run: Run | None) -> str:
 
 
 _DROPPED = {
-    **{"waiting_us": 1, "transfer_us": 1},
-    **{"where": 2, "process_group": 3, "pass": 4, "rank": 5, "collective": 6},
+    "waiting_us": 1,
+    "transfer_us": 1,
+    "where": 2,
+    "process_group": 3,
+    "pass": 4,
+    "rank": 5,
+    "collective": 6,
 }
 
 
@@ -169,17 +174,17 @@ def _nothing(side: Side, run: Run) -> str:
 
 def _listing(rows: Sequence[Row], found: Mapping[str, tuple[Side, Run]]) -> Listing[Row]:
     about = {name: list(_about(side, run)) for name, (side, run) in found.items()}
-    earlier = {id(row): [other["try"] for other in rows[:i]] for i, row in enumerate(rows)}
     one_group = len({row["process_group"] for row in rows} - {""}) < 2
     columns = (column for column in ON_PAGE.columns if not (one_group and column.name == "process_group"))
-
-    def told(row: Row) -> Told:
-        advice, before = row["try"], earlier[id(row)]
-        says_nothing = not advice or row["cause"] == "none" or advice in before[-1:]
-        tries = [] if says_nothing else [f"Try: {'as above.' if advice in before else advice}"]
-        return Told(row["run"], about[row["run"]], [row["evidence"], *tries])
-
-    return Listing(replace(ON_PAGE, columns=tuple(columns)), rows, told=told)
+    advice_before: list[str] = []
+    listed = []
+    for row in rows:
+        advice = row["try"]
+        says_nothing = not advice or row["cause"] == "none" or advice in advice_before[-1:]
+        tries = [] if says_nothing else [f"Try: {'as above.' if advice in advice_before else advice}"]
+        listed.append({**row, "text": Told(row["run"], about[row["run"]], [row["evidence"], *tries])})
+        advice_before.append(advice)
+    return Listing(replace(ON_PAGE, columns=tuple(columns)), listed, told=itemgetter("text"))
 
 
 def _about(side: Side, run: Run) -> Iterator[str]:
@@ -213,7 +218,8 @@ def _cause(name: str, read: str, kind: Kind = "number") -> Column[Finding | None
 
 
 OF_POINT: Table[Finding | None] = Table(
-    *("causes", "what costs most in the traces of each row's point"),
+    "causes",
+    "what costs most in the traces of each row's point",
     (
         _cause("cause", "cause", "text"),
         _cause("cause_lost_us", "lost_us"),

@@ -43,7 +43,8 @@ PASS = "fwd, bwd, or other (the optimizer and what follows the backward pass); e
 GROUP = _text("process_group", "Name and description of the process group; empty if unknown.", "group")
 
 FINDINGS: Table[Row] = Table(
-    *("findings", "one row per finding, in each run the most worthwhile first"),
+    "findings",
+    "one row per finding, in each run the most worthwhile first",
     (
         RUN,
         _text(
@@ -88,7 +89,8 @@ FINDINGS: Table[Row] = Table(
     ),
 )
 STEPS: Table[Row] = Table(
-    *("steps", "one row per step and rank"),
+    "steps",
+    "one row per step and rank",
     (
         RUN,
         _count("rank", "Rank that recorded the trace; empty if the trace does not name it.", "rank"),
@@ -103,7 +105,9 @@ STEPS: Table[Row] = Table(
         _us("idle_us", "Time in which nothing computes or communicates.", "idle us"),
         _us("slowed_us", "Time that GEMMs lost to communication beside them.", "slowed us"),
         Column(
-            *("startup", itemgetter("startup"), "Whether the step contains the profiler's start, on any rank."),
+            "startup",
+            itemgetter("startup"),
+            "Whether the step contains the profiler's start, on any rank.",
             kind="flag",
             header="start-up",
             words=lambda row: "left out" if row["startup"] else "",
@@ -123,9 +127,11 @@ def _transfer(name: str, about: str, header: str, bound: str, show: Callable[[fl
 
 
 GROUPS: Table[Row] = Table(
-    *("groups", "one row per process group, collective, size and pass"),
+    "groups",
+    "one row per process group, collective, size and pass",
     (
-        *(RUN, GROUP),
+        RUN,
+        GROUP,
         _text("ranks", "Ranks of the process group; empty if unknown."),
         _count("group_size", "Number of ranks of the process group; empty if unknown.", "ranks", dropped=1),
         _text(
@@ -149,7 +155,9 @@ GROUPS: Table[Row] = Table(
         _transfer(
             "transfer_us",
             "Median of all calls without waiting: from the last rank's start to the end.",
-            *("transfer us", "<= ", as_us),
+            header="transfer us",
+            bound="<= ",
+            show=as_us,
         ),
         _text(
             "transfer_is",
@@ -161,7 +169,9 @@ GROUPS: Table[Row] = Table(
             "busbw_gb_per_s",
             "algbw_gb_per_s times the part of the data that the links of each rank carry, by the formulas of "
             "nccl-tests: comparable between collectives and sizes.",
-            *("bus GB/s", ">= ", as_rate),
+            header="bus GB/s",
+            bound=">= ",
+            show=as_rate,
         ),
         _us(
             "skew_us",
@@ -180,7 +190,8 @@ GROUPS: Table[Row] = Table(
         _number(
             "slowdown",
             "Time of the GEMMs beside the calls / time of the same GEMMs alone; empty if none of them ever ran alone.",
-            *("{:.2f}x".format, "GEMMs"),
+            "{:.2f}x".format,
+            header="GEMMs",
             dropped=5,
         ),
     ),
@@ -223,8 +234,8 @@ TABLE_BY: dict[str, tuple[Table[Row], Callable[[Iterable[Run]], list[Row]]]] = {
 """Table and its rows by what a row is."""
 
 
-def _rows(of_runs: Iterable[tuple[str, Iterable[Any]]]) -> list[Row]:
-    return [{"run": name, **msgspec.to_builtins(found)} for name, all_found in of_runs for found in all_found]
+def _rows(by_run: Iterable[tuple[str, Iterable[Any]]]) -> list[Row]:
+    return [{"run": name, **msgspec.to_builtins(found)} for name, all_found in by_run for found in all_found]
 
 
 def warnings_of(runs: Sequence[Run]) -> list[str]:
@@ -253,11 +264,11 @@ def lost(diagnosis: Diagnosis) -> Lost | None:
         if not step.startup:
             steps.setdefault(step.rank, []).append(step)
     names = ("step_us", "exposed_comm_us", "idle_us", "slowed_us")
-    of_ranks = [
+    ranks = [
         Lost(rank, len(own), *(median(getattr(step, name) for step in own) for name in names))
         for rank, own in steps.items()
     ]
-    return max(of_ranks, key=lambda one: (one.exposed_comm_us + one.slowed_us, one.idle_us), default=None)
+    return max(ranks, key=lambda one: (one.exposed_comm_us + one.slowed_us, one.idle_us), default=None)
 
 
 def headline(diagnosis: Diagnosis) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from overlap_sweep.diagnosis.pauses import Pause, paused_ns
+from overlap_sweep.diagnosis.host import Pause, paused_ns
 from overlap_sweep.trace.kineto import read_trace
 from tests.diagnosis.made_timeline import Timeline, diagnosed
 

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_sweep.diagnosis.calls import Call
-from overlap_sweep.diagnosis.roles import roles_of
+from overlap_sweep.diagnosis.calls import Call, roles_of
 from tests.diagnosis.made_facts import call
 
 

@@ -18,9 +18,9 @@ from overlap_sweep.diagnosis.loss import Loss
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
+    from overlap_sweep.diagnosis.host import Wait
     from overlap_sweep.diagnosis.rank import RankView
     from overlap_sweep.diagnosis.times import ExposedTime, IdleTime
-    from overlap_sweep.diagnosis.waits import Wait
 
 COPIED_NS = 300_000
 """Longest time from a collective's launch to its start in which only its buffer is filled: half a GB on an H200."""

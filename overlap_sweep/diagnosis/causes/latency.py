@@ -73,10 +73,10 @@ def small_calls(view: RankView) -> dict[int, Small]:
     rates: dict[_Link, float] = defaultdict(lambda: SLOWEST_GBS)
     for i in sizes.keys() & view.alike.keys():
         link = view.facts.calls[i].group, view.facts.calls[i].library
-        of_kind = view.alike[i]
-        if of_kind.transfer_us is not None and of_kind.rate_gbs is not None:
-            latencies_ns[link] = min(latencies_ns[link], max(of_kind.transfer_us * 1000, 1000.0))
-            rates[link] = max(rates[link], of_kind.rate_gbs)
+        alike_calls = view.alike[i]
+        if alike_calls.transfer_us is not None and alike_calls.rate_gbs is not None:
+            latencies_ns[link] = min(latencies_ns[link], max(alike_calls.transfer_us * 1000, 1000.0))
+            rates[link] = max(rates[link], alike_calls.rate_gbs)
     for i, size in sizes.items():
         call = view.facts.calls[i]
         link = call.group, call.library

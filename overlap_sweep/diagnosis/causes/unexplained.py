@@ -11,8 +11,8 @@ from overlap_sweep.diagnosis.loss import Loss
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
+    from overlap_sweep.diagnosis.host import Stall
     from overlap_sweep.diagnosis.rank import RankView
-    from overlap_sweep.diagnosis.stalls import Stall
 
 
 def stalls_without_cause(view: RankView) -> Iterator[Loss]:
