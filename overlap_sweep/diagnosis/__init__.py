@@ -44,6 +44,9 @@ LATENCY_NS = 30_000
 TOGETHER_NS = 5_000
 """Longest time between the end of a kernel and the start of one that waited for it on another stream."""
 
+UNBLOCKED_NS = 50_000
+"""Longest time from the end of communication to the kernel that waited for it: copies may be in between."""
+
 MUCH = 0.3
 """Share of the time lost from which on something explains it: what differs between two ranks, or what the host does."""
 

@@ -12,22 +12,21 @@ import numpy as np
 
 from overlap_sweep.diagnosis import as_time, counted
 from overlap_sweep.diagnosis.calls import Call
-from overlap_sweep.diagnosis.exposure import Exposure
 from overlap_sweep.diagnosis.facts import RankFacts, size_of
-from overlap_sweep.diagnosis.groups import Alike
 from overlap_sweep.diagnosis.host import paused_ns
 from overlap_sweep.diagnosis.lateness import Often, Share
 from overlap_sweep.diagnosis.loss import Loss
 from overlap_sweep.diagnosis.nodes import place_of
-from overlap_sweep.trace.intervals import intersect, merge
+from overlap_sweep.diagnosis.rank import RankView
+from overlap_sweep.trace.intervals import intersect, intervals_of, merge
 
 
 @dataclass(frozen=True)
 class Basis:
     """What a finding rests on."""
 
-    facts: Sequence[RankFacts]
-    exposures: Sequence[Exposure]
+    views: Sequence[RankView]
+    """By rank."""
     rank: int
     """Index of the rank that loses the time."""
     cause: str
@@ -38,8 +37,6 @@ class Basis:
     lost_us: float
     """Per step, median."""
     num_steps: int
-    alike: Mapping[int, Alike] = field(default_factory=dict)
-    """As of the rank's view: by call, those like it of all ranks."""
     often: Sequence[Often] = ()
     """By rank: how often it came last."""
     turns: Mapping[int, Share] = field(default_factory=dict)
@@ -49,8 +46,12 @@ class Basis:
     """As of Finding."""
 
     @property
+    def view(self) -> RankView:
+        return self.views[self.rank]
+
+    @property
     def own(self) -> RankFacts:
-        return self.facts[self.rank]
+        return self.view.facts
 
     @cached_property
     def calls(self) -> list[Call]:
@@ -60,7 +61,7 @@ class Basis:
     @property
     def met_all(self) -> bool:
         """Returns whether there are traces of as many ranks as each call's group has."""
-        return all((size_of(self.own, call) or self.own.world_size or 0) <= len(self.facts) for call in self.calls)
+        return all((size_of(self.own, call) or self.own.world_size or 0) <= len(self.views) for call in self.calls)
 
     @property
     def roles(self) -> set[str]:
@@ -112,7 +113,7 @@ class Basis:
 
     def host_late_us(self, rank: int) -> tuple[float, float]:
         """Returns the time per step in which a rank's host was late, and the part of it in which it waited for data."""
-        facts, exposure = self.facts[rank], self.exposures[rank]
+        facts, exposure = self.views[rank].facts, self.views[rank].exposure
         counts = facts.is_steady[[late.work for late in exposure.late]]
         idle_ns = np.array([late.idle_ns for late in exposure.late])[counts].sum()
         steps = max(len(facts.steady_steps), 1)
@@ -120,9 +121,9 @@ class Basis:
 
     def paused_ns(self, rank: int) -> Counter[str]:
         """Returns the time per steady step in which a rank's host was late because it paused, by place."""
-        facts, late = self.facts[rank], self.exposures[rank].host_late
-        steps = [(step.start_ns, step.end_ns) for step in facts.steps if not step.startup]
-        found = paused_ns(facts.pauses, intersect(late, merge(np.array(steps, np.int64).reshape(-1, 2))))
+        facts, late = self.views[rank].facts, self.views[rank].exposure.host_late
+        steps = [step for step in facts.steps if not step.startup]
+        found = paused_ns(facts.pauses, intersect(late, merge(intervals_of(steps))))
         return Counter({place: ns // len(steps) for place, ns in found.items()})
 
     @property

@@ -118,14 +118,14 @@ def _fewer_blocks(basis: Basis) -> str:
 def _busy_cores(basis: Basis) -> str:
     if basis.own.on_device or basis.cause not in ("dependency", "issued_late"):
         return ""
-    slower = lost_of_hidden(basis.own, basis.exposures[basis.rank].gaps)
+    slower = lost_of_hidden(basis.own, basis.view.exposure.gaps)
     return f"{slower:.0%}" if slower >= BUSY else ""
 
 
 CONDITIONS: dict[str, Callable[[Basis], bool | str]] = {
     "cpu": lambda basis: not basis.own.on_device,
     "megatron": lambda basis: any(_MEGATRON.search(group.about) for group in basis.own.groups.values()),
-    "no_training": lambda basis: not any(one.libraries & TRAINING for one in basis.facts),
+    "no_training": lambda basis: not any(view.facts.libraries & TRAINING for view in basis.views),
     "point_to_point": _point_to_point,
     "few_numbers": _few_numbers,
     "after_step": _after_step,

@@ -15,16 +15,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis import LATENCY_NS, NEVER
+from overlap_sweep.diagnosis import LATENCY_NS, NEVER, UNBLOCKED_NS
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.facts import RankFacts, Step
-from overlap_sweep.trace.intervals import Intervals, length, merge, subtract
-
-UNBLOCKED_NS = 50_000
-"""Longest time from the end of communication to the kernel that waited for it: copies may be in between."""
+from overlap_sweep.trace.intervals import Intervals, intervals_of, length, merge, subtract
 
 UNBLOCKED_CPU_NS = 1_000_000
-"""The same on a CPU, where the thread that waited has to wake up and to run Python first."""
+"""UNBLOCKED_NS on a CPU, where the thread that waited has to wake up and to run Python first."""
 
 
 UNBLOCKED_CPU = 0.25
@@ -104,7 +101,7 @@ class Exposure:
     loading_ns: NDArray[np.float64]
     """By `late`: the part of `idle_ns` in which the host waited for the next batch."""
     host_late: Intervals
-    """Union of `late`, without communication and copies: where the host was is in `pauses.paused_ns` of these."""
+    """Union of `late`, without communication and copies: where the host was is in `host.paused_ns` of these."""
     unexplained_ns: NDArray[np.float64]
     """By the rank's stalls: the part in which nothing computed inside of a step, and the host was not late."""
 
@@ -112,9 +109,8 @@ class Exposure:
 def exposure_of(facts: RankFacts) -> Exposure:
     """Returns when nothing computed on a rank, and what was waited for."""
     work, calls = facts.work, facts.calls
-    starts = np.array([call.start_ns for call in calls], np.int64)
-    ends = np.array([call.end_ns for call in calls], np.int64)
-    spans = np.stack((starts, ends), axis=1) if calls else np.empty((0, 2), np.int64)
+    spans = intervals_of(calls)
+    starts, ends = spans[:, 0], spans[:, 1]
     compute, comm = Measure(work.intervals), Measure(spans)
     busy = Measure(np.concatenate((spans, facts.copies)))
     gaps = _gaps(facts, compute)
@@ -131,9 +127,9 @@ def exposure_of(facts: RankFacts) -> Exposure:
         late += _one_gap(facts, found, busy, (a, b), inside, after if ended else None)
     found.late.extend(late)
     loading = Measure(subtract(facts.loading, busy.union))
-    spans = np.array([(one.start_ns, one.end_ns) for one in late], np.int64).reshape(-1, 2)
+    spans = intervals_of(late)
     in_time = Measure(subtract(gaps, merge(spans)))
-    stalls = np.array([(stall.start_ns, stall.end_ns) for stall in facts.stalls], np.int64).reshape(-1, 2)
+    stalls = intervals_of(facts.stalls)
     return replace(
         found,
         loading_ns=loading.until(spans[:, 1]) - loading.until(spans[:, 0]),
@@ -144,7 +140,7 @@ def exposure_of(facts: RankFacts) -> Exposure:
 
 def _gaps(facts: RankFacts, compute: Measure) -> Intervals:
     """Returns the gaps inside of the steps."""
-    steps = merge(np.array([(step.start_ns, step.end_ns) for step in facts.steps], np.int64).reshape(-1, 2))
+    steps = merge(intervals_of(facts.steps))
     return subtract(steps, compute.union)
 
 
@@ -219,21 +215,11 @@ def counted_steps(steps: list[Step]) -> list[Step]:
     return [step for step in steps if not step.startup] or steps
 
 
-def exposed_per_step(calls: list[Call], steps: list[Step], busy: Intervals) -> list[tuple[int, int]]:
+def exposed_per_step(calls: list[Call], steps: list[Step], compute: Measure) -> list[tuple[int, int]]:
     """Returns, for each step, how long the calls took and how much of it was without computation."""
-    spans: dict[int, list[tuple[int, int]]] = {step.number: [] for step in steps}
+    by_step: dict[int, list[Call]] = {step.number: [] for step in steps}
     for call in calls:
-        spans[call.step].append((call.start_ns, call.end_ns))
-    unions = [merge(np.array(own, np.int64).reshape(-1, 2)) for own in spans.values()]
-    before = np.concatenate(([0], np.cumsum(busy[:, 1] - busy[:, 0])))
-    return [(length(union), length(union) - _busy_ns(union, busy, before)) for union in unions]
-
-
-def _busy_ns(union: Intervals, busy: Intervals, before: NDArray[np.int64]) -> int:
-    """Returns how much of the union is busy. `before`: length of `busy` before each of its intervals."""
-    if not len(busy) or not len(union):
-        return 0
-    place = np.searchsorted(busy[:, 0], union, side="right") - 1
-    inside = np.minimum(union, busy[place, 1]) - busy[place, 0]
-    until = np.where(place >= 0, before[place] + inside, 0)
-    return int((until[:, 1] - until[:, 0]).sum())
+        by_step[call.step].append(call)
+    unions = [merge(intervals_of(own)) for own in by_step.values()]
+    busy_ns = [round((compute.until(union[:, 1]) - compute.until(union[:, 0])).sum()) for union in unions]
+    return [(length(union), length(union) - busy) for union, busy in zip(unions, busy_ns, strict=True)]

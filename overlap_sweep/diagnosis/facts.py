@@ -19,7 +19,7 @@ from overlap_sweep.diagnosis.host import Pause, Stall, Wait, launched_ns, pauses
 from overlap_sweep.diagnosis.places import Places
 from overlap_sweep.trace.activity import COMPUTE, GEMM, MEMORY, Activity, activity_of, launches_of
 from overlap_sweep.trace.columns import Trace
-from overlap_sweep.trace.intervals import Intervals, merge
+from overlap_sweep.trace.intervals import Intervals, merge, no_intervals
 from overlap_sweep.trace.iterations import iteration_spans
 
 
@@ -89,15 +89,15 @@ class RankFacts:
     warnings: list[str] = field(default_factory=list)
     libraries: frozenset[str] = frozenset()
     """What the names in the trace show to be in use, by the names of `LIBRARIES`: for advice alone."""
-    loading: Intervals = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    loading: Intervals = field(default_factory=no_intervals)
     """When a thread that launches or computes waited for a DataLoader's next batch: a union."""
     pauses: list[Pause] = field(default_factory=list)
     """When no thread that launches or computes started anything, by start; see `pauses.paused_ns`."""
     stalls: list[Stall] = field(default_factory=list)
     """When the device ran nothing, though what ran next had been launched. Sorted by start."""
-    optimizer_steps: Intervals = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    optimizer_steps: Intervals = field(default_factory=no_intervals)
     """On the host, by start."""
-    backward_passes: Intervals = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    backward_passes: Intervals = field(default_factory=no_intervals)
     """On the host, by start: one for each microbatch."""
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -16,9 +16,8 @@ from overlap_sweep.diagnosis.basis import Basis
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.causes.straggler import IN_TURN
 from overlap_sweep.diagnosis.conditions import conditions_of
-from overlap_sweep.diagnosis.exposure import Exposure, Measure, exposure_of
+from overlap_sweep.diagnosis.exposure import Measure, exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
-from overlap_sweep.diagnosis.groups import Alike
 from overlap_sweep.diagnosis.lateness import Often, Share, often_of
 from overlap_sweep.diagnosis.loss import Loss
 from overlap_sweep.diagnosis.losses import losses_of
@@ -54,28 +53,18 @@ class _Lost:
 class _Run:
     """What findings of all ranks share; lists by rank."""
 
-    facts: Sequence[RankFacts]
-    exposures: Sequence[Exposure]
+    views: Sequence[RankView]
     often: list[Often]
     turns: dict[int, Share]
     separated: list[dict[_Calls, _Separated]]
-    alike: list[Mapping[int, Alike]]
 
 
 def diagnosis_of(name: str, facts: Sequence[RankFacts], met: Arrivals | None = None) -> Diagnosis:
     """Returns the diagnosis of one run, given the facts of its ranks; `met`: when they met, if known."""
     met = met or arrivals(facts)
-    exposures = [exposure_of(own) for own in facts]
-    views = views_of(facts, exposures, met)
+    views = views_of(facts, [exposure_of(own) for own in facts], met)
     losses = [losses_of(view) for view in views]
-    run = _Run(
-        facts=facts,
-        exposures=exposures,
-        often=often_of(facts, met),
-        turns=_turns(facts, losses),
-        separated=[_separated(view) for view in views],
-        alike=[view.alike for view in views],
-    )
+    run = _Run(views, often_of(facts, met), _turns(facts, losses), [_separated(view) for view in views])
     steps = [_steps(view) for view in views]
     every_step = [step for own in steps for step in own]
     of_run = [found for cause in CAUSES.values() if cause.of_run and (found := cause.of_run(every_step))]
@@ -100,9 +89,9 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts], met: Arrivals | None = N
 def _findings(run: _Run, steps: list[list[StepLoss]], losses: list[list[Loss]]) -> list[Finding]:
     """Returns each finding, of the rank that loses most. `steps`, `losses`: by rank."""
     found: dict[_Kind, list[Finding]] = defaultdict(list)
-    for rank, own in enumerate(run.facts):
+    for rank, view in enumerate(run.views):
         steady = [step for step in steps[rank] if not step.startup]
-        for kind, lost in _lost_by_kind(own, losses[rank]).items():
+        for kind, lost in _lost_by_kind(view.facts, losses[rank]).items():
             if lost.losses:
                 found[kind].append(_finding(run, rank, kind, lost, steady))
     return [max(same, key=lambda finding: finding.lost_us) for same in found.values()]
@@ -223,7 +212,7 @@ def _waiting_and_transfer(
         exposed_us: dict[int, float] = defaultdict(float)
         for step, call in {(loss.step, loss.call) for loss in lost.losses}:
             if call is not None:
-                pieces = run.exposures[rank].exposed[call].pieces
+                pieces = run.views[rank].exposure.exposed[call].pieces
                 exposed_us[step] += sum(end - start for start, end in pieces) / 1000
         waiting_us = {step: lost.by_step.get(step, 0.0) / 1000 for step in steps}
         return median(waiting_us.values()), median(exposed_us[step] - waiting_us[step] for step in steps)
@@ -237,22 +226,20 @@ def _waiting_and_transfer(
 
 
 def _finding(run: _Run, rank: int, kind: _Kind, lost: _Lost, steady: Sequence[StepLoss]) -> Finding:
-    own = run.facts[rank]
+    own = run.views[rank].facts
     step_us = median([step.step_us for step in steady]) if steady else 0.0
     lost_us = median([lost.by_step.get(step.step, 0.0) / 1000 for step in steady]) if steady else 0.0
     group = own.groups.get(kind.group)
     places = {place: ns for place, ns in lost.by_place.items() if place}
     waiting_us, transfer_us = _waiting_and_transfer(run, rank, kind, lost, steady)
     basis = Basis(
-        facts=run.facts,
-        exposures=run.exposures,
+        views=run.views,
         rank=rank,
         cause=kind.cause,
         about=kind.about,
         losses=lost.losses,
         lost_us=lost_us,
         num_steps=len(steady),
-        alike=run.alike[rank],
         often=run.often,
         turns=run.turns,
         waiting_us=waiting_us,
@@ -263,7 +250,7 @@ def _finding(run: _Run, rank: int, kind: _Kind, lost: _Lost, steady: Sequence[St
         cause=kind.cause,
         lost_us=round(lost_us, 3),
         share=lost_us / step_us if step_us else 0.0,
-        rank=own.rank if kind.cause != "straggler" else run.facts[late].rank if late != UNKNOWN_RANK else None,
+        rank=own.rank if kind.cause != "straggler" else run.views[late].facts.rank if late != UNKNOWN_RANK else None,
         process_group=group.title if group else kind.group,
         collective=kind.collective,
         pass_=kind.pass_,

@@ -16,11 +16,10 @@ from overlap_sweep.diagnosis import Pass
 from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals, common_names
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group, type_of
-from overlap_sweep.diagnosis.exposure import counted_steps, exposed_per_step
+from overlap_sweep.diagnosis.exposure import Measure, counted_steps, exposed_per_step
 from overlap_sweep.diagnosis.facts import RankFacts, Step, size_of
 from overlap_sweep.diagnosis.nodes import Place, place_of
 from overlap_sweep.diagnosis.slowdown import slowed_by_call, slowed_gemms
-from overlap_sweep.trace.intervals import Intervals, merge
 
 Known = Literal["measured", "at_most", ""]
 
@@ -226,14 +225,14 @@ def group_totals(facts: Sequence[RankFacts]) -> list[GroupTotal]:
     names = common_names(facts)
     found: dict[tuple[Hashable, str], list[GroupTotal]] = defaultdict(list)
     for number, rank in enumerate(facts):
-        steps, busy = counted_steps(rank.steps), merge(rank.work.intervals)
+        steps, compute = counted_steps(rank.steps), Measure(rank.work.intervals)
         counted = {step.number for step in steps}
         own: dict[tuple[Hashable, str], list[Call]] = defaultdict(list)
         for call in rank.calls:
             if call.step in counted:
                 own[name_of(names, number, call), call.library].append(call)
         for key, calls in own.items():
-            each = exposed_per_step(calls, steps, busy)
+            each = exposed_per_step(calls, steps, compute)
             group = rank.groups.get(calls[0].group) or Group("", "", (), None)
             total = GroupTotal(
                 group=group.name,
@@ -251,9 +250,9 @@ def group_totals(facts: Sequence[RankFacts]) -> list[GroupTotal]:
 def group_rows(facts: Sequence[RankFacts], arrived: Arrivals) -> list[GroupRow]:
     """Returns a row for each process group, collective, type, size and pass; what costs most first."""
     steps = [counted_steps(rank.steps) for rank in facts]
-    busy = [merge(rank.work.intervals) for rank in facts]
+    compute = [Measure(rank.work.intervals) for rank in facts]
     slowed = [slowed_by_call(rank, slowed_gemms(rank)) for rank in facts]
-    rows = [_row(facts, one, steps, busy, slowed) for one in alike_calls(facts, arrived)]
+    rows = [_row(facts, one, steps, compute, slowed) for one in alike_calls(facts, arrived)]
     return sorted(rows, key=lambda row: (-row.exposed_us, -row.calls * row.time_us, row.group, row.collective))
 
 
@@ -279,7 +278,7 @@ def _row(
     facts: Sequence[RankFacts],
     alike: Alike,
     steps: list[list[Step]],
-    busy: list[Intervals],
+    compute: list[Measure],
     slowed: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]],
 ) -> GroupRow:
     kind, met, rate_gbs = alike.kind, alike.met, alike.rate_gbs
@@ -290,7 +289,7 @@ def _row(
     factor = bus_factor(kind.collective, size)
     exposed, total_ns, exposed_ns = [], 0, 0
     for number, own in calls.items():
-        each = exposed_per_step(own, steps[number], busy[number])
+        each = exposed_per_step(own, steps[number], compute[number])
         exposed.append(median(per_step for _, per_step in each))
         total_ns += sum(per_step for per_step, _ in each)
         exposed_ns += sum(per_step for _, per_step in each)

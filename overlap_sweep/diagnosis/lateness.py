@@ -24,7 +24,7 @@ from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Measure
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.loss import Why
 from overlap_sweep.trace.activity import NO_ITERATION
-from overlap_sweep.trace.intervals import intersect, merge, subtract
+from overlap_sweep.trace.intervals import intersect, intervals_of, merge, subtract
 
 MOSTLY = 0.6
 """Share of a process group's waiting that one rank must have caused for the others to wait for it; else ranks are late
@@ -194,7 +194,7 @@ class _History:
 
 
 def _host_late(facts: RankFacts, exposure: Exposure) -> Measure:
-    spans = merge(np.array([(late.start_ns, late.end_ns) for late in exposure.late], np.int64).reshape(-1, 2))
+    spans = merge(intervals_of(exposure.late))
     return Measure(subtract(spans, merge(np.concatenate((exposure.comm.union, facts.copies)))))
 
 

@@ -13,9 +13,8 @@ import msgspec
 
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group
-from overlap_sweep.diagnosis.exposure import counted_steps, exposed_per_step
+from overlap_sweep.diagnosis.exposure import Measure, counted_steps, exposed_per_step
 from overlap_sweep.diagnosis.facts import RankFacts, size_of
-from overlap_sweep.trace.intervals import merge
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.groups import GroupRow
@@ -130,7 +129,7 @@ def node_times_of(facts: Sequence[RankFacts], rows: Sequence[GroupRow]) -> NodeT
 
 def _times(facts: RankFacts) -> dict[str, tuple[float, float]]:
     """Returns the time of a rank's calls per step, and the exposed part of it, by place and of `all`."""
-    steps, busy = counted_steps(facts.steps), merge(facts.work.intervals)
+    steps, compute = counted_steps(facts.steps), Measure(facts.work.intervals)
     counted = {step.number for step in steps}
     calls: dict[str, list[Call]] = {name: [] for name in (*PLACES, "all")}
     for call in facts.calls:
@@ -139,7 +138,7 @@ def _times(facts: RankFacts) -> dict[str, tuple[float, float]]:
             calls["all"].append(call)
     found = {}
     for name, own in calls.items():
-        each = exposed_per_step(own, steps, busy) or [(0, 0)]
+        each = exposed_per_step(own, steps, compute) or [(0, 0)]
         found[name] = (median(took for took, _ in each) / 1e3, median(exposed for _, exposed in each) / 1e3)
     return found
 

@@ -26,7 +26,7 @@ from overlap_sweep.diagnosis.lateness import (
 )
 from overlap_sweep.diagnosis.slowdown import SlowedCall, slowed_calls
 from overlap_sweep.trace.activity import BWD, FWD, NO_ITERATION, RECOMPUTE
-from overlap_sweep.trace.intervals import length, merge, places_by_value, within
+from overlap_sweep.trace.intervals import intervals_of, length, merge, places_by_value, within
 
 ENOUGH_CALLS = 10
 """Fewest calls of which it shows that none overtook a kernel of another stream."""
@@ -152,7 +152,7 @@ def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals
             moving_ns=moving,
             host_late=Measure(exposure.host_late),
             hiding=_passes(own),
-            waits=Measure(np.array([(wait.start_ns, wait.end_ns) for wait in own.waits], np.int64).reshape(-1, 2)),
+            waits=Measure(intervals_of(own.waits)),
             compute_lanes=_compute_lanes(own),
             by_launch=np.argsort(own.work.launch_ns, kind="stable"),
             one_queue=_starts_in_order(own),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis.exposure import Measure
 from overlap_sweep.diagnosis.facts import RankFacts
-from overlap_sweep.trace.intervals import Intervals, places_by_value
+from overlap_sweep.trace.intervals import Intervals, intervals_of, places_by_value
 
 ALONE = 0.02
 """Most of a GEMM's time that communication may overlap for the GEMM to count as alone."""
@@ -50,8 +50,7 @@ def slowed_gemms(facts: RankFacts) -> Slowed:
     with the slowest group that is not slower than it, which makes the slowdown a lower bound.
     """
     work = facts.work
-    spans = [(call.start_ns, call.end_ns) for call in facts.calls if not call.is_wait]
-    comm = Measure(np.array(spans, np.int64).reshape(-1, 2))
+    comm = Measure(intervals_of(call for call in facts.calls if not call.is_wait))
     took = (work.end_ns - work.start_ns).astype(np.float64)
     beside = (comm.until(work.end_ns) - comm.until(work.start_ns)) / np.maximum(took, 1)
     steady = ~np.isin(work.step, [step.number for step in facts.steps if step.startup])

@@ -7,7 +7,7 @@ disjoint, not touching, without empty intervals. All functions but `merge` and `
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,28 @@ from numpy.typing import NDArray
 Intervals = NDArray[np.int64]
 
 
+class Timed(Protocol):
+    """What has a start and an end."""
+
+    @property
+    def start_ns(self) -> int: ...
+    @property
+    def end_ns(self) -> int: ...
+
+
+def intervals_of(timed: Iterable[Timed]) -> Intervals:
+    return np.array([(one.start_ns, one.end_ns) for one in timed], np.int64).reshape(-1, 2)
+
+
+def no_intervals() -> Intervals:
+    return np.empty((0, 2), np.int64)
+
+
 def merge(intervals: Intervals) -> Intervals:
     """Returns the union of any intervals [n, 2], in any order, overlapping or not."""
     intervals = intervals[intervals[:, 0] < intervals[:, 1]]
     if not len(intervals):
-        return np.empty((0, 2), np.int64)
+        return no_intervals()
     intervals = intervals[np.argsort(intervals[:, 0], kind="stable")]
     reach = np.maximum.accumulate(intervals[:, 1])
     opens = np.concatenate(([True], intervals[1:, 0] > reach[:-1]))

@@ -11,12 +11,14 @@ import pytest
 
 from overlap_sweep.diagnosis import Pass, Role
 from overlap_sweep.diagnosis.advice import advice_by_cause, advice_for
+from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.basis import Basis
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.conditions import CONDITIONS, TRAINING, conditions_of
 from overlap_sweep.diagnosis.exposure import exposure_of
 from overlap_sweep.diagnosis.facts import LIBRARIES
 from overlap_sweep.diagnosis.loss import Loss
+from overlap_sweep.diagnosis.rank import views_of
 from tests.diagnosis.made_facts import call, rank_facts
 
 DOCUMENTATION = (Path(__file__).parents[2] / "docs/diagnosis.md").read_text()
@@ -100,4 +102,5 @@ def _values(mib: float, blocks: int) -> dict[str, str]:
     made = call(0, 1000, sent=elements, received=elements, library="nccl", blocks=blocks)
     facts = rank_facts(0, [made])
     losses = [Loss(1.0, "contention", 1, call=0)]
-    return conditions_of(Basis([facts], [exposure_of(facts)], 0, "contention", "", losses, 1.0, 1))
+    views = views_of([facts], [exposure_of(facts)], arrivals([facts]))
+    return conditions_of(Basis(views, 0, "contention", "", losses, 1.0, 1))

@@ -42,7 +42,7 @@ def evidence(basis: Basis) -> str:
             f"{as_time(hidden)}: {as_time(moving - hidden)} of each have nothing that hides them."
         )
     comm, compute = basis.largest_us("comm_ns"), basis.largest_us("compute_ns")
-    alike = [basis.alike[loss.call] for loss in basis.losses if loss.call is not None]
+    alike = [basis.view.alike[loss.call] for loss in basis.losses if loss.call is not None]
     rates = [one.rate_gbs for one in alike if one.rate_gbs is not None]
     rate = f" (these calls at {as_rate(median(rates))} GB/s)" if rates else ""
     return (

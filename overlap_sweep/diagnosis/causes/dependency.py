@@ -38,7 +38,7 @@ def evidence(basis: Basis) -> str:
 
 def _next_kernel(basis: Basis) -> str:
     """Returns a sentence about the kernels that waited for the calls; empty if their launches are unknown."""
-    own, exposed = basis.own, basis.exposures[basis.rank].exposed
+    own, exposed = basis.own, basis.view.exposure.exposed
     after = [
         (int(own.work.start_ns[loss.work] - own.calls[loss.call].end_ns), loss.work)
         for loss in basis.losses

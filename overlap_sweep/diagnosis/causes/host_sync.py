@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import END_OF_STEP, NEVER, as_time, counted
+from overlap_sweep.diagnosis import END_OF_STEP, NEVER, UNBLOCKED_NS, as_time, counted
 from overlap_sweep.diagnosis.cause import Cause, Rule
 from overlap_sweep.diagnosis.causes.queue_order import queued_since
 from overlap_sweep.diagnosis.loss import Loss
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 COPIED_NS = 300_000
 """Longest time from a collective's launch to its start in which only its buffer is filled: half a GB on an H200."""
-
-UNBLOCKED_NS = 50_000
-"""Longest time from the end of a call until a wait for it ends."""
 
 
 def launched_after_wait(time: ExposedTime) -> Iterator[Loss]:

@@ -28,7 +28,7 @@ def started_late(time: ExposedTime) -> Iterator[Loss]:
 
 def stands_before_gather(basis: Basis) -> bool:
     """Returns whether what waited for most of these reductions was an all-gather, which the pass waited for."""
-    exposed = basis.exposures[basis.rank].exposed
+    exposed = basis.view.exposure.exposed
     held = 0.0
     for loss in basis.losses:
         if loss.call is not None and (last := exposed[loss.call].ended_by) is not None:

@@ -61,7 +61,7 @@ def lateness_of(basis: Basis) -> Lateness:
     late_rank = int(basis.about)
     if late_rank == UNKNOWN_RANK:
         return Lateness("unknown_rank", "")
-    late, own = basis.facts[late_rank], basis.own
+    late, own = basis.views[late_rank].facts, basis.own
     (late_idle, late_loading), (own_idle, own_loading) = map(basis.host_late_us, (late_rank, basis.rank))
     idle, loading = late_idle - own_idle, late_loading - own_loading
     more = late.computed_us - own.computed_us
@@ -124,7 +124,7 @@ def evidence(basis: Basis) -> str:
             f"{waiting} probably waits {lost} per step in {calls}, which take more than twice as long as the fastest "
             "of their size. For which rank is unknown without the others' traces."
         )
-    rank = basis.facts[late].rank
+    rank = basis.views[late].facts.rank
     who, steps = "another rank" if rank is None else f"rank {rank}", len({loss.step for loss in basis.losses})
     return (
         f"{waiting} waits {lost} per step for {who}, in {calls}: {lateness_of(basis).words}. It is "
@@ -153,7 +153,7 @@ def _shares(basis: Basis) -> str:
             late = _why_late(share.waited_ns, share.why, basis, basis.own.on_device)
             why = f": {_WHY[late.kind]}" if late else ""
             verb, part = "" if named else "causes ", f"{share.waited_ns / total:.0%}"
-            named.append(f"rank {basis.facts[rank].rank} {verb}{part} ({_often(basis, rank)}{why})")
+            named.append(f"rank {basis.views[rank].facts.rank} {verb}{part} ({_often(basis, rank)}{why})")
     if not named:
         return f"None of {len(basis.turns)} ranks causes {NAMED:.0%} of it"
     return f"Of what all ranks wait so, {', '.join(named)}"
