@@ -1,12 +1,12 @@
-"""Training runs of real processes: what they learn, and what of their communication overlaps; and the marks that tell
-it."""
+"""Training runs of real processes: what they learn, and which of their communication overlaps."""
 
 from __future__ import annotations
 
 import gc
 import math
-import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import active_children, current_process
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,15 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from overlap_sweep.measure import Ranks
-from overlap_sweep.measure.timing import Anchor, Mark
 from overlap_sweep.results.run_directory import metrics_file
-from overlap_sweep.workloads.fsdp.collectives import Queue, Recorder, Span, launch_between, resolve
-from overlap_sweep.workloads.fsdp.ranking_model import Unit
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.telemetry import StepRecord
 from tests.processes import run_ranks
 from tests.trace.conftest import analyse_trace
 from tests.workloads.fsdp.points import fsdp_point
 
-CPU = torch.device("cpu")
 Pair = tuple[Path, dict[str, dict[str, Any]]]
 FSDP2 = {
     "defaults": [],
@@ -122,7 +117,6 @@ def test_two_processes_learn_what_one_learns(name: str, alone: dict[str, list[fl
     assert expected[0] != pytest.approx(expected[-1], rel=1e-2)
 
 
-@pytest.mark.end_to_end
 def _load(ranks: Ranks, point: dict[str, Any], directory: Path) -> tuple[list[float], int, int]:
     """Losses, and how many processes of this rank there are before its loader is closed and after the run."""
     from overlap_sweep.workloads.fsdp import batches
@@ -263,26 +257,33 @@ def test_how_often_a_step_communicates() -> None:
     assert found[1:] == found[:-1]
 
 
-def _groups(ranks: Ranks, points: dict[str, dict[str, Any]]) -> dict[str, tuple[set[str], set[str]]]:
-    """The names of the groups in which the second step of each point all-gathers and reduce-scatters."""
-    used: dict[str, set[str]] = {}
+@contextmanager
+def _collectives_noted(note: Callable[[str, str, set[int]], object]) -> Iterator[None]:
+    """Calls `note` with the kind of each all-gather and reduce-scatter, its group's name, and the addresses of its
+    buffers."""
 
     def noted(kind: str, issue: Any) -> Any:
         def collective(output: Any, source: Any, *given: Any, **options: Any) -> Any:
             (group,) = (one for one in given if isinstance(one, dist.ProcessGroup))
-            used.setdefault(kind, set()).add(group.group_name)
+            note(kind, group.group_name, {tensor.untyped_storage().data_ptr() for tensor in (output, source)})
             return issue(output, source, *given, **options)
 
         return collective
 
-    found = {}
     with pytest.MonkeyPatch.context() as patched:
         for kind in ("all_gather_into_tensor", "reduce_scatter_tensor"):
             patched.setattr(dist, kind, noted(kind, getattr(dist, kind)))
-        for name, point in points.items():
-            used.clear()
+        yield
+
+
+def _groups(ranks: Ranks, points: dict[str, dict[str, Any]]) -> dict[str, tuple[set[str], set[str]]]:
+    """The names of the groups in which the second step of each point all-gathers and reduce-scatters."""
+    found = {}
+    for name, point in points.items():
+        used = defaultdict(set)
+        with _collectives_noted(lambda kind, group, _, used=used: used[kind].add(group)):
             _recording(ranks, point).step("point")
-            found[name] = used["all_gather_into_tensor"], used["reduce_scatter_tensor"]
+        found[name] = used["all_gather_into_tensor"], used["reduce_scatter_tensor"]
     return found
 
 
@@ -302,35 +303,24 @@ def _in_symmetric_memory(ranks: Ranks, point: dict[str, Any], root: Path) -> tup
     that its collectives used outside of that memory."""
     from overlap_sweep.workloads.fsdp import symmetric
 
-    allocated: dict[str, set[int]] = {}
-    foreign: dict[str, set[int]] = {}
+    allocated: dict[str, set[int]] = defaultdict(set)
+    foreign: dict[str, set[int]] = defaultdict(set)
 
     def allocator(group: dist.ProcessGroup, device: torch.device) -> symmetric.Allocate:
-        own = allocated.setdefault(group.group_name, set())
-
         def empty(size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
             buffer = torch.empty(*size, dtype=dtype, device=device)
-            own.add(buffer.untyped_storage().data_ptr())
+            allocated[group.group_name].add(buffer.untyped_storage().data_ptr())
             return buffer
 
         return empty
 
-    def noted(issue: Any) -> Any:
-        def collective(output: Any, source: Any, *given: Any, **options: Any) -> Any:
-            (group,) = (one for one in given if isinstance(one, dist.ProcessGroup))
-            used = {tensor.untyped_storage().data_ptr() for tensor in (output, source)}
-            foreign.setdefault(group.group_name, set()).update(used - allocated[group.group_name])
-            return issue(output, source, *given, **options)
-
-        return collective
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(symmetric, "check", lambda kind, ranks: None)
-        patched.setattr(symmetric, "allocator", allocator)
-        for kind in ("all_gather_into_tensor", "reduce_scatter_tensor"):
-            patched.setattr(dist, kind, noted(getattr(dist, kind)))
+    with (
+        patch.object(symmetric, "check", lambda kind, ranks: None),
+        patch.object(symmetric, "allocator", allocator),
+        _collectives_noted(lambda _, group, used: foreign[group].update(used - allocated[group])),
+    ):
         losses = _train(ranks, {"symmetric": point}, root)["symmetric"]["measured"].losses
-    return losses, foreign
+    return losses, dict(foreign)
 
 
 @pytest.mark.end_to_end
@@ -427,90 +417,3 @@ def test_a_point_leaves_neither_memory_nor_compiled_layers_to_the_next(tmp_path:
     for _, graphs in run_ranks(2, _left, [fsdp_point(*given) for given in asked], tmp_path, keep="cpu"):
         assert graphs == [graphs[0]] * len(asked)
         assert graphs[0] > 0
-
-
-def at(ns: int) -> Mark:
-    mark = Mark(CPU)
-    mark.host_ns = ns
-    return mark
-
-
-@pytest.mark.parametrize(
-    ("servers", "times", "expected"),
-    [
-        (1, [(0, 10), (2, 15), (20, 25)], [(0, 10), (10, 15), (20, 25)]),
-        (2, [(0, 10), (1, 12), (2, 20)], [(0, 10), (1, 12), (10, 20)]),
-        (2, [(0, 30), (1, 5), (2, 9), (3, 12)], [(0, 30), (1, 5), (5, 9), (9, 12)]),
-    ],
-)
-def test_a_queue_runs_as_many_at_once_as_it_has_servers(
-    servers: int, times: list[tuple[int, int]], expected: list[tuple[int, int]]
-) -> None:
-    """(handed over, ended) in the order in which they were handed over."""
-    queue = Queue(servers)
-    queue.spans = [Span("all_reduce", at(start), at(end), queue) for start, end in times]
-    assert resolve(queue.spans, at(0), Anchor(CPU)) == {"all_reduce": expected}
-
-
-def test_what_an_idle_stream_waits_for_begins_when_it_is_launched() -> None:
-    """The host's clock is 1000 ahead of the device's."""
-    anchor = Anchor(CPU)
-    anchor.host_ns = 50
-    anchor.after_ns = lambda origin: 50 - 1000 - origin.host_ns  # type: ignore[method-assign]
-    spans = [
-        Span("auxiliary", at(start), at(end), launched_ns=1000 + launched)
-        for start, end, launched in ((0, 100, 30), (0, 100, 120), (40, 100, 20))
-    ]
-    assert resolve(spans, at(0), anchor) == {"auxiliary": [(30, 100), (100, 100), (40, 100)]}
-
-
-def test_a_launch_is_guessed_between_the_mark_and_the_call_s_return() -> None:
-    assert launch_between(1000, 1200) == 1140
-    recorder = Recorder(CPU)
-    span = recorder.begin("auxiliary")
-    recorder.device = torch.device("cuda")
-    before_ns = span.start.host_ns
-    recorder.launched(span)
-    assert span.launched_ns is not None
-    assert before_ns <= span.launched_ns <= time.perf_counter_ns()
-
-
-def test_spans_are_only_kept_while_the_recorder_is_on() -> None:
-    recorder = Recorder(CPU)
-    recorder.end(recorder.begin("compute"))
-    assert recorder.take() == []
-    recorder.on = True
-    recorder.end(recorder.begin("compute"))
-    assert [span.stream for span in recorder.take()] == ["compute"]
-    assert recorder.take() == []
-
-
-def test_a_unit_marks_its_own_computation() -> None:
-    told: list[str] = []
-    recorder = Recorder(CPU, on=True)
-    linear = nn.Linear(4, 4)
-    linear.register_forward_hook(lambda *_: told.append("computes forward"))
-    linear.register_full_backward_hook(lambda *_: told.append("computes backward"))
-    unit = Unit(linear, recorder)
-    begin, end = recorder.begin, recorder.end
-
-    def begins(stream: str, queue: Any = None) -> Span:
-        told.append("begins")
-        return begin(stream, queue)
-
-    def ends(span: Span) -> None:
-        told.append("ends")
-        end(span)
-
-    recorder.begin, recorder.end = begins, ends  # type: ignore[method-assign]
-    unit.forward_ended = lambda: told.append("forward is over")
-    unit.backward_ended = lambda: told.append("backward is over")
-    output = unit(torch.ones(2, 4, requires_grad=True))
-    # As FSDP2 waits for the parameters: a hook of the tensor.
-    output.register_hook(lambda _: told.append("the gradient is there"))
-    output.sum().backward()
-    assert told == [
-        *("begins", "computes forward", "ends", "forward is over"),
-        *("the gradient is there", "begins", "computes backward", "ends", "backward is over"),
-    ]
-    assert [span.stream for span in recorder.take()] == ["compute", "compute"]
