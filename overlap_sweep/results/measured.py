@@ -61,8 +61,9 @@ def options_type(
 def _option_type(meta: msgspec.Meta, kind: Any) -> Any:
     """Returns the type of a field. Texts must be printable; a field of type Any takes scalars."""
     text: Any = Annotated[str, meta] if (meta.extra or {}).get("choices") else Name
-    bounded = {int: Annotated[int, meta], float: Annotated[float, meta]} if meta.ge is not None else {}
     every = (str, int, float, bool, None) if kind is Any else get_args(kind) or (kind,)
+    # Only for the field's own type: `typing` would later give the int with a float's equal bounds to an int field.
+    bounded = {one: Annotated[one, meta] for one in every if one in (int, float)} if meta.ge is not None else {}
     return Union[tuple(text if one is str else bounded.get(one, one) for one in every)]  # noqa: UP007
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import pytest
 
+from overlap_sweep.results.measured import options_type
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import RESULT_FILE
 from tests.make_point import MEASURED, default_timing, make_point, pass_times, rewrite, variant
@@ -290,3 +293,10 @@ def test_what_a_later_version_adds_is_no_reason_to_refuse(tmp_path: Path, worklo
 def test_a_variant_that_a_later_version_adds_is_no_reason_to_refuse(tmp_path: Path) -> None:
     rewrite(write("fsdp", tmp_path), lambda r: r["measured"]["step"].update(another=r["measured"]["step"]["none"]))
     assert read_points(tmp_path).problems == []
+
+
+def test_the_range_of_a_float_is_not_given_to_ints_with_equal_bounds() -> None:
+    """As `typing` would, whose cache takes 0.0 for 0, and msgspec then refuses to convert."""
+    schema = make_dataclass("Options", [("rate", Annotated[float, msgspec.Meta(ge=0.0, le=77.0)])])
+    options_type(schema)
+    assert msgspec.convert(5, Annotated[int, msgspec.Meta(ge=0, le=77)]) == 5
