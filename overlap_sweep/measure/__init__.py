@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 import torch.distributed as dist
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,17 @@ class Ranks:
         if self.world_size > 1:
             dist.all_reduce(largest, dist.ReduceOp.MAX)
         return largest.tolist()
+
+    @contextmanager
+    def memory_freed(self) -> Iterator[None]:
+        """Frees at its end the memory of a model that nothing refers to any more, which the next point needs: models
+        and their hooks refer to each other."""
+        try:
+            yield
+        finally:
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
 
 
 @cache

@@ -27,11 +27,9 @@ from overlap_sweep.backends.megatron import on_cpu
 from overlap_sweep.backends.megatron.routing import Prescribed, Routing
 from overlap_sweep.backends.torch.communicator import SilentGroup, done, own_group
 from overlap_sweep.errors import Refused
-from overlap_sweep.measure import Ranks, parallel_groups, stream
+from overlap_sweep.measure import DTYPES, Ranks, parallel_groups, stream
 from overlap_sweep.measure.instruments import say_groups
 from overlap_sweep.overlap.expert_parallel import Arguments
-
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class SilentExperts(SilentGroup):

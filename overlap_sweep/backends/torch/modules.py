@@ -20,13 +20,12 @@ from torch.nn.attention import SDPBackend
 from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose
 from overlap_sweep.backends.torch.overlap import MakeOverlap, Overlap, by_collectives
 from overlap_sweep.errors import Refused
-from overlap_sweep.measure import Ranks
+from overlap_sweep.measure import DTYPES, Ranks
 from overlap_sweep.overlap.models import LinearShape, operator_shape
 from overlap_sweep.overlap.space import PHASES, Setting, slot
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 EPSILON = 1e-5
 """Epsilon of norms, as in Transformer Engine's layers."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import all_ranks
 from overlap_sweep.overlap import models
-from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, profilers, ranks_per_node
+from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, profilers, ranks_per_node, run_of
 from overlap_sweep.workloads.fsdp.config import (
     COPY_ENGINES,
     PER_NODE,
@@ -29,7 +29,6 @@ from overlap_sweep.workloads.fsdp.knobs import frozen, knobs_of, sharding
 from overlap_sweep.workloads.memory import ADAM_BYTES, Memory, layer_activations, layer_parameters
 
 if TYPE_CHECKING:
-    from overlap_sweep.measure import Ranks
     from overlap_sweep.results.run_directory import Result
 
 _SECTIONS = {"fsdp": Fsdp, "distributed": Distributed, "streams": Streams}
@@ -191,16 +190,6 @@ def _unused(point: Mapping[str, Any]) -> Iterator[tuple[str, Iterable[str], str]
         yield "streams", point["streams"], "has no effect without distributed.enable_overlap=true"
 
 
-def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """Trains with telemetry, profiles, and compares with no overlap and without communication."""
-    from overlap_sweep.workloads.fsdp.run import forget, run_training
-
-    try:
-        return run_training(point, directory, ranks)
-    finally:
-        forget(ranks)
-
-
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     distributed = point["distributed"]
     return [models.short_name(point["model"]), f"dp{distributed['dp_size']}", distributed["strategy"]]
@@ -273,7 +262,7 @@ WORKLOAD = Workload(
     package=__name__,
     complete=complete,
     refusal=refusal,
-    run=run,
+    run=run_of(__name__),
     subject=lambda point: f"{point['distributed']['strategy']} step",
     words=_words,
     named={"distributed.strategy", "distributed.dp_size", "training.output_dir"},

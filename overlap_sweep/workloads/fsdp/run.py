@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from overlap_sweep.measure import Ranks, stream
+from overlap_sweep.measure import DTYPES, Ranks, stream
 from overlap_sweep.measure.environment import DeviceSampler
 from overlap_sweep.measure.instruments import named, named_range, nsys_records
 from overlap_sweep.measure.profile import capture_each, profile_steps
@@ -26,13 +25,19 @@ from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collect
 from overlap_sweep.workloads.fsdp.config import HOST_LIMITS
 from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, compile_layers, initialise
 from overlap_sweep.workloads.fsdp.result import TrainingRun
-from overlap_sweep.workloads.fsdp.sharding import DTYPES, replicate, shard
+from overlap_sweep.workloads.fsdp.sharding import replicate, shard
 from overlap_sweep.workloads.fsdp.steps import SteadyClock, Step, TrainingSteps
 from overlap_sweep.workloads.fsdp.telemetry import Device, StepRecord, overlap_of, write_metrics
 
 
-def run_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """Returns the measured fields of the point's Result. Collective."""
+def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+    """Trains with telemetry, profiles, and compares with no overlap and without communication. Returns the measured
+    fields of the point's Result. Collective."""
+    with ranks.memory_freed():
+        return _run(point, directory, ranks)
+
+
+def _run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     training, parameters, compiled = _set_up(point, ranks)
     with closing(training):
         return _measure(point, directory, ranks, training, parameters, compiled)
@@ -120,13 +125,6 @@ def _compare(
         return times, {}
     host_us = {mode: clock.host_us(variant) for mode, variant in in_mode.items()}
     return times, {mode: us for mode, us in host_us.items() if us is not None}
-
-
-def forget(ranks: Ranks) -> None:
-    """Frees a run's memory, which the next point needs: models and FSDP2's hooks refer to each other."""
-    gc.collect()
-    if ranks.device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _profile(

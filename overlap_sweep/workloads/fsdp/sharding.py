@@ -16,14 +16,12 @@ from torch.futures import Future
 from torch.nn.functional import pad
 from torch.nn.parallel import DistributedDataParallel
 
-from overlap_sweep.measure import Ranks
+from overlap_sweep.measure import DTYPES, Ranks
 from overlap_sweep.workloads.fsdp import symmetric
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives
 from overlap_sweep.workloads.fsdp.ranking_model import RankingModel
 from overlap_sweep.workloads.fsdp.symmetric import Allocate
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, REDUCE_SCATTER
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def shard(model: RankingModel, point: Mapping[str, Any], ranks: Ranks, collectives: Collectives) -> None:

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from overlap_sweep.measure import Ranks
+from overlap_sweep.measure import DTYPES, Ranks
 from overlap_sweep.measure.timing import Mark, Turn, Variant
 from overlap_sweep.workloads.fsdp.batches import MicroBatches
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, Collectives, Span
-from overlap_sweep.workloads.fsdp.sharding import DTYPES
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE
 
 HELD_UP = 0.9

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.backends.megatron import routing
-from overlap_sweep.backends.megatron.layer import DTYPES, Layer
+from overlap_sweep.backends.megatron.layer import Layer
 from overlap_sweep.backends.megatron.schedule import Interleaved, MicroBatch, Sequential
 from overlap_sweep.errors import Refused
-from overlap_sweep.measure import Ranks, stream
+from overlap_sweep.measure import DTYPES, Ranks, stream
 from overlap_sweep.measure.instruments import say_loss
 from overlap_sweep.measure.timing import Variant
 from overlap_sweep.overlap.expert_parallel import VARIANTS, overlaps_micro_batches

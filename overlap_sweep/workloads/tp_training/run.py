@@ -8,7 +8,6 @@ Implementation with the weights of `initial_weights`. If it raises Refused, the 
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -194,7 +193,7 @@ def _draw(point: Mapping[str, Any], ranks: Ranks, dp_rank: int, index: int) -> t
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the measured fields of the point's Result. Collective."""
     training, tokens, model = point["tp_training"], point["workload"]["tokens"], point["language_model"]
-    with _memory_given_back(ranks):
+    with ranks.memory_freed(), _less_memory_named():
         recording, profiled, facts = _train(point, directory, ranks)
     ahead_us = recording.least_ahead_us()
     measured = TpTrainingRun(
@@ -239,18 +238,13 @@ def _train(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> tuple[Rec
 
 
 @contextmanager
-def _memory_given_back(ranks: Ranks) -> Iterator[None]:
-    """Collects garbage, since a model and its hooks refer to each other, and the next point needs the memory. If there
-    is too little, the error says what would take less."""
+def _less_memory_named() -> Iterator[None]:
+    """Adds to the error of too little memory what would take less."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         reason = str(error).partition("\n")[0]
         raise torch.OutOfMemoryError(f"{LESS_MEMORY} ({reason})") from error
-    finally:
-        gc.collect()
-        if ranks.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,11 @@ SMALL = "training.batch_size=32"
 
 
 def _train(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> None:
-    from overlap_sweep.workloads.fsdp.run import forget, run_training
+    from overlap_sweep.workloads.fsdp.run import run
 
     for name, point in points.items():
         (root / name).mkdir(exist_ok=True)
-        run_training({**point, "runtime": {**point["runtime"], "device": "cuda"}}, root / name, ranks)
-        forget(ranks)
+        run({**point, "runtime": {**point["runtime"], "device": "cuda"}}, root / name, ranks)
 
 
 DDP = "distributed.strategy=ddp"
@@ -138,13 +137,12 @@ def test_collectives_run_on_streams_of_their_own(name: str, kinds: tuple[str, ..
 
 
 def _losses(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> dict[str, list[float]]:
-    from overlap_sweep.workloads.fsdp.run import forget, run_training
+    from overlap_sweep.workloads.fsdp.run import run
 
     found = {}
     for name, point in points.items():
         (root / name).mkdir(exist_ok=True)
-        found[name] = run_training(point, root / name, ranks)["measured"].losses
-        forget(ranks)
+        found[name] = run(point, root / name, ranks)["measured"].losses
     return found
 
 

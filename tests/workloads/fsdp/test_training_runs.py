@@ -120,7 +120,7 @@ def test_two_processes_learn_what_one_learns(name: str, alone: dict[str, list[fl
 def _load(ranks: Ranks, point: dict[str, Any], directory: Path) -> tuple[list[float], int, int]:
     """Losses, and how many processes of this rank there are before its loader is closed and after the run."""
     from overlap_sweep.workloads.fsdp import batches
-    from overlap_sweep.workloads.fsdp.run import run_training
+    from overlap_sweep.workloads.fsdp.run import run
 
     close, before = batches.MicroBatches.close, []
 
@@ -131,7 +131,7 @@ def _load(ranks: Ranks, point: dict[str, Any], directory: Path) -> tuple[list[fl
     # Processes of a pool may have no children; those of a launch may.
     daemons = patch.dict(current_process()._config, daemon=False)  # type: ignore[attr-defined]
     with daemons, patch.object(batches.MicroBatches, "close", closed):
-        measured = run_training(point, directory, ranks)["measured"]
+        measured = run(point, directory, ranks)["measured"]
     return measured.losses, before[0], len(active_children())
 
 
