@@ -79,8 +79,10 @@ class Launch:
 
     def agents(self, *variables: str) -> dict[int, list[int]]:
         """The groups' agents, with their ranks' processes, which are forks of them and look like them."""
-        alike = {pid for pid, line in self.processes(*variables).items() if "-m overlap_sweep.runtime.agent" in line}
-        parents = {pid: _parent(pid) for pid in alike}
+        of_agents = ((pid, line.split()) for pid, line in self.processes(*variables).items())
+        # The second argument: keepers have the agent's command line as their own arguments.
+        alike = {pid for pid, words in of_agents if words[1:3] == ["-m", "overlap_sweep.runtime.agent"]}
+        parents = {pid: parent_of(pid) for pid in alike}
         agents = sorted(pid for pid, parent in parents.items() if parent not in alike)
         return {agent: sorted(pid for pid, parent in parents.items() if parent == agent) for agent in agents}
 
@@ -89,7 +91,7 @@ class Launch:
         return [rank for ranks in self.agents().values() for rank in ranks]
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:

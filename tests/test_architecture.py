@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 
-BASE = {"errors", "declared", "options", "cache", "config", "gpus", "program", "processes"}
+BASE = {"errors", "declared", "options", "cache", "config", "gpus", "program", "keeper"}
 BELOW_RESULTS = BASE | {"hydra_adapter", "trace", "overlap", "diagnosis"}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
@@ -60,11 +60,9 @@ WITHOUT_TORCH_IN_JOB = {
     "ending",
     "metric",
     "nodes",
-    "process",
     "run",
     "started",
     "steps",
-    "supervisor",
     "traced",
 }
 """What the launcher runs itself, since the command has torch."""

@@ -1,20 +1,32 @@
-"""The process that hosts the ranks of one group on a machine: torch's elastic agent around `worker.main`.
+"""The process that hosts the ranks of one group on a machine: torch's elastic agent, torchrun's, around `worker.main`.
 
-Started by `group.WorkerGroup`, one on each machine, in a session of its own. Its standard input is held open by the
-process that started it: when that ends, for whatever reason, the input closes and the whole session is killed. When
-this process is killed, the kernel kills its ranks.
+Started by `group.WorkerGroup`, one on each machine, under keepers. If these are killed, the kernel kills this process,
+and then its ranks.
+
+The launcher knows all ranks and their machines before it starts them. So an agent has nobody to meet, and nothing
+listens for it: torch's own rendezvous would open ports to everybody and unpickle what it reads there.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import signal
-import threading
+import tempfile
 from pathlib import Path
+from typing import Any
 
-from overlap_sweep.runtime import private_directory
+from torch.distributed import HashStore
+from torch.distributed.elastic.agent.server import WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from overlap_sweep.keeper.process import end_with_parent
+from overlap_sweep.runtime import private_directory, worker
+
+MONITOR_S = 0.1
+"""Time between looks at the ranks."""
 
 
 def main() -> None:
@@ -28,32 +40,66 @@ def main() -> None:
     parser.add_argument("--node", type=int, default=0)
     parser.add_argument("--store", required=True, help="where the ranks meet: a file, or host:port of the first node")
     arguments = parser.parse_args()
+    end_with_parent(os.getppid())
     # On one machine the launcher's, next to its socket; on several each has its own.
     folder = Path(arguments.address).parent if arguments.nodes == 1 else private_directory.PrivateDirectory().path
-    threading.Thread(target=_die_with_launcher, args=(folder,), daemon=True).start()
-
-    # Importing torch takes seconds, and the first backward pass and profile import _dynamo, another second. It is done
-    # once for all ranks, which fork from this process; so it must never touch a GPU.
+    # Importing torch takes seconds, and the first backward pass and profile import _dynamo, another second. Here it is
+    # done once for all ranks, which fork from this process; so it must never touch a GPU.
     if arguments.start_method == "fork":
         import torch._dynamo  # noqa: F401
-    from overlap_sweep.runtime import ranks, worker
-
     place = worker.Place(arguments.node, arguments.nodes, arguments.store)
-    given = arguments.address, arguments.device, arguments.timeout_s, place
+    given = arguments.address, arguments.device, arguments.timeout_s, place, os.getpid()
     try:
-        ranks.run_ranks(arguments.world_size // arguments.nodes, arguments.start_method, folder, given)
+        run_ranks(arguments.world_size // arguments.nodes, arguments.start_method, folder, given)
     finally:
         private_directory.remove(folder)
 
 
-def _die_with_launcher(folder: Path) -> None:
-    # Reset instead of closed, where a wrapper or a rank wrote into it what the launcher never read.
-    with contextlib.suppress(ConnectionResetError):
-        while os.read(0, 1):
-            pass
-    # The dead launcher can no longer remove what it made for this group.
-    private_directory.remove(folder)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+def run_ranks(count: int, start_method: str, folder: Path, arguments: tuple[Any, ...]) -> None:
+    """Runs so many `worker.main(*arguments)`. ChildFailedError if one of them fails, after the others were ended.
+
+    `folder`: a private one, for the files with which they say how they failed.
+    """
+    # torch unpickles files of the temporary directory, so nobody else may be able to write there.
+    tempfile.tempdir = str(folder)
+    spec = WorkerSpec(
+        role="default",
+        local_world_size=count,
+        entrypoint=worker.main,
+        args=arguments,
+        rdzv_handler=_KnownRanks(),
+        max_restarts=0,
+        monitor_interval=MONITOR_S,
+    )
+    result = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=str(folder)), start_method).run()
+    if result.is_failed():
+        raise ChildFailedError(worker.main.__name__, result.failures)
+
+
+class _KnownRanks(RendezvousHandler):
+    """A rendezvous within this process: of one agent, whose ranks take their numbers among all from `worker.Place`."""
+
+    def get_backend(self) -> str:
+        return "none"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        # Nobody is to meet at an address; `worker` sets one where there is one.
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("localhost", 0))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """Has nothing to close."""
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return "none"
+
+    def shutdown(self) -> bool:
+        return True
 
 
 if __name__ == "__main__":

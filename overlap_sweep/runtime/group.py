@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep.errors import NodeLost, PointFailed
-from overlap_sweep.processes import Running
+from overlap_sweep.keeper import Command
 from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.identity import machine
 from overlap_sweep.results.run_directory import Attempt
 from overlap_sweep.runtime.channel import SECRET, Door, free_port, listen, new_secret, port_of
 from overlap_sweep.runtime.group_config import GroupConfig, worker_environment
-from overlap_sweep.runtime.interfaces import LOOPBACK
-from overlap_sweep.runtime.node import Node, OtherNode
-from overlap_sweep.runtime.nodes import take, with_hosts
+from overlap_sweep.runtime.meeting import LOOPBACK
+from overlap_sweep.runtime.nodes import Node, OtherNode, take, with_hosts
 from overlap_sweep.runtime.outcome import tail
 from overlap_sweep.runtime.private_directory import PrivateDirectory
 from overlap_sweep.runtime.progress import measuring, now_doing
@@ -37,6 +36,9 @@ AGENT_S = 0.05
 
 SETTLE_S = 5.0
 """Time that other ranks have to answer after one has failed, before the group counts as broken."""
+
+GRACE_S = 2.0
+"""Time that an agent has to remove its files when the launcher has ended."""
 
 PROFILED_END_S = 120.0
 """Time that workers under a profiler have to exit; the profiler writes its records at exit."""
@@ -55,7 +57,7 @@ class WorkerGroup:
         self._log_path = log
         self._channels: list[Connection] = []
         self._nodes: list[Node] = []
-        self._agents: list[Running] = []
+        self._agents: list[Command] = []
         """The process of each node that hosts its ranks."""
         self._directory: PrivateDirectory | None = None
         self._killed = False
@@ -66,9 +68,6 @@ class WorkerGroup:
         self._machine = with_hosts(
             machine(self.config.device, worker_environment(self.config), self.config.world_size), self._nodes
         )
-        # Earlier groups wrote to the same logs; their errors are not this group's cause of death.
-        logs = map(self._log_of, range(len(self._nodes)))
-        self._logs = {log: log.stat().st_size if log.exists() else 0 for log in logs}
         if len(self._nodes) == 1:
             # For the socket. `check_temporary_directory` limits its length.
             self._directory = PrivateDirectory()
@@ -81,9 +80,6 @@ class WorkerGroup:
             self.kill()
             raise
         return self
-
-    def _log_of(self, node: int) -> Path:
-        return self._log_path.with_suffix(f".node{node}.log") if node else self._log_path
 
     def _start_agents(self, door: Door) -> None:
         alone = self._directory is not None
@@ -98,7 +94,8 @@ class WorkerGroup:
             if alone:
                 environment.setdefault("NCCL_SOCKET_IFNAME", LOOPBACK)
             words = self._words(address, store, index)
-            self._agents.append(node.start(words, environment, self._log_of(index)))
+            log = self._log_path.with_suffix(f".node{index}.log") if index else self._log_path
+            self._agents.append(Command(words, environment, log, grace_s=GRACE_S, start=node.start))
 
     def _words(self, address: str, store: str, node: int) -> list[str]:
         """Returns the command line of a node's agent."""
@@ -121,7 +118,7 @@ class WorkerGroup:
         deadline = time.monotonic() + self.config.start_timeout_s
         by_rank: dict[int, Connection] = {}
         while len(by_rank) < self.config.world_size:
-            if any(agent.poll() is not None for agent in self._agents):
+            if any(agent.wait() is not None for agent in self._agents):
                 raise PointFailed(f"the worker group died at start ({self._cause_of_death()})\n{self._log_tail()}")
             if time.monotonic() > deadline:
                 limit = f"runtime.start_timeout_s={self.config.start_timeout_s:g}"
@@ -175,8 +172,8 @@ class WorkerGroup:
 
     @property
     def alive(self) -> bool:
-        with contextlib.suppress(NodeLost):
-            return not self._killed and all(agent.poll() is None for agent in self._agents)
+        with contextlib.suppress(NodeLost, PointFailed):
+            return not self._killed and all(agent.wait() is None for agent in self._agents)
         return False
 
     def _send(self, request: Mapping[str, Any]) -> None:
@@ -220,24 +217,24 @@ class WorkerGroup:
         until = time.monotonic() + SETTLE_S
         # Later ones end because of the first: the others' ranks have lost their connections.
         while time.monotonic() < until:
-            for node, agent in enumerate(self._agents):
+            for agent in self._agents:
                 if (status := agent.wait(AGENT_S)) is not None:
-                    log = self._log_of(node)
-                    text = tail(log, 200, self._logs[log])
+                    # Earlier groups wrote to the same log; their errors are not this group's cause of death.
+                    text = tail(agent.log, 200, agent.log_start)
                     causes = re.findall(r"^\s*(\w*(?:Error|Exception): .+|exitcode .+)$", text, re.MULTILINE)
                     return " ".join(causes[-1].split()) if causes else f"its agent exited with {status}"
         return "cause unknown: its agent is still running"
 
     def _log_tail(self, lines: int = 20) -> str:
         """Returns the end of the nodes' logs."""
-        return "\n".join(filter(None, (tail(log, lines, start) for log, start in self._logs.items())))
+        return "\n".join(filter(None, (tail(agent.log, lines, agent.log_start) for agent in self._agents)))
 
     def close(self) -> None:
         """Closes the connections, upon which workers exit by themselves, and then kills the remaining processes."""
         if not self._killed:
             self._disconnect()
             until = time.monotonic() + (PROFILED_END_S if self.config.wrapper else SETTLE_S)
-            with contextlib.suppress(NodeLost):
+            with contextlib.suppress(NodeLost, PointFailed):
                 for agent in self._agents:
                     agent.wait(max(0.0, until - time.monotonic()))
             self.kill()
@@ -247,7 +244,7 @@ class WorkerGroup:
         self._killed = True
         self._disconnect()
         for agent in self._agents:
-            agent.kill()
+            agent.end(at_once=True)
         if self._directory:
             self._directory.remove()
             self._directory = None

@@ -1,11 +1,14 @@
 """Has the machines of a launch find each other: by a file in the shared folder with the launcher's address and a secret
-that only its owner can read."""
+that only its owner can read. What addresses a machine has, and at which network interface."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
+import socket
+import struct
 import tempfile
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -23,6 +26,12 @@ ON_SLURM = ".nodes"
 
 _OF_TORCHRUN = re.compile(r"((GROUP|ROLE|LOCAL)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+")
 """Variables that torchrun sets for the processes that it starts."""
+
+_SIOCGIFADDR = 0x8915
+"""The request of Linux's netdevice(7) for an interface's IPv4 address."""
+
+LOOPBACK = "lo"
+"""The interface that only this machine's processes reach."""
 
 
 class Meeting(msgspec.Struct, frozen=True):
@@ -103,3 +112,36 @@ def read_meeting(file: Path) -> Meeting | None:
         if error.errno not in (errno.ENOENT, errno.ESTALE):
             raise
         return None
+
+
+def own_addresses() -> list[str]:
+    """Returns the IPv4 addresses of this machine that others may reach."""
+    found = [_ipv4(name) for _, name in socket.if_nameindex()]
+    return [address for address in found if address and not address.startswith("127.")]
+
+
+def interface_of(address: str) -> str | None:
+    """Returns the name of the interface with this IP address; None if there is none."""
+    if ":" in address:
+        return _by_ipv6(address)
+    if address.startswith("127."):
+        # All of 127.0.0.0/8 is reached, though the interface has but one address.
+        return LOOPBACK
+    return next((name for _, name in socket.if_nameindex() if _ipv4(name) == address), None)
+
+
+def _ipv4(interface: str) -> str | None:
+    """Returns the interface's IPv4 address; None if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _by_ipv6(address: str) -> str | None:
+    wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+    listed = Path("/proc/net/if_inet6")
+    rows = [line.split() for line in listed.read_text().splitlines()] if listed.exists() else []
+    return next((row[-1] for row in rows if row[0] == wanted), None)

@@ -1,22 +1,157 @@
-"""The machines of this launch: the launcher's own, and those whose processes serve it."""
+"""The machines of a launch, on which processes of points run: the launcher's own, and those that serve it."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
 
 from overlap_sweep.errors import NodeLost
+from overlap_sweep.keeper import GRACE_S, Keeper, OwnKeeper, Start
 from overlap_sweep.runtime import channel
-from overlap_sweep.runtime.interfaces import own_addresses
-from overlap_sweep.runtime.meeting import Meeting, Place, write_meeting
-from overlap_sweep.runtime.node import Goodbye, Hello, Node, OtherNode, OwnNode
+from overlap_sweep.runtime.meeting import Meeting, Place, interface_of, own_addresses, write_meeting
+from overlap_sweep.runtime.serve import Goodbye, HangUp, Hello, Kill, Said, StartCommand
+
+POLL_S = 0.1
+
+KILLED_S = 60.0
+"""Time that another machine has to end a command that is killed."""
 
 LEAVE_S = 10.0
 """Time since its start that a launch by torchrun does not end before all machines have joined, which start with it."""
+
+
+class Node(Protocol):
+    """A machine on which commands of a point can be started."""
+
+    host: str
+    address: str
+    """IP address at which the other nodes reach it."""
+    launcher: str
+    """Host at which it reaches the launcher."""
+    interface: str | None
+    """Network interface with that address."""
+
+    @property
+    def start(self) -> Start:
+        """Returns what starts commands, whose environments differ from the node's as they do from the launcher's."""
+
+
+class OwnNode:
+    """The launcher's machine."""
+
+    start: Start = OwnKeeper
+
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self.host, self.address, self.launcher = platform.node(), address, "127.0.0.1"
+        self.interface = interface_of(address)
+
+
+class OtherNode:
+    """Another machine, over the connection to the process that serves there. Its methods and those of its keepers raise
+    NodeLost once the connection is lost."""
+
+    def __init__(self, hello: Hello, connection: Connection) -> None:
+        self.number, self.host, self.address = hello.number, hello.host, hello.address
+        self.launcher, self.interface = hello.launcher, hello.interface
+        self.connection = connection
+        self._numbers = count()
+        self.said: dict[int, list[Said]] = {}
+        """By the number of a command what its keepers have said and nobody has taken."""
+        self.lost = False
+
+    def start(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        folder: Path | None = None,
+        grace_s: float = GRACE_S,
+    ) -> Keeper:
+        number = next(self._numbers)
+        self.send(StartCommand(number, tuple(words), _changes(environment), log.absolute(), folder, grace_s))
+        return _KeeperThere(self, number)
+
+    def send(self, message: object) -> None:
+        try:
+            self.connection.send(message)
+        except OSError:
+            raise self._loss() from None
+
+    def hear(self, timeout_s: float = 0.0) -> None:
+        """Takes in what the machine has said, after waiting for it at most so long."""
+        try:
+            while self.connection.poll(timeout_s):
+                timeout_s = 0.0
+                message: Said = self.connection.recv()
+                self.said.setdefault(message.number, []).append(message)
+        except (EOFError, OSError):
+            raise self._loss() from None
+
+    def give_up(self) -> None:
+        """Ends the connection, upon which the machine's commands end by themselves."""
+        self.lost = True
+        self.connection.close()
+
+    def _loss(self) -> NodeLost:
+        self.give_up()
+        return NodeLost(f"node {self.number} ({self.host}) is lost: its process no longer answers")
+
+
+class _KeeperThere:
+    """The keepers of a command on another machine."""
+
+    def __init__(self, node: OtherNode, number: int) -> None:
+        self._node, self._number = node, number
+        self.is_gone = self._is_killed = False
+
+    def hear(self, timeout_s: float) -> list[str]:
+        until = time.monotonic() + timeout_s
+        while not self.is_gone and self._number not in self._node.said:
+            if self._node.lost:
+                raise NodeLost(f"node {self._node.number} ({self._node.host}) is lost")
+            left_s = until - time.monotonic()
+            self._node.hear(min(POLL_S, max(0.0, left_s)))
+            if left_s <= 0:
+                break
+        said = self._node.said.pop(self._number, [])
+        self.is_gone = self.is_gone or any(one.line is None for one in said)
+        for problem in filter(None, (one.problem for one in said)):
+            raise OSError(f"node {self._node.number} ({self._node.host}): {problem}")
+        return [one.line for one in said if one.line is not None]
+
+    def hang_up(self) -> None:
+        self._node.send(HangUp(self._number))
+
+    def kill(self) -> None:
+        if self._is_killed or self._node.lost:
+            # Without the connection the machine's commands end by themselves.
+            return
+        self._is_killed = True
+        until, lines = time.monotonic() + KILLED_S, []
+        with contextlib.suppress(NodeLost):
+            self._node.send(Kill(self._number))
+            while not self.is_gone and not self._node.lost:
+                if time.monotonic() > until:
+                    self._node.give_up()
+                    return
+                with contextlib.suppress(OSError):
+                    lines += self.hear(POLL_S)
+        self._node.said[self._number] = [Said(self._number, line) for line in lines]
+
+
+def _changes(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Returns how the environment differs from this process's."""
+    changed = {name: value for name, value in environment.items() if os.environ.get(name) != value}
+    return {**changed, **dict.fromkeys(os.environ.keys() - environment.keys())}
+
 
 _present: list[Nodes] = []
 """The machines of this launch; empty if it is this machine alone."""

@@ -1,27 +1,85 @@
-"""The process on another machine than the launcher's: starts and ends processes there as the launcher asks."""
+"""The process on another machine than the launcher's: starts and ends commands there as the launcher asks."""
 
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.processes import Process
+from overlap_sweep.keeper import OwnKeeper
 from overlap_sweep.runtime import channel
-from overlap_sweep.runtime.meeting import Meeting, Place, read_meeting
-from overlap_sweep.runtime.node import POLL_S, Ended, Goodbye, HangUp, Kill, StartProcess, Told, hello
+from overlap_sweep.runtime.meeting import Meeting, Place, interface_of, read_meeting
 
 PATIENCE_S = 600.0
 """How long to wait for the launcher: by hand it may be started last."""
 RETRY_S = 0.5
 GONE_S = 5.0
 """How long the first machine's torchrun must not listen to count as ended."""
-END_S = 15.0
-"""Time that processes have to end what they have started."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Description of another machine, which it sends when it joins."""
+
+    number: int
+    """Its place among the launch's machines; the launcher's is 0."""
+    host: str
+    address: str
+    """Its IP address in the connection to the launcher, which other machines can reach, too."""
+    launcher: str
+    """The launcher's host as this machine reaches it."""
+    interface: str | None
+    """The network interface with that address."""
+
+
+@dataclass(frozen=True)
+class StartCommand:
+    """Request to start a command, as `keeper.Start` does."""
+
+    number: int
+    words: Sequence[str]
+    variables: Mapping[str, str | None]
+    """Changes to the machine's own environment; None removes a variable."""
+    log: Path
+    folder: Path | None
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class HangUp:
+    """Request to end a command in order."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Request to end a command at once."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Goodbye:
+    """The launcher ends in order."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the keepers of a command say."""
+
+    number: int
+    line: str | None
+    """None if they have ended, or could not be started."""
+    problem: str = ""
+    """Why they could not be started."""
 
 
 def serve(place: Place) -> int:
@@ -30,32 +88,29 @@ def serve(place: Place) -> int:
     connection = _joined(place)
     if connection is None:
         return 0
-    processes: dict[int, Process] = {}
+    keepers: dict[int, OwnKeeper] = {}
     try:
         while True:
-            wait([connection, *(one.fileno() for one in processes.values() if one.fileno() >= 0)], POLL_S)
+            wait([connection, *(keeper.fileno() for keeper in keepers.values())])
             while connection.poll():
                 message = connection.recv()
                 if isinstance(message, Goodbye):
                     return 0
-                _obey(message, processes, connection)
-            _report(processes, connection)
+                _obey(message, keepers, connection)
+            _report(keepers, connection)
     except (EOFError, OSError):
         print(f"node {place.number}: the launch has ended or no longer answers", file=sys.stderr, flush=True)
         return 1
     finally:
-        _end(processes.values())
+        _end(keepers.values())
 
 
-def _end(processes: Collection[Process]) -> None:
-    """Ends the processes: in order if they do so in time, since what they started in other sessions only they can
-    end."""
-    for process in processes:
-        process.hang_up()
-    until = time.monotonic() + END_S
-    for process in processes:
-        process.wait(max(0.0, until - time.monotonic()))
-        process.kill()
+def _end(keepers: Collection[OwnKeeper]) -> None:
+    """Ends all commands, at the same time and in order."""
+    for keeper in keepers:
+        keeper.hang_up()
+    for keeper in keepers:
+        keeper.kill()
 
 
 def _joined(place: Place) -> Connection | None:
@@ -98,37 +153,37 @@ def _connected(number: int, meeting: Meeting) -> Connection | None:
     for host in meeting.hosts:
         try:
             connection = channel.connect(f"{host}:{meeting.port}", meeting.secret, channel.PROOF_S)
-            connection.send(hello(number, host, connection))
+            address = channel.own_host(connection)
+            connection.send(Hello(number, platform.node(), address, host, interface_of(address)))
         except OSError:
             continue
         return connection
     return None
 
 
-def _obey(message: object, processes: dict[int, Process], connection: Connection) -> None:
-    if isinstance(message, StartProcess):
+def _obey(message: object, keepers: dict[int, OwnKeeper], connection: Connection) -> None:
+    if isinstance(message, StartCommand):
         changed = {**os.environ, **message.variables}
         environment = {name: value for name, value in changed.items() if value is not None}
         try:
-            process = Process(message.words, environment, message.log, message.folder)
+            keeper = OwnKeeper(message.words, environment, message.log, message.folder, message.grace_s)
         except OSError as error:
-            connection.send(Ended(message.number, 127, str(error)))
+            connection.send(Said(message.number, None, str(error)))
             return
-        processes[message.number] = process
-    elif isinstance(message, HangUp) and message.number in processes:
-        processes[message.number].hang_up()
-    elif isinstance(message, Kill) and message.number in processes:
-        processes[message.number].kill()
+        keepers[message.number] = keeper
+    elif isinstance(message, HangUp) and message.number in keepers:
+        keepers[message.number].hang_up()
+    elif isinstance(message, Kill) and message.number in keepers:
+        keepers[message.number].kill()
 
 
-def _report(processes: dict[int, Process], connection: Connection) -> None:
-    """Tells the launcher what the processes told, and which have ended."""
-    for number, process in list(processes.items()):
-        status = process.poll()
-        for line in process.told():
-            connection.send(Told(number, line))
-        if status is not None:
-            # What it has left behind in its session goes, too.
-            process.kill()
-            del processes[number]
-            connection.send(Ended(number, status))
+def _report(keepers: dict[int, OwnKeeper], connection: Connection) -> None:
+    """Tells the launcher what the keepers say, and which of them have ended."""
+    for number, keeper in list(keepers.items()):
+        for line in keeper.hear(0.0):
+            connection.send(Said(number, line))
+        if keeper.is_gone:
+            # If they were killed themselves, what they kept goes, too.
+            keeper.kill()
+            del keepers[number]
+            connection.send(Said(number, None))

@@ -23,11 +23,11 @@ import torch.distributed as dist
 
 from overlap_sweep import backends, workloads
 from overlap_sweep.errors import Refused, WrongNumbers
+from overlap_sweep.keeper.process import end_with_parent
 from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.environment import conditions, environment
 from overlap_sweep.measure.instruments import instruments, say
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.processes import end_with_parent
 from overlap_sweep.results import run_directory
 from overlap_sweep.results.identity import RECORDED_PREFIXES
 from overlap_sweep.results.run_directory import Result, log_file, now
@@ -58,9 +58,9 @@ class Place:
         return (host, port) if self.nodes > 1 else None
 
 
-def main(address: str, device: str, timeout_s: float, place: Place) -> None:
+def main(address: str, device: str, timeout_s: float, place: Place, agent: int) -> None:
     """Runs a rank in a process of torch's elastic agent, which sets LOCAL_RANK etc. in the environment."""
-    end_with_parent()
+    end_with_parent(agent)
     _be_no_agent()
     _print_by_lines()
     ranks = _join(device, timeout_s, place)

@@ -19,8 +19,8 @@ from overlap_sweep import backends
 from overlap_sweep.config import PointConfig
 from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.gpus import all_ranks
+from overlap_sweep.keeper import Start
 from overlap_sweep.overlap import overlap_cfg
-from overlap_sweep.processes import Start
 from overlap_sweep.workloads.memory import Memory
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import multiprocessing
 import os
-import threading
 import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -23,7 +22,6 @@ from overlap_sweep import workloads
 from overlap_sweep.errors import WrongNumbers
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import Result, write_result
-from overlap_sweep.runtime.agent import _die_with_launcher
 from overlap_sweep.runtime.channel import SECRET, connect
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import MEASURED, pass_times
@@ -36,9 +34,6 @@ def main(arguments: Sequence[str]) -> None:
         parser.add_argument(name, type=int, default=default)
     parser.add_argument("--address")
     given = parser.parse_known_args(arguments)[0]
-    # On several nodes it has no directory of its own, unlike the real one.
-    folder = Path(given.address).parent if given.nodes == 1 else Path("/nowhere")
-    threading.Thread(target=_die_with_launcher, args=(folder,), daemon=True).start()
     start_as_planned(given.node)
     of_node = given.world_size // given.nodes
     context = multiprocessing.get_context("fork")

@@ -16,7 +16,7 @@ import pytest
 from overlap_sweep.runtime.private_directory import PrivateDirectory
 from tests.faults.injection import TINY, faulty_launch, journal
 from tests.listening import listening
-from tests.sweeps import Launch, wait_for
+from tests.sweeps import Launch, parent_of, wait_for
 
 pytestmark = pytest.mark.faults
 
@@ -35,7 +35,9 @@ class Sweep(NamedTuple):
     def kill(self, *names: str) -> None:
         """Kills them one after the other, without a pause."""
         ((agent, ranks),) = self.launch.agents().items()
-        pids = {"launcher": self.process.pid, "agent": agent, "rank 0": ranks[0], "rank 1": ranks[1]}
+        keeper = parent_of(agent)
+        pids = {"launcher": self.process.pid, "guard": parent_of(keeper), "keeper": keeper, "agent": agent}
+        pids |= {f"rank {rank}": pid for rank, pid in enumerate(ranks)}
         for name in names:
             os.kill(pids[name], signal.SIGKILL)
 
@@ -46,6 +48,8 @@ ORDERS = (
     ("agent", "launcher"),
     ("launcher", "agent", "rank 0"),
     ("rank 1", "agent", "launcher"),
+    ("launcher", "keeper", "guard"),
+    ("keeper", "guard", "agent", "launcher"),
 )
 
 

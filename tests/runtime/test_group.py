@@ -37,8 +37,9 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     monkeypatch.setattr(group, "SETTLE_S", 0.3)
     (tmp_path / "log").touch()
     found: Any = WorkerGroup(GroupConfig(2, "cpu", 1, False, 1, 0.5, 60), tmp_path / "log")
-    found._agents = [SimpleNamespace(poll=lambda: None, wait=lambda timeout: 3)]
-    found._logs = {tmp_path / "log": 0}
+    found._agents = [
+        SimpleNamespace(wait=lambda timeout_s=0.0: 3 if timeout_s else None, log=tmp_path / "log", log_start=0)
+    ]
     pairs = [Pipe() for _ in range(2)]
     found._channels = [ours for ours, _ in pairs]
     yield found, [theirs for _, theirs in pairs]
@@ -108,7 +109,7 @@ def test_of_deaths_the_group_s_own_counts(ranks: Ranks, tmp_path: Path) -> None:
     found, workers = ranks
     log = tmp_path / "log"
     log.write_text("  exitcode  : -9 (pid: 1)  (SIGKILL)\n")
-    found._logs = {log: log.stat().st_size}
+    found._agents[0].log_start = log.stat().st_size
     workers[0].close()
     with pytest.raises(PointFailed, match="its agent exited with 3"):
         found._collect(5)

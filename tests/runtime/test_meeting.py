@@ -1,7 +1,9 @@
-"""Machines of a launch find each other, and their places as torchrun or Slurm gives them."""
+"""Machines of a launch find each other, their places as torchrun or Slurm gives them, and their network interfaces."""
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.runtime.meeting import Meeting, place_by_hand, place_on_slurm, read_meeting, write_meeting
+from overlap_sweep.runtime.meeting import (
+    Meeting,
+    interface_of,
+    own_addresses,
+    place_by_hand,
+    place_on_slurm,
+    read_meeting,
+    write_meeting,
+)
 from tests.by_hand import variables_of_torchrun
 
 MEETING = Meeting(("node0", "10.0.0.1"), 1234, "secret")
@@ -90,3 +100,32 @@ def test_tasks_of_a_slurm_job_meet_in_a_file_of_the_job_and_its_restart(tmp_path
     assert first.file == second.file != again.file
     assert (first.number, first.hosts, second.number, second.hosts) == (0, ("n1",), 1, ())
     assert place_on_slurm({**job, "SLURM_NNODES": "1"}, "7", tmp_path) is None
+
+
+NAMES = {name for _, name in socket.if_nameindex()}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1"])
+def test_loopback_is_found_by_any_of_its_addresses(address: str) -> None:
+    assert interface_of(address) == "lo"
+
+
+def test_each_own_address_is_of_an_interface_and_none_is_loopback() -> None:
+    for address in own_addresses():
+        assert not ipaddress.ip_address(address).is_loopback
+        assert interface_of(address) in NAMES - {"lo"}
+
+
+def test_an_address_of_nobody_here_has_no_interface() -> None:
+    # Reserved for documentation.
+    assert interface_of("192.0.2.1") is None
+    assert interface_of("2001:db8::1") is None
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="the machine has no IPv6")
+def test_ipv6_addresses_are_found() -> None:
+    rows = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
+    for digits, *_, name in rows:
+        address = str(ipaddress.IPv6Address(bytes.fromhex(digits)))
+        assert interface_of(address) in {row[-1] for row in rows if row[0] == digits}
+        assert interface_of(f"{address}%{name}") == interface_of(address)

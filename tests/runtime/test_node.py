@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.errors import NodeLost
-from overlap_sweep.runtime import channel, meeting, node, nodes, serve
+from overlap_sweep.keeper import Command, NotStarted
+from overlap_sweep.runtime import channel, meeting, nodes, serve
 from overlap_sweep.runtime.channel import connect
 from overlap_sweep.runtime.meeting import Place, read_meeting
-from overlap_sweep.runtime.node import OtherNode
-from overlap_sweep.runtime.nodes import Nodes
+from overlap_sweep.runtime.nodes import Nodes, OtherNode
 from tests.sweeps import wait_for
 from tests.two_nodes import start_serving
+from tests.workloads.job.commands import begun
 
 Serving = Callable[[], subprocess.Popen[bytes]]
 
@@ -67,12 +68,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def sleeping(other: OtherNode, log: Path) -> tuple[object, int]:
-    """A process there that ends when its input closes, and its pid."""
-    found = other.start(["sh", "-c", "echo $$ >&0; cat >/dev/null"], os.environ, log)
-    lines: list[str] = []
-    wait_for(lambda: lines.extend(found.told()) or lines, 10)
-    return found, int(lines[0])
+def sleeping(other: OtherNode, log: Path, script: str = "echo $$; sleep 600") -> tuple[Command, int]:
+    """A command there and the pid that it prints."""
+    found = begun(Command(["sh", "-c", script], os.environ, log, grace_s=1.0, start=other.start))
+    wait_for(lambda: log.read_text().endswith("\n"), 10)
+    return found, int(log.read_text())
 
 
 def test_both_nodes_know_each_other_s_addresses(launch: Nodes, serving: Serving) -> None:
@@ -86,84 +86,80 @@ def test_both_nodes_know_each_other_s_addresses(launch: Nodes, serving: Serving)
     assert launch.take(1, 0.0) == [own]
 
 
-def test_a_process_there_is_as_one_here(
+def test_a_command_there_is_as_one_here(
     served: tuple[OtherNode, subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, _ = served
     log = tmp_path / "log"
     log.write_text("before\n")
-    # The launcher's alone, which the process is not to have; and one that both have and it alone is to lack.
+    # The launcher's alone, which the command is not to have; and one that both have and it alone is to lack.
     monkeypatch.setenv("OF_LAUNCHER", "1")
     environment = {**os.environ, "GIVEN": "here"}
     del environment["PATH"]
-    script = 'echo "$GIVEN ${OF_LAUNCHER-none} ${HOME-none}"; pwd; printf "one\\ntwo\\n" >&0; read line; exit 7'
-    process = other.start(["/bin/sh", "-c", script], environment, log, tmp_path)
-    told: list[str] = []
-    wait_for(lambda: told.extend(process.told()) or len(told) == 2, 10)
-    assert told == ["one", "two"]
-    assert process.poll() is None
-    assert process.wait(0.2) is None
-    process.hang_up()
-    assert process.wait(10.0) == 7
-    assert process.poll() == 7
-    process.kill()
+    script = 'echo "$GIVEN ${OF_LAUNCHER-none} ${HOME-none}"; pwd; while [ ! -e go ]; do /bin/sleep 0.02; done; exit 7'
+    command = begun(Command(["/bin/sh", "-c", script], environment, log, tmp_path, start=other.start))
+    assert command.wait(0.2) is None
+    (tmp_path / "go").touch()
+    assert command.wait(10.0) == 7
+    assert command.wait() == 7
+    command.end()
     assert log.read_text().splitlines() == ["before", f"here none {os.environ['HOME']}", str(tmp_path)]
 
 
-def test_a_killed_process_takes_its_session_along(
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_command_there_can_be_ended_with_all_of_its_processes(
+    served: tuple[OtherNode, subprocess.Popen[bytes]], tmp_path: Path, at_once: bool
+) -> None:
+    other, _ = served
+    command, pid = sleeping(other, tmp_path / "log", "setsid sleep 600 & echo $!; wait")
+    command.end(at_once=at_once)
+    assert not is_alive(pid)
+    command.end()
+    assert command.status is None
+
+
+def test_what_an_ended_command_leaves_ends_too(
     served: tuple[OtherNode, subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     other, _ = served
-    process = other.start(["sh", "-c", "sleep 100 & echo $! >&0; wait"], os.environ, tmp_path / "log")
-    lines: list[str] = []
-    wait_for(lambda: lines.extend(process.told()) or lines, 10)
-    process.kill()
-    process.kill()
-    assert process.poll() == -signal.SIGKILL
-    wait_for(lambda: not is_alive(int(lines[0])), 10)
+    command, pid = sleeping(other, tmp_path / "log", "sleep 600 & echo $!")
+    assert command.wait(10.0) == 0
+    wait_for(lambda: not is_alive(pid), 10)
 
 
-def test_what_an_ended_process_leaves_in_its_session_ends_too(
+def test_a_command_that_cannot_be_started_says_why(
     served: tuple[OtherNode, subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     other, _ = served
-    process = other.start(["sh", "-c", "sleep 100 & echo $! >&0"], os.environ, tmp_path / "log")
-    assert process.wait(10.0) == 0
-    (line,) = process.told()
-    wait_for(lambda: not is_alive(int(line)), 10)
-
-
-@pytest.mark.parametrize(("words", "folder"), [(["no_such_program"], None), (["true"], "/no/such/folder")])
-def test_a_process_that_cannot_be_started_says_why(
-    served: tuple[OtherNode, subprocess.Popen[bytes]], tmp_path: Path, words: list[str], folder: str | None
-) -> None:
-    other, _ = served
-    process = other.start(words, os.environ, tmp_path / "log", folder and Path(folder))
+    command = Command(["no_such_program"], os.environ, tmp_path / "log", start=other.start)
+    with pytest.raises(NotStarted, match="No such file"):
+        command.wait(10.0)
+    command.end()
+    command = Command(["true"], os.environ, tmp_path / "log", tmp_path / "nowhere", start=other.start)
     with pytest.raises(OSError, match=r"^node 1 \(.+\): .*No such file") as problem:
-        process.wait(10.0)
-    assert not isinstance(problem.value, NodeLost)
-    process.kill()
+        command.wait(10.0)
+    assert not isinstance(problem.value, NodeLost | NotStarted)
+    command.end()
     # The node is as good as before.
-    assert other.start(["true"], os.environ, tmp_path / "log").wait(10.0) == 0
+    assert Command(["true"], os.environ, tmp_path / "log", start=other.start).wait(10.0) == 0
 
 
 def test_a_killed_serving_process_is_a_lost_node_at_once_and_leaves_nothing(
     launch: Nodes, served: tuple[OtherNode, subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     other, serving_process = served
-    process, pid = sleeping(other, tmp_path / "log")
+    command, pid = sleeping(other, tmp_path / "log")
     assert not launch.lost
     serving_process.kill()
     started = time.monotonic()
     with pytest.raises(NodeLost, match=r"node 1 \(.+\) is lost"):
-        process.wait(10.0)  # type: ignore[attr-defined]
+        command.wait(10.0)
     assert time.monotonic() - started < 2.0
     assert launch.lost
     wait_for(lambda: not is_alive(pid), 10)
-    for call in (process.poll, process.told, process.hang_up):  # type: ignore[attr-defined]
-        with pytest.raises(NodeLost):
-            call()
-    process.kill()  # type: ignore[attr-defined]
+    with pytest.raises(NodeLost):
+        command.wait()
+    command.end()
     with pytest.raises(NodeLost, match="is lost"):
         other.start(["true"], os.environ, tmp_path / "log")
     with pytest.raises(NodeLost, match="is lost"):
@@ -184,11 +180,11 @@ def test_a_loss_is_noticed_when_the_node_is_needed(
 def test_a_node_that_does_not_end_a_killed_process_is_given_up(
     served: tuple[OtherNode, subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "KILLED_S", 0.3)
+    monkeypatch.setattr(nodes, "KILLED_S", 0.3)
     other, serving_process = served
-    process, pid = sleeping(other, tmp_path / "log")
+    command, pid = sleeping(other, tmp_path / "log")
     serving_process.send_signal(signal.SIGSTOP)
-    process.kill()  # type: ignore[attr-defined]
+    command.end(at_once=True)
     assert other.lost
     serving_process.send_signal(signal.SIGCONT)
     assert serving_process.wait(10.0) == 1
@@ -216,18 +212,6 @@ def test_without_its_launcher_a_node_fails_and_leaves_nothing(
     assert serving_process.wait(10.0) == 1
     assert "node 1: the launch has ended or no longer answers" in (tmp_path / "node1.log").read_text()
     assert not is_alive(pid)
-
-
-def test_what_ends_others_has_time_for_it(served: tuple[OtherNode, subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    """A job's supervisor ends the user's processes, which are in sessions of their own."""
-    other, serving_process = served
-    script = "setsid sleep 100 & echo $! >&0; cat >/dev/null; sleep 0.3; kill $!"
-    process = other.start(["sh", "-c", script], os.environ, tmp_path / "log")
-    lines: list[str] = []
-    wait_for(lambda: lines.extend(process.told()) or lines, 10)
-    other.connection.close()
-    assert serving_process.wait(10.0) == 1
-    wait_for(lambda: not is_alive(int(lines[0])), 10)
 
 
 def test_a_node_that_serves_from_the_start_waits_for_the_launcher(tmp_path: Path, serving: Serving) -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.faults
 SWEEP = ("-m", "num_sm=1,2,3,4", "runtime.retries=0", "runtime.timeout_factor=0", *TINY)
 # Its workers would come to an end a moment after being told to stop.
 DAWDLES = {"num_sm": 2, "fault": "dawdles", "times": 1, "rank": None}
-REAL = ("sigusr2 to all", "sigterm to all")
+REAL = ("sigusr2 to all", "sigterm to all", "launcher killed")
 
 
 class Running(NamedTuple):
@@ -64,7 +63,7 @@ def send(number: signal.Signals, *pids: int) -> None:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running]]:
     """Sweeps that are held in their second point, by how they are to be stopped."""
     found: dict[str, Running] = {}
-    for name in (*REAL, "sigterm to launcher", "ctrl-c", "launcher killed"):
+    for name in (*REAL, "sigterm to launcher", "ctrl-c"):
         folder = tmp_path_factory.mktemp("running")
         (folder / "tmp").mkdir()
         launch = faulty_launch(folder, [DAWDLES], light=name not in REAL)
@@ -145,27 +144,6 @@ def test_a_killed_launcher_leaves_nothing(running: dict[str, Running]) -> None:
     one.process.kill()
     one.end()
     assert sorted(one.finished()) == ["tp2_sm1"]
-
-
-@pytest.mark.parametrize("written", ["", "x"])
-def test_an_agent_ends_with_its_launcher_also_if_that_has_not_read_all(written: str) -> None:
-    """A stand-in for the agent has a rank's chance to write into its standard input."""
-    ours, theirs = socket.socketpair()
-    code = "import os, pathlib; from overlap_sweep.runtime.agent import _die_with_launcher; "
-    code += f"os.write(0, {written.encode()!r}); print(flush=True); _die_with_launcher(pathlib.Path('/nowhere'))"
-    with theirs:
-        agent = subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            stdin=theirs.fileno(),
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-    with agent:
-        assert agent.stdout
-        assert agent.stdout.readline() == b"\n"
-        ours.close()
-        assert agent.wait(60) == -signal.SIGKILL
 
 
 def test_a_group_that_cannot_start_fails_the_point_with_the_reason(tmp_path: Path) -> None:

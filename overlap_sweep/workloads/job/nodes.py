@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import re
-import sys
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep.errors import NodeLost, PointFailed
-from overlap_sweep.processes import Process
+from overlap_sweep.keeper import GRACE_S, Command, NotStarted, OwnKeeper, Start
 from overlap_sweep.program import environment_with_package, environment_with_recorder
 from overlap_sweep.results.run_directory import log_file
 from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.command import ALONE, Place
 from overlap_sweep.workloads.job.ending import ending
-from overlap_sweep.workloads.job.process import RunningCommand
 from overlap_sweep.workloads.job.recording import Wanted
 from overlap_sweep.workloads.job.started import ATTACH
+
+START_S = 60.0
+"""Time in which keepers say whether the command has started; they need hundredths of a second."""
 
 SETTLE_S = 5.0
 """Time that the command has to end on the other nodes after it has ended badly on one: that may not be the cause."""
@@ -31,22 +35,61 @@ _OF_ANOTHER = re.compile(
 """Errors of ranks that have lost another one."""
 
 
+@dataclass(frozen=True)
+class OnNode:
+    """A point's command on one node, not yet started."""
+
+    words: Sequence[str]
+    folder: Path
+    environment: Mapping[str, str]
+    log: Path
+    """File to which the command's output is appended."""
+    start: Start = OwnKeeper
+    """What starts it on the node."""
+    grace_s: float = GRACE_S
+
+    def begin(self) -> Command:
+        """Starts it, without waiting for that."""
+        return Command(self.words, self.environment, self.log, self.folder, self.grace_s, self.start)
+
+    def why_not(self, error: NotStarted) -> str:
+        """Returns why its program cannot be run."""
+        program = self.words[0]
+        if error.errno == errno.ENOENT and not self._is_found(program):
+            where = "does not exist" if "/" in program else "is not in PATH"
+            return f"job.command starts {program}, which {where}; install it, or give its whole path"
+        if error.errno == errno.EACCES:
+            mend = "use chmod +x, or put its interpreter before it"
+            return f"job.command starts {program}, which is not executable; {mend}"
+        # Of a script whose first line names an interpreter that does not exist, the system says that the script does
+        # not.
+        return f"job.command starts {program}, which cannot be run ({error.strerror}); put its interpreter before it"
+
+    def _is_found(self, program: str) -> bool:
+        """Returns whether a program that cannot be run exists; of another node the system's word is taken."""
+        if self.start is not OwnKeeper:
+            return False
+        inside = shutil.which(program, path=self.environment.get("PATH"))
+        return (self.folder / program).exists() if "/" in program else inside is not None
+
+
 class RunningOnNodes:
     """`with RunningOnNodes(...) as running: running.wait(1.0)`: no process of the command outlives the block."""
 
-    def __init__(self, commands: Sequence[RunningCommand], host_names: Sequence[str]) -> None:
-        """`commands`: one for each node, the launcher's first."""
-        self._commands, self._host_names = commands, host_names
+    def __init__(self, on_nodes: Sequence[OnNode], host_names: Sequence[str]) -> None:
+        """`on_nodes`: the command on each node, the launcher's first."""
+        self._on_nodes, self._host_names = on_nodes, host_names
+        self._commands: list[Command] = []
 
     def __enter__(self) -> RunningOnNodes:
         """PointFailed if the command cannot be started on one of them, NodeLost if a node is lost."""
         try:
             # All at once, since they wait for one another.
-            for running in self._commands:
-                running.begin()
+            for on_node in self._on_nodes:
+                self._commands.append(on_node.begin())
             for node, running in enumerate(self._commands):
                 with self._named(node):
-                    running.confirm()
+                    running.confirm(START_S)
         except BaseException:
             self.end()
             raise
@@ -111,25 +154,28 @@ class RunningOnNodes:
             raise
         except PointFailed as failure:
             raise PointFailed(f"{self._prefix(node)}{failure}", final=failure.final, node=node) from None
+        except NotStarted as error:
+            raise PointFailed(
+                f"{self._prefix(node)}{self._on_nodes[node].why_not(error)}", final=True, node=node
+            ) from None
         except OSError as error:
             if node == 0:
                 raise
             raise PointFailed(
-                f"the command cannot be started ({error}); job.directory and {sys.executable} must be there on all "
-                "nodes",
+                f"the command cannot be started ({error}); job.directory must be there on all nodes",
                 final=True,
                 node=node,
             ) from None
 
     def _prefix(self, node: int) -> str:
-        return f"on node {node} ({self._host_names[node]}) " if len(self._commands) > 1 else ""
+        return f"on node {node} ({self._host_names[node]}) " if len(self._on_nodes) > 1 else ""
 
 
 def _is_of_another(reason: str) -> bool:
     return bool(_OF_ANOTHER.search(reason))
 
 
-def commands_of(point: Mapping[str, Any], directory: Path, here: Here, wanted: Wanted) -> list[RunningCommand]:
+def commands_of(point: Mapping[str, Any], directory: Path, here: Here, wanted: Wanted) -> list[OnNode]:
     """Returns the point's command for each node, not yet started. PointFailed if its folder does not exist."""
     if not here.start_on_others:
         places = [Place(port=here.port or ALONE.port)]
@@ -139,15 +185,15 @@ def commands_of(point: Mapping[str, Any], directory: Path, here: Here, wanted: W
     if not folders[0].is_dir():
         job = point["job"]
         raise PointFailed(f"job.directory={job['directory']} is not a folder; give one that exists", final=True)
-    starts = [Process, *here.start_on_others]
+    starts = [OwnKeeper, *here.start_on_others]
     return [
-        RunningCommand(
+        OnNode(
             command.arguments(point, directory, place),
             folder,
             # As after a shell's cd: otherwise shells say what a link leads to, a name that programs may parse.
             _environment(point, directory, place, here, interface) | wanted.as_environment() | {"PWD": str(folder)},
             directory / log_file(node),
-            start=start,
+            start,
         )
         for node, (place, folder, interface, start) in enumerate(
             zip(places, folders, here.interfaces, starts, strict=True)

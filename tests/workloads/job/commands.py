@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep import workloads
+from overlap_sweep.keeper import Command
 from overlap_sweep.workloads.job import WORKLOAD
-from overlap_sweep.workloads.job.process import RunningCommand
 from overlap_sweep.workloads.job.recording import Recording, write_recording
 
 OPTIONS = asdict(workloads.schema("job")())
@@ -25,11 +25,10 @@ def job_point(command: str, **changes: Any) -> dict[str, Any]:
     return point | WORKLOAD.complete(point)
 
 
-def begun(command: RunningCommand) -> RunningCommand:
-    """Returns the command once it has started. PointFailed if it cannot; then nothing of it is left."""
-    command.begin()
+def begun(command: Command) -> Command:
+    """Returns the command once it has started. NotStarted if it cannot; then nothing of it is left."""
     try:
-        command.confirm()
+        command.confirm(60.0)
     except BaseException:
         command.end()
         raise
@@ -63,8 +62,8 @@ def shell(script: str) -> str:
 class Tagged:
     """Marks processes through their environment, so that they are found wherever they went."""
 
-    def __init__(self) -> None:
-        self._mark = f"OVERLAP_SWEEP_TEST={uuid.uuid4().hex}"
+    def __init__(self, **variables: str) -> None:
+        self._mark, self._variables = f"OVERLAP_SWEEP_TEST={uuid.uuid4().hex}", variables
 
     @property
     def variables(self) -> dict[str, str]:
@@ -73,7 +72,7 @@ class Tagged:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        return {**os.environ, **self.variables}
+        return {**os.environ, **self._variables, **self.variables}
 
     def processes(self) -> list[str]:
         """The command lines of those that live."""

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.errors import NodeLost, UserError
+from overlap_sweep.errors import NodeLost, PointFailed, UserError
+from overlap_sweep.keeper import Command
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, clear, log_file, trace_file
 from overlap_sweep.runtime.point import measure
 from overlap_sweep.workloads.job import WORKLOAD, command
 from overlap_sweep.workloads.job import nodes as job_nodes
 from overlap_sweep.workloads.job.command import Place
-from overlap_sweep.workloads.job.process import RunningCommand
 from overlap_sweep.workloads.job.result import JobRun
 from overlap_sweep.workloads.job.setting import command_line
 from tests.sweeps import ROOT, wait_for
+from tests.test_keeper import LEAVES, python
 from tests.two_nodes import TwoNodes, two_nodes
 from tests.workloads.job.commands import Tagged, begun, job_point, recorded, recording, shell
-from tests.workloads.job.test_supervisor import LEAVES, python
 
 TORCHRUN = (
     "torchrun --nnodes={nodes} --node-rank={node} --master-addr={host} --master-port={port} "
@@ -210,9 +210,9 @@ def test_a_launcher_that_is_gone_leaves_nothing_on_other_nodes(tmp_path: Path) -
     with two_nodes(tmp_path) as launch:
         _, other = launch.nodes.take(2, 0.0)
         words, log = python(LEAVES, "600"), tmp_path / "log"
-        running = begun(RunningCommand(words, tmp_path, tag.environment, log, 0.1, start=other.start))
+        running = begun(Command(words, tag.environment, log, tmp_path, 0.1, other.start))
         wait_for((tmp_path / "ready").exists, 20)
-        # The supervisor and its guard, and five that the command left.
+        # Two keepers, the command, and four that it left.
         assert len(tag.processes()) == 7
         other.connection.close()
         assert launch.serving.wait(20) == 1
@@ -233,3 +233,27 @@ def test_a_training_on_two_nodes(launch: TwoNodes, tmp_path: Path, monkeypatch: 
     assert len(result.environment["hosts"]) == 2
     assert len(result.measured_as(JobRun).step.samples_us) == 4
     assert result.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("word", "content", "reason"),
+    [
+        ("no_such_program", None, "no_such_program, which is not in PATH"),
+        ("./missing", None, "./missing, which does not exist"),
+        ("./text", "echo", "./text, which is not executable"),
+        ("./no_interpreter", "#!/no/such/sh\n", "cannot be run"),
+        ("./no_program", "\x7fELF", "cannot be run"),
+        # It is not looked for in the folder.
+        ("train", "#!/bin/sh\n", "train, which is not in PATH"),
+    ],
+)
+def test_what_cannot_be_started_fails_for_good(tmp_path: Path, word: str, content: str | None, reason: str) -> None:
+    tag = Tagged()
+    if content:
+        (tmp_path / word).write_text(content)
+        (tmp_path / word).chmod(0o644 if word == "./text" else 0o755)
+    on_node = job_nodes.OnNode([word], tmp_path, tag.environment, tmp_path / "log")
+    with pytest.raises(PointFailed, match=reason) as failed, job_nodes.RunningOnNodes([on_node], ["here"]):
+        pass
+    assert failed.value.final
+    assert tag.processes() == []

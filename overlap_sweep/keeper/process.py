@@ -27,10 +27,17 @@ POLL_S = 0.02
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Supervisor:
+def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Has the kernel send this process the signal once its parent has ended: at once, even inside a library that never
+    returns. Ends it if the parent has ended already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(128 + number)
+
+
+class Keeper:
     """Starts a command and ends it."""
 
     def __init__(self, grace_s: float, words: list[str]) -> None:
@@ -47,18 +54,18 @@ class Supervisor:
 
     def run(self) -> None:
         """Runs the command until it ends by itself or is to be stopped, and ends all of its processes."""
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        pid, problem = _start(self._words)
-        _tell(NOT_STARTED if problem else STARTED, problem or pid)
-        none_left = self._collect(pid)
+        _adopt_orphans()
+        self._pid, problem = _start(self._words)
+        _tell(NOT_STARTED if problem else STARTED, problem or self._pid)
+        none_left = self._none_is_left()
         while self._status is None and not self._is_to_stop():
-            none_left = self._collect(pid)
+            none_left = self._none_is_left()
         is_stopped = self._status is None
         if not is_stopped:
             _tell(ENDED, self._status)
         written = os.fstat(1)
-        left = [] if none_left else self._end(pid)
-        if is_stopped and stat.S_ISREG(written.st_mode):
+        left = [] if none_left else self._end()
+        if is_stopped and self._grace_s and stat.S_ISREG(written.st_mode):
             _cut_output(written.st_size)
         if left:
             print(f"overlap_sweep: processes {left} were killed and do not end", file=sys.stderr, flush=True)
@@ -67,72 +74,76 @@ class Supervisor:
     def _is_to_stop(self) -> bool:
         """Waits for something to happen; returns whether the command is to be stopped."""
         ready, _, _ = select.select([0, self._signals], [], [])
-        told = os.read(self._signals, 4096) if self._signals in ready else b""
-        return 0 in ready or any(number in told for number in _TO_STOP)
-
-    def _collect(self, pid: int) -> bool:
-        """Collects the status of what has ended. Returns whether nothing is left: orphans become our children, so
-        without children there are none."""
-        try:
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] == pid:
-                    self._status = os.waitstatus_to_exitcode(ended[1])
-        except ChildProcessError:
+        if 0 in ready:
+            if _is_hurried():
+                self._grace_s = 0.0
             return True
-        return False
+        received = os.read(self._signals, 4096)
+        return any(number in received for number in _TO_STOP)
 
-    def _end(self, pid: int) -> list[int]:
+    def _none_is_left(self) -> bool:
+        return _none_is_left(self._note_end)
+
+    def _note_end(self, pid: int, status: int) -> None:
+        if pid == self._pid:
+            self._status = os.waitstatus_to_exitcode(status)
+
+    def _end(self) -> list[int]:
         """Ends all processes, in order if they do so in time. Returns those that do not end."""
-        told: set[int] = set()
+        asked: set[int] = set()
         until = time.monotonic() + self._grace_s
         while time.monotonic() < until:
-            if self._collect(pid):
+            if self._none_is_left():
                 return []
-            # The command may have its own way to end its processes, so it is told first.
-            for one in [pid] if self._status is None else _descendants():
-                if one not in told:
-                    told.add(one)
-                    _send(one, signal.SIGTERM)
+            # The command may have its own way to end its processes, so it is asked first.
+            for one in [self._pid] if self._status is None else _descendants():
+                if one not in asked:
+                    asked.add(one)
+                    send(one, signal.SIGTERM)
             time.sleep(POLL_S)
-        return _killed(lambda: self._collect(pid))
+        return _killed(self._none_is_left)
 
 
 def guarded(run: Callable[[], None]) -> int:
     """Runs that in a child process, and kills all that is left if the child is killed. Returns its exit status."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _adopt_orphans()
     guard = os.getpid()
     pid = os.fork()
     if not pid:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() == guard:
-            run()
+        end_with_parent(guard, signal.SIGTERM)
+        run()
         os._exit(0)
     for number in _TO_STOP:
-        signal.signal(number, lambda number, _: _send(pid, signal.Signals(number)))
+        signal.signal(number, lambda number, _: send(pid, signal.Signals(number)))
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status < 0:
+    if status:
         _killed(_none_is_left)
     return abs(status)
 
 
-def _none_is_left() -> bool:
-    """Collects what has ended; returns whether this process has no children any more."""
+def _adopt_orphans() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _none_is_left(note_end: Callable[[int, int], None] = lambda pid, status: None) -> bool:
+    """Collects the status of what has ended. Returns whether nothing is left: orphans become our children, so without
+    children there are none."""
     try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            note_end(*ended)
     except ChildProcessError:
         return True
     return False
 
 
-def _killed(are_collected: Callable[[], bool]) -> list[int]:
-    """Kills all processes below this one until they are collected. Returns those that do not end."""
+def _killed(none_is_left: Callable[[], bool]) -> list[int]:
+    """Kills all processes below this one. Returns those that do not end."""
     until = time.monotonic() + KILLED_S
-    while not are_collected():
+    while not none_is_left():
         if time.monotonic() > until:
             return _descendants()
         for one in _descendants():
-            _send(one, signal.SIGKILL)
+            send(one, signal.SIGKILL)
         time.sleep(POLL_S)
     return []
 
@@ -145,14 +156,13 @@ def _start(words: list[str]) -> tuple[int, int]:
     if not pid:
         try:
             # If this process and its guard are killed, torchrun at least can end its workers.
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+            end_with_parent(parent, signal.SIGTERM)
             # A command that kills its process group must not kill this process.
             os.setsid()
             for number in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            if os.getppid() == parent:
-                os.execvp(words[0], words)
+            os.execvp(words[0], words)
         except OSError as error:
             os.write(failing, str(error.errno).encode())
         finally:
@@ -174,7 +184,7 @@ def _cut_output(written: int) -> None:
 def _descendants() -> list[int]:
     """Returns the processes below this one, also those that nobody has collected yet."""
     children: dict[int, list[int]] = {}
-    for pid, parent in _parents():
+    for pid, parent in all_processes():
         children.setdefault(parent, []).append(pid)
     found, below = [], [os.getpid()]
     while below:
@@ -184,7 +194,7 @@ def _descendants() -> list[int]:
     return found
 
 
-def _parents() -> Iterator[tuple[int, int]]:
+def all_processes() -> Iterator[tuple[int, int]]:
     """Yields every process with its parent."""
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -197,12 +207,21 @@ def _parents() -> Iterator[tuple[int, int]]:
             yield int(entry.name), int(parent)
 
 
-def _send(pid: int, number: signal.Signals) -> None:
+def send(pid: int, number: signal.Signals) -> None:
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         # It has just ended, or became another user's; the latter is told as left.
         return
+
+
+def _is_hurried() -> bool:
+    """Returns whether the launcher has sent a byte, for lack of time, and not only hung up."""
+    try:
+        return bool(os.read(0, 1))
+    except ConnectionResetError:
+        # It has ended with lines unread.
+        return False
 
 
 def _tell(*words: object) -> None:
@@ -214,4 +233,4 @@ def _tell(*words: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(lambda: Supervisor(float(sys.argv[1]), sys.argv[2:]).run()))
+    sys.exit(guarded(lambda: Keeper(float(sys.argv[1]), sys.argv[2:]).run()))
