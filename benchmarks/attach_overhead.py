@@ -2,11 +2,12 @@
 
     python benchmarks/attach_overhead.py [--device cuda] [--runs 10]
 
-Two ways: whole runs of a script that times its own steps, alternately with and without `-m overlap_sweep.attach`; and
+Two ways: whole runs of a script that times its own steps, alternately with and without the recorder; and
 blocks of steps in one process, alternately with and without the recorder's hooks, which excludes what differs from
 process to process: `--runs 0` measures blocks only. On a CPU blocks are in the process's own time, which others on the
 machine change less. Empty steps are those of an optimizer that does nothing: what is left are the hooks. The start is
-the time until a script has imported torch. Differences are medians of pairs, ± half of their 95 % interval.
+the time until a script has imported torch, and that of `python -c pass`. Differences are medians of pairs, ± half of
+their 95 % interval.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from overlap_sweep.workloads.job.recording import Wanted
-from overlap_sweep.workloads.job.step_recorder import StepRecorder
+from overlap_sweep.program import environment_with_recorder
+from overlap_sweep.recorder.recording import Wanted
+from overlap_sweep.recorder.step_recorder import StepRecorder
 
 WARM_UP = 30
 BLOCKS = 300
@@ -38,6 +40,8 @@ WIDTHS = {"cpu": {"short": (96, 24), "long": (512, 192)}, "cuda": {"short": (256
 EMPTY = "empty"
 SECONDS = 3.0
 """Time of the timed steps of one run, and of all blocks."""
+STARTS = 100
+"""Pairs of starts of Python."""
 LAYERS = 6
 STARTED = "ATTACH_OVERHEAD_STARTED"
 
@@ -111,11 +115,22 @@ def blocks(device: str, length: str, steps: int) -> None:
 
 
 def child(words: Sequence[str], wanted: Wanted | None = None) -> Any:
-    attached = ["-m", "overlap_sweep.attach"] if wanted else []
-    environment = {**os.environ, STARTED: str(time.time()), **(wanted.as_environment() if wanted else {})}
-    command = [sys.executable, *attached, __file__, *words]
-    ran = subprocess.run(command, env=environment, text=True, stdout=subprocess.PIPE, check=True)
+    environment = {**environment_of(wanted), STARTED: str(time.time())}
+    ran = subprocess.run(
+        [sys.executable, __file__, *words], env=environment, text=True, stdout=subprocess.PIPE, check=True
+    )
     return json.loads(ran.stdout.splitlines()[-1])
+
+
+def environment_of(wanted: Wanted | None) -> Mapping[str, str]:
+    return environment_with_recorder({**os.environ, **wanted.as_environment()}) if wanted else os.environ
+
+
+def start_ms(wanted: Wanted | None) -> float:
+    """Returns the time of a Python that imports nothing."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "pass"], env=environment_of(wanted), check=True)
+    return (time.perf_counter() - start) * 1e3
 
 
 def difference(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -166,6 +181,9 @@ def main() -> None:
         print(row("blocks", length, of_blocks), flush=True)
     empty = child(["--device", options.device, "--length", EMPTY, "--mode", "blocks", "--steps", "200"])
     print(row("blocks", EMPTY, empty), flush=True)
+    wanted = Wanted(directory=tempfile.gettempdir())
+    gap_ms, noise_ms = difference([(start_ms(wanted), start_ms(None)) for _ in range(STARTS)])
+    print(f"\n`python -c pass`: recording adds {gap_ms:.2f} ± {noise_ms:.2f} ms.")
     if not starts:
         return
     gap_s, noise_s = difference(starts)

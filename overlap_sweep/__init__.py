@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from overlap_sweep.commands.frames import read, read_diagnosis, read_trace
     from overlap_sweep.errors import UserError
     from overlap_sweep.profiler_hook import diagnose_trace
+    from overlap_sweep.recorder.step_recorder import step
     from overlap_sweep.tuner import tune
     from overlap_sweep.tuner.report import Report
-    from overlap_sweep.workloads.job.recorder import step
 
 __version__ = "0.2.0"
 
@@ -22,7 +22,7 @@ _MODULES = {
     "read": "commands.frames",
     "read_diagnosis": "commands.frames",
     "read_trace": "commands.frames",
-    "step": "workloads.job.recorder",
+    "step": "recorder.step_recorder",
     "tune": "tuner",
 }
 __all__ = ["Report", "UserError", "diagnose_trace", "read", "read_diagnosis", "read_trace", "step", "tune"]

@@ -15,10 +15,6 @@ import overlap_sweep
 
 _PACKAGE = Path(overlap_sweep.__file__).parent
 
-RECORD_VARIABLE = "OVERLAP_SWEEP_RECORD"
-"""Environment variable that asks the processes of a training to record their steps. Here, so that a Python without our
-dependencies can tell whether they are needed."""
-
 LIBRARIES = ("torch", "transformer-engine", "megatron-core", "hydra-core")
 """Libraries whose versions decide what can be measured."""
 

@@ -22,21 +22,22 @@ MAY_IMPORT = {
     "report": BELOW_RESULTS | {"results"},
     "study": BELOW_RESULTS | {"results", "report"},
     "store": BELOW_RESULTS | {"results"},
-    "workloads": BELOW_RESULTS | {"results", "measure", "backends", "report", "study"},
+    "workloads": BELOW_RESULTS | {"results", "measure", "backends", "report", "study", "recorder"},
     "runtime": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "store"},
     "search": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "runtime"},
     "compare": BELOW_RESULTS | {"results", "report", "workloads"},
     "tuner": BELOW_RESULTS | {"results", "report", "workloads", "runtime", "search"},
     "commands": BELOW_RESULTS | {"results", "report", "workloads", "store", "runtime", "search", "compare", "tuner"},
     "profiler_hook": BELOW_RESULTS | {"results", "report", "commands"},
-    "attach": {"errors", "program", "workloads"},
-    "startup": {"attach"},
+    "recorder": BELOW_RESULTS | {"results", "measure", "startup"},
+    "attach": {"program", "startup"},
+    "startup": set(),
     "__main__": {"commands"},
 }
 """By part the parts that it may import, besides itself; workloads count as one, see MAY_IMPORT_SLICE."""
 
 SLICES = {path.name for path in (PACKAGE / "workloads").iterdir() if path.is_dir() and path.name != "__pycache__"}
-MAY_IMPORT_SLICE = {"operator": {"layer"}, "tuner": {"operator", "layer"}, "search": {"operator"}, "attach": {"job"}}
+MAY_IMPORT_SLICE = {"operator": {"layer"}, "tuner": {"operator", "layer"}, "search": {"operator"}}
 """Who may use the modules of which workload; `overlap_sweep.workloads` itself is for all that may use workloads."""
 REGISTRY = {f"overlap_sweep.workloads.{name}" for name in ("measured_type", "nodes", "process_wide", "ranks_per_node")}
 """Functions that results, too, may use: they tell what a workload measures, where its ranks are and how they run."""
@@ -61,7 +62,6 @@ WITHOUT_TORCH_IN_JOB = {
     "metric",
     "nodes",
     "run",
-    "started",
     "steps",
     "traced",
 }

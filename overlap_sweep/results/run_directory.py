@@ -291,7 +291,7 @@ def clear(directory: Path) -> None:
     """Removes the files of an earlier attempt at the point, except its log."""
     leftovers = [directory / RESULT_FILE, *directory.glob(".*.tmp")]
     leftovers += [*directory.glob("trace_*.json.gz"), *directory.glob(".tmp_trace_*")]
-    leftovers += [directory / "job_steps", *directory.glob("job_rank*.json")]
+    leftovers += [directory / "job_recorder", directory / "job_steps", *directory.glob("job_rank*.json")]
     leftovers += directory.glob(f"{NSYS_REPORT}_*")
     # Written from the result of a training run.
     leftovers += directory.glob("results_*_tp*_dp*.json")

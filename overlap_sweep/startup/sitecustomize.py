@@ -1,44 +1,135 @@
-"""Records the steps of every Python process of a command that imports torch, whoever has started it.
+"""Begins every Python process of a command with the recorder of training steps, whoever started it.
 
-Python imports this module at its start where `environment_with_recorder` has put its folder on PYTHONPATH.
+Python imports this module at its start where `environment_with_recorder` has put its folder on PYTHONPATH. Most of
+these processes are no ranks of a training run: launchers, data loaders, compilers, a shell's helpers. So nothing is
+imported here, and the recorder is loaded when an optimizer of torch has stepped for the first time.
 """
 
-import importlib.util
+import os
 import sys
-from importlib.machinery import PathFinder
-from pathlib import Path
-from typing import Any
+
+VARIABLE = "OVERLAP_SWEEP_RECORD"
+"""Environment variable that asks for a recording."""
+RECORDER_FILE = "job_recorder"
+"""File in the run directory as soon as a process with the recorder has imported torch: empty, or with the reason why
+such a process cannot record."""
+NEEDED = {"isal": "isal", "msgspec": "msgspec", "omegaconf": "omegaconf", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
+"""Modules that recording imports, besides torch: with the packages that have them. They are fewer than the
+dependencies of overlap-sweep, which could change what a training run itself uses."""
+_FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120, since pathlib takes 5 ms to import
 
 
-class _BeforeTorch:
-    """Finds no module. Python asks it for each that is imported: so only processes that need the recorder load it."""
+class Watch:
+    """Finds no module. Python asks it for each that is imported, so it knows when torch's optimizers are there."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name != "torch":
-            return
-        # A new list, since this one is being gone through.
-        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
-        if importlib.util.find_spec("overlap_sweep") is None:
-            # The package lies in the folder that `python -m` was started in, which is not in the script's path.
-            return
+    def __init__(self) -> None:
+        self._record = self._first_step
+        self._after = self._step
+        self._is_hooked = False
+        _write_whole_lines()
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         try:
-            from overlap_sweep.attach import record, say
-
-            record(say)
+            is_done = self._is_done()
         except Exception as error:
-            # The command's own import of torch must not fail by us, such as in a Python that is too old for us.
-            print(f"overlap_sweep.attach: nothing is recorded: {error!r}", file=sys.stderr, flush=True)
+            give_up(repr(error))
+            is_done = True
+        if is_done:
+            # A new list, since this one is being gone through.
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+
+    def _is_done(self) -> bool:
+        """Returns whether torch's optimizers call the recorder, and torch.compile does not compile what they call."""
+        optimizer = sys.modules.get("torch.optim.optimizer")
+        if not self._is_hooked and hasattr(optimizer, "register_optimizer_step_post_hook"):
+            self._is_hooked = True
+            _write_to_launcher("")
+            optimizer.register_optimizer_step_post_hook(lambda optimizer, *_: self._after(optimizer))  # type: ignore[union-attr]
+        # The first optimizer that is made imports it.
+        dynamo = sys.modules.get("torch._dynamo")
+        if not self._is_hooked or not hasattr(dynamo, "disable"):
+            return False
+        self._after = dynamo.disable(self._step)  # type: ignore[union-attr]
+        return True
+
+    def _step(self, optimizer: object) -> None:
+        self._record(optimizer)
+
+    def _first_step(self, optimizer: object) -> None:
+        """Loads the recorder, of which this process turns out to be a rank."""
+        self._record = lambda optimizer: None
+        try:
+            __import__("overlap_sweep.recorder.step_recorder")
+            recorder = sys.modules["overlap_sweep.recorder.step_recorder"].of_process()
+        except Exception as error:
+            give_up((_lacking() if isinstance(error, ImportError) else "") or repr(error))
+        else:
+            self._record = recorder.after_optimizer
+            self._record(optimizer)
+
+
+def say(sentence: str) -> None:
+    """Prints a sentence among the command's output."""
+    print(f"overlap_sweep: {sentence}", file=sys.stderr, flush=True)
+
+
+def give_up(reason: str) -> None:
+    """Says why nothing is recorded, here and to the launcher. The program goes on."""
+    say(f"nothing is recorded: {reason}")
+    try:
+        _write_to_launcher(f"{reason}\n")
+    except (OSError, ValueError, LookupError):
+        # There is no launcher, or no run directory any more.
+        return
+
+
+def _write_to_launcher(text: str) -> None:
+    import json
+
+    with open(f"{json.loads(os.environ[VARIABLE])['directory']}/{RECORDER_FILE}", "a") as file:
+        file.write(text)
+
+
+def _lacking() -> str:
+    """Returns which packages are to be installed; empty if none is."""
+    import shlex
+
+    packages = " ".join(package for module, package in NEEDED.items() if not _is_importable(module))
+    install = f"this Python lacks what recording needs; run {shlex.quote(sys.executable)} -m pip install {packages}"
+    return install if packages else ""
+
+
+def _is_importable(module: str) -> bool:
+    """Returns whether a module can be imported, rather than found: one that was compiled for another Python cannot."""
+    try:
+        __import__(module)
+    except ImportError:
+        return False
+    return True
+
+
+def _write_whole_lines() -> None:
+    """Has what the program prints written line by line, as to a terminal. The launcher has it unbuffered, since a
+    process that is ended loses its buffer; but then each part of a line is written by itself, among those of other
+    ranks."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _give_way() -> None:
     """Imports the sitecustomize that Python would have imported without this one."""
-    folder = str(Path(__file__).parent)
-    sys.path[:] = [each for each in sys.path if each != folder]
-    found = PathFinder.find_spec("sitecustomize")
-    if found and found.loader:
-        sys.modules["sitecustomize"] = module = importlib.util.module_from_spec(found)
-        found.loader.exec_module(module)
+    sys.path[:] = [each for each in sys.path if each != _FOLDER]
+    own = sys.modules.pop("sitecustomize")
+    try:
+        __import__("sitecustomize")
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+        sys.modules["sitecustomize"] = own
 
 
-sys.meta_path.insert(0, _BeforeTorch())
-_give_way()
+if __name__ == "sitecustomize":
+    if os.environ.get(VARIABLE):
+        sys.meta_path.insert(0, Watch())
+    _give_way()

@@ -7,20 +7,20 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.program import RECORD_VARIABLE
+from overlap_sweep.recorder.recording import ATTACH, RECORD_VARIABLE
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads import nodes
 from overlap_sweep.workloads.job import metric
-from overlap_sweep.workloads.job.started import attached, started
 from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
 
 MULTICAST = (
@@ -38,6 +38,9 @@ _MEGATRON = ":megatron"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MOST_WORK = 1e18
+_SCRIPTS = (".py", ".sh")
+_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", ATTACH)
+"""Modules that run a script."""
 _WHOLE_BYTES = 2**26
 """Largest file whose content makes a point another one; of a larger one it is size and time of change."""
 
@@ -104,13 +107,7 @@ def refusal(point: Mapping[str, Any]) -> str | None:
 
 
 def arguments(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> list[str]:
-    """Returns the words of the command that is run, with the recorder in front of the script where that is possible.
-    UserError if the command cannot be understood."""
-    words = _words(point, directory, place)
-    return (attached(words) or words) if point["job"]["attach"] else words
-
-
-def _words(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> list[str]:
+    """Returns the words of the command, filled in. UserError if it cannot be understood."""
     return split(point["job"]["command"], fillings(point, directory, place), "job.command")
 
 
@@ -285,9 +282,8 @@ def _existing(point: Mapping[str, Any], name: str) -> Path | None:
 
 def _files(point: Mapping[str, Any]) -> dict[str, str]:
     """Returns a digest of the script, and of each file that a value names: a point is another one when they change."""
-    found = started(_words(point, Path("run")))
-    names = [found.file if found else None, *(v for v in point["job"]["values"].values() if isinstance(v, str))]
-    paths = {name: _existing(point, name) for name in names if name}
+    values = (value for value in point["job"]["values"].values() if isinstance(value, str))
+    paths = {name: _existing(point, name) for name in (_script(arguments(point, Path("run"))), *values) if name}
     return {name: _digest(path, path.stat().st_size, path.stat().st_mtime_ns) for name, path in paths.items() if path}
 
 
@@ -304,17 +300,18 @@ def _digest(path: Path, size: int, changed_ns: int) -> str:
 def script_name(point: Mapping[str, Any]) -> str:
     """Returns a short name of what the configured command runs: the script without its folder, or the program."""
     try:
-        words = _words(point, Path("run"))
+        words = arguments(point, Path("run"))
     except UserError:
         # `completed` says so.
         words = str(point["job"]["command"]).split()
-    if words and (found := started(words)):
-        return found.name
-    return (
-        next((PurePath(word).name for word in words if word.endswith(".py")), PurePath(words[0]).name)
-        if words
-        else "job"
-    )
+    return PurePath(_script(words) or words[0]).name if words else "job"
+
+
+def _script(words: Sequence[str]) -> str:
+    """Returns the first word of a command that looks like a script or follows `-m`; empty if none does."""
+    modules = (after for word, after in pairwise(words) if word in ("-m", "--module"))
+    names = {module for module in modules if not module.startswith("-")} - {*_LAUNCHERS}
+    return next((word for word in words if word in names or word.endswith(_SCRIPTS)), "")
 
 
 def same_point(point: Mapping[str, Any]) -> str:

@@ -45,8 +45,8 @@ class Job:
     """Working folder of the command, relative to where launch.py was started; it must exist on all nodes.
     Placeholders are filled in."""
     attach: bool = True
-    """Record the steps of every Python process of the command that imports torch. For that `-m overlap_sweep.attach` is
-    put in front of the script that python or torchrun starts, and a `sitecustomize` for all others on PYTHONPATH."""
+    """Record the steps of every Python process of the command in which an optimizer of torch steps. For that a
+    `sitecustomize`, which lets one of yours run, is put on PYTHONPATH."""
     skip_steps: Annotated[int, Meta(ge=0, le=10**6)] = 5
     """Steps at the start that are not timed: allocation, compilation, autotuning."""
     steps: Annotated[int, Meta(ge=3, le=10**5)] = 20

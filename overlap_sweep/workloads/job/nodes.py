@@ -15,13 +15,12 @@ from typing import Any
 from overlap_sweep.errors import NodeLost, PointFailed
 from overlap_sweep.keeper import GRACE_S, Command, NotStarted, OwnKeeper, Start
 from overlap_sweep.program import environment_with_package, environment_with_recorder
+from overlap_sweep.recorder.recording import ATTACH, Wanted
 from overlap_sweep.results.run_directory import log_file
 from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.command import ALONE, Place
 from overlap_sweep.workloads.job.ending import ending
-from overlap_sweep.workloads.job.recording import Wanted
-from overlap_sweep.workloads.job.started import ATTACH
 
 START_S = 60.0
 """Time in which keepers say whether the command has started; they need hundredths of a second."""

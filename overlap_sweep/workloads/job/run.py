@@ -10,23 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep.errors import PointFailed, UserError
+from overlap_sweep.recorder.recording import (
+    ATTACH,
+    LEAST_STEPS,
+    RECORDER_FILE,
+    STEPS_FILE,
+    Recording,
+    Wanted,
+    read_recordings,
+    reason_not_to_record,
+    recording_file,
+)
 from overlap_sweep.results.run_directory import LOG_FILE
 from overlap_sweep.workloads import Here, nodes
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.ending import last_words
 from overlap_sweep.workloads.job.metric import Output
 from overlap_sweep.workloads.job.nodes import RunningOnNodes, commands_of
-from overlap_sweep.workloads.job.recording import (
-    LEAST_STEPS,
-    STEPS_FILE,
-    Recording,
-    Wanted,
-    read_recordings,
-    recording_file,
-)
 from overlap_sweep.workloads.job.snapshots import hint, snapshots
 from overlap_sweep.workloads.job.snapshots import warnings as warnings_of
-from overlap_sweep.workloads.job.started import ATTACH
 from overlap_sweep.workloads.job.steps import fields_of
 
 POLL_S = 0.1
@@ -35,6 +37,7 @@ ASK_ANEW_S = 1.0
 SETTLE_S = 10.0
 """Least time for which recordings of steps are waited for once the metric was printed often enough; and for which the
 command may go on after ranks have recorded less than was asked, as they do when a script ends."""
+_UNREACHED = f"put -m {ATTACH} in front of the script if it ignores PYTHONPATH, as python -I and containers do"
 
 
 def run(point: Mapping[str, Any], directory: Path, here: Here) -> dict[str, Any]:
@@ -48,12 +51,11 @@ def run(point: Mapping[str, Any], directory: Path, here: Here) -> dict[str, Any]
         profile_steps=job["profile_steps"],
         optimizer_steps=job["optimizer_steps"],
     )
-    attached = ATTACH in command.arguments(point, directory)
     command.link_handed(point, directory)
     folder = command.working_folder(point, directory)
     before = snapshots(folder, directory)
     with RunningOnNodes(commands_of(point, directory, here, wanted), here.host_names) as running:
-        watched = Watched(point, directory, running.log_starts, hint(before), attached=attached)
+        watched = Watched(point, directory, running.log_starts, hint(before))
         watched.until_measured(running, here.limit_s)
     warnings = [
         *warnings_of(before, snapshots(folder, directory)),
@@ -90,12 +92,10 @@ class _Since:
 class Watched:
     """What a command has recorded and printed so far."""
 
-    def __init__(
-        self, point: Mapping[str, Any], directory: Path, log_starts: Mapping[Path, int], hint: str, *, attached: bool
-    ) -> None:
+    def __init__(self, point: Mapping[str, Any], directory: Path, log_starts: Mapping[Path, int], hint: str) -> None:
         """`log_starts`: the logs of all nodes, with the bytes that were there before. `hint`: why the command may end
         without a step."""
-        self._job, self._directory, self._attached = point["job"], directory, attached
+        self._job, self._directory = point["job"], directory
         self._log_starts, self._hint = log_starts, hint
         self._timeout_s = point["runtime"]["timeout_s"]
         self._asks_anew = nodes(point) > 1
@@ -127,6 +127,8 @@ class Watched:
         if self._asks_anew and (ended or time.monotonic() - self._asked_s > ASK_ANEW_S):
             self._asked_s = time.monotonic()
             _ask_anew(self._directory)
+        if not self.output and (reason := reason_not_to_record(self._directory)):
+            raise PointFailed(f"nothing is recorded: {reason}", final=True)
         if len(list(self._directory.glob(recording_file("*")))) > len(self.recordings):  # type: ignore[arg-type]
             try:
                 self.recordings = read_recordings(self._directory)
@@ -187,7 +189,7 @@ class Watched:
             have += f" and {self._job['profile_steps']} profiled ones" if self._job["profile_steps"] else ""
         learnt = limit_s < self._timeout_s
         limit = "runtime.timeout_factor (similar points took less)" if learnt else "runtime.timeout_s"
-        first = "" if self._attached or self.recordings else f"put -m {ATTACH} in front of the script if it lacks it, "
+        first = "" if self._is_reached or self.output else f"{_UNREACHED}, or "
         return f"not measured within {limit_s:g} s: {have}; {first}raise {limit}, or lower job.steps"
 
     def _check_enough(self) -> None:
@@ -221,16 +223,17 @@ class Watched:
         if self.recordings and self._missing:
             ranks = [one.rank for one in self.recordings]
             raise PointFailed(f"the command ended, but only ranks {ranks} of {self._job['ranks']} recorded their steps")
-        if not self.recordings and self._attached:
-            raise PointFailed(
-                "the command ended with exit status 0, without a step of torch's optimizers"
-                f"{self._last_words}{self._hint}; if it trains without them, call overlap_sweep.step() at the end of "
-                "each step, or give job.metric",
-                final=True,
-            )
         if not self.recordings:
+            missing, first = "no step of torch's optimizers", "if it trains without them, "
+            if not self._is_reached:
+                missing, first = "no Python with the recorder has imported torch", f"{_UNREACHED}, or "
             raise PointFailed(
-                f"the command ended with exit status 0 and nothing was recorded{self._last_words}{self._hint}; put -m "
-                f"{ATTACH} in front of the script, call overlap_sweep.step() in its loop, or give job.metric",
+                f"the command ended with exit status 0, but {missing}{self._last_words}{self._hint}; {first}call "
+                "overlap_sweep.step() at the end of each step, or give job.metric",
                 final=True,
             )
+
+    @property
+    def _is_reached(self) -> bool:
+        """Returns whether a process of the command has the recorder, as far as is known."""
+        return any((self._directory / name).exists() for name in (RECORDER_FILE, STEPS_FILE))

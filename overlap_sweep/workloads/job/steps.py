@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from overlap_sweep.recorder.recording import Recording
 from overlap_sweep.results.measured import summarise
 from overlap_sweep.results.nodes import ranks_of_each
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.metric import Output, amount_of
-from overlap_sweep.workloads.job.recording import Recording
 from overlap_sweep.workloads.job.result import JobRun
 from overlap_sweep.workloads.job.traced import of_traces
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from overlap_sweep import workloads
 from overlap_sweep.keeper import Command
+from overlap_sweep.recorder.recording import Recording, write_recording
 from overlap_sweep.workloads.job import WORKLOAD
-from overlap_sweep.workloads.job.recording import Recording, write_recording
 
 OPTIONS = asdict(workloads.schema("job")())
 

@@ -21,14 +21,12 @@ ALL = (
 )
 
 
-def test_the_command_is_filled_in_and_has_the_recorder(tmp_path: Path) -> None:
+def test_the_command_is_filled_in_and_otherwise_as_it_was_given(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    words = command.arguments(point(*ALL), directory)
-    assert words == [
-        *("torchrun", "--nproc-per-node=2", "-m", "overlap_sweep.attach", "t.py", "-b", "25", "--lr", "0.5"),
+    assert command.arguments(point(*ALL), directory) == [
+        *("torchrun", "--nproc-per-node=2", "t.py", "-b", "25", "--lr", "0.5"),
         *("--compile", "--mode", "max", "--ok=true", "--to", f"{directory}/3"),
     ]
-    assert command.arguments(point(*ALL, "job.attach=false"), directory) == [*words[:2], *words[4:]]
 
 
 def test_run_directories_are_handed_over_by_names_that_programs_do_not_parse(tmp_path: Path) -> None:
@@ -76,17 +74,21 @@ def test_the_amount_of_work_is_a_product(given: tuple[str, ...], value: float | 
 
 
 @pytest.mark.parametrize(
-    ("typed", "name"),
+    ("words", "name"),
     [
-        ("job.command=torchrun a/train.py", "train.py"),
-        ("job.command=torchrun {script}", "b.py"),
-        ("job.command=accelerate launch --x 1 a/train.py --y 2", "train.py"),
-        ("job.command=/opt/bin/train.sh a", "train.sh"),
+        ("torchrun a/train.py b.py", "train.py"),
+        ("torchrun {script}", "b.py"),
+        ("accelerate launch --x 1 a/train.py --y 2", "train.py"),
+        ("python -m torch.distributed.run -m pkg.train b.py", "pkg.train"),
+        ("deepspeed --module overlap_sweep.attach a/train.py", "train.py"),
+        ("bash run.sh", "run.sh"),
+        ("/opt/bin/train a", "train"),
+        ("trl sft", "trl"),
     ],
 )
-def test_a_job_is_called_as_what_it_runs(typed: str, name: str) -> None:
-    scripts = ("+job.values.script=a/b.py",) if "{" in typed else ()
-    assert point(typed, *scripts)["model"]["name"] == name
+def test_a_job_is_called_as_what_it_runs(words: str, name: str) -> None:
+    scripts = ("+job.values.script=a/b.py",) if "{" in words else ()
+    assert point(f"job.command={words}", *scripts)["model"]["name"] == name
 
 
 ERRORS = {

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from overlap_sweep.errors import PointFailed, UserError
+from overlap_sweep.recorder.recording import STEPS_FILE
 from overlap_sweep.results.measured import summarise
 from overlap_sweep.results.run_directory import LOG_FILE, clear
 from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import run as job_run
 from overlap_sweep.workloads.job.ending import ending, first_error
-from overlap_sweep.workloads.job.recording import STEPS_FILE
 from overlap_sweep.workloads.job.result import FoundCause, JobRun
 from overlap_sweep.workloads.job.run import run
 from overlap_sweep.workloads.job.steps import is_launch_bound

@@ -15,8 +15,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from hydra_plugins.overlap_sweep_config import GridSweeper
+from overlap_sweep.recorder.recording import STEPS_FILE
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result
-from overlap_sweep.workloads.job.recording import STEPS_FILE
 from overlap_sweep.workloads.job.result import JobRun
 from tests.sweeps import Launch, launch_here, wait_for
 from tests.workloads.job.commands import recorded, recording

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from overlap_sweep.workloads.job import gpu_clock
-from overlap_sweep.workloads.job.recording import Recording, Wanted, read_recordings
-from overlap_sweep.workloads.job.step_recorder import StepRecorder
+from overlap_sweep.recorder import gpu_clock
+from overlap_sweep.recorder.recording import Recording, Wanted, read_recordings
+from overlap_sweep.recorder.step_recorder import StepRecorder
 
 
 class Gpu:

@@ -6,6 +6,8 @@ goes on.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import platform
 import sys
@@ -15,12 +17,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from overlap_sweep.report.numbers import counted
+from overlap_sweep.recorder.gpu_clock import GpuClock, NoGpuTimes, is_capturing, uses_gpu
+from overlap_sweep.recorder.recording import (
+    LEAST_STEPS,
+    STEPS_FILE,
+    Recording,
+    Wanted,
+    wanted_from,
+    write_recording,
+)
+from overlap_sweep.recorder.step_calls import StepCalls
 from overlap_sweep.results.identity import packages
 from overlap_sweep.results.run_directory import trace_file
-from overlap_sweep.workloads.job.gpu_clock import GpuClock, NoGpuTimes, is_capturing, uses_gpu
-from overlap_sweep.workloads.job.recording import LEAST_STEPS, STEPS_FILE, Recording, Wanted, write_recording
-from overlap_sweep.workloads.job.step_calls import StepCalls
 
 MOST_CHANGES = 10
 """Changes of what makes up a step after which the script is told to say it."""
@@ -31,6 +39,28 @@ _RANK_VARIABLES = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
 )
+
+
+@functools.cache
+def of_process() -> StepRecorder | None:
+    """Returns the recorder of this process; None if its environment asks for none."""
+    wanted = wanted_from()
+    if wanted is None:
+        return None
+    recorder = StepRecorder(wanted)
+    atexit.register(recorder.at_exit)
+    os.register_at_fork(after_in_child=recorder.forget)
+    return recorder
+
+
+def step() -> None:
+    """Marks the end of a training step, for scripts whose steps don't end with a torch optimizer's.
+
+    It counts for what records the script, `workload=job`. Otherwise it does nothing.
+    """
+    recorder = of_process()
+    if recorder is not None:
+        recorder.marked()
 
 
 class StepRecorder:
@@ -130,7 +160,7 @@ class StepRecorder:
         if "torch" not in sys.modules:
             self._problem("torch is not imported, so there is no trace.")
             return False
-        from overlap_sweep.workloads.job.step_trace import NoTrace, StepTrace
+        from overlap_sweep.recorder.step_trace import NoTrace, StepTrace
 
         self._profiled_from_s = time.time()
         try:
@@ -176,7 +206,7 @@ class StepRecorder:
 
     def _writes(self, trace: Any, path: Path) -> bool:
         """Returns whether the trace could be written."""
-        from overlap_sweep.workloads.job.step_trace import NoTrace
+        from overlap_sweep.recorder.step_trace import NoTrace
 
         try:
             trace.write(path)
@@ -235,7 +265,7 @@ class StepRecorder:
     def _ended_early(self) -> str:
         """Returns what is missing because the script ended, and the options that would have recorded it."""
         wanted, timed = self._wanted, max(len(self._ends_s) - 1, 0)
-        ended = f"The script ended after {counted(self._ends, 'step')}"
+        ended = f"The script ended after {self._ends} step{'' if self._ends == 1 else 's'}"
         if not timed and self._calls.changes > MOST_CHANGES:
             changes = f"its optimizers' calls changed {self._calls.changes} times; set job.optimizer_steps"
             return f"{ended}, none of them timed: {changes}."

@@ -13,10 +13,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.program import RECORD_VARIABLE
 from overlap_sweep.results.measured import Count, FileName, Gb, Us
 from overlap_sweep.results.run_directory import write_json
+from overlap_sweep.startup.sitecustomize import RECORDER_FILE as RECORDER_FILE
+from overlap_sweep.startup.sitecustomize import VARIABLE as RECORD_VARIABLE
 
+ATTACH = "overlap_sweep.attach"
+"""The module that runs a script with the recorder where PYTHONPATH does not reach it."""
 LEAST_STEPS = 3
 """Fewest timed steps of a measurement."""
 STEPS_FILE = "job_steps"
@@ -107,6 +110,15 @@ def wanted_from(environment: Mapping[str, str] = os.environ) -> Wanted | None:
         return msgspec.json.decode(text, type=Wanted)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise UserError(f"{RECORD_VARIABLE}={text} cannot be understood ({error}); leave it to launch.py.") from None
+
+
+def reason_not_to_record(directory: Path) -> str:
+    """Returns why a process of the command cannot record; empty if all can, as far as is known."""
+    try:
+        reasons = (directory / RECORDER_FILE).read_text()
+    except FileNotFoundError:
+        return ""
+    return reasons.partition("\n")[0]
 
 
 def write_recording(directory: Path, recording: Recording) -> Path:

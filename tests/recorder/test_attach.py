@@ -1,4 +1,5 @@
-"""`python -m overlap_sweep.attach` in front of real scripts: they notice nothing, and their steps are recorded."""
+"""Real scripts that begin with the recorder, by PYTHONPATH or `python -m overlap_sweep.attach`: they notice
+nothing, and their steps are recorded."""
 
 from __future__ import annotations
 
@@ -8,18 +9,20 @@ import socket
 import subprocess
 import sys
 import venv
+from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from overlap_sweep.attach import NEEDED
 from overlap_sweep.diagnosis.runs import read_runs
 from overlap_sweep.errors import PointFailed
-from overlap_sweep.program import RECORD_VARIABLE, environment_with_recorder
+from overlap_sweep.program import environment_with_recorder
+from overlap_sweep.recorder.recording import Recording, Wanted, read_recordings
+from overlap_sweep.startup.sitecustomize import NEEDED
+from overlap_sweep.startup.sitecustomize import VARIABLE as RECORD_VARIABLE
 from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import run as job_run
-from overlap_sweep.workloads.job.recording import Recording, Wanted, read_recordings
 from tests.analyze import ROOT
 from tests.workloads.job.commands import job_point
 
@@ -43,7 +46,7 @@ def source():
 
 spec = __spec__ and (__spec__.name, __spec__.origin, __spec__.parent)
 print(sys.argv, sys.path[0], __file__, __name__, __package__, __cached__, spec, sep="\\n")
-print(type(__loader__).__name__, __builtins__, __main__.__dict__ is globals(), __annotations__, __doc__)
+print(type(__loader__).__name__, bool(__builtins__), __main__.__dict__ is globals(), __annotations__, __doc__)
 print(pickle.loads(pickle.dumps(Thing())).__class__ is Thing, inspect.getsource(source), source.__code__.co_filename)
 print(sorted(name for name in sys.modules if name.split(".")[0] in ("torch", "numpy", "pandas", "hydra")))
 """
@@ -95,12 +98,15 @@ def run(
     python: str | Path = sys.executable,
     output: int = subprocess.PIPE,
 ) -> subprocess.CompletedProcess[str]:
+    """Runs Python, which begins with the recorder if it is to record and ATTACH is not among the words."""
     inherited = {
         name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", RECORD_VARIABLE)
     }
     recorded = wanted.as_environment() if wanted else {}
     # After what the script finds first.
     environment = {**inherited, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **recorded, **(variables or {})}
+    if wanted and ATTACH[1] not in words:
+        environment = environment_with_recorder(environment)
     command = [str(python), *map(str, words)]
     pipe = subprocess.PIPE
     return subprocess.run(command, cwd=folder, env=environment, text=True, stdout=output, stderr=pipe, timeout=120)
@@ -115,13 +121,13 @@ def only(directory: Path) -> Recording:
     return found
 
 
-def test_a_line_is_written_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("door", [[], ATTACH], ids=str)
+def test_a_line_is_written_at_once(tmp_path: Path, door: Sequence[str]) -> None:
     """Ranks write to the same log: of lines in parts those of one would be among another's."""
     (tmp_path / "prints.py").write_text("print('tps:', 7, 'of', 8)\nprint('loss:', 9)\nimport os; os._exit(0)")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
-        words = [*ATTACH, "prints.py"]
-        run(words, tmp_path, few(tmp_path), {"PYTHONUNBUFFERED": "1"}, output=theirs.fileno())
+        run([*door, "prints.py"], tmp_path, few(tmp_path), {"PYTHONUNBUFFERED": "1"}, output=theirs.fileno())
         theirs.close()
         assert [ours.recv(100) for _ in range(2)] == [b"tps: 7 of 8\n", b"loss: 9\n"]
 
@@ -145,7 +151,6 @@ def scripts(tmp_path: Path) -> Path:
         (["./code/../code/look.py"], "."),
         (["look.py"], "code"),
         (["link.py"], "."),
-        (["package"], "code"),
         (["-m", "package.look", "-x", "1"], "code"),
         (["-m", "package", "1"], "code"),
         (["-m", "look"], "code"),
@@ -154,17 +159,17 @@ def scripts(tmp_path: Path) -> Path:
 )
 def test_a_script_sees_itself_as_python_runs_it(scripts: Path, words: list[str], folder: str) -> None:
     plain = run(words, scripts / folder)
-    attached = run([*ATTACH, *words], scripts / folder, few(scripts))
     assert plain.returncode == 0, plain.stderr
-    assert attached.stdout == plain.stdout
-    assert (attached.returncode, attached.stderr) == (0, "")
+    for door in ([], ATTACH):
+        recorded = run([*door, *words], scripts / folder, few(scripts))
+        assert (recorded.stdout, recorded.returncode, recorded.stderr) == (plain.stdout, 0, "")
 
 
 @pytest.mark.parametrize("words", [["code/look.py", "1"], ["-m", "package", "1"]], ids=" ".join)
 def test_a_rank_that_a_launcher_puts_in_front_is_the_scripts(scripts: Path, words: list[str]) -> None:
     folder = scripts if words[0] != "-m" else scripts / "code"
     # As deepspeed and torch.distributed.launch order them with and without `--module`.
-    plain = run([*words[:-1], "--local_rank=1", words[-1]], folder)
+    plain = run([*words, "--local_rank=1"], folder)
     attached = run([*ATTACH, "--local_rank=1", *words], folder, few(scripts))
     assert attached.stdout == plain.stdout
     assert (attached.returncode, attached.stderr) == (0, "")
@@ -172,14 +177,13 @@ def test_a_rank_that_a_launcher_puts_in_front_is_the_scripts(scripts: Path, word
 
 def test_without_the_variable_the_script_runs_and_one_line_says_that_nothing_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import sys; print(1); sys.exit(3)")
-    for variables in ({}, {RECORD_VARIABLE: "{"}):
-        ran = run([*ATTACH, "script.py"], tmp_path, variables=variables)
-        assert (ran.returncode, ran.stdout) == (3, "1\n")
-        (line,) = ran.stderr.splitlines()
-        assert "nothing is recorded" in line
+    ran = run([*ATTACH, "script.py"], tmp_path)
+    assert (ran.returncode, ran.stdout) == (3, "1\n")
+    (line,) = ran.stderr.splitlines()
+    assert "nothing is recorded" in line
 
 
-@pytest.mark.parametrize("words", [[], ["-m"], ["--help"], ["no_script.py"], ["."], ["-m", "no.module"], ["-m", "os."]])
+@pytest.mark.parametrize("words", [[], ["-m"], ["--help"], ["no_script.py"], ["."]])
 def test_what_cannot_be_run_is_said_in_one_line(tmp_path: Path, words: list[str]) -> None:
     ran = run([*ATTACH, *words], tmp_path)
     assert (ran.returncode, ran.stdout) == (2, "")
@@ -193,21 +197,45 @@ def other_python(tmp_path: Path) -> Path:
     return tmp_path / "venv" / "bin" / "python"
 
 
-def test_a_python_without_what_recording_needs_is_told_what_to_install(tmp_path: Path, other_python: Path) -> None:
-    (tmp_path / "script.py").write_text("print('ran')")
-    install = f"run {other_python} -m pip install isal msgspec omegaconf nvidia-ml-py pyyaml"
-    ran = run([*ATTACH, "script.py"], tmp_path, few(tmp_path), python=other_python)
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == f"overlap_sweep.attach: error: this Python lacks what recording needs; {install}\n"
-    # Nothing is needed where nothing is recorded.
-    ran = run([*ATTACH, "script.py"], tmp_path, python=other_python)
-    assert (ran.returncode, ran.stdout) == (0, "ran\n")
-    point = job_point(f"{other_python} {tmp_path}/script.py", attach=True)
+@pytest.fixture
+def made_torch(tmp_path: Path) -> Path:
+    """A script that trains by what looks like torch, as far as recording looks."""
+    for name in ("torch", "torch/optim", "torch/_dynamo"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "torch" / "_dynamo" / "__init__.py").write_text("def disable(function): return function")
+    (tmp_path / "torch" / "__init__.py").write_text("import torch.optim.optimizer, torch._dynamo")
+    optimizer = "hooks = []\nregister_optimizer_step_post_hook = hooks.append"
+    (tmp_path / "torch" / "optim" / "optimizer.py").write_text(optimizer)
+    (tmp_path / "train.py").write_text(
+        "import torch\nfor step in range(9):\n    for hook in torch.optim.optimizer.hooks: hook(None, (), {})\n"
+        "print('trained', len(torch.optim.optimizer.hooks), 'tps: 5 ' * 9)"
+    )
+    return tmp_path / "train.py"
+
+
+@pytest.mark.parametrize("door", [[], ATTACH], ids=str)
+def test_a_python_without_what_recording_needs_says_so_and_trains(
+    tmp_path: Path, other_python: Path, made_torch: Path, door: Sequence[str]
+) -> None:
+    install = f"this Python lacks what recording needs; run {other_python} -m pip install "
+    install += "isal msgspec omegaconf nvidia-ml-py pyyaml"
+    ran = run([*door, made_torch], tmp_path, few(tmp_path), python=other_python)
+    assert (ran.returncode, ran.stdout[:9]) == (0, "trained 1")
+    assert ran.stderr == f"overlap_sweep: nothing is recorded: {install}\n"
+    command = " ".join(map(str, [other_python, *door, made_torch]))
+    here = Here(environment={"PYTHONPATH": str(ROOT)}, limit_s=60.0)
     with pytest.raises(PointFailed) as failed:
-        job_run.run(point, tmp_path, Here(environment={"PYTHONPATH": str(ROOT)}, limit_s=60.0))
-    assert str(failed.value).startswith("the command ended with exit status 2: ")
-    assert str(failed.value).endswith(install)
-    assert failed.value.final
+        job_run.run(job_point(command, attach=True), tmp_path, here)
+    assert (str(failed.value), failed.value.final) == (f"nothing is recorded: {install}", True)
+    # What the program prints is enough.
+    assert job_run.run(job_point(command, attach=True, metric="tps: (.)"), tmp_path, here)["measured"]
+
+
+def test_an_error_of_the_recorder_s_is_one_line(tmp_path: Path, made_torch: Path) -> None:
+    ran = run([made_torch], tmp_path, few(tmp_path), {RECORD_VARIABLE: "{"})
+    assert (ran.returncode, ran.stdout[:9]) == (0, "trained 0")
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("overlap_sweep: nothing is recorded: JSONDecodeError")
 
 
 def test_what_it_is_told_to_install_is_enough(tmp_path: Path, other_python: Path) -> None:
@@ -221,7 +249,7 @@ def test_what_it_is_told_to_install_is_enough(tmp_path: Path, other_python: Path
             (packages / found.name).symlink_to(found)
     (tmp_path / "script.py").write_text("import overlap_sweep\nfor _ in range(8): overlap_sweep.step()")
     path = os.pathsep.join([str(ROOT), str(packages)])
-    ran = run([*ATTACH, "script.py"], tmp_path, few(tmp_path), {"PYTHONPATH": path}, other_python)
+    ran = run(["script.py"], tmp_path, few(tmp_path), {"PYTHONPATH": path}, other_python)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert len(only(tmp_path).host_us) == 4
 
@@ -239,17 +267,9 @@ def test_a_script_ends_as_it_would(tmp_path: Path, code: str, status: int) -> No
     assert len(ours) <= 1
 
 
-def test_an_import_that_fails_within_a_module_is_its_own_error(tmp_path: Path) -> None:
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__init__.py").write_text("import not_there")
-    ran = run([*ATTACH, "-m", "package.train"], tmp_path)
-    assert ran.returncode == 1
-    assert ran.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'not_there'"
-
-
 def test_a_training_is_recorded_and_imports_torch_itself(tmp_path: Path) -> None:
     script = training(tmp_path, each="sys.exit(3) if step == 9 else None", before="assert 'torch' not in sys.modules")
-    ran = run([*ATTACH, script], tmp_path, few(tmp_path))
+    ran = run([script], tmp_path, few(tmp_path))
     assert ran.returncode == 3, ran.stderr
     found = only(tmp_path)
     assert (len(found.host_us), found.calls_per_step, found.problems) == (4, 1, [])
@@ -257,7 +277,7 @@ def test_a_training_is_recorded_and_imports_torch_itself(tmp_path: Path) -> None
 
 @pytest.mark.end_to_end
 def test_a_script_that_raises_has_recorded_the_steps_before(tmp_path: Path) -> None:
-    ran = run([*ATTACH, training(tmp_path, each="assert step < 7")], tmp_path, few(tmp_path, steps=10))
+    ran = run([training(tmp_path, each="assert step < 7")], tmp_path, few(tmp_path, steps=10))
     assert ran.returncode == 1
     assert "AssertionError" in ran.stderr
     found = only(tmp_path)
@@ -288,7 +308,7 @@ def test_torch_compile_leaves_the_hooks_alone(tmp_path: Path) -> None:
     text = script.read_text().replace("optimizer.step()", "compiled()")
     text = text.replace("    for step", "    compiled = torch.compile(optimizer.step, backend='eager')\n    for step")
     script.write_text(text + "    print(torch._dynamo.utils.counters['frames']['total'])")
-    plain, attached = run([script], tmp_path), run([*ATTACH, script], tmp_path, few(tmp_path, profile_steps=1))
+    plain, attached = run([script], tmp_path), run([script], tmp_path, few(tmp_path, profile_steps=1))
     assert len(only(tmp_path).host_us) == 4
     frames, with_hooks = (int(ran.stdout.split()[-1]) for ran in (plain, attached))
     assert with_hooks < frames + 20
@@ -298,7 +318,7 @@ def test_torch_compile_leaves_the_hooks_alone(tmp_path: Path) -> None:
 def test_ranks_of_torchrun_are_recorded_and_their_traces_diagnosed(tmp_path: Path) -> None:
     script = training(tmp_path)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ran = run([*torchrun, *ATTACH, script], tmp_path, few(tmp_path, profile_steps=2))
+    ran = run([*torchrun, script], tmp_path, few(tmp_path, profile_steps=2))
     assert ran.stdout.count("trained") == 2, ran.stderr
     found = read_recordings(tmp_path)
     assert [(one.rank, one.world_size, len(one.host_us), one.trace) for one in found] == [
@@ -314,7 +334,7 @@ def test_ranks_of_torchrun_are_recorded_and_their_traces_diagnosed(tmp_path: Pat
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 def test_ranks_that_a_script_starts_are_recorded(tmp_path: Path, method: str) -> None:
     start = f"torch.multiprocessing.start_processes(main, (29{os.getpid() % 1000:03},), 2, start_method={method!r})"
-    ran = run([*ATTACH, training(tmp_path, start=start)], tmp_path, few(tmp_path))
+    ran = run([training(tmp_path, start=start)], tmp_path, few(tmp_path))
     assert ran.returncode == 0, ran.stderr
     assert [(one.rank, one.world_size, len(one.host_us)) for one in read_recordings(tmp_path)] == [(0, 2, 4), (1, 2, 4)]
 
@@ -329,22 +349,27 @@ if "RANK" not in os.environ:
     os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     other = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": "1"})
 """
+ISOLATED = f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); runpy._run_module_as_main('overlap_sweep.attach')"
+"""What `python -E -m overlap_sweep.attach` does where the package is installed."""
 
 
 @pytest.mark.end_to_end
-@pytest.mark.parametrize("program", ["script", "attached", "shell"])
+@pytest.mark.parametrize("program", ["script", "attached", "isolated", "both", "shell"])
 def test_ranks_that_a_rank_starts_by_the_same_command_are_recorded(tmp_path: Path, program: str) -> None:
     """As Lightning starts them: the first rank starts the others. A program that is not Python starts Pythons, too."""
     script = training(tmp_path, before=STARTS)
     words = {
         "script": [sys.executable, script],
         "attached": [sys.executable, *ATTACH, script],
+        "isolated": [sys.executable, "-E", "-c", ISOLATED, script],
+        "both": [sys.executable, *ATTACH, script],
         "shell": ["/bin/sh", "-c", f"{sys.executable} {script}"],
     }[program]
-    at_start = {} if program == "attached" else environment_with_recorder({"PYTHONPATH": str(ROOT)})
+    at_start = environment_with_recorder({"PYTHONPATH": str(ROOT)}) if program == "both" else {}
     ran = run(words[1:], tmp_path, few(tmp_path), at_start, python=words[0])
     assert ran.returncode == 0, ran.stderr
     assert [(one.rank, one.world_size, len(one.host_us)) for one in read_recordings(tmp_path)] == [(0, 2, 4), (1, 2, 4)]
+    assert {one.calls_per_step for one in read_recordings(tmp_path)} == {1}
 
 
 def test_the_environment_s_own_sitecustomize_runs_and_the_path_is_as_without_ours(tmp_path: Path) -> None:
@@ -352,15 +377,46 @@ def test_the_environment_s_own_sitecustomize_runs_and_the_path_is_as_without_our
     words = ["-c", "import sys, sitecustomize; print(sys.path, sitecustomize.__file__)"]
     search_path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     plain = run(words, tmp_path, variables=search_path)
-    ours = run(words, tmp_path, few(tmp_path), environment_with_recorder(search_path))
+    ours = run(words, tmp_path, few(tmp_path), search_path)
     assert (ours.stdout, ours.stderr) == (plain.stdout, "")
     assert "own sitecustomize" in plain.stdout
 
 
-def test_a_python_without_what_recording_needs_says_so_and_trains(tmp_path: Path, other_python: Path) -> None:
-    (tmp_path / "torch.py").touch()
-    (tmp_path / "train.py").write_text("import torch; print('trained')")
-    search_path = environment_with_recorder({"PYTHONPATH": str(ROOT)})
-    ran = run(["train.py"], tmp_path, few(tmp_path), search_path, python=other_python)
-    assert ran.stdout == "trained\n"
-    assert f"{other_python} -m pip install" in ran.stderr
+def test_a_python_that_imports_no_torch_imports_nothing_for_the_recorder(tmp_path: Path) -> None:
+    words = ["-c", "import sys; print(sorted(sys.modules))"]
+    plain, recorded = (set(literal_eval(run(words, tmp_path, wanted).stdout)) for wanted in (None, few(tmp_path)))
+    assert recorded - plain == {"sitecustomize"}
+    assert list(tmp_path.iterdir()) == []
+
+
+OWN = """
+import atexit, os, sys
+
+atexit.register(lambda: print(sys.argv[0], any(name.startswith("overlap_sweep") for name in sys.modules), flush=True))
+"""
+LOADS = """
+class Names(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, place):
+        return [name for name in sys.modules if name.startswith("overlap_sweep")]
+
+
+def loaded():
+    print(*torch.utils.data.DataLoader(Names(), num_workers=1, multiprocessing_context="spawn"))
+"""
+
+
+@pytest.mark.end_to_end
+def test_the_recorder_is_loaded_by_ranks_alone(tmp_path: Path) -> None:
+    """Not by torchrun and loaders, which import torch, too."""
+    (tmp_path / "sitecustomize.py").write_text(OWN)
+    script = training(tmp_path, start="main()\n    loaded()")
+    script.write_text(script.read_text().replace("def main(", f"{LOADS}\n\ndef main("))
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    ran = run(["-m", "torch.distributed.run", "--standalone", script], tmp_path, few(tmp_path), path)
+    assert len(only(tmp_path).host_us) == 4
+    *others, of_torchrun = ran.stdout.splitlines()
+    assert sorted(others) == sorted(["[]", "trained", f"{script} False", f"{script} True"])
+    assert of_torchrun.endswith("run.py False")

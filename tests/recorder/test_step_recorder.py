@@ -19,15 +19,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from overlap_sweep.diagnosis.runs import read_runs
-from overlap_sweep.workloads.job.recording import STEPS_FILE, Recording, Wanted, read_recordings
-from overlap_sweep.workloads.job.step_recorder import StepRecorder
+from overlap_sweep.recorder.recording import STEPS_FILE, Recording, Wanted, read_recordings
+from overlap_sweep.recorder.step_recorder import StepRecorder
 
 Recorded = Callable[..., StepRecorder]
 
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[Recorded]:
-    """Makes recorders of this process, as `recorder.start` does, until the end of the test."""
+    """Makes recorders of this process, as `of_process` does, until the end of the test."""
     handles = []
 
     def make(**wanted: Any) -> StepRecorder:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from overlap_sweep.workloads.job import step_calls
-from overlap_sweep.workloads.job.step_calls import StepCalls
+from overlap_sweep.recorder import step_calls
+from overlap_sweep.recorder.step_calls import StepCalls
 
 
 class Party:
