@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import DEFAULT, FLOOR, NONE
 from overlap_sweep.results.estimate import Estimate, estimate, hidden_fraction, normalised, pooled_none
 from overlap_sweep.results.measured import Timing
-from overlap_sweep.results.points import Case
+from overlap_sweep.results.points import Case, Point
 from overlap_sweep.results.verdict import Scatter
 
 WHOLE = "all"
@@ -108,6 +109,17 @@ def pooled(key: Key, points: Sequence[tuple[str, Mapping[str, Timing]]], between
         )
     floor_us = found[FLOOR].time.time_us if FLOOR in found else None
     return [replace(time, floor_us=floor_us) for time in found.values()]
+
+
+def pooled_by_key(
+    points: Iterable[tuple[Key, Point, Mapping[str, Timing]]], typical: Mapping[str, float]
+) -> list[KeyedTime]:
+    """Returns the pooled times of the points with equal keys, each given with its times by setting. `typical`: the
+    scatter between points by kind of device."""
+    found: dict[tuple[Key, str], list[tuple[str, Mapping[str, Timing]]]] = defaultdict(list)
+    for key, point, times in points:
+        found[key, point.config["runtime"]["device"]].append((point.name, times))
+    return [time for (key, device), own in found.items() for time in pooled(key, own, Scatter(typical[device]))]
 
 
 class Decision(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -24,6 +24,7 @@ LONGEST_NAME = 160
 """Longest name of a folder; file systems allow 255 bytes."""
 
 M = TypeVar("M", bound=Measured)
+G = TypeVar("G")
 PointStatus = Literal["ok", "failed", "timeout", "skipped", "missing"]
 
 
@@ -146,12 +147,18 @@ def read_points(root: Path) -> Reading:
     return Reading(root, points, problems)
 
 
-def group_cases(points: Iterable[Point], workload: str) -> dict[Case, list[Point]]:
-    """Returns the workload's `ok` points by case."""
-    cases = defaultdict(list)
+def group_points(points: Iterable[Point], workload: str, group: Callable[[Point], G]) -> dict[G, list[Point]]:
+    """Returns the workload's `ok` points by what `group` returns for them, in the order of their first points."""
+    groups: dict[G, list[Point]] = defaultdict(list)
     for point in points:
         if point.status == "ok" and point.workload == workload:
-            cases[point.case].append(point)
+            groups[group(point)].append(point)
+    return dict(groups)
+
+
+def group_cases(points: Iterable[Point], workload: str) -> dict[Case, list[Point]]:
+    """Returns the workload's `ok` points by case."""
+    cases = group_points(points, workload, lambda point: point.case)
     return {case: cases[case] for case in sorted(cases, key=str)}
 
 

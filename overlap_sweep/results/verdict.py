@@ -108,6 +108,29 @@ def noises_of_steps(repeated: Iterable[tuple[Sequence[float], bool]], device_kin
     }
 
 
+def times_of_steps(
+    settings_us: Sequence[Sequence[Sequence[float]]], limited: Sequence[bool], device_kind: str
+) -> list[Estimate]:
+    """Returns the time of each setting's steps: over its runs, with the noise between runs of all settings, and what
+    such runs typically differ by. `settings_us`: the samples of each run; `limited`: whether the host limits them."""
+    runs_us = [[estimate(samples).time_us for samples in runs] for runs in settings_us]
+    between = noises_of_steps(zip(runs_us, limited, strict=True), device_kind)
+    settings = zip(settings_us, runs_us, limited, strict=True)
+    return [between[bound].of_runs(estimate(*samples), own_us) for samples, own_us, bound in settings]
+
+
+def pairs_among(settings: Sequence[object]) -> int:
+    """Returns the number of pairs, any of which might look different by chance."""
+    return max(len(settings) * (len(settings) - 1) // 2, 1)
+
+
+def ties(settings: Sequence[T], time: Callable[[T], Estimate]) -> list[T]:
+    """Returns the fastest setting and those that are not slower beyond the noise, which counts all pairs, since any
+    might have come out fastest by chance. `settings`: from fast to slow."""
+    pairs = pairs_among(settings)
+    return [one for one in settings if one is settings[0] or not time(one).differs_from(time(settings[0]), pairs)]
+
+
 def steadied(estimates: Sequence[Estimate]) -> list[Estimate]:
     """Returns the estimates with their noises moderated by each other.
 

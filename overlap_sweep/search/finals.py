@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from overlap_sweep import workloads
 from overlap_sweep.results import verdict
-from overlap_sweep.results.estimate import Estimate, estimate
+from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.records import Finalist, KnobFinal
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search import Setting
@@ -107,8 +107,7 @@ def _judged(entries: Sequence[Entry]) -> list[Finalist]:
     estimates = _estimates([entry.results for entry in entries], of, of.sample(first).amount)
     order = sorted(range(len(entries)), key=lambda index: estimates[index].time_us)
     sound = [index for index in order if not deviating[index]]
-    pairs = max(len(sound) * (len(sound) - 1) // 2, 1)
-    ties = [i for i in sound if i == sound[0] or not estimates[i].differs_from(estimates[sound[0]], pairs)]
+    ties = verdict.ties(sound, lambda index: estimates[index])
     place: Literal["fastest", "tie"] = "tie" if len(ties) > 1 else "fastest"
     return [
         Finalist(
@@ -130,12 +129,8 @@ def _estimates(repeated: Sequence[Sequence[Result]], of: Searchable, amount: flo
     """Returns the time of each setting for `amount` of work, with the noise between its points."""
     samples = [[of.sample(result) for result in results] for results in repeated]
     times = [[sample.scaled(amount / sample.amount).times_us for sample in own] for own in samples]
-    bound = [any(result.launch_bound for result in results) for results in repeated]
-    device = repeated[0][0].point["runtime"]["device"]
-    runs_us = [[estimate(one).time_us for one in own] for own in times]
-    between = verdict.noises_of_steps(zip(runs_us, bound, strict=True), device)
-    settings = zip(times, runs_us, bound, strict=True)
-    return [between[limited].of_runs(estimate(*own), own_us) for own, own_us, limited in settings]
+    limited = [any(result.launch_bound for result in results) for results in repeated]
+    return verdict.times_of_steps(times, limited, repeated[0][0].point["runtime"]["device"])
 
 
 def _deviation(entry: Entry, entries: Sequence[Entry], of: Searchable) -> str:

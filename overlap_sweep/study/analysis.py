@@ -13,7 +13,7 @@ from overlap_sweep.report.numbers import counted, shortened
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import LEAST_FREEDOM, LEAST_RUNS, gap_noise_us
 from overlap_sweep.results.gain import Gain, gain_over
-from overlap_sweep.results.points import Point
+from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.results.records import KnobRecord, KnobSearch
 from overlap_sweep.study import STEP, C, CaseAnalysis, R, Study
 from overlap_sweep.study.settings import differing, numbered
@@ -39,10 +39,7 @@ class Decision(NamedTuple):
 
 def analyse(study: Study[C, R], points: Iterable[Point], searches: Searches | None = None) -> list[CaseAnalysis[C, R]]:
     """Returns an analysis of the `ok` points for each case."""
-    cases: dict[C, list[Point]] = defaultdict(list)
-    for point in points:
-        if point.workload == study.workload and point.status == "ok":
-            cases[study.case(point)].append(point)
+    cases = group_points(points, study.workload, study.case)
     ordered = sorted(cases, key=study.order)
     return [
         _analysis(study, case, title, cases[case], searches or {})

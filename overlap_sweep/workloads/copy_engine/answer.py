@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import itemgetter
@@ -11,7 +10,7 @@ from overlap_sweep.report.numbers import as_us, some_of
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.gain import Gain
-from overlap_sweep.results.points import Point
+from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.results.provenance import recorded_warnings, slowed_gpus
 from overlap_sweep.results.verdict import TYPICAL_SCATTER
 from overlap_sweep.workloads.copy_engine.result import CopyTimes
@@ -141,11 +140,10 @@ class CopyAnalysis:
 
 def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
     """Returns an analysis of the `ok` copy points for each direction and device."""
-    cases: dict[tuple[str, str], list[CopyRow]] = defaultdict(list)
-    for point in points:
-        if point.workload == "copy_engine" and point.status == "ok":
-            cases[point.config["copy_engine"]["direction"], point.case.device].append(copy_row(point))
-    return [CopyAnalysis(*case, sorted(cases[case], key=_order)) for case in sorted(cases)]
+    cases = group_points(
+        points, "copy_engine", lambda point: (point.config["copy_engine"]["direction"], point.case.device)
+    )
+    return [CopyAnalysis(*case, sorted(map(copy_row, cases[case]), key=_order)) for case in sorted(cases)]
 
 
 def _order(row: CopyRow) -> tuple[float, ...]:

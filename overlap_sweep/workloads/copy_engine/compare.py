@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from overlap_sweep.report.comparison import Comparing
-from overlap_sweep.results.comparable import WHOLE, Comparable, Key, Sample, pooled
+from overlap_sweep.results.comparable import WHOLE, Comparable, Key, Sample, pooled_by_key
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.results.verdict import TYPICAL_SCATTER, Scatter
+from overlap_sweep.results.verdict import TYPICAL_SCATTER
 from overlap_sweep.workloads.copy_engine.answer import copy_row
 from overlap_sweep.workloads.copy_engine.result import CHUNKED, VARIANTS, CopyTimes
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
     """Returns the measurements that are not launch-bound."""
-    by_size: dict[tuple[Key, str], list[tuple[str, Mapping[str, Timing]]]] = defaultdict(list)
-    for point in points:
-        if point.workload == "copy_engine" and point.status == "ok":
-            copies, options = point.measured_as(CopyTimes), point.config["copy_engine"]
-            key = Key(
-                model=None,
-                tokens=None,
-                precision=point.case.precision,
-                backend=point.config["backend"],
-                device=point.case.device,
-                tp_size=1,
-                operator=f"{options['direction']}, {copy_row(point).size}",
-                pass_name=WHOLE,
-                setting="",
-            )
-            known = (name for name in (*VARIANTS, *CHUNKED) if name in copies.times)
-            times = {name: copies.times[name] for name in known if not copies.launch_bound.get(name)}
-            by_size[key, point.config["runtime"]["device"]].append((point.name, times))
-    return Comparable(
-        [
-            time
-            for (key, device), of_size in by_size.items()
-            for time in pooled(key, of_size, Scatter(TYPICAL_SCATTER[device]))
-        ]
+    ok = (point for point in points if point.workload == "copy_engine" and point.status == "ok")
+    return Comparable(pooled_by_key(map(_times, ok), TYPICAL_SCATTER))
+
+
+def _times(point: Point) -> tuple[Key, Point, Mapping[str, Timing]]:
+    copies = point.measured_as(CopyTimes)
+    key = Key(
+        model=None,
+        tokens=None,
+        precision=point.case.precision,
+        backend=point.config["backend"],
+        device=point.case.device,
+        tp_size=1,
+        operator=f"{point.config['copy_engine']['direction']}, {copy_row(point).size}",
+        pass_name=WHOLE,
+        setting="",
     )
+    known = (name for name in (*VARIANTS, *CHUNKED) if name in copies.times)
+    return key, point, {name: copies.times[name] for name in known if not copies.launch_bound.get(name)}
 
 
 def samples(result: Result) -> dict[str, Sample]:

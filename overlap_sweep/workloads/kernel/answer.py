@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, GEMM_ONLY, SEQUENTIAL, KernelShape
@@ -15,7 +16,7 @@ from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
 from overlap_sweep.results.gain import NO_GAIN, Gain, nothing_beat
 from overlap_sweep.results.nodes import on_nodes
-from overlap_sweep.results.points import Point
+from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
 SIMPLEST_FIRST = ("torch", "symm_mem", "transformer_engine", "flux")
@@ -32,6 +33,12 @@ class KernelCase(NamedTuple):
     precision: str
     device: str
     nodes: int
+
+    @classmethod
+    def of(cls, point: Point) -> KernelCase:
+        """Returns the case of an `ok` point."""
+        named = {name: point.config[name] for name in cls._fields if name not in ("device", "nodes")}
+        return cls(**named, device=point.case.device, nodes=point.case.nodes)
 
     @property
     def brief(self) -> str:
@@ -188,17 +195,13 @@ _Key = tuple[str | None, str]
 def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
     """Returns an analysis of the `ok` kernel points for each case, by m. Points of different backends are compared
     through `sequential`, which each measured in turns with its implementations, so that drift between them cancels."""
-    cases: dict[KernelCase, dict[int, list[Point]]] = defaultdict(lambda: defaultdict(list))
-    for point in points:
-        if point.workload == "kernel" and point.status == "ok":
-            named = {name: point.config[name] for name in KernelCase._fields if name not in ("device", "nodes")}
-            cases[KernelCase(**named, device=point.case.device, nodes=point.case.nodes)][point.config["m"]].append(
-                point
-            )
-    return [
-        KernelAnalysis(case, [_analyse_shape(case, m, of_shape) for m, of_shape in sorted(cases[case].items())])
-        for case in sorted(cases)
-    ]
+    cases = group_points(points, "kernel", KernelCase.of)
+    return [KernelAnalysis(case, _shapes(case, own)) for case, own in sorted(cases.items(), key=itemgetter(0))]
+
+
+def _shapes(case: KernelCase, points: Iterable[Point]) -> list[ShapeAnalysis]:
+    shapes = group_points(points, "kernel", lambda point: point.config["m"])
+    return [_analyse_shape(case, m, shapes[m]) for m in sorted(shapes)]
 
 
 def _analyse_shape(case: KernelCase, m: int, points: list[Point]) -> ShapeAnalysis:

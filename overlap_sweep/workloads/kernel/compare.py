@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.results.comparable import WHOLE, Comparable, Key, KeyedTime, Sample
-from overlap_sweep.results.points import Point
+from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.kernel.answer import ImplementationRow, KernelCase, analyse_kernels, name_in_tables
@@ -18,10 +17,7 @@ from overlap_sweep.workloads.kernel.result import KernelTimes
 def measured(points: Sequence[Point], records: Records) -> Comparable:
     """Returns the measurements that are not launch-bound. The baselines, which every backend measured, are the
     `none_us` and `floor_us` of the others. Kernels match by their sizes, whatever the model."""
-    by_backend: dict[str, list[Point]] = defaultdict(list)
-    for point in points:
-        if point.workload == "kernel" and point.status == "ok":
-            by_backend[point.config["backend"]].append(point)
+    by_backend = group_points(points, "kernel", lambda point: point.config["backend"])
     return Comparable(
         [
             _time(analysis.case, row)

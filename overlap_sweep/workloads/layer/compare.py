@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, without_folders
 from overlap_sweep.report.comparison import Comparing
-from overlap_sweep.results.comparable import WHOLE, Comparable, Key, Sample, key_of_pass, pooled
+from overlap_sweep.results.comparable import WHOLE, Comparable, Key, Sample, key_of_pass, pooled_by_key
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.records import Records
+from overlap_sweep.results.records import LayerTrial, Records
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter
+from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS
 from overlap_sweep.workloads.layer.answer import described, labels, of_moe
 from overlap_sweep.workloads.layer.result import LayerTimes
 
@@ -21,26 +20,22 @@ from overlap_sweep.workloads.layer.result import LayerTimes
 def measured(points: Sequence[Point], records: Records) -> Comparable:
     """Returns the whole time of every variant that is not launch-bound, under a name that is the same in all sweeps;
     a tuner's variants have their labels."""
-    layers: dict[tuple[Key, str], list[tuple[str, Mapping[str, Timing]]]] = defaultdict(list)
-    for point in points:
-        if point.workload == "layer" and point.status == "ok":
-            layer, variants = point.config["layer"], point.measured_as(LayerTimes).variants
-            if trial := records.layer_trials.get(point.directory):
-                variants = {label: variants[name] for label, name in labels(trial, variants).items()}
-            short = without_folders(variants)
-            times = {short[name]: one.times[WHOLE] for name, one in variants.items() if not one.launch_bound}
-            replicas = f" x{layer['num_replicas']}" if layer["num_replicas"] > 1 else ""
-            kind = " ".join(described(point.config)) if of_moe(point.config) else layer["kind"]
-            name = f"{kind}{replicas}{' training' if layer['training'] else ''}"
-            key = key_of_pass(point.case, point.config["tp_size"], name, WHOLE)
-            layers[key, point.config["runtime"]["device"]].append((point.name, times))
-    return Comparable(
-        [
-            time
-            for (key, device), points_times in layers.items()
-            for time in pooled(key, points_times, Scatter(TYPICAL_SCATTER_OF_LAYERS[device]))
-        ]
+    ok = (point for point in points if point.workload == "layer" and point.status == "ok")
+    times = (_times(point, records.layer_trials.get(point.directory)) for point in ok)
+    return Comparable(pooled_by_key(times, TYPICAL_SCATTER_OF_LAYERS))
+
+
+def _times(point: Point, trial: LayerTrial | None) -> tuple[Key, Point, Mapping[str, Timing]]:
+    layer, variants = point.config["layer"], point.measured_as(LayerTimes).variants
+    if trial:
+        variants = {label: variants[name] for label, name in labels(trial, variants).items()}
+    short = without_folders(variants)
+    replicas = f" x{layer['num_replicas']}" if layer["num_replicas"] > 1 else ""
+    kind = " ".join(described(point.config)) if of_moe(point.config) else layer["kind"]
+    key = key_of_pass(
+        point.case, point.config["tp_size"], f"{kind}{replicas}{' training' if layer['training'] else ''}", WHOLE
     )
+    return key, point, {short[name]: one.times[WHOLE] for name, one in variants.items() if not one.launch_bound}
 
 
 def samples(result: Result) -> dict[str, Sample]:
