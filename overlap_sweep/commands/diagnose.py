@@ -12,11 +12,8 @@ from overlap_sweep.commands.frames import find_traces, read_runs_of_nodes
 from overlap_sweep.commands.output import (
     FormatOption,
     TableFormat,
-    check_fail_if,
-    fail_for,
-    fail_if,
     fail_if_option,
-    print_rows,
+    print_checked,
     print_warning,
     with_columns,
 )
@@ -99,7 +96,6 @@ def diagnose(
     table, rows_of = TABLE_BY[by]
     rows = rows_of(runs)
     frame = to_frame(table.records(rows), table.types)
-    check_fail_if(fail_expressions, frame)
 
     def show(console: Console) -> None:
         from overlap_sweep.report.console import print_table
@@ -114,10 +110,7 @@ def diagnose(
             own = list(same)
             print_table(run, Listing(table, own).columns, own, console, group=itemgetter(GROUPED_BY[by]))
 
-    if diagnoses:
-        print_rows(frame, format, show)
-    fail_for(problems)
-    fail_if(fail_expressions, frame, "rows")
+    print_checked(frame, format, show, fail_expressions=fail_expressions, problems=problems, silent=not diagnoses)
 
 
 GROUPED_BY = {Rows.group: "process_group", Rows.step: "rank"}

@@ -9,12 +9,9 @@ from overlap_sweep.commands.expressions import condition
 from overlap_sweep.commands.output import (
     FormatOption,
     TableFormat,
-    check_fail_if,
-    fail_for,
-    fail_if,
     fail_if_option,
     print_aside,
-    print_rows,
+    print_checked,
     with_columns,
 )
 
@@ -70,11 +67,15 @@ def history(
     rows = found.rows
     table = to_frame(ROWS.records(rows), ROWS.types)
     matching = table[condition(table, expression).mask] if expression is not None else table
-    check_fail_if(fail_expressions, matching)
-    if matching.empty and format is TableFormat.table:
+    none_to_show = matching.empty and format is TableFormat.table
+    if none_to_show:
         print_aside(f"None of the {len(table)} rows matches.")
-    else:
-        shown = [rows[i] for i in matching.index]
-        print_rows(matching, format, print_table=lambda console: print_history(shown, found.left_out, console))
-    fail_for(reading.problems)
-    fail_if(fail_expressions, matching, "matching rows" if expression else "rows")
+    print_checked(
+        matching,
+        format,
+        lambda console: print_history([rows[i] for i in matching.index], found.left_out, console),
+        fail_expressions=fail_expressions,
+        problems=reading.problems,
+        silent=none_to_show,
+        rows="matching rows" if expression else "rows",
+    )

@@ -180,6 +180,26 @@ def fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame, rows: str = 
         raise typer.Exit(FAILED_IF)
 
 
+def print_checked(
+    frame: pd.DataFrame,
+    format: TableFormat,
+    print_table: Callable[[Console], None],
+    *,
+    fail_expressions: Sequence[str] | None,
+    problems: Sequence[str] = (),
+    answered: bool = False,
+    silent: bool = False,
+    rows: str = "rows",
+) -> None:
+    """Prints the rows as `print_rows`, unless `silent`, then the problems as `fail_for`, and exits as `fail_if`.
+    UserError, before anything is printed, if an expression is wrong."""
+    check_fail_if(fail_expressions, frame)
+    if not silent:
+        print_rows(frame, format, print_table)
+    fail_for(problems, answered=answered)
+    fail_if(fail_expressions, frame, rows)
+
+
 NAMING = (
     *("model", "dataset", "run", "file", "point", "variant", "rank", "iteration", "tp_size", "slot", "phase"),
     *("setting", "name", "quantity", "kernel", "m", "implementation"),

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from overlap_sweep.commands.expressions import condition, nearest_columns
-from overlap_sweep.commands.frames import point_rows, tables
+from overlap_sweep.commands.expressions import condition, names_in, nearest_columns
+from overlap_sweep.commands.frames import Rows, point_rows, tables
 from overlap_sweep.commands.output import (
     FormatOption,
     TableFormat,
@@ -21,7 +22,7 @@ from overlap_sweep.commands.output import (
     print_warning,
     with_columns,
 )
-from overlap_sweep.errors import UsageError
+from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.report.numbers import counted
 
 if TYPE_CHECKING:
@@ -118,24 +119,23 @@ def query(
 
     Exit status: 0 success (also if no row matches), 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
-    from overlap_sweep.commands.query_causes import found_for, named_in, with_empty
     from overlap_sweep.report.console import print_table
 
     flags = context.meta[_FLAGS]
     if len(flags) > 1:
         raise typer.BadParameter(f"{' and '.join(flags)}: give only one.")
     found = point_rows(directory, flags_of_tables()[flags[0]] if flags else None)
-    frame, table, problems = with_empty(found.frame), found.table, found.problems
+    frame, table, problems = _with_added(found.frame, None), found.table, found.problems
     for warning in found.warnings:
         print_warning(warning)
-    named = named_in([expression, *(fail_expressions or [])], [columns, sort])
-    by_cause = named_in([expression], [])
-    if by_cause:
-        frame = found_for(frame, found, directory)
+    named = _added([expression, *(fail_expressions or [])], [columns, sort])
+    in_condition = _added([expression], [])
+    if in_condition:
+        frame = _with_added(frame, found, directory)
     wanted = condition(frame, expression) if expression is not None else None
     matching = frame[wanted.mask] if wanted else frame
-    if named and not by_cause:
-        matching = found_for(matching, found, directory)
+    if named and not in_condition:
+        matching = _with_added(matching, found, directory)
     check_fail_if(fail_expressions, matching)
     if sort is not None:
         keys = _columns(sort, frame)
@@ -163,6 +163,38 @@ def query(
         print_rows(chosen, format, show)
     fail_for(problems, answered=not frame.empty)
     fail_if(fail_expressions, matching, "matching rows" if expression else "rows")
+
+
+@cache
+def _added_types() -> dict[str, str]:
+    """Returns the types of the columns that are added if they are named: what costs most in the traces of each point,
+    and what its communication between nodes costs. Reading the traces of all points may take minutes."""
+    from overlap_sweep.report.causes import OF_POINT
+    from overlap_sweep.report.nodes import NODE_TIMES
+
+    return {**OF_POINT.types, **NODE_TIMES.types}
+
+
+def _with_added(frame: pd.DataFrame, rows: Rows | None, directory: Path | None = None) -> pd.DataFrame:
+    """Returns the frame, some of the rows, with the added columns; without `rows` they are empty. UserError where there
+    are no traces."""
+    from overlap_sweep.report.causes import of_points
+    from overlap_sweep.report.table import to_frame
+
+    if rows is None or frame.empty:
+        return frame.assign(**to_frame([{}] * len(frame), _added_types()))
+    if not rows.points:
+        names = ", ".join(_added_types())
+        raise UserError(f"{directory} has no traces, from which {names} are found; give the directory of the sweep.")
+    values = to_frame(of_points([rows.points[place] for place in frame.index]), _added_types())
+    return frame.assign(**values.set_index(frame.index))
+
+
+def _added(expressions: Iterable[str | None], lists: Iterable[str | None]) -> list[str]:
+    """Returns the added columns that the expressions mention, or the comma-separated lists of names."""
+    named = {name for expression in expressions if expression for name in names_in(expression)}
+    named |= {name.strip().removeprefix("-") for listed in lists if listed for name in listed.split(",")}
+    return [name for name in _added_types() if name in named]
 
 
 def _empty(name: str, points_by_table: Mapping[str, int]) -> str:

@@ -12,12 +12,9 @@ from overlap_sweep.commands.frames import find_traces
 from overlap_sweep.commands.output import (
     FormatOption,
     TableFormat,
-    check_fail_if,
-    fail_for,
-    fail_if,
     fail_if_option,
     print_aside,
-    print_rows,
+    print_checked,
     print_warning,
     with_columns,
 )
@@ -132,7 +129,6 @@ def trace(
     table = {Grouping.phase: trace_rows.PHASES, Grouping.rank: trace_rows.RANKS}.get(by, trace_rows.PARTS)
     written = trace_rows.of_medians(table) if medians and by is not Grouping.rank else table
     frame = to_frame(written.records(rows_of(table, medians)), written.types)
-    check_fail_if(fail_expressions, frame)
     if good and not several and by is Grouping.rank:
         problems.append("--by rank: no run has traces of two ranks; give those of all its ranks, or use --by phase.")
     elif good and frame.empty:
@@ -146,10 +142,7 @@ def trace(
         if by in WITHOUT_PARTS:
             _print("medians", trace_rows.RANKS, rows_of(trace_rows.RANKS, medians=True), console)
 
-    if good:
-        print_rows(frame, format, show)
-    fail_for(problems)
-    fail_if(fail_expressions, frame, "rows")
+    print_checked(frame, format, show, fail_expressions=fail_expressions, problems=problems, silent=not good)
 
 
 def _print(kind: str, table: Table[Row], rows: Sequence[Row], console: Console) -> None:

@@ -64,13 +64,6 @@ COLUMN = {
         ("--help", DONE),
         ("--version", DONE),
         ("--fromat", WRONG),
-        ("num_smm=8", WRONG),
-        ("num_sm=0", WRONG),
-        ("num_sm", WRONG),
-        ("model=nobody", WRONG),
-        ("operator=fc3", WRONG),
-        ("-m num_sm=2,0", WRONG),
-        ("-m num_sm=2,0 hydra/sweeper=bisect", WRONG),
         # A folder that does not exist, and a point that cannot be measured.
         ("-m resume=nowhere", FAILED),
         ("tp_size=3", FAILED),

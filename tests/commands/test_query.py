@@ -204,7 +204,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         points.extend(row.point.name for row in rows)
         return of_points(rows)
 
-    monkeypatch.setattr("overlap_sweep.commands.query_causes.of_points", noted)
+    monkeypatch.setattr("overlap_sweep.report.causes.of_points", noted)
     return points
 
 
