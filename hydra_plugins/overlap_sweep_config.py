@@ -1,12 +1,13 @@
 """Registers our search path, launchers and sweepers with Hydra, in every process that loads plugins: also in the jobs
 of other launchers, which never run launch.py's main block.
 
-`hydra/launcher=torchrun` (the default), `slurm` and `submitit_slurm` are in `overlap_sweep.runtime`; `hydra/sweeper=`
+`hydra/launcher=torchrun` (the default), and those of clusters, are in `overlap_sweep.runtime`; `hydra/sweeper=`
 is the grid or a search of `overlap_sweep.search` or `overlap_sweep.tuner`.
 """
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -29,6 +30,7 @@ from overlap_sweep.hydra_adapter.composition import compose_point
 from overlap_sweep.hydra_adapter.mistakes import check_keys
 from overlap_sweep.hydra_adapter.overrides import NumberSource, as_choice
 from overlap_sweep.hydra_adapter.plugins import LAUNCHERS, SWEEPERS
+from overlap_sweep.runtime import cluster
 from overlap_sweep.runtime.resolvers import register
 
 RUN_HERE = ("basic", "submitit_local", "joblib")
@@ -44,7 +46,8 @@ class OverlapSweepPlugin(SearchPathPlugin):
         for folder in workloads.config_folders():
             search_path.append("overlap_sweep", f"file://{folder}")
         sweepers: dict[str, Any] = {name: sweeper.conf for name, sweeper in SWEEPERS.items()}
-        for group, nodes in {"hydra/sweeper": sweepers, "hydra/launcher": LAUNCHERS}.items():
+        launchers = LAUNCHERS | {name: found.launcher for name, found in cluster.of_others().items()}
+        for group, nodes in {"hydra/sweeper": sweepers, "hydra/launcher": launchers}.items():
             for name, node in nodes.items():
                 ConfigStore.instance().store(group=group, name=name, node=node, provider="overlap_sweep")
 
@@ -74,8 +77,8 @@ class TorchrunLauncher(Launcher):
         return launch
 
 
-class SlurmLauncher(TorchrunLauncher):
-    """Submits the points of a sweep to Slurm and waits for their results."""
+class ClusterLauncher(TorchrunLauncher):
+    """Submits the points of a sweep to the cluster whose launcher was chosen, and waits for their results."""
 
     def __init__(self, **options: Any) -> None:
         """Ignores `options`, resolved for the whole sweep: they are resolved again for every point."""
@@ -87,9 +90,9 @@ class SlurmLauncher(TorchrunLauncher):
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
 
     def function(self) -> Callable[..., list[JobReturn]]:
-        from overlap_sweep.runtime.slurm.launcher import launch
+        from overlap_sweep.runtime.cluster.launcher import launch
 
-        return launch
+        return partial(launch, cluster.load(self._sweep.config.hydra.runtime.choices["hydra/launcher"]))
 
 
 class GridSweeper(BasicSweeper):

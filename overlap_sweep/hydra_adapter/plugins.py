@@ -28,7 +28,7 @@ class TorchrunLauncherConf:
 class SlurmLauncherConf(SlurmQueueConf):
     """Submits Slurm jobs of many points. Options are resolved for every point."""
 
-    _target_: str = "hydra_plugins.overlap_sweep_config.SlurmLauncher"
+    _target_: str = "hydra_plugins.overlap_sweep_config.ClusterLauncher"
     nodes: int = "${nodes_of_point:}"  # type: ignore[assignment]
     """Nodes of a job: runtime.nodes, or as many as a point needs if gpus_per_node is set."""
     gpus_per_node: int | None = "${gpus_of_point:}"  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Locks: one sweep at a time in a directory, one Slurm job at a time on a point."""
+"""Locks: one sweep at a time in a directory, one job of a cluster at a time on a point."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from overlap_sweep.program import launch_command
 from overlap_sweep.results.run_directory import LOCK_FILE, one_line
 
 CLAIM_FILE = ".claim"
-"""Lock file in a run directory, held while a Slurm job measures its point."""
+"""Lock file in a run directory, held while a cluster's job measures its point."""
 
 ELSEWHERE = "make it writable, or give another directory, as in hydra.{kind}.dir=DIR"
 """Remedy in messages; `kind` is `sweep` or `run`."""
@@ -65,7 +65,7 @@ def refuse_if_read_only(directory: Path, kind: str) -> None:
 @contextmanager
 def claimed(directory: Path, patience_s: float) -> Iterator[bool]:
     """Locks the run directory's point for the block; yields whether that worked. Waits up to `patience_s` for another
-    process that holds it, such as one on a node that Slurm takes for dead."""
+    process that holds it, such as one on a node that a cluster takes for dead."""
     path = directory / CLAIM_FILE
     deadline = time.monotonic() + patience_s
     while (descriptor := _locked(path)) is None:

@@ -10,7 +10,7 @@ import re
 import socket
 import struct
 import tempfile
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +20,6 @@ from overlap_sweep.errors import UserError
 
 BY_HAND = Path("multirun/.nodes")
 """Folder of the meeting files of launches by torchrun."""
-
-ON_SLURM = ".nodes"
-"""End of the names of Slurm jobs' meeting files."""
 
 _OF_TORCHRUN = re.compile(r"((GROUP|ROLE|LOCAL)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+")
 """Variables that torchrun sets for the processes that it starts."""
@@ -57,7 +54,7 @@ class Place:
     hosts: tuple[str, ...]
     """Names of the launcher's machine."""
     torchrun: tuple[str, int] | None = None
-    """Host and port of the first machine's torchrun; None on Slurm, where no other launch ever has this file."""
+    """Host and port of the first machine's torchrun; None in a cluster's job, whose file is of no other launch."""
 
 
 def place_by_hand(environ: MutableMapping[str, str]) -> Place | None:
@@ -77,17 +74,6 @@ def place_by_hand(environ: MutableMapping[str, str]) -> Place | None:
     for variable in [name for name in environ if _OF_TORCHRUN.fullmatch(name)]:
         del environ[variable]
     return Place(number, count, (BY_HAND / f"{name}.json").absolute(), (host,), torchrun)
-
-
-def place_on_slurm(environ: Mapping[str, str], job_id: str, folder: Path) -> Place | None:
-    """Returns this task's place in a Slurm job of several nodes, whose meeting file is in the folder; None in a job of
-    one node."""
-    count = int(environ.get("SLURM_NNODES", 1))
-    if count == 1:
-        return None
-    name = f"{job_id}_{environ.get('SLURM_RESTART_COUNT', 0)}{ON_SLURM}"
-    host = environ["SLURMD_NODENAME"] if environ["SLURM_PROCID"] == "0" else ""
-    return Place(int(environ["SLURM_PROCID"]), count, (folder / name).absolute(), (host,) if host else ())
 
 
 def write_meeting(file: Path, meeting: Meeting) -> None:

@@ -1,4 +1,4 @@
-"""What Hydra asks while it composes a point: names and directories, and what a job of Slurm requests for it."""
+"""What Hydra asks while it composes a point: names and directories, and what a cluster's job requests for it."""
 
 from __future__ import annotations
 

@@ -44,6 +44,6 @@ def _after_the_point(number: int, frame: Any) -> None:
 
 
 def _now(number: int, frame: Any) -> None:
-    # Slurm sends it twice; the second must not interrupt the cleanup after the first.
+    # Cluster managers may send it twice, as Slurm does; the second must not interrupt the cleanup after the first.
     signal.signal(STOP_NOW, signal.SIG_IGN)
     raise Stopped(signal.Signals(number))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -87,9 +88,9 @@ def dawdles() -> None:
 
 
 def kills_job() -> None:
-    """The Slurm job's process, as the kernel does when memory is short."""
+    """The process of a cluster's job, as the kernel does when memory is short."""
     pid = os.getpid()
-    while "submitit.core._submit" not in Path(f"/proc/{pid}/cmdline").read_text():
+    while not re.search(r"submitit\.core\._submit|cloudpickle\.loads", Path(f"/proc/{pid}/cmdline").read_text()):
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(pid, signal.SIGKILL)
     time.sleep(10**6)

@@ -1,4 +1,4 @@
-"""Machines of a launch find each other, their places as torchrun or Slurm gives them, and their network interfaces."""
+"""Machines of a launch find each other, their places as torchrun gives them, and their network interfaces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from overlap_sweep.runtime.meeting import (
     interface_of,
     own_addresses,
     place_by_hand,
-    place_on_slurm,
     read_meeting,
     write_meeting,
 )
@@ -85,21 +84,6 @@ def test_without_several_machines_there_is_no_place_and_nothing_is_removed(envir
 def test_several_processes_on_a_machine_are_refused() -> None:
     with pytest.raises(UserError, match=r"torchrun started 2 processes on each node; use --nproc-per-node=1"):
         place_by_hand(variables_of_torchrun(0, per_node=2))
-
-
-def test_tasks_of_a_slurm_job_meet_in_a_file_of_the_job_and_its_restart(tmp_path: Path) -> None:
-    job = {"SLURM_NNODES": "2"}
-    first = place_on_slurm({**job, "SLURM_PROCID": "0", "SLURMD_NODENAME": "n1"}, "7", tmp_path)
-    second = place_on_slurm({**job, "SLURM_PROCID": "1", "SLURMD_NODENAME": "n2"}, "7", tmp_path)
-    again = place_on_slurm(
-        {**job, "SLURM_PROCID": "1", "SLURMD_NODENAME": "n3", "SLURM_RESTART_COUNT": "1"}, "7", tmp_path
-    )
-    assert first
-    assert second
-    assert again
-    assert first.file == second.file != again.file
-    assert (first.number, first.hosts, second.number, second.hosts) == (0, ("n1",), 1, ())
-    assert place_on_slurm({**job, "SLURM_NNODES": "1"}, "7", tmp_path) is None
 
 
 NAMES = {name for _, name in socket.if_nameindex()}

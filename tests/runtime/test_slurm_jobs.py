@@ -1,9 +1,11 @@
-"""What is made of squeue's answers, what a launch knows of an earlier one's Slurm jobs, and what becomes of the points
-that an ended job leaves. No Slurm is asked."""
+"""What is made of squeue's answers, and which task of which job a process is; what a launch knows of an earlier one's
+jobs, and what becomes of the points that an ended job leaves. No Slurm is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,26 +15,25 @@ from omegaconf import OmegaConf
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.results.run_directory import Result, write_result
+from overlap_sweep.runtime.cluster import End, JobHere, JobState
+from overlap_sweep.runtime.cluster.launcher import Watch
+from overlap_sweep.runtime.cluster.packs import Pack, Submitted
+from overlap_sweep.runtime.cluster.records import (
+    JobRecord,
+    given_up_path,
+    living_jobs,
+    refuse_living_jobs,
+    write_record,
+)
+from overlap_sweep.runtime.cluster.slurm import CLUSTER, ENDS, GONE, here, states
 from overlap_sweep.runtime.jobs import Job
 from overlap_sweep.runtime.lock import CLAIM_FILE
 from overlap_sweep.runtime.outcome import Outcomes
-from overlap_sweep.runtime.slurm import launcher, queue
-from overlap_sweep.runtime.slurm.launcher import Watch
-from overlap_sweep.runtime.slurm.queue import (
-    ENDED,
-    JobRecord,
-    JobState,
-    given_up_path,
-    job_states,
-    living_jobs,
-    write_record,
-)
-from overlap_sweep.runtime.slurm.submission import Pack, Submitted
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import operator_config, pass_times
 
 FOLDER = Path("/sweep/.submitit")
-GONE = JobState("GONE")
+RUNNING = JobState("RUNNING")
 
 # --- the queue
 
@@ -74,15 +75,15 @@ def logs(*job_ids: str, folder: Path = FOLDER) -> dict[str, Path]:
 def test_states_and_reasons_of_jobs_and_elements_of_arrays(squeue: Path) -> None:
     say(squeue, "7", row("7_0", "RUNNING"), row("7_1", "PENDING", "Resources"), row("7_2", "COMPLETED"))
     say(squeue, "9", row("9", "FAILED", "NonZeroExitCode"))
-    states = job_states(logs("7_0", "7_1", "9"))
+    found = states(logs("7_0", "7_1", "9"))
     # Each array is asked for once.
     asked = (squeue / "asked").read_text().splitlines()
     assert [line.split("--jobs=")[1].split()[0] for line in asked] == ["7", "9"]
-    assert states is not None
-    assert {job_id: (str(state), state.ended) for job_id, state in states.items()} == {
-        "7_0": ("RUNNING", False),
-        "7_1": ("PENDING (Resources)", False),
-        "9": ("FAILED (NonZeroExitCode)", True),
+    assert found is not None
+    assert {job_id: (str(state), state.end) for job_id, state in found.items()} == {
+        "7_0": ("RUNNING", None),
+        "7_1": ("PENDING (Resources)", None),
+        "9": ("FAILED (NonZeroExitCode)", "failed"),
     }
 
 
@@ -93,10 +94,10 @@ def test_a_forgotten_job_is_gone_and_an_element_that_had_not_begun_was_cancelled
     of_array = logs("8_0", "8_1", folder=squeue)
     of_array["8_0"].parent.mkdir()
     of_array["8_0"].touch()
-    running = {"8_1": JobState("RUNNING", "None")}
-    assert job_states({**logs("7_0", "9"), **of_array}) == {**dict.fromkeys(("7_0", "9", "8_0"), GONE), **running}
+    running = {"8_1": RUNNING}
+    assert states({**logs("7_0", "9"), **of_array}) == {**dict.fromkeys(("7_0", "9", "8_0"), GONE), **running}
     of_array["8_0"].unlink()
-    assert job_states(of_array) == {"8_0": JobState("CANCELLED"), **running}
+    assert states(of_array) == {"8_0": JobState("CANCELLED", "cancelled"), **running}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_a_forgotten_job_is_gone_and_an_element_that_had_not_begun_was_cancelled
 def test_accounts_tell_how_a_forgotten_job_ended(squeue: Path, answer: str, state: str) -> None:
     say(squeue, "7", error="Invalid job id specified")
     program(squeue / "sacct", answer)
-    assert job_states(logs("7")) == {"7": JobState(state)}
+    assert states(logs("7")) == {"7": JobState(state, ENDS.get(state, "failed"))}
 
 
 def test_no_answer_is_no_news_of_any_job_and_without_slurm_it_says_so(
@@ -121,21 +122,23 @@ def test_no_answer_is_no_news_of_any_job_and_without_slurm_it_says_so(
     say(squeue, "7", row("7", "RUNNING"))
     for error in ("Unable to contact slurm controller (connect failure)", "Socket timed out on send/recv", "odd"):
         say(squeue, "8", error=error)
-        assert job_states(logs("7", "8")) is None
+        assert states(logs("7", "8")) is None
     # One that hangs.
     program(squeue / "squeue", "exec sleep 60")
-    monkeypatch.setattr("overlap_sweep.runtime.slurm.queue.TIMEOUT_S", 0.2)
-    assert job_states(logs("7")) is None
+    monkeypatch.setattr("overlap_sweep.runtime.cluster.slurm.TIMEOUT_S", 0.2)
+    assert states(logs("7")) is None
     (squeue / "squeue").unlink()
     monkeypatch.setenv("PATH", str(squeue))
     with pytest.raises(UserError, match="squeue is not installed"):
-        job_states(logs("7"))
+        states(logs("7"))
 
 
-def test_what_waits_or_comes_back_has_not_ended() -> None:
-    states = ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD")
-    assert not [state for state in states if JobState(state).ended]
-    assert [state for state in ENDED if JobState(state).cancelled] == ["CANCELLED"]
+def test_what_waits_or_comes_back_has_not_ended(squeue: Path) -> None:
+    names = ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD")
+    say(squeue, "7", *(row(f"7_{number}", name) for number, name in enumerate(names)))
+    found = states(logs(*(f"7_{number}" for number in range(len(names)))))
+    assert found
+    assert {state.end for state in found.values()} == {None}
 
 
 # --- records
@@ -152,14 +155,13 @@ def recorded(directory: Path) -> list[str]:
 
 def test_where_slurm_does_not_answer_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    queue.refuse_living_jobs(tmp_path)
-    write_record(tmp_path, record(tmp_path, "7"))
+    refuse_living_jobs(tmp_path)
+    write_record(CLUSTER, tmp_path, record(tmp_path, "7"))
     with pytest.raises(UserError, match=r"Slurm jobs \(7\) may be running in"):
-        living_jobs(tmp_path)
+        living_jobs(CLUSTER, tmp_path)
     # As while the controller is away.
-    monkeypatch.setattr(queue, "job_states", lambda logs: None)
     with pytest.raises(UserError, match="Slurm does not answer"):
-        living_jobs(tmp_path)
+        living_jobs(replace(CLUSTER, states=lambda logs: None), tmp_path)
     assert recorded(tmp_path) == ["7"]
 
 
@@ -170,30 +172,29 @@ def test_a_torn_record_and_one_of_another_job_are_none(tmp_path: Path) -> None:
     for content in (another, another[:-5]):
         path.write_bytes(content)
         with pytest.raises(UserError, match=f"{path} is not (a|the) record of"):
-            living_jobs(tmp_path)
+            living_jobs(CLUSTER, tmp_path)
 
 
 # --- ended jobs
 
 
 @pytest.mark.parametrize(
-    ("states", "finished", "begun", "packs", "statuses"),
+    ("ends", "finished", "begun", "packs", "statuses"),
     [
         # What was begun may need more time than this job had left, but not more than a whole job.
-        (["TIMEOUT"] * 2, 1, 2, [[1, 2, 3], [2, 3], [2, 3]], ["ok"] * 3),
-        (["TIMEOUT"] * 2, 0, 1, [[1, 2, 3], [1, 2, 3], [2, 3]], ["timeout", "ok", "ok"]),
+        (["timeout"] * 2, 1, 2, [[1, 2, 3], [2, 3], [2, 3]], ["ok"] * 3),
+        (["timeout"] * 2, 0, 1, [[1, 2, 3], [1, 2, 3], [2, 3]], ["timeout", "ok", "ok"]),
         # A point that kills its job is tried again as often as one that fails.
-        (["FAILED"] * 2, 1, 2, [[1, 2, 3], [2, 3], [3]], ["ok", "failed", "ok"]),
+        (["failed"] * 2, 1, 2, [[1, 2, 3], [2, 3], [3]], ["ok", "failed", "ok"]),
         # A job that does nothing is replaced as often; one that had to go does not count.
-        (["NODE_FAIL", "PREEMPTED", "FAILED"], 0, 0, [[1, 2, 3]] * 4, ["ok"] * 3),
-        (["FAILED"] * 2, 0, 0, [[1, 2, 3]] * 2, ["failed"] * 3),
-        (["NODE_FAIL"] * 4, 0, 1, [[1, 2, 3]] * 4 + [[2, 3]], ["failed", "ok", "ok"]),
+        (["lost", "lost", "failed"], 0, 0, [[1, 2, 3]] * 4, ["ok"] * 3),
+        (["failed"] * 2, 0, 0, [[1, 2, 3]] * 2, ["failed"] * 3),
+        (["lost"] * 4, 0, 1, [[1, 2, 3]] * 4 + [[2, 3]], ["failed", "ok", "ok"]),
     ],
 )
 def test_what_an_ended_job_leaves_is_handed_on(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    states: list[str],
+    ends: list[End],
     finished: int,
     begun: int,
     packs: list[list[int]],
@@ -207,7 +208,7 @@ def test_what_an_ended_job_leaves_is_handed_on(
         (pack,) = packs
         submitted.append([one.number for one in pack.jobs])
         for one in pack.jobs:
-            if len(submitted) > len(states) or one.number == finished:
+            if len(submitted) > len(ends) or one.number == finished:
                 one.directory.mkdir(exist_ok=True)
                 measured = OperatorTimes(times=dict.fromkeys(space.PASSES, pass_times(100.0)))
                 write_result(one.directory, Result(name=one.name, point=one.point, status="ok", measured=measured))
@@ -216,33 +217,55 @@ def test_what_an_ended_job_leaves_is_handed_on(
                 (one.directory / CLAIM_FILE).touch()
         return {str(len(submitted)): Submitted(pack, tmp_path / "log")}
 
-    def job_states(logs: dict[str, Path]) -> dict[str, JobState]:
-        return {job_id: JobState((*states, "RUNNING")[int(job_id) - 1]) for job_id in logs}
+    def ended(logs: Mapping[str, Path]) -> dict[str, JobState]:
+        return {job_id: JobState("", [*ends, None][int(job_id) - 1]) for job_id in logs}
 
-    monkeypatch.setattr(launcher, "job_states", job_states)
+    cluster = replace(CLUSTER, states=ended)
     config = OmegaConf.create({})
     points = [operator_config(num_sm=num_sm, runtime={"retries": 1}) for num_sm in (1, 2, 3)]
     jobs = [Job(point["num_sm"], [], config, point, tmp_path / f"sm{point['num_sm']}") for point in points]
-    watch = Watch(tmp_path, submit([Pack({}, jobs)]), submit, Outcomes(), 0.0)
+    watch = Watch(cluster, tmp_path, submit([Pack({}, jobs)]), submit, Outcomes(), 0.0)
     watch.run()
     assert submitted == packs
     assert [watch.results[job.directory].status for job in jobs] == statuses
 
 
-def test_the_points_of_a_job_whose_nodes_do_not_find_each_other_are_given_up_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_points_of_a_job_whose_nodes_do_not_find_each_other_are_given_up_together(tmp_path: Path) -> None:
     """No other job would fare better, and no point is to blame."""
-    monkeypatch.setattr(launcher, "job_states", lambda logs: dict.fromkeys(logs, JobState("FAILED")))
+    cluster = replace(CLUSTER, states=lambda logs: dict.fromkeys(logs, JobState("FAILED", "failed")))
     points = [operator_config(num_sm=num_sm, runtime={"retries": 1}) for num_sm in (1, 2, 3)]
     jobs = [Job(one["num_sm"], [], OmegaConf.create({}), one, tmp_path / f"sm{one['num_sm']}") for one in points]
-    write_record(tmp_path, JobRecord("7", {}, str(tmp_path / "log")))
-    given_up_path(tmp_path, "7").write_text("node 1 of 2 has not joined")
+    write_record(CLUSTER, tmp_path, JobRecord("7", {}, str(tmp_path / "log")))
+    given_up_path(CLUSTER, tmp_path, "7").write_text("node 1 of 2 has not joined")
     (jobs[0].directory).mkdir()
     (jobs[0].directory / CLAIM_FILE).touch()
     submitted = {"7": Submitted(Pack({}, jobs), tmp_path / "log")}
-    watch = Watch(tmp_path, submitted, lambda packs: pytest.fail("submitted another job"), Outcomes(), 0.0)
+    watch = Watch(cluster, tmp_path, submitted, lambda packs: pytest.fail("submitted another job"), Outcomes(), 0.0)
     watch.run()
     assert watch.results == {}
     assert watch.outcomes.given_up == {job.directory: "Slurm job 7: node 1 of 2 has not joined" for job in jobs}
     assert list((tmp_path / ".slurm").iterdir()) == []
+
+
+# --- inside a job
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"SLURM_JOB_ID": "7"}, JobHere("7")),
+        (
+            {
+                **{"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"},
+                **{"SLURM_NNODES": "2", "SLURM_PROCID": "1", "SLURMD_NODENAME": "n2", "SLURM_RESTART_COUNT": "3"},
+            },
+            JobHere("7_2", restarts=3, node=1, nodes=2, host="n2"),
+        ),
+    ],
+)
+def test_a_process_knows_its_job(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], expected: JobHere) -> None:
+    for name in (name for name in os.environ if name.startswith("SLURM")):
+        monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert here() == expected

@@ -17,11 +17,12 @@ from omegaconf import OmegaConf
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.hydra_adapter.overrides import as_choice
+from overlap_sweep.runtime.cluster.launcher import adopt
+from overlap_sweep.runtime.cluster.packs import LEAST, options_of, pack
+from overlap_sweep.runtime.cluster.records import JobRecord
+from overlap_sweep.runtime.cluster.slurm import CLUSTER
 from overlap_sweep.runtime.jobs import Job
 from overlap_sweep.runtime.resolvers import register
-from overlap_sweep.runtime.slurm.launcher import adopt
-from overlap_sweep.runtime.slurm.queue import JobRecord
-from overlap_sweep.runtime.slurm.submission import OURS, launcher_options, pack
 from tests.points import operator_point
 from tests.sweeps import ROOT
 
@@ -43,10 +44,10 @@ def test_each_point_is_in_one_pack_of_its_like(tp_sizes: list[int], points_per_j
         job(number, tp_size, points_per_job=points_per_job, max_jobs=max_jobs)
         for number, tp_size in enumerate(tp_sizes)
     ]
-    packs = pack(jobs)
+    packs = pack(CLUSTER, jobs)
     for each in packs:
         assert {one.point["tp_size"] for one in each.jobs} == {each.options["gpus_per_node"]}
-        assert not each.options.keys() & set(OURS)
+        assert not each.options.keys() & {*LEAST, "_target_"}
     for tp_size in set(tp_sizes):
         alike = [[int(one.name) for one in each.jobs] for each in packs if each.options["gpus_per_node"] == tp_size]
         in_order = [number for number, size in enumerate(tp_sizes) if size == tp_size]
@@ -59,7 +60,7 @@ def test_each_point_is_in_one_pack_of_its_like(tp_sizes: list[int], points_per_j
 
 
 def test_points_of_other_options_don_t_share_a_job() -> None:
-    packs = pack([job(0, partition="a"), job(1, partition="b"), job(2, partition="a")])
+    packs = pack(CLUSTER, [job(0, partition="a"), job(1, partition="b"), job(2, partition="a")])
     assert [([one.name for one in each.jobs], each.options["partition"]) for each in packs] == [
         (["0", "2"], "a"),
         (["1"], "b"),
@@ -69,7 +70,7 @@ def test_points_of_other_options_don_t_share_a_job() -> None:
 @pytest.mark.parametrize(("option", "value"), [("points_per_job", 0), ("max_jobs", 0), ("poll_s", 0), ("poll_s", -1)])
 def test_options_out_of_range_are_named(option: str, value: int) -> None:
     with pytest.raises(UserError, match=f"hydra.launcher.{option}={value} is out of range; give "):
-        pack([job(0, **{option: value})])
+        pack(CLUSTER, [job(0, **{option: value})])
 
 
 def asked_for(*overrides: str) -> dict[str, Any]:
@@ -79,7 +80,8 @@ def asked_for(*overrides: str) -> dict[str, Any]:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         config = compose("config", list(map(as_choice, overrides)), return_hydra_config=True)
     HydraConfig.instance().set_config(config)
-    return launcher_options(Job(0, [], config, {}, Path("/sweep/0")))
+    common, own = options_of(CLUSTER, Job(0, [], config, {}, Path("/sweep/0")))
+    return {**own, **common, "_target_": config.hydra.launcher._target_}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_the_stock_launchers_name_gives_each_point_a_job_of_ours() -> None:
         asked_for(f"hydra/launcher={launcher}", "hydra.sweep.dir=swept") for launcher in ("submitit_slurm", "slurm")
     )
     classes = [found.pop("_target_").rpartition(".")[2] for found in (options, ours)]
-    assert classes == ["SlurmLauncher", "SlurmLauncher"]
+    assert classes == ["ClusterLauncher", "ClusterLauncher"]
     assert options == {**ours, "points_per_job": 1, "max_jobs": None}
 
 
@@ -112,11 +114,11 @@ def test_a_launch_takes_over_the_points_of_a_living_job_that_it_asks_for(tmp_pat
     jobs = [replace(job(number), directory=tmp_path / f"sm{number}") for number in (1, 2, 3)]
     record = JobRecord("7", {one.name: one.key for one in jobs}, str(tmp_path / "7_0_log.err"))
     for asked in (jobs, jobs[:2]):
-        (adopted,) = adopt([record], asked).values()
+        (adopted,) = adopt(CLUSTER, [record], asked).values()
         assert adopted.pack.jobs == asked
         assert adopted.has_others is (asked != jobs)
-    (adopted,) = adopt([record], jobs[:2], {"sm3"}).values()
+    (adopted,) = adopt(CLUSTER, [record], jobs[:2], {"sm3"}).values()
     assert not adopted.has_others, "the third has a result"
     other = replace(jobs[0], point=operator_point(num_sm=77))
     with pytest.raises(UserError, match="measures sm1 with a different configuration"):
-        adopt([record], [other])
+        adopt(CLUSTER, [record], [other])

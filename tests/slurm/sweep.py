@@ -1,4 +1,4 @@
-"""A sweep through Slurm whose points tell when they are measured, and wait where a test wants to disturb them.
+"""A sweep on a cluster whose points tell when they are measured, and wait where a test wants to disturb them.
 
 Its workers are those of tests/faults/light_agent.py, unless real ones are asked for.
 """
@@ -13,14 +13,15 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from overlap_sweep.runtime.slurm.queue import RECORDS, JobRecord
+from overlap_sweep.runtime.cluster import Cluster
+from overlap_sweep.runtime.cluster.records import JobRecord, folder_of
+from overlap_sweep.runtime.cluster.slurm import CLUSTER
 from tests.faults.injection import TINY, faults_in, injected
 from tests.faults.sitecustomize import HOLD, read_journal
 from tests.slurm.cluster import ENDED, Slurm
@@ -28,44 +29,55 @@ from tests.sweeps import Launch, wait_for
 
 # A point that a test holds is not to be given up.
 POINTS = (*TINY, "runtime.timeout_factor=0")
-# The points run on the CPU and ask for GPUs nevertheless.
-THROUGH_SLURM = ("hydra/launcher=slurm", "hydra.launcher.poll_s=0.5", "hydra.launcher.gpus_per_node=${tp_size}")
-SUBMITTED = re.compile(r"\S*python\S* .*submitit\.core\._submit")
+SUBMITTED = re.compile(r"\S*python\S* (.*submitit\.core\._submit|-c import cloudpickle)")
 """The command of a job's Python."""
 
 
-@dataclass
-class SlurmSweep:
-    """One sweep directory, and all that was launched for it."""
+class ClusterSweep:
+    """One sweep directory, and all that was launched for it on a cluster."""
 
-    slurm: Slurm
-    folder: Path
-    plan: Sequence[dict[str, Any]] = ()
-    """See tests/faults/sitecustomize.py."""
-    light: bool = True
-    environment: Mapping[str, str] = field(default_factory=dict)
-    points: Sequence[str] = POINTS
-    """Arguments of all of its launches."""
-
-    def __post_init__(self) -> None:
-        self.faults = faults_in(self.folder, self.plan)
-        environment = {**self.slurm.environment, **injected(self.faults, self.light), **self.environment}
-        self.launch = Launch(self.folder / "sweep", environment)
+    def __init__(
+        self,
+        cluster: Cluster,
+        environment: Mapping[str, str],
+        folder: Path,
+        *,
+        plan: Sequence[dict[str, Any]] = (),
+        light: bool = True,
+        points: Sequence[str] = POINTS,
+    ) -> None:
+        """`environment`: of processes that use the cluster. `plan`: see tests/faults/sitecustomize.py. `points`:
+        arguments of all launches."""
+        self.cluster, self.points = cluster, points
+        self.through = [f"hydra/launcher={cluster.name}", "hydra.launcher.poll_s=0.5"]
+        self.faults = faults_in(folder, plan)
+        faulty = injected(self.faults, light)
+        path = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), faulty["PYTHONPATH"])))
+        self.launch = Launch(folder / "sweep", {**environment, **faulty, "PYTHONPATH": path})
         self.results = self.launch.results
         self._started: list[subprocess.Popen[str]] = []
+
+    def wait_for(self, condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s\n{self.logs()}"
+            time.sleep(0.1)
+
+    @property
+    def launcher(self) -> subprocess.Popen[str]:
+        """Returns the one that was started last."""
+        return self._started[-1]
 
     # --- launching
 
     def start(self, *arguments: str, torchrun: bool = False) -> subprocess.Popen[str]:
-        # By its name the jobs of this sweep are told from those of other tests, which squeue shows for a while.
-        through_slurm = (*THROUGH_SLURM, f"hydra.launcher.name={self.launch.tag}")
-        process = self.launch.start("-m", *(() if torchrun else through_slurm), *self.points, *arguments)
+        process = self.launch.start("-m", *(() if torchrun else self.through), *self.points, *arguments)
         self._started.append(process)
         return process
 
     def finish(self, status: int = 0) -> subprocess.CompletedProcess[str]:
         """Waits for the launcher that was started last, which ends with this status."""
-        process = self._started[-1]
+        process = self.launcher
         timer = threading.Timer(240, process.kill)
         timer.start()
         stdout, stderr = process.communicate()
@@ -79,7 +91,7 @@ class SlurmSweep:
 
     def end_launcher(self, number: signal.Signals, status: int) -> subprocess.CompletedProcess[str]:
         """The one that was started last."""
-        self._started[-1].send_signal(number)
+        self.launcher.send_signal(number)
         return self.finish(status)
 
     def kill_launcher(self) -> None:
@@ -90,25 +102,78 @@ class SlurmSweep:
         for process in self._started:
             process.kill()
             process.communicate()
-        self.slurm.run("scancel", f"--name={self.launch.tag}")
+        self.cluster.cancel([*self.records()])
 
     # --- jobs
+
+    def records(self) -> dict[str, list[str]]:
+        """By the id of each job that the launcher looks after, its points."""
+        return {record.job_id: list(record.points) for record in self.job_records()}
+
+    def job_records(self) -> list[JobRecord]:
+        files = sorted(folder_of(self.cluster, self.launch.directory).glob("*.json"))
+        return [msgspec.json.decode(file.read_bytes(), type=JobRecord) for file in files]
+
+    def job_of(self, point: str) -> str:
+        (job_id,) = (job_id for job_id, points in self.records().items() if point in points)
+        return job_id
+
+    def logs(self) -> str:
+        """What the jobs printed."""
+        files = {Path(record.log) for record in self.job_records()}
+        files |= {*self.launch.directory.glob(".submitit/*/*_log.*")}
+        return "\n".join(f"{file.name}:\n{text}" for file in sorted(files) if (text := read(file)))
+
+    # --- points
+
+    def hold(self, *points: str) -> None:
+        for point in points:
+            (self.faults / HOLD / point).touch()
+
+    def release(self, *points: str) -> None:
+        """All, where none is named."""
+        for path in list((self.faults / HOLD).iterdir()):
+            if not points or path.name in points:
+                path.unlink()
+
+    def wait_until_begun(self, *points: str) -> None:
+        self.wait_for(lambda: set(points) <= set(self.measured()), f"the begin of {points}", 200)
+
+    def measured(self, event: str = "begun", rank: int = 0) -> Counter[str]:
+        """How often a rank began each point, or came to its end (`run`)."""
+        noted = read_journal(self.faults)
+        return Counter(line["point"] for line in noted if line["event"] == event and line.get("rank") == rank)
+
+    def restarts(self) -> int:
+        """The most often that one of the jobs which began a point had been queued again."""
+        return max(line["restarts"] for line in read_journal(self.faults))
+
+    def statuses(self) -> dict[str, str]:
+        return {name: result.status for name, result in self.results().items()}
+
+
+class SlurmSweep(ClusterSweep):
+    """A sweep on a real Slurm."""
+
+    def __init__(self, slurm: Slurm, folder: Path, *, environment: Mapping[str, str] = {}, **given: Any) -> None:
+        super().__init__(CLUSTER, {**slurm.environment, **environment}, folder, **given)
+        self.slurm = slurm
+        # By its name the jobs of this sweep are told from those of other tests, which squeue shows for a while.
+        # The points run on the CPU and ask for GPUs nevertheless.
+        self.through += ["hydra.launcher.gpus_per_node=${tp_size}", f"hydra.launcher.name={self.launch.tag}"]
+
+    def wait_for(self, condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+        self.slurm.wait_for(condition, what, timeout_s, self.logs)
+
+    def close(self) -> None:
+        super().close()
+        self.slurm.run("scancel", f"--name={self.launch.tag}")
 
     def jobs(self, form: str = "%T") -> dict[str, str]:
         """All of this sweep that squeue knows, in the order of their submission, by id as its format says."""
         text = self.slurm.run("squeue", "-h", "-r", "-t", "all", f"--name={self.launch.tag}", "-o", f"%i|{form}")
         found = dict(line.split("|", 1) for line in text.splitlines())
         return {job_id: found[job_id] for job_id in sorted(found, key=lambda one: [*map(int, one.split("_"))])}
-
-    def records(self) -> dict[str, list[str]]:
-        """By the id of each job that the launcher looks after, its points."""
-        files = sorted((self.launch.directory / RECORDS).glob("*.json"))
-        records = [msgspec.json.decode(file.read_bytes(), type=JobRecord) for file in files]
-        return {record.job_id: list(record.points) for record in records}
-
-    def job_of(self, point: str) -> str:
-        (job_id,) = (job_id for job_id, points in self.records().items() if point in points)
-        return job_id
 
     def kill(self, job_id: str) -> None:
         """Kills the Python that works off the job's points; returns when its workers, who have to notice, are gone."""
@@ -131,39 +196,12 @@ class SlurmSweep:
 
     def wait_for_empty_queue(self) -> None:
         """The launcher goes when it has all results, a moment before the last job ends."""
-        self.slurm.wait_for(lambda: set(self.jobs().values()) <= ENDED, "the end of the sweep's jobs")
+        self.wait_for(lambda: set(self.jobs().values()) <= ENDED, "the end of the sweep's jobs")
 
-    def logs(self) -> str:
-        """What the jobs printed."""
-        files = sorted(self.launch.directory.glob(".submitit/*/*_log.*"))
-        return "\n".join(f"{file.name}:\n{text}" for file in files if (text := file.read_text(errors="replace")))
 
-    # --- points
-
-    def hold(self, *points: str) -> None:
-        for point in points:
-            (self.faults / HOLD / point).touch()
-
-    def release(self, *points: str) -> None:
-        """All, where none is named."""
-        for path in list((self.faults / HOLD).iterdir()):
-            if not points or path.name in points:
-                path.unlink()
-
-    def wait_until_begun(self, *points: str) -> None:
-        self.slurm.wait_for(lambda: set(points) <= set(self.measured()), f"the begin of {points}", 200, self.logs)
-
-    def measured(self, event: str = "begun", rank: int = 0) -> Counter[str]:
-        """How often a rank began each point, or came to its end (`run`)."""
-        noted = read_journal(self.faults)
-        return Counter(line["point"] for line in noted if line["event"] == event and line.get("rank") == rank)
-
-    def restarts(self) -> int:
-        """The most often that one of the jobs which began a point had been queued again."""
-        return max(line["restarts"] for line in read_journal(self.faults))
-
-    def statuses(self) -> dict[str, str]:
-        return {name: result.status for name, result in self.results().items()}
+def read(log: Path) -> str:
+    """Returns what is in a log, which a job that has not begun lacks."""
+    return log.read_text(errors="replace") if log.exists() else ""
 
 
 def points(*num_sms: int, tp_size: int = 2) -> list[str]:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import signal
 from collections.abc import Callable
 
 import pytest
 
-from tests.slurm.cluster import Slurm
 from tests.slurm.sweep import SlurmSweep, ok, points
 
 pytestmark = pytest.mark.slurm
 
 THREE = ("num_sm=1,2,3",)
-# The second waits for the first to end.
-TWO_JOBS = ("num_sm=1,2,3,4,5,6", "hydra.launcher.points_per_job=3", "hydra.launcher.array_parallelism=1")
 WRONG = {"num_sm": 1, "fault": "wrong_numbers", "rank": None}
 
 
@@ -38,41 +33,14 @@ def time_limited(new_sweep: Callable[..., SlurmSweep]) -> dict[str, SlurmSweep]:
 @pytest.fixture(scope="module")
 def begun(new_sweep: Callable[..., SlurmSweep], time_limited: dict[str, SlurmSweep]) -> dict[str, SlurmSweep]:
     """Sweeps that are held in their second point."""
-    arguments = {"two jobs": TWO_JOBS, "dying": THREE, "interrupted": THREE, "some": THREE}
-    sweeps = {name: new_sweep() for name in arguments}
-    for name, sweep in sweeps.items():
+    names = ("dying", "some")
+    sweeps = {name: new_sweep() for name in names}
+    for sweep in sweeps.values():
         sweep.hold("tp2_sm2")
-        sweep.start(*arguments[name])
+        sweep.start(*THREE)
     for sweep in sweeps.values():
         sweep.wait_until_begun("tp2_sm2")
     return sweeps
-
-
-def test_after_a_killed_launcher_the_next_adopts_its_jobs(begun: dict[str, SlurmSweep]) -> None:
-    sweep, everything = begun["two jobs"], points(1, 2, 3, 4, 5, 6)
-    sweep.kill_launcher()
-    jobs, resume = sweep.jobs(), f"resume={sweep.launch.directory}"
-    assert sorted(jobs.values()) == ["PENDING", "RUNNING"]
-
-    # Another launcher would measure the same points.
-    refused = sweep.run("num_sm=1,2,3,4,5,6", resume, torchrun=True, status=1)
-    (line,) = refused.stderr.splitlines()
-    assert line.startswith(f"error: Slurm jobs are running in {sweep.launch.directory}; ")
-    assert all(job in line for job in jobs)
-
-    second, said = sweep.start(*TWO_JOBS, resume), ""
-    assert second.stdout
-    while "of an earlier launch" not in said:
-        said += (line := second.stdout.readline())
-        assert line, said
-    sweep.release()
-    sweep.finish()
-    (kept,) = re.findall(r"already measured: (\d) of 6 points", said)
-    assert f"{6 - int(kept)} points are in jobs of an earlier launch: {', '.join(jobs)}" in said
-    assert sweep.statuses() == ok(everything)
-    assert sweep.measured() == dict.fromkeys(everything, 1)
-    assert sweep.jobs().keys() == jobs.keys()
-    assert sweep.records() == {}
 
 
 def test_an_adopted_job_that_dies_is_replaced_and_new_points_get_new_jobs(begun: dict[str, SlurmSweep]) -> None:
@@ -86,30 +54,6 @@ def test_an_adopted_job_that_dies_is_replaced_and_new_points_get_new_jobs(begun:
     sweep.finish()
     assert sweep.statuses() == ok(points(1, 2, 3, 4))
     assert sweep.measured() == {"tp2_sm1": 1, "tp2_sm2": 2, "tp2_sm3": 1, "tp2_sm4": 1}
-
-
-def test_ctrl_c_leaves_the_jobs_and_after_they_are_cancelled_any_launcher_may_go_on(
-    slurm: Slurm, begun: dict[str, SlurmSweep]
-) -> None:
-    sweep = begun["interrupted"]
-    done = sweep.end_launcher(signal.SIGINT, 130)
-    jobs, resume = sweep.jobs(), f"resume={sweep.launch.directory}"
-    assert list(jobs.values()) == ["RUNNING"]
-    assert f"cancel with: scancel {' '.join(jobs)}" in done.stdout
-    assert "Traceback" not in done.stderr
-    assert "resume with: python launch.py" in done.stderr
-
-    # The job is not taken for one of another configuration.
-    refused = sweep.run(*THREE, "workload.repeats=5", resume, status=1)
-    assert f"error: Slurm job {' '.join(jobs)} measures tp2_sm1 with a different configuration; " in refused.stderr
-    assert sweep.jobs().keys() == jobs.keys()
-
-    slurm.run("scancel", *jobs)
-    sweep.wait_for_empty_queue()
-    sweep.release()
-    done = sweep.run(*THREE, resume, torchrun=True)
-    assert "already measured: 1 of 3 points" in done.stdout
-    assert sweep.statuses() == ok(points(1, 2, 3))
 
 
 def test_who_asks_for_some_of_a_jobs_points_leaves_it_the_others(begun: dict[str, SlurmSweep]) -> None:

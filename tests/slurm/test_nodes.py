@@ -17,7 +17,6 @@ from subprocess import CompletedProcess
 import pytest
 
 from overlap_sweep.results.run_directory import log_file
-from overlap_sweep.runtime.slurm.queue import RECORDS
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.job.result import JobRun
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
@@ -153,7 +152,7 @@ def assert_nothing_left(sweep: SlurmSweep) -> None:
     """Neither processes on any node, nor files of the nodes' meetings, nor records of jobs."""
     sweep.wait_for_empty_queue()
     sweep.slurm.wait_for(lambda: not sweep.processes(), "the end of all processes")
-    assert list((sweep.launch.directory / RECORDS).glob("*[!g]")) == []
+    assert list((sweep.launch.directory / ".slurm").glob("*[!g]")) == []
 
 
 def test_a_cancelled_job_ends_on_both_nodes_and_one_whose_first_task_dies_does_and_is_replaced(

@@ -1,9 +1,7 @@
-"""Runs inside a Slurm job: measures some points of a sweep, one after the other."""
+"""Runs inside a job of a cluster: measures some points of a sweep, one after the other."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,23 +15,25 @@ from hydra.core.utils import JobReturn
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import point_identity
 from overlap_sweep.results.run_directory import write_atomically
+from overlap_sweep.runtime.cluster import Cluster, JobHere, load
+from overlap_sweep.runtime.cluster.records import MEETING, folder_of, given_up_path
 from overlap_sweep.runtime.group import GROUP_LOG, shared_pool
 from overlap_sweep.runtime.jobs import Job, Sweep, run_jobs
 from overlap_sweep.runtime.kept import whole_result
 from overlap_sweep.runtime.lock import claimed
-from overlap_sweep.runtime.meeting import Place, place_on_slurm
+from overlap_sweep.runtime.meeting import Place
 from overlap_sweep.runtime.nodes import gather, late, lost
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.runtime.progress import progress
 from overlap_sweep.runtime.serve import serve
-from overlap_sweep.runtime.slurm.queue import RECORDS, given_up_path
 from overlap_sweep.runtime.stopping import STOP_AFTER_POINT, Stopped, listen, stop_if_requested
 
 IDLE_RESTARTS = 3
 """How often a job that was stopped before it finished a point is requeued."""
 CLAIM_PATIENCE_S = 300.0
-"""How long to wait for a point that another job holds: Slurm may have given that job up, and it may be about to die."""
+"""How long to wait for a point that another job holds: The cluster may have given that job up, and it may be about to
+die."""
 END_PATIENCE_S = 600.0
 """How long to wait for the kill that a SIGTERM announced."""
 
@@ -51,9 +51,10 @@ def refuse_another_point(job: Job) -> None:
 
 @dataclass(frozen=True)
 class Batch:
-    """The pickled job that submitit calls on the node, again from the start after a requeue. It returns nothing:
-    results are in the run directories."""
+    """The pickled job that the cluster calls on each of its nodes, again from the start after a requeue. It returns
+    nothing: results are in the run directories."""
 
+    cluster: str
     sweep: Sweep
     points: list[Job]
     """The points, as composed by the launcher."""
@@ -61,12 +62,16 @@ class Batch:
     """Hydra's singletons, which it needs to compose."""
 
     def __call__(self) -> None:
-        # Replaces submitit's handlers, which would abort the running point.
+        # Replaces the cluster's handlers, which would abort the running point.
         listen()
-        place = place_on_slurm(os.environ, _job_id(), self.sweep.directory / RECORDS)
-        if place and place.number:
-            _serve_first_task(place)
-        if place:
+        cluster = load(self.cluster)
+        here, records = cluster.here(), folder_of(cluster, self.sweep.directory)
+        if here.nodes > 1:
+            # The launcher is on the first node.
+            file = records.absolute() / f"{here.job_id}_{here.restarts}{MEETING}"
+            place = Place(here.node, here.nodes, file, () if here.node else (here.host,))
+            if here.node:
+                _serve_first_node(place)
             gather(place)
         Singleton.set_state(self.singletons)
         self.sweep.set_up()
@@ -78,7 +83,7 @@ class Batch:
         # The launcher removed older results, so existing ones were measured by this job before a requeue.
         left = [job for job in self.points if whole_result(job.directory) is None]
         outcomes.expect(job.directory for job in left)
-        pool = shared_pool(self.sweep.directory / RECORDS / f"{_job_id()}_{GROUP_LOG}")
+        pool = shared_pool(records / f"{here.job_id}_{GROUP_LOG}")
         try:
             with progress(len(left), outcomes):
                 returned = self._run_jobs(left)
@@ -87,28 +92,28 @@ class Batch:
             if stopped.number != STOP_AFTER_POINT:
                 pool.close()
                 _await_the_end()
-            self._rest_later(left)
+            self._rest_later(cluster, here, left)
             return
         if lost():
-            # Slurm has other nodes, on which the rest can be measured.
-            self._rest_later(left)
+            # The cluster has other nodes, on which the rest can be measured.
+            self._rest_later(cluster, here, left)
             return
         for directory, reason in outcomes.given_up.items():
             print(f"{directory.name}: {reason}", file=sys.stderr, flush=True)
         for job_return in returned:
-            # Raises the task's exception, which Hydra keeps; submitit writes it to the job's log.
+            # Raises the task's exception, which Hydra keeps; it goes to the job's log.
             _ = job_return.return_value
 
-    def _rest_later(self, left: Sequence[Job]) -> None:
+    def _rest_later(self, cluster: Cluster, here: JobHere, left: Sequence[Job]) -> None:
         """Requeues the job for what is left, unless it came to nothing too often. Then the waiting launcher gives up
         all points if a node never joined, and otherwise blames the first, which may be why a node was lost."""
         for directory, reason in outcomes.given_up.items():
             print(f"{directory.name}: {reason}", file=sys.stderr, flush=True)
-        again = len(outcomes.missing) < len(left) or _restarts() < IDLE_RESTARTS
-        if again and (_queue_again() or not late()):
+        again = len(outcomes.missing) < len(left) or here.restarts < IDLE_RESTARTS
+        if again and (cluster.requeue(here.job_id) or not late()):
             return
         if late():
-            write_atomically(given_up_path(self.sweep.directory, _job_id()), late().encode())
+            write_atomically(given_up_path(cluster, self.sweep.directory, here.job_id), late().encode())
             sys.exit(f"error: {late()}")
         if lost():
             sys.exit(f"error: nodes were lost {IDLE_RESTARTS + 1} times before a point was measured")
@@ -126,19 +131,8 @@ class Batch:
         return returned
 
 
-def _restarts() -> int:
-    return int(os.environ.get("SLURM_RESTART_COUNT", 0))
-
-
-def _queue_again() -> bool:
-    """Requeues the job; returns whether Slurm agreed. If it refuses, the waiting launcher submits a new one."""
-    answer = subprocess.run(["scontrol", "requeue", _job_id()], capture_output=True, text=True, check=False)
-    print(answer.stderr.strip() or f"job {_job_id()} was requeued", flush=True)
-    return answer.returncode == 0
-
-
-def _serve_first_task(place: Place) -> NoReturn:
-    """Starts and ends processes on this node as the job's first task asks, which is the launcher."""
+def _serve_first_node(place: Place) -> NoReturn:
+    """Starts and ends processes on this node as the job's first one asks, where the launcher is."""
     try:
         sys.exit(serve(place))
     except Stopped:
@@ -146,12 +140,7 @@ def _serve_first_task(place: Place) -> NoReturn:
 
 
 def _await_the_end() -> NoReturn:
-    """Waits until Slurm kills the job, as its SIGTERM announced. If the job exited before, it would count as completed
-    and not be requeued after a preemption."""
+    """Waits until the cluster kills the job, as its SIGTERM announced. If the job exited before, it would count as
+    completed and not be requeued after a preemption."""
     time.sleep(END_PATIENCE_S)
     sys.exit(1)
-
-
-def _job_id() -> str:
-    array, element = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{element}" if array else os.environ["SLURM_JOB_ID"]
