@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.errors import PointFailed
-from overlap_sweep.keeper import Command, NotStarted, OwnKeeper
+from overlap_sweep.keeper import Command, NotStarted, OwnKeeper, Program
 from tests.sweeps import ROOT, wait_for
 from tests.workloads.job.commands import Tagged, begun
 
@@ -48,7 +48,7 @@ time.sleep(float(sys.argv[1]))
 
 
 def of_words(folder: Path, tag: Tagged, *words: str, grace_s: float = 0.1) -> Command:
-    return Command(words, tag.environment, folder / "log", folder, grace_s)
+    return Command(Program(words, tag.environment, folder / "log", folder, grace_s))
 
 
 @contextmanager
@@ -274,7 +274,7 @@ def test_what_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(NotStarted, match="No such file"):
         begun(of_words(tmp_path, tag, "no_such_program"))
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        Command(["true"], tag.environment, tmp_path / "log", tmp_path / "nowhere")
+        Command(Program(["true"], tag.environment, tmp_path / "log", tmp_path / "nowhere"))
     assert tag.processes() == []
     assert len([*Path("/proc/self/fd").iterdir()]) == before
 

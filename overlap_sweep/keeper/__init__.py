@@ -17,6 +17,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -56,46 +57,44 @@ class Keeper(Protocol):
         """Has them end the command at once, unless it ends in order. Afterwards nothing of it is left."""
 
 
-class Start(Protocol):
-    """Starts keepers with a command on a certain machine."""
+@dataclass(frozen=True)
+class Program:
+    """A command that is to be started."""
 
-    def __call__(
-        self,
-        words: Sequence[str],
-        environment: Mapping[str, str],
-        log: Path,
-        folder: Path | None = None,
-        grace_s: float = GRACE_S,
-    ) -> Keeper:
-        """OSError if not even they can be started. The command's output is appended to the log."""
+    words: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    """File to which its output is appended."""
+    folder: Path | None = None
+    """Its working directory, if not ours."""
+    grace_s: float = GRACE_S
+    """Time that its processes have to end in order."""
+
+
+Start = Callable[[Program], Keeper]
+"""Starts keepers with a command on a certain machine. OSError if not even they can be started."""
 
 
 class OwnKeeper:
-    """Keepers on this machine, as in `Start`."""
+    """Keepers on this machine."""
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        environment: Mapping[str, str],
-        log: Path,
-        folder: Path | None = None,
-        grace_s: float = GRACE_S,
-    ) -> None:
+    def __init__(self, program: Program) -> None:
+        """Starts them with the command. OSError if not even they can be started."""
         self._mark = uuid.uuid4().hex
         self._channel, theirs = socket.socketpair()
         self._heard, self._is_closed = b"", False
-        self._longest_s = grace_s + process.KILLED_S + LAST_S
+        self._longest_s = program.grace_s + process.KILLED_S + LAST_S
         # Child processes inherit the blocked signal.
         signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHERS_OWN)
         try:
-            with theirs, log.open("ab") as output:
+            with theirs, program.log.open("ab") as output:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", process.__file__, str(grace_s), *words],
+                    [sys.executable, "-I", "-S", process.__file__, str(program.grace_s), *program.words],
                     stdin=theirs.fileno(),
                     stdout=output,
                     stderr=output,
-                    cwd=folder,
-                    env={**environment, _MARK: self._mark},
+                    cwd=program.folder,
+                    env={**program.environment, _MARK: self._mark},
                     start_new_session=True,
                 )
         except BaseException:
@@ -168,27 +167,19 @@ def _is_marked(pid: int, mark: bytes) -> bool:
 class Command:
     """A command with its keepers. In any case call `end`, after which no process of it is left."""
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        environment: Mapping[str, str],
-        log: Path,
-        folder: Path | None = None,
-        grace_s: float = GRACE_S,
-        start: Start = OwnKeeper,
-    ) -> None:
+    def __init__(self, program: Program, start: Start = OwnKeeper) -> None:
         """Starts it, without waiting for it to be started. `start`: what starts keepers on the machine where it runs.
         OSError if not even they can be started."""
-        self.log = log
-        log.touch()
-        self.log_start = log.stat().st_size
+        self.log = program.log
+        self.log.touch()
+        self.log_start = self.log.stat().st_size
         """Bytes of the log that were there before."""
         self.status: int | None = None
         """Exit status of the command, negative if a signal ended it; None while it runs."""
         self.left: list[int] = []
         """Processes that were killed and do not end."""
         self._is_started = self._is_stopped = self._is_over = False
-        self.keeper = start(words, environment, log, folder, grace_s)
+        self.keeper = start(program)
 
     def confirm(self, timeout_s: float) -> None:
         """Waits for the start. NotStarted if the program cannot be run, another OSError if nothing can on that machine,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep.errors import NodeLost, PointFailed
-from overlap_sweep.keeper import Command
+from overlap_sweep.keeper import Command, Program
 from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.identity import machine
 from overlap_sweep.results.run_directory import Attempt
@@ -95,7 +95,7 @@ class WorkerGroup:
                 environment.setdefault("NCCL_SOCKET_IFNAME", LOOPBACK)
             words = self._words(address, store, index)
             log = self._log_path.with_suffix(f".node{index}.log") if index else self._log_path
-            self._agents.append(Command(words, environment, log, grace_s=GRACE_S, start=node.start))
+            self._agents.append(Command(Program(words, environment, log, grace_s=GRACE_S), node.start))
 
     def _words(self, address: str, store: str, node: int) -> list[str]:
         """Returns the command line of a node's agent."""

@@ -8,13 +8,13 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Protocol
 
 from overlap_sweep.errors import NodeLost
-from overlap_sweep.keeper import GRACE_S, Keeper, OwnKeeper, Start
+from overlap_sweep.keeper import Keeper, OwnKeeper, Program, Start
 from overlap_sweep.runtime import channel
 from overlap_sweep.runtime.meeting import Meeting, Place, interface_of, own_addresses, write_meeting
 from overlap_sweep.runtime.serve import Goodbye, HangUp, Hello, Kill, Said, StartCommand
@@ -67,16 +67,10 @@ class OtherNode:
         """By the number of a command what its keepers have said and nobody has taken."""
         self.lost = False
 
-    def start(
-        self,
-        words: Sequence[str],
-        environment: Mapping[str, str],
-        log: Path,
-        folder: Path | None = None,
-        grace_s: float = GRACE_S,
-    ) -> Keeper:
+    def start(self, program: Program) -> Keeper:
         number = next(self._numbers)
-        self.send(StartCommand(number, tuple(words), _changes(environment), log.absolute(), folder, grace_s))
+        plain = replace(program, environment={}, log=program.log.absolute())
+        self.send(StartCommand(number, plain, _changes(program.environment)))
         return _KeeperThere(self, number)
 
     def send(self, message: object) -> None:

@@ -7,13 +7,12 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.keeper import OwnKeeper
+from overlap_sweep.keeper import OwnKeeper, Program
 from overlap_sweep.runtime import channel
 from overlap_sweep.runtime.meeting import Meeting, Place, interface_of, read_meeting
 
@@ -44,12 +43,10 @@ class StartCommand:
     """Request to start a command, as `keeper.Start` does."""
 
     number: int
-    words: Sequence[str]
+    program: Program
+    """With no environment."""
     variables: Mapping[str, str | None]
     """Changes to the machine's own environment; None removes a variable."""
-    log: Path
-    folder: Path | None
-    grace_s: float
 
 
 @dataclass(frozen=True)
@@ -166,7 +163,7 @@ def _obey(message: object, keepers: dict[int, OwnKeeper], connection: Connection
         changed = {**os.environ, **message.variables}
         environment = {name: value for name, value in changed.items() if value is not None}
         try:
-            keeper = OwnKeeper(message.words, environment, message.log, message.folder, message.grace_s)
+            keeper = OwnKeeper(replace(message.program, environment=environment))
         except OSError as error:
             connection.send(Said(message.number, None, str(error)))
             return

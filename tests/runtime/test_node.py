@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.errors import NodeLost
-from overlap_sweep.keeper import Command, NotStarted
+from overlap_sweep.keeper import Command, NotStarted, Program
 from overlap_sweep.runtime import channel, meeting, nodes, serve
 from overlap_sweep.runtime.channel import connect
 from overlap_sweep.runtime.meeting import Place, read_meeting
@@ -70,7 +70,7 @@ def is_alive(pid: int) -> bool:
 
 def sleeping(other: OtherNode, log: Path, script: str = "echo $$; sleep 600") -> tuple[Command, int]:
     """A command there and the pid that it prints."""
-    found = begun(Command(["sh", "-c", script], os.environ, log, grace_s=1.0, start=other.start))
+    found = begun(Command(Program(["sh", "-c", script], os.environ, log, grace_s=1.0), other.start))
     wait_for(lambda: log.read_text().endswith("\n"), 10)
     return found, int(log.read_text())
 
@@ -97,7 +97,7 @@ def test_a_command_there_is_as_one_here(
     environment = {**os.environ, "GIVEN": "here"}
     del environment["PATH"]
     script = 'echo "$GIVEN ${OF_LAUNCHER-none} ${HOME-none}"; pwd; while [ ! -e go ]; do /bin/sleep 0.02; done; exit 7'
-    command = begun(Command(["/bin/sh", "-c", script], environment, log, tmp_path, start=other.start))
+    command = begun(Command(Program(["/bin/sh", "-c", script], environment, log, tmp_path), other.start))
     assert command.wait(0.2) is None
     (tmp_path / "go").touch()
     assert command.wait(10.0) == 7
@@ -131,17 +131,17 @@ def test_a_command_that_cannot_be_started_says_why(
     served: tuple[OtherNode, subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     other, _ = served
-    command = Command(["no_such_program"], os.environ, tmp_path / "log", start=other.start)
+    command = Command(Program(["no_such_program"], os.environ, tmp_path / "log"), other.start)
     with pytest.raises(NotStarted, match="No such file"):
         command.wait(10.0)
     command.end()
-    command = Command(["true"], os.environ, tmp_path / "log", tmp_path / "nowhere", start=other.start)
+    command = Command(Program(["true"], os.environ, tmp_path / "log", tmp_path / "nowhere"), other.start)
     with pytest.raises(OSError, match=r"^node 1 \(.+\): .*No such file") as problem:
         command.wait(10.0)
     assert not isinstance(problem.value, NodeLost | NotStarted)
     command.end()
     # The node is as good as before.
-    assert Command(["true"], os.environ, tmp_path / "log", start=other.start).wait(10.0) == 0
+    assert Command(Program(["true"], os.environ, tmp_path / "log"), other.start).wait(10.0) == 0
 
 
 def test_a_killed_serving_process_is_a_lost_node_at_once_and_leaves_nothing(
@@ -161,7 +161,7 @@ def test_a_killed_serving_process_is_a_lost_node_at_once_and_leaves_nothing(
         command.wait()
     command.end()
     with pytest.raises(NodeLost, match="is lost"):
-        other.start(["true"], os.environ, tmp_path / "log")
+        other.start(Program(["true"], os.environ, tmp_path / "log"))
     with pytest.raises(NodeLost, match="is lost"):
         launch.take(2, 30.0)
     assert len(launch.take(1, 0.0)) == 1

@@ -19,7 +19,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.keeper import Command
+from overlap_sweep.keeper import Command, Program
 from overlap_sweep.runtime.cluster import Cluster, End, JobHere, JobState
 
 FOLDER, HERE = "LOCAL_CLUSTER", "LOCAL_JOB"
@@ -108,7 +108,7 @@ def work_off(folder: Path, nodes: int) -> None:
         places = [JobHere(folder.name, restarts, node, nodes, "localhost") for node in range(nodes)]
         environments = [{**os.environ, HERE: json.dumps(vars(place))} for place in places]
         words = [sys.executable, "-c", code, str(folder / "call")]
-        tasks = [Command(words, environment, folder / "log", grace_s=1.0) for environment in environments]
+        tasks = [Command(Program(words, environment, folder / "log", grace_s=1.0)) for environment in environments]
         is_requeued = False
         while not state and not is_requeued:
             statuses = [task.wait(0.05) for task in tasks]

@@ -8,12 +8,11 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep.errors import NodeLost, PointFailed
-from overlap_sweep.keeper import GRACE_S, Command, NotStarted, OwnKeeper, Start
+from overlap_sweep.keeper import Command, NotStarted, OwnKeeper, Program, Start
 from overlap_sweep.program import environment_with_package, environment_with_recorder
 from overlap_sweep.recorder.recording import ATTACH, Wanted
 from overlap_sweep.results.run_directory import log_file
@@ -34,58 +33,21 @@ _OF_ANOTHER = re.compile(
 """Errors of ranks that have lost another one."""
 
 
-@dataclass(frozen=True)
-class OnNode:
-    """A point's command on one node, not yet started."""
-
-    words: Sequence[str]
-    folder: Path
-    environment: Mapping[str, str]
-    log: Path
-    """File to which the command's output is appended."""
-    start: Start = OwnKeeper
-    """What starts it on the node."""
-    grace_s: float = GRACE_S
-
-    def begin(self) -> Command:
-        """Starts it, without waiting for that."""
-        return Command(self.words, self.environment, self.log, self.folder, self.grace_s, self.start)
-
-    def why_not(self, error: NotStarted) -> str:
-        """Returns why its program cannot be run."""
-        program = self.words[0]
-        if error.errno == errno.ENOENT and not self._is_found(program):
-            where = "does not exist" if "/" in program else "is not in PATH"
-            return f"job.command starts {program}, which {where}; install it, or give its whole path"
-        if error.errno == errno.EACCES:
-            mend = "use chmod +x, or put its interpreter before it"
-            return f"job.command starts {program}, which is not executable; {mend}"
-        # Of a script whose first line names an interpreter that does not exist, the system says that the script does
-        # not.
-        return f"job.command starts {program}, which cannot be run ({error.strerror}); put its interpreter before it"
-
-    def _is_found(self, program: str) -> bool:
-        """Returns whether a program that cannot be run exists; of another node the system's word is taken."""
-        if self.start is not OwnKeeper:
-            return False
-        inside = shutil.which(program, path=self.environment.get("PATH"))
-        return (self.folder / program).exists() if "/" in program else inside is not None
-
-
 class RunningOnNodes:
     """`with RunningOnNodes(...) as running: running.wait(1.0)`: no process of the command outlives the block."""
 
-    def __init__(self, on_nodes: Sequence[OnNode], host_names: Sequence[str]) -> None:
-        """`on_nodes`: the command on each node, the launcher's first."""
-        self._on_nodes, self._host_names = on_nodes, host_names
+    def __init__(self, programs: Sequence[Program], here: Here) -> None:
+        """`programs`: the command on each node, the launcher's first."""
+        self._programs, self._host_names = programs, here.host_names
+        self._starts: list[Start] = [OwnKeeper, *here.start_on_others]
         self._commands: list[Command] = []
 
     def __enter__(self) -> RunningOnNodes:
         """PointFailed if the command cannot be started on one of them, NodeLost if a node is lost."""
         try:
             # All at once, since they wait for one another.
-            for on_node in self._on_nodes:
-                self._commands.append(on_node.begin())
+            for program, start in zip(self._programs, self._starts, strict=True):
+                self._commands.append(Command(program, start))
             for node, running in enumerate(self._commands):
                 with self._named(node):
                     running.confirm(START_S)
@@ -154,9 +116,8 @@ class RunningOnNodes:
         except PointFailed as failure:
             raise PointFailed(f"{self._prefix(node)}{failure}", final=failure.final, node=node) from None
         except NotStarted as error:
-            raise PointFailed(
-                f"{self._prefix(node)}{self._on_nodes[node].why_not(error)}", final=True, node=node
-            ) from None
+            reason = _why_not(self._programs[node], error, is_here=node == 0)
+            raise PointFailed(f"{self._prefix(node)}{reason}", final=True, node=node) from None
         except OSError as error:
             if node == 0:
                 raise
@@ -167,14 +128,30 @@ class RunningOnNodes:
             ) from None
 
     def _prefix(self, node: int) -> str:
-        return f"on node {node} ({self._host_names[node]}) " if len(self._on_nodes) > 1 else ""
+        return f"on node {node} ({self._host_names[node]}) " if len(self._programs) > 1 else ""
+
+
+def _why_not(program: Program, error: NotStarted, *, is_here: bool) -> str:
+    """Returns why the command's program cannot be run; of another node the system's word is taken."""
+    word = program.words[0]
+    if "/" in word:
+        is_found = is_here and (program.folder or Path()).joinpath(word).exists()
+    else:
+        is_found = is_here and shutil.which(word, path=program.environment.get("PATH")) is not None
+    if error.errno == errno.ENOENT and not is_found:
+        where = "does not exist" if "/" in word else "is not in PATH"
+        return f"job.command starts {word}, which {where}; install it, or give its whole path"
+    if error.errno == errno.EACCES:
+        return f"job.command starts {word}, which is not executable; use chmod +x, or put its interpreter before it"
+    # Of a script whose first line names an interpreter that does not exist, the system says that the script does not.
+    return f"job.command starts {word}, which cannot be run ({error.strerror}); put its interpreter before it"
 
 
 def _is_of_another(reason: str) -> bool:
     return bool(_OF_ANOTHER.search(reason))
 
 
-def commands_of(point: Mapping[str, Any], directory: Path, here: Here, wanted: Wanted) -> list[OnNode]:
+def commands_of(point: Mapping[str, Any], directory: Path, here: Here, wanted: Wanted) -> list[Program]:
     """Returns the point's command for each node, not yet started. PointFailed if its folder does not exist."""
     if not here.start_on_others:
         places = [Place(port=here.port or ALONE.port)]
@@ -184,19 +161,15 @@ def commands_of(point: Mapping[str, Any], directory: Path, here: Here, wanted: W
     if not folders[0].is_dir():
         job = point["job"]
         raise PointFailed(f"job.directory={job['directory']} is not a folder; give one that exists", final=True)
-    starts = [OwnKeeper, *here.start_on_others]
     return [
-        OnNode(
+        Program(
             command.arguments(point, directory, place),
-            folder,
             # As after a shell's cd: otherwise shells say what a link leads to, a name that programs may parse.
             _environment(point, directory, place, here, interface) | wanted.as_environment() | {"PWD": str(folder)},
             directory / log_file(node),
-            start,
+            folder,
         )
-        for node, (place, folder, interface, start) in enumerate(
-            zip(places, folders, here.interfaces, starts, strict=True)
-        )
+        for node, (place, folder, interface) in enumerate(zip(places, folders, here.interfaces, strict=True))
     ]
 
 

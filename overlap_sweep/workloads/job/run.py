@@ -54,7 +54,7 @@ def run(point: Mapping[str, Any], directory: Path, here: Here) -> dict[str, Any]
     command.link_handed(point, directory)
     folder = command.working_folder(point, directory)
     before = snapshots(folder, directory)
-    with RunningOnNodes(commands_of(point, directory, here, wanted), here.host_names) as running:
+    with RunningOnNodes(commands_of(point, directory, here, wanted), here) as running:
         watched = Watched(point, directory, running.log_starts, hint(before))
         watched.until_measured(running, here.limit_s)
     warnings = [

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from overlap_sweep.errors import NodeLost, PointFailed, UserError
-from overlap_sweep.keeper import Command
+from overlap_sweep.keeper import Command, Program
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, clear, log_file, trace_file
 from overlap_sweep.runtime.point import measure
+from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import WORKLOAD, command
 from overlap_sweep.workloads.job import nodes as job_nodes
 from overlap_sweep.workloads.job.command import Place
@@ -210,7 +211,7 @@ def test_a_launcher_that_is_gone_leaves_nothing_on_other_nodes(tmp_path: Path) -
     with two_nodes(tmp_path) as launch:
         _, other = launch.nodes.take(2, 0.0)
         words, log = python(LEAVES, "600"), tmp_path / "log"
-        running = begun(Command(words, tag.environment, log, tmp_path, 0.1, other.start))
+        running = begun(Command(Program(words, tag.environment, log, tmp_path, 0.1), other.start))
         wait_for((tmp_path / "ready").exists, 20)
         # Two keepers, the command, and four that it left.
         assert len(tag.processes()) == 7
@@ -252,8 +253,11 @@ def test_what_cannot_be_started_fails_for_good(tmp_path: Path, word: str, conten
     if content:
         (tmp_path / word).write_text(content)
         (tmp_path / word).chmod(0o644 if word == "./text" else 0o755)
-    on_node = job_nodes.OnNode([word], tmp_path, tag.environment, tmp_path / "log")
-    with pytest.raises(PointFailed, match=reason) as failed, job_nodes.RunningOnNodes([on_node], ["here"]):
+    program = Program([word], tag.environment, tmp_path / "log", tmp_path)
+    with (
+        pytest.raises(PointFailed, match=reason) as failed,
+        job_nodes.RunningOnNodes([program], Here(environment={}, limit_s=60.0)),
+    ):
         pass
     assert failed.value.final
     assert tag.processes() == []
