@@ -46,8 +46,9 @@ class OverlapSweepPlugin(SearchPathPlugin):
         for folder in workloads.config_folders():
             search_path.append("overlap_sweep", f"file://{folder}")
         sweepers: dict[str, Any] = {name: sweeper.conf for name, sweeper in SWEEPERS.items()}
-        launchers = LAUNCHERS | {name: found.launcher for name, found in cluster.of_others().items()}
-        for group, nodes in {"hydra/sweeper": sweepers, "hydra/launcher": launchers}.items():
+        # Also for the help and for mistakes.
+        LAUNCHERS.update((name, found.launcher) for name, found in cluster.of_others().items())
+        for group, nodes in {"hydra/sweeper": sweepers, "hydra/launcher": LAUNCHERS}.items():
             for name, node in nodes.items():
                 ConfigStore.instance().store(group=group, name=name, node=node, provider="overlap_sweep")
 

@@ -130,7 +130,8 @@ def unknown_option(key: str, workload: str | None = None) -> str:
         return f"{key} requires workload={listed(owners)}.{f' {instead}' if instead else ''}"
     if key.startswith("hydra."):
         known = [f"hydra.{option.name}" for option in options_of(HydraConf)]
-        known += [f"hydra.launcher.{option.name}" for option in options_of(type(LAUNCHERS["slurm"]))]
+        of_launchers = (option.name for launcher in LAUNCHERS.values() for option in options_of(type(launcher)))
+        known += [f"hydra.launcher.{name}" for name in dict.fromkeys(of_launchers)]
         near, listing = nearest(key, known), f"See {launch_program()} --cfg hydra."
     elif instead:
         return f"Unknown option {key}. {instead}"

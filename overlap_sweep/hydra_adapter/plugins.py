@@ -79,7 +79,7 @@ ABOUT_SUBMITIT = {
 }
 """Explanations of submitit's options, which our dataclasses inherit without docstrings."""
 
-LAUNCHERS = {
+LAUNCHERS: dict[str, Any] = {
     "torchrun": TorchrunLauncherConf(),
     "slurm": SlurmLauncherConf(),
     "submitit_slurm": OnePointLauncherConf(),
