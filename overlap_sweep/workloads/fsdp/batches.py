@@ -7,7 +7,7 @@ from itertools import cycle
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.workloads.fsdp.ranking_model import Batch
@@ -28,7 +28,7 @@ class MicroBatches(Iterator[Batch]):
         if workers:
             on_gpu = ranks.device.type == "cuda"
             self._batches = iter(
-                DataLoader(drawn, batch_size=None, sampler=_Endless(), num_workers=workers, pin_memory=on_gpu)
+                DataLoader(drawn, batch_size=None, sampler=cycle(range(POOL)), num_workers=workers, pin_memory=on_gpu)
             )
 
     def __next__(self) -> Batch:
@@ -63,8 +63,3 @@ class _Drawn(Dataset[Batch]):
         whole = Batch(ids(ranking["num_sparse_features"]), ids(ranking["sequence_length"]), dense, clicked)
         mine = slice(self._ranks.rank * per_rank, (self._ranks.rank + 1) * per_rank)
         return Batch(*(part[mine] for part in whole))
-
-
-class _Endless(Sampler[int]):
-    def __iter__(self) -> Iterator[int]:
-        return cycle(range(POOL))

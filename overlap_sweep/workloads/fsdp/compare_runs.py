@@ -99,13 +99,12 @@ def compare(
     else all others. `all_runs`: tables have every quantity of each run. UserError if no run of any is in the
     reference."""
     compared = match_runs([read_dataset(*operand) for operand in operands], reference, candidate)
-    overlay = [_overlay(compared)] if compared.candidates else []
     return Comparison(
         table=ROWS,
         rows=[row for match in compared.matches for row in match.quantities.values()],
         show=lambda console: _print(compared, console, all_runs),
         summary=lambda: summary(compared),
-        charts=lambda: [*map(_timeline, compared.datasets), *overlay],
+        charts=lambda: [*map(_timeline, compared.datasets), *([_overlay(compared)] if compared.candidates else [])],
         problems=[problem for dataset in compared.datasets for problem in dataset.problems],
         headlines=[_headline(compared, label) for label in compared.candidates],
         warnings=[warning for dataset in compared.datasets for warning in dataset.warnings],
@@ -296,7 +295,7 @@ def _overlay(compared: RunComparison) -> Chart:
         both = ((match.reference, match.theirs, "series1"), (match.dataset, match.ours, "series2"))
         for quantity, axis in OVERLAID.items():
             # The hidden share is undefined without communication.
-            if all(run and quantity in run.values for _, run, _ in both):
+            if all(run and len(run.known(quantity)) for _, run, _ in both):
                 lines = [
                     _line(run, quantity, shortened(label, LONGEST_WORD), colour) for label, run, colour in both if run
                 ]
@@ -309,5 +308,6 @@ def _overlay(compared: RunComparison) -> Chart:
 def _line(run: Run, quantity: str, name: str, colour: str) -> Line:
     """Returns a quantity over the steps that count, thinned to at most MOST_POINTS."""
     every = math.ceil(len(run.counted) / MOST_POINTS)
-    known = list(run.known(quantity).items())
-    return Line(name, [LinePoint(number, value) for number, value in known[::every]], colour, shape="")
+    known = run.known(quantity).iloc[::every]
+    points = [LinePoint(number, value) for number, value in zip(known.index.tolist(), known.tolist(), strict=True)]
+    return Line(name, points, colour, shape="")

@@ -9,26 +9,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any, Literal
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
 
 from overlap_sweep import workloads
 from overlap_sweep.report.comparison import flat
 from overlap_sweep.report.numbers import some_of
-from overlap_sweep.report.table import Column, Table, attribute
+from overlap_sweep.report.table import Column, Table, attribute, to_frame
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import differ, ratio
 from overlap_sweep.workloads.fsdp.result import VARIANTS, hidden, measured
-from overlap_sweep.workloads.fsdp.telemetry import (
-    ALL_REDUCE,
-    AUXILIARY,
-    COMPUTE,
-    REDUCE_SCATTER,
-    AortaStep,
-    RankStep,
-)
+from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER, AortaStep, RankStep
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 WARM_UP_SHARE = 0.1
 """Share of the steps that counts as warm-up."""
@@ -36,32 +32,14 @@ LESS_HIDDEN_BY = 0.1
 """A step is reported if its hidden share of communication is less than the median by this and by MADS."""
 MADS = 6.0
 """Number of median absolute deviations."""
-_SETTINGS = (
-    "repetition",
-    "backend",
-    "precision",
-    "model",
-    "ranking",
-    "fsdp",
-    "training",
-    "distributed",
-    "streams",
-    "compile",
-)
+_OPTIONS = ("repetition", "backend", "precision")
+_SECTIONS = ("model", "ranking", "fsdp", "training", "distributed", "streams", "compile")
 
 Verdict = Literal["better", "worse", "same", "lower", "higher"]
 """`lower` and `higher` are for quantities where neither is better."""
 
-LOWER_BETTER = {
-    "step_ms",
-    "compute_ms",
-    "comm_ms",
-    "exposed_comm_ms",
-    "time_us",
-    "none_us",
-    "floor_us",
-    "peak_memory_gb",
-}
+_TIMES = ("step_ms", "compute_ms", "comm_ms", "exposed_comm_ms", "time_us", "none_us", "floor_us")
+LOWER_BETTER = {*_TIMES, "peak_memory_gb"}
 HIGHER_BETTER = {"hidden_comm_fraction", "overlap_ratio", "samples_per_s", "speedup", "hidden_fraction"}
 
 _ANOTHER_MODEL = ("model.", "ranking.")
@@ -203,7 +181,7 @@ class Run:
             return {}
         config = self.point.config
         runtime = {"max_connections": config["runtime"].get("max_connections"), "nodes": workloads.nodes(config)}
-        return flat({"runtime": runtime, **{name: config[name] for name in _SETTINGS if name in config}})
+        return flat({"runtime": runtime, **{name: config[name] for name in (*_OPTIONS, *_SECTIONS) if name in config}})
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -221,21 +199,18 @@ class Run:
         return [Step(self.name, number, ranks, samples, number in counted) for number, ranks in recorded.items()]
 
     @cached_property
-    def counted(self) -> list[Step]:
-        """Returns the steps that count."""
-        return [step for step in self.steps if step.counted]
-
-    @cached_property
-    def values(self) -> dict[str, list[float | None]]:
-        """Returns the quantities of the steps that count, without those that no step has."""
-        found = {column.name: [column.value(step) for step in self.counted] for column in OF_STEPS}
-        return {name: values for name, values in found.items() if any(value is not None for value in values)}
+    def counted(self) -> pd.DataFrame:
+        """Returns the steps that count, by number, with the columns of STEPS that any of them has."""
+        rows = to_frame(STEPS.records(step for step in self.steps if step.counted), STEPS.types)
+        return rows.set_index("step").dropna(axis="columns", how="all")
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
         """Returns median and noise of each known quantity, in its own unit. The noise of a single value is NaN."""
-        samples: dict[str, Sequence[float | None]] = dict(self.values)
-        samples["final_loss"] = [step.ranks[0].loss for step in self.counted[-1:]]
+        samples: dict[str, Sequence[float | None]]
+        samples = {column.name: self.known(column.name).tolist() for column in OF_STEPS}
+        last = max((step for step in self.steps if step.counted), key=lambda step: step.number, default=None)
+        samples["final_loss"] = [last.ranks[0].loss] if last else []
         found = {}
         if self.result:
             result = measured(self.result)
@@ -253,26 +228,23 @@ class Run:
     def dips(self) -> list[int]:
         """Returns the steps that hide a much smaller share of their communication than the run's median."""
         shares = self.known("hidden_comm_fraction")
-        if not shares:
-            return []
-        usual = median(shares.values())
-        tolerance = max(LESS_HIDDEN_BY, MADS * median(abs(share - usual) for share in shares.values()))
-        return [number for number, share in shares.items() if share < usual - tolerance]
+        usual = shares.median()
+        tolerance = max(LESS_HIDDEN_BY, MADS * (shares - usual).abs().median())
+        return shares.index[shares < usual - tolerance].tolist()
 
     def describe_dips(self) -> str:
         """Returns a sentence on the steps that hide less, with their SM clock and the run's."""
         clocks, clock = self.known("sm_clock_mhz"), ""
-        if in_dips := [clocks[number] for number in self.dips if number in clocks]:
-            whole = median(clocks.values())
-            clock = f" (SM clock {fmean(in_dips):,.0f} MHz, median of the run {whole:,.0f} MHz)"
+        in_dips = clocks[clocks.index.isin(self.dips)]
+        if len(in_dips):
+            clock = f" (SM clock {in_dips.mean():,.0f} MHz, median of the run {clocks.median():,.0f} MHz)"
         which = f"steps {some_of(self.dips)} hide" if len(self.dips) > 1 else f"step {self.dips[0]} hides"
         others = len(self.counted) - len(self.dips)
         return f"{self.name}: {which} much less communication than the other {others}{clock}."
 
-    def known(self, quantity: str) -> dict[int, float]:
-        """Returns the known values of a quantity by step."""
-        values = self.values.get(quantity, [])
-        return {step.number: value for step, value in zip(self.counted, values, strict=False) if value is not None}
+    def known(self, quantity: str) -> pd.Series[float]:
+        """Returns the known values of a quantity of the steps that count, by step."""
+        return self.counted[quantity].dropna() if quantity in self.counted else self.counted.iloc[:0, 0].astype(float)
 
 
 def pairs(ours: Sequence[Run], theirs: Sequence[Run]) -> list[tuple[Run, Run]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from overlap_sweep import backends
 from overlap_sweep.backends import ParallelLinear, Purpose
 from overlap_sweep.errors import Refused, WrongNumbers
-from overlap_sweep.measure import Ranks, stream
+from overlap_sweep.measure import DTYPES, Ranks, stream
 from overlap_sweep.measure.instruments import named_range, say
 from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import (
@@ -42,7 +42,6 @@ BEST_MARGIN = 0.01
 KEPT_BENCHES = 8
 """Enough for a sweep over four operators and two backends or precisions."""
 TP1_REPEATS = 7
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 """Types of weights and activations; bf16 for every other precision."""
 
 

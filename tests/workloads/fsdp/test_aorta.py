@@ -94,7 +94,7 @@ def test_learning_rate_norm_and_rocm_smi_are_columns_of_its_steps(tmp_path: Path
     # The mean of both ranks' own GPUs.
     assert (row["power_w"], row["temperature_c"], row["sm_clock_mhz"]) == ((301.0 + 344.5) / 2, (47.0 + 52.0) / 2, None)
     (run,) = read_dataset("b", write(tmp_path / "b", grad_norm=float("inf"), rocm_smi_output="no GPU found")).runs
-    assert (STEPS.records(run.steps)[3]["grad_norm"], "power_w" in run.values) == (None, False)
+    assert (STEPS.records(run.steps)[3]["grad_norm"], "power_w" in run.counted) == (None, False)
 
 
 def test_a_single_directory_is_reported_alone(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def only_run(directory: Path) -> Run:
 
 
 def counted(run: Run) -> list[int]:
-    return [step.number for step in run.counted]
+    return list(run.counted.index)
 
 
 @pytest.mark.parametrize("step", [{"spread_us": 600.0}, {"step_us": 1000.0, "none_us": 1000.0, "floor_us": 1000.0}])
