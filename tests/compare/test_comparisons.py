@@ -136,7 +136,7 @@ def compared(kind: str, directory: Path, *labels: str, reference: str = "old") -
     subject, paths = ALL[kind].subject, {label: directory / label for label in labels}
     if kind == "telemetry":
         runs = compare_runs.match_runs([compare_runs.read_dataset(*of) for of in paths.items()], reference)
-        quantities = {match.dataset: match.quantities[subject] for match in runs.matches}
+        quantities = {label: match.quantities[subject] for label, (match,) in runs.matches.items()}
         found = {
             label: (one.ratio, JUDGED.get(str(one.verdict), str(one.verdict))) for label, one in quantities.items()
         }

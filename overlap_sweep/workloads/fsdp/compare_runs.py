@@ -82,14 +82,18 @@ class RunComparison:
 
     datasets: list[Dataset]
     reference: str
-    candidates: list[str]
-    """Labels of the datasets that are compared with the reference; a single dataset is the reference itself."""
-    matches: list[Match]
+    matches: dict[str, list[Match]]
+    """By label of the compared dataset; of a single one, which is the reference itself, each run alone."""
     unmatched: list[str]
     """A sentence for each side that has runs which the other lacks."""
 
-    def of(self, label: str) -> list[Match]:
-        return [match for match in self.matches if match.dataset == label]
+    @property
+    def candidates(self) -> list[str]:
+        return [label for label in self.matches if label != self.reference]
+
+    @property
+    def rows(self) -> list[QuantityRatio]:
+        return [row for matches in self.matches.values() for match in matches for row in match.quantities.values()]
 
 
 def compare(
@@ -101,7 +105,7 @@ def compare(
     compared = match_runs([read_dataset(*operand) for operand in operands], reference, candidate)
     return Comparison(
         table=ROWS,
-        rows=[row for match in compared.matches for row in match.quantities.values()],
+        rows=compared.rows,
         show=lambda console: _print(compared, console, all_runs),
         summary=lambda: summary(compared),
         charts=lambda: [*map(_timeline, compared.datasets), *([_overlay(compared)] if compared.candidates else [])],
@@ -121,18 +125,19 @@ def match_runs(datasets: Sequence[Dataset], reference: str, candidate: str | Non
     run of any is in the reference."""
     base = next(dataset for dataset in datasets if dataset.label == reference)
     if len(datasets) == 1:
-        return RunComparison([base], reference, [], [Match(reference, reference, run, None) for run in base.runs], [])
+        return RunComparison(
+            [base], reference, {reference: [Match(reference, reference, run) for run in base.runs]}, []
+        )
     compared = [one for one in datasets if one is not base and candidate in (None, one.label)]
     matches = {
         one.label: [Match(one.label, reference, *pair) for pair in pairs(one.runs, base.runs)] for one in compared
     }
     unmatched = [line for dataset in compared for line in _unmatched(dataset, base, matches[dataset.label])]
-    found = [match for of_dataset in matches.values() for match in of_dataset]
-    if not found:
+    if not any(matches.values()):
         raise UserError(
             f"No runs match: {' '.join(unmatched)} Give runs with equal names or equal swept settings, or one run each."
         )
-    return RunComparison(list(datasets), reference, list(matches), found, unmatched)
+    return RunComparison(list(datasets), reference, matches, unmatched)
 
 
 def _unmatched(dataset: Dataset, base: Dataset, matches: Sequence[Match]) -> Iterator[str]:
@@ -163,7 +168,7 @@ def mean_ratios(matches: Sequence[Match]) -> dict[str, float]:
 def summary(compared: RunComparison) -> dict[str, Any]:
     """Returns the runs of every dataset with aggregates, settings and ratios to the reference, and the machines and
     commands that measured them. NaN for undefined values."""
-    of = {label: compared.of(label) for label in compared.candidates}
+    matches = {label: compared.matches[label] for label in compared.candidates}
     return {
         "kind": "telemetry",
         "reference": compared.reference,
@@ -185,9 +190,9 @@ def summary(compared: RunComparison) -> dict[str, Any]:
                             for name, one in match.quantities.items()
                         },
                     }
-                    for match in of.get(dataset.label, [])
+                    for match in matches.get(dataset.label, [])
                 },
-                "mean_ratios": mean_ratios(of.get(dataset.label, [])),
+                "mean_ratios": mean_ratios(matches.get(dataset.label, [])),
                 "problems": dataset.problems,
                 "warnings": dataset.warnings,
             }
@@ -214,12 +219,11 @@ def _print(compared: RunComparison, console: Console, all_runs: bool) -> None:
     """Prints the answer, then the quantities of each run; of many runs only step times unless `all_runs`."""
     for label in compared.candidates:
         console.print(f"\n{label} against {compared.reference}", style="bold")
-        print_lines([_answer(compared.of(label))], console)
+        print_lines([_answer(compared.matches[label])], console)
     for dataset in compared.datasets:
         runs = counted(len(dataset.runs), "run")
         print_lines([f"{dataset.label}: {dataset.path}, {runs}, on {_machine(dataset)}"], console)
-    for label in compared.candidates or [compared.reference]:
-        matches = compared.of(label)
+    for label, matches in compared.matches.items():
         if all_runs or len(matches) <= FEW_RUNS:
             for match in matches:
                 against = f": {label} against {match.reference}" if match.theirs else ""
@@ -247,7 +251,7 @@ def _print_table(title: str, rows: Sequence[QuantityRatio], console: Console) ->
 
 def _headline(compared: RunComparison, label: str) -> str:
     """Returns by how much the steps of all runs are faster or slower, a sentence."""
-    steps = [match.quantities["step_ms"] for match in compared.of(label)]
+    steps = [match.quantities["step_ms"] for match in compared.matches[label]]
     times = [[(one.ours, one.theirs)] for one in steps if one.judged]
     if not times:
         return f"{label} and {compared.reference} have no runs of the same work in common."
@@ -291,7 +295,7 @@ def _timeline(dataset: Dataset) -> Chart:
 def _overlay(compared: RunComparison) -> Chart:
     """Returns the chart of step times and hidden communication of both runs of each pair."""
     panels = []
-    for match in compared.matches[:MOST_PANELS]:
+    for match in [match for label in compared.candidates for match in compared.matches[label]][:MOST_PANELS]:
         both = ((match.reference, match.theirs, "series1"), (match.dataset, match.ours, "series2"))
         for quantity, axis in OVERLAID.items():
             # The hidden share is undefined without communication.

@@ -283,7 +283,7 @@ class Match:
     dataset: str
     reference: str
     ours: Run
-    theirs: Run | None
+    theirs: Run | None = None
 
     @cached_property
     def settings(self) -> dict[str, dict[str, Any]]:

@@ -76,7 +76,7 @@ def test_its_figures_are_taken_and_the_exposure_follows_from_its_segments(tmp_pa
 def test_it_is_compared_with_another_and_with_our_own(tmp_path: Path) -> None:
     paths = {"aorta": write(tmp_path / "a"), "slower": write(tmp_path / "b", 1.5), "ours": write_run(tmp_path / "c")}
     compared = match_runs([read_dataset(*one) for one in paths.items()], "aorta")
-    slower, ours = compared.matches
+    (slower,), (ours,) = compared.matches.values()
     assert slower.quantities["step_ms"].ratio == 1.4
     assert slower.quantities["step_ms"].verdict == "worse"
     # It has no clocks, samples/s or overlap with the auxiliary stream.

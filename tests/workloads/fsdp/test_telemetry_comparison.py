@@ -30,7 +30,7 @@ def compared(**paths: Path) -> RunComparison:
 
 
 def only_match(**paths: Path) -> Match:
-    (match,) = compared(**paths).matches
+    ((match,),) = compared(**paths).matches.values()
     return match
 
 
@@ -190,13 +190,13 @@ def test_sweeps_match_by_what_was_swept_where_a_setting_differs_throughout(
         cuda=write_sweep_of_runs(tmp_path / "cuda", SWEPT),
         rocm=write_sweep_of_runs(tmp_path / "rocm", SWEPT[::-1], **throughout),
     )
-    assert len(found.matches) == 4
+    assert len(found.matches["rocm"]) == 4
     assert found.unmatched == []
-    assert all(ours == theirs for theirs, ours in map(swept_of, found.matches))
-    assert {name: of["rocm"] for name, of in settings_throughout(found.matches).items()} == throughout
+    assert all(ours == theirs for theirs, ours in map(swept_of, found.matches["rocm"]))
+    assert {name: of["rocm"] for name, of in settings_throughout(found.matches["rocm"]).items()} == throughout
     for told in summary(found)["datasets"]["rocm"]["ratios"].values():
         assert told["settings_that_differ"][CTAS] == {"cuda": None, "rocm": "8"}
-    assert all(bool(match.different_work) == (len(throughout) > 1) for match in found.matches)
+    assert all(bool(match.different_work) == (len(throughout) > 1) for match in found.matches["rocm"])
 
 
 def test_what_only_one_sweep_has_swept_matches_the_value_that_the_other_has(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_what_only_one_sweep_has_swept_matches_the_value_that_the_other_has(tmp_
         cuda=write_sweep_of_runs(tmp_path / "cuda", SWEPT),
         rocm=write_sweep_of_runs(tmp_path / "rocm", SWEPT[:2], **{CTAS: "8"}),
     )
-    assert sorted(swept_of(match)[0] for match in found.matches) == [[0, False], [0, True]]
+    assert sorted(swept_of(match)[0] for match in found.matches["rocm"]) == [[0, False], [0, True]]
     assert len(found.unmatched) == 1
 
 
