@@ -65,7 +65,7 @@ class Side:
         """Returns whether the host is known to have been ahead of the GPU when times were taken, without the
         profiler."""
         known = self.point.config["runtime"]["device"] == "cuda" and not self.is_users_program
-        return known and bool(self.point.result and not self.point.result.launch_bound)
+        return known and self.point.result is not None and not self.point.launch_bound
 
 
 def diagnosed(sides: Sequence[Side]) -> list[Run | None]:

@@ -83,6 +83,10 @@ class Point:
         """Returns the name of the workload."""
         return str(self.config["workload"]["name"])
 
+    @property
+    def launch_bound(self) -> bool:
+        return bool(self.result and self.result.launch_bound)
+
     def measured_as(self, kind: type[M]) -> M:
         """Returns the measurements of an ok point."""
         assert self.result

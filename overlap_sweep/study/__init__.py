@@ -126,7 +126,7 @@ class SettingRow(Generic[T]):
 
     @property
     def launch_bound(self) -> bool:
-        return any(point.result and point.result.launch_bound for point in self.points)
+        return any(point.launch_bound for point in self.points)
 
     @property
     def chosen(self) -> bool:

@@ -27,6 +27,6 @@ def step_times(settings: Sequence[Sequence[Point]], timing: Callable[[Point], Ti
     """Returns the time of each setting: the mean of its points, with the noise between points of all settings, and what
     such points typically differ by."""
     samples_us = [[timing(point).samples_us for point in points] for points in settings]
-    limited = [any(point.result and point.result.launch_bound for point in points) for points in settings]
+    limited = [any(point.launch_bound for point in points) for points in settings]
     device_kind = settings[0][0].config["runtime"]["device"]
     return [StepTime(step) for step in verdict.times_of_steps(samples_us, limited, device_kind)]

@@ -210,7 +210,7 @@ def analyse_operators(sources: Sources) -> OperatorAnalysis:
                 points=case_points,
                 plans={size: _plan(by_size[size], config, layers) for size in sorted(by_size) if size > 1},
                 scaling=scale_case(choices, config.tp_scaling_tolerance),
-                launch_bound=[point.name for point in case_points if point.result and point.result.launch_bound],
+                launch_bound=[point.name for point in case_points if point.launch_bound],
                 outcomes=_standing(found, case),
             )
         )

@@ -68,7 +68,7 @@ class PhaseTimes:
 
     @property
     def launch_bound(self) -> bool:
-        return bool(self.point.result and self.point.result.launch_bound)
+        return self.point.launch_bound
 
     @property
     def relative_error(self) -> float | None:

@@ -281,7 +281,7 @@ def _sample(result: Result) -> Sample:
 
 
 def _deviation(result: Result, reference: Result) -> str:
-    from overlap_sweep.workloads.tp_training.answer import deviation
+    from overlap_sweep.workloads.tp_training.losses import deviation
 
     return deviation(result, reference)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +12,12 @@ from typing import NamedTuple
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.results.gain import gain_over
 from overlap_sweep.results.identity import key_of
-from overlap_sweep.results.points import Point
+from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.results.provenance import recorded_warnings
 from overlap_sweep.results.records import KnobFinal, KnobRecord
-from overlap_sweep.results.run_directory import Result
-from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_HOST, TYPICAL_SCATTER_OF_STEPS
-from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
-from overlap_sweep.workloads.tp_training.rows import Grid, Losses, StepCommunication, TpTrainingRow, rows_of
+from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_HOST, TYPICAL_SCATTER_OF_STEPS, pairs_among, ties
+from overlap_sweep.workloads.tp_training.losses import losses_by_point
+from overlap_sweep.workloads.tp_training.rows import Grid, StepCommunication, TpTrainingRow, rows_of
 
 _USUAL = {"learning_rate": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42}
 """Default options of tp_training, which a case does not name."""
@@ -95,15 +92,8 @@ class GridAnswer:
 
     @property
     def ties(self) -> list[TpTrainingRow]:
-        """Returns the best row and those not slower beyond the noise. The noise counts all pairs, since any row might
-        have come out best by chance."""
-        rows = self.comparable
-        pairs = pairs_among(rows)
-        return [row for row in rows if row is rows[0] or not row.decisive.differs_from(rows[0].decisive, pairs)]
-
-
-def pairs_among(rows: Sequence[TpTrainingRow]) -> int:
-    return max(len(rows) * (len(rows) - 1) // 2, 1)
+        """Returns the best row and those not slower beyond the noise."""
+        return ties(self.comparable, lambda row: row.decisive)
 
 
 @dataclass(frozen=True)
@@ -143,10 +133,7 @@ def analyse_tp_training(
 ) -> list[TpTrainingAnalysis]:
     """Returns an analysis of the `ok` points for each case. `communication`: by run directory; `searches`: by that of
     their points."""
-    cases: dict[TpTrainingCase, list[Point]] = defaultdict(list)
-    for point in points:
-        if point.workload == "tp_training" and point.status == "ok":
-            cases[TpTrainingCase.of(point)].append(point)
+    cases = group_points(points, "tp_training", TpTrainingCase.of)
     return [_analysis(case, *rows_of(cases[case], communication), searches) for case in sorted(cases)]
 
 
@@ -171,7 +158,7 @@ def _analysis(
     searches: Mapping[Path, KnobRecord],
 ) -> TpTrainingAnalysis:
     finals = _finals(rows, searches)
-    losses = _losses(rows)
+    losses = losses_by_point(rows)
     for row in (*rows, *of_points):
         compared = [losses[point.directory] for point in row.points if point.directory in losses]
         row.losses = max(compared, key=lambda one: bool(one.deviates), default=None)
@@ -179,85 +166,12 @@ def _analysis(
     for row in sorted(rows, key=lambda row: (row.grid.ranks, row.grid, row.time_us)):
         grids[row.grid].append(row)
     analysis = TpTrainingAnalysis(case, [GridAnswer(case, of_grid) for of_grid in grids.values()], of_points, finals)
-    several = [answer.ties for answer in analysis.answers if len(answer.rows) > 1]
-    places = {row.name: "tie" if len(ties) > 1 else "fastest" for ties in several for row in ties}
+    tied = [answer.ties for answer in analysis.answers if len(answer.rows) > 1]
+    places = {row.name: "tie" if len(rows) > 1 else "fastest" for rows in tied for row in rows}
     chosen = {answer.best.name for answer in analysis.answers if answer.best}
     for row in (*rows, *of_points):
         row.chosen, row.place = row.name in chosen, places.get(row.name, "")
     return analysis
-
-
-def tolerance_of(precision: str) -> dict[str, float]:
-    """Returns the relative differences of losses and gradient norms that rounding explains: bf16 and fp16 keep 8 and 11
-    bits, and every implementation adds in another order."""
-    return {"loss": 1e-4, "grad_norm": 1e-3} if precision == "fp32" else {"loss": 1e-2, "grad_norm": 5e-2}
-
-
-def _losses(rows: Iterable[TpTrainingRow]) -> dict[Path, Losses]:
-    """Returns how losses compare by run directory, for runs with the same data as others. Implementations are compared
-    with each other, or settings if there is only one implementation. The reference is the median of all, which shows a
-    single wrong one among three or more; two are compared with each other."""
-    of_sizes: dict[int, list[TpTrainingRow]] = defaultdict(list)
-    for row in rows:
-        of_sizes[row.grid.dp_size].append(row)
-    found: dict[Path, Losses] = {}
-    for of_size in of_sizes.values():
-        several = len({row.impl for row in of_size}) > 1
-        votes: dict[str, dict[Path, list[TpTrainingStep]]] = defaultdict(dict)
-        for row in of_size:
-            steps = {point.directory: point.measured_as(TpTrainingRun).steps for point in row.points}
-            votes[row.impl if several else row.name] |= steps
-        tolerance = tolerance_of(of_size[0].points[0].config["precision"])
-        for who, runs in votes.items():
-            others = [list(other.values()) for name, other in votes.items() if len(votes) > 2 or name != who]
-            if others:
-                found |= {directory: _compared(steps, others, tolerance) for directory, steps in runs.items()}
-    return found
-
-
-def _compared(
-    own: Sequence[TpTrainingStep], others: Sequence[Sequence[Sequence[TpTrainingStep]]], tolerance: Mapping[str, float]
-) -> Losses:
-    """Returns how the losses of `own` compare. `others`: by implementation, the steps of each of its runs."""
-    largest, deviates = 0.0, ""
-    for number, step in enumerate(own):
-        for name, most in tolerance.items():
-            value: float | None = getattr(step, name)
-            reference = _median(_median(getattr(run[number], name) for run in runs) for runs in others)
-            difference = _relative(value, reference)
-            if difference > most and not deviates:
-                deviates = f"{name} is {_number(value)} instead of {_number(reference)} at step {number}"
-            if name == "loss":
-                largest = max(largest, difference)
-    return Losses(largest, deviates)
-
-
-def deviation(result: Result, reference: Result) -> str:
-    """Returns how an `ok` result's losses or gradient norms differ from those of another one on the same data beyond
-    what rounding explains; empty if they don't, or if the data are not the same."""
-    own, other = result.measured_as(TpTrainingRun).steps, reference.measured_as(TpTrainingRun).steps
-    if own[-1].loss is None:
-        return "the loss is NaN or infinite"
-    if result.point["dp_size"] != reference.point["dp_size"] or len(own) != len(other):
-        return ""
-    return _compared(own, [[other]], tolerance_of(result.point["precision"])).deviates
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    """Returns the median of the values that are not None; None if most are."""
-    of_all = list(values)
-    known = [value for value in of_all if value is not None]
-    return statistics.median(known) if 2 * len(known) >= len(of_all) else None
-
-
-def _relative(value: float | None, reference: float | None) -> float:
-    if value is None or reference is None:
-        return 0.0 if value is reference else math.inf
-    return abs(value - reference) / abs(reference) if reference else math.inf if value else 0.0
-
-
-def _number(value: float | None) -> str:
-    return "NaN" if value is None else f"{value:.6g}"
 
 
 def headline(analysis: TpTrainingAnalysis) -> str:

@@ -10,15 +10,12 @@ from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.study import STEP
+from overlap_sweep.study.settings import DEFAULTS
 from overlap_sweep.workloads import nodes
 from overlap_sweep.workloads.tp_training.answer import TpTrainingCase, analyse_tp_training
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, setting_of
-
-STEP = "step"
-"""Name of the pass: a whole training step."""
-DEFAULTS = "defaults"
-"""Name of the setting with every option at its default."""
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -16,15 +16,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from overlap_sweep.report.table import Table
-from overlap_sweep.results import verdict
-from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.results.identity import key_of
+from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Finalist
 from overlap_sweep.results.traces import TraceReading
+from overlap_sweep.study.settings import key, numbered
+from overlap_sweep.study.times import step_times, time_of_point
 from overlap_sweep.trace import TraceRow
 from overlap_sweep.workloads.tp_training.config import OF_DATA_PARALLEL, SEQUENCE_PARALLEL, TpTraining
 from overlap_sweep.workloads.tp_training.language_model import peak_tflops
+from overlap_sweep.workloads.tp_training.losses import Losses
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
 _OF_SETTING = (
@@ -67,15 +69,6 @@ class StepCommunication:
     def hidden_fraction(self) -> float:
         """Returns the hidden fraction; NaN if nothing communicates."""
         return 1 - self.exposed_us / self.total_us if self.total_us else float("nan")
-
-
-class Losses(NamedTuple):
-    """Comparison of a run's losses and gradient norms with those of other runs on the same data."""
-
-    largest: float
-    """Largest relative difference of a loss; infinite if one of the two is NaN or infinite."""
-    deviates: str
-    """First difference beyond the tolerance, such as `loss is 6.4 instead of 6.6 at step 4`; empty if there is none."""
 
 
 @dataclass(eq=False)
@@ -172,7 +165,7 @@ class TpTrainingRow:
 
     @property
     def launch_bound(self) -> bool:
-        return is_launch_bound(self.points)
+        return any(point.launch_bound for point in self.points)
 
     @property
     def deviates(self) -> bool:
@@ -196,11 +189,6 @@ class TpTrainingRow:
         return ", ".join(note for note, holds in notes.items() if holds)
 
 
-def is_launch_bound(points: Iterable[Point]) -> bool:
-    """Returns whether the host, or a stack that waits for the device, limits the step time of any of the points."""
-    return any(point.result and point.result.launch_bound for point in points)
-
-
 def setting_of(config: Mapping[str, Any]) -> str:
     """Returns `autotp zero_stage=2`: the implementation of a resolved point, and its options that are not at their
     defaults."""
@@ -222,50 +210,49 @@ def rows_of(
 ) -> tuple[list[TpTrainingRow], list[TpTrainingRow]]:
     """Returns a row for each setting, and one for each point by itself. `points`: the `ok` points of one case;
     `communication`: by run directory."""
-    named = _named(points)
-    repeated = [(_medians_us(of_one), is_launch_bound(of_one)) for of_one in named.values()]
-    between = verdict.noises_of_steps(repeated, points[0].config["runtime"]["device"])
+    alike: dict[Hashable, list[Point]] = defaultdict(list)
+    for point in points:
+        alike[_identity(point.config)].append(point)
+    groups = list(alike.values())
+    # Differences that a setting omits, such as connections, get a number.
+    names = numbered(f"{_grid(own[0])} {setting_of(own[0].config)}" for own in groups)
 
-    def row(grid: Grid, setting: str, points: list[Point]) -> TpTrainingRow:
-        return TpTrainingRow(
-            grid=grid,
-            setting=setting,
-            points=points,
-            step=between[is_launch_bound(points)].of_runs(_estimate(points), _medians_us(points)),
-            communication=next((communication[p.directory] for p in points if p.directory in communication), None),
-        )
+    def row(name: str, points: list[Point], step: Estimate) -> TpTrainingRow:
+        grid = _grid(points[0])
+        of_traces = next((communication[p.directory] for p in points if p.directory in communication), None)
+        return TpTrainingRow(grid, name.removeprefix(f"{grid} "), points, step, of_traces)
 
+    times = [time.step for time in step_times(groups, _timing)]
     return (
-        [row(*key, of_one) for key, of_one in named.items()],
-        [row(*key, [point]) for key, of_one in named.items() for point in of_one],
+        list(map(row, names, groups, times)),
+        [
+            row(name, [point], _time_of_run(point, step))
+            for name, own, step in zip(names, groups, times, strict=True)
+            for point in own
+        ],
     )
 
 
-def _estimate(points: Iterable[Point]) -> Estimate:
-    return estimate(*(point.measured_as(TpTrainingRun).timing.samples_us for point in points))
+def _grid(point: Point) -> Grid:
+    return Grid(point.config["tp_size"], point.config["dp_size"])
 
 
-def _medians_us(points: Iterable[Point]) -> list[float]:
-    return [_estimate([point]).time_us for point in points]
+def _timing(point: Point) -> Timing:
+    return point.measured_as(TpTrainingRun).timing
 
 
-def _named(points: Iterable[Point]) -> dict[tuple[Grid, str], list[Point]]:
-    """Returns the points by grid and setting. Differences that a setting omits, such as connections, get a number."""
-    alike: dict[tuple[Grid, str], dict[str, list[Point]]] = defaultdict(dict)
-    for point in points:
-        grid = Grid(point.config["tp_size"], point.config["dp_size"])
-        alike[grid, setting_of(point.config)].setdefault(_identity(point.config), []).append(point)
-    return {
-        (grid, f"{setting} #{number}" if number > 1 else setting): of_one
-        for (grid, setting), different in alike.items()
-        for number, of_one in enumerate(different.values(), start=1)
-    }
+def _time_of_run(point: Point, setting: Estimate) -> Estimate:
+    """Returns the time of one run, with the noise between runs that is known from all settings."""
+    assert setting.between
+    own = time_of_point(_timing(point)).step
+    return setting.between.of_runs(own, [own.time_us])
 
 
-def _identity(config: Mapping[str, Any]) -> str:
+def _identity(config: Mapping[str, Any]) -> Hashable:
     options = {name: config["tp_training"].get(name) for name in _OF_SETTING}
-    connections = config["runtime"].get("max_connections")
-    return key_of({"options": options, "overlap_cfg": config.get("overlap_cfg"), "max_connections": connections})
+    overlap_cfg, connections = config.get("overlap_cfg"), config["runtime"].get("max_connections")
+    more = {name: config[name] for name in ("impl", "tp_size", "dp_size")}
+    return key({**options, **more, "overlap_cfg": overlap_cfg, "max_connections": connections})
 
 
 def step_communication(reading: TraceReading) -> StepCommunication | None:

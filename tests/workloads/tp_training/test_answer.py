@@ -10,11 +10,8 @@ import pytest
 
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.traces import TraceReading
-from overlap_sweep.workloads.tp_training.answer import (
-    TpTrainingAnalysis,
-    analyse_tp_training,
-    tolerance_of,
-)
+from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
+from overlap_sweep.workloads.tp_training.losses import tolerance_of
 from overlap_sweep.workloads.tp_training.rows import StepCommunication, setting_of, step_communication
 from overlap_sweep.workloads.tp_training.section import ANSWERS
 from tests.make_point import LANGUAGE_MODEL, falling, make_point, stack_config
