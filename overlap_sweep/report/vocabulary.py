@@ -187,6 +187,7 @@ UNITS = {
     **{"tflops": "TFLOP/s", "tflops_per_gpu": "TFLOP/s", "tflops_alone": "TFLOP/s", "tflops_overlapped": "TFLOP/s"},
     **{"_gb_s": "GB/s", "gb_per_s": "GB/s", "gb_per_s_alone": "GB/s", "gb_per_s_overlapped": "GB/s"},
     **{"_ms": "ms", "_mhz": "MHz", "power_w": "W", "temperature_c": "\N{DEGREE SIGN}C"},
+    **{"learning_rate": "dimensionless", "grad_norm": "dimensionless"},
     **dict.fromkeys(("value", "difference", "noise"), "the quantity's"),
 }
 """Units by the end of a column's name."""
