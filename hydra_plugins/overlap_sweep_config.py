@@ -143,11 +143,16 @@ class SearchSweeper(Sweeper):
 
     def sweep(self, arguments: Sequence[str]) -> None:
         """Runs the search. Exits with one line on a UserError, since Hydra would print a traceback."""
+        from overlap_sweep.search.measured import SearchInputs
+
+        assert self.config
+        assert self.hydra_context
+        assert self.launcher
         module, _, function = self._search.partition(":")
         try:
             check_keys(arguments)
             search = getattr(import_module(module), function)
-            search(self.config, self.hydra_context, self.launcher, self._params, arguments)
+            search(SearchInputs(self.config, self.hydra_context, self.launcher, self._params, arguments))
         except UserError as error:
             end(error)
 

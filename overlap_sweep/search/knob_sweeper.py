@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
-
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext
-from omegaconf import DictConfig
 
 from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT
 from overlap_sweep.errors import UserError
-from overlap_sweep.hydra_adapter.composition import compose_point
 from overlap_sweep.options import listed
 from overlap_sweep.report.searches import knob_lines
 from overlap_sweep.results.estimate import Estimate, estimate
@@ -33,7 +28,7 @@ from overlap_sweep.runtime.progress import announce, shown_waiting
 from overlap_sweep.search import Failure, Samples, Setting, conduct, finals
 from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail, one_by_one
 from overlap_sweep.search.knobs import search
-from overlap_sweep.search.measured import Job, Measurements, swept_values
+from overlap_sweep.search.measured import Job, Measurements, SearchInputs
 from overlap_sweep.workloads import Searchable
 
 THE_BASELINE = "the baseline"
@@ -45,7 +40,7 @@ _QUEUES = "runtime.max_connections"
 class KnobSpace:
     """The knobs of one case, and its points."""
 
-    def __init__(self, config: DictConfig, context: HydraContext, overrides: Sequence[str]) -> None:
+    def __init__(self, inputs: SearchInputs, overrides: Sequence[str]) -> None:
         """`overrides`: overrides of every point."""
         self.overrides = list(overrides)
         self.label = ""
@@ -54,14 +49,13 @@ class KnobSpace:
         """Reasons why keys are not searched, by key."""
         self.refusals: dict[Setting, str | None] = {}
         """Results of `refusal` by setting."""
-        self._config, self._loader = config, context.config_loader
+        self._compose = inputs.compose
         self._points: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def point(self, *overrides: str) -> dict[str, Any]:
         """Returns the resolved point. UserError for a wrong value."""
         if overrides not in self._points:
-            composed = compose_point(self._loader, self._config, [*self._others(overrides), *overrides])
-            self._points[overrides] = resolve(composed)
+            self._points[overrides] = resolve(self._compose([*self._others(overrides), *overrides]))
         return self._points[overrides]
 
     def same_point(self, *overrides: str) -> str:
@@ -128,17 +122,15 @@ def searchable(workload: str) -> Searchable:
     return found
 
 
-def find_spaces(
-    config: DictConfig, context: HydraContext, values: Mapping[str, Sequence[str]], params: Collection[str]
-) -> list[KnobSpace]:
+def find_spaces(inputs: SearchInputs) -> list[KnobSpace]:
     """Returns the space of each case. UserError if there is nothing to search in any, or a value is wrong."""
     # Hydra spells params as Python does.
-    spelled = {key: [t.lower() if t in ("True", "False") else t for t in texts] for key, texts in values.items()}
-    known = searchable(config.workload.name)
+    spelled = {key: [t.lower() if t in ("True", "False") else t for t in texts] for key, texts in inputs.values.items()}
+    known = searchable(inputs.config.workload.name)
 
     def is_knob(key: str) -> bool:
         name = key.lstrip("+")
-        return name not in known.cases and (key in params or name == _QUEUES or name.startswith(known.options))
+        return name not in known.cases and (key in inputs.params or name == _QUEUES or name.startswith(known.options))
 
     # A key with a single value is not a knob but part of every case.
     knobs = {key: texts for key, texts in spelled.items() if is_knob(key) and len(texts) > 1}
@@ -146,7 +138,7 @@ def find_spaces(
         raise UserError(f"There is nothing to search; give a knob several values, such as {known.example}.")
     fixed = {key: texts for key, texts in spelled.items() if key not in knobs}
     cases = [dict(zip(fixed, combination, strict=True)) for combination in product(*fixed.values())]
-    spaces = [_space(config, context, [f"{key}={value}" for key, value in case.items()], knobs) for case in cases]
+    spaces = [_space(inputs, [f"{key}={value}" for key, value in case.items()], knobs) for case in cases]
     labels = [space.label for space in spaces]
     more = [key for key in fixed if _is_hidden(key, cases, labels)]
     for space, case in zip(spaces, cases, strict=True):
@@ -163,16 +155,14 @@ def _is_hidden(key: str, cases: Sequence[Mapping[str, str]], labels: Sequence[st
     return max(Counter(zip(others, labels, strict=True)).values()) > 1
 
 
-def _space(
-    config: DictConfig, context: HydraContext, overrides: Sequence[str], knobs: Mapping[str, Sequence[str]]
-) -> KnobSpace:
+def _space(inputs: SearchInputs, overrides: Sequence[str], knobs: Mapping[str, Sequence[str]]) -> KnobSpace:
     # Without them a point may be none: a command has a placeholder of that name.
     added = [f"{key}={texts[0]}" for key, texts in knobs.items() if key.startswith("+")]
-    plain = KnobSpace(config, context, [*overrides, *added])
+    plain = KnobSpace(inputs, [*overrides, *added])
     usual = plain.point()
     of_gpus = (_QUEUES, *searchable(usual["workload"]["name"]).of_gpus)
     first = [f"{key}={texts[0]}" for key, texts in knobs.items() if plain.point(f"{key}={texts[0]}") != usual]
-    space = KnobSpace(config, context, [*plain.overrides, *first])
+    space = KnobSpace(inputs, [*plain.overrides, *first])
     ranks, workload = workloads.world_size(usual), workloads.of(usual)
     space.label = f"{usual['model']['name']} {workload.subject(usual)} on {ranks} rank{'' if ranks == 1 else 's'}"
     origin, found = space.point(), []
@@ -354,14 +344,12 @@ def _over_none(samples: Samples, setting: Setting) -> Gain | None:
     return Gain(1 - ratio.time_us, ratio.noise_us)
 
 
-def sweep(
-    config: DictConfig, context: HydraContext, launcher: Launcher, params: Mapping[str, Any], arguments: Sequence[str]
-) -> None:
+def sweep(inputs: SearchInputs) -> None:
     """Searches every case, prints the answers, and writes `knobs.json` after every batch. UserError, before anything
     runs, if there is nothing to search or a value is wrong."""
     with shown_waiting("composing what is searched"):
-        spaces = find_spaces(config, context, swept_values(context, params, arguments), set(params))
-    measurements = Measurements.begin(config, launcher)
+        spaces = find_spaces(inputs)
+    measurements = Measurements.begin(inputs)
     announce([space.point() for space in spaces], outcomes)
     budget, searches, held = measurements.budget, list[Searching](), list[KnobFinal]()
 
@@ -393,12 +381,12 @@ def sweep(
             print(f"knobs: {space.label}: {knobs}", flush=True)
         # The final gets as much of the budget as a search.
         searches.append(Searching(space, measurements, 1 / (len(spaces) - index + bool(contests))))
-        conduct(search(searches[-1].trail, config.search), measure)
+        conduct(search(searches[-1].trail, inputs.config.search), measure)
         searches[-1].ended = True
     for contest in contests:
         print("knobs: the best settings side by side", flush=True)
         refused = {space.label: why for space in contest if (why := space.left_out.get(THE_BASELINE))}
-        final = finals.hold([one for one in searches if one.space in contest], max(2, config.search.repeats))
+        final = finals.hold([one for one in searches if one.space in contest], max(2, inputs.config.search.repeats))
         final.left_out = {**refused, **final.left_out}
         held.append(final)
     path = record().write(measurements.directory)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep.config import INSTRUMENTS, NO_PART_OF_A_POINT
 from overlap_sweep.errors import UsageError, UserError
+from overlap_sweep.hydra_adapter.composition import compose_point
 from overlap_sweep.hydra_adapter.overrides import as_choice, parsed, texts
 from overlap_sweep.hydra_adapter.plugins import error_of
 from overlap_sweep.report.numbers import as_duration
@@ -76,6 +78,41 @@ class Job:
     """The resolved configuration of the overrides."""
 
 
+@dataclass(frozen=True)
+class SearchInputs:
+    """What Hydra gives to a search."""
+
+    config: DictConfig
+    """The whole sweep's configuration."""
+    context: HydraContext
+    launcher: Launcher
+    params: Mapping[str, Any]
+    """Values to search, by key; those of `arguments` win."""
+    arguments: Sequence[str]
+    """The command line's overrides that are not Hydra's."""
+
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """Returns Hydra's configuration of a point. UserError for a wrong override."""
+        return compose_point(self.context.config_loader, self.config, overrides)
+
+    @cached_property
+    def values(self) -> dict[str, list[str]]:
+        """Returns each key's values as text, by key as typed. UserError for a continuous range, or what a search
+        cannot vary."""
+        typed = [*(f"{key}={value}" for key, value in self.params.items()), *self.arguments]
+        values = {each.get_key_element(): list(texts(each)) for each in parsed(typed, self.context.config_loader)}
+        for key, swept in values.items():
+            name = key.lstrip("+~")
+            wanted = ",".join(swept).lower()
+            if name.removeprefix("runtime.") in INSTRUMENTS and wanted != "false":
+                raise UsageError(f"{name}={wanted} costs time, so a search cannot compare; give it to one point.")
+            if name in ("phases", "repetition"):
+                raise UsageError(f"{name} is set by the search itself; leave it out.")
+            if len(swept) > 1 and name.partition(".")[0] in NO_PART_OF_A_POINT:
+                raise UsageError(f"{name}={','.join(swept)}: a search takes one value of {name}.")
+        return values
+
+
 class Measurements:
     """All points of a search. Points with a result in its directory are not measured again."""
 
@@ -88,13 +125,14 @@ class Measurements:
         self._launched = 0
 
     @classmethod
-    def begin(cls, config: DictConfig, launcher: Launcher) -> Measurements:
+    def begin(cls, inputs: SearchInputs) -> Measurements:
         """Records what is searched in the sweep's directory, and starts the clock."""
+        config = inputs.config
         directory = Path(str(config.hydra.sweep.dir))
         OmegaConf.save(config, directory / "multirun.yaml")
         budget = Budget(config.search.max_points, config.search.max_minutes)
         outcomes.searching, outcomes.limits = True, budget.in_words
-        return cls(launcher, directory, budget)
+        return cls(inputs.launcher, directory, budget)
 
     def measure(self, jobs: Sequence[Job]) -> list[Result | None]:
         """Returns the result of each job; None if the budget ended before it was measured."""
@@ -129,22 +167,6 @@ class Measurements:
         returned = self._launcher.launch(typed, initial_job_idx=self._launched)
         self._launched += len(jobs)
         return [_result(one, job) for one, job in zip(returned, jobs, strict=True)]
-
-
-def swept_values(context: HydraContext, params: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, list[str]]:
-    """Returns each key's values as text, by key as typed. UserError for a continuous range."""
-    typed = [*(f"{key}={value}" for key, value in params.items()), *arguments]
-    values = {each.get_key_element(): list(texts(each)) for each in parsed(typed, context.config_loader)}
-    for key, swept in values.items():
-        name = key.lstrip("+~")
-        wanted = ",".join(swept).lower()
-        if name.removeprefix("runtime.") in INSTRUMENTS and wanted != "false":
-            raise UsageError(f"{name}={wanted} costs time, so a search cannot compare; give it to one point.")
-        if name in ("phases", "repetition"):
-            raise UsageError(f"{name} is set by the search itself; leave it out.")
-        if len(swept) > 1 and name.partition(".")[0] in NO_PART_OF_A_POINT:
-            raise UsageError(f"{name}={','.join(swept)}: a search takes one value of {name}.")
-    return values
 
 
 def _result(returned: JobReturn, job: Job) -> Result | None:

@@ -8,14 +8,9 @@ from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext
-from omegaconf import DictConfig
-
 from overlap_sweep import workloads
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
-from overlap_sweep.hydra_adapter.composition import compose_point
 from overlap_sweep.report.searches import pass_line
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting, told_after
@@ -27,7 +22,7 @@ from overlap_sweep.runtime.point import resolve
 from overlap_sweep.runtime.progress import announce, shown_waiting
 from overlap_sweep.search.cell import NONE, Candidate, Cell, Trail
 from overlap_sweep.search.known_wrong import KnownWrong
-from overlap_sweep.search.measured import Job, Measurements, swept_values
+from overlap_sweep.search.measured import Job, Measurements, SearchInputs
 from overlap_sweep.search.tasks import (
     SEARCHED,
     Request,
@@ -47,11 +42,9 @@ Refusal = Callable[[Mapping[str, Any]], str | None]
 """Takes a resolved point; returns why its operator is not searched, though it could be measured, or None."""
 
 
-def sweep(
-    config: DictConfig, context: HydraContext, launcher: Launcher, params: Mapping[str, Any], arguments: Sequence[str]
-) -> None:
+def sweep(inputs: SearchInputs) -> None:
     """Searches all passes, prints the answers and writes `search.json`."""
-    whole = Sweep(config, context, launcher, swept_values(context, params, arguments))
+    whole = Sweep(inputs, inputs.values)
     for stage in whole.stages:
         whole.search(stage)
         whole.profile_answers(stage, AnalysisConfig())
@@ -62,33 +55,23 @@ class Sweep:
     """The searches of a sweep. Prints their progress and writes search.json after every round."""
 
     def __init__(
-        self,
-        config: DictConfig,
-        context: HydraContext,
-        launcher: Launcher,
-        values: Mapping[str, Sequence[str]],
-        refusal: Refusal = lambda _: None,
+        self, inputs: SearchInputs, values: Mapping[str, Sequence[str]], refusal: Refusal = lambda _: None
     ) -> None:
         """Raises UserError, before anything runs, if there is nothing to search or a value is wrong."""
-        self.config = config
-        self._loader = context.config_loader
+        self.config, self.compose = inputs.config, inputs.compose
         self._refusal = refusal
         with shown_waiting("composing what is searched"):
             found = self._find_tasks(values)
         self.tasks = [task for task in found if task.cells]
-        self.measurements = Measurements.begin(config, launcher)
+        self.measurements = Measurements.begin(inputs)
         announce([task.point for task in self.tasks], outcomes)
         self.dropped: dict[str, str] = {}
         """Reasons why tasks were not searched, by label."""
         self._rounds = 0
         self._known_wrong = KnownWrong()
-        self._known_wrong.learn(wrong_results(config))
+        self._known_wrong.learn(wrong_results(inputs.config))
         for task in (task for task in found if not task.cells):
             self.drop(task.label, "; ".join(task.refused) or "none of its slots takes a swept method")
-
-    def compose(self, overrides: Sequence[str]) -> DictConfig:
-        """Returns Hydra's configuration of a job with these overrides."""
-        return compose_point(self._loader, self.config, overrides)
 
     def _find_tasks(self, values: Mapping[str, Sequence[str]]) -> list[Task]:
         """Returns a task, perhaps without cells, for each combination of the values that are not searched.

@@ -14,8 +14,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
@@ -36,7 +34,7 @@ from overlap_sweep.results.run_directory import Result, now, write_atomically
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.runtime.progress import shown_waiting
-from overlap_sweep.search.measured import Job, swept_values
+from overlap_sweep.search.measured import Job, SearchInputs
 from overlap_sweep.search.sweeper import Sweep, case_of
 from overlap_sweep.search.tasks import Task, cases
 from overlap_sweep.workloads.layer import sizes_refusal
@@ -66,17 +64,16 @@ _OF_OPERATORS = ("workload", "operator", "phases", "profile", "repetition")
 _OF_LAYERS = {declared.name for declared in fields(WorkloadOptions)}
 
 
-def tune(
-    config: DictConfig, context: HydraContext, launcher: Launcher, params: Mapping[str, Any], arguments: Sequence[str]
-) -> None:
+def tune(inputs: SearchInputs) -> None:
     """Runs the tuner, prints the answer, and writes all files into the sweep's directory.
 
     UserError, before anything runs, if there is nothing to tune.
     """
-    values, notice = _with_tp_sizes(swept_values(context, params, arguments), config)
+    config = inputs.config
+    values, notice = _with_tp_sizes(inputs.values, config)
     # Before anything runs; otherwise the error would come minutes later.
     check_presets(config.tuner.presets, values["tp_size"])
-    whole = Sweep(config, context, launcher, values, lambda point: _refusal(point, config))
+    whole = Sweep(inputs, values, lambda point: _refusal(point, config))
     path = whole.measurements.directory / TunerRecord.FILE
     earlier = TunerRecord.read(path) if path.exists() else None
     record = TunerRecord(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 from tests.sweeps import ROOT
@@ -17,6 +18,7 @@ def listed(section: str) -> set[str]:
     return set(re.findall(r"^\| `([\w.]+)`", section, re.MULTILINE))
 
 
+@cache
 def used() -> dict[str, set[str]]:
     """Full names that are imported of Hydra, and private attributes of others in the adapter, with the files."""
     found = defaultdict(set)

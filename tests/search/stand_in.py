@@ -25,6 +25,7 @@ from overlap_sweep.results.run_directory import Result, read_result, write_resul
 from overlap_sweep.runtime.group_config import machine_of
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
+from overlap_sweep.search.measured import SearchInputs
 from overlap_sweep.workloads.layer.result import LayerTimes
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import pass_times, variant
@@ -79,6 +80,10 @@ class StandIn(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """It is."""
+
+    def inputs(self, *arguments: str, params: Mapping[str, Any] | None = None) -> SearchInputs:
+        """What Hydra gives to a search."""
+        return SearchInputs(self.config, self.context, self, params or {}, arguments)
 
     @property
     def points(self) -> list[dict[str, Any]]:

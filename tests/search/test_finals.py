@@ -43,7 +43,7 @@ def stacks(point: Mapping[str, Any]) -> Result:
 def searched(directory: Path, answer: Answer, *overrides: str) -> StandIn:
     single = [override for override in (*FIXED, *overrides) if "," not in override]
     with sweep_of(directory, "hydra/sweeper=knobs", *single, answer=answer) as launcher:
-        sweep(launcher.config, launcher.context, launcher, PARAMS, [*FIXED, *overrides])
+        sweep(launcher.inputs(*FIXED, *overrides, params=PARAMS))
         return launcher
 
 

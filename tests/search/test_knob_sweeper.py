@@ -53,7 +53,7 @@ def searched(
     """Run to the end."""
     single = [override for override in (*fixed, *overrides) if "," not in override]
     with sweep_of(directory, "hydra/sweeper=knobs", *single, answer=answer) as launcher:
-        sweep(launcher.config, launcher.context, launcher, params, [*fixed, *overrides])
+        sweep(launcher.inputs(*fixed, *overrides, params=params))
         return launcher
 
 

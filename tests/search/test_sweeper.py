@@ -43,7 +43,7 @@ def answer(point: Mapping[str, Any]) -> Result:
 def searched(directory: Path, *overrides: str, answer: Answer = answer, space: tuple[str, ...] = SPACE) -> StandIn:
     """Run to the end."""
     with sweep_of(directory, "hydra/sweeper=bisect", *ON_CPU, *overrides, answer=answer) as launcher:
-        sweep(launcher.config, launcher.context, launcher, {}, [*ON_CPU, *space])
+        sweep(launcher.inputs(*ON_CPU, *space))
         return launcher
 
 
@@ -226,7 +226,7 @@ def test_what_is_searched_is_said_by_params_by_the_command_line_instead_and_with
     with sweep_of(tmp_path, *ON_CPU, *limits, answer=answer) as launcher:
         params = {"operator": "fc2", "method": "pipeline,ring_exchange", "num_sm": "1,32"}
         # Plain torch has no copy engines: that knob is not varied at all.
-        sweep(launcher.config, launcher.context, launcher, params, [*ON_CPU, "num_sm=1,2,4,8", "use_ce=null,true"])
+        sweep(launcher.inputs(*ON_CPU, "num_sm=1,2,4,8", "use_ce=null,true", params=params))
     settings = [setting for point in launcher.points for setting in point["phases"].values()]
     assert {setting["num_sm"] for setting in settings if "num_sm" in setting} == {2, 4}
     assert {setting.get("use_ce") for setting in settings} == {None}
@@ -259,7 +259,7 @@ def test_what_cannot_be_searched_is_said_before_anything_is_launched(
         sweep_of(tmp_path / "sweep", *ON_CPU, *limits) as launcher,
         pytest.raises(UserError) as raised,
     ):
-        sweep(launcher.config, launcher.context, launcher, {}, [*ON_CPU, *values])
+        sweep(launcher.inputs(*ON_CPU, *values))
     assert says in str(raised.value)
     assert launcher.points == []
     assert not any((tmp_path / "sweep").iterdir())

@@ -67,7 +67,7 @@ def tuned(directory: Path, *overrides: str, answer: Answer | None = None, space:
         pytest.MonkeyPatch.context() as patched,
     ):
         patched.setattr(files, "page_files", lambda *_, **__: [])
-        tune(launcher.config, launcher.context, launcher, {}, [*given, *space, *overrides])
+        tune(launcher.inputs(*given, *space, *overrides))
         return launcher
 
 
