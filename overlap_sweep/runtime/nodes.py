@@ -17,7 +17,7 @@ from overlap_sweep.errors import NodeLost
 from overlap_sweep.keeper import Keeper, OwnKeeper, Program, Start
 from overlap_sweep.runtime import channel
 from overlap_sweep.runtime.meeting import Meeting, Place, interface_of, own_addresses, write_meeting
-from overlap_sweep.runtime.serve import Goodbye, HangUp, Hello, Kill, Said, StartCommand
+from overlap_sweep.runtime.serve import EndCommand, Goodbye, Hello, Said, StartCommand
 
 POLL_S = 0.1
 
@@ -122,7 +122,7 @@ class _KeeperThere:
         return [one.line for one in said if one.line is not None]
 
     def hang_up(self) -> None:
-        self._node.send(HangUp(self._number))
+        self._node.send(EndCommand(self._number, at_once=False))
 
     def kill(self) -> None:
         if self._is_killed or self._node.lost:
@@ -131,7 +131,7 @@ class _KeeperThere:
         self._is_killed = True
         until, lines = time.monotonic() + KILLED_S, []
         with contextlib.suppress(NodeLost):
-            self._node.send(Kill(self._number))
+            self._node.send(EndCommand(self._number, at_once=True))
             while not self.is_gone and not self._node.lost:
                 if time.monotonic() > until:
                     self._node.give_up()

@@ -50,17 +50,11 @@ class StartCommand:
 
 
 @dataclass(frozen=True)
-class HangUp:
-    """Request to end a command in order."""
+class EndCommand:
+    """Request to end a command, in order or at once."""
 
     number: int
-
-
-@dataclass(frozen=True)
-class Kill:
-    """Request to end a command at once."""
-
-    number: int
+    at_once: bool
 
 
 @dataclass(frozen=True)
@@ -168,10 +162,8 @@ def _obey(message: object, keepers: dict[int, OwnKeeper], connection: Connection
             connection.send(Said(message.number, None, str(error)))
             return
         keepers[message.number] = keeper
-    elif isinstance(message, HangUp) and message.number in keepers:
-        keepers[message.number].hang_up()
-    elif isinstance(message, Kill) and message.number in keepers:
-        keepers[message.number].kill()
+    elif isinstance(message, EndCommand) and (found := keepers.get(message.number)):
+        found.kill() if message.at_once else found.hang_up()
 
 
 def _report(keepers: dict[int, OwnKeeper], connection: Connection) -> None:

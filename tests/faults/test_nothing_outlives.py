@@ -44,9 +44,7 @@ class Sweep(NamedTuple):
 
 ORDERS = (
     ("launcher",),
-    ("launcher", "agent"),
     ("agent", "launcher"),
-    ("launcher", "agent", "rank 0"),
     ("rank 1", "agent", "launcher"),
     ("launcher", "keeper", "guard"),
     ("keeper", "guard", "agent", "launcher"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ from hydra import compose, initialize_config_dir
 
 from overlap_sweep import gpus
 from overlap_sweep.errors import UserError
-from overlap_sweep.runtime.group import WorkerGroup
 from overlap_sweep.runtime.group_config import GroupConfig, check_wrapper
 from overlap_sweep.runtime.point import resolve
 from tests.make_point import operator_config
-from tests.sweeps import ROOT, Launch, wait_for
+from tests.sweeps import ROOT, Launch
 
 pytestmark = pytest.mark.end_to_end
 
@@ -39,7 +37,7 @@ done
 shift
 mkdir -p "$output"
 export PROFILER_OUTPUT="$output" PYTHONPATH="{place}:$PYTHONPATH"
-{run} "$@"
+exec "$@"
 """
 # As the library that rocprofv3 has every process load: it writes when the process exits as usual.
 LOADED = """
@@ -53,19 +51,15 @@ def write():
 
 
 @pytest.fixture
-def rocprofv3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """-> install it, with what it runs its command by; the file in which it notes its arguments."""
+def rocprofv3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Installs it. Returns the file in which it notes its arguments."""
     place = tmp_path / "bin"
     place.mkdir()
     monkeypatch.setenv("PATH", str(place), prepend=os.pathsep)
-
-    def install(run: str) -> Path:
-        (place / "rocprofv3").write_text(PROGRAM.format(place=shlex.quote(str(place)), run=run))
-        (place / "rocprofv3").chmod(0o755)
-        (place / "sitecustomize.py").write_text(LOADED)
-        return place / "arguments"
-
-    return install
+    (place / "rocprofv3").write_text(PROGRAM.format(place=shlex.quote(str(place))))
+    (place / "rocprofv3").chmod(0o755)
+    (place / "sitecustomize.py").write_text(LOADED)
+    return place / "arguments"
 
 
 def point(*overrides: str, arguments: str = "--kernel-trace", profiled: bool = True) -> dict[str, Any]:
@@ -78,14 +72,13 @@ def point(*overrides: str, arguments: str = "--kernel-trace", profiled: bool = T
 
 @pytest.mark.parametrize(("workload", "ranks"), [(FSDP, 2), (COPIES, 1)], ids=["fsdp", "copy_engine"])
 def test_a_profiled_points_group_runs_under_it_and_what_it_writes_at_the_end_is_kept(
-    rocprofv3: Callable[[str], Path], tmp_path: Path, workload: tuple[str, ...], ranks: int
+    rocprofv3: Path, tmp_path: Path, workload: tuple[str, ...], ranks: int
 ) -> None:
-    arguments = rocprofv3("exec")
     launch = Launch(tmp_path / "runs")
     given = ("profiling.rocprofv3=true", "profiling.rocprofv3_args='--kernel-trace --name \"a b\"'")
     done = launch.run(*workload, *given)
     assert done.returncode == 0, done.stderr
-    asked = arguments.read_text().splitlines()
+    asked = rocprofv3.read_text().splitlines()
     output = launch.directory / "single" / "rocprofv3"
     assert asked[:2] == ["--output-format", "json"]
     assert asked[2:8] == ["--kernel-trace", "--name", "a b", "-d", str(output), "--"]
@@ -95,20 +88,6 @@ def test_a_profiled_points_group_runs_under_it_and_what_it_writes_at_the_end_is_
     assert result.measured
     assert result.point["profiling"]["rocprofv3"]
     assert launch.processes() == {}
-
-
-@pytest.mark.parametrize("run", ["exec", ""])
-def test_a_group_that_is_killed_leaves_nothing_of_it(
-    rocprofv3: Callable[[str], Path], tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether it becomes its command or stays beside it."""
-    rocprofv3(run)
-    launch = Launch(tmp_path)
-    monkeypatch.setenv("OVERLAP_SWEEP_TEST", launch.tag)
-    with WorkerGroup(GroupConfig.of(point("distributed.dp_size=1"), tmp_path), tmp_path / "log") as group:
-        assert len(launch.processes()) >= 2
-        group.kill()
-        wait_for(lambda: not launch.processes())
 
 
 def test_each_profiled_point_has_a_group_of_its_own(tmp_path: Path) -> None:
