@@ -47,7 +47,10 @@ def new_sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
             patch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
 
             def made(**given: object) -> ClusterSweep:
-                return SlurmSweep(cluster, tmp_path_factory.mktemp("sweep"), **given)
+                sweep = SlurmSweep(cluster, tmp_path_factory.mktemp("sweep"), **given)
+                sweep.through.append("hydra.launcher.gpus_per_node=null")
+                return sweep
+
         else:
             environment = request.getfixturevalue("installed")
             patch.setenv(local_cluster.FOLDER, environment[local_cluster.FOLDER])
