@@ -47,7 +47,7 @@ class OverlapSweepPlugin(SearchPathPlugin):
             search_path.append("overlap_sweep", f"file://{folder}")
         sweepers: dict[str, Any] = {name: sweeper.conf for name, sweeper in SWEEPERS.items()}
         # Also for the help and for mistakes.
-        LAUNCHERS.update((name, found.launcher) for name, found in cluster.of_others().items())
+        LAUNCHERS.update((name, found.launcher) for name, found in cluster.outside_clusters().items())
         for group, nodes in {"hydra/sweeper": sweepers, "hydra/launcher": LAUNCHERS}.items():
             for name, node in nodes.items():
                 ConfigStore.instance().store(group=group, name=name, node=node, provider="overlap_sweep")

@@ -56,20 +56,20 @@ class Keeper:
         """Runs the command until it ends by itself or is to be stopped, and ends all of its processes."""
         _adopt_orphans()
         self._pid, problem = _start(self._words)
-        _tell(NOT_STARTED if problem else STARTED, problem or self._pid)
+        _report(NOT_STARTED if problem else STARTED, problem or self._pid)
         none_left = self._none_is_left()
         while self._status is None and not self._is_to_stop():
             none_left = self._none_is_left()
         is_stopped = self._status is None
         if not is_stopped:
-            _tell(ENDED, self._status)
+            _report(ENDED, self._status)
         written = os.fstat(1)
         left = [] if none_left else self._end()
         if is_stopped and self._grace_s and stat.S_ISREG(written.st_mode):
             _cut_output(written.st_size)
         if left:
             print(f"overlap_sweep: processes {left} were killed and do not end", file=sys.stderr, flush=True)
-            _tell(LEFT, *left)
+            _report(LEFT, *left)
 
     def _is_to_stop(self) -> bool:
         """Waits for something to happen; returns whether the command is to be stopped."""
@@ -211,7 +211,7 @@ def send(pid: int, number: signal.Signals) -> None:
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
-        # It has just ended, or became another user's; the latter is told as left.
+        # It has just ended, or became another user's; the latter is reported as left.
         return
 
 
@@ -224,11 +224,11 @@ def _is_hurried() -> bool:
         return False
 
 
-def _tell(*words: object) -> None:
+def _report(*words: object) -> None:
     try:
         os.write(0, f"{' '.join(map(str, words))}\n".encode())
     except OSError:
-        # The launcher is gone, which select() tells, too.
+        # The launcher is gone, which select() shows, too.
         return
 
 

@@ -94,11 +94,11 @@ def load(launcher: str) -> Cluster:
     return cast(Cluster, entry.load())
 
 
-def of_others() -> dict[str, Cluster]:
+def outside_clusters() -> dict[str, Cluster]:
     """Returns the clusters of other packages, by the names of their launchers."""
     return {name: load(name) for name in sorted(entry.name for entry in entry_points(group=GROUP))}
 
 
 def clusters() -> list[Cluster]:
     """Returns all clusters."""
-    return list({cluster.name: cluster for cluster in [*map(load, BUILT_IN), *of_others().values()]}.values())
+    return list({cluster.name: cluster for cluster in [*map(load, BUILT_IN), *outside_clusters().values()]}.values())

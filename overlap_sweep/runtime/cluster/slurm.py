@@ -17,8 +17,8 @@ from typing import Any
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.cluster import Cluster, End, JobHere, JobState
 
-OF_EVERY_EXECUTOR = (
-    *("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name", "stderr_to_stdout"),
+COMMON_OPTIONS = frozenset(
+    ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name", "stderr_to_stdout")
 )
 """submitit's options that are not Slurm's own."""
 
@@ -92,7 +92,7 @@ def submit(calls: Sequence[Callable[[], None]], options: Mapping[str, Any]) -> l
     if given["nodes"] > 1:
         # Where the first task dies before the others know how to reach it, they would wait in vain.
         given["srun_args"] = [f"--wait={STRAGGLERS_S}", *(given.get("srun_args") or [])]
-    parameters = {key if key in OF_EVERY_EXECUTOR else f"slurm_{key}": value for key, value in given.items()}
+    parameters = {key if key in COMMON_OPTIONS else f"slurm_{key}": value for key, value in given.items()}
     executor.update_parameters(**parameters, slurm_additional_parameters=additional)
     try:
         jobs = _patiently(executor, calls)
