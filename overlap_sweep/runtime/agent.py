@@ -23,7 +23,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from overlap_sweep.keeper.process import end_with_parent
-from overlap_sweep.runtime import private_directory, worker
+from overlap_sweep.runtime import worker
+from overlap_sweep.runtime.lock import PrivateDirectory, remove_private
 
 MONITOR_S = 0.1
 """Time between looks at the ranks."""
@@ -42,7 +43,7 @@ def main() -> None:
     arguments = parser.parse_args()
     end_with_parent(os.getppid())
     # On one machine the launcher's, next to its socket; on several each has its own.
-    folder = Path(arguments.address).parent if arguments.nodes == 1 else private_directory.PrivateDirectory().path
+    folder = Path(arguments.address).parent if arguments.nodes == 1 else PrivateDirectory().path
     # Importing torch takes seconds, and the first backward pass and profile import _dynamo, another second. Here it is
     # done once for all ranks, which fork from this process; so it must never touch a GPU.
     if arguments.start_method == "fork":
@@ -52,7 +53,7 @@ def main() -> None:
     try:
         run_ranks(arguments.world_size // arguments.nodes, arguments.start_method, folder, given)
     finally:
-        private_directory.remove(folder)
+        remove_private(folder)
 
 
 def run_ranks(count: int, start_method: str, folder: Path, arguments: tuple[Any, ...]) -> None:

@@ -22,10 +22,10 @@ from overlap_sweep.results.identity import machine
 from overlap_sweep.results.run_directory import Attempt
 from overlap_sweep.runtime.channel import SECRET, Door, free_port, listen, new_secret, port_of
 from overlap_sweep.runtime.group_config import GroupConfig, worker_environment
+from overlap_sweep.runtime.lock import PrivateDirectory
 from overlap_sweep.runtime.meeting import LOOPBACK
 from overlap_sweep.runtime.nodes import Node, OtherNode, take, with_hosts
 from overlap_sweep.runtime.outcome import tail
-from overlap_sweep.runtime.private_directory import PrivateDirectory
 from overlap_sweep.runtime.progress import measuring, now_doing
 
 ACCEPT_S = 0.2

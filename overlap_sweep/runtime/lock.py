@@ -1,12 +1,17 @@
-"""Locks: one sweep at a time in a directory, one job of a cluster at a time on a point."""
+"""What a process holds until it ends, however that is: locks of sweeps' directories and, in a cluster's job, of points;
+and temporary directories, of which the next start removes what a killed process has left."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import platform
+import shutil
+import stat
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +26,11 @@ CLAIM_FILE = ".claim"
 
 ELSEWHERE = "make it writable, or give another directory, as in hydra.{kind}.dir=DIR"
 """Remedy in messages; `kind` is `sweep` or `run`."""
+
+PREFIX = "overlap_sweep_"
+"""Start of the names of private directories."""
+_ALIVE = ".alive"
+"""File in a private directory that is locked as long as the process lives that made it."""
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -132,3 +142,58 @@ def _written_in(path: Path) -> str:
         return one_line(path.read_text(errors="replace"))
     except FileNotFoundError:
         return ""
+
+
+class PrivateDirectory:
+    """A temporary directory of this process that nobody else can read, until `remove`."""
+
+    def __init__(self) -> None:
+        _remove_abandoned(Path(tempfile.gettempdir()))
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            # Another start may have taken it for abandoned before it was locked.
+            with contextlib.suppress(FileNotFoundError):
+                self._lock = os.open(self.path / _ALIVE, os.O_RDWR | os.O_CREAT, 0o600)
+                # On file systems without locks nobody can take it for abandoned either.
+                with contextlib.suppress(OSError):
+                    fcntl.flock(self._lock, fcntl.LOCK_EX)
+                if (self.path / _ALIVE).exists():
+                    return
+                os.close(self._lock)
+
+    def remove(self) -> None:
+        """Removes the directory with all that is in it."""
+        remove_private(self.path)
+        os.close(self._lock)
+
+
+def remove_private(directory: Path) -> None:
+    """Removes a private directory. If this is killed meanwhile, the next start removes the rest."""
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != _ALIVE:
+                path.unlink(missing_ok=True)
+        (directory / _ALIVE).unlink(missing_ok=True)
+        directory.rmdir()
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Removes what killed processes of this user have left in the folder."""
+    for path in folder.glob(f"{PREFIX}*"):
+        # It may be somebody else's, be locked, or vanish at any moment.
+        with contextlib.suppress(OSError):
+            # One look, which follows no link: in a sticky folder nobody can exchange what is ours.
+            found = path.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                continue
+            if not any(path.iterdir()):
+                path.rmdir()
+                continue
+            lock = os.open(path / _ALIVE, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_private(path)
+            finally:
+                os.close(lock)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from overlap_sweep.runtime.private_directory import PrivateDirectory
+from overlap_sweep.runtime.lock import PrivateDirectory
 from tests.faults.injection import TINY, faulty_launch, journal
 from tests.listening import listening
 from tests.sweeps import Launch, parent_of, wait_for

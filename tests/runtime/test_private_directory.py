@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.runtime.private_directory import PREFIX, PrivateDirectory
+from overlap_sweep.runtime.lock import PREFIX, PrivateDirectory
 from tests.sweeps import ROOT
 
 
@@ -23,7 +23,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def made_elsewhere(temporary: Path, then: str) -> tuple[subprocess.Popen[str], Path]:
     """A process with a directory of its own that has a file, and does `then`."""
-    code = "from overlap_sweep.runtime.private_directory import PrivateDirectory; made = PrivateDirectory()\n"
+    code = "from overlap_sweep.runtime.lock import PrivateDirectory; made = PrivateDirectory()\n"
     code += f"(made.path / 'file').touch(); print(made.path, flush=True); {then}"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
