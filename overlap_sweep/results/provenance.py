@@ -36,9 +36,8 @@ def recorded(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def recorded_warnings(points: Sequence[Point]) -> list[str]:
-    """Returns the points' warnings, and one if their environments differ."""
-    warnings = dict.fromkeys(warning for point in points if point.result for warning in point.result.warnings)
-    return [*warnings, *different_environments(points)]
+    """Returns the warnings that were recorded with the points."""
+    return list(dict.fromkeys(warning for point in points if point.result for warning in point.result.warnings))
 
 
 def different_environments(points: Sequence[Point], swept: Collection[str] = ()) -> list[str]:

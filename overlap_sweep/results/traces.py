@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import is_trace_of
+from overlap_sweep.results.run_directory import is_trace_of, trace_file
 from overlap_sweep.trace import TraceRow, startup_sentence
 from overlap_sweep.trace.files import TraceFile, read_trace_files
 
@@ -107,6 +107,11 @@ def listed_trace(point: Point, name: str) -> Path | None:
     """Returns the path of a point's trace; None if it has no trace of this name."""
     path = point.directory / name
     return path if point.result and name in point.result.traces and path.is_file() else None
+
+
+def drawn_trace(point: Point, variant: str = "") -> Path | None:
+    """Returns the trace that timelines show, rank 0's; None if the point has none."""
+    return listed_trace(point, trace_file(0, variant))
 
 
 def _reading(files: Mapping[str, TraceFile | None]) -> TraceReading:

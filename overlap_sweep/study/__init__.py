@@ -29,6 +29,11 @@ STEP = "step"
 """The work that times are of where no amount of work is known."""
 
 
+def in_brief(notes: Mapping[str, bool]) -> str:
+    """Returns the notes that hold, for a row of a table."""
+    return ", ".join(note for note, holds in notes.items() if holds)
+
+
 class Case(Protocol):
     """A NamedTuple of the properties that must be equal for points to be compared."""
 
@@ -140,7 +145,7 @@ class SettingRow(Generic[T]):
     @property
     def note(self) -> str:
         standing = "" if self.standing == "only" else self.standing
-        return ", ".join(filter(None, [standing, *(note for note, holds in self.notes.items() if holds)]))
+        return in_brief({standing: bool(standing), **self.notes})
 
 
 R = TypeVar("R", bound=SettingRow[Any])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import isnan
+from typing import TypeVar
 
 from overlap_sweep.report import causes
 from overlap_sweep.report.charts import Axis, Form, Row, Rows
@@ -13,8 +14,10 @@ from overlap_sweep.report.section import Exhibit
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.study import C, CaseAnalysis, R, Study
 
+T = TypeVar("T")
+
 MOST_BARS = 30
-"""Bars in the chart; the table has all settings."""
+"""Bars in a chart; the table has all settings."""
 
 
 def exhibits(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[Exhibit]:
@@ -25,6 +28,12 @@ def exhibits(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[Exhibit]:
         *_streams(study, analysis),
         causes.exhibit(sides(study, analysis)),
     ]
+
+
+def first_bars(rows: Sequence[T]) -> tuple[Sequence[T], str]:
+    """Returns the rows that a chart shows, and words for its title if it leaves some out."""
+    shown = rows[:MOST_BARS]
+    return shown, f"; the first {len(shown)} of {len(rows)}" if len(shown) < len(rows) else ""
 
 
 def settings_bars(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Rows:

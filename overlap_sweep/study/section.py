@@ -54,6 +54,10 @@ RUNS: Row = Column("runs", lambda row: len(row.points), "Number of runs of the s
 NOISE: Row = attribute("noise_us", read="step.noise_us", header="noise us", show=as_us, dropped=1, queried=True)
 CHOSEN: Row = attribute("chosen", "The best setting among those that are compared.", "flag", queried=True)
 NOTE: Row = attribute("", "", "text", "note", header="note", style="reason")
+LAUNCH_BOUND_NOTE: Row = Column(
+    "", lambda row: "launch-bound" if row.launch_bound else "", kind="text", header="note", style="reason"
+)
+"""The note where nothing else is noted."""
 OVER_REFERENCE = "Time with {} / time with this one, per sample or token where that is known."
 
 

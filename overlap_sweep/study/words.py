@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from overlap_sweep.report.numbers import as_sentence, some_of
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import LEAST_RUNS
 from overlap_sweep.results.gain import nothing_beat
-from overlap_sweep.results.provenance import slowed_gpus
+from overlap_sweep.results.provenance import recorded_warnings, slowed_gpus
 from overlap_sweep.study import C, CaseAnalysis, R, Study
 from overlap_sweep.study.analysis import wanted_runs
 
 ADVISED_RUNS = 3
 """Runs of each setting that are advised where there are too few."""
+LAUNCH_BOUND = "Launch-bound, so the times are the host's, not the GPU's"
 
 
 def headline(analysis: CaseAnalysis[C, R]) -> str:
@@ -65,14 +66,13 @@ def _shared(analysis: CaseAnalysis[C, R]) -> list[str]:
 
 def cautions(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[str]:
     """Returns the caveats, a sentence each; empty if there are none."""
-    recorded = (warning for point in analysis.points if point.result for warning in point.result.warnings)
     return [
         *_too_few_runs(analysis),
         *_trains_differently(study, analysis),
         *study.cautions(analysis),
-        *_launch_bound(analysis),
+        *launch_bound_caution([(row.setting, row.launch_bound) for row in analysis.rows]),
         *slowed_gpus(analysis.points),
-        *dict.fromkeys(recorded),
+        *recorded_warnings(analysis.points),
         *study.environments(analysis),
     ]
 
@@ -91,7 +91,8 @@ def _trains_differently(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Ite
         yield f"The best setting, {best.setting}, trains differently from {reference.setting}: compare their losses."
 
 
-def _launch_bound(analysis: CaseAnalysis[C, R]) -> Iterator[str]:
-    if bound := [row.setting for row in analysis.rows if row.launch_bound]:
-        which = "all settings" if len(bound) == len(analysis.rows) > 1 else some_of(bound, separator="; ")
-        yield f"Launch-bound, so the times are the host's, not the GPU's: {which}."
+def launch_bound_caution(settings: Collection[tuple[str, bool]]) -> Iterator[str]:
+    """Yields which of the settings, given by name, are launch-bound."""
+    if bound := [name for name, is_bound in settings if is_bound]:
+        which = "all settings" if len(bound) == len(settings) > 1 else some_of(bound, separator="; ")
+        yield f"{LAUNCH_BOUND}: {which}."

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 
-from overlap_sweep.report.numbers import as_us, some_of
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.points import Point, group_points
-from overlap_sweep.results.provenance import recorded_warnings, slowed_gpus
+from overlap_sweep.results.provenance import different_environments, recorded_warnings, slowed_gpus
 from overlap_sweep.results.verdict import TYPICAL_SCATTER
+from overlap_sweep.study.words import launch_bound_caution
 from overlap_sweep.workloads.copy_engine.result import CopyTimes
 
 WORTH = 0.05
@@ -120,22 +120,21 @@ class CopyAnalysis:
             known = any(not row.launch_bound for row in self.rows)
             headline = f"Overlap saves less than {WORTH:.0%}, or nothing beyond the noise" if known else "No answer"
             return Card(self.title, headline, [self.answer, *self.on_chunks])
-        most, least = (pick(saving, key=lambda row: row.hidden_fraction) for pick in (max, min))
-        shares = f"{least.hidden_fraction:.0%} to {most.hidden_fraction:.0%}" if least is not most else ""
-        headline = f"Overlap saves {shares or f'{most.hidden_fraction:.0%}'} of the shorter of GEMMs and copies"
-        best = f"{as_us(most.saved.time_us)} us (noise {as_us(most.saved.noise_us)})"
-        decided = sum(not row.launch_bound for row in self.rows)
-        sentences = [f"It saves time at {len(saving)} of {decided} sizes. Most at {most.size}: {best}."]
-        if least is not most:
-            sentences.append(f"Least at {least.size}.")
-        return Card(self.title, headline, [*sentences, *self.on_chunks])
+        shares = sorted(row.hidden_fraction for row in saving)
+        ends = " to ".join(f"{share:.0%}" for share in (shares if len(shares) == 1 else (shares[0], shares[-1])))
+        headline = f"Overlap saves {ends} of the shorter of GEMMs and copies"
+        return Card(self.title, headline, [self.answer, *self.on_chunks])
 
     @property
     def cautions(self) -> list[str]:
         """Returns the caveats of the answer, a sentence each."""
-        points, bound = [row.point for row in self.rows], [row.size for row in self.rows if row.launch_bound]
-        launch_bound = f"Launch-bound, so the times say nothing about the GPU: {some_of(bound, separator='; ')}."
-        return [*([launch_bound] if bound else []), *slowed_gpus(points), *recorded_warnings(points)]
+        points = [row.point for row in self.rows]
+        return [
+            *launch_bound_caution([(row.size, row.launch_bound) for row in self.rows]),
+            *slowed_gpus(points),
+            *recorded_warnings(points),
+            *different_environments(points),
+        ]
 
 
 def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:

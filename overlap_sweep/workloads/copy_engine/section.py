@@ -28,6 +28,8 @@ from overlap_sweep.report.table import (
     points_table,
 )
 from overlap_sweep.results.provenance import recorded
+from overlap_sweep.study.charts import first_bars
+from overlap_sweep.study.section import LAUNCH_BOUND_NOTE
 from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis, CopyRow, analyse_copies
 from overlap_sweep.workloads.copy_engine.result import CopyTimes
 
@@ -135,7 +137,7 @@ MEASURED = (
     _rate("gb_per_s_alone", "Rate of the copies alone.", "bytes_copied", "copy", "GB/s"),
     _rate("gb_per_s_overlapped", "Bytes copied over time_us.", "bytes_copied", "overlapped", "GB/s overlapped"),
     attribute("launch_bound", kind="flag"),
-    C("", lambda row: "launch-bound" if row.launch_bound else "", kind="text", header="note", style="reason"),
+    LAUNCH_BOUND_NOTE,
 )
 TABLE = points_table("copies", "one row per point", (POINT, DIRECTORY, DEVICE, *ASKED, STATUS, ERROR), MEASURED)
 COMPARED = Table("copies", "one row per size", (C("", attrgetter("size"), kind="text", header="size"), *MEASURED))
@@ -194,17 +196,14 @@ def _answer(analysis: CopyAnalysis) -> Answer:
     )
 
 
-MOST_BARS = 40
-"""Bars in the chart; the table has all sizes."""
-
-
 def copies_bars(analysis: CopyAnalysis) -> charts.Rows:
     """Returns, by size, how much of the shorter of GEMMs and copies is hidden behind the longer, as a share of the
     sequential time, since sizes differ by magnitudes."""
     shown = {column.header for column in Listing(COMPARED, analysis.rows).columns}
+    rows, more = first_bars(analysis.rows)
     return charts.Rows(
         title=f"{analysis.direction} on {analysis.device}",
-        subtitle=f"overlapped time with its noise; at most the first {MOST_BARS} sizes",
+        subtitle=f"overlapped time with its noise{more}",
         axis=charts.Axis("time, % of that in sequence"),
         parts=[
             charts.Key("the longer of GEMMs and copies", "gemm"),
@@ -213,7 +212,7 @@ def copies_bars(analysis: CopyAnalysis) -> charts.Rows:
             charts.LOST,
         ],
         columns=["time us", "hidden"],
-        rows=[_bar(row, shown) for row in analysis.rows[:MOST_BARS]],
+        rows=[_bar(row, shown) for row in rows],
     )
 
 

@@ -13,8 +13,8 @@ from overlap_sweep.results.comparable import Key, Sample
 from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import different_environments
-from overlap_sweep.results.run_directory import Result, trace_file
-from overlap_sweep.results.traces import listed_trace
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.traces import drawn_trace
 from overlap_sweep.study import STEP, Bar, CaseAnalysis, Study
 from overlap_sweep.study.charts import sides
 from overlap_sweep.study.settings import Options
@@ -35,8 +35,6 @@ from overlap_sweep.workloads.job.setting import (
 )
 from overlap_sweep.workloads.job.tables import ANSWERS, COMPARED, TABLE, findings
 
-RANK = 0
-"""Rank whose trace the timeline shows."""
 UNEVEN = 0.05
 """Share by which the mean exceeds the median from which on steps are said to vary."""
 
@@ -167,7 +165,7 @@ class JobStudy(Study[JobCase, JobRow]):
             row.setting: path
             for row in reversed(analysis.shown_first)
             for point in row.points[::-1]
-            if (path := listed_trace(point, trace_file(RANK)))
+            if (path := drawn_trace(point))
         }
 
     def more(self, analysis: Analysis) -> list[Exhibit]:

@@ -17,6 +17,7 @@ from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised
 from overlap_sweep.results.gain import NO_GAIN, Gain, nothing_beat
 from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point, group_points
+from overlap_sweep.study import in_brief
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
 SIMPLEST_FIRST = ("torch", "symm_mem", "transformer_engine", "flux")
@@ -99,13 +100,14 @@ class ImplementationRow:
     @property
     def note(self) -> str:
         """Returns what distinguishes it from rows that are simply slower."""
-        notes = {
-            "use this": self.chosen,
-            "independent": self.independent,
-            "launch-bound": self.launch_bound,
-            "wrong numbers in another point": self.wrong,
-        }
-        return ", ".join(note for note, holds in notes.items() if holds)
+        return in_brief(
+            {
+                "use this": self.chosen,
+                "independent": self.independent,
+                "launch-bound": self.launch_bound,
+                "wrong numbers in another point": self.wrong,
+            }
+        )
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,9 @@ from overlap_sweep.report.table import (
     through,
 )
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import measured_on, recorded, recorded_warnings
+from overlap_sweep.results.provenance import different_environments, measured_on, recorded, recorded_warnings
+from overlap_sweep.study.section import NOTE, case_columns
+from overlap_sweep.study.words import LAUNCH_BOUND
 from overlap_sweep.workloads.kernel.answer import (
     SIMPLEST_FIRST,
     ImplementationRow,
@@ -123,7 +125,7 @@ FLAGS = (
         "launch_bound", "The CPU enqueued it, or its sequential baseline, more slowly than the GPU ran it.", "flag"
     ),
     attribute("chosen", "The implementation to use for this kernel and m, over all backends.", "flag", queried=True),
-    C("", lambda row: row.note, kind="text", header="note", style="reason"),
+    NOTE,
 )
 TABLE = points_table(
     "kernels",
@@ -151,7 +153,7 @@ ANSWERS = Table(
         OfShape("kernel", lambda s: s.case.kernel, kind="text", header="kernel", words=lambda s: s.case.brief),
         OfShape("", lambda s: ", ".join(subjects(s.points)), kind="text", header="operator", dropped=1),
         attribute("m", kind="count", header="m"),
-        *(attribute(name, kind="count", read=f"case.{name}") for name in ("n", "k", "tp_size", "nodes")),
+        *case_columns((), ("n", "k", "tp_size", "nodes")),
         attribute("precision", kind="text", read="case.precision"),
         attribute("device", kind="text", read="case.device", header="device", differing=True),
         attribute("", kind="text", read="advice", header="use"),
@@ -272,7 +274,7 @@ def cautions(analysis: KernelAnalysis) -> list[str]:
     for shape in analysis.shapes:
         for row in shape.rows:
             if row.launch_bound:
-                found["Launch-bound, so the times say nothing about the GPU"][row.label].append(shape.m)
+                found[LAUNCH_BOUND][row.label].append(shape.m)
             elif row.usable and row.time_us + row.estimate.noise_us < row.bound_us:
                 found["Faster than the bound: its own GEMM or communication is faster than the baseline's"][
                     row.label
@@ -285,6 +287,7 @@ def cautions(analysis: KernelAnalysis) -> list[str]:
             for caution, ms_by_label in found.items()
         ),
         *recorded_warnings(analysis.points),
+        *different_environments(analysis.points),
     ]
 
 

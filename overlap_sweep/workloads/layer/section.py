@@ -32,17 +32,14 @@ from overlap_sweep.report.table import (
     points_table,
 )
 from overlap_sweep.results.estimate import CONFIDENCE
+from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point, group_cases
 from overlap_sweep.results.provenance import cpu_only, measured_on, recorded
-from overlap_sweep.results.run_directory import trace_file
-from overlap_sweep.results.traces import listed_trace
+from overlap_sweep.results.traces import drawn_trace
+from overlap_sweep.study.section import LAUNCH_BOUND_NOTE
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer, described, of_moe, sharding
 from overlap_sweep.workloads.layer.card import card
 from overlap_sweep.workloads.layer.result import attention_backend
-
-RANK = 0
-"""The rank whose trace timelines show."""
-
 
 C = Column[VariantRow]
 OfPoint = Column[PointRow[VariantRow]]
@@ -104,7 +101,7 @@ TIMES = (
         "relative_error",
         lambda row: max(row.measured.relative_error.values(), default=None),
     ),
-    C("", lambda row: "launch-bound" if row.launch_bound else "", kind="text", header="note", style="reason"),
+    LAUNCH_BOUND_NOTE,
 )
 VARIANT = attribute("variant", kind="text", read="name")
 TABLE = points_table("layers", "one row per point and variant", OF_POINT, (replace(VARIANT, queried=True), *TIMES))
@@ -150,12 +147,11 @@ def _answer(layer: LayerAnalysis, root: Path) -> Answer:
     routing = f", {moe['routing']} routing" if (moe := of_moe(point.config)) else ""
     brief = f"{case.model} {options['kind']} {sharding(point.config)}{routing}"
     replicas = f", {options['num_replicas']} replicas" if options["num_replicas"] > 1 else ""
-    nodes = f", {case.nodes} nodes" if case.nodes > 1 else ""
     more = f", {case.process_wide}" if case.process_wide else ""
     attention = f", attention {found}" if (found := attention_backend(point.result)) else ""
     return Answer(
         title=f"{case.model} {', '.join(described(point.config))}{replicas}, {case.tokens} tokens, "
-        f"{case.precision}, backend {case.backend} on {case.device}{attention}{nodes}{more}",
+        f"{case.precision}, backend {case.backend} on {case.device}{on_nodes(case.nodes)}{attention}{more}",
         brief=brief,
         sentences=[layer.verdict],
         card=card(layer, brief, root),
@@ -254,5 +250,5 @@ def _fastest_timeline(title: str, layer: LayerAnalysis) -> charts.Gantt | None:
 def layer_timeline(title: str, point: Point, none: tuple[str, str], best: tuple[str, str]) -> Timeline | None:
     """Returns the timelines of `none` and of the best variant, each given as its display name and its name in the
     point; None if the latter has no trace."""
-    sides = {name: listed_trace(point, trace_file(RANK, variant)) for name, variant in (none, best)}
+    sides = {name: drawn_trace(point, variant) for name, variant in (none, best)}
     return timeline(title, sides) if sides[best[0]] else None

@@ -27,9 +27,7 @@ from overlap_sweep.report.charts.palette import looks_of
 from overlap_sweep.report.iterations import Timeline, timeline
 from overlap_sweep.report.numbers import PASS_WORDS, as_percent, as_us
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import trace_file
-from overlap_sweep.results.traces import listed_trace
-from overlap_sweep.workloads.layer.section import RANK
+from overlap_sweep.results.traces import drawn_trace
 from overlap_sweep.workloads.operator.answer import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, frozen, of_pass
 
@@ -113,8 +111,7 @@ def pass_timelines(case: CaseAnalysis, tp_size: int) -> list[tuple[PassChoice, T
     found = []
     for choice in case.tried(tp_size):
         sides = {
-            name: listed_trace(side.point, trace_file(RANK, side.variant)) if side else None
-            for name, side in traced(case, choice).items()
+            name: drawn_trace(side.point, side.variant) if side else None for name, side in traced(case, choice).items()
         }
         title = f"{choice.operator} {PASS_WORDS[choice.pass_name]}, TP={tp_size}"
         drawn = timeline(title, sides, choice.pass_name) if sides else None
@@ -141,7 +138,7 @@ def _of_candidate(candidate: Candidate, points: Sequence[Point], pass_name: str)
     wanted = frozen(candidate.settings)
     for point in points:
         own = frozen(of_pass(point.result.settings, pass_name)) if point.result else None
-        if own == wanted and listed_trace(point, trace_file(RANK)):
+        if own == wanted and drawn_trace(point):
             return Side(point, pass_name=pass_name)
     return None
 

@@ -12,10 +12,12 @@ from typing import NamedTuple
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.results.gain import gain_over
 from overlap_sweep.results.identity import key_of
+from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point, group_points
-from overlap_sweep.results.provenance import recorded_warnings
+from overlap_sweep.results.provenance import different_environments, recorded_warnings
 from overlap_sweep.results.records import KnobFinal, KnobRecord
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_HOST, TYPICAL_SCATTER_OF_STEPS, pairs_among, ties
+from overlap_sweep.study.words import launch_bound_caution
 from overlap_sweep.workloads.tp_training.losses import losses_by_point
 from overlap_sweep.workloads.tp_training.rows import Grid, StepCommunication, TpTrainingRow, rows_of
 
@@ -61,8 +63,8 @@ class TpTrainingCase(NamedTuple):
     def __str__(self) -> str:
         micro_batches = f" x {self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
         sizes = f"sequences of {self.seq_length}, batch {self.batch_size}{micro_batches}, {self.precision}"
-        nodes = f", {self.nodes} nodes" if self.nodes > 1 else ""
-        return f"{self.model}, {self.num_layers} layers, {sizes}{self.more} on {self.device}{nodes}"
+        where = f"on {self.device}{on_nodes(self.nodes)}"
+        return f"{self.model}, {self.num_layers} layers, {sizes}{self.more} {where}"
 
 
 @dataclass(frozen=True)
@@ -245,9 +247,12 @@ def _compared_with(faster: TpTrainingRow, row: TpTrainingRow, pairs: int, name: 
 
 def cautions(analysis: TpTrainingAnalysis) -> list[str]:
     """Returns the caveats of the answers, a sentence each."""
-    bound = ", ".join(row.name for row in analysis.rows if row.launch_bound)
-    launch_bound = [f"Launch-bound, so the times are the host's, not the GPU's: {bound}."] if bound else []
-    return [*launch_bound, *_not_repeated(analysis), *recorded_warnings(analysis.points)]
+    return [
+        *launch_bound_caution([(row.name, row.launch_bound) for row in analysis.rows]),
+        *_not_repeated(analysis),
+        *recorded_warnings(analysis.points),
+        *different_environments(analysis.points),
+    ]
 
 
 def _not_repeated(analysis: TpTrainingAnalysis) -> list[str]:

@@ -21,6 +21,7 @@ from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Finalist
 from overlap_sweep.results.traces import TraceReading
+from overlap_sweep.study import in_brief
 from overlap_sweep.study.settings import key, numbered
 from overlap_sweep.study.times import step_times, time_of_point
 from overlap_sweep.trace import TraceRow
@@ -179,14 +180,15 @@ class TpTrainingRow:
     @property
     def note(self) -> str:
         """Returns what distinguishes it from rows that are simply slower."""
-        notes = {
-            self.place: bool(self.place),
-            "deviates": self.deviates,
-            "diverges": self.loss is None,
-            "launch-bound": self.launch_bound,
-            f"{len(self.points)} points": len(self.points) > 1,
-        }
-        return ", ".join(note for note, holds in notes.items() if holds)
+        return in_brief(
+            {
+                self.place: bool(self.place),
+                "deviates": self.deviates,
+                "diverges": self.loss is None,
+                "launch-bound": self.launch_bound,
+                f"{len(self.points)} points": len(self.points) > 1,
+            }
+        )
 
 
 def setting_of(config: Mapping[str, Any]) -> str:

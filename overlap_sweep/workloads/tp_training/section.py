@@ -31,6 +31,8 @@ from overlap_sweep.report.table import (
 )
 from overlap_sweep.results.provenance import measured_on, recorded
 from overlap_sweep.results.traces import read_traces
+from overlap_sweep.study.charts import first_bars
+from overlap_sweep.study.section import NOTE, case_columns
 from overlap_sweep.workloads.tp_training.answer import (
     GridAnswer,
     TpTrainingAnalysis,
@@ -148,7 +150,6 @@ MEASURED = (
     attribute("launch_bound", "The CPU is hardly ahead of the GPU, so the step time is the CPU's.", "flag"),
 )
 CHOSEN = attribute("chosen", "The fastest setting for its tp_size and dp_size.", "flag", queried=True)
-NOTE = C("", attrgetter("note"), kind="text", header="note", style="reason")
 
 TABLE = points_table(
     *("tp_training", "one row per point", (POINT, DIRECTORY, MODEL, *ASKED, STATUS, ERROR)),
@@ -159,8 +160,7 @@ ANSWERS = Table(
     "tp_training",
     "one row per model, device, sizes, nodes and grid of ranks: the fastest implementation",
     (
-        *(attribute(name, kind="text", read=f"case.{name}") for name in ("model", "device", "precision")),
-        *(attribute(name, kind="count", read=f"case.{name}") for name in ("num_layers", *SIZES, "nodes")),
+        *case_columns(("model", "device", "precision"), ("num_layers", *SIZES, "nodes")),
         *(through(column, lambda answer: answer.rows[0]) for column in GRID),
         *(through(column, lambda answer: answer.best) for column in (IMPL, SETTING, *MEASURED)),
         A(
@@ -274,8 +274,6 @@ def _report(analysis: TpTrainingAnalysis) -> dict[str, Any]:
 
 MOST_DIAGNOSED = 3
 """Settings whose exposed communication is explained."""
-MOST_BARS = 30
-"""Bars in the chart; the table has all settings."""
 BESIDE_BARS = ("time_us", "tokens_per_s_per_gpu", "mfu")
 PARTS = [
     charts.Key("forward", "gemm"),
@@ -292,8 +290,7 @@ MOST_POINTS = 400
 
 def stacks_bars(analysis: TpTrainingAnalysis) -> charts.Rows:
     """Returns the settings by grid of ranks, from fast to slow in each."""
-    rows = analysis.rows[:MOST_BARS]
-    more = f"; the first {len(rows)} of {len(analysis.rows)}" if len(rows) < len(analysis.rows) else ""
+    rows, more = first_bars(analysis.rows)
     beside = [column for column in Listing(COMPARED, rows).columns if column.name in BESIDE_BARS]
     return charts.Rows(
         title=str(analysis.case),

@@ -20,13 +20,13 @@ from overlap_sweep.report.charts.palette import COLOURS, chart_config, colour, i
 from overlap_sweep.report.iterations import CLASSES, MOST_SPANS, stream_timeline
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import trace_file
+from overlap_sweep.study.charts import MOST_BARS as MOST_STACKS
 from overlap_sweep.workloads.fsdp.section import MOST_BARS, settings_bars
 from overlap_sweep.workloads.kernel.answer import analyse_kernels
 from overlap_sweep.workloads.kernel.section import kernel_lines
 from overlap_sweep.workloads.layer.section import layer_timeline
 from overlap_sweep.workloads.operator.chart import hidden_bars
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
-from overlap_sweep.workloads.tp_training.section import MOST_BARS as MOST_STACKS
 from overlap_sweep.workloads.tp_training.section import MOST_CURVES, MOST_POINTS, loss_lines, stacks_bars
 from tests.analyze import analyze, analyze_process
 from tests.commands.test_query import DEFAULT, NONE
