@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -133,6 +133,12 @@ def _on_page(column: Column[Row]) -> Column[Row]:
 
 
 ON_PAGE: Table[Row] = replace(FINDINGS, columns=tuple(map(_on_page, FINDINGS.columns)))
+
+
+def first_traced(points: Iterable[Point], variant: str = "", time_us: float | None = None) -> Side | None:
+    """Returns the traces of the first point that has some; None if none has. The arguments are as in `Side`."""
+    sides = (Side(point, variant, time_us=time_us) for point in points)
+    return next((side for side in sides if side.traces), None)
 
 
 def exhibit(sides: Mapping[str, Side | None]) -> Exhibit:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from overlap_sweep.report.causes import Side
+from overlap_sweep.report.causes import Side, first_traced
 from overlap_sweep.report.charts import Key as Part
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Exhibit
@@ -313,8 +313,7 @@ class Study(Generic[C, R]):
 
     def side(self, row: R) -> Side | None:
         """Returns the traces of the row's first point that has some; None if none has."""
-        own = (Side(point, time_us=None if row.unit else row.time_us) for point in row.points)
-        return next((side for side in own if side.traces), None)
+        return first_traced(row.points, time_us=None if row.unit else row.time_us)
 
     def charts(self, analysis: CaseAnalysis[C, R]) -> list[Exhibit]:
         """Returns further charts."""

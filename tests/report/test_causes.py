@@ -18,6 +18,7 @@ from overlap_sweep.report.causes import (
     exhibit,
     exhibit_of_several,
     findings_of,
+    first_traced,
     in_a_sentence,
     of_points,
 )
@@ -183,6 +184,17 @@ def test_a_side_without_causes_or_with_a_broken_trace_is_a_note(
     assert [note.partition(": ")[0] for note in part.notes] == ["broken"]
     assert "cut short" in part.notes[0]
     assert "No cause" not in part.notes[0]
+
+
+def test_of_repeated_points_the_first_with_traces_is_diagnosed(tmp_path: Path) -> None:
+    make_point("kernel", tmp_path, kernel_config(repetition=0))
+    traced = make_point("kernel", tmp_path, kernel_config(repetition=1), traces=[trace_file(0)])
+    (traced / trace_file(0)).write_bytes(b"")
+    points = sorted(read_points(tmp_path).points, key=lambda point: bool(point.config["repetition"]))
+    side = first_traced(points, time_us=9.0)
+    assert side
+    assert (side.point.directory, side.time_us) == (traced, 9.0)
+    assert first_traced(points[:1]) is None
 
 
 def test_without_traces_there_is_nothing(made: Made) -> None:

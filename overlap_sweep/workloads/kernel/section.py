@@ -259,13 +259,14 @@ def _answer(analysis: KernelAnalysis) -> Answer:
     )
 
 
-def _sides(analysis: KernelAnalysis) -> dict[str, causes.Side]:
+def _sides(analysis: KernelAnalysis) -> dict[str, causes.Side | None]:
     """Returns the traces of what is used at the largest m, and of the GEMM and the collective in sequence."""
     shape = analysis.shapes[-1]
-    rows = [row for row in shape.rows if row.chosen or row.name == SEQUENTIAL]
-    sides = {row.label: [causes.Side(point, row.name) for point in shape.points] for row in rows}
-    traced = {label: [side for side in own if side.traces] for label, own in sides.items()}
-    return {f"m={shape.m}, {label}": own[0] for label, own in traced.items() if own}
+    return {
+        f"m={shape.m}, {row.label}": causes.first_traced(shape.points, row.name)
+        for row in shape.rows
+        if row.chosen or row.name == SEQUENTIAL
+    }
 
 
 def cautions(analysis: KernelAnalysis) -> list[str]:

@@ -24,6 +24,7 @@ from overlap_sweep.report.table import (
     PROCESS_WIDE,
     STATUS,
     Column,
+    Kind,
     Listing,
     PointRow,
     Table,
@@ -44,26 +45,27 @@ from overlap_sweep.workloads.layer.result import attention_backend
 C = Column[VariantRow]
 OfPoint = Column[PointRow[VariantRow]]
 
+
+def _asked_of_experts(name: str, about: str = "", kind: Kind = "count", header: str = "") -> OfPoint:
+    """Returns the column of an option of layers with experts; empty for others."""
+    return OfPoint(name, lambda row: of_moe(row.point.config).get(name), about, kind, header)
+
+
 OF_POINT = (
-    *(replace(POINT, queried=True), DIRECTORY, replace(MODEL, differing=True, dropped=1), replace(BACKEND, header="")),
-    *(DEVICE, replace(PRECISION, header="")),
+    replace(POINT, queried=True),
+    DIRECTORY,
+    replace(MODEL, differing=True, dropped=1),
+    replace(BACKEND, header=""),
+    DEVICE,
+    replace(PRECISION, header=""),
     OfPoint("tokens", lambda row: row.point.case.tokens, kind="count"),
     asked("kind", "layer", "kind", kind="text", header="layer"),
     asked("tp_size", kind="count", header="TP"),
     asked("num_replicas", "layer", "num_replicas", kind="count"),
-    OfPoint(
-        *("ep_size", lambda row: of_moe(row.point.config).get("ep_size"), "Ranks that the experts are spread over."),
-        *("count", "EP"),
-    ),
-    OfPoint(
-        *("routing", lambda row: of_moe(row.point.config).get("routing")),
-        *("How tokens are sent to experts: balanced, or at random.", "text"),
-    ),
-    OfPoint(
-        *("micro_batches", lambda row: of_moe(row.point.config).get("micro_batches")),
-        *("Micro batches of an iteration.", "count"),
-    ),
-    OfPoint("num_sm", lambda row: of_moe(row.point.config).get("num_sm"), kind="count"),
+    _asked_of_experts("ep_size", "Ranks that the experts are spread over.", header="EP"),
+    _asked_of_experts("routing", "How tokens are sent to experts: balanced, or at random.", "text"),
+    _asked_of_experts("micro_batches", "Micro batches of an iteration."),
+    _asked_of_experts("num_sm"),
     NODES,
     PROCESS_WIDE,
     asked(
@@ -75,7 +77,8 @@ OF_POINT = (
     ),
     OfPoint("attention_backend", lambda row: attention_backend(row.point.result), kind="text"),
     OfPoint("", lambda row: row.measured and row.measured.label, kind="text", header="variant", style="setting"),
-    *(STATUS, ERROR),
+    STATUS,
+    ERROR,
 )
 TIMES = (
     *(

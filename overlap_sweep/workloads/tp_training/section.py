@@ -247,16 +247,14 @@ def _answer(analysis: TpTrainingAnalysis) -> Answer:
     )
 
 
-def _sides(analysis: TpTrainingAnalysis) -> dict[str, causes.Side]:
+def _sides(analysis: TpTrainingAnalysis) -> dict[str, causes.Side | None]:
     """Returns the traces of the best setting, then of the fastest others on its grid of ranks."""
     best = analysis.best
     rows = [row for row in analysis.rows if best and row.grid == best.grid]
-    sides = {
-        row.name: causes.Side(point, time_us=row.time_us)
-        for row in sorted(rows, key=lambda row: row is not best)
-        for point in row.points[:1]
+    return {
+        row.name: causes.first_traced(row.points, time_us=row.time_us)
+        for row in sorted(rows, key=lambda row: row is not best)[:MOST_DIAGNOSED]
     }
-    return dict(list(sides.items())[:MOST_DIAGNOSED])
 
 
 def _report(analysis: TpTrainingAnalysis) -> dict[str, Any]:
