@@ -22,9 +22,10 @@ from overlap_sweep.results.measured import Measured, Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import TYPICAL_SCATTER, Scatter, verdict
+from overlap_sweep.study.analysis import analyse
 from overlap_sweep.workloads.copy_engine.answer import copy_row
 from overlap_sweep.workloads.copy_engine.result import CopyTimes
-from overlap_sweep.workloads.fsdp import answer as training
+from overlap_sweep.workloads.fsdp.study import STUDY as TRAINING
 from overlap_sweep.workloads.kernel import answer as kernels
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 from overlap_sweep.workloads.layer import answer as layers
@@ -130,8 +131,8 @@ def of_fsdp(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:
             run = training_run(1e5)
             run.step = times
             points.append(_point(f"{number}_{repetition}", config, run))
-    (analysis,) = training.analyse_training(points)
-    by_number = {int(row.points[0].partition("_")[0]): row for row in analysis.rows}
+    (analysis,) = analyse(TRAINING, points)
+    by_number = {int(row.points[0].name.partition("_")[0]): row for row in analysis.rows}
     number = next(number for number, row in by_number.items() if row is analysis.best)
     return (number - 1 if number else None), _noise(by_number[1].step, by_number[0].step)
 

@@ -27,7 +27,9 @@ from overlap_sweep.results.estimate import Estimate, estimate, normalised
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point, read_points
 from overlap_sweep.results.verdict import verdict
-from overlap_sweep.workloads.fsdp import answer as training
+from overlap_sweep.study.analysis import analyse
+from overlap_sweep.workloads.fsdp.result import TrainingRun
+from overlap_sweep.workloads.fsdp.study import STUDY as TRAINING
 from overlap_sweep.workloads.kernel import answer as kernels
 from overlap_sweep.workloads.kernel.result import KernelTimes
 from overlap_sweep.workloads.layer import answer as layers
@@ -133,8 +135,8 @@ def fsdp_tells(group: Sequence[Point]) -> bool:
         env = {"NCCL_MAX_CTAS": str(number)} if number else {}
         distributed = {**point.config["distributed"], "env": env}
         named.append(replace(point, config={**point.config, "distributed": distributed, "repetition": 0}))
-    (analysis,) = training.analyse_training(named)
-    return analysis.best.points[0] != named[0].name
+    (analysis,) = analyse(TRAINING, named)
+    return analysis.best.points[0] is not named[0]
 
 
 def stacks_tell(group: Sequence[Point]) -> bool:
@@ -176,7 +178,7 @@ def main(directory: Path) -> None:
         elif name == "layer":
             found = [of_layers(points)]
         elif name == "fsdp":
-            found = [of_steps(points, fsdp_tells, lambda point: training.measured(point.result).step["point"], name)]
+            found = [of_steps(points, fsdp_tells, lambda point: point.measured_as(TrainingRun).step["point"], name)]
         else:
             found = [of_steps(points, stacks_tell, lambda point: point.measured_as(TpTrainingRun).timing, name)]
         for one in found:

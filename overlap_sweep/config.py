@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 from omegaconf import MISSING
 
-from overlap_sweep.declared import decode, one_of
+from overlap_sweep.declared import FLOOR, SCHEDULES, decode, one_of
 from overlap_sweep.errors import UsageError, nearest
 
 BY_TORCH = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -136,12 +136,12 @@ class Runtime:
     tried again."""
     start_timeout_s: Annotated[float, Meta(ge=1.0, le=3600.0)] = 180.0
     """Time limit for the start of a group, until every rank has joined, in seconds."""
-    threads_per_rank: Annotated[int, Meta(ge=1, le=1024)] = 1
+    threads_per_rank: Annotated[int, Meta(ge=1, le=1024), FLOOR] = 1
     """CPU threads of each rank. With one thread, a CPU rank behaves like a device of its own."""
-    max_connections: Annotated[int, Meta(ge=1, le=32)] | None = None
+    max_connections: Annotated[int, Meta(ge=1, le=32), SCHEDULES] | None = None
     """CUDA_DEVICE_MAX_CONNECTIONS of the workers: hardware queues that a GPU's streams share. null: as training
     uses it: 1 with Megatron-LM, which needs kernels in launch order, and CUDA's default of 8 with other libraries."""
-    multicast: bool = False
+    multicast: Annotated[bool, SCHEDULES] = False
     """Allow NVLink multicast. false sets UB_SKIPMC=1 and the equivalents of NCCL, PyTorch and NVSHMEM."""
     bootstrap_backend: Annotated[str, one_of("gloo", "nccl", "mpi")] = "gloo"
     """Backend that exchanges the handles of the userbuffers. On two H200s gloo takes 10 ms; NCCL takes 180 ms at first

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -16,6 +16,15 @@ C = TypeVar("C")
 
 VERBATIM = msgspec.Meta(extra={"verbatim": True})
 """Marks an option that takes the rest of the word as it was typed, without Hydra's grammar."""
+
+Role = Literal["schedules", "floor", "trains differently", "case", "nothing"]
+"""What changing an option changes, in its annotation: when things run, what is computed or moved, what is learnt, which
+points may be compared, or nothing that is measured. Options may have several."""
+SCHEDULES: Role = "schedules"
+FLOOR: Role = "floor"
+TRAINS_DIFFERENTLY: Role = "trains differently"
+CASE: Role = "case"
+NOTHING: Role = "nothing"
 
 
 def one_of(*choices: str, also: Mapping[str, str] | None = None) -> msgspec.Meta:
@@ -33,14 +42,32 @@ def types_of(schema: type) -> dict[str, Any]:
 
 
 @cache
+def _annotations(schema: type) -> dict[str, list[Any]]:
+    """Returns what each field's type is annotated with, in order."""
+    hints = get_type_hints(schema, include_extras=True)
+    return {
+        name: [
+            one
+            for kind in (hints[name], *get_args(hints[name]))
+            if get_origin(kind) is Annotated
+            for one in kind.__metadata__
+        ]
+        for name in types_of(schema)
+    }
+
+
 def metas_of(schema: type) -> dict[str, msgspec.Meta]:
     """Returns each field's constraint; an empty one for a field without."""
-    found = {name: msgspec.Meta() for name in types_of(schema)}
-    for name, hint in get_type_hints(schema, include_extras=True).items():
-        for kind in (hint, *get_args(hint)):
-            if name in found and get_origin(kind) is Annotated:
-                found[name] = kind.__metadata__[0]
-    return found
+    annotations = _annotations(schema).items()
+    return {
+        name: next((one for one in found if isinstance(one, msgspec.Meta)), msgspec.Meta())
+        for name, found in annotations
+    }
+
+
+def roles_of(schema: type) -> dict[str, set[Role]]:
+    """Returns each field's roles; an empty set for a field without."""
+    return {name: {role for role in get_args(Role) if role in found} for name, found in _annotations(schema).items()}
 
 
 def _leaf_metas(schema: type) -> Iterator[tuple[str, msgspec.Meta]]:

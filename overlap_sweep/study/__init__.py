@@ -7,11 +7,12 @@ comparisons and histories, for every workload in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
+from overlap_sweep.declared import SCHEDULES, Role
 from overlap_sweep.report.causes import Side, first_traced
 from overlap_sweep.report.charts import Key as Part
 from overlap_sweep.report.numbers import as_us
@@ -23,7 +24,7 @@ from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import different_environments
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.study.settings import Naming, Options, Role, key
+from overlap_sweep.study.settings import Naming, Options, key
 
 STEP = "step"
 """The work that times are of where no amount of work is known."""
@@ -237,6 +238,8 @@ class Study(Generic[C, R]):
     """Name of the table of points in tuning_report.json."""
     use: ClassVar[str] = "Run"
     """Beginning of the sentence on how to get the best setting."""
+    if_launch_bound: ClassVar[str] = ""
+    """What to do if settings are launch-bound."""
     bars_subtitle: ClassVar[str] = "mean of the runs, slowest rank, with its noise"
     bar_columns: ClassVar[Sequence[str]] = ("time us",)
     most_diagnosed: ClassVar[int] = 2
@@ -267,9 +270,9 @@ class Study(Generic[C, R]):
         """Returns what is equal for points with the same setting."""
         return key(self.options(point))
 
-    def role(self, option: str) -> Role:
+    def roles(self, option: str) -> Collection[Role]:
         """Returns what changing the option changes."""
-        return "schedules"
+        return (SCHEDULES,)
 
     def order(self, case: C) -> Any:
         """Returns the sort key of a case."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 Options = dict[str, Any]
 """Values by dotted name; an option that is not set is missing or None."""
-
-Role = Literal["schedules", "floor", "trains differently"]
-"""What changing an option changes: only when things run, what is computed or moved, or what is learnt."""
 
 DEFAULTS = "defaults"
 """Name of the setting in which no option is changed."""
@@ -80,7 +77,7 @@ def differing(settings: Iterable[Options]) -> list[str]:
     return [name for name in names if len({repr(options.get(name)) for options in known}) > 1]
 
 
-def key(options: Options) -> Hashable:
+def key(options: Options) -> frozenset[tuple[str, str]]:
     """Returns what is equal for equal settings: unset options don't count, and true is not 1."""
     return frozenset((name, repr(value)) for name, value in options.items() if value is not None)
 

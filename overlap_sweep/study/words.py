@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from overlap_sweep.declared import TRAINS_DIFFERENTLY
 from overlap_sweep.report.numbers import as_sentence, some_of
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import LEAST_RUNS
@@ -70,7 +71,7 @@ def cautions(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[str]:
         *_too_few_runs(analysis),
         *_trains_differently(study, analysis),
         *study.cautions(analysis),
-        *launch_bound_caution([(row.setting, row.launch_bound) for row in analysis.rows]),
+        *launch_bound_caution([(row.setting, row.launch_bound) for row in analysis.rows], study.if_launch_bound),
         *slowed_gpus(analysis.points),
         *recorded_warnings(analysis.points),
         *study.environments(analysis),
@@ -87,12 +88,12 @@ def _too_few_runs(analysis: CaseAnalysis[C, R]) -> Iterator[str]:
 def _trains_differently(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Iterator[str]:
     best, reference = analysis.best, analysis.reference
     changed = [name for name in analysis.differing if repr(best.options.get(name)) != repr(reference.options.get(name))]
-    if any(study.role(name) == "trains differently" for name in changed):
+    if any(TRAINS_DIFFERENTLY in study.roles(name) for name in changed):
         yield f"The best setting, {best.setting}, trains differently from {reference.setting}: compare their losses."
 
 
-def launch_bound_caution(settings: Collection[tuple[str, bool]]) -> Iterator[str]:
-    """Yields which of the settings, given by name, are launch-bound."""
+def launch_bound_caution(settings: Collection[tuple[str, bool]], instead: str = "") -> Iterator[str]:
+    """Yields which of the settings, given by name, are launch-bound. `instead`: what to do about it."""
     if bound := [name for name, is_bound in settings if is_bound]:
         which = "all settings" if len(bound) == len(settings) > 1 else some_of(bound, separator="; ")
-        yield f"{LAUNCH_BOUND}: {which}."
+        yield f"{LAUNCH_BOUND}{f' ({instead})' if instead else ''}: {which}."

@@ -351,17 +351,17 @@ def measured_type(name: str) -> type[Measured]:
 
 
 def comparing(name: str) -> Comparing | None:
-    """Returns how the workload takes part in comparisons and histories: as its study does, or `COMPARED` in its module
-    `compare`. None if it has neither. UserError if there is no such workload."""
+    """Returns how the workload takes part in comparisons and histories: `COMPARED` in its module `compare`, else as its
+    study does. None if it has neither. UserError if there is no such workload."""
     workload = load(name)
-    if find_spec(f"{workload.package}.study"):
-        from overlap_sweep.study.comparison import comparing as of_study
-
-        return of_study(workload.module("study").STUDY)
-    if find_spec(f"{workload.package}.compare") is None:
+    if find_spec(f"{workload.package}.compare"):
+        compared: Comparing = workload.module("compare").COMPARED
+        return compared
+    if find_spec(f"{workload.package}.study") is None:
         return None
-    compared: Comparing = workload.module("compare").COMPARED
-    return compared
+    from overlap_sweep.study.comparison import comparing as of_study
+
+    return of_study(workload.module("study").STUDY)
 
 
 def schema(name: str) -> type[PointConfig]:

@@ -161,10 +161,17 @@ def write_searches(directory: Path) -> None:
         "unproven": {"best": best, "gain": gain, "proven": False},
     }
     for layers, (name, answer) in enumerate(answers.items(), start=2):
-        found = {**known, **answer, "overrides": [*typed, f"ranking.num_layers={layers}"]}
+        names = []
         for ahead, step_us in enumerate((1500.0, 1200.0, 1100.0)):
             point = resolved("fsdp", **{"fsdp.forward_prefetch": ahead, "ranking.num_layers": layers})
-            make_point("fsdp", directory / name, point, step_us=step_us)
+            names.append(make_point("fsdp", directory / name, point, step_us=step_us).name)
+        found = {
+            **known,
+            **answer,
+            "overrides": [*typed, f"ranking.num_layers={layers}"],
+            "baseline_points": names[:1],
+            "best_points": names[1:2] if answer["best"] else names[:1],
+        }
         KnobRecord(searches=[KnobSearch(**found)]).write(directory / name)
 
 

@@ -9,9 +9,11 @@ from typing import Any
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report.table import Row
 from overlap_sweep.results.points import Point, group_cases, read_points
+from overlap_sweep.results.records import read_records
 from overlap_sweep.results.traces import read_traces
+from overlap_sweep.study.analysis import analyse
 from overlap_sweep.trace import TraceRow
-from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, analyse_training
+from overlap_sweep.workloads.fsdp.study import STUDY, Analysis
 from overlap_sweep.workloads.operator import section as operators
 from overlap_sweep.workloads.operator.answer import OperatorAnalysis, analyse_operators
 from overlap_sweep.workloads.operator.choice import PassChoice, choose_all
@@ -63,9 +65,9 @@ def train(directory: Path, changes: Mapping[str, Any] | None = None, **run: Any)
     return make_point("fsdp", directory, resolved("fsdp", **(changes or {})), **run)
 
 
-def training_of(directory: Path) -> TrainingAnalysis:
-    """The directory's only case."""
-    (analysis,) = analyse_training(read_points(directory).points)
+def training_of(directory: Path) -> Analysis:
+    """The directory's only case, with what searches in it settled."""
+    (analysis,) = analyse(STUDY, read_points(directory).points, read_records(directory).knobs)
     return analysis
 
 

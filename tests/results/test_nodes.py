@@ -11,8 +11,9 @@ from overlap_sweep.compare.sweeps import compare_sweeps
 from overlap_sweep.results.nodes import on_nodes, ranks_of_each, ranks_of_each_trace
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.provenance import describe_machine
-from overlap_sweep.workloads.fsdp.answer import analyse_training
+from overlap_sweep.study.analysis import analyse
 from overlap_sweep.workloads.fsdp.runs import Run
+from overlap_sweep.workloads.fsdp.study import STUDY
 from tests.make_point import ENVIRONMENT, kernel_config, layer_config, make_point, resolved, stack_config
 
 TWO = {"runtime.nodes": 2}
@@ -57,7 +58,7 @@ def test_equal_points_on_other_nodes_are_other_cases(tmp_path: Path, workload: s
 def test_training_on_other_nodes_is_not_pooled(tmp_path: Path) -> None:
     for step_us, changes in ((1500.0, {}), (1400.0, {"runtime.nodes": 1}), (2500.0, TWO)):
         make_point("fsdp", tmp_path, resolved("fsdp", **changes), step_us=step_us)
-    analyses = analyse_training(read_points(tmp_path).points)
+    analyses = analyse(STUDY, read_points(tmp_path).points)
     assert sorted((one.case.nodes, len(one.rows), len(one.points)) for one in analyses) == [(1, 1, 2), (2, 1, 1)]
 
 

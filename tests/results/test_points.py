@@ -21,7 +21,7 @@ from overlap_sweep.results.points import Point, Reading, group_cases, read_point
 from overlap_sweep.results.run_directory import Status
 from overlap_sweep.workloads.copy_engine.config import CopyEngine
 from overlap_sweep.workloads.copy_engine.section import TABLE as COPIES
-from overlap_sweep.workloads.fsdp.section import TABLE as TRAINING
+from overlap_sweep.workloads.fsdp.tables import TABLE as TRAINING
 from overlap_sweep.workloads.kernel.section import TABLE as KERNELS
 from overlap_sweep.workloads.layer.section import TABLE as LAYERS
 from overlap_sweep.workloads.operator.section import TABLE as OPERATORS

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import all_ranks
 from overlap_sweep.overlap import models
-from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, profilers, ranks_per_node, run_of
+from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, nodes, profilers, ranks_per_node, run_of
 from overlap_sweep.workloads.fsdp.config import (
     COPY_ENGINES,
     PER_NODE,
@@ -25,7 +25,6 @@ from overlap_sweep.workloads.fsdp.config import (
     Fsdp,
     Streams,
 )
-from overlap_sweep.workloads.fsdp.knobs import frozen, knobs_of, sharding
 from overlap_sweep.workloads.memory import ADAM_BYTES, Memory, layer_activations, layer_parameters
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     given = point["fsdp"]["replicas"]
     if given != PER_NODE and (type(given) is not int or not 1 <= given <= 1024):
         raise UserError(f"fsdp.replicas={given} is invalid; give a number of replicas from 1 to 1024, or {PER_NODE}.")
-    fsdp = sharding(point)
+    fsdp = numbered_sharding(point)
     _check_choice("fsdp.forward_prefetch", fsdp["forward_prefetch"], 0, "layers")
     fsdp["forward_prefetch"] = int(fsdp["forward_prefetch"])
     _check_choice("fsdp.reshard_after_forward", fsdp["reshard_after_forward"], 2, "ranks", WITHIN_NODE)
@@ -90,6 +89,20 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
         "precision": PRECISION_OF[training["mixed_precision"]],
         "tp_size": 1,
     }
+
+
+def numbered_sharding(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of `fsdp` with numbers for what refers to nodes, so that equal shardings are equal points. As
+    they are if the number of ranks is not known, of a point that was not measured."""
+    fsdp, ranks = config["fsdp"], config["distributed"].get("dp_size")
+    replicas, reshard = fsdp.get("replicas"), fsdp.get("reshard_after_forward")
+    if replicas == PER_NODE:
+        replicas = nodes(config)
+    if reshard == WITHIN_NODE and ranks:
+        of_node = ranks // nodes(config)
+        # One rank alone keeps what it has gathered.
+        reshard = replicas * of_node >= ranks or (of_node > 1 and of_node)
+    return {**fsdp, "replicas": replicas, "reshard_after_forward": reshard}
 
 
 def _environment(variables: Mapping[str, Any]) -> dict[str, str]:
@@ -248,13 +261,16 @@ def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
 
 
 def _sample(result: Result) -> Sample:
-    from overlap_sweep.workloads.fsdp.result import sample
+    from overlap_sweep.workloads.fsdp.rows import sample
 
     return sample(result)
 
 
 def _same_point(point: Mapping[str, Any]) -> str:
-    return str(sorted(frozen(knobs_of(point)), key=str))
+    from overlap_sweep.study.settings import key
+    from overlap_sweep.workloads.fsdp.knobs import knobs_of
+
+    return str(sorted(key(knobs_of(point)), key=str))
 
 
 WORKLOAD = Workload(

@@ -11,9 +11,9 @@ from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.workloads.fsdp import result as training_result
 from overlap_sweep.workloads.fsdp.compare_runs import ROWS, compare
-from overlap_sweep.workloads.fsdp.knobs import knobs_of, setting_in_words
+from overlap_sweep.workloads.fsdp.knobs import NAMING, knobs_of
+from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.runs import STEPS
 
 
@@ -29,9 +29,9 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 def samples(result: Result) -> dict[str, Sample]:
     """Returns the sample of the step, even if it is launch-bound."""
-    step = training_result.measured(result).step
+    step = result.measured_as(TrainingRun).step
     ranks = f"{workloads.world_size(result.point)} ranks{on_nodes(workloads.nodes(result.point))}"
-    setting = f"{ranks}, {setting_in_words(knobs_of(result.point))}"
+    setting = f"{ranks}, {NAMING.in_words(knobs_of(result.point))}"
     sample = Sample((step["point"],), step["none"].median_us, "step", result.point["workload"]["tokens"])
     return {setting: sample}
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 
 from overlap_sweep.config import BY_TORCH, ModelConfig
-from overlap_sweep.declared import one_of
+from overlap_sweep.declared import CASE, FLOOR, NOTHING, SCHEDULES, TRAINS_DIFFERENTLY, one_of
 from overlap_sweep.workloads.profilers import Profiler
 
 AS_MIXED_PRECISION = {**BY_TORCH, "fp32": "none", "float32": "none"}
@@ -41,35 +41,35 @@ KERNELS, COPY_ENGINES = "kernels", "copy_engines"
 class Fsdp:
     """Scheduling of `fully_shard`. Under DDP only `sync_module_states` has an effect."""
 
-    forward_prefetch: Annotated[Any, Meta(description="false, true, or a number of layers")] = False
+    forward_prefetch: Annotated[Any, Meta(description="false, true, or a number of layers"), SCHEDULES] = False
     """Number of layers whose parameters are all-gathered ahead in the forward pass; true: 1. false: torch gathers each
     layer when the host reaches it. With `layers_per_unit`, number of units."""
-    backward_prefetch: Annotated[str, one_of("BACKWARD_PRE", "BACKWARD_POST")] | None = "BACKWARD_PRE"
+    backward_prefetch: Annotated[str, one_of("BACKWARD_PRE", "BACKWARD_POST"), SCHEDULES] | None = "BACKWARD_PRE"
     """In the backward pass, all-gather the next layer's parameters before the current layer's gradients are computed
     (BACKWARD_PRE) or after (BACKWARD_POST). null: when they are needed."""
-    limit_all_gathers: bool = False
+    limit_all_gathers: Annotated[bool, SCHEDULES] = False
     """Let the host wait while two gathered layers are not computed yet, as FSDP1 does. FSDP2 does not need it."""
-    reshard_after_forward: Annotated[Any, Meta(description="true, false, node, or a number of ranks")] = True
+    reshard_after_forward: Annotated[Any, Meta(description="true, false, node, or a number of ranks"), FLOOR] = True
     """Free the gathered parameters after the forward pass and gather them again for the backward pass. false: keep
     them. A number: reshard them to groups of that many ranks. node: to the ranks of each node, so that the backward
     pass gathers within nodes; where every model lies within a node, the same as true."""
-    sync_module_states: bool = True
+    sync_module_states: Annotated[bool, SCHEDULES] = True
     """Broadcast rank 0's initial parameters. false: every rank draws the same ones."""
-    use_orig_params: bool = True
+    use_orig_params: Annotated[bool, FLOOR] = True
     """Option of FSDP1. FSDP2 has no flat parameters, so false is refused."""
-    replicas: Annotated[Any, Meta(description="a number of replicas, or nodes")] = 1
+    replicas: Annotated[Any, Meta(description="a number of replicas, or nodes"), FLOOR] = 1
     """Number of replicas in hybrid sharding (HSDP). Each group of neighbouring ranks shards a whole model; gradients
     are all-reduced between groups. nodes: one replica on each node, so that no parameter is gathered from another; with
     one node the same as 1."""
-    reduce_dtype: Annotated[str, one_of("fp32", "bf16", "fp16", also=BY_TORCH)] | None = None
+    reduce_dtype: Annotated[str, one_of("fp32", "bf16", "fp16", also=BY_TORCH), FLOOR, TRAINS_DIFFERENTLY] | None = None
     """Data type in which gradients are reduced. null: the type in which they are computed."""
-    layers_per_unit: Annotated[int, Meta(ge=1, le=1024)] = 1
+    layers_per_unit: Annotated[int, Meta(ge=1, le=1024), FLOOR] = 1
     """Number of neighbouring layers that are gathered and reduced as one unit: fewer and larger collectives, more
     memory for gathered parameters. The last unit has the rest."""
-    separate_reduce_scatter_group: bool = False
+    separate_reduce_scatter_group: Annotated[bool, SCHEDULES] = False
     """Reduce-scatter in a process group of its own, so that reduce-scatters and all-gathers don't queue in one
     communicator."""
-    symmetric_memory: Annotated[str, one_of(KERNELS, COPY_ENGINES)] | None = None
+    symmetric_memory: Annotated[str, one_of(KERNELS, COPY_ENGINES), FLOOR] | None = None
     """Keep the buffers of collectives in symmetric memory of NCCL. `kernels`: NCCL all-gathers and reduce-scatters by
     kernels that access the other GPUs' buffers directly (torch 2.9, NCCL 2.27). `copy_engines`: all-gathers by copy
     engines, which take no SMs (NCCL 2.28, NCCL_CTA_POLICY=2). Needs peer access between GPUs, and shards within a
@@ -80,29 +80,31 @@ class Fsdp:
 class Training:
     """The training loop and the amount of work in each step."""
 
-    max_steps: Annotated[int, Meta(ge=2, le=10**6)] | None = None
+    max_steps: Annotated[int, Meta(ge=2, le=10**6), NOTHING] | None = None
     """Steps of the run that telemetry records, before the comparison with `none` and `floor`. null: 30, on a CPU 8."""
-    log_interval: Annotated[int, Meta(ge=1, le=10**6)] = 10
+    log_interval: Annotated[int, Meta(ge=1, le=10**6), NOTHING] = 10
     """Steps between lines in worker.log."""
-    batch_size: Annotated[int, Meta(ge=1, le=2**20)] | None = None
+    batch_size: Annotated[int, Meta(ge=1, le=2**20), FLOOR, TRAINS_DIFFERENTLY] | None = None
     """Samples in each rank's micro batch. null: 64, on a CPU 4."""
-    gradient_accumulation: Annotated[int, Meta(ge=1, le=4096)] = 1
+    gradient_accumulation: Annotated[int, Meta(ge=1, le=4096), FLOOR, TRAINS_DIFFERENTLY] = 1
     """Micro batches in a step; gradients are reduced in the backward pass of the last one."""
-    mixed_precision: Annotated[str, one_of("bf16", "fp16", "none", also=AS_MIXED_PRECISION)] | None = None
+    mixed_precision: (
+        Annotated[str, one_of("bf16", "fp16", "none", also=AS_MIXED_PRECISION), FLOOR, TRAINS_DIFFERENTLY] | None
+    ) = None
     """Data type of computation. FSDP2 gathers parameters in it, DDP uses autocast; fp16 scales the loss. null: bf16, on
     a CPU none."""
-    learning_rate: Annotated[float, Meta(ge=0.0, le=100.0)] = 1e-4
+    learning_rate: Annotated[float, Meta(ge=0.0, le=100.0), TRAINS_DIFFERENTLY] = 1e-4
     """Learning rate of AdamW after warm-up."""
-    warmup_steps: Annotated[int, Meta(ge=0, le=10**6)] = 5
+    warmup_steps: Annotated[int, Meta(ge=0, le=10**6), TRAINS_DIFFERENTLY] = 5
     """Steps over which the learning rate rises linearly."""
-    weight_decay: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.01
+    weight_decay: Annotated[float, Meta(ge=0.0, le=100.0), TRAINS_DIFFERENTLY] = 0.01
     """Weight decay of AdamW."""
-    grad_clip_norm: Annotated[float, Meta(ge=0.0, le=10**6)] = 1.0
+    grad_clip_norm: Annotated[float, Meta(ge=0.0, le=10**6), FLOOR, TRAINS_DIFFERENTLY] = 1.0
     """Gradients are clipped to this norm. 0: not clipped, only their norm is recorded."""
-    num_workers: Annotated[int, Meta(ge=0, le=64)] = 0
+    num_workers: Annotated[int, Meta(ge=0, le=64), FLOOR] = 0
     """Worker processes of each rank's DataLoader, which draw micro batches during training. 0: they are drawn before
     the first step and kept on the device."""
-    output_dir: str | None = None
+    output_dir: Annotated[str, NOTHING] | None = None
     """Directory for the run or sweep, instead of `multirun/<date>/<time>`."""
 
 
@@ -110,22 +112,22 @@ class Training:
 class Distributed:
     """Strategy and ranks, and how collectives are issued."""
 
-    strategy: Annotated[str, one_of("fsdp2", "ddp")] = "fsdp2"
+    strategy: Annotated[str, one_of("fsdp2", "ddp"), FLOOR] = "fsdp2"
     """`fsdp2`: `fully_shard` on each layer; `ddp`: DistributedDataParallel."""
-    dp_size: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    dp_size: Annotated[int, Meta(ge=1, le=1024), CASE] | None = None
     """Data-parallel ranks: the world size of the torchrun group. null: all visible GPUs, on a CPU 2."""
-    enable_overlap: bool = False
+    enable_overlap: Annotated[bool, SCHEDULES] = False
     """Issue the collectives on separate streams with the priorities of `streams`, through DDP's communication hook or
     FSDP2's custom collectives. false: on the library's own streams."""
-    overlap_reduce_scatter: bool = False
+    overlap_reduce_scatter: Annotated[bool, SCHEDULES] = False
     """DDP with enable_overlap: also reduce-scatter every bucket, as additional load."""
-    overlap_clone_for_reduce_scatter: bool = True
+    overlap_clone_for_reduce_scatter: Annotated[bool, SCHEDULES] = True
     """DDP with overlap_reduce_scatter: reduce-scatter a copy, so that the two collectives don't share memory."""
-    bucket_cap_mb: Annotated[float, Meta(ge=0.001, le=10**5)] = 25.0
+    bucket_cap_mb: Annotated[float, Meta(ge=0.001, le=10**5), FLOOR] = 25.0
     """Size of DDP's gradient buckets, in MiB."""
-    gradient_as_bucket_view: bool = True
+    gradient_as_bucket_view: Annotated[bool, FLOOR] = True
     """DDP: gradients are views of the buckets."""
-    env: dict[str, Any] = field(default_factory=dict)
+    env: Annotated[dict[str, Any], FLOOR] = field(default_factory=dict)
     """Environment variables of the workers for NCCL, RCCL and their transports; null: not set. Each environment needs
     its own torchrun group."""
 
@@ -134,13 +136,13 @@ class Distributed:
 class Streams:
     """Priorities of the streams that `distributed.enable_overlap` creates on a GPU."""
 
-    compute: Annotated[str, one_of("normal", "high")] = "normal"
+    compute: Annotated[str, one_of("normal", "high"), SCHEDULES] = "normal"
     """Priority of the computation's stream."""
-    all_reduce: Annotated[str, one_of("normal", "high")] = "high"
+    all_reduce: Annotated[str, one_of("normal", "high"), SCHEDULES] = "high"
     """Priority of the all-reduces' stream."""
-    reduce_scatter: Annotated[str, one_of("normal", "high")] = "high"
+    reduce_scatter: Annotated[str, one_of("normal", "high"), SCHEDULES] = "high"
     """Priority of the stream for reduce-scatters of gradients."""
-    auxiliary: Annotated[str, one_of("normal", "high")] = "high"
+    auxiliary: Annotated[str, one_of("normal", "high"), SCHEDULES] = "high"
     """Priority of the stream for all-gathers of parameters."""
 
 
@@ -148,17 +150,17 @@ class Streams:
 class Compile:
     """torch.compile of every layer. If it fails, the layers run uncompiled, and the reason is recorded."""
 
-    enabled: bool = False
+    enabled: Annotated[bool, FLOOR] = False
     """Compile the layers."""
-    backend: str = "inductor"
+    backend: Annotated[str, FLOOR] = "inductor"
     """torch.compile's backend. On ROCm, inductor is replaced by aot_eager."""
-    mode: str | None = None
+    mode: Annotated[str, FLOOR] | None = None
     """torch.compile's mode, such as max-autotune."""
-    fullgraph: bool = False
+    fullgraph: Annotated[bool, FLOOR] = False
     """Fail if the layer has a graph break."""
-    dynamic: bool | None = None
+    dynamic: Annotated[bool, FLOOR] | None = None
     """Compile for dynamic shapes. null: torch decides."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Annotated[dict[str, Any], FLOOR] = field(default_factory=dict)
     """torch.compile's options; not together with `mode`."""
 
 
@@ -233,6 +235,8 @@ class Config(ModelConfig):
     }
 
 
+OF_COLLECTIVES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "FI_", "OFI_", "UCX_", "GLOO_")
+"""Prefixes of the variables of `distributed.env` that only schedule; others may affect computation, too."""
 PER_NODE = "nodes"
 """Value of `fsdp.replicas` for one replica on each node."""
 WITHIN_NODE = "node"

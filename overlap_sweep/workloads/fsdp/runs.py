@@ -20,7 +20,7 @@ from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import differ, ratio
-from overlap_sweep.workloads.fsdp.result import VARIANTS, hidden, measured
+from overlap_sweep.workloads.fsdp.result import VARIANTS, TrainingRun, hidden
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER, AortaStep, RankStep
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class Run:
     def steps(self) -> list[Step]:
         """Returns all steps. Those count which all ranks recorded, without the first tenth of those that were not
         profiled: it compiles, allocates, and creates communicators."""
-        samples = measured(self.result).samples_per_step if self.result else None
+        samples = self.result.measured_as(TrainingRun).samples_per_step if self.result else None
         numbers = sorted({number for steps in self.by_rank.values() for number in steps})
         recorded = {number: [steps[number] for steps in self.by_rank.values() if number in steps] for number in numbers}
         plain = [
@@ -213,7 +213,7 @@ class Run:
         samples["final_loss"] = [last.ranks[0].loss] if last else []
         found = {}
         if self.result:
-            result = measured(self.result)
+            result = self.result.measured_as(TrainingRun)
             time_us, none_us, floor_us = (result.step[name].samples_us for name in VARIANTS)
             samples |= {"time_us": time_us, "none_us": none_us, "floor_us": floor_us}
             samples["speedup"] = [slow / fast for fast, slow in zip(time_us, none_us, strict=True)]

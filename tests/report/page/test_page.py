@@ -20,8 +20,8 @@ from overlap_sweep.report.charts.palette import COLOURS, chart_config, colour, i
 from overlap_sweep.report.iterations import CLASSES, MOST_SPANS, stream_timeline
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import trace_file
-from overlap_sweep.study.charts import MOST_BARS as MOST_STACKS
-from overlap_sweep.workloads.fsdp.section import MOST_BARS, settings_bars
+from overlap_sweep.study.charts import MOST_BARS, settings_bars
+from overlap_sweep.workloads.fsdp.study import STUDY
 from overlap_sweep.workloads.kernel.answer import analyse_kernels
 from overlap_sweep.workloads.kernel.section import kernel_lines
 from overlap_sweep.workloads.layer.section import layer_timeline
@@ -199,8 +199,8 @@ def test_what_overlap_loses_has_a_bar_and_an_entry_of_the_legend_of_its_own(tmp_
     for ahead, step_us in ((0, 1500.0), (1, 2300.0)):
         point = resolved("fsdp", **{"fsdp.forward_prefetch": ahead})
         make_point("fsdp", tmp_path / str(ahead), point, step_us=step_us, none_us=1800.0, floor_us=1000.0)
-    slower = json.dumps(figure("slower", settings_bars(training_of(tmp_path))).spec)
-    faster = json.dumps(figure("faster", settings_bars(training_of(tmp_path / "0"))).spec)
+    slower = json.dumps(figure("slower", settings_bars(STUDY, training_of(tmp_path))).spec)
+    faster = json.dumps(figure("faster", settings_bars(STUDY, training_of(tmp_path / "0"))).spec)
     assert (LOST.name in slower, LOST.name in faster) == (True, False)
     assert colour(LOST.colour) in slower
 
@@ -221,17 +221,17 @@ def test_an_overlap_that_harms_is_drawn_below_zero(tmp_path: Path) -> None:
 def test_of_many_settings_the_fastest_and_the_simplest_are_drawn(tmp_path: Path) -> None:
     for ahead in range(MOST_BARS + 5):
         make_point("fsdp", tmp_path, resolved("fsdp", **{"fsdp.forward_prefetch": ahead}), step_us=1500.0 - 10 * ahead)
-    chart = settings_bars(training_of(tmp_path))
+    chart = settings_bars(STUDY, training_of(tmp_path))
     assert (len(chart.rows), chart.rows[-1].name) == (MOST_BARS + 1, "defaults")
     assert f"{MOST_BARS + 1} of {MOST_BARS + 5} settings" in chart.axis.title
 
 
 def test_of_many_stacks_the_first_are_drawn(tmp_path: Path) -> None:
-    for dp_size in range(1, MOST_STACKS + 3):
+    for dp_size in range(1, MOST_BARS + 3):
         make_point("tp_training", tmp_path, stack_config("megatron", 1, dp_size))
     chart = stacks_bars(stacks_of(tmp_path))
-    assert len(chart.rows) == MOST_STACKS
-    assert f"first {MOST_STACKS} of {MOST_STACKS + 2}" in chart.axis.title
+    assert len(chart.rows) == MOST_BARS
+    assert f"first {MOST_BARS} of {MOST_BARS + 2}" in chart.axis.title
     assert len(curves_of(tmp_path).lines) == MOST_CURVES
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from overlap_sweep.declared import FLOOR, SCHEDULES, TRAINS_DIFFERENTLY
 from overlap_sweep.results.points import read_points
-from overlap_sweep.workloads.fsdp.answer import analyse_training
-from overlap_sweep.workloads.fsdp.cautions import cautions
+from overlap_sweep.study.analysis import analyse
+from overlap_sweep.study.effects import effects, exhibit
+from overlap_sweep.study.words import cautions
 from overlap_sweep.workloads.fsdp.config import TRAINING_ON
-from overlap_sweep.workloads.fsdp.knob_effects import knob_changes, knobs_exhibit
-from overlap_sweep.workloads.fsdp.knobs import DEVICE, SCHEDULING, TRAINS_DIFFERENTLY, USUAL, changed, knobs_of
-from overlap_sweep.workloads.fsdp.section import title
+from overlap_sweep.workloads.fsdp.knobs import DEVICE, NAMING, ROLES, USUAL, knobs_of, roles
+from overlap_sweep.workloads.fsdp.study import STUDY
 from tests.make_point import ENVIRONMENT, resolved
 from tests.results.reading import PREFETCH, train, training_of
 
@@ -45,7 +46,7 @@ def test_settings_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
 
 def test_what_was_trained_is_a_ranking_model_whatever_its_widths_are_called(tmp_path: Path) -> None:
     train(tmp_path, {"model.name": "llama3_8b"}, step_us=1000.0)
-    assert title(training_of(tmp_path)).startswith("Training ranking model (widths of llama3_8b), ")
+    assert training_of(tmp_path).title.startswith("Training ranking model (widths of llama3_8b), ")
 
 
 def test_the_best_is_told_as_it_is_typed(tmp_path: Path) -> None:
@@ -53,14 +54,14 @@ def test_the_best_is_told_as_it_is_typed(tmp_path: Path) -> None:
     faster = {**PREFETCH, "compile.enabled": True, "distributed.env": {"NCCL_ALGO": "Tree"}}
     train(tmp_path, faster, step_us=1000.0)
     typed = "fsdp.forward_prefetch=1 compile.enabled=true ++distributed.env.NCCL_ALGO=Tree"
-    assert training_of(tmp_path).overrides == typed
+    assert STUDY.to_use(training_of(tmp_path)) == typed
 
 
 @pytest.mark.parametrize("value", ["Ring", "8", "LL,Simple", "a b", "null", 'a"b\\', "^x:y=$z", "0x1;#"])
 def test_the_best_can_be_pasted(tmp_path: Path, value: str) -> None:
     train(tmp_path, step_us=1500.0)
     train(tmp_path, {"distributed.env": {"NOT_LISTED": value}}, step_us=1000.0)
-    (typed,) = shlex.split(training_of(tmp_path).overrides)
+    (typed,) = shlex.split(STUDY.to_use(training_of(tmp_path)))
     override = OverridesParser.create().parse_override(typed)
     assert override.is_force_add()
     assert override.key_or_group == "distributed.env.NOT_LISTED"
@@ -78,18 +79,22 @@ def test_knobs_that_change_nothing_make_no_other_setting(tmp_path: Path) -> None
     assert settings == {"defaults", "strategy=ddp", "strategy=ddp, bucket_cap_mb=5"}
 
 
-def test_every_knob_is_known() -> None:
-    known = knobs_of(resolved("fsdp"))
-    assert known.keys() == USUAL.keys() | {DEVICE}
-    assert known.keys() >= SCHEDULING | TRAINS_DIFFERENTLY
-    assert not {"training.max_steps", "distributed.dp_size"} & known.keys()
+def test_every_option_has_a_role() -> None:
+    assert knobs_of(resolved("fsdp")).keys() == USUAL.keys() | {DEVICE}
+    assert USUAL.keys() | {"runtime.multicast", "distributed.env", "training.max_steps"} <= ROLES.keys()
+    assert not {"training.max_steps", "distributed.dp_size", "runtime.nodes"} & USUAL.keys()
+    assert roles("training.batch_size") == {FLOOR, TRAINS_DIFFERENTLY}
+    # The step without communication is the same.
+    assert roles("training.learning_rate") == {TRAINS_DIFFERENTLY}
+    assert roles("fsdp.forward_prefetch") == roles("runtime.max_connections") == {SCHEDULES}
+    assert roles("compile.options.max_autotune") == roles("fsdp.replicas") == {FLOOR}
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_defaults_are_the_workloads_own(device: str) -> None:
     of_workload = {f"training.{name}": value for name, value in TRAINING_ON[device].items()}
-    assert changed(knobs_of(resolved("fsdp", **of_workload, runtime={"device": device}))) == []
-    on_cpu = changed(knobs_of(resolved("fsdp", runtime={"device": "cpu"})))
+    assert NAMING.changed(knobs_of(resolved("fsdp", **of_workload, runtime={"device": device}))) == []
+    on_cpu = NAMING.changed(knobs_of(resolved("fsdp", runtime={"device": "cpu"})))
     assert on_cpu == ["training.batch_size", "training.mixed_precision"]
 
 
@@ -101,7 +106,7 @@ def test_defaults_are_the_workloads_own(device: str) -> None:
 def test_what_is_another_model_or_machine_is_not_compared(tmp_path: Path, changes: dict[str, Any]) -> None:
     train(tmp_path)
     train(tmp_path, changes, step_us=100.0, environment={} if "device" in changes else ENVIRONMENT)
-    analyses = analyse_training(read_points(tmp_path).points)
+    analyses = analyse(STUDY, read_points(tmp_path).points)
     assert [len(analysis.rows) for analysis in analyses] == [1, 1]
 
 
@@ -110,7 +115,7 @@ def test_changes_begin_at_the_default(tmp_path: Path) -> None:
         train(tmp_path, {"fsdp.forward_prefetch": ahead}, step_us=1000.0 + ahead)
     for mode in ("BACKWARD_POST", None):
         train(tmp_path, {"fsdp.backward_prefetch": mode}, step_us=1100.0)
-    found = {(one.knob, one.before, one.after) for one in knob_changes(training_of(tmp_path))}
+    found = {(one.knob, one.before, one.after) for one in effects(STUDY, training_of(tmp_path))}
     assert found == {
         *(("fsdp.forward_prefetch", before, after) for before, after in (("0", "1"), ("0", "2"), ("1", "2"))),
         *(("fsdp.backward_prefetch", "BACKWARD_PRE", after) for after in ("BACKWARD_POST", "null")),
@@ -124,7 +129,7 @@ def test_the_median_of_all_pairs_comes_first_and_has_its_own_noise(tmp_path: Pat
         knob = {"training.warmup_steps": warmup_steps}
         train(tmp_path, knob, step_us=1000.0, spread_us=40.0)
         train(tmp_path, {**knob, **PREFETCH}, step_us=after_us, spread_us=40.0)
-    prefetch, *others = knob_changes(training_of(tmp_path))
+    prefetch, *others = effects(STUDY, training_of(tmp_path))
     assert (prefetch.knob, prefetch.pairs) == ("fsdp.forward_prefetch", 6)
     assert prefetch.change == pytest.approx(-0.03)
     # Each pair has a noise of some 8 percent, and yet they agree.
@@ -140,17 +145,17 @@ def test_pairs_that_say_nothing_are_left_out(tmp_path: Path) -> None:
     train(tmp_path, {"fsdp.forward_prefetch": 2}, step_us=900.0)
     train(tmp_path, {"fsdp.reshard_after_forward": False, "training.gradient_accumulation": 2}, step_us=900.0)
     analysis = training_of(tmp_path)
-    told = [(one.knob, one.before, one.after) for one in knob_changes(analysis)]
-    assert told == [("fsdp.forward_prefetch", "0", "2")]
-    (exhibit,) = knobs_exhibit(analysis)
-    (note,) = exhibit.notes
+    found = [(one.knob, one.before, one.after) for one in effects(STUDY, analysis)]
+    assert found == [("fsdp.forward_prefetch", "0", "2")]
+    (table,) = exhibit(STUDY, analysis)
+    (note,) = table.notes
     assert note.endswith(": reshard_after_forward, gradient_accumulation, mixed_precision.")
 
 
 def test_a_loss_that_is_no_number_is_suspicious_among_those_that_train_alike(tmp_path: Path) -> None:
     for ahead, losses in enumerate(([0.7, 0.6, 0.5], [0.7, 0.6, 0.5], [0.7, None, None])):
         train(tmp_path, {"fsdp.forward_prefetch": ahead}, losses=losses)
-    assert [line.split(" ")[0] for line in cautions(training_of(tmp_path)) if "loss" in line] == ["fsdp_2"]
+    assert [line.split(" ")[0] for line in cautions(STUDY, training_of(tmp_path)) if "loss" in line] == ["fsdp_2"]
 
 
 def test_the_reference_among_equally_simple_ones_is_the_smallest_number(tmp_path: Path) -> None:

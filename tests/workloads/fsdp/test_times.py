@@ -12,12 +12,14 @@ import pytest
 from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.records import KnobRecord, KnobSearch, read_records
-from overlap_sweep.workloads.fsdp.answer import TrainingRow, analyse_training
-from overlap_sweep.workloads.fsdp.cautions import cautions
+from overlap_sweep.study.analysis import analyse
+from overlap_sweep.study.words import cautions
+from overlap_sweep.workloads.fsdp.rows import FsdpRow
+from overlap_sweep.workloads.fsdp.study import STUDY, how_timed
 from tests.results.reading import PREFETCH, train, training_of
 
 
-def rows_of(directory: Path) -> dict[str, TrainingRow]:
+def rows_of(directory: Path) -> dict[str, FsdpRow]:
     return {row.setting: row for row in training_of(directory).rows}
 
 
@@ -53,10 +55,10 @@ def test_what_the_host_limits_is_not_made_the_fastest(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     assert list(rows) == ["defaults", "forward_prefetch=1", "enable_overlap=true"]
     limited = rows["enable_overlap=true"]
-    assert (limited.time_us, limited.floor_us, limited.relative) == (1200.0, 1190.0, False)
+    assert (limited.time_us, limited.floor_us, limited.times.relative) == (1200.0, 1190.0, False)
     # The other two share the median of their own floors.
-    assert {row.floor_us for row in rows.values() if row.relative} == {1015.0}
-    assert not [line for line in cautions(training_of(tmp_path)) if line.startswith("Baselines drifted")]
+    assert {row.floor_us for row in rows.values() if row.times.relative} == {1015.0}
+    assert not [line for line in cautions(STUDY, training_of(tmp_path)) if line.startswith("Baselines drifted")]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_only_variables_of_collectives_leave_the_floor_as_it_is(tmp_path: Path, 
     train(tmp_path, step_us=1500.0, floor_us=1000.0)
     train(tmp_path, {"distributed.env": {name: "1"}}, step_us=1800.0, floor_us=1200.0)
     rows = rows_of(tmp_path)
-    assert {row.relative for row in rows.values()} == {relative}
+    assert {row.times.relative for row in rows.values()} == {relative}
     assert rows[f"{name}=1"].time_us == pytest.approx(1650.0 if relative else 1800.0)
 
 
@@ -128,63 +130,38 @@ def test_floors_are_used_where_they_bring_equal_settings_together(
     train(tmp_path, {"repetition": 1}, step_us=second_us, floor_us=second_floor_us)
     train(tmp_path, PREFETCH, step_us=1400.0, floor_us=1000.0)
     analysis = training_of(tmp_path)
-    assert {row.relative for row in analysis.rows} == {relative}
-    assert analysis.how_timed.startswith("Times are relative" if relative else "Times are as measured")
-
-
-KNOBS = {"fsdp.forward_prefetch": ["false", "1", "2"], "distributed.env.NCCL_ALGO": ["null", "Ring", "Tree"]}
-TYPED = ["workload=fsdp", "model=ranking", "training.batch_size=64", "profile=none"]
-PREFETCHING = {"fsdp.forward_prefetch": "1"}
+    assert {row.times.relative for row in analysis.rows} == {relative}
+    assert how_timed(analysis).startswith("Times are relative" if relative else "Times are as measured")
 
 
 def write_search(directory: Path, **changes: Any) -> None:
     """A search that proved what the table alone would not call the fastest."""
     known: dict[str, Any] = {
-        **{"label": "ranking fsdp2 step on 4 ranks", "overrides": TYPED, "knobs": KNOBS, "tried": []},
-        **{"best": PREFETCHING, "time_us": 1200.0, "baseline_us": 1500.0, "gain": Gain(0.2, 0.03), "proven": True},
+        **{"label": "ranking fsdp2 step on 4 ranks", "overrides": ["workload=fsdp"], "knobs": {}},
+        **{"best": {"fsdp.forward_prefetch": "1"}, "best_points": ["fsdp_1"], "baseline_points": ["fsdp_0"]},
+        **{"time_us": 1200.0, "baseline_us": 1500.0, "gain": Gain(0.2, 0.03), "proven": True},
     }
     KnobRecord(searches=[KnobSearch(**{**known, **changes})]).write(directory)
 
 
 @pytest.mark.parametrize(
-    ("changes", "best"),
+    ("changes", "best", "proven"),
     [
-        ({}, "forward_prefetch=1"),
-        # Of another size, of another model, never measured, without an answer.
-        ({"overrides": [*TYPED, "ranking.num_layers=2"]}, "forward_prefetch=2"),
-        ({"overrides": ["workload=fsdp", "model=other"]}, "forward_prefetch=2"),
-        ({"best": {**PREFETCHING, "distributed.env.NCCL_ALGO": "Ring"}}, "forward_prefetch=2"),
-        ({"time_us": None}, "forward_prefetch=2"),
+        ({}, "forward_prefetch=1", True),
+        # Points of another size, or that are not there; without an answer; nothing was faster.
+        ({"best_points": ["fsdp_3"]}, "forward_prefetch=2", False),
+        ({"best_points": ["fsdp_9"]}, "forward_prefetch=2", False),
+        ({"time_us": None}, "forward_prefetch=2", False),
+        ({"best": {}, "best_points": ["fsdp_0"], "gain": None}, "defaults", False),
     ],
 )
-def test_searches_of_something_else_settle_nothing(tmp_path: Path, changes: dict[str, Any], best: str) -> None:
+def test_searches_settle_what_they_measured(tmp_path: Path, changes: dict[str, Any], best: str, proven: bool) -> None:
     for ahead, step_us in enumerate((1500.0, 1200.0, 1100.0)):
         train(tmp_path, {"fsdp.forward_prefetch": ahead}, step_us=step_us)
+    train(tmp_path, {"ranking.num_layers": 2})
     write_search(tmp_path, **changes)
-    (analysis,) = analyse_training(read_points(tmp_path).points, read_records(tmp_path).knobs)
-    assert analysis.best.setting == best
-
-
-@pytest.mark.parametrize(
-    ("best", "found"),
-    [
-        ({"fsdp.replicas": "nodes"}, "replicas=2"),
-        ({"fsdp.reshard_after_forward": "node"}, "reshard_after_forward=4"),
-        # Within each replica's own node there is nothing else to reshard to.
-        ({"fsdp.replicas": "nodes", "fsdp.reshard_after_forward": "node"}, "replicas=2"),
-        ({"fsdp.replicas": "4"}, "replicas=4"),
-    ],
-)
-def test_an_answer_that_refers_to_nodes_is_found_among_points_with_numbers(
-    tmp_path: Path, best: dict[str, str], found: str
-) -> None:
-    on_two = {"runtime.nodes": 2, "distributed.dp_size": 8}
-    for changes in ({}, {"fsdp.replicas": 2}, {"fsdp.reshard_after_forward": 4}, {"fsdp.replicas": 4}):
-        train(tmp_path, {**on_two, **changes})
-    knobs = {"fsdp.replicas": ["1", "nodes", "4"], "fsdp.reshard_after_forward": ["true", "false", "node"]}
-    write_search(tmp_path, knobs=knobs, best=best)
-    (analysis,) = analyse_training(read_points(tmp_path).points, read_records(tmp_path).knobs)
-    assert (analysis.best.setting, analysis.settled) == (found, True)
+    _, analysis = analyse(STUDY, read_points(tmp_path).points, read_records(tmp_path).knobs)
+    assert (analysis.best.setting, analysis.proven) == (best, proven)
 
 
 def test_a_record_that_says_no_gain_is_a_problem(tmp_path: Path) -> None:

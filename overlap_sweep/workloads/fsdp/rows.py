@@ -1,0 +1,263 @@
+"""Rows of training steps: times of each setting that are comparable between points measured minutes apart."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from overlap_sweep.declared import FLOOR
+from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
+from overlap_sweep.report.numbers import as_us
+from overlap_sweep.results import verdict
+from overlap_sweep.results.estimate import Estimate, RunNoise, estimate, normalised, pooled_none
+from overlap_sweep.results.gain import gain_over
+from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.study import SettingRow
+from overlap_sweep.workloads import Sample
+from overlap_sweep.workloads.fsdp.knobs import knobs_of, those_of
+from overlap_sweep.workloads.fsdp.node_traffic import NodeTraffic, traffic_of
+from overlap_sweep.workloads.fsdp.result import VARIANTS, Hidden, TrainingRun, hidden, limited_by_host
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The times of a step in one setting, over all its points."""
+
+    step: Estimate
+    """Time as configured; its noise includes the scatter between points of the same setting."""
+    none: Estimate
+    """Time with every collective alone on the device."""
+    floor: Estimate
+    """Time without communication."""
+    hidden: Hidden
+    """Hidden fraction from the rounds of its points."""
+    relative: bool
+    """Whether times are relative to the floors of the same points; else they are as measured."""
+
+
+@dataclass(frozen=True)
+class FsdpRow(SettingRow[StepTimes]):
+    """One setting over all its points, or one point by itself. Times are per step unless noted."""
+
+    @cached_property
+    def runs(self) -> list[TrainingRun]:
+        return [point.measured_as(TrainingRun) for point in self.points]
+
+    @cached_property
+    def limited(self) -> set[str]:
+        """Returns the variants that are launch-bound in any point."""
+        return {name for point in self.points for name in launch_bound_variants(point)}
+
+    @property
+    def none_us(self) -> float:
+        return self.times.none.time_us
+
+    @property
+    def floor_us(self) -> float:
+        return self.times.floor.time_us
+
+    @property
+    def speedup(self) -> float:
+        """Returns the speedup over the same step with no overlap."""
+        return self.none_us / self.time_us
+
+    @property
+    def hidden(self) -> Hidden:
+        return self.times.hidden
+
+    @property
+    def hidden_fraction(self) -> float | None:
+        return self.hidden.fraction if self.hidden.known else None
+
+    @property
+    def hidden_noise(self) -> float | None:
+        return self.hidden.noise if self.hidden.known else None
+
+    @property
+    def exposed_comm_us(self) -> float:
+        return self.time_us - self.floor_us
+
+    @property
+    def timing(self) -> Timing:
+        """Returns the step times of its first point, as measured."""
+        return self.runs[0].step["point"]
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.runs[0].samples_per_step
+
+    @property
+    def amounts(self) -> Mapping[str, float | None]:
+        return {"sample": self.samples_per_step}
+
+    @property
+    def us_per_sample(self) -> float:
+        return self.per("sample").time_us
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples_per_step / self.time_us * 1e6
+
+    @property
+    def tokens_per_s(self) -> float:
+        tokens: int = self.points[0].config["workload"]["tokens"]
+        return tokens / self.time_us * 1e6
+
+    @property
+    def parameters(self) -> int:
+        return self.runs[0].parameters
+
+    @property
+    def precision(self) -> str:
+        return str(self.points[0].config["precision"])
+
+    @property
+    def host_us(self) -> float | None:
+        """Returns the time in which the host enqueues a step; None on a CPU."""
+        found = [run.host_us["point"] for run in self.runs if "point" in run.host_us]
+        return statistics.median(found) if found else None
+
+    @property
+    def launch_bound(self) -> bool:
+        """Returns whether the device waits for the host, so that the schedule of communication hardly matters."""
+        return "point" in self.limited
+
+    @property
+    def baseline_launch_bound(self) -> bool:
+        """Returns whether `none` or `floor` is launch-bound, so that the hidden fraction is unreliable."""
+        return bool(self.limited - {"point"})
+
+    @property
+    def peak_memory_gb(self) -> float | None:
+        return max((run.peak_memory_gb for run in self.runs if run.peak_memory_gb is not None), default=None)
+
+    @property
+    def loss(self) -> float | None:
+        """Returns the loss after the last step of the recorded run; None if it is NaN or infinite."""
+        return self.runs[-1].losses[-1]
+
+    @property
+    def compiled(self) -> str:
+        """Returns the compiler of the layers, `no`, or `no: ` and the reason."""
+        return self.runs[0].compiled
+
+    @property
+    def traffic(self) -> NodeTraffic | None:
+        """Returns the bytes that a rank sends in a step, within its node and to others; None on one node."""
+        return traffic_of(self.points[0].config, self.parameters)
+
+    @property
+    def may_win(self) -> bool:
+        return self.loss is not None
+
+    @property
+    def in_words(self) -> str:
+        hidden = f"{self.hidden.in_words} hidden" if self.hidden.known else "hidden fraction unknown"
+        over_none = gain_over(self.times.none, self.step).in_words(NONE_IN_WORDS)
+        return f"{as_us(self.time_us)} us per step, {over_none}, {hidden}, {self.samples_per_s:,.0f} samples/s"
+
+    @property
+    def notes(self) -> Mapping[str, bool]:
+        return {
+            "diverges": not self.may_win,
+            "launch-bound": self.launch_bound,
+            "baseline launch-bound": self.baseline_launch_bound and not self.launch_bound,
+            "not compiled": self.compiled.startswith("no:"),
+        }
+
+
+def launch_bound_variants(point: Point) -> list[str]:
+    return limited_by_host(point.result) if point.result else []
+
+
+def floor_key(point: Point) -> Hashable:
+    """Returns a key that is equal for points with the same floor."""
+    return those_of(FLOOR, knobs_of(point.config))
+
+
+def sample(result: Result) -> Sample:
+    """Returns the step's sample for a search over knobs. A launch-bound step counts, but not relative to its floor:
+    that is the host's time, too, so that the slowest host would seem the fastest setting."""
+    run = result.measured_as(TrainingRun)
+    point_us, none_us, floor_us = (tuple(run.step[name].samples_us) for name in VARIANTS)
+    work = str(sorted(those_of(FLOOR, knobs_of(result.point)), key=str))
+    return Sample(point_us, () if limited_by_host(result) else floor_us, none_us, work, run.samples_per_step)
+
+
+def times_as_measured(point: Point) -> StepTimes:
+    """Returns the times of a single `ok` point."""
+    steps = _step(point)
+    step, none, floor = (replace(estimate(steps[name].samples_us), time_us=steps[name].median_us) for name in VARIANTS)
+    return StepTimes(step, none, floor, hidden(steps), relative=False)
+
+
+def compared_times(settings: Sequence[Sequence[Point]]) -> list[StepTimes]:
+    """Returns the times of each setting's points, for all settings of a case.
+
+    A point's time can be given relative to its own floor, which was measured in turns with it: drift of the machine
+    cancels, but the floor's noise is added. Settings measured in several points show which of the two is larger:
+    relative times are used if they bring these points closer together, or if there are no such settings, since drift of
+    some percent is common. Points with a launch-bound variant take no part: their floor is the host's time, and
+    dividing by it would make the slowest host the fastest setting.
+    """
+    limited = [any(map(launch_bound_variants, points)) for points in settings]
+    works = [floor_key(points[0]) for points in settings]
+    floors: dict[Hashable, list[Timing]] = defaultdict(list)
+    for work, points in zip(works, settings, strict=True):
+        floors[work] += [_step(point)["floor"] for point in points if not launch_bound_variants(point)]
+    steps = [[_step(point) for point in points] for points in settings]
+    free = [own for own, bound in zip(steps, limited, strict=True) if len(own) > 1 and not bound]
+    as_measured, to_floor = (
+        _scatter([_time(step, over_floor=way) for step in own] for own in free) for way in (False, True)
+    )
+    relative = as_measured is None or to_floor is None or to_floor < as_measured
+    between = verdict.noises_of_steps(
+        (
+            ([_time(step, over_floor=relative and not bound) for step in own], bound)
+            for own, bound in zip(steps, limited, strict=True)
+        ),
+        settings[0][0].config["runtime"]["device"],
+    )
+    # A floor that no other point shares would only add its noise.
+    pools = [floors[work] if relative and len(floors[work]) > 1 else [] for work in works]
+    return [
+        _pooled(own, [] if bound else pool, between[bound])
+        for own, pool, bound in zip(steps, pools, limited, strict=True)
+    ]
+
+
+def _pooled(steps: Sequence[dict[str, Timing]], floors: Sequence[Timing], between: RunNoise) -> StepTimes:
+    """Returns the times of one setting, relative to the `floors` if there are any."""
+    if floors:
+        floor = pooled_none(floors)
+        step, none = (normalised([(one[name], one["floor"]) for one in steps], floor) for name in ("point", "none"))
+    else:
+        step, none, floor = (pooled_none([one[name] for one in steps]) for name in VARIANTS)
+    level_us = floor.time_us if floors else 1.0
+    runs_us = [level_us * _time(one, over_floor=bool(floors)) for one in steps]
+    return StepTimes(between.of_runs(step, runs_us), none, floor, hidden(*steps), relative=bool(floors))
+
+
+def _step(point: Point) -> dict[str, Timing]:
+    return point.measured_as(TrainingRun).step
+
+
+def _time(step: Mapping[str, Timing], *, over_floor: bool) -> float:
+    """Returns the time of a point's step, or its ratio to the floor's."""
+    return step["point"].median_us / (step["floor"].median_us if over_floor else 1.0)
+
+
+def _scatter(times: Iterable[Sequence[float]]) -> float | None:
+    """Returns the relative standard deviation within each sequence, pooled; None if none has two times."""
+    squares, free = 0.0, 0
+    for alike in times:
+        mean = statistics.mean(alike)
+        squares += sum((time / mean - 1) ** 2 for time in alike)
+        free += len(alike) - 1
+    return math.sqrt(squares / free) if free else None

@@ -1,0 +1,236 @@
+"""What training steps compare: how collectives are scheduled and sharded, by the time per sample."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from overlap_sweep.declared import TRAINS_DIFFERENTLY, Role
+from overlap_sweep.report.charts import LOST, cut
+from overlap_sweep.report.charts import Key as Part
+from overlap_sweep.report.numbers import as_count, as_us, counted, some_of
+from overlap_sweep.report.section import Exhibit
+from overlap_sweep.results.estimate import NOTABLE_DRIFT, later_change
+from overlap_sweep.results.identity import key_of
+from overlap_sweep.results.nodes import on_nodes
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.provenance import cpu_only
+from overlap_sweep.results.run_directory import trace_file
+from overlap_sweep.results.traces import listed_trace
+from overlap_sweep.study import Bar, CaseAnalysis, Study, effects
+from overlap_sweep.study.settings import Options
+from overlap_sweep.workloads.fsdp.knobs import NAMING, knobs_of, overrides, roles, those_of
+from overlap_sweep.workloads.fsdp.result import TrainingRun
+from overlap_sweep.workloads.fsdp.rows import (
+    FsdpRow,
+    StepTimes,
+    compared_times,
+    floor_key,
+    launch_bound_variants,
+    times_as_measured,
+)
+from overlap_sweep.workloads.fsdp.tables import ANSWERS, COMPARED, TABLE
+
+RANK = 0
+"""Rank whose trace the timeline shows."""
+LOSS_TOLERANCE = {"fp32": 1e-3}
+DEFAULT_LOSS_TOLERANCE = 0.05
+"""Largest relative difference of a loss, by precision. Reductions in another order round differently, and steps add
+that up. It is relative to the larger of the loss and the run's first loss: rounding dominates a loss near zero."""
+
+
+class FsdpCase(NamedTuple):
+    """Properties that must be equal for training steps to be compared. Batch size, accumulation and precision may
+    differ: settings are compared by time per sample."""
+
+    model: str
+    sizes: str
+    """Sizes of the ranking model, in words."""
+    ranks: int
+    device: str
+    key: str
+    """Digest of all sizes, as names may be equal for different sizes."""
+    nodes: int
+    parameters: int
+
+    @property
+    def brief(self) -> str:
+        """Returns the case without sizes or device. Only the widths of the backbone layers are those of `model`."""
+        return f"ranking model (widths of {self.model}), {counted(self.ranks, 'rank')}{on_nodes(self.nodes)}"
+
+    def __str__(self) -> str:
+        return f"Training {self.brief} on {self.device}: {self.sizes}, {as_count(self.parameters)} parameters"
+
+
+Analysis = CaseAnalysis[FsdpCase, FsdpRow]
+
+
+class FsdpStudy(Study[FsdpCase, FsdpRow]):
+    workload = "fsdp"
+    row = FsdpRow
+    naming = NAMING
+    reference = "simplest"
+    name = "training"
+    what = "training runs"
+    heading = "Training steps"
+    topic = "FSDP training"
+    legend = (
+        "none: the same step with no overlap (each collective alone on the GPU); floor: without communication; "
+        "exposed: time - floor; hidden: (none - time) / (none - floor), - if within the noise."
+    )
+    explained = "Settings within the noise of the fastest are ties; the one with the fewest changed knobs wins."
+    measured_as = "Every training point, as measured."
+    points_key = "training_points"
+    points_table, compared, answers = TABLE, COMPARED, ANSWERS
+    use = "To set"
+    if_launch_bound = "use larger batches or compile.enabled=true"
+    bars_subtitle = "median of the steps, slowest rank, with its noise"
+    bar_columns = ("time us", "hidden", "vs none", "samples/s")
+
+    def case(self, point: Point) -> FsdpCase:
+        config = point.config
+        ranking, model = config["ranking"], config["model"]
+        return FsdpCase(
+            model=model["name"],
+            sizes=f"{ranking['num_layers']} layers, {ranking['sequence_length']} events, "
+            f"{ranking['num_sparse_features']} + {ranking['num_dense_features']} features",
+            ranks=config["distributed"]["dp_size"],
+            device=point.case.device,
+            key=key_of({"model": model, "ranking": ranking}),
+            nodes=point.case.nodes,
+            parameters=point.measured_as(TrainingRun).parameters,
+        )
+
+    def options(self, point: Point) -> Options:
+        return knobs_of(point.config)
+
+    def roles(self, option: str) -> Collection[Role]:
+        return roles(option)
+
+    def times(self, settings: Sequence[Sequence[Point]]) -> list[StepTimes]:
+        return compared_times(settings)
+
+    def times_of_point(self, point: Point) -> StepTimes:
+        return times_as_measured(point)
+
+    def to_use(self, analysis: Analysis) -> str:
+        return overrides(analysis.best.options, analysis.differing)
+
+    def cautions(self, analysis: Analysis) -> Iterable[str]:
+        return [*_no_losses(analysis), *_wrong_losses(analysis), *_of_settings(analysis), *_drift(analysis)]
+
+    def legend_of(self, analysis: Analysis) -> str:
+        return f"{self.legend} {how_timed(analysis)}"
+
+    def limits(self, analysis: Analysis) -> str:
+        return cpu_only(analysis.points)
+
+    def parts(self, analysis: Analysis) -> list[Part]:
+        exposed, hidden = Part("exposed communication", "comm"), Part("hidden communication", "saved")
+        return [Part("floor", "gemm"), exposed, hidden, LOST]
+
+    def bar(self, analysis: Analysis, row: FsdpRow) -> Bar:
+        ends = [end_us / row.samples_per_step for end_us in cut(row.floor_us, row.time_us, row.none_us)]
+        speedup, rate = f"{row.speedup:.2f}x", f"{row.samples_per_s:,.0f}"
+        return Bar(ends, [as_us(row.time_us), row.hidden.in_words, speedup, rate])
+
+    def streams(self, analysis: Analysis) -> Mapping[str, Path | None]:
+        """Returns the traces of the best setting's first point that has one: with no overlap, and as configured."""
+        for point in analysis.best.points:
+            if path := listed_trace(point, trace_file(RANK)):
+                return {"no overlap": listed_trace(point, trace_file(RANK, "none")), analysis.best.setting: path}
+        return {}
+
+    def more(self, analysis: Analysis) -> list[Exhibit]:
+        return effects.exhibit(self, analysis)
+
+    def report(self, analysis: Analysis) -> Mapping[str, Any]:
+        (best,) = self.answers.records([analysis])
+        return {
+            "best": {**best, "knobs": analysis.best.options},
+            "how_timed": how_timed(analysis),
+            "knobs": effects.EFFECTS.records(effects.effects(self, analysis)),
+        }
+
+    def report_of_row(self, row: FsdpRow) -> Mapping[str, Any]:
+        return {"knobs": row.options}
+
+
+def how_timed(analysis: Analysis) -> str:
+    """Returns a sentence on how the times were obtained."""
+    if not any(row.times.relative for row in analysis.rows):
+        return "Times are as measured in each point."
+    return (
+        "Times are relative to the floor of the same point, which cancels drift; launch-bound settings and those whose "
+        "floor no other point shares are as measured."
+    )
+
+
+def _no_losses(analysis: Analysis) -> Iterator[str]:
+    for point in analysis.points:
+        losses = point.measured_as(TrainingRun).losses
+        if None in losses:
+            yield f"{point.name} diverges: the loss is NaN or infinite from step {losses.index(None) + 1} on."
+
+
+def _wrong_losses(analysis: Analysis) -> Iterator[str]:
+    """Yields points with deviating losses: with equal seeds, schedules must not change the losses."""
+    groups: dict[tuple[str, Hashable], list[Point]] = defaultdict(list)
+    for point in analysis.points:
+        seed = repr(point.config["workload"].get("seed"))
+        groups[seed, those_of(TRAINS_DIFFERENTLY, knobs_of(point.config))].append(point)
+    for group in groups.values():
+        losses = [(point.name, _numbers(point.measured_as(TrainingRun).losses)) for point in group]
+        steps = min(len(of_point) for _, of_point in losses)
+        middle = [statistics.median(of_point[step] for _, of_point in losses) for step in range(steps)]
+        precision = str(group[0].config["precision"])
+        tolerance = LOSS_TOLERANCE.get(precision, DEFAULT_LOSS_TOLERANCE)
+        for name, of_point in losses:
+            pairs = enumerate(zip(of_point, middle, strict=False))
+            off = [(abs(a - b) / max(abs(b), abs(middle[0])), step) for step, (a, b) in pairs if b or middle[0]]
+            error, step = max(off, default=(0.0, 0))
+            if error > tolerance:
+                yield (
+                    f"{name} has a loss of {of_point[step]:.4g} after step {step + 1}, equivalent settings have "
+                    f"{middle[step]:.4g}: find out why before you use it."
+                )
+
+
+def _numbers(losses: Iterable[float | None]) -> list[float]:
+    """Returns the losses before the first None."""
+    return [loss for loss in takewhile(lambda loss: loss is not None, losses) if loss is not None]
+
+
+def _of_settings(analysis: Analysis) -> Iterator[str]:
+    """Yields a sentence for each problem, with the settings that have it."""
+    problems: dict[str, Callable[[FsdpRow], bool]] = {
+        "Hidden fraction unknown, since none - floor is within the noise": lambda row: not row.hidden.known,
+        "The baseline (none or floor) is launch-bound, so the hidden fraction is unreliable": (
+            lambda row: row.baseline_launch_bound and not row.launch_bound
+        ),
+        "The layers could not be compiled (see compiled in training.csv)": lambda row: row.compiled.startswith("no:"),
+    }
+    for problem, holds in problems.items():
+        settings = [row.setting for row in analysis.rows if holds(row)]
+        if settings:
+            every = len(settings) == len(analysis.rows) > 1
+            yield f"{problem}: {'all settings' if every else some_of(settings, separator='; ')}."
+
+
+def _drift(analysis: Analysis) -> Iterator[str]:
+    """Yields the drift of the floor, which many points measure alike."""
+    times_us: dict[Hashable, list[float]] = defaultdict(list)
+    for point in sorted(analysis.points, key=lambda point: (point.result and point.result.started) or ""):
+        # A launch-bound floor is the host's time.
+        if "floor" not in launch_bound_variants(point):
+            times_us[floor_key(point)].append(point.measured_as(TrainingRun).step["floor"].median_us)
+    worst = max((later_change(alike) for alike in times_us.values() if len(alike) > 1), key=abs, default=0.0)
+    if abs(worst) >= NOTABLE_DRIFT:
+        yield f"Baselines drifted: the floor changed by up to {worst:+.0%} during the sweep."
+
+
+STUDY = FsdpStudy()
