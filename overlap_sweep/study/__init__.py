@@ -217,6 +217,9 @@ class Study(Generic[C, R]):
     """The setting that gains compare with: the one that was started first, or that with the fewest changes."""
     times_of_proof: ClassVar[bool] = False
     """Whether a search's answer and its baseline are shown with the times of its proof."""
+    stopped_searches_settle: ClassVar[bool] = False
+    """Whether a search that ran out of budget and found nothing faster overrules the ranking of its points, because
+    points that are measured one after the other drift apart."""
 
     name: ClassVar[str]
     """Name of its section, for addresses and files."""

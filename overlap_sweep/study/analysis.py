@@ -93,7 +93,7 @@ def _start(point: Point) -> tuple[str, str]:
 def _analysis(study: Study[C, R], case: C, title: str, points: list[Point], searches: Searches) -> CaseAnalysis[C, R]:
     rows = _in_order(study, _with_times_of_proof(study, rows_of(study, points), searches))
     work, reference = compared_by(rows), rows[0]
-    decision = _of_searches(rows, work, searches) or choose(rows, work)
+    decision = _of_searches(study, rows, work, searches) or choose(rows, work)
     unjudged = {
         number
         for number, row in enumerate(rows)
@@ -193,12 +193,11 @@ def _number_of(rows: Sequence[R], directory: Path, names: Sequence[str]) -> int 
     return next((i for i, row in enumerate(rows) if any(point.directory in wanted for point in row.points)), None)
 
 
-def _settling(searches: Searches) -> Iterable[tuple[Path, KnobSearch]]:
-    """Yields the searches whose answers override the ranking of single points. Without an answer of its own, a search
-    that ran out of budget says nothing about what it tried."""
+def _settling(study: Study[C, R], searches: Searches) -> Iterable[tuple[Path, KnobSearch]]:
+    """Yields the searches whose answers override the ranking of single points."""
     for directory, record in searches.items():
         for search in record.searches:
-            if search.settles and (search.best or not search.stopped):
+            if search.settles and (search.best or not search.stopped or study.stopped_searches_settle):
                 yield directory, search
 
 
@@ -206,7 +205,7 @@ def _with_times_of_proof(study: Study[C, R], rows: Sequence[R], searches: Search
     """Returns the rows, in which a search's answer and its baseline have the times of the proof: those that the search
     states, measured in turns."""
     found = list(rows)
-    for directory, search in _settling(searches) if study.times_of_proof else ():
+    for directory, search in _settling(study, searches) if study.times_of_proof else ():
         best, base = (_number_of(rows, directory, names) for names in (search.best_points, search.baseline_points))
         if search.best and best is not None and base is not None and search.time_us and search.baseline_us:
             # The search states times for the baseline's amount of work.
@@ -221,12 +220,12 @@ def _timed(row: R, time_us: float) -> R:
     return replace(row, times=replace(times, step=replace(row.step, time_us=time_us)))
 
 
-def _of_searches(rows: Sequence[R], work: str, searches: Searches) -> Decision | None:
+def _of_searches(study: Study[C, R], rows: Sequence[R], work: str, searches: Searches) -> Decision | None:
     """Returns what searches settled: a search measures its answer again, in alternation with the baseline, so that it
     is not just the luckiest of many. None without one."""
     settled = {
         number: (directory, search)
-        for directory, search in reversed(list(_settling(searches)))
+        for directory, search in reversed(list(_settling(study, searches)))
         if (number := _number_of(rows, directory, search.best_points)) is not None
     }
     if not settled:

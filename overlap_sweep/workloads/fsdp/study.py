@@ -74,6 +74,7 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
     row = FsdpRow
     naming = NAMING
     reference = "simplest"
+    stopped_searches_settle = True
     name = "training"
     what = "training runs"
     heading = "Training steps"

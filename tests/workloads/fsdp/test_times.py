@@ -153,6 +153,7 @@ def write_search(directory: Path, **changes: Any) -> None:
         ({"best_points": ["fsdp_9"]}, "forward_prefetch=2", False),
         ({"time_us": None}, "forward_prefetch=2", False),
         ({"best": {}, "best_points": ["fsdp_0"], "gain": None}, "defaults", False),
+        ({"best": {}, "best_points": ["fsdp_0"], "gain": None, "stopped": "out of budget"}, "defaults", False),
     ],
 )
 def test_searches_settle_what_they_measured(tmp_path: Path, changes: dict[str, Any], best: str, proven: bool) -> None:
