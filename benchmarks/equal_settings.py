@@ -189,8 +189,8 @@ def _at(step: Any, step_us: float) -> Any:
 
 
 def _point(name: str, config: dict[str, Any], measured: Measured) -> Point:
-    result = Result(name=name, point=config, status="ok", environment={"gpu": "NVIDIA H200"}, measured=measured)
-    return Point(Path(name), "ok", config, result)
+    result = Result(name=name, recorded=config, status="ok", environment={"gpu": "NVIDIA H200"}, measured=measured)
+    return Point(Path(name), "ok", result.point, config, result)
 
 
 DECISIONS: dict[str, tuple[Callable[[Sequence[float], Noise], tuple[int | None, float]], Sequence[int]]] = {

@@ -68,7 +68,7 @@ def override(phases: Phases) -> str:
 
 
 def lines(result: Result, model: str) -> Iterator[dict[str, Any]]:
-    operator, tp = result.point["operator"], result.point["tp_size"]
+    operator, tp = result.recorded["operator"], result.recorded["tp_size"]
     for kind in ("none", "floor", "overlap"):
         timings: list[Timing] = [
             getattr(result.measured.times[name], "point" if kind == "overlap" else kind) for name in space.PASSES

@@ -63,7 +63,7 @@ def operators(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[b
     """Yields decisions on what overlaps nothing, named as rings: each against the `none` beside it."""
     by_operator = defaultdict(list)
     for point in points:
-        by_operator[point.config["operator"]].append(point)
+        by_operator[point.recorded["operator"]].append(point)
     for operator, alike in by_operator.items():
         for name in space.PASSES:
             times = [point.result.measured.times[name] for point in alike if point.result]
@@ -84,7 +84,7 @@ def of_kernels(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[
     """Yields decisions between points of one implementation, named as several."""
     by_shape = defaultdict(list)
     for point in points:
-        by_shape[point.config["kernel"], point.config["m"], point.config["operator"]].append(point)
+        by_shape[point.recorded["kernel"], point.recorded["m"], point.recorded["operator"]].append(point)
     for shape, alike in by_shape.items():
         assert alike[0].result
         for name in sorted(alike[0].result.measured.implementations.keys() - set(BASELINES)):
@@ -128,13 +128,19 @@ def of_steps(
             yield name, count, scatter, [decide(group) for group in groups(points, count + 1)]
 
 
+def _changed(point: Point, **changes: Any) -> Point:
+    assert point.result
+    result = msgspec.structs.replace(point.result, recorded={**point.recorded, **changes})
+    return replace(point, config=result.point, recorded=result.recorded, result=result)
+
+
 def fsdp_tells(group: Sequence[Point]) -> bool:
     """Whether anything but the first is best."""
     named = []
     for number, point in enumerate(group):
         env = {"NCCL_MAX_CTAS": str(number)} if number else {}
-        distributed = {**point.config["distributed"], "env": env}
-        named.append(replace(point, config={**point.config, "distributed": distributed, "repetition": 0}))
+        distributed = {**point.recorded["distributed"], "env": env}
+        named.append(_changed(point, distributed=distributed, repetition=0))
     (analysis,) = analyse(TRAINING, named)
     return analysis.best.points[0] is not named[0]
 
@@ -142,7 +148,7 @@ def fsdp_tells(group: Sequence[Point]) -> bool:
 def stacks_tell(group: Sequence[Point]) -> bool:
     """Whether anything is told slower."""
     named = [
-        replace(point, config={**point.config, "runtime": {**point.config["runtime"], "max_connections": number + 1}})
+        _changed(point, runtime={**point.recorded["runtime"], "max_connections": number + 1})
         for number, point in enumerate(group)
     ]
     answers = [answer for analysis in tp_training.analyse_tp_training(named, {}) for answer in analysis.answers]
@@ -152,12 +158,12 @@ def stacks_tell(group: Sequence[Point]) -> bool:
 def compared(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[bool]]]:
     """One sweep against another of the same: operators' times as measured."""
     times = [estimate(one.result.measured.times["fwd"].point.samples_us) for one in points if one.result]
-    alike = [one for one, point in zip(times, points, strict=True) if point.config["operator"] == "fc1"]
+    alike = [one for one, point in zip(times, points, strict=True) if point.recorded["operator"] == "fc1"]
     yield "compare", 1, between(alike), [verdict(one, other) != "same" for one, other in groups(alike, 2)]
 
 
 def kind(points: Sequence[Point]) -> str:
-    return str(points[0].config["runtime"]["device"])
+    return str(points[0].config.runtime.device)
 
 
 def main(directory: Path) -> None:

@@ -118,8 +118,8 @@ def of_run(directory: Path, noise_goal: float, noise_goal_of_layers: float) -> N
     for point in (one for one in points if one.workload == "operator"):
         times, operator, names = (
             point.measured_as(OperatorTimes).times,
-            point.config["operator"],
-            space.passes(point.config),
+            point.recorded["operator"],
+            space.passes(point.recorded),
         )
         samples = {name: (times[name].point.samples_us, times[name].none.samples_us) for name in names}
         most = len(samples[names[0]][0])

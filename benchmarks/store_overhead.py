@@ -25,7 +25,7 @@ TIMED = 50
 
 def varied(result: Result, number: int) -> Result:
     seconds = f"2026-01-{1 + number // 86400 % 28:02}T{number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}"
-    return structs.replace(result, point={**result.point, "num_sm": number}, started=f"{seconds}+00:00")
+    return structs.replace(result, recorded={**result.recorded, "num_sm": number}, started=f"{seconds}+00:00")
 
 
 def timed_ms(call: Callable[[int], Any]) -> list[float]:

@@ -88,6 +88,29 @@ class Model:
     """Whether the output projection shares the embedding's weights. null: false."""
 
 
+@dataclass
+class ModelLayers:
+    """Layers of a model that are not all dense."""
+
+    number: int | None = None
+    """null: unknown."""
+    dense_mlp: int = 0
+    """Layers with a dense MLP."""
+    shared_expert: int | None = None
+    """Width of the shared experts."""
+
+
+@dataclass(kw_only=True)
+class ResolvedModel(Model):
+    """The model of a point: with all sizes, and what is known of its other parts (`overlap.models.resolve`)."""
+
+    name: str = field()
+    instead: dict[str, str] = field(default_factory=dict)
+    """What the model has instead of an operator, by operator."""
+    layers: ModelLayers | None = None
+    """null: all layers are dense."""
+
+
 SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "gated_mlp")
 
 OF_OPERATORS = ("name", "source", *SIZES)
@@ -282,6 +305,16 @@ class TensorParallelConfig(ModelConfig):
     """Tensor-parallel ranks, one GPU or CPU process each. null: all visible GPUs, at most 8; on a CPU 2."""
 
     reads_of_model: ClassVar[tuple[str, ...]] = (*OF_LAYERS, *OF_EXPERTS, *OF_LATENT_ATTENTION)
+
+
+@dataclass(kw_only=True)
+class ResolvedPoint(PointConfig):
+    """What every point has, whatever its workload. Each workload has two subclasses: `Asked`, of a point as composed,
+    in which null is what machine or workload decide; `Resolved`, of a completed point, as result.json records it."""
+
+    model: ResolvedModel = field()
+    tp_size: int | None = field()
+    backend: str = field()
 
 
 @dataclass

@@ -14,6 +14,15 @@ from overlap_sweep.errors import UsageError
 
 C = TypeVar("C")
 
+_SHOWN = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]"
+PRINTABLE = rf"^{_SHOWN}*\Z"
+Name = Annotated[str, msgspec.Meta(max_length=100, pattern=PRINTABLE)]
+"""Name of a knob, a variant or an implementation, short enough for a table."""
+Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=PRINTABLE)]
+FileName = Annotated[str, msgspec.Meta(max_length=255, pattern=rf"^(?!\.\.?\Z|.*/){_SHOWN}+\Z")]
+"""Name of a file in the same directory."""
+Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+
 VERBATIM = msgspec.Meta(extra={"verbatim": True})
 """Marks an option that takes the rest of the word as it was typed, without Hydra's grammar."""
 

@@ -52,7 +52,7 @@ class Measurement(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def keys(self) -> tuple[str, str]:
-        return keys_of(self.result.point, self.result.environment)
+        return keys_of(self.result.recorded, self.result.environment)
 
     @property
     def identity(self) -> tuple[Any, ...]:

@@ -179,14 +179,18 @@ def make_point(
     if status == "ok":
         fields |= MEASURED[workload](point, **measured)
     (directory / name).mkdir(parents=True)
-    write_result(directory / name, Result(name=name, point=point, status=status, **{**fields, **overrides}))
+    write_result(directory / name, Result(name=name, recorded=point, status=status, **{**fields, **overrides}))
     return directory / name
 
 
 def missing_point(directory: Path, config: Mapping[str, Any], name: str = "missing") -> Path:
-    """What a point that died without a result leaves: the configuration as Hydra composed it, in a new folder."""
+    """What a point that died without a result leaves: the configuration as Hydra composed it, in a new folder. What
+    only a resolved one has instead of an option is undone."""
+    composed = {key: value for key, value in config.items() if (key, value) != ("num_sm", None)}
+    if "implementations" in composed:
+        composed["implementations"] = list(composed["implementations"] or ()) or None
     (directory / name / ".hydra").mkdir(parents=True)
-    (directory / name / ".hydra" / "config.yaml").write_text(yaml.safe_dump(dict(config)))
+    (directory / name / ".hydra" / "config.yaml").write_text(yaml.safe_dump(composed))
     return directory / name
 
 

@@ -39,7 +39,9 @@ MAY_IMPORT = {
 SLICES = {path.name for path in (PACKAGE / "workloads").iterdir() if path.is_dir() and path.name != "__pycache__"}
 MAY_IMPORT_SLICE = {"operator": {"layer"}, "tuner": {"operator", "layer"}, "search": {"operator"}}
 """Who may use the modules of which workload; `overlap_sweep.workloads` itself is for all that may use workloads."""
-REGISTRY = {f"overlap_sweep.workloads.{name}" for name in ("measured_type", "nodes", "process_wide", "ranks_per_node")}
+REGISTRY = {
+    f"overlap_sweep.workloads.{name}" for name in ("PointTypes", "nodes", "process_wide", "ranks_per_node", "types_of")
+}
 """Functions that results, too, may use: they tell what a workload measures, where its ranks are and how they run."""
 
 WITHOUT_TORCH = {

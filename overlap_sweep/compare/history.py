@@ -71,7 +71,7 @@ class Times:
 
     @property
     def point(self) -> Mapping[str, Any]:
-        return self.latest.result.point
+        return self.latest.result.recorded
 
     @property
     def environment(self) -> Mapping[str, Any]:
@@ -204,13 +204,13 @@ def history(measurements: Iterable[Kept]) -> History:
     left_out: Counter[str] = Counter()
     for kept in measurements:
         result = kept.result
-        comparing = workloads.comparing(str(result.point["workload"]["name"]))
+        comparing = workloads.comparing(str(result.recorded["workload"]["name"]))
         samples = comparing.samples(result) if comparing and result.status == "ok" else {}
         if not samples:
             left_out["launch-bound" if result.status == "ok" else result.status] += 1
             continue
         point, environment = (
-            key_of(_timed_configuration(result.point)),
+            key_of(_timed_configuration(result.recorded)),
             environment_identity(result.environment),
         )
         for setting, sample in samples.items():

@@ -198,7 +198,7 @@ def _own_options(point: Point) -> dict[str, Any]:
     beneath = tuple(f"{option}." for option in matched)
     return {
         name: value
-        for name, value in flat(point.config).items()
+        for name, value in flat(point.recorded).items()
         if name not in matched and not name.startswith(beneath)
     }
 

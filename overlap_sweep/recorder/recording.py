@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from overlap_sweep.declared import Count, FileName
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.measured import Count, FileName, Gb, Us
+from overlap_sweep.results.measured import Gb, Us
 from overlap_sweep.results.run_directory import write_json
 from overlap_sweep.startup.sitecustomize import RECORDER_FILE as RECORDER_FILE
 from overlap_sweep.startup.sitecustomize import VARIABLE as RECORD_VARIABLE

@@ -64,7 +64,7 @@ class Side:
     def host_was_ahead(self) -> bool:
         """Returns whether the host is known to have been ahead of the GPU when times were taken, without the
         profiler."""
-        known = self.point.config["runtime"]["device"] == "cuda" and not self.is_users_program
+        known = self.point.recorded["runtime"]["device"] == "cuda" and not self.is_users_program
         return known and self.point.result is not None and not self.point.launch_bound
 
 
@@ -74,7 +74,7 @@ def diagnosed(sides: Sequence[Side]) -> list[Run | None]:
     from overlap_sweep.diagnosis.runs import read_runs
 
     paths = list(dict.fromkeys(path for side in sides for path in side.traces))
-    ranks_of = [(side, ranks_of_each(side.point.config)) for side in sides]
+    ranks_of = [(side, ranks_of_each(side.point.recorded)) for side in sides]
     per_node = {path: ranks for side, ranks in ranks_of if ranks for path in side.traces}
     run_of = {file.path: run for run in read_runs(paths, per_node) for file in run.files} if paths else {}
     return [next((run_of[path] for path in side.traces), None) for side in sides]

@@ -300,7 +300,7 @@ def asked(name: str, *path: str, **more: Any) -> Column[PointRow[Any]]:
     def value(row: PointRow[Any]) -> Any:
         found: Any = row.point.config
         for key in path or (name,):
-            found = (found or {}).get(key)
+            found = getattr(found, key, None)
         return found
 
     return Column(name, value, **more)

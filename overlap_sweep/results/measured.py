@@ -7,13 +7,12 @@ converting them to that type, which checks ranges and consistency.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
-from overlap_sweep.declared import metas_of, one_of, types_of
+from overlap_sweep.declared import Count, one_of
 from overlap_sweep.overlap import space
 
 if TYPE_CHECKING:
@@ -22,52 +21,15 @@ if TYPE_CHECKING:
 Us = Annotated[float, msgspec.Meta(ge=1e-6, lt=1e15)]
 """A time in microseconds, positive since rates divide by it and charts take its logarithm; 1e15 us are 31 years."""
 Gb = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
-Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Total = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-_SHOWN = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]"
-PRINTABLE = rf"^{_SHOWN}*\Z"
-Name = Annotated[str, msgspec.Meta(max_length=100, pattern=PRINTABLE)]
-"""Name of a knob, a variant or an implementation, short enough for a table."""
-FileName = Annotated[str, msgspec.Meta(max_length=255, pattern=rf"^(?!\.\.?\Z|.*/){_SHOWN}+\Z")]
-"""Name of a file in the same directory."""
 Flag = bool | Annotated[int, msgspec.Meta(ge=0, le=1)]
 Scalar = str | int | float | bool | None
 _ROUNDING = 1e-6
 """Relative tolerance: quartiles of equal times may differ in the last digit."""
 
 
-def options_type(
-    schema: type, required: Iterable[str] = (), check: Callable[[Any], None] | None = None, **types: Any
-) -> Any:
-    """Returns a struct type that checks recorded options: the fields of `schema` with their ranges and choices, or
-    with the type in `types`. Fields that are not `required` may be null or missing, as in results of earlier versions.
-    `check` raises ValueError for inconsistent options."""
-    needed = set(required)
-    return msgspec.defstruct(
-        schema.__name__,
-        [
-            (declared.name, kind) if declared.name in needed else (declared.name, Union[kind, None], None)  # noqa: UP007
-            for declared in fields(schema)
-            for kind in [
-                types.get(declared.name)
-                or _option_type(metas_of(schema)[declared.name], types_of(schema)[declared.name])
-            ]
-        ],
-        kw_only=True,
-        namespace={"__post_init__": check} if check else None,
-    )
-
-
-def _option_type(meta: msgspec.Meta, kind: Any) -> Any:
-    """Returns the type of a field. Texts must be printable; a field of type Any takes scalars."""
-    text: Any = Annotated[str, meta] if (meta.extra or {}).get("choices") else Name
-    every = (str, int, float, bool, None) if kind is Any else get_args(kind) or (kind,)
-    # Only for the field's own type: `typing` would later give the int with a float's equal bounds to an int field.
-    bounded = {one: Annotated[one, meta] for one in every if one in (int, float)} if meta.ge is not None else {}
-    return Union[tuple(text if one is str else bounded.get(one, one) for one in every)]  # noqa: UP007
-
-
 Slot = Annotated[str, one_of(*space.SLOTS)]
+Phase = Annotated[str, one_of(*space.PHASES)]
 
 
 class Timing(msgspec.Struct):
@@ -121,59 +83,10 @@ class WholeSetting(Setting, kw_only=True):
     method: Annotated[str, one_of(*space.METHODS)]
 
 
-class WorkloadConfig(msgspec.Struct, kw_only=True):
-    name: str
-    tolerance: float | None = None
-
-
-class AskedWorkload(WorkloadConfig, kw_only=True):
-    tokens: Count | None
-
-
-class SizedWorkload(AskedWorkload, kw_only=True):
-    tokens: Count
-
-
-class ModelConfig(msgspec.Struct):
-    name: str
-
-
-class RuntimeConfig(msgspec.Struct):
-    device: Literal["auto", "cpu", "cuda"]
-    max_connections: Count | None = None
-    nodes: Count | None = None
-
-
-class ComposedConfig(msgspec.Struct, kw_only=True):
-    """The configuration fields that analysis reads, as Hydra composed them; null if workload or machine decide."""
-
-    workload: WorkloadConfig
-    runtime: RuntimeConfig
-    backend: str
-    precision: str | None
-
-
-class ShardedConfig(ComposedConfig, kw_only=True):
-    """The configuration of a workload that runs a model, or a part of one, on tensor-parallel ranks."""
-
-    model: ModelConfig
-    tp_size: Count | None
-
-
-class ResolvedConfig(ShardedConfig, kw_only=True):
-    """A configuration as it was run, with sizes and precision."""
-
-    tp_size: Count
-    workload: SizedWorkload
-    precision: str
-
-
 class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
     """The measurements of a point. Every workload has its own type, `MEASURED` of its module `result`, whose tag is the
     workload's name and whose `__post_init__` raises ValueError for impossible values."""
 
-    composed: ClassVar[type[ComposedConfig]] = ShardedConfig
-    resolved: ClassVar[type[ComposedConfig]] = ResolvedConfig
     of_users_program: ClassVar[bool] = False
     """Whether the steps are those of a user's program: its host may be late, and waits for the device are its own."""
 
@@ -195,5 +108,5 @@ class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
 
     @classmethod
     def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a composed configuration with the values that the workload fills in."""
+        """Returns a composed configuration with what the workload fills in whatever the machine."""
         return dict(config)

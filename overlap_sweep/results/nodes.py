@@ -44,4 +44,4 @@ def ranks_of_each_trace(traces: Iterable[Path]) -> tuple[dict[Path, int], list[s
 def _of_folder(folder: Path) -> int | None:
     path = folder / RESULT_FILE
     check_place(path, folder)
-    return ranks_of_each(read_result(path).point) if path.exists() else None
+    return ranks_of_each(read_result(path).recorded) if path.exists() else None

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import analyze_program
 from overlap_sweep.results.checks import MOST_YAML_BYTES, check_place, read_yaml
 from overlap_sweep.results.identity import instrumented
 from overlap_sweep.results.measured import Measured
-from overlap_sweep.results.run_directory import RESULT_FILE, Result, check_composed, find_points, read_result
+from overlap_sweep.results.run_directory import RESULT_FILE, Result, asked_point, find_points, read_result
 from overlap_sweep.trace.disk import links_out
-from overlap_sweep.workloads import nodes, process_wide
+from overlap_sweep.workloads import process_wide
 
 HYDRA_CONFIG = ".hydra/config.yaml"
 LONGEST_NAME = 160
@@ -25,6 +26,7 @@ LONGEST_NAME = 160
 
 M = TypeVar("M", bound=Measured)
 G = TypeVar("G")
+C = TypeVar("C", bound=ResolvedPoint)
 PointStatus = Literal["ok", "failed", "timeout", "skipped", "missing"]
 
 
@@ -70,8 +72,10 @@ class Point:
     status: PointStatus
     """Status of the result; `missing` if there is no result.json: the point was aborted or is still running. `skipped`
     also where something looked into an ok point at the cost of its times (`instrumented`)."""
-    config: Mapping[str, Any]
+    config: ResolvedPoint
     """The configuration that result.json records; for a missing point the one that Hydra composed."""
+    recorded: Mapping[str, Any]
+    """The same as plain data."""
     result: Result | None
 
     @property
@@ -81,7 +85,7 @@ class Point:
     @property
     def workload(self) -> str:
         """Returns the name of the workload."""
-        return str(self.config["workload"]["name"])
+        return str(self.config.workload.name)
 
     @property
     def launch_bound(self) -> bool:
@@ -92,24 +96,29 @@ class Point:
         assert self.result
         return self.result.measured_as(kind)
 
+    def config_as(self, kind: type[C]) -> C:
+        """Returns the configuration of a point of this workload."""
+        assert isinstance(self.config, kind)
+        return self.config
+
     @property
     def why_not_ok(self) -> str:
         """Returns the reason of a point that is not ok, in one line."""
         if not self.result:
             return "no result.json: aborted or still running"
-        return (instrumented(self.config) if self.result.status == "ok" else None) or self.result.reason
+        return (instrumented(self.recorded) if self.result.status == "ok" else None) or self.result.reason
 
     @property
     def case(self) -> Case:
         config, environment = self.config, self.result.environment if self.result else {}
         return Case(
-            model=config["model"]["name"],
-            backend=config["backend"],
-            device=environment.get("gpu") or config["runtime"]["device"],
-            precision=config["precision"],
-            tokens=config["workload"].get("tokens"),
-            nodes=nodes(config),
-            process_wide=process_wide(config),
+            model=config.model.name,
+            backend=config.backend,
+            device=environment.get("gpu") or config.runtime.device,
+            precision=config.precision,
+            tokens=getattr(config.workload, "tokens", None),
+            nodes=config.runtime.nodes or 1,
+            process_wide=process_wide(self.recorded),
         )
 
 
@@ -176,9 +185,9 @@ def _read_point(directory: Path, root: Path) -> Point:
         result = read_result(path)
         for name in result.traces:
             check_place(directory / name, root, most_bytes=None)
-        status: PointStatus = "skipped" if result.status == "ok" and instrumented(result.point) else result.status
-        return Point(directory, status, result.point, result)
+        status: PointStatus = "skipped" if result.status == "ok" and instrumented(result.recorded) else result.status
+        return Point(directory, status, result.point, result.recorded, result)
     path = directory / HYDRA_CONFIG
     check_place(path, root, MOST_YAML_BYTES)
-    config = read_yaml(path)
-    return Point(directory, "missing", check_composed(config, path).as_asked(config), None)
+    config, recorded = asked_point(read_yaml(path), path)
+    return Point(directory, "missing", config, recorded, None)

@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
+from overlap_sweep.declared import Count, FileName
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import check_place
 from overlap_sweep.results.gain import Gain
-from overlap_sweep.results.measured import Count, FileName, Slot, WholeSetting
+from overlap_sweep.results.measured import Slot, WholeSetting
 from overlap_sweep.results.run_directory import one_line, write_json
 
 SCHEMA = 1

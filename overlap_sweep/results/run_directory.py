@@ -8,26 +8,21 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from overlap_sweep.config import ResolvedPoint
+from overlap_sweep.declared import FileName, spelled
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import MEASURE_AGAIN, excess
-from overlap_sweep.results.measured import (
-    ComposedConfig,
-    FileName,
-    Measured,
-    Scalar,
-    Slot,
-    Us,
-    WholeSetting,
-    WorkloadConfig,
-)
+from overlap_sweep.results.measured import Measured, Scalar, Slot, Us, WholeSetting
 from overlap_sweep.trace.disk import TENSORBOARD_FOLDER
-from overlap_sweep.workloads import measured_type
+from overlap_sweep.workloads import PointTypes, types_of
 
 RESULT_SCHEMA = 2
 RESULT_FILE = "result.json"
@@ -51,6 +46,7 @@ Status = Literal["ok", "failed", "timeout", "skipped"]
 
 
 _Measured = TypeVar("_Measured", bound=Measured)
+_Point = TypeVar("_Point", bound=ResolvedPoint)
 
 
 class Attempt(msgspec.Struct, kw_only=True):
@@ -65,13 +61,14 @@ class Attempt(msgspec.Struct, kw_only=True):
     """Host, and the Slurm job if there was one."""
 
 
-class Result(msgspec.Struct, kw_only=True):
+class Result(msgspec.Struct, kw_only=True, dict=True):
     """The content of result.json."""
 
     schema: int = RESULT_SCHEMA
     name: str
-    point: dict[str, Any]
-    """The resolved configuration."""
+    recorded: dict[str, Any] = msgspec.field(name="point")
+    """The resolved configuration, exactly as it is written: whether points are the same is decided by it. All else
+    reads `point`."""
     status: Status
     error: str | None = None
     """Why the point is not ok: the reason if it was skipped, else the exception and the end of the log."""
@@ -101,6 +98,16 @@ class Result(msgspec.Struct, kw_only=True):
     """Failed attempts before this one, in the same sweep."""
     reused_from: str | None = None
     """Origin of a result reused from a store: store, place and time of the measurement."""
+
+    @cached_property
+    def point(self) -> ResolvedPoint:
+        """Returns the resolved configuration as its workload's dataclass."""
+        return msgspec.convert(self.recorded, types_of(self.recorded["workload"]["name"]).resolved)
+
+    def point_as(self, kind: type[_Point]) -> _Point:
+        """Returns the resolved configuration of a point of this workload."""
+        assert isinstance(self.point, kind)
+        return self.point
 
     @property
     def reason(self) -> str:
@@ -140,21 +147,22 @@ class _Moment(msgspec.Struct):
     gpus: list[dict[str, float]] = []
 
 
-_Config = TypeVar("_Config", bound=ComposedConfig)
-
-
-class _Parts(msgspec.Struct, Generic[_Config, _Measured]):
+class _Parts(msgspec.Struct, Generic[_Point, _Measured]):
     """The parts of a result whose types depend on the workload."""
 
-    point: _Config
+    point: _Point
     measured: _Measured | None = None
     settings: dict[Slot, WholeSetting] = {}
     environment: _Environment = msgspec.field(default_factory=_Environment)
     conditions: dict[str, _Moment] = {}
 
 
+class _Workload(msgspec.Struct):
+    name: str
+
+
 class _Named(msgspec.Struct):
-    workload: WorkloadConfig
+    workload: _Workload
 
 
 class _Runtime(msgspec.Struct):
@@ -321,13 +329,13 @@ def decoded_result(text: bytes | str, where: str, mend: str) -> Result:
         if head.schema != RESULT_SCHEMA:
             mend = "update overlap_sweep" if head.schema > RESULT_SCHEMA else mend
             raise UserError(f"{where} was written by another version (it has schema {head.schema}); {mend}.")
-        kind = _workload_type(head.point, where)
+        types = _types(head.point, where)
         result = msgspec.convert({**content, "measured": None}, Result)
-        if reason := excess([result.point, result.settings, result.environment, result.conditions]):
+        if reason := excess([result.recorded, result.settings, result.environment, result.conditions]):
             raise msgspec.ValidationError(reason)
-        parts = msgspec.convert(content, _Parts[kind.resolved, kind])  # type: ignore[name-defined,valid-type]
+        parts = msgspec.convert(content, _Parts[types.resolved, types.measured])  # type: ignore[name-defined]
         msgspec.convert(content, _Run)
-        result.measured = parts.measured
+        result.measured, result.__dict__["point"] = parts.measured, parts.point
         if result.status == "ok":
             if result.measured is None:
                 raise msgspec.ValidationError("ok, but nothing measured - at `$.measured`")
@@ -344,26 +352,30 @@ def _check(result: Result) -> None:
         raise msgspec.ValidationError(f"{error} - at `$.measured`") from None
 
 
-def _workload_type(point: _Named, where: str) -> type[Measured]:
-    """Returns the type of the workload's measurements. UserError, which begins with `where`, if it is unknown."""
+def _types(point: _Named, where: str) -> PointTypes:
+    """Returns the types of the workload's points. UserError, which begins with `where`, if it is unknown."""
     try:
-        return measured_type(point.workload.name)
+        return types_of(point.workload.name)
     except UserError as error:
         reason, _, mend = one_line(error).rstrip(".").rpartition("; ")
         mend = "install the package that has it" if mend.startswith("choose") else mend
         raise UserError(f"{where} cannot be read ({reason}); {mend}.") from None
 
 
-def check_composed(config: Any, path: Path) -> type[Measured]:
-    """Returns the type of a point's measurements from its composed configuration. UserError if it is not one."""
+def asked_point(config: Any, path: Path) -> tuple[ResolvedPoint, dict[str, Any]]:
+    """Returns a composed configuration with what its workload fills in whatever the machine, decoded and as plain data.
+    UserError if it is not one of a point."""
     try:
-        kind = _workload_type(msgspec.convert(config, _Named), str(path))
-        msgspec.convert(config, kind.composed)
+        types = _types(msgspec.convert(config, _Named), str(path))
+        # What is interpolated follows from other options.
+        plain = {name: value for name, value in config["workload"].items() if not str(value).startswith("${")}
+        composed = msgspec.convert(spelled({**config, "workload": plain}, types.options), types.options)
+        recorded = types.measured.as_asked(asdict(composed))
+        return msgspec.convert(recorded, types.asked), recorded
     except msgspec.ValidationError as error:
         raise UserError(
             f"{path} is not a point's configuration ({one_line(error)}); move {path.parent.parent} elsewhere."
         ) from None
-    return kind
 
 
 def now() -> str:

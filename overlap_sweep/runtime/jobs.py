@@ -184,7 +184,7 @@ def _where_measured(sweep: Sweep, jobs: Sequence[Job]) -> list[Job]:
     other names: names contain what varies, and that changes when values are added to a sweep."""
     own = {job.directory for job in jobs}
     results = ((path, whole_result(path)) for path in find_points(sweep.directory) if path not in own)
-    earlier = {point_key(result.point): path for path, result in results if result}
+    earlier = {point_key(result.recorded): path for path, result in results if result}
 
     def placed(job: Job) -> Job:
         path = earlier.get(job.key)

@@ -39,7 +39,7 @@ def whole_result(directory: Path) -> Result | None:
 def kept_result(directory: Path, point: Mapping[str, Any]) -> Result | None:
     """Returns the directory's result if it is valid for the resolved `point` in the present environment."""
     result = whole_result(directory)
-    if result is None or result.status not in LASTING or point_identity(result.point) != point_identity(point):
+    if result is None or result.status not in LASTING or point_identity(result.recorded) != point_identity(point):
         return None
     return None if differs(result, point) else result
 
@@ -69,7 +69,7 @@ def remembered(config: DictConfig, point: dict[str, Any], directory: Path) -> Re
         return None
     clear(directory)
     source = f"{config.store}: measured {found.result.started} on {found.host} in {found.directory}"
-    result = msgspec.structs.replace(found.result, name=directory.name, point=point, traces=[], reused_from=source)
+    result = msgspec.structs.replace(found.result, name=directory.name, recorded=point, traces=[], reused_from=source)
     write_result(directory, result)
     return result
 
@@ -77,7 +77,7 @@ def remembered(config: DictConfig, point: dict[str, Any], directory: Path) -> Re
 def remember(config: DictConfig, result: Result, directory: Path) -> None:
     """Adds a new result that is `ok` or has wrong numbers to the store, if there is one, unless its times must not be
     compared; wrong numbers also to the user's own store of them."""
-    if result.reused_from or not (result.status == "ok" or result.has_wrong_numbers) or instrumented(result.point):
+    if result.reused_from or not (result.status == "ok" or result.has_wrong_numbers) or instrumented(result.recorded):
         return
     stores = [_store(config), _own_store() if result.has_wrong_numbers else None]
     for store in filter(None, stores):

@@ -205,8 +205,8 @@ class TimeLimits:
         return time.monotonic() >= self._ends_s
 
     def learn(self, result: Result) -> None:
-        if result.status == "ok" and result.wall_s and not result.reused_from and not instrumented(result.point):
-            kind = _kind(result.point)
+        if result.status == "ok" and result.wall_s and not result.reused_from and not instrumented(result.recorded):
+            kind = _kind(result.recorded)
             self._longest_s[kind] = max(self._longest_s[kind], result.wall_s)
 
     def limit_s(self, point: Mapping[str, Any]) -> float:
@@ -339,7 +339,7 @@ def _run_here(point: dict[str, Any], directory: Path, limit_s: float, earlier: S
         return {"status": "skipped", "error": str(reason)}
     result = Result(
         name=directory.name,
-        point=point,
+        recorded=point,
         status="ok",
         settings=workload.overlap_configs(point).get("", OverlapConfig()).slots,
         environment={**with_hosts(machine_of(point), nodes), **measured.pop("environment", {})},
@@ -365,7 +365,7 @@ def _without_times(point: dict[str, Any], directory: Path, status: Status, error
     configs = workloads.of(point).overlap_configs(point)
     result = Result(
         name=directory.name,
-        point=point,
+        recorded=point,
         status=status,
         error=error,
         settings=configs.get("", OverlapConfig()).slots,

@@ -159,7 +159,7 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     if ranks.rank == 0:
         result = Result(
             name=directory.name,
-            point=point,
+            recorded=point,
             status="ok",
             settings=workload.overlap_configs(point).get("", OverlapConfig()).slots,
             environment=environment(ranks.device, request["machine"]),

@@ -267,7 +267,7 @@ class Searching:
     def _answer(self, result: Result) -> Answer:
         if result.status != "ok":
             return Failure(result.reason)
-        known = searchable(result.point["workload"]["name"])
+        known = searchable(result.recorded["workload"]["name"])
         first = next(one for one in self._results if one.status == "ok")
         if said := known.deviation(result, first):
             return Failure(said, wrong_numbers=True)

@@ -43,13 +43,13 @@ class KnownWrong:
         """Remembers settings of `failed` operator points of which a single pass computed wrong numbers. Not those of a
         tolerance that the user set: others may accept such numbers."""
         for result in results:
-            if result.point["workload"].get("tolerance") is not None:
+            if result.recorded["workload"].get("tolerance") is not None:
                 continue
             wrong = wrong_passes(result)
             settings = of_pass(result.settings, min(wrong)) if len(wrong) == 1 else {}
             if settings:
                 reason = f"wrong numbers in {result.name} on an identical machine"
-                own = self._found.setdefault(_machine(result.point, result.environment), {})
+                own = self._found.setdefault(_machine(result.recorded, result.environment), {})
                 own.setdefault(_kind(settings), reason)
 
     def reason(

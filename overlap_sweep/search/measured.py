@@ -181,7 +181,7 @@ def _result(returned: JobReturn, job: Job) -> Result | None:
     if directory in outcomes.given_up:
         raise UserError(f"{directory.name} could not be measured: {outcomes.given_up[directory]}.")
     error = "the job wrote no result" if raised is None else str(raised)
-    result = Result(name=directory.name if directory else "", point=dict(job.point), status="failed", error=error)
+    result = Result(name=directory.name if directory else "", recorded=dict(job.point), status="failed", error=error)
     if directory and directory.is_dir():
         write_result(directory, result)
     return result
@@ -197,5 +197,5 @@ def _known_results(directory: Path) -> Mapping[str, Result]:
     for point_directory in find_points(directory):
         result = whole_result(point_directory)
         if result and (result.status in LASTING or result.has_wrong_numbers):
-            found[point_key(result.point)] = result
+            found[point_key(result.recorded)] = result
     return found

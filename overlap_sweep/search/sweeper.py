@@ -232,7 +232,7 @@ def _pass_search(task: Task, pass_name: str, trail: Trail) -> PassSearch:
 def case_of(task: Task, analysis: OperatorAnalysis) -> CaseAnalysis:
     """Returns the analysis of the points that are comparable with the task's. The task must have a baseline."""
     assert task.baseline
-    case = Point(Path(), task.baseline.status, task.baseline.point, task.baseline).case
+    case = Point(Path(), task.baseline.status, task.baseline.point, task.baseline.recorded, task.baseline).case
     return next(found for found in analysis.cases if found.case == case)
 
 
@@ -259,4 +259,4 @@ def _untraced(task: Task, case: CaseAnalysis) -> Iterator[Mapping[str, Candidate
 
 
 def _belongs_to(point: Point, task: Task) -> bool:
-    return point.config["operator"] == task.operator and point.config["tp_size"] == task.point["tp_size"]
+    return point.recorded["operator"] == task.operator and point.recorded["tp_size"] == task.point["tp_size"]

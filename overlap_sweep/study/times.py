@@ -28,5 +28,5 @@ def step_times(settings: Sequence[Sequence[Point]], timing: Callable[[Point], Ti
     such points typically differ by."""
     samples_us = [[timing(point).samples_us for point in points] for points in settings]
     limited = [any(point.launch_bound for point in points) for points in settings]
-    device_kind = settings[0][0].config["runtime"]["device"]
+    device_kind = settings[0][0].recorded["runtime"]["device"]
     return [StepTime(step) for step in verdict.times_of_steps(samples_us, limited, device_kind)]

@@ -299,7 +299,7 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
     if first not in right:
         return fastest
     tried = max(len(right) - 1, 1)
-    (compared,) = compare([(right[fastest], right[first])], result.point["runtime"]["device"], tried)
+    (compared,) = compare([(right[fastest], right[first])], result.recorded["runtime"]["device"], tried)
     return fastest if compared.gain.faster else first
 
 
@@ -363,7 +363,7 @@ def cannot_scale(baselines: Sequence[Result], tolerance: float) -> str | None:
 
     Its time can at best be the floor. It scales while that is at most (1 + tolerance) x TP=1's time / TP size.
     """
-    tp_size = baselines[0].point["tp_size"]
+    tp_size = baselines[0].recorded["tp_size"]
     floor_us, tp1_us = 0.0, 0.0
     for result in baselines:
         for times in (result.measured_as(OperatorTimes).times[pass_name] for pass_name in space.PASSES):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from overlap_sweep import backends
-from overlap_sweep.config import PointConfig
+from overlap_sweep.config import PointConfig, ResolvedPoint
 from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.gpus import all_ranks
 from overlap_sweep.keeper import Start
@@ -344,10 +344,24 @@ def section_module(name: str) -> Any:
     return StudyReport(workload.module("study").STUDY)
 
 
-def measured_type(name: str) -> type[Measured]:
-    """Returns the type of the workload's measurements. UserError if there is no such workload."""
-    measured: type[Measured] = load(name).module("result").MEASURED
-    return measured
+class PointTypes(NamedTuple):
+    """The types of a workload's points."""
+
+    options: type[PointConfig]
+    """As Hydra composes them."""
+    asked: type[ResolvedPoint]
+    """As composed, with what the workload fills in whatever the machine; `Resolved` if there is no `Asked`."""
+    resolved: type[ResolvedPoint]
+    """As completed and recorded."""
+    measured: type[Measured]
+
+
+def types_of(name: str) -> PointTypes:
+    """Returns the types of the workload's points: of its module `config`, and `MEASURED` of `result`. UserError if
+    there is no such workload."""
+    config = load(name).module("config")
+    asked = getattr(config, "Asked", config.Resolved)
+    return PointTypes(config.Config, asked, config.Resolved, load(name).module("result").MEASURED)
 
 
 def comparing(name: str) -> Comparing | None:

@@ -96,8 +96,8 @@ def test_the_documents_example_is_measured_as_it_stands(packages: Path, tmp_path
     assert process.returncode == 0, process.stderr
     assert len(results) == 4
     assert {result.status for result in results.values()} == {"ok"}
-    ours = [result for result in results.values() if result.point["backend"] == "mine"]
-    assert {result.point["kernel"] for result in ours} == {"ag_gemm", "gemm_rs"}
+    ours = [result for result in results.values() if result.recorded["backend"] == "mine"]
+    assert {result.recorded["kernel"] for result in ours} == {"ag_gemm", "gemm_rs"}
     for result in ours:
         assert set(result.measured.implementations) == {*BASELINES, "pipeline_split2", "pipeline_split4"}
         one = result.measured.implementations["pipeline_split4"]
@@ -124,7 +124,7 @@ def test_what_a_package_refuses_or_computes_wrong_is_skipped_failed_or_left_out(
     process, results = launched(packages, tmp_path, "-m", *SMALL, *asked)
     assert process.returncode == 1
     assert "Traceback" not in process.stdout + process.stderr
-    found = {(result.point["backend"], result.point["kernel"]): result for result in results.values()}
+    found = {(result.recorded["backend"], result.recorded["kernel"]): result for result in results.values()}
     unknown = found["mine", "gemm_ar"]
     assert (unknown.status, unknown.error) == ("skipped", "backend=mine has no gemm_ar in fp32")
     shy = found["shy", "ag_gemm"]

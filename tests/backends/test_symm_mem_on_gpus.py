@@ -86,7 +86,7 @@ def test_every_overlap_computes_what_no_overlap_does_beside_async_tp(tmp_path: P
     # bulk does not fit proj and fc2; both num_sm are one point.
     assert len(results) == 4 * 2 * 3
     for result in results.values():
-        fits = result.point["method"] == "ring_exchange" or result.point["operator"] in ("qkv", "fc1")
+        fits = result.recorded["method"] == "ring_exchange" or result.recorded["operator"] in ("qkv", "fc1")
         assert result.status == ("ok" if fits else "skipped"), result.error
         if fits:
             assert max(result.relative_error.values()) < 2e-2

@@ -61,7 +61,7 @@ def test_every_overlap_computes_what_no_overlap_does(tmp_path: Path) -> None:
     )
     assert len(results) == 2 * 4 * 3 * len(PRECISIONS)
     for result in results.values():
-        if result.point["method"] in SOUND[result.point["operator"]]:
+        if result.recorded["method"] in SOUND[result.recorded["operator"]]:
             assert result.status == "ok", result.error
             assert max(result.relative_error.values()) < 2e-2
             assert result.measured.times["all"].default is not None
@@ -191,9 +191,9 @@ def reason_against(precision: str) -> str:
 def test_what_the_gpu_lacks_is_skipped_with_the_library_s_reason(workload: str, tmp_path: Path) -> None:
     asked = {"operator": ("operator=fc1", "method=none"), "layer": ("workload=layer", "layer.comm_overlap=false")}
     results = sweep(tmp_path, *asked[workload], "tp_size=1", f"precision={','.join(BLOCKS)}")
-    assert {result.point["precision"] for result in results.values()} == {*BLOCKS}
+    assert {result.recorded["precision"] for result in results.values()} == {*BLOCKS}
     for result in results.values():
-        if reason := reason_against(result.point["precision"]):
+        if reason := reason_against(result.recorded["precision"]):
             assert (result.status, str(result.error)) == ("skipped", f"Transformer Engine: {reason.rstrip('.')}")
         else:
             assert result.status == "ok", result.error
@@ -292,7 +292,7 @@ def test_fp8_block_overlaps_the_reduce_scatter_beside_wgrad_and_its_floor_gather
     for result in sweep(tmp_path / "layers", *given).values():
         assert result.status == "ok", result.error
         assert result.warnings == notes("fp8_block")
-        wanted = result.point["layer"]["variants"] or ["none"]
+        wanted = result.recorded["layer"]["variants"] or ["none"]
         assert list(result.measured.variants) == [*wanted, "floor"]
 
 
@@ -333,7 +333,7 @@ def test_every_layer_trains_on_two_replicas(tmp_path: Path) -> None:
     for result in results.values():
         assert result.status == "ok", result.error
         assert set(result.measured.variants["none"].times) == {"fwd", "bwd", "step", "all"}
-        has_attention = result.point["layer"]["kind"] in ("multihead_attention", "transformer_layer")
+        has_attention = result.recorded["layer"]["kind"] in ("multihead_attention", "transformer_layer")
         assert (result.measured.attention_backend is not None) == has_attention
 
 

@@ -140,14 +140,14 @@ def test_what_has_no_time_is_counted() -> None:
 def layer(factor: float) -> dict[str, Any]:
     whole_us = {"none": 1000.0, "floor": 800.0, "default": 900.0 * factor}
     variants = {name: variant([time_us, time_us + 1, time_us - 1]) for name, time_us in whole_us.items()}
-    return {"point": layer_config(), "measured": LayerTimes(variants=variants)}
+    return {"recorded": layer_config(), "measured": LayerTimes(variants=variants)}
 
 
 def kernel(factor: float, connections: int | None = None, launch_bound: bool = False) -> dict[str, Any]:
     times = {"ring": implementation(150.0 * factor), "bulk": implementation(90.0, launch_bound=launch_bound)}
     point = kernel_config(runtime={"max_connections": connections})
     return {
-        "point": point,
+        "recorded": point,
         "measured": KernelTimes(implementations={**baselines(), **times}),
         "launch_bound": launch_bound,
     }
@@ -159,24 +159,24 @@ def training(factor: float) -> dict[str, Any]:
     telemetry = {"telemetry": {"sample_interval_s": factor}}
     point = resolved("fsdp", **{"fsdp.forward_prefetch": 1, **recorded, **telemetry})
     # A step takes what it takes, also where the host is what limits it.
-    return {"point": point, "measured": training_run(1500.0 * factor, point=point), "launch_bound": factor < 1}
+    return {"recorded": point, "measured": training_run(1500.0 * factor, point=point), "launch_bound": factor < 1}
 
 
 def copies(factor: float) -> dict[str, Any]:
-    return {"point": copy_config(), "measured": copy_times(1100.0 * factor)}
+    return {"recorded": copy_config(), "measured": copy_times(1100.0 * factor)}
 
 
 def stack(factor: float, **options: Any) -> dict[str, Any]:
     options = {"log_interval": round(10 * factor), **options}
     point = stack_config("autotp", 2, 2, **{f"tp_training.{name}": value for name, value in options.items()})
     # A stack that waits for the device by itself is launch-bound, and has a history no less.
-    return {"point": point, "measured": tp_training_run(point, step_us=1e4 * factor), "launch_bound": True}
+    return {"recorded": point, "measured": tp_training_run(point, step_us=1e4 * factor), "launch_bound": True}
 
 
 def job(factor: float) -> dict[str, Any]:
     # How many steps are looked at changes nothing.
     point = job_config({"bucket": 25}, **{"job.steps": round(20 * factor)})
-    return {"point": point, "measured": job_run(1e5 * factor, tokens_per_step=8192.0)}
+    return {"recorded": point, "measured": job_run(1e5 * factor, tokens_per_step=8192.0)}
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_other_knobs_make_another_series() -> None:
 
 def test_both_passes_add_up() -> None:
     given = result(time_us=100.0)
-    given.point["phases"] = {"fprop": {"method": "ring_exchange"}, "dgrad": {"method": "bulk", "num_sm": 4}}
+    given.recorded["phases"] = {"fprop": {"method": "ring_exchange"}, "dgrad": {"method": "bulk", "num_sm": 4}}
     (row,) = ROWS.records(of(given).rows)
     assert (row["time_us"], row["none_us"], row["pass"]) == (150.0, 200.0, "fwd+bwd")
 

@@ -67,7 +67,7 @@ def work(request: dict[str, Any], rank: int) -> dict[str, Any]:
     if rank == 0:
         result = Result(
             name=directory.name,
-            point=point,
+            recorded=point,
             status="ok",
             settings=workloads.of(point).overlap_configs(point).get("", OverlapConfig()).slots,
             environment=request["machine"],

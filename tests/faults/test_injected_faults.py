@@ -61,7 +61,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Swept]:
         found[name] = Swept(root, launch, launch.start("-m", f"num_sm={values}", "runtime.timeout_s=10", *TINY), [], {})
     for one in found.values():
         one.printed.extend(one.process.communicate(timeout=240))
-        one.results.update({result.point["num_sm"]: result for result in one.launch.results().values()})
+        one.results.update({result.recorded["num_sm"]: result for result in one.launch.results().values()})
     return found
 
 

@@ -67,7 +67,7 @@ class Kills:
             stdout, stderr = process.communicate()
         assert process.returncode == 0, stdout + stderr
         finished = _finished(directory, finished)
-        measured = {name: (result.status, result.point["num_sm"]) for name, result in finished.items()}
+        measured = {name: (result.status, result.recorded["num_sm"]) for name, result in finished.items()}
         assert measured == {f"tp2_sm{num_sm}": ("ok", num_sm) for num_sm in range(1, 7)}
         assert all(result.objective_us for result in finished.values())
         wait_for(lambda: not launch.processes(), 20)

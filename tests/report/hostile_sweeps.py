@@ -48,7 +48,8 @@ def write_hostile_sweep(directory: Path) -> Path:
     write_tuned_sweep(inner)
     write_every_workload(inner)
     make_point("fsdp", inner, status="timeout")
-    missing_point(inner, _poisoned_point(operator_config(4, "fc1", "all", "bulk", num_sm=2)))
+    asked = operator_config(4, "fc1", "all", "bulk", num_sm=2)
+    missing_point(inner, {**_poisoned_point(asked), "precision": None})
     overrides = {"task": [PAYLOAD], "hydra": [f"hydra/{PAYLOAD}"]}
     (inner / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": overrides}}))
     for path in sorted(inner.rglob(RESULT_FILE)):
@@ -93,24 +94,20 @@ def _name(name: str) -> str:
 
 
 def _poisoned_point(point: dict[str, Any]) -> dict[str, Any]:
-    poisoned = {**point, "model": {"name": PAYLOAD, "source": PAYLOAD}, "precision": PAYLOAD, "backend": PAYLOAD}
+    poisoned = {**point, "model": {"name": PAYLOAD}, "precision": PAYLOAD, "backend": PAYLOAD}
     if "kernel" in point:
-        poisoned |= {"precision": point["precision"], "operator": WORD, "backend": WORD}
-    if "layer" in point:
-        poisoned["layer"] = {**point["layer"], "kind": PAYLOAD}
+        poisoned |= {"precision": point["precision"], "backend": WORD}
     if "distributed" in point:
         poisoned["distributed"] = {**point["distributed"], "env": {WORD: WORD}}
         poisoned["compile"] = {**point["compile"], "mode": WORD, "options": {WORD: [WORD]}}
     if "language_model" in point:
-        poisoned["tp_training"] = {**point["tp_training"], "attn_impl": WORD, "tp_comm_overlap_cfg": f"/a/{WORD}.yaml"}
+        poisoned["tp_training"] = {**point["tp_training"], "tp_comm_overlap_cfg": f"/a/{WORD}.yaml"}
         poisoned["language_model"] = {**point["language_model"], PAYLOAD: PAYLOAD}
-    if "copy_engine" in point:
-        poisoned["copy_engine"] = {**point["copy_engine"], "direction": WORD, "dtype": WORD}
     if "job" in point:
         poisoned["job"] = {
             **point["job"],
             **{"command": f"{JOB} {{{WORD}}}", "directory": JOB, "values": {WORD: WORD}, "env": {WORD: JOB}},
-            **{"metric": PAYLOAD, "metric_is": WORD, "files": {PAYLOAD: WORD}},
+            **{"metric": PAYLOAD, "files": {PAYLOAD: WORD}},
         }
     return poisoned
 

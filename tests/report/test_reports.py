@@ -70,7 +70,7 @@ def state(directory: Path) -> dict[Path, tuple[bytes, int]]:
 def test_analysis_changes_no_run_directory(tmp_path: Path, arguments: str, no_page: None) -> None:
     write_every_workload(tmp_path)
     before = state(tmp_path)
-    assert {read_result(path).point["workload"]["name"] for path in before if path.name == RESULT_FILE} == {*names()}
+    assert {read_result(path).recorded["workload"]["name"] for path in before if path.name == RESULT_FILE} == {*names()}
     analyze(*arguments.format(tmp_path).split())
     assert state(tmp_path) == before
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import pytest
 
-from overlap_sweep.results.measured import options_type
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import RESULT_FILE
 from tests.make_point import MEASURED, default_timing, make_point, pass_times, rewrite, variant
@@ -76,7 +73,7 @@ TRAINING: Damages = {
         lambda r: r["measured"]["step"].update({f"v{i}": r["measured"]["step"]["none"] for i in range(30)}),
         "Expected `object` of length <= 20 - at `$.measured.step`",
     ),
-    "batch": (lambda r: r["point"]["training"].update(batch_size=None), "256 samples in a step of 0"),
+    "batch": (lambda r: r["point"]["training"].update(batch_size=None), "`$.point.training.batch_size`"),
     "count": (lambda r: r["measured"].update(samples_per_step=1), "1 samples in a step of 256"),
     "parameters": (lambda r: r["measured"].update(parameters=-1), "`$.measured.parameters`"),
     "tokens": (lambda r: r["point"]["workload"].update(tokens=None), "`$.point.workload.tokens`"),
@@ -131,7 +128,7 @@ COPIES: Damages = {
     "variant": (lambda r: r["measured"]["launch_bound"].update({"\x00": True}), "`key` in `$.measured.launch_bound`"),
     "direction": (
         lambda r: r["point"]["copy_engine"].update(direction="x" * 200),
-        "Expected `str` of length <= 100 - at `$.point.copy_engine.direction`",
+        "`$.point.copy_engine.direction`",
     ),
     "size": (lambda r: r["point"]["copy_engine"].update(matrix_size=0), "`$.point.copy_engine.matrix_size`"),
     "MiB": (lambda r: r["point"]["copy_engine"].update(copy_mb=-1.0), "`$.point.copy_engine.copy_mb`"),
@@ -173,8 +170,6 @@ STACKS: Damages = {
         "Expected `int`, got `null` - at `$.point.tp_training.seq_length`",
     ),
     "rate": (lambda r: r["point"]["tp_training"].update(learning_rate="a"), "`$.point.tp_training.learning_rate`"),
-    "no learning rate": (lambda r: r["point"]["tp_training"].pop("learning_rate"), "learning_rate"),
-    "no vocabulary": (lambda r: r["point"]["tp_training"].pop("vocab_parallel"), "vocab_parallel"),
     "peak": (lambda r: r["point"]["tp_training"].update(peak_tflops=0.0), "`$.point.tp_training.peak_tflops`"),
     "attention": (lambda r: r["point"]["tp_training"].update(attn_impl="fast"), "`$.point.tp_training.attn_impl`"),
     "file": (
@@ -183,7 +178,7 @@ STACKS: Damages = {
     ),
     "layers": (
         lambda r: r["point"]["language_model"].update(num_hidden_layers=0),
-        "`$.point.language_model.num_hidden_layers`",
+        "`$.num_hidden_layers`",
     ),
     "no language model": (
         lambda r: r["point"].pop("language_model"),
@@ -213,10 +208,7 @@ LAYERS: Damages = {
         _layer(lambda times: times["step"].update(median_us=0.0, q1_us=0.0, samples_us=[0.0, 0.0])),
         "times[...].median_us`",
     ),
-    "no kind": (
-        lambda r: r["point"].update(layer={"kind": "linear"}),
-        "missing required field `num_replicas` - at `$.point.layer`",
-    ),
+    "no kind": (lambda r: r["point"]["layer"].update(kind="x" * 200), "`$.point.layer.kind`"),
 }
 
 OPERATORS: Damages = {
@@ -293,10 +285,3 @@ def test_what_a_later_version_adds_is_no_reason_to_refuse(tmp_path: Path, worklo
 def test_a_variant_that_a_later_version_adds_is_no_reason_to_refuse(tmp_path: Path) -> None:
     rewrite(write("fsdp", tmp_path), lambda r: r["measured"]["step"].update(another=r["measured"]["step"]["none"]))
     assert read_points(tmp_path).problems == []
-
-
-def test_the_range_of_a_float_is_not_given_to_ints_with_equal_bounds() -> None:
-    """As `typing` would, whose cache takes 0.0 for 0, and msgspec then refuses to convert."""
-    schema = make_dataclass("Options", [("rate", Annotated[float, msgspec.Meta(ge=0.0, le=77.0)])])
-    options_type(schema)
-    assert msgspec.convert(5, Annotated[int, msgspec.Meta(ge=0, le=77)]) == 5

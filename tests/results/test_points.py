@@ -175,9 +175,9 @@ def test_a_point_that_died_without_a_result_is_missing_as_hydra_composed_it(
     make_point("operator", tmp_path)
     died: Point = next(point for point in read_points(tmp_path).points if point.name == "missing")
     assert (died.status, died.result, died.case) == ("missing", None, (*case, 1, ""))
-    assert died.config["tp_size"] == {"fsdp": 1, "copy_engine": 1}.get(died.workload, composed["tp_size"])
-    assert died.config.get("operator") == {"operator": "qkv"}.get(died.workload)
-    assert died.config.get("dp_size", 1) == 1
+    assert died.config.tp_size == {"fsdp": 1, "copy_engine": 1}.get(died.workload, composed["tp_size"])
+    assert died.recorded.get("operator") == {"operator": "qkv"}.get(died.workload)
+    assert died.recorded.get("dp_size", 1) == 1
 
 
 TABLES: dict[str, tuple[Callable[[Reading], list[Row]], dict[str, str]]] = {

@@ -70,7 +70,7 @@ def test_a_sweep_on_one_and_two_nodes_outlives_a_rank_and_an_agent_of_the_second
     assert len(list((tmp_path / "tmp").glob("torchelastic_*"))) == 2
 
     results = one.launch.results()
-    assert {name: (result.status, result.point["runtime"]["nodes"]) for name, result in results.items()} == {
+    assert {name: (result.status, result.recorded["runtime"]["nodes"]) for name, result in results.items()} == {
         "1_0": ("ok", 1),
         HELD: ("ok", 2),
     }

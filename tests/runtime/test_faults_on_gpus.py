@@ -38,7 +38,7 @@ def test_what_ruins_a_context_fails_its_point_only(tmp_path: Path) -> None:
     launch = Launch(tmp_path, {"PYTHONPATH": path, "CUDA_FAULTS": faults})
     process = launch.start("-m", *SMALL)
     stdout, stderr = process.communicate(timeout=560)
-    results = {result.point["num_sm"]: result for result in launch.results().values()}
+    results = {result.recorded["num_sm"]: result for result in launch.results().values()}
     assert {num_sm: result.status for num_sm, result in results.items()} == {
         **dict.fromkeys((1, 5), "ok"),
         **dict.fromkeys((2, 3), "failed"),

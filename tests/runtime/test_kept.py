@@ -25,7 +25,7 @@ def result() -> Result:
     times = dict.fromkeys(("fwd", "bwd", "all"), pass_times(10.0))
     return Result(
         name="p",
-        point=POINT,
+        recorded=POINT,
         status="ok",
         measured=OperatorTimes(times=times),
         environment=machine_of(POINT),
@@ -53,7 +53,7 @@ def test_something_else_of_that_name_and_a_result_of_no_point_are_none(tmp_path:
         assert whole_result(tmp_path) is None
     no_points: list[dict[str, Any]] = [{}, {"runtime": None}, {"runtime": "cpu"}]
     for point in no_points:
-        write_result(tmp_path, Result(name="p", point=point, status="ok"))
+        write_result(tmp_path, Result(name="p", recorded=point, status="ok"))
         assert whole_result(tmp_path) is None
 
 

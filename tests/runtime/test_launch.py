@@ -33,7 +33,7 @@ def test_a_tuned_configuration_is_compared_on_a_whole_layer(tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     (result,) = launch.results().values()
-    assert (result.status, result.point["backend"]) == ("ok", "torch")
+    assert (result.status, result.recorded["backend"]) == ("ok", "torch")
     assert str(result.measured.attention_backend).endswith("(torch)")
     assert list(result.measured.variants) == ["none", variant, "ring_exchange", "floor"]
     assert result.measured.variants[variant].settings["fc2_fprop"] == {
@@ -68,7 +68,7 @@ def ok_results(launch: Launch) -> dict[str, Result]:
 def test_a_grid_measures_what_makes_sense_and_tells_in_plain_lines(swept: Swept) -> None:
     launch, done = swept
     assert done.returncode == 0, done.stderr
-    points = [result.point for result in ok_results(launch).values()]
+    points = [result.recorded for result in ok_results(launch).values()]
     sensible = [("fc1", "bulk"), ("fc1", "ring_exchange"), ("fc2", "ring_exchange")]
     assert sorted((point["tp_size"], point["operator"], point["method"]) for point in points) == [
         (tp_size, *one) for tp_size in (2, 4) for one in sensible
@@ -101,7 +101,7 @@ def test_the_run_directory_says_what_was_measured_on_what(swept: Swept) -> None:
         directory = launch.directory / name
         assert (directory / ".hydra" / "config.yaml").exists()
         assert yaml.safe_load((directory / "tp_comm_overlap_cfg.yaml").read_text()) == result.settings
-        ranks = range(result.point["tp_size"])
+        ranks = range(result.recorded["tp_size"])
         none = [name for name in result.traces if is_trace_of("none", name)]
         assert result.traces == [*(f"trace_rank{rank}.json.gz" for rank in ranks), *none]
         # One point of every group has a trace of no overlap beside its own.
@@ -114,13 +114,13 @@ def test_the_run_directory_says_what_was_measured_on_what(swept: Swept) -> None:
                 assert timing is not None
                 assert len(timing.samples_us) == 3
                 assert 0 < timing.q1_us <= timing.median_us <= timing.q3_us
-        assert result.point["precision"] == "fp32"
+        assert result.recorded["precision"] == "fp32"
         assert set(result.relative_error) == {"output", "input_grad", "weight_grad", "bias_grad"}
         assert result.environment["packages"]["torch"]
         variables = {"UB_SKIPMC": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
         assert variables.items() <= result.environment["variables"].items()
         assert {"before", "after"} == set(result.conditions)
-        if (result.point["tp_size"], result.point["operator"]) == (2, "fc1"):
+        if (result.recorded["tp_size"], result.recorded["operator"]) == (2, "fc1"):
             tp1_of_fc1.append(result.measured.times["fwd"].tp1)
     # The group stays alive from point to point: what depends on no knob is measured once.
     first, second = tp1_of_fc1
@@ -132,7 +132,7 @@ def test_only_the_best_so_far_are_profiled_and_a_point_that_is_given_twice_is_me
     done = launch.run("-m", "num_sm=1,2,3,2,4,5,6", "profile=best", *SMALL)
     assert done.returncode == 0, done.stderr
     assert "[6/6] ok" in done.stdout
-    results = sorted(launch.results().items(), key=lambda item: item[1].point["num_sm"])
+    results = sorted(launch.results().items(), key=lambda item: item[1].recorded["num_sm"])
     assert [result.earlier_attempts for _, result in results] == [[]] * 6
     relative = [
         result.measured.times["bwd"].point.median_us / result.measured.times["bwd"].none.median_us

@@ -44,5 +44,5 @@ def test_over_a_slow_link_the_search_shards_within_nodes(tmp_path: Path) -> None
     assert found.gain
     assert found.gain.share > found.gain.noise
     results = one.launch.results().values()
-    assert {result.point["fsdp"]["replicas"] for result in results} == {1, 2}
+    assert {result.recorded["fsdp"]["replicas"] for result in results} == {1, 2}
     assert all(result.environment["hosts"] == ["node0", "node1"] for result in results)

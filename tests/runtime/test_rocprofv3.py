@@ -86,7 +86,7 @@ def test_a_profiled_points_group_runs_under_it_and_what_it_writes_at_the_end_is_
     assert sorted(path.name for path in output.iterdir()) == [f"rank{rank}.csv" for rank in range(ranks)]
     (result,) = launch.results().values()
     assert result.measured
-    assert result.point["profiling"]["rocprofv3"]
+    assert result.recorded["profiling"]["rocprofv3"]
     assert launch.processes() == {}
 
 

@@ -211,7 +211,7 @@ def test_what_an_ended_job_leaves_is_handed_on(
             if len(submitted) > len(ends) or one.number == finished:
                 one.directory.mkdir(exist_ok=True)
                 measured = OperatorTimes(times=dict.fromkeys(space.PASSES, pass_times(100.0)))
-                write_result(one.directory, Result(name=one.name, point=one.point, status="ok", measured=measured))
+                write_result(one.directory, Result(name=one.name, recorded=one.point, status="ok", measured=measured))
             elif one.number == begun:
                 one.directory.mkdir(exist_ok=True)
                 (one.directory / CLAIM_FILE).touch()

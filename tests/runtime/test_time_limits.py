@@ -18,7 +18,7 @@ from tests.points import layer_point, operator_point
 def limits_after(*walls: float, of: dict[str, Any] | None = None, status: Status = "ok", **more: Any) -> TimeLimits:
     limits = TimeLimits()
     for wall_s in walls:
-        limits.learn(Result(name="p", point=of or operator_point(), status=status, wall_s=wall_s, **more))
+        limits.learn(Result(name="p", recorded=of or operator_point(), status=status, wall_s=wall_s, **more))
     return limits
 
 

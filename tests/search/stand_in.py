@@ -50,7 +50,7 @@ def operator_result(
         point_us = none_us * (ratio(name, own) if own else 1.0)
         times[name] = pass_times(point_us, none_us, none_us / 2, tp1_us=none_us / 2 * point["tp_size"])
     known = {"status": "ok", "settings": given, "measured": OperatorTimes(times=times), "objective_us": 1.0}
-    return Result(name="", point=dict(point), **{**known, **fields})
+    return Result(name="", recorded=dict(point), **{**known, **fields})
 
 
 def layer_result(point: Mapping[str, Any], ratio: Callable[[OverlapConfig], float]) -> Result:
@@ -65,7 +65,7 @@ def layer_result(point: Mapping[str, Any], ratio: Callable[[OverlapConfig], floa
         times_us = [time_us * share for time_us in rounds_us]
         variants[name] = variant(times_us, settings=config.slots, switches=config.switches)
     known = {"measured": LayerTimes(variants=variants, attention_backend="made up"), "objective_us": 10_000.0}
-    return Result(name="", point=dict(point), status="ok", **known)
+    return Result(name="", recorded=dict(point), status="ok", **known)
 
 
 @dataclass
@@ -101,7 +101,7 @@ class StandIn(Launcher):
         point = resolve(OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"]))
         self.batches[-1].append(point)
         refusal = workloads.of(point).refusal(point)
-        result = Result(name="", point=point, status="skipped", error=refusal) if refusal else self.answer(point)
+        result = Result(name="", recorded=point, status="skipped", error=refusal) if refusal else self.answer(point)
         result.name, result.environment = directory.name, machine_of(point)
         directory.mkdir(exist_ok=True)
         write_result(directory, result)

@@ -29,7 +29,7 @@ Answer = Callable[[Mapping[str, Any]], Result]
 
 def result(point: Mapping[str, Any], step_us: float, **changed: Any) -> Result:
     run = tp_training_run(point, step_us, spread_us=0.002 * step_us, **changed)
-    return Result(name="", point=dict(point), status="ok", measured=run, objective_us=step_us)
+    return Result(name="", recorded=dict(point), status="ok", measured=run, objective_us=step_us)
 
 
 def stacks(point: Mapping[str, Any]) -> Result:

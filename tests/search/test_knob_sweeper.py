@@ -33,7 +33,7 @@ FEW = {"fsdp.forward_prefetch": "false,1,2", "fsdp.reshard_after_forward": "true
 
 def training_result(point: Mapping[str, Any], time_us: float) -> Result:
     run = training_run(time_us, 12_000.0, 8_000.0, spread_us=0.003 * time_us, point=point)
-    return Result(name="", point=dict(point), status="ok", measured=run, objective_us=time_us)
+    return Result(name="", recorded=dict(point), status="ok", measured=run, objective_us=time_us)
 
 
 def answer(point: Mapping[str, Any]) -> Result:
@@ -164,7 +164,7 @@ def test_placeholders_and_variables_of_a_command_are_knobs(tmp_path: Path, capsy
         values, env = point["job"]["values"], point["job"]["env"]
         time_us = 1000.0 * values["bucket"] - 500.0 * (env["QUEUES"] == 8) + 50 * (values["flag"] is not None)
         run = job_run(time_us, spread_us=0.002 * time_us)
-        return Result(name="", point=dict(point), status="ok", measured=run, objective_us=time_us)
+        return Result(name="", recorded=dict(point), status="ok", measured=run, objective_us=time_us)
 
     fixed = ("workload=job", "runtime.device=cpu", "profile=none", 'job.command="python t.py {bucket} {flag}"')
     typed = ("+job.values.bucket=25,10,100", "+job.env.QUEUES=1,8", "+job.values.flag=null,'--a b'")
@@ -186,7 +186,7 @@ def test_a_single_value_of_the_user_s_is_taken_everywhere_and_what_fails_is_not_
 ) -> None:
     def no_memory(point: Mapping[str, Any]) -> Result:
         if point["fsdp"]["forward_prefetch"] == 1:
-            return Result(name="", point=dict(point), status="failed", error="CUDA out of memory\nmore")
+            return Result(name="", recorded=dict(point), status="failed", error="CUDA out of memory\nmore")
         return answer(point)
 
     launcher = searched(tmp_path, "fsdp.reshard_after_forward=false", answer=no_memory)
@@ -201,7 +201,7 @@ def test_the_answer_is_pasted_with_what_made_the_baseline_fit(tmp_path: Path) ->
     def no_memory(point: Mapping[str, Any]) -> Result:
         if point["fsdp"]["reshard_after_forward"]:
             return answer(point)
-        return Result(name="", point=dict(point), status="failed", error="OutOfMemoryError: CUDA out of memory")
+        return Result(name="", recorded=dict(point), status="failed", error="OutOfMemoryError: CUDA out of memory")
 
     searched(tmp_path, answer=no_memory, params={**FEW, "fsdp.reshard_after_forward": "false,true"})
     found = only(tmp_path)

@@ -50,7 +50,7 @@ def wrong_result(settings: dict[str, space.Setting], tensors: tuple[str, ...] = 
     point = resolved("operator", operator=next(iter(settings)).partition("_")[0])
     error: dict[str, float | None] = {**dict.fromkeys(tensors, 1.5), "weight_grad": 1e-4}
     return Result(
-        name="p", point=point, status="failed", settings=settings, relative_error=error, environment=ENVIRONMENT
+        name="p", recorded=point, status="failed", settings=settings, relative_error=error, environment=ENVIRONMENT
     )
 
 
@@ -77,9 +77,9 @@ def test_nothing_is_learnt_from_points_that_leave_open_which_pass_is_wrong() -> 
     known = KnownWrong()
     both = {"fc1_fprop": BY_COPIES, "fc1_dgrad": PIPELINE}
     layer = Result(
-        name="l", point=resolved("layer"), status="failed", relative_error={"x output": 1.0}, environment=ENVIRONMENT
+        name="l", recorded=resolved("layer"), status="failed", relative_error={"x output": 1.0}, environment=ENVIRONMENT
     )
-    crashed = Result(name="p", point=resolved("operator"), status="failed", settings=both, environment=ENVIRONMENT)
+    crashed = Result(name="p", recorded=resolved("operator"), status="failed", settings=both, environment=ENVIRONMENT)
     known.learn([wrong_result(both, ("output", "input_grad")), crashed, layer])
     assert known.reason(resolved("operator"), {"fc1_dgrad": PIPELINE}, ENVIRONMENT) is None
     # Of a wrong gradient the forward pass is innocent.
@@ -90,7 +90,7 @@ def test_nothing_is_learnt_from_points_that_leave_open_which_pass_is_wrong() -> 
 
 def test_what_is_wrong_by_the_users_own_tolerance_is_not_wrong_for_others() -> None:
     strict = wrong_result({"fc1_dgrad": PIPELINE})
-    strict.point["workload"]["tolerance"] = 1e-9
+    strict.recorded["workload"]["tolerance"] = 1e-9
     known = KnownWrong()
     known.learn([strict])
     assert known.reason(resolved("operator"), {"fc1_dgrad": PIPELINE}, ENVIRONMENT) is None

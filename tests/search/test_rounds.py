@@ -43,7 +43,7 @@ def result(
     }
     return Result(
         name="point",
-        point=operator_point(),
+        recorded=operator_point(),
         status=status,
         measured=OperatorTimes(times=times) if status == "ok" else None,
         **fields,

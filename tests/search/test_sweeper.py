@@ -167,7 +167,7 @@ def test_what_fails_is_left_out_and_noted_and_tried_again_when_the_search_is(tmp
     failed = [result for result in results(tmp_path).values() if result.status == "failed"]
     again = searched(tmp_path, space=without_bulk).points
     # Wrong numbers are no accident.
-    assert {bool(result.relative_error) for result in failed if result.point in again} == {False}
+    assert {bool(result.relative_error) for result in failed if result.recorded in again} == {False}
     assert len(again) < len(first.points)
     assert searches(tmp_path)["fc1", "fwd"]["chosen"] == {"fc1_fprop": ring}
 
@@ -279,7 +279,7 @@ def test_every_pass_is_searched_and_answered_by_what_was_measured_and_again_noth
     assert of == [(2, "fc1", "fwd"), (2, "fc1", "bwd")]
     assert {result.status for result in results} == {"ok"}
     # Forward and backward were measured in the same points.
-    assert {"fwd", "bwd"} in [{space.PASS_OF_PHASE[phase] for phase in result.point["phases"]} for result in results]
+    assert {"fwd", "bwd"} in [{space.PASS_OF_PHASE[phase] for phase in result.recorded["phases"]} for result in results]
     assert (found["points"], found["reused"], found["dropped"]) == (len(results), 0, {})
     for one in found["searches"]:
         measured = f"{len(one['tried'])} of {one['exhaustive']} settings measured; no untested"

@@ -39,7 +39,7 @@ def test_a_command_runs_in_slurms_jobs_and_can_be_searched_there(slurm: Slurm, t
     done = launch.run(*TYPED, *where, "+job.values.ms=9,none,7", "hydra.launcher.points_per_job=2")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 ok, 1 failed; " in done.stdout
-    results = {result.point["job"]["values"]["ms"]: result for result in launch.results().values()}
+    results = {result.recorded["job"]["values"]["ms"]: result for result in launch.results().values()}
     assert results[9].measured_as(JobRun).step.median_us == 9000.0
     assert results[7].measured_as(JobRun).step.median_us == 7000.0
     assert "ValueError: no such time" in str(results["none"].error)

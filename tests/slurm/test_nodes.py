@@ -177,7 +177,7 @@ def test_nodes_follow_from_gpus_and_no_job_is_asked_for_what_cannot_be_spread(sw
     results = sweep.results()
     assert {name: result.status for name, result in results.items()} == {**ok(["dp2", "dp4"]), "dp5": "skipped"}
     assert results["dp5"].error == "5 ranks cannot be spread evenly over runtime.nodes=3"
-    assert [results[name].point["runtime"]["nodes"] for name in ("dp2", "dp4")] == [1, 2]
+    assert [results[name].recorded["runtime"]["nodes"] for name in ("dp2", "dp4")] == [1, 2]
     assert "hosts" not in results["dp2"].environment
     assert len(results["dp4"].environment["hosts"]) == 2
     # GPUs of a node, CPUs of all, nodes.
@@ -215,7 +215,7 @@ def test_a_node_that_never_joins_has_the_job_queued_again_and_an_agent_that_hang
 def test_fsdp_trains_on_two_nodes_and_every_rank_leaves_its_trace(swept: All) -> None:
     sweep = swept.finished("fsdp")
     (result,) = sweep.results().values()
-    assert (result.status, result.point["runtime"]["nodes"], len(result.environment["hosts"])) == ("ok", 2, 2)
+    assert (result.status, result.recorded["runtime"]["nodes"], len(result.environment["hosts"])) == ("ok", 2, 2)
     assert result.measured_as(TrainingRun).step
     assert {f"trace_rank{rank}.json.gz" for rank in range(4)} <= {*result.traces}
     for name in (*result.traces, *map(log_file, range(2))):

@@ -54,7 +54,7 @@ def test_all_points_share_max_jobs_jobs_and_a_finished_sweep_is_resumed_without_
     """In directories that have the points' numbers, by jobs that begin before sbatch has answered."""
     sweep, done = swept["few jobs"]
     done.result()
-    measured = {name: (result.status, result.point["num_sm"]) for name, result in sweep.results().items()}
+    measured = {name: (result.status, result.recorded["num_sm"]) for name, result in sweep.results().items()}
     assert measured == {f"number{number}": ("ok", number + 1) for number in range(5)}
     jobs, resume = list(sweep.jobs()), f"resume={sweep.launch.directory}"
     assert len(jobs) == 2

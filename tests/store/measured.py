@@ -47,7 +47,7 @@ def result(
     usual: dict[str, Any] = {
         **{
             "name": "p",
-            "point": resolved,
+            "recorded": resolved,
             "status": "ok",
             "measured": OperatorTimes(times=times),
             "objective_us": time_us,
@@ -74,7 +74,7 @@ def keep(path: Path, *minutes: int) -> None:
 
 def latest(store: Store) -> int | None:
     """When that was measured which stands for `result()`."""
-    found = store.find(result().point, ENVIRONMENT)
+    found = store.find(result().recorded, ENVIRONMENT)
     return minutes([found])[0] if found else None
 
 

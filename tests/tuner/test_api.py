@@ -127,8 +127,8 @@ def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pyte
     (trial,) = TunerRecord.read(directory / "tuner.json").proofs
     assert list(trial.variants) == ["none", "default", "tuned", "preset theirs"]
     result = read_result(directory / trial.point / "result.json")
-    assert (result.status, result.point["tp_size"]) == ("ok", 2), result.error
-    assert result.point["workload"] | {"name": "layer", "tokens": 64, "repeats": 3} == result.point["workload"]
+    assert (result.status, result.recorded["tp_size"]) == ("ok", 2), result.error
+    assert result.recorded["workload"] | {"name": "layer", "tokens": 64, "repeats": 3} == result.recorded["workload"]
     proof = report.proof[2]
     assert proof.reason is None
     assert {"none", "tuned", "preset theirs", "floor"} <= set(proof.variants)

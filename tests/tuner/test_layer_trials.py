@@ -172,5 +172,5 @@ def test_the_first_combination_is_kept_unless_another_is_faster_beyond_the_noise
     }
     measured = LayerTimes(variants=variants)
     status: Status = "ok" if variants else "failed"
-    result = Result(name="together", point=operator_point(), status=status, measured=measured)
+    result = Result(name="together", recorded=operator_point(), status=status, measured=measured)
     assert _fastest_together({"first": "none", "second": "other"}, result) == taken

@@ -203,7 +203,7 @@ def test_as_many_combinations_as_asked_for_are_tried_together(copied: Path, toge
 def test_a_layer_that_fails_leaves_the_operators_answer_and_is_run_without_the_tuned_one(copied: Path) -> None:
     def no_layers(point: Mapping[str, Any]) -> Result:
         assert point["workload"]["name"] == "layer"
-        return Result(name="", point=dict(point), status="failed", error="out of memory\nmore")
+        return Result(name="", recorded=dict(point), status="failed", error="out of memory\nmore")
 
     tuned(copied, "tp_size=2", answer=no_layers)
     run = [list(trial.variants) for trial in record(copied).proofs]
@@ -364,7 +364,7 @@ def test_tp_sizes_are_powers_of_two_up_to_what_was_asked_for_and_what_there_is(
 def baseline(floor_us: float, tp1_us: float | None = 100.0) -> Result:
     """Of one operator at TP=4, forward and backward alike."""
     times = {name: pass_times(1e4, 1e4, floor_us, tp1_us=tp1_us) for name in ("fwd", "bwd")}
-    return Result(name="none", point={"tp_size": 4}, status="ok", measured=OperatorTimes(times=times))
+    return Result(name="none", recorded={"tp_size": 4}, status="ok", measured=OperatorTimes(times=times))
 
 
 @pytest.mark.parametrize(

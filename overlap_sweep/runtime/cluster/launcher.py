@@ -247,7 +247,7 @@ def _blamed(left: Sequence[Job], state: JobState, finished: bool) -> Sequence[Jo
 def _failed(job: Job, death: Attempt, earlier: list[Attempt]) -> Result:
     result = Result(
         name=job.name,
-        point=job.point,
+        recorded=job.point,
         status="timeout" if death.status == "timeout" else "failed",
         error=death.error,
         started=death.started,

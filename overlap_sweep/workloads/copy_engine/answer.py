@@ -140,21 +140,21 @@ class CopyAnalysis:
 def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
     """Returns an analysis of the `ok` copy points for each direction and device."""
     cases = group_points(
-        points, "copy_engine", lambda point: (point.config["copy_engine"]["direction"], point.case.device)
+        points, "copy_engine", lambda point: (point.recorded["copy_engine"]["direction"], point.case.device)
     )
     return [CopyAnalysis(*case, sorted(map(copy_row, cases[case]), key=_order)) for case in sorted(cases)]
 
 
 def _order(row: CopyRow) -> tuple[float, ...]:
-    options = row.point.config["copy_engine"]
+    options = row.point.recorded["copy_engine"]
     return (*_SIZES(options), options.get("chunks") or 1, options.get("device") or 0)
 
 
 def copy_row(point: Point) -> CopyRow:
     """Returns the row of an `ok` point."""
-    options, measured = point.config["copy_engine"], point.measured_as(CopyTimes)
+    options, measured = point.recorded["copy_engine"], point.measured_as(CopyTimes)
     times = {name: estimate(timing.samples_us) for name, timing in measured.times.items()}
-    between = TYPICAL_SCATTER[point.config["runtime"]["device"]]
+    between = TYPICAL_SCATTER[point.recorded["runtime"]["device"]]
 
     def less(name: str, than: str) -> Estimate:
         """Returns the median of the rounds of how much less time the variant takes."""

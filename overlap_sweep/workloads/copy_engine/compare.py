@@ -27,10 +27,10 @@ def _times(point: Point) -> tuple[Key, Point, Mapping[str, Timing]]:
         model=None,
         tokens=None,
         precision=point.case.precision,
-        backend=point.config["backend"],
+        backend=point.recorded["backend"],
         device=point.case.device,
         tp_size=1,
-        operator=f"{point.config['copy_engine']['direction']}, {copy_row(point).size}",
+        operator=f"{point.recorded['copy_engine']['direction']}, {copy_row(point).size}",
         pass_name=WHOLE,
         setting="",
     )

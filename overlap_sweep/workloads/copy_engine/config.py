@@ -7,8 +7,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from overlap_sweep.config import TORCHS, PointConfig
-from overlap_sweep.declared import one_of
+from overlap_sweep.config import TORCHS, PointConfig, ResolvedPoint
+from overlap_sweep.declared import Count, one_of
 from overlap_sweep.workloads.profilers import Profiler
 
 DIRECTIONS = ("device_to_device", "peer", "host_to_device", "device_to_host")
@@ -61,3 +61,16 @@ class Config(PointConfig):
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
     copy_engine: CopyEngine = field(default_factory=CopyEngine)
     profiling: Profiler = field(default_factory=Profiler)
+
+
+@dataclass(kw_only=True)
+class ResolvedOptions(WorkloadOptions):
+    tokens: Count = field()
+
+
+@dataclass(kw_only=True)
+class Resolved(Config, ResolvedPoint):
+    copy_engine: CopyEngine = field()
+    workload: ResolvedOptions = field()
+    precision: str = field()
+    tp_size: Count = field()

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
-
+from overlap_sweep.declared import Name
 from overlap_sweep.overlap.kernel_shape import CUSTOM, PRECISION_OF_DTYPE
-from overlap_sweep.results.measured import (
-    ComposedConfig,
-    Count,
-    Measured,
-    Name,
-    ResolvedConfig,
-    Timing,
-    Total,
-    check_pairs,
-)
+from overlap_sweep.results.measured import Measured, Timing, Total, check_pairs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point
 
@@ -26,29 +16,7 @@ CHUNKED = ("chunked_gemm", "chunked_overlapped")
 """Variants with the GEMMs split into chunks."""
 
 
-class _CopyEngine(msgspec.Struct):
-    matrix_size: Count
-    copy_mb: Annotated[float, msgspec.Meta(gt=0, lt=2**40)]
-    direction: Name
-    dtype: Name
-    gemms: Count
-    copies: Count
-    chunks: Count | None = None
-    device: Annotated[int, msgspec.Meta(ge=0, lt=1024)] = 0
-
-
-class ComposedCopies(ComposedConfig, kw_only=True):
-    copy_engine: _CopyEngine
-
-
-class ResolvedCopies(ResolvedConfig, kw_only=True):
-    copy_engine: _CopyEngine
-
-
 class CopyTimes(Measured, kw_only=True, tag="copy_engine"):
-    composed = ComposedCopies
-    resolved = ResolvedCopies
-
     times: dict[Name, Timing]
     """Times by variant: `gemm` and `copy` alone, `sequential` on one stream, `overlapped` on two; with chunks,
     `chunked_gemm` and `chunked_overlapped` with the GEMMs split. Their i-th samples pair."""
@@ -72,7 +40,7 @@ class CopyTimes(Measured, kw_only=True, tag="copy_engine"):
         return {**config, **known, "workload": workload, "model": {"name": CUSTOM}}
 
     def check(self, result: Result) -> None:
-        if result.point["copy_engine"].get("chunks") and (missing := set(CHUNKED) - self.times.keys()):
+        if result.recorded["copy_engine"].get("chunks") and (missing := set(CHUNKED) - self.times.keys()):
             raise ValueError(f"no {min(missing)} times")
 
     @property
@@ -81,7 +49,7 @@ class CopyTimes(Measured, kw_only=True, tag="copy_engine"):
         return "chunked_overlapped" if "chunked_overlapped" in self.times else "overlapped"
 
     def compared(self, result: Result) -> str | None:
-        device = result.point["runtime"]["device"]
+        device = result.recorded["runtime"]["device"]
         return gain_of_point(self.times[self.asked], self.times["sequential"], device).in_words("sequential")
 
 

@@ -65,7 +65,7 @@ ASKED = (
     Column[PointRow[CopyRow]](
         "gpu",
         # Results of the first one don't have it.
-        lambda row: row.point.config["copy_engine"].get("device") or 0,
+        lambda row: row.point.recorded["copy_engine"].get("device") or 0,
         "Number of the GPU, among the visible ones.",
         kind="count",
     ),
@@ -83,7 +83,7 @@ ASKED = (
     Column[PointRow[CopyRow]](
         "chunks",
         # Results of earlier versions don't have it.
-        lambda row: row.point.config["copy_engine"].get("chunks"),
+        lambda row: row.point.recorded["copy_engine"].get("chunks"),
         "Number of smaller GEMMs that each GEMM is split into; empty if it is whole.",
         kind="count",
         header="chunks",

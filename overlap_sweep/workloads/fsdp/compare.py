@@ -30,9 +30,9 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 def samples(result: Result) -> dict[str, Sample]:
     """Returns the sample of the step, even if it is launch-bound."""
     step = result.measured_as(TrainingRun).step
-    ranks = f"{workloads.world_size(result.point)} ranks{on_nodes(workloads.nodes(result.point))}"
-    setting = f"{ranks}, {NAMING.in_words(knobs_of(result.point))}"
-    sample = Sample((step["point"],), step["none"].median_us, "step", result.point["workload"]["tokens"])
+    ranks = f"{workloads.world_size(result.recorded)} ranks{on_nodes(workloads.nodes(result.recorded))}"
+    setting = f"{ranks}, {NAMING.in_words(knobs_of(result.recorded))}"
+    sample = Sample((step["point"],), step["none"].median_us, "step", result.recorded["workload"]["tokens"])
     return {setting: sample}
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from overlap_sweep.config import BY_TORCH, ModelConfig
-from overlap_sweep.declared import CASE, FLOOR, NOTHING, SCHEDULES, TRAINS_DIFFERENTLY, one_of
+from overlap_sweep.config import BY_TORCH, ModelConfig, ResolvedModel, ResolvedPoint
+from overlap_sweep.declared import CASE, FLOOR, NOTHING, SCHEDULES, TRAINS_DIFFERENTLY, Count, Name, one_of
 from overlap_sweep.workloads.profilers import Profiler
+
+_MOST_KNOBS = 100
+_LONGEST_OPTIONS = 2000
+"""Longest options of torch.compile as JSON, in characters, since a setting's name has them all."""
 
 AS_MIXED_PRECISION = {**BY_TORCH, "fp32": "none", "float32": "none"}
 
@@ -237,6 +242,83 @@ class Config(ModelConfig):
 
 OF_COLLECTIVES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "FI_", "OFI_", "UCX_", "GLOO_")
 """Prefixes of the variables of `distributed.env` that only schedule; others may affect computation, too."""
+
+
+@dataclass(kw_only=True)
+class AskedFsdp(Fsdp):
+    """Options of `fsdp` as the user gives them: they may refer to nodes."""
+
+    forward_prefetch: bool | int = False
+    reshard_after_forward: bool | int | Literal["node"] = True
+    replicas: Annotated[int, Meta(ge=1, le=1024)] | Literal["nodes"] = 1
+
+
+@dataclass(kw_only=True)
+class AskedDistributed(Distributed):
+    env: Annotated[dict[Name, Name | int | float | bool | None], Meta(max_length=_MOST_KNOBS)] = field(
+        default_factory=dict
+    )
+
+
+@dataclass(kw_only=True)
+class AskedCompile(Compile):
+    backend: Name = "inductor"
+    mode: Name | None = None
+    options: Annotated[dict[Name, Any], Meta(max_length=_MOST_KNOBS)] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(json.dumps(self.options)) > _LONGEST_OPTIONS:
+            raise ValueError("very long options of torch.compile")
+
+
+@dataclass(kw_only=True)
+class Asked(Config, ResolvedPoint):
+    model: ResolvedModel = field()
+    fsdp: AskedFsdp = field()
+    distributed: AskedDistributed = field()
+    compile: AskedCompile = field()
+    streams: Streams = field()
+
+
+@dataclass(kw_only=True)
+class ResolvedOptions(WorkloadOptions):
+    tokens: Count = field()
+
+
+@dataclass(kw_only=True)
+class ResolvedRanking(Ranking):
+    num_layers: Count = field()
+    sequence_length: Count = field()
+
+
+@dataclass(kw_only=True)
+class ResolvedFsdp(AskedFsdp):
+    reshard_after_forward: bool | int = True
+    replicas: Annotated[int, Meta(ge=1, le=1024)] = 1
+
+
+@dataclass(kw_only=True)
+class ResolvedTraining(Training):
+    batch_size: Count = field()
+    mixed_precision: Annotated[str, one_of("bf16", "fp16", "none")] = field()
+
+
+@dataclass(kw_only=True)
+class ResolvedDistributed(AskedDistributed):
+    dp_size: Count = field()
+
+
+@dataclass(kw_only=True)
+class Resolved(Asked):
+    workload: ResolvedOptions = field()
+    precision: str = field()
+    tp_size: Count = field()
+    ranking: ResolvedRanking = field()
+    fsdp: ResolvedFsdp = field()
+    training: ResolvedTraining = field()
+    distributed: ResolvedDistributed = field()
+
+
 PER_NODE = "nodes"
 """Value of `fsdp.replicas` for one replica on each node."""
 WITHIN_NODE = "node"

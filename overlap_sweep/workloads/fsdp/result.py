@@ -3,107 +3,32 @@ communication."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from overlap_sweep.declared import FileName, Name
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.report.numbers import UNDEFINED
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import estimate
-from overlap_sweep.results.measured import (
-    ComposedConfig,
-    Count,
-    FileName,
-    Gb,
-    Measured,
-    ModelConfig,
-    Name,
-    SizedWorkload,
-    Timing,
-    Total,
-    check_pairs,
-    options_type,
-)
+from overlap_sweep.results.measured import Gb, Measured, Timing, Total, check_pairs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.fsdp import numbered_sharding
 from overlap_sweep.workloads.fsdp.config import (
     HOST_LIMITS,
-    RANKING_ON,
-    Compile,
-    Distributed,
-    Fsdp,
-    Ranking,
-    Streams,
-    Training,
 )
 
 VARIANTS = ("point", "none", "floor")
 _MOST_VARIANTS = 20
-_MOST_OTHER_KNOBS = 100
-_LONGEST_OPTIONS = 2000
-"""Longest options of torch.compile as JSON, in characters, since a setting's name has them all."""
 _Losses = Annotated[list[float | None], msgspec.Meta(min_length=1, max_length=10**6)]
-
-
-def _check_compile(compile_options: Any) -> None:
-    if len(json.dumps(compile_options.options)) > _LONGEST_OPTIONS:
-        raise ValueError("very long options of torch.compile")
-
-
-_Replicas = Annotated[int, msgspec.Meta(ge=1, le=1024)]
-_RESOLVED: dict[str, Any] = {
-    "forward_prefetch": bool | int,
-    "reshard_after_forward": bool | int,
-    "replicas": _Replicas,
-}
-_AS_GIVEN = _RESOLVED | {
-    "reshard_after_forward": bool | int | Literal["node"],
-    "replicas": _Replicas | Literal["nodes"],
-}
-"""Types of options of `fsdp`; as the user gives them they may refer to nodes."""
-_Variables = Annotated[dict[Name, Name | int | float | bool | None], msgspec.Meta(max_length=_MOST_OTHER_KNOBS)]
-_CompileOptions = Annotated[dict[Name, Any], msgspec.Meta(max_length=_MOST_OTHER_KNOBS)]
-
-_BY_DEVICE = tuple(RANKING_ON["cpu"])
-_ALWAYS = [declared.name for declared in fields(Ranking) if declared.name not in _BY_DEVICE]
-ComposedTraining: Any = msgspec.defstruct(
-    "ComposedTraining",
-    [
-        ("model", ModelConfig),
-        ("ranking", options_type(Ranking, _ALWAYS)),
-        ("fsdp", options_type(Fsdp, **_AS_GIVEN)),
-        ("training", options_type(Training, ["batch_size", "gradient_accumulation", "mixed_precision"])),
-        ("distributed", options_type(Distributed, ["strategy"], env=_Variables)),
-        ("streams", options_type(Streams)),
-        ("compile", options_type(Compile, options=_CompileOptions, check=_check_compile)),
-    ],
-    bases=(ComposedConfig,),
-    kw_only=True,
-)
-ResolvedTraining: Any = msgspec.defstruct(
-    "ResolvedTraining",
-    [
-        *(("tp_size", Count), ("workload", SizedWorkload), ("precision", str)),
-        ("fsdp", options_type(Fsdp, **_RESOLVED)),
-        ("ranking", options_type(Ranking, [*_ALWAYS, *_BY_DEVICE], num_layers=Count, sequence_length=Count)),
-        ("distributed", options_type(Distributed, ["strategy", "dp_size"], env=_Variables, dp_size=Count)),
-    ],
-    bases=(ComposedTraining,),
-    kw_only=True,
-)
 
 
 class TrainingRun(Measured, kw_only=True, tag="fsdp"):
     """A training run. Its telemetry lies beside it (telemetry.py)."""
-
-    composed = ComposedTraining
-    resolved = ResolvedTraining
 
     step: Annotated[dict[Name, Timing], msgspec.Meta(max_length=_MOST_VARIANTS)]
     """Time of a whole step with all its micro batches and the optimizer, by variant: `point`; `none`, each collective
@@ -130,7 +55,7 @@ class TrainingRun(Measured, kw_only=True, tag="fsdp"):
         check_pairs(self.step.values())
 
     def check(self, result: Result) -> None:
-        training, ranks = result.point["training"], result.point["distributed"]["dp_size"]
+        training, ranks = result.recorded["training"], result.recorded["distributed"]["dp_size"]
         samples = (training["batch_size"] or 0) * training["gradient_accumulation"] * ranks
         if self.samples_per_step != samples:
             raise ValueError(f"{self.samples_per_step} samples in a step of {samples}")
@@ -150,7 +75,7 @@ class TrainingRun(Measured, kw_only=True, tag="fsdp"):
         }
 
     def compared(self, result: Result) -> str | None:
-        gain = verdict.gain_of_point(self.step["point"], self.step["none"], result.point["runtime"]["device"])
+        gain = verdict.gain_of_point(self.step["point"], self.step["none"], result.recorded["runtime"]["device"])
         return gain.in_words(NONE_IN_WORDS)
 
     @property

@@ -106,7 +106,7 @@ class FsdpRow(SettingRow[StepTimes]):
 
     @property
     def tokens_per_s(self) -> float:
-        tokens: int = self.points[0].config["workload"]["tokens"]
+        tokens: int = self.points[0].recorded["workload"]["tokens"]
         return tokens / self.time_us * 1e6
 
     @property
@@ -115,7 +115,7 @@ class FsdpRow(SettingRow[StepTimes]):
 
     @property
     def precision(self) -> str:
-        return str(self.points[0].config["precision"])
+        return str(self.points[0].recorded["precision"])
 
     @property
     def host_us(self) -> float | None:
@@ -150,7 +150,7 @@ class FsdpRow(SettingRow[StepTimes]):
     @property
     def traffic(self) -> NodeTraffic | None:
         """Returns the bytes that a rank sends in a step, within its node and to others; None on one node."""
-        return traffic_of(self.points[0].config, self.parameters)
+        return traffic_of(self.points[0].recorded, self.parameters)
 
     @property
     def may_win(self) -> bool:
@@ -178,7 +178,7 @@ def launch_bound_variants(point: Point) -> list[str]:
 
 def floor_key(point: Point) -> Hashable:
     """Returns a key that is equal for points with the same floor."""
-    return those_of(FLOOR, knobs_of(point.config))
+    return those_of(FLOOR, knobs_of(point.recorded))
 
 
 def sample(result: Result) -> Sample:
@@ -186,7 +186,7 @@ def sample(result: Result) -> Sample:
     that is the host's time, too, so that the slowest host would seem the fastest setting."""
     run = result.measured_as(TrainingRun)
     point_us, none_us, floor_us = (tuple(run.step[name].samples_us) for name in VARIANTS)
-    work = str(sorted(those_of(FLOOR, knobs_of(result.point)), key=str))
+    work = str(sorted(those_of(FLOOR, knobs_of(result.recorded)), key=str))
     return Sample(point_us, () if limited_by_host(result) else floor_us, none_us, work, run.samples_per_step)
 
 
@@ -222,7 +222,7 @@ def compared_times(settings: Sequence[Sequence[Point]]) -> list[StepTimes]:
             ([_time(step, over_floor=relative and not bound) for step in own], bound)
             for own, bound in zip(steps, limited, strict=True)
         ),
-        settings[0][0].config["runtime"]["device"],
+        settings[0][0].recorded["runtime"]["device"],
     )
     # A floor that no other point shares would only add its noise.
     pools = [floors[work] if relative and len(floors[work]) > 1 else [] for work in works]

@@ -161,7 +161,7 @@ class Run:
     def num_ranks(self) -> int:
         """Returns the number of ranks, including those without telemetry if that is recorded."""
         if self.point:
-            return int(self.point.config["distributed"]["dp_size"])
+            return int(self.point.recorded["distributed"]["dp_size"])
         return max(self.ranks[-1] + 1, self.aorta_ranks or 0)
 
     @property
@@ -179,7 +179,7 @@ class Run:
         """Returns the knobs as in result.json, such as `fsdp.forward_prefetch`; empty for logs without a result."""
         if not self.point:
             return {}
-        config = self.point.config
+        config = self.point.recorded
         runtime = {"max_connections": config["runtime"].get("max_connections"), "nodes": workloads.nodes(config)}
         return flat({"runtime": runtime, **{name: config[name] for name in (*_OPTIONS, *_SECTIONS) if name in config}})
 

@@ -93,7 +93,7 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
     bar_columns = ("time us", "hidden", "vs none", "samples/s")
 
     def case(self, point: Point) -> FsdpCase:
-        config = point.config
+        config = point.recorded
         ranking, model = config["ranking"], config["model"]
         return FsdpCase(
             model=model["name"],
@@ -107,7 +107,7 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
         )
 
     def options(self, point: Point) -> Options:
-        return knobs_of(point.config)
+        return knobs_of(point.recorded)
 
     def roles(self, option: str) -> Collection[Role]:
         return roles(option)
@@ -182,13 +182,13 @@ def _wrong_losses(analysis: Analysis) -> Iterator[str]:
     """Yields points with deviating losses: with equal seeds, schedules must not change the losses."""
     groups: dict[tuple[str, Hashable], list[Point]] = defaultdict(list)
     for point in analysis.points:
-        seed = repr(point.config["workload"].get("seed"))
-        groups[seed, those_of(TRAINS_DIFFERENTLY, knobs_of(point.config))].append(point)
+        seed = repr(point.recorded["workload"].get("seed"))
+        groups[seed, those_of(TRAINS_DIFFERENTLY, knobs_of(point.recorded))].append(point)
     for group in groups.values():
         losses = [(point.name, _numbers(point.measured_as(TrainingRun).losses)) for point in group]
         steps = min(len(of_point) for _, of_point in losses)
         middle = [statistics.median(of_point[step] for _, of_point in losses) for step in range(steps)]
-        precision = str(group[0].config["precision"])
+        precision = str(group[0].recorded["precision"])
         tolerance = LOSS_TOLERANCE.get(precision, DEFAULT_LOSS_TOLERANCE)
         for name, of_point in losses:
             pairs = enumerate(zip(of_point, middle, strict=False))

@@ -129,7 +129,7 @@ MEASURED = (
 
 
 def _options(row: PointRow[FsdpRow]) -> Options:
-    return knobs_of(row.point.config)
+    return knobs_of(row.point.recorded)
 
 
 TABLE = points_table(
@@ -139,12 +139,12 @@ TABLE = points_table(
         POINT,
         DIRECTORY,
         replace(MODEL, dropped=1),
-        P("ranks", lambda row: row.point.config["distributed"].get("dp_size"), kind="count", header="ranks"),
+        P("ranks", lambda row: row.point.recorded["distributed"].get("dp_size"), kind="count", header="ranks"),
         NODES,
         DEVICE,
         through(STRATEGY, _options),
         replace(PRECISION, dropped=1),
-        setting_of_point(lambda point: NAMING.in_words(knobs_of(point.config))),
+        setting_of_point(lambda point: NAMING.in_words(knobs_of(point.recorded))),
         *(through(column, _options) for column in KNOBS),
         STATUS,
         ERROR,

@@ -8,8 +8,13 @@ from typing import Annotated, Any
 from msgspec import Meta
 from omegaconf import MISSING
 
-from overlap_sweep.config import PointConfig
-from overlap_sweep.declared import VERBATIM, one_of
+from overlap_sweep.config import PointConfig, ResolvedPoint
+from overlap_sweep.declared import VERBATIM, Count, Name, one_of
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+
+MOST_VALUES = 1000
+Line = Annotated[str, Meta(max_length=100_000)]
+_Values = Annotated[dict[Name, str | int | float | bool | None], Meta(max_length=MOST_VALUES)]
 
 
 @dataclass
@@ -76,3 +81,22 @@ class Config(PointConfig):
     job: Job = field(default_factory=Job)
 
     precision_option = "job.command"
+
+
+@dataclass(kw_only=True)
+class ResolvedJob(Job):
+    command: Line = field()
+    values: _Values = field()
+    env: _Values = field()
+    samples_per_step: Line | float | None = None  # type: ignore[assignment]
+    tokens_per_step: Line | float | None = None  # type: ignore[assignment]
+    files: Annotated[dict[Line, Name], Meta(max_length=MOST_VALUES)] = field(default_factory=dict)
+    """Digests of the files that the point depends on, by name."""
+
+
+@dataclass(kw_only=True)
+class Resolved(Config, ResolvedPoint):
+    job: ResolvedJob = field()
+    tp_size: Count = field()
+    overlap_cfg: OverlapConfig | None = None
+    """Content of the file that `{overlap:megatron}` names."""

@@ -8,17 +8,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from overlap_sweep.declared import Count, Name
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import as_rate
-from overlap_sweep.results.measured import (
-    ComposedConfig,
-    Count,
-    Gb,
-    Measured,
-    Name,
-    Timing,
-    Us,
-)
+from overlap_sweep.results.measured import Gb, Measured, Timing, Us
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads import Sample
 
@@ -26,37 +19,6 @@ _MOST = 1000
 _Amount = Annotated[float, msgspec.Meta(gt=0, lt=1e18)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Text = Annotated[str, msgspec.Meta(max_length=2000)]
-_Line = Annotated[str, msgspec.Meta(max_length=100_000)]
-_Variables = Annotated[dict[Name, str | int | float | bool | None], msgspec.Meta(max_length=_MOST)]
-
-
-class _Job(msgspec.Struct):
-    command: _Line
-    ranks: Count
-    steps: Count
-    values: _Variables
-    env: _Variables
-    directory: _Line
-    samples_per_step: _Line | float | None
-    tokens_per_step: _Line | float | None
-    optimizer_steps: Count | None
-    metric: _Line | None
-    metric_is: Name
-    files: Annotated[dict[_Line, Name], msgspec.Meta(max_length=_MOST)] = {}
-
-
-class _Script(msgspec.Struct):
-    name: _Line
-
-
-class JobConfig(ComposedConfig, kw_only=True):
-    job: _Job
-    repetition: int
-
-
-class ResolvedJobConfig(JobConfig, kw_only=True):
-    model: _Script
-    tp_size: Count
 
 
 class GroupExposure(msgspec.Struct, kw_only=True):
@@ -85,8 +47,6 @@ class FoundCause(msgspec.Struct, kw_only=True):
 class JobRun(Measured, kw_only=True, tag="job"):
     """The timed steps of a command."""
 
-    composed = JobConfig
-    resolved = ResolvedJobConfig
     of_users_program = True
 
     step: Timing
@@ -113,7 +73,7 @@ class JobRun(Measured, kw_only=True, tag="job"):
         from overlap_sweep.workloads.job.setting import command_line
 
         try:
-            command_line(result.point)
+            command_line(result.recorded)
         except UserError as error:
             raise ValueError(str(error)) from None
 

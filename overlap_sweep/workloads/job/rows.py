@@ -156,7 +156,7 @@ class JobRow(SettingRow[JobTimes]):
 
     @property
     def notes(self) -> Mapping[str, bool]:
-        wanted = any(point.config["job"]["profile_steps"] for point in self.points)
+        wanted = any(point.recorded["job"]["profile_steps"] for point in self.points)
         return {"launch-bound": self.launch_bound, "not profiled": wanted and self.profiled_us is None}
 
 

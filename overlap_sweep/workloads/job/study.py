@@ -94,14 +94,14 @@ class JobStudy(Study[JobCase, JobRow]):
     changes_nothing = ("job.skip_steps", "job.steps", "job.profile_steps", "job.attach", "job.finish")
 
     def case(self, point: Point) -> JobCase:
-        job = point.config["job"]
+        job = point.recorded["job"]
         return JobCase(
-            script=script_of(point.config),
+            script=script_of(point.recorded),
             ranks=job["ranks"],
             device=point.case.device,
             command=job["command"],
             directory=job["directory"],
-            content=script_digest(point.config),
+            content=script_digest(point.recorded),
             optimizer_steps=job["optimizer_steps"],
             metric=job["metric"],
             metric_is=job["metric_is"],
@@ -113,10 +113,10 @@ class JobStudy(Study[JobCase, JobRow]):
         return case.script, case.ranks, *map(str, case)
 
     def options(self, point: Point) -> Options:
-        return options_of(point.config)
+        return options_of(point.recorded)
 
     def identity(self, point: Point) -> Hashable:
-        return identity(point.config)
+        return identity(point.recorded)
 
     def times(self, settings: Sequence[Sequence[Point]]) -> list[JobTimes]:
         return times_of(settings)
@@ -125,7 +125,7 @@ class JobStudy(Study[JobCase, JobRow]):
         return JobTimes(pooled([point]), None)
 
     def to_use(self, analysis: Analysis) -> str:
-        return command_line(analysis.best.points[0].config)
+        return command_line(analysis.best.points[0].recorded)
 
     def sentences(self, analysis: Analysis) -> Iterator[str]:
         """Yields how much communication is exposed with the best setting and with the reference."""
@@ -196,10 +196,10 @@ class JobStudy(Study[JobCase, JobRow]):
 
     def samples(self, result: Result) -> dict[str, Sample]:
         """Returns the sample of the step, even if it is launch-bound."""
-        run, ranks = result.measured_as(JobRun), counted(result.point["job"]["ranks"], "rank")
+        run, ranks = result.measured_as(JobRun), counted(result.recorded["job"]["ranks"], "rank")
         tokens = int(run.tokens_per_step) if run.tokens_per_step else None
         sample = Sample((run.step,), None, run.unit or STEP, tokens)
-        return {f"{ranks}{on_nodes(nodes(result.point))}, {NAMING.in_words(options_of(result.point))}": sample}
+        return {f"{ranks}{on_nodes(nodes(result.recorded))}, {NAMING.in_words(options_of(result.recorded))}": sample}
 
 
 def _different_work(analysis: Analysis) -> Iterator[str]:
@@ -231,7 +231,7 @@ def _timed_differently(analysis: Analysis) -> Iterator[str]:
 def _uneven_steps(analysis: Analysis) -> Iterator[str]:
     """Yields that a few slow steps make up much of the time, of which a short measurement has few."""
     shares = {row.setting: row.time_us / row.median_us - 1 for row in analysis.shown_first}
-    asked = analysis.points[0].config["job"]["steps"]
+    asked = analysis.points[0].recorded["job"]["steps"]
     more = "; raise job.steps" if analysis.best.repeats >= asked * len(analysis.best.points) else ""
     if uneven := [f"{share:.0%} with {setting}" for setting, share in shares.items() if share > UNEVEN]:
         yield (
@@ -241,7 +241,7 @@ def _uneven_steps(analysis: Analysis) -> Iterator[str]:
 
 
 def _multicast(analysis: Analysis) -> Iterator[str]:
-    on_gpus = analysis.case.ranks > 1 and analysis.points[0].config["runtime"]["device"] == "cuda"
+    on_gpus = analysis.case.ranks > 1 and analysis.points[0].recorded["runtime"]["device"] == "cuda"
     if on_gpus and not all(map(_has_multicast, analysis.rows)):
         yield "NVLink multicast was off (runtime.multicast=false); a training run with it may differ."
 

@@ -38,7 +38,7 @@ class KernelCase(NamedTuple):
     @classmethod
     def of(cls, point: Point) -> KernelCase:
         """Returns the case of an `ok` point."""
-        named = {name: point.config[name] for name in cls._fields if name not in ("device", "nodes")}
+        named = {name: point.recorded[name] for name in cls._fields if name not in ("device", "nodes")}
         return cls(**named, device=point.case.device, nodes=point.case.nodes)
 
     @property
@@ -174,7 +174,7 @@ class KernelAnalysis:
 
 def subjects(points: Iterable[Point]) -> list[str]:
     """Returns the operators that the points take their sizes from, `llama3_70b fc1`; empty if n and k were given."""
-    named = ((point.config["model"]["name"], point.config.get("operator")) for point in points)
+    named = ((point.recorded["model"]["name"], point.recorded.get("operator")) for point in points)
     return list(dict.fromkeys(f"{model} {operator}" for model, operator in named if operator))
 
 
@@ -202,7 +202,7 @@ def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
 
 
 def _shapes(case: KernelCase, points: Iterable[Point]) -> list[ShapeAnalysis]:
-    shapes = group_points(points, "kernel", lambda point: point.config["m"])
+    shapes = group_points(points, "kernel", lambda point: point.recorded["m"])
     return [_analyse_shape(case, m, shapes[m]) for m in sorted(shapes)]
 
 
@@ -229,7 +229,7 @@ def _analyse_shape(case: KernelCase, m: int, points: list[Point]) -> ShapeAnalys
 def kernel_rows(points: Sequence[Point]) -> list[ImplementationRow]:
     """Returns the rows of `ok` points of one shape, with repetitions pooled: the baselines, then the implementations
     from simple to complex."""
-    measured, config = _measured(points), points[0].config
+    measured, config = _measured(points), points[0].recorded
     wrong = {_label(point, name) for point in points if point.result for name in point.result.relative_error}
     estimates = _estimates(measured, config["runtime"]["device"])
     baselines_us = {name: estimates[None, name].time_us for name in BASELINES}
@@ -271,11 +271,13 @@ def _measured(points: Iterable[Point]) -> dict[_Key, list[_Measurement]]:
     place = {backend: number for number, backend in enumerate(SIMPLEST_FIRST)}
     found: dict[_Key, list[_Measurement]] = defaultdict(list)
     for point in sorted(
-        points, key=lambda point: (place.get(point.config["backend"], math.inf), point.config["backend"])
+        points, key=lambda point: (place.get(point.recorded["backend"], math.inf), point.recorded["backend"])
     ):
         implementations = point.measured_as(KernelTimes).implementations
         for name, times in implementations.items():
-            key = (None, name) if name in BASELINES else (point.config["backend"], name_in_tables(name, point.config))
+            key = (
+                (None, name) if name in BASELINES else (point.recorded["backend"], name_in_tables(name, point.recorded))
+            )
             found[key].append(_Measurement(point.name, times, implementations[SEQUENTIAL]))
     return found
 
@@ -288,7 +290,7 @@ def name_in_tables(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _label(point: Point, name: str) -> str:
-    return f"{point.config['backend']} {name_in_tables(name, point.config)}"
+    return f"{point.recorded['backend']} {name_in_tables(name, point.recorded)}"
 
 
 def _estimates(measured: Mapping[_Key, Sequence[_Measurement]], device_kind: str) -> dict[_Key, Estimate]:

@@ -17,7 +17,7 @@ from overlap_sweep.workloads.kernel.result import KernelTimes
 def measured(points: Sequence[Point], records: Records) -> Comparable:
     """Returns the measurements that are not launch-bound. The baselines, which every backend measured, are the
     `none_us` and `floor_us` of the others. Kernels match by their sizes, whatever the model."""
-    by_backend = group_points(points, "kernel", lambda point: point.config["backend"])
+    by_backend = group_points(points, "kernel", lambda point: point.recorded["backend"])
     return Comparable(
         [
             _time(analysis.case, row)
@@ -32,7 +32,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 def samples(result: Result) -> dict[str, Sample]:
     """Returns the sample of each implementation that is not launch-bound, and of `sequential`."""
-    point, implementations = result.point, result.measured_as(KernelTimes).implementations
+    point, implementations = result.recorded, result.measured_as(KernelTimes).implementations
     sequential_us = implementations[SEQUENTIAL].time.median_us
     return {
         name_in_tables(name, point): Sample((one.time,), sequential_us, "fwd", point["workload"]["tokens"])

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Union
 
+import msgspec
 from msgspec import Meta
 
-from overlap_sweep.config import OF_OPERATORS, TORCHS, TensorParallelConfig
-from overlap_sweep.declared import one_of
+from overlap_sweep.config import OF_OPERATORS, TORCHS, ResolvedModel, ResolvedPoint, TensorParallelConfig
+from overlap_sweep.declared import Count, Name, one_of
 from overlap_sweep.overlap.kernel_shape import KERNELS, PRECISION_OF_DTYPE
-from overlap_sweep.overlap.space import OPERATORS
+from overlap_sweep.overlap.space import COUNTS, KNOBS, OPERATORS, PRIORITIES
+from overlap_sweep.results.measured import Scalar
+
+MOST_IMPLEMENTATIONS = 200
+"""Limit for charts, which have a row for each implementation."""
+
+_KNOB_TYPES = {**dict.fromkeys(COUNTS, Count), **dict.fromkeys(PRIORITIES, int)}
+KernelSetting = msgspec.defstruct(
+    "KernelSetting",
+    [
+        ("method", str | None, None),
+        *((knob, Union[_KNOB_TYPES.get(knob, bool), None], None) for knob in KNOBS),  # noqa: UP007
+    ],
+)
+"""Types of our knobs. Implementations of other packages may have others, and unknown methods."""
+Implementations = Annotated[dict[Name, dict[str, Scalar]], Meta(max_length=MOST_IMPLEMENTATIONS)]
 
 
 @dataclass
@@ -61,3 +77,35 @@ class Config(TensorParallelConfig):
     reads_of_model: ClassVar[tuple[str, ...]] = OF_OPERATORS
     own_sizes: ClassVar[tuple[str, ...]] = ("n", "k")
     precision_from: ClassVar[str | None] = "dtype"
+
+
+@dataclass(kw_only=True)
+class ResolvedOptions(WorkloadOptions):
+    tokens: Count = field()
+
+
+@dataclass(kw_only=True)
+class Asked(Config, ResolvedPoint):
+    backend: Name = field()
+    model: ResolvedModel = field()
+    operator: Annotated[str, one_of(*OPERATORS)] | None = None  # type: ignore[assignment]
+    """null: sizes were given."""
+
+
+@dataclass(kw_only=True)
+class Resolved(Asked):
+    workload: ResolvedOptions = field()
+    precision: str = field()
+    tp_size: Count = field()
+    kernel: Annotated[str, one_of(*KERNELS)] = field()
+    m: Count = field()
+    n: Count = field()
+    k: Count = field()
+    implementations: Implementations = field()  # type: ignore[assignment]
+    """Settings by name."""
+    provider: str | None = None
+    """Package and version of another package's kernels."""
+
+    def __post_init__(self) -> None:
+        for setting in self.implementations.values():
+            msgspec.convert(setting, KernelSetting)

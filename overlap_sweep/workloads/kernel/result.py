@@ -3,42 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Union
+from typing import Annotated, Any
 
 import msgspec
 
-from overlap_sweep.declared import one_of
-from overlap_sweep.overlap import space
-from overlap_sweep.overlap.kernel_shape import BASELINES, CUSTOM, KERNELS, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
-from overlap_sweep.results.measured import (
-    Count,
-    Measured,
-    Name,
-    Scalar,
-    ShardedConfig,
-    SizedWorkload,
-    Timing,
-    check_pairs,
-)
+from overlap_sweep.declared import Name
+from overlap_sweep.overlap.kernel_shape import BASELINES, CUSTOM, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
+from overlap_sweep.results.measured import Measured, Scalar, Timing, check_pairs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point
-
-MOST_IMPLEMENTATIONS = 200
-"""Limit for charts, which have a row for each implementation."""
+from overlap_sweep.workloads.kernel.config import MOST_IMPLEMENTATIONS, KernelSetting
 
 _Reasons = Annotated[dict[Name, str], msgspec.Meta(max_length=MOST_IMPLEMENTATIONS)]
-Kernel = Annotated[str, one_of(*KERNELS)]
-
-
-_KNOB_TYPES = {**dict.fromkeys(space.COUNTS, Count), **dict.fromkeys(space.PRIORITIES, int)}
-_Setting = msgspec.defstruct(
-    "_Setting",
-    [
-        ("method", str | None, None),
-        *((knob, Union[_KNOB_TYPES.get(knob, bool), None], None) for knob in space.KNOBS),  # noqa: UP007
-    ],
-)
-"""Types of our knobs. Implementations of other packages may have others, and unknown methods."""
 
 
 class ImplementationTimes(msgspec.Struct, kw_only=True):
@@ -57,37 +33,10 @@ class ImplementationTimes(msgspec.Struct, kw_only=True):
     launch_bound: bool = False
 
     def __post_init__(self) -> None:
-        msgspec.convert(self.setting, _Setting)
-
-
-class ComposedKernel(ShardedConfig, kw_only=True):
-    backend: Name
-    operator: Name | None = None
-    kernel: Kernel | None
-    m: Count | None
-    n: Count | None
-    k: Count | None
-
-
-class ResolvedKernel(ComposedKernel, kw_only=True):
-    tp_size: Count
-    workload: SizedWorkload
-    precision: str
-    kernel: Kernel
-    m: Count
-    n: Count
-    k: Count
-    implementations: Annotated[dict[Name, dict[str, Scalar]], msgspec.Meta(max_length=MOST_IMPLEMENTATIONS)]
-
-    def __post_init__(self) -> None:
-        for setting in self.implementations.values():
-            msgspec.convert(setting, _Setting)
+        msgspec.convert(self.setting, KernelSetting)
 
 
 class KernelTimes(Measured, kw_only=True, tag="kernel"):
-    composed = ComposedKernel
-    resolved = ResolvedKernel
-
     implementations: Annotated[dict[Name, ImplementationTimes], msgspec.Meta(max_length=MOST_IMPLEMENTATIONS)]
     """Times by name: the backend's implementations and `kernel_shape.BASELINES`."""
     left_out: _Reasons = msgspec.field(default_factory=dict)
@@ -101,9 +50,9 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
         check_pairs(one.time for one in self.implementations.values())
 
     def check(self, result: Result) -> None:
-        if result.point["precision"] not in PRECISION_OF_DTYPE.values():
-            raise ValueError(f"{result.point['precision']} is none of {', '.join(PRECISION_OF_DTYPE.values())}")
-        if reason := KernelShape.of(result.point).refusal():
+        if result.recorded["precision"] not in PRECISION_OF_DTYPE.values():
+            raise ValueError(f"{result.recorded['precision']} is none of {', '.join(PRECISION_OF_DTYPE.values())}")
+        if reason := KernelShape.of(result.recorded).refusal():
             raise ValueError(reason)
 
     @classmethod
@@ -118,7 +67,7 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
         if not own:
             return None
         sequential, fastest = self.implementations[SEQUENTIAL].time, min(own, key=lambda time: time.median_us)
-        gain = gain_of_point(fastest, sequential, result.point["runtime"]["device"], len(own))
+        gain = gain_of_point(fastest, sequential, result.recorded["runtime"]["device"], len(own))
         return gain.in_words(SEQUENTIAL)
 
 

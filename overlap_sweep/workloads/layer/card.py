@@ -32,7 +32,7 @@ def card(layer: LayerAnalysis, title: str, root: Path) -> Card:
     gain = best.to_reference.gain.in_words(layer.spoken_reference)
     limits = cpu_only([layer.point])
     sentences = [f"{hidden}Measured in {rounds}.", *set_in_training(layer.point.case.process_wide)]
-    winner, config = best.measured, layer.point.config
+    winner, config = best.measured, layer.point.recorded
     if winner.arguments:
         use = megatron_moe_arguments(winner.arguments, of_moe(config)["ep_size"])
         return Card(title, f"Use {best.label}: {gain}", sentences, use=use, limits=limits)

@@ -8,8 +8,9 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from overlap_sweep.config import MOST_SMS, TensorParallelConfig
-from overlap_sweep.declared import one_of
+from overlap_sweep.config import MOST_SMS, ResolvedModel, ResolvedPoint, TensorParallelConfig
+from overlap_sweep.declared import Count, one_of
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.overlap.space import HIGHEST_PRIORITY, LAYER_KINDS, MOE_KIND, MOST_OF
 
 
@@ -150,3 +151,36 @@ class Config(KnobsConfig):
     """Tensor-parallel ranks, one GPU or CPU process each. null: all visible GPUs, at most 8, over
     `layer.num_replicas`; on a CPU 2 of them."""
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
+
+
+@dataclass(kw_only=True)
+class ResolvedOptions(WorkloadOptions):
+    tokens: Count = field()
+
+
+@dataclass(kw_only=True)
+class ResolvedMoe(Moe):
+    arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Megatron-Core's arguments, by variant."""
+
+
+@dataclass(kw_only=True)
+class ResolvedLayer(Layer):
+    moe: ResolvedMoe = field(default_factory=ResolvedMoe)
+    configurations: dict[str, OverlapConfig] = field(default_factory=dict)
+    """The overlap of each variant."""
+
+
+@dataclass(kw_only=True)
+class Asked(Config, ResolvedPoint):
+    model: ResolvedModel = field()
+
+
+@dataclass(kw_only=True)
+class Resolved(Asked):
+    workload: ResolvedOptions = field()
+    precision: str = field()
+    tp_size: Count = field()
+    num_sm: Count | None = None  # type: ignore[assignment]
+    """null: an unused knob, which no longer has its default."""
+    layer: ResolvedLayer = field()

@@ -9,11 +9,8 @@ import msgspec
 from overlap_sweep.declared import one_of
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, NONE_IN_WORDS, SWITCH_DEFAULTS
 from overlap_sweep.results.measured import (
-    AskedWorkload,
-    Count,
     Measured,
     Setting,
-    ShardedConfig,
     Slot,
     Timing,
     check_pairs,
@@ -49,31 +46,7 @@ class VariantTimes(msgspec.Struct, kw_only=True):
         msgspec.convert(self.settings, dict[Slot, Setting])
 
 
-class _Configuration(msgspec.Struct):
-    slots: dict[Slot, Setting]
-    switches: _Switches
-
-
-class _Layer(msgspec.Struct):
-    kind: str
-    num_replicas: Count
-    training: bool
-    configurations: dict[str, _Configuration] = {}
-
-
-class LayerConfig(ShardedConfig, kw_only=True):
-    workload: AskedWorkload
-    layer: _Layer
-
-
-class ResolvedLayer(LayerConfig, kw_only=True):
-    tp_size: Count
-
-
 class LayerTimes(Measured, kw_only=True, tag="layer"):
-    composed = LayerConfig
-    resolved = ResolvedLayer
-
     variants: Annotated[dict[str, VariantTimes], msgspec.Meta(min_length=1)]
     """Variants by name: `none`, `floor`, `default`, `file:<path>`."""
     attention_backend: str | None = None
@@ -92,7 +65,7 @@ class LayerTimes(Measured, kw_only=True, tag="layer"):
         if none is None or not whole:
             return None
         fastest = min(whole.values(), key=lambda time: time.median_us)
-        return gain_of_point(fastest, none, result.point["runtime"]["device"], len(whole)).in_words(NONE_IN_WORDS)
+        return gain_of_point(fastest, none, result.recorded["runtime"]["device"], len(whole)).in_words(NONE_IN_WORDS)
 
 
 def attention_backend(result: Result | None) -> str | None:

@@ -153,14 +153,14 @@ class CaseAnalysis:
     @property
     def sizes(self) -> dict[str, Any]:
         """Returns the model's sizes as in docs/options.md, without those it has none of."""
-        model = self.points[0].config["model"]
+        model = self.points[0].recorded["model"]
         return {name: value for name, value in model.items() if name in _SIZES and value is not None}
 
     @property
     def applies_to(self) -> list[str]:
         """Returns which layers of the model the files apply to, in sentences; empty if all layers are alike."""
         operators = {choice.operator for plan in self.plans.values() for choice in plan.choices}
-        return applies_to(self.points[0].config["model"], operators)
+        return applies_to(self.points[0].recorded["model"], operators)
 
     def unmeasured(self, tp_size: int) -> list[UnmeasuredSlot]:
         """Returns the slots that no operator point overlapped, and how they run in that configuration."""
@@ -225,7 +225,7 @@ def _plan(choices: list[PassChoice], config: AnalysisConfig, layers: Mapping[str
 
 def _layers_with(points: Iterable[Point]) -> dict[str, int]:
     # Sizes that the user gives for one point add its operator.
-    return {operator: number for point in points for operator, number in layers_with(point.config["model"]).items()}
+    return {operator: number for point in points for operator, number in layers_with(point.recorded["model"]).items()}
 
 
 def _standing(found: Sequence[Outcome], case: Case) -> dict[int, Outcome]:
@@ -320,6 +320,6 @@ def baseline_drift(points: Iterable[Point]) -> dict[str, float]:
     for point in sorted(points, key=lambda point: (point.result and point.result.started) or ""):
         times = point.measured_as(OperatorTimes).times
         for name in space.PASSES:
-            label = f"{point.config['operator']} {name}, TP={point.config['tp_size']}"
+            label = f"{point.recorded['operator']} {name}, TP={point.recorded['tp_size']}"
             none_us[label].append(times[name].none.median_us)
     return {label: later_change(times_us) for label, times_us in none_us.items() if len(times_us) > 1}

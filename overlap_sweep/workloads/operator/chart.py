@@ -123,7 +123,7 @@ def traced(case: CaseAnalysis, choice: PassChoice) -> dict[str, Side | None]:
     """Returns the traces of a pass with no overlap, if there are some, and with the chosen setting, or if that is
     `none` with the fastest overlap; empty if the latter was not traced."""
     config = {"tp_size": choice.tp_size, "operator": choice.operator}
-    own = [point for point in case.points if point.result and config.items() <= point.config.items()]
+    own = [point for point in case.points if point.result and config.items() <= point.recorded.items()]
     overlaps = [candidate for candidate in choice.candidates if candidate.settings]
     shown = min(overlaps, key=lambda one: (one is not choice.chosen, one.time_us), default=None)
     side = _of_candidate(shown, own, choice.pass_name) if shown else None

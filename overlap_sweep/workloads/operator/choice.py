@@ -57,9 +57,9 @@ class Failures:
 
 def wrong_passes(result: Result) -> set[str]:
     """Returns the passes with wrong tensors; empty unless it is an operator's point that failed for wrong numbers."""
-    if not result.has_wrong_numbers or result.point["workload"]["name"] != "operator":
+    if not result.has_wrong_numbers or result.recorded["workload"]["name"] != "operator":
         return set()
-    allowed = space.tolerance(result.point)
+    allowed = space.tolerance(result.recorded)
     wrong = {name for name, error in result.relative_error.items() if error is None or error > allowed}
     return {"fwd" if name == OUTPUT else "bwd" for name in wrong}
 
@@ -75,7 +75,7 @@ def arm(settings: Mapping[str, Mapping[str, Any]]) -> Frozen:
 
 
 def pass_key(point: Point, pass_name: str) -> PassKey:
-    case, config = point.case, point.config
+    case, config = point.case, point.recorded
     # Failed points did not record the GPU's name.
     same = case.model, case.backend, case.precision, case.tokens, case.process_wide
     return *same, config["tp_size"], config["operator"], pass_name
@@ -238,10 +238,10 @@ def choose_all(
     observed: dict[tuple[int, str, str], list[Observation]] = defaultdict(list)
     device_kind = "cpu"
     for point in points:
-        device_kind = point.config["runtime"]["device"]
+        device_kind = point.recorded["runtime"]["device"]
         if point.result and not point.result.launch_bound:
             for pass_name in space.PASSES:
-                key = point.config["tp_size"], point.config["operator"], pass_name
+                key = point.recorded["tp_size"], point.recorded["operator"], pass_name
                 failures[key] = failed.get(pass_key(point, pass_name), Failures())
                 observation = _observe(point, pass_name, traces[point.directory])
                 if not failures[key].distrusts(observation.settings):

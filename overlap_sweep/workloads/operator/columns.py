@@ -85,7 +85,7 @@ class PhaseTimes:
             return "traces missing or unreadable"
         if self.point.result and self.point.result.reused_from:
             return "reused from the store, which keeps no traces"
-        profile = self.point.config.get("profile", "all")
+        profile = self.point.recorded.get("profile", "all")
         if profile == "best":
             return "profile=best: not among the fastest when it was measured"
         return f"profile={profile}"
@@ -119,7 +119,7 @@ def _settings(point: Point) -> Mapping[str, space.Setting]:
     """Returns the settings by slot, as measured or, for points that were not measured, as requested."""
     if point.result and point.status == "ok":
         return point.result.settings
-    config = point.config
+    config = point.recorded
     requested = config.get("phases") or {config["phase"]: config}
     return {
         space.slot(config["operator"], phase): {
@@ -132,11 +132,11 @@ def _settings(point: Point) -> Mapping[str, space.Setting]:
 
 def _setting(row: PhaseRow) -> Mapping[str, Any]:
     """Returns the setting of the phase; its method is `none` without overlap."""
-    return _settings(row.point).get(space.slot(row.point.config["operator"], row.part)) or {"method": NONE}
+    return _settings(row.point).get(space.slot(row.point.recorded["operator"], row.part)) or {"method": NONE}
 
 
 def _id(row: PhaseRow) -> str:
-    return config_id(row.point.config["tp_size"], row.point.config["operator"], row.part, _settings(row.point))
+    return config_id(row.point.recorded["tp_size"], row.point.recorded["operator"], row.part, _settings(row.point))
 
 
 def _metric(name: str) -> Column[PhaseTimes]:
@@ -163,7 +163,7 @@ OF_POINT = (
     asked("tp_size", kind="count", header="TP", page_only=True),
     asked("operator", kind="text", header="operator", page_only=True),
     P("phase", lambda row: row.part, kind="text", header="phase", page_only=True),
-    P("slot", lambda row: f"{row.point.config['operator']}_{row.part}" if row.part != "all" else None, kind="text"),
+    P("slot", lambda row: f"{row.point.recorded['operator']}_{row.part}" if row.part != "all" else None, kind="text"),
     P("pass", lambda row: space.PASS_OF_PHASE.get(row.part, "all"), kind="text"),
     P("method", lambda row: _setting(row)["method"], kind="text"),
     *(P(knob, lambda row, knob=knob: _knob(_setting(row), knob), kind=_kind(knob)) for knob in space.KNOBS),  # type: ignore[misc]

@@ -37,13 +37,13 @@ def samples(result: Result) -> dict[str, Sample]:
     """Returns the total time of the passes under test; empty if the point is launch-bound."""
     if result.launch_bound:
         return {}
-    names = space.passes(result.point)
+    names = space.passes(result.recorded)
     passes = [result.measured_as(OperatorTimes).times[name] for name in names]
     none_us = sum(times.none.median_us for times in passes)
     timings = tuple(times.point for times in passes)
     return {
         space.settings_name(result.settings): Sample(
-            timings, none_us, "+".join(names), result.point["workload"]["tokens"]
+            timings, none_us, "+".join(names), result.recorded["workload"]["tokens"]
         )
     }
 
@@ -76,7 +76,7 @@ def _choices(all_points: Sequence[Point], cases: Mapping[Case, Sequence[Point]])
     failed = failures_by_pass(all_points)
     found = {}
     for case, points in cases.items():
-        tested = {(p.config["tp_size"], p.config["operator"], name) for p in points for name in space.passes(p.config)}
+        tested = {(p.config.tp_size, p.recorded["operator"], name) for p in points for name in space.passes(p.recorded)}
         for choice in choose_all(points, {p.directory: TraceReading() for p in points}, "time", failed):
             if (choice.tp_size, choice.operator, choice.pass_name) in tested:
                 found[key_of_pass(case, choice.tp_size, choice.operator, choice.pass_name)] = choice

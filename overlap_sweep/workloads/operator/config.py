@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
-from overlap_sweep.declared import one_of
+from overlap_sweep.config import ResolvedModel, ResolvedPoint
+from overlap_sweep.declared import Count, one_of
 from overlap_sweep.overlap.space import METHODS, OPERATORS, PHASES
+from overlap_sweep.results.measured import Phase, WholeSetting
 from overlap_sweep.workloads.layer.config import KnobsConfig
 
 
@@ -54,3 +57,26 @@ class Config(KnobsConfig):
     """Settings of several phases at once, instead of `phase`, `method` and the knobs, such as
     `{fprop: {method: ring_exchange}, dgrad: {method: bulk, num_sm: 8}, wgrad: {method: bulk, num_sm: 16}}`.
     Phases that are left out are not overlapped."""
+
+
+@dataclass(kw_only=True)
+class ResolvedOptions(WorkloadOptions):
+    tokens: Count = field()
+
+
+@dataclass(kw_only=True)
+class Asked(Config, ResolvedPoint):
+    model: ResolvedModel = field()
+
+
+@dataclass(kw_only=True)
+class Resolved(Asked):
+    workload: ResolvedOptions = field()
+    precision: str = field()
+    tp_size: Count = field()
+    num_sm: Count | None = None  # type: ignore[assignment]
+    """null: an unused knob, which no longer has its default."""
+    phases: dict[str, dict[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        msgspec.convert(self.phases, dict[Phase, WholeSetting] | None)

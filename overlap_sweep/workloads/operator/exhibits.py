@@ -169,7 +169,7 @@ def _proof(outcome: Outcome, trial: Trial) -> Exhibit:
     assert trial.point
     best = outcome.recommended if isinstance(outcome, Proof) else None
     attention = attention_backend(trial.point.result)
-    layer = trial.point.config["layer"]["kind"] + (f", attention {attention}" if attention else "")
+    layer = trial.point.recorded["layer"]["kind"] + (f", attention {attention}" if attention else "")
     return Exhibit(
         name=f"layer_tp{trial.tp_size}",
         heading=f"Proof at TP={trial.tp_size}, {layer}",

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
 
 import msgspec
 
-from overlap_sweep.declared import one_of
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.results.gain import gain_of_sum
 from overlap_sweep.results.measured import (
-    AskedWorkload,
-    Count,
     Measured,
-    ShardedConfig,
     Timing,
-    WholeSetting,
 )
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point
@@ -53,30 +47,7 @@ def distinct(defaults: Iterable[DefaultTiming]) -> list[DefaultTiming]:
     return [found[key] for key in sorted(found)]
 
 
-class OperatorConfig(ShardedConfig, kw_only=True):
-    workload: AskedWorkload
-    operator: Annotated[str, one_of(*space.OPERATORS)]
-    phase: Annotated[str, one_of(*space.PHASES, "all")]
-    method: Annotated[str, one_of(*space.METHODS)]
-    phases: dict[Annotated[str, one_of(*space.PHASES)], WholeSetting] | None = None
-    num_sm: Count | None = None
-    num_splits: Count | None = None
-    cga_size: Count | None = None
-    aggregate: bool | None = None
-    set_sm_margin: bool | None = None
-    use_ce: bool | None = None
-    atomic_gemm: bool | None = None
-    fp8_buf: bool | None = None
-
-
-class ResolvedOperator(OperatorConfig, kw_only=True):
-    tp_size: Count
-
-
 class OperatorTimes(Measured, kw_only=True, tag="operator"):
-    composed = OperatorConfig
-    resolved = ResolvedOperator
-
     times: dict[str, PassTimes]
     """Times by pass: `fwd`, `bwd`, and `all` for both together."""
 
@@ -85,14 +56,14 @@ class OperatorTimes(Measured, kw_only=True, tag="operator"):
             raise ValueError(f"no {min(missing)} times")
 
     def check(self, result: Result) -> None:
-        operator = result.point["operator"]
+        operator = result.recorded["operator"]
         for slot in result.settings:
             if not slot.startswith(f"{operator}_"):
                 raise ValueError(f"{slot} is not a slot of {operator}")
 
     def compared(self, result: Result) -> str | None:
         """Returns the gain of the passes under test; None for a baseline, which overlaps nothing."""
-        device, touched = result.point["runtime"]["device"], space.passes(result.point)
+        device, touched = result.recorded["runtime"]["device"], space.passes(result.recorded)
         own = [(self.times[name].point, self.times[name].none) for name in space.PASSES if name in touched]
         gains = [(gain_of_point(time, none, device), none.median_us) for time, none in own]
         return gain_of_sum(gains).in_words(NONE_IN_WORDS) if result.settings else None

@@ -28,6 +28,7 @@ from overlap_sweep.workloads.operator.answer import (
 )
 from overlap_sweep.workloads.operator.choice import Frozen, frozen, of_pass
 from overlap_sweep.workloads.operator.columns import ANSWERS, TABLE, PhaseRow, PhaseTimes
+from overlap_sweep.workloads.operator.config import Asked
 from overlap_sweep.workloads.operator.exhibits import exhibits, tuning
 from overlap_sweep.workloads.operator.overlap_yaml import training_files
 from overlap_sweep.workloads.operator.report import report
@@ -77,7 +78,7 @@ def point_rows(points: Sequence[Point], root: Path, analysis: OperatorAnalysis) 
     }
     rows = []
     for point in points:
-        config, result = point.config, point.result
+        config, result = point.recorded, point.result
         if not result or point.status != "ok":
             rows += [PhaseRow(point, root, None, phase) for phase in config.get("phases") or (config["phase"],)]
             continue
@@ -93,15 +94,16 @@ def point_rows(points: Sequence[Point], root: Path, analysis: OperatorAnalysis) 
 def _phases(point: Point) -> list[str]:
     """Returns the phases that the point overlaps; for `none`, every phase that it requests."""
     assert point.result
+    operator = point.config_as(Asked).operator
     if point.result.settings:
-        return [phase for phase in space.PHASES if space.slot(point.config["operator"], phase) in point.result.settings]
-    requested = point.config.get("phases") or (point.config["phase"],)
+        return [phase for phase in space.PHASES if space.slot(operator, phase) in point.result.settings]
+    requested = point.recorded.get("phases") or (point.recorded["phase"],)
     return list(space.PHASES) if "all" in requested else [phase for phase in space.PHASES if phase in requested]
 
 
 def _place(row: PhaseRow) -> tuple[Any, ...]:
     """Returns a sort key from simple to complex, without the device, which failed points did not record."""
-    config, phases = row.point.config, (*space.PHASES, "all")
+    config, phases = row.point.recorded, (*space.PHASES, "all")
     knobs = [abs(int(config.get(knob) or 0)) for knob in space.KNOBS]
     operator, method = list(space.OPERATORS).index(config["operator"]), space.METHODS.index(config["method"])
     case = str(row.point.case._replace(device=""))

@@ -26,7 +26,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 def samples(result: Result) -> dict[str, Sample]:
     """Returns the sample of the step, even if it is launch-bound."""
-    point = result.point
+    point = result.recorded
     options = setting_of(point).removeprefix(point["impl"])
     sample = Sample((result.measured_as(TpTrainingRun).timing,), None, STEP, point["workload"]["tokens"])
     return {f"dp{point['dp_size']}{on_nodes(nodes(point))}{options}": sample}
@@ -48,7 +48,7 @@ def _time(case: TpTrainingCase, row: TpTrainingRow) -> KeyedTime:
     key = Key(
         model=case.model,
         tokens=row.run.tokens_per_step,
-        precision=row.points[0].config["precision"],
+        precision=row.points[0].recorded["precision"],
         backend=row.impl,
         device=case.device,
         tp_size=row.grid.tp_size,

@@ -12,11 +12,20 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, ClassVar
 
+import msgspec
 from msgspec import Meta
 
-from overlap_sweep.config import OF_LANGUAGE_MODELS, OF_OPERATORS, TORCHS, TensorParallelConfig
-from overlap_sweep.declared import one_of
+from overlap_sweep.config import (
+    OF_LANGUAGE_MODELS,
+    OF_OPERATORS,
+    TORCHS,
+    ResolvedModel,
+    ResolvedPoint,
+    TensorParallelConfig,
+)
+from overlap_sweep.declared import Count, Name, Text, one_of
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 
 IMPLEMENTATIONS = ("autotp", "fsdp_dtensor", "async_tp", "megatron")
 
@@ -159,6 +168,50 @@ class Config(TensorParallelConfig):
         *OF_LANGUAGE_MODELS,
     )
     precision_option: ClassVar[str | None] = "tp_training.dtype"
+
+
+@dataclass(kw_only=True)
+class ResolvedOptions(WorkloadOptions):
+    tokens: Count = field()
+
+
+@dataclass(kw_only=True)
+class Asked(Config, ResolvedPoint):
+    model: ResolvedModel = field()
+    impl: Name | None = None
+    """Also another package's."""
+
+
+@dataclass(kw_only=True)
+class ResolvedTraining(TpTraining):
+    seq_length: Count = field()
+    num_training_steps: Count = field()
+    warmup_steps: Annotated[int, Meta(ge=0)] = field()
+    dtype: Annotated[str, one_of(*PRECISION_OF)] = field()
+    tp_comm_overlap_cfg: Text | None = None
+
+
+class _LanguageModel(msgspec.Struct):
+    num_hidden_layers: Count
+
+
+@dataclass(kw_only=True)
+class Resolved(Asked):
+    workload: ResolvedOptions = field()
+    precision: str = field()
+    tp_size: Count = field()
+    impl: Name = field()
+    dp_size: Count = field()
+    tp_training: ResolvedTraining = field()
+    language_model: dict[str, Any] = field()
+    """Fields of the model's Hugging Face config."""
+    libraries: dict[str, str] = field(default_factory=dict)
+    """Versions of the implementation's libraries."""
+    overlap_cfg: OverlapConfig | None = None
+    """Content of `tp_comm_overlap_cfg`."""
+
+    def __post_init__(self) -> None:
+        msgspec.convert(self.language_model, _LanguageModel)
 
 
 OF_DATA_PARALLEL = {

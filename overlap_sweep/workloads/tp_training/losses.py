@@ -44,7 +44,7 @@ def losses_by_point(rows: Iterable[TpTrainingRow]) -> dict[Path, Losses]:
         for row in same_data:
             steps = {point.directory: point.measured_as(TpTrainingRun).steps for point in row.points}
             votes[row.impl if several else row.name] |= steps
-        tolerance = tolerance_of(same_data[0].points[0].config["precision"])
+        tolerance = tolerance_of(same_data[0].points[0].recorded["precision"])
         for who, runs in votes.items():
             others = [list(other.values()) for name, other in votes.items() if len(votes) > 2 or name != who]
             if others:
@@ -79,9 +79,9 @@ def deviation(result: Result, reference: Result) -> str:
     own, other = result.measured_as(TpTrainingRun).steps, reference.measured_as(TpTrainingRun).steps
     if own[-1].loss is None:
         return "the loss is NaN or infinite"
-    if result.point["dp_size"] != reference.point["dp_size"] or len(own) != len(other):
+    if result.recorded["dp_size"] != reference.recorded["dp_size"] or len(own) != len(other):
         return ""
-    return _compared(own, [[other]], tolerance_of(result.point["precision"])).deviates
+    return _compared(own, [[other]], tolerance_of(result.recorded["precision"])).deviates
 
 
 def _median(values: Iterable[float | None]) -> float | None:

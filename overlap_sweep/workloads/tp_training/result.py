@@ -8,71 +8,23 @@ from typing import Annotated, Any
 
 import msgspec
 
-from overlap_sweep.declared import one_of
 from overlap_sweep.results.checks import excess
 from overlap_sweep.results.measured import (
-    PRINTABLE,
-    Count,
     Gb,
     Measured,
-    Name,
-    ShardedConfig,
-    SizedWorkload,
     Timing,
     Total,
     Us,
-    options_type,
 )
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.tp_training.config import (
     DEFAULT_IMPL,
     PRECISION_OF,
-    TpTraining,
     dp_size_of,
 )
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _PartUs = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
-_Impl = Name
-"""Also another package's."""
-
-
-_ASKED = (
-    *("batch_size", "gradient_accumulation_steps", "seq_length", "num_training_steps", "warmup_steps", "seed"),
-    *("learning_rate", "weight_decay", "max_grad_norm", "dtype", "vocab_parallel"),
-)
-_FILE = Annotated[str, msgspec.Meta(max_length=4096, pattern=PRINTABLE)]
-_Options = options_type(TpTraining, _ASKED, tp_comm_overlap_cfg=_FILE)
-"""Options as composed; null is decided by the device or the implementation."""
-_ResolvedOptions = options_type(
-    TpTraining,
-    _ASKED,
-    tp_comm_overlap_cfg=_FILE,
-    seq_length=Count,
-    num_training_steps=Count,
-    warmup_steps=_Whole,
-    dtype=Annotated[str, one_of(*PRECISION_OF)],
-)
-
-
-class _LanguageModel(msgspec.Struct):
-    num_hidden_layers: Count
-
-
-class ComposedStack(ShardedConfig, kw_only=True):
-    impl: _Impl | None
-    dp_size: Count | None
-    tp_training: _Options  # type: ignore[valid-type]
-
-
-class ResolvedStack(ComposedStack, kw_only=True):
-    tp_size: Count
-    workload: SizedWorkload
-    precision: str
-    impl: _Impl
-    dp_size: Count
-    tp_training: _ResolvedOptions  # type: ignore[valid-type]
-    language_model: _LanguageModel
 
 
 class TpTrainingStep(msgspec.Struct, kw_only=True):
@@ -102,9 +54,6 @@ class TpTrainingStep(msgspec.Struct, kw_only=True):
 
 
 class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
-    composed = ComposedStack
-    resolved = ResolvedStack
-
     steps: Annotated[list[TpTrainingStep], msgspec.Meta(max_length=10**6)]
     parameters: Total
     """Parameters of the whole model, without norms, biases and the vocabulary's padding."""
@@ -141,8 +90,8 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
         return Timing(median_us, q1_us, q3_us, times_us)
 
     def check(self, result: Result) -> None:
-        options = result.point["tp_training"]
-        samples = options["batch_size"] * options["gradient_accumulation_steps"] * result.point["dp_size"]
+        options = result.recorded["tp_training"]
+        samples = options["batch_size"] * options["gradient_accumulation_steps"] * result.recorded["dp_size"]
         asked = options["num_training_steps"], samples, samples * options["seq_length"]
         found = len(self.steps), self.samples_per_step, self.tokens_per_step
         if found != asked:

@@ -99,7 +99,7 @@ class TpTrainingRow:
 
     @property
     def impl(self) -> str:
-        return str(self.points[0].config["impl"])
+        return str(self.points[0].recorded["impl"])
 
     @property
     def run(self) -> TpTrainingRun:
@@ -150,7 +150,7 @@ class TpTrainingRow:
     @property
     def mfu(self) -> float | None:
         """Returns the model FLOP utilisation, a share; None if the GPU's peak is not known."""
-        config, result = self.points[0].config, self.points[0].result
+        config, result = self.points[0].recorded, self.points[0].result
         gpu = result.environment.get("gpu") if result else None
         peak = config["tp_training"].get("peak_tflops") or peak_tflops(gpu, config["precision"])
         return self.tflops_per_gpu / peak if peak else None
@@ -214,10 +214,10 @@ def rows_of(
     `communication`: by run directory."""
     alike: dict[Hashable, list[Point]] = defaultdict(list)
     for point in points:
-        alike[_identity(point.config)].append(point)
+        alike[_identity(point.recorded)].append(point)
     groups = list(alike.values())
     # Differences that a setting omits, such as connections, get a number.
-    names = numbered(f"{_grid(own[0])} {setting_of(own[0].config)}" for own in groups)
+    names = numbered(f"{_grid(own[0])} {setting_of(own[0].recorded)}" for own in groups)
 
     def row(name: str, points: list[Point], step: Estimate) -> TpTrainingRow:
         grid = _grid(points[0])
@@ -236,7 +236,7 @@ def rows_of(
 
 
 def _grid(point: Point) -> Grid:
-    return Grid(point.config["tp_size"], point.config["dp_size"])
+    return Grid(point.recorded["tp_size"], point.recorded["dp_size"])
 
 
 def _timing(point: Point) -> Timing:
@@ -281,7 +281,7 @@ def results_json(row: TpTrainingRow, table: Table[TpTrainingRow]) -> bytes:
 
 def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, Any]:
     """Returns the content of the results file."""
-    config, run, steps, result = row.points[0].config, row.run, row.steps, row.points[0].result
+    config, run, steps, result = row.points[0].recorded, row.run, row.steps, row.points[0].result
     assert result
     options = dict(config["tp_training"])
     times_ms, per_s = [step.step_us / 1e3 for step in steps], fmean(1e6 / step.step_us for step in steps)

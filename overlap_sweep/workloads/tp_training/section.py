@@ -66,14 +66,18 @@ GRID = (
 IMPL = attribute("impl", kind="text")
 SETTING = attribute("setting", kind="text", header="setting", style="setting")
 ASKED = (
-    P("num_layers", lambda row: (row.point.config.get("language_model") or {}).get("num_hidden_layers"), kind="count"),
+    P(
+        "num_layers",
+        lambda row: row.point.recorded.get("language_model", {}).get("num_hidden_layers"),
+        kind="count",
+    ),
     DEVICE,
     PRECISION,
     *(asked(name, "tp_training", name, kind="count") for name in SIZES),
     asked("impl", kind="text"),
     P(
         "setting",
-        lambda row: setting_of(row.point.config),
+        lambda row: setting_of(row.point.recorded),
         "Training stack, with its options that are not at their defaults.",
         "text",
         header="setting",

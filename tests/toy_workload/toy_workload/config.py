@@ -3,7 +3,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from overlap_sweep.config import OF_OPERATORS, TensorParallelConfig
+from overlap_sweep.config import OF_OPERATORS, ResolvedModel, ResolvedPoint, TensorParallelConfig
 
 
 @dataclass
@@ -25,3 +25,8 @@ class Config(TensorParallelConfig):
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
     toy: Toy = field(default_factory=Toy)
     reads_of_model = OF_OPERATORS
+
+
+@dataclass(kw_only=True)
+class Resolved(Config, ResolvedPoint):
+    model: ResolvedModel = field()

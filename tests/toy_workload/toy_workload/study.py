@@ -12,6 +12,7 @@ from overlap_sweep.study import CaseAnalysis, SettingRow, Study
 from overlap_sweep.study.section import NOISE, case_columns, tables
 from overlap_sweep.study.settings import Naming, Options
 from overlap_sweep.study.times import StepTime, step_times, time_of_point
+from toy_workload.config import Resolved
 from toy_workload.result import ToyTimes
 
 
@@ -59,10 +60,10 @@ class ToyStudy(Study[ToyCase, SettingRow[StepTime]]):
     points_table, compared, answers = TABLES
 
     def case(self, point: Point) -> ToyCase:
-        return ToyCase(point.case.model, point.config["tp_size"], point.case.device, point.case.nodes)
+        return ToyCase(point.case.model, point.config.tp_size, point.case.device, point.case.nodes)
 
     def options(self, point: Point) -> Options:
-        return {"toy.chunks": point.config["toy"]["chunks"]}
+        return {"toy.chunks": point.config_as(Resolved).toy.chunks}
 
     def times(self, settings: Sequence[Sequence[Point]]) -> list[StepTime]:
         return step_times(settings, timing)
@@ -74,7 +75,7 @@ class ToyStudy(Study[ToyCase, SettingRow[StepTime]]):
         return key_of_pass(row.points[0].case, analysis.case.tp_size, "all-reduce", WHOLE)
 
     def samples(self, result: Result) -> dict[str, Sample]:
-        sample = Sample((result.measured_as(ToyTimes).time,), None, WHOLE, tokens=result.point["workload"]["tokens"])
+        sample = Sample((result.measured_as(ToyTimes).time,), None, WHOLE, tokens=result.recorded["workload"]["tokens"])
         return {"all-reduce": sample}
 
 

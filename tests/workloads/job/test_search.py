@@ -43,7 +43,7 @@ def test_minutes_end_what_runs_and_leave_the_best_so_far(tmp_path: Path) -> None
     assert 4.8 < found.elapsed_s < 20
     assert (search.best, search.stopped) == ({}, "search.max_minutes=0.08 is used up")
     # What came after it in the launch was not started.
-    assert {one.point["job"]["values"]["ms"]: one.status for one in launch.results().values()} == {
+    assert {one.recorded["job"]["values"]["ms"]: one.status for one in launch.results().values()} == {
         2: "ok",
         60000: "timeout",
     }
@@ -67,7 +67,7 @@ def test_a_search_finds_and_proves_the_fastest_setting_and_goes_on_where_it_was(
     # Its proof is measured in turns, whatever the settings are.
     written = sorted(launch.directory.glob(f"*/{RESULT_FILE}"), key=lambda path: path.stat().st_mtime_ns)
     points = [read_result(path) for path in written]
-    settings = [(point.point["job"]["values"]["ms"], point.point["job"]["env"]["LATE"]) for point in points]
+    settings = [(point.recorded["job"]["values"]["ms"], point.recorded["job"]["env"]["LATE"]) for point in points]
     turns = [setting for setting in settings if setting in ((20, 1), (12, 0))][-4:]
     assert turns[0] != turns[1]
     assert turns[2] != turns[3]

@@ -50,7 +50,7 @@ def training(tmp_path: Path) -> list[str]:
 def results(directory: Path) -> dict[str, Result]:
     """By the value of `how`."""
     found = [read_result(path / RESULT_FILE) for path in find_points(directory)]
-    return {one.point["job"]["values"]["how"]: one for one in found}
+    return {one.recorded["job"]["values"]["how"]: one for one in found}
 
 
 @pytest.mark.end_to_end

@@ -121,13 +121,13 @@ def test_a_run_returns_the_fields_of_a_result_alike_on_all_ranks(name: str, tmp_
         of_ranks = run_ranks(workloads.world_size(point), _run, point, tmp_path, keep="cpu")
     fields = of_ranks[0]
     assert set(fields) <= set(Result.__struct_fields__)
-    assert isinstance(fields["measured"], workloads.measured_type(name))
+    assert isinstance(fields["measured"], workloads.types_of(name).measured)
     assert fields["objective_us"] > 0
     assert fields["traces"]
     assert all((tmp_path / trace).stat().st_size > 500 for trace in fields["traces"])
     for other in of_ranks[1:]:
         assert (other["objective_us"], set(other)) == (fields["objective_us"], set(fields))
-    result = Result(name=name, point=point, status="ok", **fields)
+    result = Result(name=name, recorded=point, status="ok", **fields)
     write_result(tmp_path, result)
     assert read_result(tmp_path / RESULT_FILE) == result
     assert math.isfinite(result.objective_us or math.nan)

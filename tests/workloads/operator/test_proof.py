@@ -147,7 +147,7 @@ def test_a_layer_that_breaks_with_the_tuned_settings_is_unproven_for_that_reason
 def test_a_proof_that_failed_early_knows_no_gpu(tmp_path: Path) -> None:
     write_operators(tmp_path)
     write_operators(tmp_path, model="qwen3_0_6b")
-    point = layer_config(model="qwen3_0_6b", precision=None)
+    point = layer_config(model="qwen3_0_6b")
     proof = write_proof(tmp_path, {}, status="timeout", error="no answer", point=point)
     rewrite(proof, lambda result: result["environment"].update(gpu=None))
     write_tuner(tmp_path, proofs=[trial("proof", LABELS)])

@@ -67,12 +67,12 @@ def test_a_grid_over_num_sm_measures_once(tmp_path: Path) -> None:
     done = launch.run(*SWEEP, "operator=fc1", "method=ring_exchange,none", "num_sm=1,4,16")
     assert done.returncode == 0, done.stderr
     results = launch.results().values()
-    assert sorted(result.point["method"] for result in results) == ["none", "ring_exchange"]
+    assert sorted(result.recorded["method"] for result in results) == ["none", "ring_exchange"]
     for result in results:
         assert result.status == "ok", result.error
         assert max(result.relative_error.values()) < 1e-4
         assert all(result.measured.times[name].default is not None for name in ("fwd", "bwd"))
-        assert result.point["num_sm"] is None
+        assert result.recorded["num_sm"] is None
 
 
 @pytest.mark.end_to_end
@@ -86,7 +86,7 @@ def test_the_tuner_proves_against_async_tp(tmp_path: Path) -> None:
     assert "Async TP is one switch for the whole model" in said
     assert "_micro_pipeline_tp = True" in said
     # Methods have no knobs: 2 passes with one setting each, measured together and up to three times.
-    operators = [result for result in launch.results().values() if result.point["workload"]["name"] == "operator"]
+    operators = [result for result in launch.results().values() if result.recorded["workload"]["name"] == "operator"]
     assert all(set(setting) == {"method"} for result in operators for setting in result.settings.values())
     assert len(operators) <= 4
 

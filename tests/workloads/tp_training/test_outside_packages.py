@@ -68,9 +68,9 @@ def test_it_is_trained_once_it_is_installed_and_a_broken_one_is_told_in_a_line(
     granite = config("granite")
     done = launch.run("-m", *options, *steps, granite, "impl=fsdp_dtensor,megatron")
     assert done.returncode == 0, done.stderr
-    trained, refused = sorted(launch.results().values(), key=lambda result: result.point["impl"])
+    trained, refused = sorted(launch.results().values(), key=lambda result: result.recorded["impl"])
     assert (trained.status, refused.status) == ("ok", "skipped")
-    assert trained.point["language_model"]["embedding_multiplier"] == 3.0
+    assert trained.recorded["language_model"]["embedding_multiplier"] == 3.0
     assert "impl=megatron supports the architectures llama, mistral, qwen2, qwen3, not granite" in refused.error
     for given, said in {
         granite: "model.architecture=granite cannot be trained; choose one of llama, mistral, qwen2, qwen3, or add it",
@@ -94,11 +94,11 @@ def test_another_implementation_is_compared_with_ours(tmp_path: Path) -> None:
     done = launch.run("-m", *options, *steps, "impl=fsdp_dtensor,replicas,broken", "tp_size=1", "dp_size=2")
     assert done.returncode == 0, done.stderr
     assert "The losses agree" in done.stdout
-    found = {result.point["impl"]: result for result in launch.results().values()}
+    found = {result.recorded["impl"]: result for result in launch.results().values()}
     assert {impl: result.status for impl, result in found.items()} == {
         **{"fsdp_dtensor": "ok", "replicas": "ok", "broken": "skipped"}
     }
-    assert found["replicas"].point["libraries"] == {"my-stacks": "1"}
+    assert found["replicas"].recorded["libraries"] == {"my-stacks": "1"}
     assert "impl=broken cannot be loaded from my_stacks:Broken (AttributeError: module" in found["broken"].reason
     written = {path.name for path in launch.directory.glob("results_*.json")}
     assert written == {f"results_{impl}_tp1_dp2.json" for impl in ("fsdp_dtensor", "replicas")}
