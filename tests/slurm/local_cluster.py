@@ -1,4 +1,4 @@
-"""The smallest cluster: its jobs are processes of this machine, and so are its nodes, of which it has two.
+"""The smallest cluster: its jobs are processes of this machine, and so are its nodes.
 
 A job has a folder in that which LOCAL_CLUSTER names. The process that works it off looks there for `cancel` and
 `requeue`, and writes its `state`.
@@ -23,7 +23,8 @@ from overlap_sweep.keeper import Command, Program
 from overlap_sweep.runtime.cluster import Cluster, End, JobHere, JobState
 
 FOLDER, HERE = "LOCAL_CLUSTER", "LOCAL_JOB"
-NODES = 2
+CPUS = 64
+"""Of each node."""
 ENDS: dict[str, End] = {"COMPLETED": "completed", "CANCELLED": "cancelled", "FAILED": "failed"}
 
 
@@ -33,6 +34,7 @@ class LocalLauncherConf:
 
     _target_: str = "hydra_plugins.overlap_sweep_config.ClusterLauncher"
     nodes: int = "${nodes_of_point:}"  # type: ignore[assignment]
+    cpus_per_task: int = "${cpus_of_point:}"  # type: ignore[assignment]
     points_per_job: int = 32
     max_jobs: int | None = 8
     poll_s: float = 0.2
@@ -48,8 +50,8 @@ def check() -> None:
 
 
 def submit(calls: Sequence[Callable[[], None]], options: Mapping[str, Any]) -> list[tuple[str, Path]]:
-    if options["nodes"] > NODES:
-        raise UserError(f"Local refused the job: it has {NODES} nodes.")
+    if options["cpus_per_task"] > CPUS:
+        raise UserError(f"Local refused the job: a node has {CPUS} CPUs.")
     submitted = []
     for call in calls:
         folder = _folder(str(time.time_ns()))

@@ -88,8 +88,9 @@ def test_points_are_measured_in_jobs_and_one_that_kills_its_job_fails_alone(new_
 
 def test_what_the_cluster_refuses_is_one_line_and_leaves_no_job(new_sweep: NewSweep) -> None:
     """Nor those that it had taken before."""
-    sweep = new_sweep(points=ON_NODES)
-    done = sweep.run("runtime.nodes=1,3", status=1)
+    sweep = new_sweep()
+    # 20 CPUs for TP size 2, 80 for TP size 8 of the 64 that a node has.
+    done = sweep.run("tp_size=2,8", "num_sm=1,2", "hydra.launcher.cpus_per_task=${tp_size}0", status=1)
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {sweep.cluster.title} refused the job: ")
     assert (sweep.records(), sweep.results()) == ({}, {})
