@@ -252,7 +252,9 @@ def stalls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp]) -> Ite
         earlier = order[max(0, places[i] - LOOKED_AT) : places[i]]
         on_stream = earlier[events.lane[earlier] == events.lane[after]]
         yield Stall(
-            *(int(since[i]), int(ends[i]), int(launch_ns[i])),
+            start_ns=int(since[i]),
+            end_ns=int(ends[i]),
+            launch_ns=int(launch_ns[i]),
             before=_name(activity, int(by_end[np.searchsorted(events.end_ns, starts[i], sorter=by_end)])),
             after=_name(activity, after),
             stream=trace.lanes[int(events.lane[after])][1],

@@ -89,7 +89,12 @@ class Timeline:
     ) -> None:
         shard = elements // len(ranks)
         self.kernel(
-            *(start, end, f"ncclDevKernel_{kind}", launch, stream, thread),
+            start,
+            end,
+            f"ncclDevKernel_{kind}",
+            launch,
+            stream,
+            thread,
             **{
                 "Collective name": NAMES[kind],
                 "In msg nelems": shard if kind == "all_gather" else elements,

@@ -82,16 +82,12 @@ def test_the_root_is_who_kept_the_late_rank_waiting(tmp_path: Path) -> None:
             more = 3000 * (rank == 2)
             made.kernel(start, start + 1000 + more, launch=start - 1500)
             if rank:
-                made.collective(
-                    *("all_reduce", start + 1000 + more, start + 4400, start - 1400), group="1", ranks=(1, 2)
-                )
+                made.collective("all_reduce", start + 1000 + more, start + 4400, start - 1400, group="1", ranks=(1, 2))
             if rank < 2:
                 after = 3500 * rank
                 if rank:
                     made.kernel(start + 4400, start + 4500, launch=start - 1350)
-                made.collective(
-                    *("all_reduce", start + 1000 + after, start + 4900, start - 1300), group="2", ranks=(0, 1)
-                )
+                made.collective("all_reduce", start + 1000 + after, start + 4900, start - 1300, group="2", ranks=(0, 1))
             made.kernel(start + 4900, start + 6000, launch=start - 1200)
         ranks.append(made)
     found = [one for one in diagnosed(tmp_path, *ranks).findings if one.cause == "straggler"]

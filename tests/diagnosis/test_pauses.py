@@ -33,7 +33,7 @@ def test_without_stacks_or_annotations_it_is_between_two_operators(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("functions", "told"),
+    ("functions", "expected"),
     [
         ((("train.py(3): main", 0, 30_000),), "in train.py(3): main"),
         ((("train.py(3): main", 0, 90_000),), "in train.py(3): main, between aten::mm and aten::add"),
@@ -55,12 +55,12 @@ def test_without_stacks_or_annotations_it_is_between_two_operators(tmp_path: Pat
     ],
 )
 def test_stacks_name_the_function_and_the_programs_own_that_called_it(
-    tmp_path: Path, functions: list[tuple[str, float, float]], told: str
+    tmp_path: Path, functions: list[tuple[str, float, float]], expected: str
 ) -> None:
     trace = paused()
     for function in functions:
         trace.python(*function)
-    assert place(trace, tmp_path) == told
+    assert place(trace, tmp_path) == expected
 
 
 def test_an_annotation_names_the_place(tmp_path: Path) -> None:
