@@ -19,8 +19,7 @@ from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import cpu_only
-from overlap_sweep.results.run_directory import trace_file
-from overlap_sweep.results.traces import listed_trace
+from overlap_sweep.results.traces import drawn_trace
 from overlap_sweep.study import Bar, CaseAnalysis, Study, effects
 from overlap_sweep.study.settings import Options
 from overlap_sweep.workloads.fsdp.knobs import NAMING, knobs_of, overrides, roles, those_of
@@ -35,8 +34,6 @@ from overlap_sweep.workloads.fsdp.rows import (
 )
 from overlap_sweep.workloads.fsdp.tables import ANSWERS, COMPARED, TABLE
 
-RANK = 0
-"""Rank whose trace the timeline shows."""
 LOSS_TOLERANCE = {"fp32": 1e-3}
 DEFAULT_LOSS_TOLERANCE = 0.05
 """Largest relative difference of a loss, by precision. Reductions in another order round differently, and steps add
@@ -142,8 +139,8 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
     def streams(self, analysis: Analysis) -> Mapping[str, Path | None]:
         """Returns the traces of the best setting's first point that has one: with no overlap, and as configured."""
         for point in analysis.best.points:
-            if path := listed_trace(point, trace_file(RANK)):
-                return {"no overlap": listed_trace(point, trace_file(RANK, "none")), analysis.best.setting: path}
+            if path := drawn_trace(point):
+                return {"no overlap": drawn_trace(point, "none"), analysis.best.setting: path}
         return {}
 
     def more(self, analysis: Analysis) -> list[Exhibit]:
