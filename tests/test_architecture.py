@@ -60,12 +60,10 @@ WITHOUT_TORCH = {
 WITHOUT_TORCH_IN_SLICES = {"config", "result", "answer", "section", "compare", "study", "tables", "rows"}
 WITHOUT_TORCH_IN_JOB = {
     "command",
-    "ending",
-    "metric",
+    "output",
     "nodes",
     "run",
     "steps",
-    "traced",
 }
 """What the launcher runs itself, since the command has torch."""
 

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from overlap_sweep.trace import smallest_period
+
 LONGEST_CYCLE = 4096
 """Calls that are looked at for what repeats. Where nothing does, every call is a search."""
 
@@ -82,20 +84,8 @@ def _cycle(calls: Sequence[int]) -> tuple[list[int], int, int]:
         # Compared as a whole only where it can be equal: a step may have hundreds of calls.
         if calls[-1 - period] == last and calls[-period:] == calls[-2 * period : -period]:
             return list(calls[-period:]), 0, 2
-    period = _smallest_period(calls)
+    period = smallest_period(calls)
     return list(calls[:period]), len(calls) % period, len(calls) // period
-
-
-def _smallest_period(calls: Sequence[int]) -> int:
-    """Returns the smallest p with calls[i] == calls[i - p] for all i, by the failure function of Knuth, Morris and
-    Pratt."""
-    border = [0] * len(calls)
-    for i in range(1, len(calls)):
-        length = border[i - 1]
-        while length and calls[i] != calls[length]:
-            length = border[length - 1]
-        border[i] = length + (calls[i] == calls[length])
-    return len(calls) - border[-1]
 
 
 class _Parties:

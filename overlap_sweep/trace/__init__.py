@@ -92,6 +92,20 @@ def _median(values: list[Any]) -> Any:
     return median_low(values) if isinstance(values[0], int) else round(median(values), 9)
 
 
+def smallest_period(values: Sequence[object]) -> int:
+    """Returns the smallest p with values[i] == values[i - p] for all i; their number if they do not repeat.
+
+    By the failure function of Knuth, Morris and Pratt.
+    """
+    border = [0] * len(values)
+    for i in range(1, len(values)):
+        length = border[i - 1]
+        while length and values[i] != values[length]:
+            length = border[length - 1]
+        border[i] = length + (values[i] == values[length])
+    return len(values) - border[-1]
+
+
 def startup_iterations(rows: Iterable[TraceRow]) -> list[int]:
     """Returns the first iterations of a trace that are clearly slower than the later ones; at most half of all.
 

@@ -16,6 +16,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from overlap_sweep.trace import smallest_period
 from overlap_sweep.trace.columns import NO_CORRELATION, Events, Trace
 from overlap_sweep.trace.intervals import Intervals, contains, merge, places_by_value
 from overlap_sweep.trace.kernel_classes import KernelClass, Kind, classify
@@ -101,7 +102,7 @@ def _iterations_by_graph(
     order = np.lexsort((labels, moment))
     labels_by_launch = np.split(labels[order], np.searchsorted(moment[order], np.arange(1, len(moments_ns))))
     contents = [tuple(labels_by_launch[launch].tolist()) for launch in launches]
-    period = _period(contents)
+    period = smallest_period(contents)
     ordered_ns = np.sort(moments_ns)
     starts_ns = [
         _start_between(ordered_ns, moments_ns[launches[first - 1]], moments_ns[launches[first]])
@@ -117,22 +118,6 @@ def _start_between(ordered_ns: NDArray[np.int64], last_ns: int, first_ns: int) -
     """
     here = ordered_ns[np.searchsorted(ordered_ns, last_ns) : np.searchsorted(ordered_ns, first_ns, side="right")]
     return int(here[1 + np.argmax(np.diff(here))]) if len(here) > 1 else int(first_ns)
-
-
-def _period(sequence: list[tuple[int, ...]]) -> int:
-    """Returns the period of the sequence; its length if it does not repeat.
-
-    The period is the length minus that of the longest border, found by the Knuth-Morris-Pratt algorithm.
-    """
-    numbers: dict[tuple[int, ...], int] = {}
-    numbered = [numbers.setdefault(contents, len(numbers)) for contents in sequence]
-    both = [0] * len(numbered)
-    for i in range(1, len(numbered)):
-        size = both[i - 1]
-        while size and numbered[i] != numbered[size]:
-            size = both[size - 1]
-        both[i] = size + (numbered[i] == numbered[size])
-    return len(numbered) - both[-1]
 
 
 def assign_host(trace: Trace, chosen: NDArray[np.intp], is_span: NDArray[np.bool_]) -> Assignment:

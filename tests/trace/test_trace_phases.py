@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sweep.trace.activity import BWD, FWD, NEITHER, NO_ITERATION, RECOMPUTE, _period, activity_of
+from overlap_sweep.trace import smallest_period
+from overlap_sweep.trace.activity import BWD, FWD, NEITHER, NO_ITERATION, RECOMPUTE, activity_of
 from overlap_sweep.trace.kineto import read_trace
 from tests.trace.conftest import analyse_trace
 
@@ -287,16 +288,16 @@ def test_graphs_of_single_passes_keep_them(trace: Any) -> None:
 
 def test_a_long_sequence_of_graphs_ends_in_time() -> None:
     sequence = [(number % 3 == 0, 1) for number in range(30_000)]
-    assert _period(sequence) == 3
-    assert _period([*sequence, (7, 7)]) == len(sequence) + 1
-    assert _period([(1,)] * 30_000 + [(2,)]) == 30_001
+    assert smallest_period(sequence) == 3
+    assert smallest_period([*sequence, (7, 7)]) == len(sequence) + 1
+    assert smallest_period([(1,)] * 30_000 + [(2,)]) == 30_001
 
 
 @given(st.lists(st.sampled_from("ab"), min_size=1, max_size=12))
 def test_the_period_of_a_sequence(letters: list[str]) -> None:
     sequence = [(ord(letter),) for letter in letters]
     shifts = (n for n in range(1, len(sequence) + 1) if sequence[n:] == sequence[: len(sequence) - n])
-    assert _period(sequence) == next(shifts)
+    assert smallest_period(sequence) == next(shifts)
 
 
 def test_what_follows_the_backward_pass_without_a_number_is_no_forward(trace: Any) -> None:

@@ -20,7 +20,7 @@ from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.recorder.recording import ATTACH, RECORD_VARIABLE
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads import nodes
-from overlap_sweep.workloads.job import metric
+from overlap_sweep.workloads.job.output import check_metric
 from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
 
 MULTICAST = (
@@ -65,7 +65,7 @@ def completed(point: Mapping[str, Any]) -> dict[str, Any]:
     options come to. UserError if the command cannot be understood."""
     _check_values(point["job"])
     _check_environment(point)
-    metric.check(point["job"])
+    check_metric(point["job"])
     job = dict(point["job"])
     if point["profile"] == "none":
         job["profile_steps"] = 0

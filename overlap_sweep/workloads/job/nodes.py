@@ -19,7 +19,7 @@ from overlap_sweep.results.run_directory import log_file
 from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.command import ALONE, Place
-from overlap_sweep.workloads.job.ending import ending
+from overlap_sweep.workloads.job.output import ending
 
 START_S = 60.0
 """Time in which keepers say whether the command has started; they need hundredths of a second."""

@@ -24,9 +24,8 @@ from overlap_sweep.recorder.recording import (
 from overlap_sweep.results.run_directory import LOG_FILE
 from overlap_sweep.workloads import Here, nodes
 from overlap_sweep.workloads.job import command
-from overlap_sweep.workloads.job.ending import last_words
-from overlap_sweep.workloads.job.metric import Output
 from overlap_sweep.workloads.job.nodes import RunningOnNodes, commands_of
+from overlap_sweep.workloads.job.output import Output, last_words
 from overlap_sweep.workloads.job.snapshots import hint, snapshots
 from overlap_sweep.workloads.job.snapshots import warnings as warnings_of
 from overlap_sweep.workloads.job.steps import fields_of
@@ -76,19 +75,6 @@ def _ask_anew(directory: Path) -> None:
     probe.unlink()
 
 
-class _Since:
-    """How long something has been so."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def seconds(self, is_so: bool) -> float:
-        """Returns the time since the first call of those in a row for which it was so; 0 if it is not."""
-        now = time.monotonic()
-        self._since = (self._since or now) if is_so else None
-        return now - self._since if self._since else 0.0
-
-
 class Watched:
     """What a command has recorded and printed so far."""
 
@@ -100,18 +86,18 @@ class Watched:
         self._timeout_s = point["runtime"]["timeout_s"]
         self._asks_anew = nodes(point) > 1
         self._asked_s = -math.inf
+        self._since_s: dict[str, float] = {}
         self.recordings: list[Recording] = []
         self.output = Output(self._job, log_starts) if self._job["metric"] else None
 
     def until_measured(self, running: RunningOnNodes, limit_s: float) -> None:
         """Returns when all is recorded, or the command has ended with enough. PointFailed if it has not."""
         started = time.monotonic()
-        printed = _Since()
-        gave_up = _Since()
         while (status := running.wait(POLL_S)) is None:
             self._look()
             running_s = time.monotonic() - started
-            printed_s, gave_up_s = printed.seconds(self._is_printed), gave_up.seconds(self._is_short)
+            printed_s = self._seconds("printed", self._is_printed)
+            gave_up_s = self._seconds("short", self._is_short)
             if not self._job["finish"] and self._is_measured(running_s, printed_s):
                 return
             if not self.output and gave_up_s > SETTLE_S:
@@ -122,6 +108,13 @@ class Watched:
         if status and (self._job["finish"] or not self._is_measured(0.0, 0.0)):
             raise running.failure()
         self._check_enough()
+
+    def _seconds(self, name: str, is_so: bool) -> float:
+        """Returns for how long something has been so, looked at again and again; 0 if it is not."""
+        if not is_so:
+            self._since_s.pop(name, None)
+            return 0.0
+        return time.monotonic() - self._since_s.setdefault(name, time.monotonic())
 
     def _look(self, *, ended: bool = False) -> None:
         if self._asks_anew and (ended or time.monotonic() - self._asked_s > ASK_ANEW_S):

@@ -1,4 +1,4 @@
-"""Points of workload=job whose command does what a test needs, and which processes it leaves."""
+"""Points of workload=job whose command does what a test needs, what they measure, and which processes they leave."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from overlap_sweep import workloads
+from overlap_sweep.errors import PointFailed
 from overlap_sweep.keeper import Command
 from overlap_sweep.recorder.recording import Recording, write_recording
+from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import WORKLOAD
+from overlap_sweep.workloads.job.result import JobRun
+from overlap_sweep.workloads.job.run import run
 
 OPTIONS = asdict(workloads.schema("job")())
 
@@ -85,3 +91,25 @@ class Tagged:
             except OSError:
                 continue
         return found
+
+
+def measured(folder: Path, command: str, limit_s: float = 30.0, **changes: Any) -> dict[str, Any]:
+    """What a run returns. None of its processes is left, whatever it does."""
+    tag, directory = Tagged(), folder / "run"
+    directory.mkdir(exist_ok=True)
+    point = job_point(command, **changes)
+    try:
+        return run(point, directory, Here(environment=tag.environment, limit_s=limit_s))
+    finally:
+        assert tag.processes() == []
+
+
+def failure(folder: Path, command: str, limit_s: float = 30.0, **changes: Any) -> PointFailed:
+    with pytest.raises(PointFailed) as failed:
+        measured(folder, command, limit_s, **changes)
+    return failed.value
+
+
+def job(found: dict[str, Any]) -> JobRun:
+    assert isinstance(found["measured"], JobRun)
+    return found["measured"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from overlap_sweep.diagnosis import RECORDING_SLOWS
 from overlap_sweep.diagnosis.runs import read_runs
-from overlap_sweep.workloads.job.traced import of_traces
+from overlap_sweep.workloads.job.steps import of_traces
 from tests.results.traces_by_hand import write_trace
 
 

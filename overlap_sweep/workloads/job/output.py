@@ -1,9 +1,10 @@
-"""Reads the times of steps from a command's output, as `job.metric` and `job.metric_is` describe them."""
+"""What a command's output says: why it ended badly, and by `job.metric` the times of its steps."""
 
 from __future__ import annotations
 
 import math
 import re
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,28 @@ from typing import Any
 
 from overlap_sweep.errors import PointFailed, UserError
 
+MOST_BYTES = 2**20
+"""Most of a log that is searched."""
+LONGEST = 300
+"""Longest reason from a log, in characters."""
+MOST_LINES = 3
+"""Lines of a program's last words."""
+_OF_TORCHRUN = re.compile(r"E\d{4} .*torch/distributed/elastic/.*(failed \(exitcode|Received .* death signal)")
+_WARNING = re.compile(r"^\[?[WI]\d{4} [\d:.]+ |\b\w*Warning: |^Setting OMP_NUM_THREADS env")
+"""Of torchrun and torch, and of Python."""
+_PREFIX = re.compile(r"^\[(?:rank|default)\d+\]: ?")
+_TRACEBACK = "Traceback (most recent call last)"
+_RAISED = re.compile(r"(?!torch\.distributed\.elastic)[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*")
+"""The last line of a traceback. torchrun's own only says that a worker has failed."""
+_RAISED_ANOTHER = ("The above exception was", "During handling of the above")
+_TOLD = re.compile(
+    r"\S+: error: .+"
+    r"|\S*python\S*: (?:No module named|Error while finding module specification for) .+"
+    r"|(?<=: )Signal \d+ \((?!SIGTERM)SIG\w+\) received by PID \d+"
+)
+"""Lines of argparse and us, of Python about a module that it is to run, and of torchrun about a worker that a signal
+ended; SIGTERM is its own."""
+
 _AMOUNTS = ("samples", "tokens")
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _SOURCE = re.compile(r"\s*\[(?:rank|default)(\d+)\]:")
@@ -19,9 +42,69 @@ _SOURCE = re.compile(r"\s*\[(?:rank|default)(\d+)\]:")
 _THOUSANDS = re.compile(r"(?<=\d)(,\d{3})+(?!\d)(\.\d+)?")
 _LAST_WORD = re.compile(r"([A-Za-z][\w/.-]*)\W*$")
 LONGEST_UNIT = 40
+_US = {"seconds": 1e6, "milliseconds": 1e3}
+_KINDS = {"rate": "rate", "seconds": "time", "milliseconds": "time"}
 
 
-def check(job: Mapping[str, Any]) -> None:
+def ending(status: int, log: Path, start: int) -> str:
+    """Returns how the command ended, and the first error in its log from byte `start` on, or else what it printed
+    last."""
+    if error := first_error(_lines(log, start)):
+        return f"{_ended(status)}: {error[:LONGEST]}"
+    said = last_words(log, start)
+    return f"{_ended(status)}; it printed last: {said}" if said else _ended(status)
+
+
+def last_words(log: Path, start: int) -> str:
+    """Returns the last lines that the command itself printed, from byte `start` of its log on: without warnings, and
+    without what torchrun says about it. Empty if there are none."""
+    said: list[str] = []
+    warned = False
+    for line in (_PREFIX.sub("", line).rstrip() for line in _lines(log, start)):
+        if _OF_TORCHRUN.match(line):
+            break
+        # Below its message a warning has the line of code.
+        warned = bool(_WARNING.search(line)) or (warned and line.startswith("  "))
+        # Ranks often say the same.
+        if re.search(r"\w", line) and not warned and line not in said[-MOST_LINES:]:
+            said.append(line)
+    return " / ".join(line.strip() for line in said[-MOST_LINES:])[-LONGEST:]
+
+
+def _lines(log: Path, start: int) -> list[str]:
+    with log.open("rb") as written:
+        written.seek(max(start, log.stat().st_size - MOST_BYTES))
+        return written.read().decode(errors="replace").splitlines()
+
+
+def first_error(lines: Sequence[str]) -> str:
+    """Returns the error that came first, since those of other ranks follow from it; empty if there is none."""
+    lines = [line for line in (_PREFIX.sub("", line).rstrip() for line in lines) if line]
+    inside = False
+    for line, after in zip(lines, [*lines[1:], ""], strict=False):
+        if _TRACEBACK in line:
+            inside = True
+        elif inside and _RAISED.match(line):
+            inside = False
+            if not after.startswith(_RAISED_ANOTHER):
+                return line
+    return next((told[0] for line in lines if (told := _TOLD.search(line))), "")
+
+
+def _ended(status: int) -> str:
+    """Returns an exit status in words: of shells, too, who add 128 to the number of a signal."""
+    number = -status if status < 0 else status - 128
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    if status < 0:
+        said = f"was killed by {name}"
+    elif number in set(signal.Signals):
+        said = f"ended with exit status {status} ({name})"
+    else:
+        said = f"ended with exit status {status}"
+    return f"{said}, perhaps for lack of memory" if name == "SIGKILL" else said
+
+
+def check_metric(job: Mapping[str, Any]) -> None:
     """Raises UserError if `job.metric` cannot be used."""
     if job["metric"] is None:
         return
@@ -152,7 +235,3 @@ class Output:
                 final=True,
             )
         return 1e6 / value if self._job["metric_is"] == "rate" else value * _US[self._job["metric_is"]]
-
-
-_US = {"seconds": 1e6, "milliseconds": 1e3}
-_KINDS = {"rate": "rate", "seconds": "time", "milliseconds": "time"}
