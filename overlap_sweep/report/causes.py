@@ -64,7 +64,7 @@ class Side:
     def host_was_ahead(self) -> bool:
         """Returns whether the host is known to have been ahead of the GPU when times were taken, without the
         profiler."""
-        known = self.point.recorded["runtime"]["device"] == "cuda" and not self.is_users_program
+        known = self.point.config.runtime.device == "cuda" and not self.is_users_program
         return known and self.point.result is not None and not self.point.launch_bound
 
 

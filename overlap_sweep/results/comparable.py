@@ -118,7 +118,7 @@ def pooled_by_key(
     scatter between points by kind of device."""
     found: dict[tuple[Key, str], list[tuple[str, Mapping[str, Timing]]]] = defaultdict(list)
     for key, point, times in points:
-        found[key, point.recorded["runtime"]["device"]].append((point.name, times))
+        found[key, point.config.runtime.device].append((point.name, times))
     return [time for (key, device), own in found.items() for time in pooled(key, own, Scatter(typical[device]))]
 
 

@@ -70,7 +70,7 @@ def machines_in_brief(points: Sequence[Point]) -> str:
 
 def cpu_only(points: Sequence[Point]) -> str:
     """Returns the caveat of points measured on a CPU; empty for others."""
-    on_cpu = any(point.recorded["runtime"]["device"] == "cpu" for point in points)
+    on_cpu = any(point.config.runtime.device == "cpu" for point in points)
     return "Measured on a CPU: the answer holds for this CPU only." if on_cpu else ""
 
 
@@ -96,7 +96,7 @@ def multicast(points: Sequence[Point]) -> str | None:
     points differ. None if no GPU was used or nothing ran."""
     found = set()
     for point in points:
-        if point.result and point.recorded["runtime"]["device"] != "cpu":
+        if point.result and point.config.runtime.device != "cpu":
             skipped = point.result.environment.get("variables", {}).get("UB_SKIPMC")
             off = not point.recorded["runtime"].get("multicast") if skipped is None else skipped not in ("", "0")
             found.add("off" if off else "on")

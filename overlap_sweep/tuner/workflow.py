@@ -299,7 +299,7 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
     if first not in right:
         return fastest
     tried = max(len(right) - 1, 1)
-    (compared,) = compare([(right[fastest], right[first])], result.recorded["runtime"]["device"], tried)
+    (compared,) = compare([(right[fastest], right[first])], result.point.runtime.device, tried)
     return fastest if compared.gain.faster else first
 
 

@@ -154,7 +154,7 @@ def copy_row(point: Point) -> CopyRow:
     """Returns the row of an `ok` point."""
     options, measured = point.recorded["copy_engine"], point.measured_as(CopyTimes)
     times = {name: estimate(timing.samples_us) for name, timing in measured.times.items()}
-    between = TYPICAL_SCATTER[point.recorded["runtime"]["device"]]
+    between = TYPICAL_SCATTER[point.config.runtime.device]
 
     def less(name: str, than: str) -> Estimate:
         """Returns the median of the rounds of how much less time the variant takes."""

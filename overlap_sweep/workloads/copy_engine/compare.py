@@ -27,7 +27,7 @@ def _times(point: Point) -> tuple[Key, Point, Mapping[str, Timing]]:
         model=None,
         tokens=None,
         precision=point.case.precision,
-        backend=point.recorded["backend"],
+        backend=point.config.backend,
         device=point.case.device,
         tp_size=1,
         operator=f"{point.recorded['copy_engine']['direction']}, {copy_row(point).size}",

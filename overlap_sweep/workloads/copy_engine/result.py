@@ -49,7 +49,7 @@ class CopyTimes(Measured, kw_only=True, tag="copy_engine"):
         return "chunked_overlapped" if "chunked_overlapped" in self.times else "overlapped"
 
     def compared(self, result: Result) -> str | None:
-        device = result.recorded["runtime"]["device"]
+        device = result.point.runtime.device
         return gain_of_point(self.times[self.asked], self.times["sequential"], device).in_words("sequential")
 
 

@@ -75,7 +75,7 @@ class TrainingRun(Measured, kw_only=True, tag="fsdp"):
         }
 
     def compared(self, result: Result) -> str | None:
-        gain = verdict.gain_of_point(self.step["point"], self.step["none"], result.recorded["runtime"]["device"])
+        gain = verdict.gain_of_point(self.step["point"], self.step["none"], result.point.runtime.device)
         return gain.in_words(NONE_IN_WORDS)
 
     @property

@@ -115,7 +115,7 @@ class FsdpRow(SettingRow[StepTimes]):
 
     @property
     def precision(self) -> str:
-        return str(self.points[0].recorded["precision"])
+        return str(self.points[0].config.precision)
 
     @property
     def host_us(self) -> float | None:

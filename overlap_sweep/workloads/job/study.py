@@ -241,7 +241,7 @@ def _uneven_steps(analysis: Analysis) -> Iterator[str]:
 
 
 def _multicast(analysis: Analysis) -> Iterator[str]:
-    on_gpus = analysis.case.ranks > 1 and analysis.points[0].recorded["runtime"]["device"] == "cuda"
+    on_gpus = analysis.case.ranks > 1 and analysis.points[0].config.runtime.device == "cuda"
     if on_gpus and not all(map(_has_multicast, analysis.rows)):
         yield "NVLink multicast was off (runtime.multicast=false); a training run with it may differ."
 

@@ -174,7 +174,7 @@ class KernelAnalysis:
 
 def subjects(points: Iterable[Point]) -> list[str]:
     """Returns the operators that the points take their sizes from, `llama3_70b fc1`; empty if n and k were given."""
-    named = ((point.recorded["model"]["name"], point.recorded.get("operator")) for point in points)
+    named = ((point.config.model.name, point.recorded.get("operator")) for point in points)
     return list(dict.fromkeys(f"{model} {operator}" for model, operator in named if operator))
 
 
@@ -270,14 +270,10 @@ def _measured(points: Iterable[Point]) -> dict[_Key, list[_Measurement]]:
     """Returns the measurements by backend and name, simplest first."""
     place = {backend: number for number, backend in enumerate(SIMPLEST_FIRST)}
     found: dict[_Key, list[_Measurement]] = defaultdict(list)
-    for point in sorted(
-        points, key=lambda point: (place.get(point.recorded["backend"], math.inf), point.recorded["backend"])
-    ):
+    for point in sorted(points, key=lambda point: (place.get(point.config.backend, math.inf), point.config.backend)):
         implementations = point.measured_as(KernelTimes).implementations
         for name, times in implementations.items():
-            key = (
-                (None, name) if name in BASELINES else (point.recorded["backend"], name_in_tables(name, point.recorded))
-            )
+            key = (None, name) if name in BASELINES else (point.config.backend, name_in_tables(name, point.recorded))
             found[key].append(_Measurement(point.name, times, implementations[SEQUENTIAL]))
     return found
 

@@ -17,7 +17,7 @@ from overlap_sweep.workloads.kernel.result import KernelTimes
 def measured(points: Sequence[Point], records: Records) -> Comparable:
     """Returns the measurements that are not launch-bound. The baselines, which every backend measured, are the
     `none_us` and `floor_us` of the others. Kernels match by their sizes, whatever the model."""
-    by_backend = group_points(points, "kernel", lambda point: point.recorded["backend"])
+    by_backend = group_points(points, "kernel", lambda point: point.config.backend)
     return Comparable(
         [
             _time(analysis.case, row)

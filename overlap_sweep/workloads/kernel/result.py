@@ -50,7 +50,7 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
         check_pairs(one.time for one in self.implementations.values())
 
     def check(self, result: Result) -> None:
-        if result.recorded["precision"] not in PRECISION_OF_DTYPE.values():
+        if result.point.precision not in PRECISION_OF_DTYPE.values():
             raise ValueError(f"{result.recorded['precision']} is none of {', '.join(PRECISION_OF_DTYPE.values())}")
         if reason := KernelShape.of(result.recorded).refusal():
             raise ValueError(reason)
@@ -67,7 +67,7 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
         if not own:
             return None
         sequential, fastest = self.implementations[SEQUENTIAL].time, min(own, key=lambda time: time.median_us)
-        gain = gain_of_point(fastest, sequential, result.recorded["runtime"]["device"], len(own))
+        gain = gain_of_point(fastest, sequential, result.point.runtime.device, len(own))
         return gain.in_words(SEQUENTIAL)
 
 

@@ -196,7 +196,7 @@ def analyse_layer(point: Point) -> LayerAnalysis:
     # A tuner's configuration may be the reference under another label.
     others = [name for name, one in variants.items() if name != FLOOR and one is not variants[reference]]
     pairs = [(variant, variants[reference]) for variant in variants.values()]
-    compared = compare(pairs, point.recorded["runtime"]["device"], max(len(others), 1))
+    compared = compare(pairs, point.config.runtime.device, max(len(others), 1))
     whole_us = {name: variant.times["all"].median_us for name, variant in variants.items()}
     short = without_folders(variants)
     rows = [

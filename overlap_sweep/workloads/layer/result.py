@@ -65,7 +65,7 @@ class LayerTimes(Measured, kw_only=True, tag="layer"):
         if none is None or not whole:
             return None
         fastest = min(whole.values(), key=lambda time: time.median_us)
-        return gain_of_point(fastest, none, result.recorded["runtime"]["device"], len(whole)).in_words(NONE_IN_WORDS)
+        return gain_of_point(fastest, none, result.point.runtime.device, len(whole)).in_words(NONE_IN_WORDS)
 
 
 def attention_backend(result: Result | None) -> str | None:

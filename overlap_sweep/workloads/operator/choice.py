@@ -238,7 +238,7 @@ def choose_all(
     observed: dict[tuple[int, str, str], list[Observation]] = defaultdict(list)
     device_kind = "cpu"
     for point in points:
-        device_kind = point.recorded["runtime"]["device"]
+        device_kind = point.config.runtime.device
         if point.result and not point.result.launch_bound:
             for pass_name in space.PASSES:
                 key = point.recorded["tp_size"], point.recorded["operator"], pass_name

@@ -268,7 +268,7 @@ def _judged(trial: Trial, directory: Path, case: Case | None, together: list[Tri
 
     def unproven(reason: str, instead: str | None = None) -> Unproven:
         config = trial.configs.get(instead, NO_OVERLAP) if instead else None
-        advice = advised(instead, trial.point.recorded["backend"] if trial.point else "") if instead else ""
+        advice = advised(instead, trial.point.config.backend if trial.point else "") if instead else ""
         return Unproven(trial.tp_size, directory, case, reason, trial, together, config, advice)
 
     if not trial.layer:
@@ -301,7 +301,7 @@ def _compare(trial: Trial, one: str, others: Sequence[str], tried: int = 1) -> d
     """Returns the comparison of one variant with each of the others, by label."""
     assert trial.point
     times = [(trial.times[one], trial.times[other]) for other in others]
-    return dict(zip(others, compare(times, trial.point.recorded["runtime"]["device"], tried), strict=True))
+    return dict(zip(others, compare(times, trial.point.config.runtime.device, tried), strict=True))
 
 
 def _why_no_proof(record: TunerRecord, case: Case | None, tp_size: int) -> str:

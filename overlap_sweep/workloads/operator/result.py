@@ -63,7 +63,7 @@ class OperatorTimes(Measured, kw_only=True, tag="operator"):
 
     def compared(self, result: Result) -> str | None:
         """Returns the gain of the passes under test; None for a baseline, which overlaps nothing."""
-        device, touched = result.recorded["runtime"]["device"], space.passes(result.recorded)
+        device, touched = result.point.runtime.device, space.passes(result.recorded)
         own = [(self.times[name].point, self.times[name].none) for name in space.PASSES if name in touched]
         gains = [(gain_of_point(time, none, device), none.median_us) for time, none in own]
         return gain_of_sum(gains).in_words(NONE_IN_WORDS) if result.settings else None

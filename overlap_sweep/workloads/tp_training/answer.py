@@ -259,7 +259,7 @@ def _not_repeated(analysis: TpTrainingAnalysis) -> list[str]:
     """Returns that the noise between runs is only the typical one, which may be wrong for this machine."""
     if len(analysis.rows) == 1 or analysis.finals or any(len(row.points) > 1 for row in analysis.rows):
         return []
-    limited, device = analysis.rows[0].launch_bound, analysis.points[0].recorded["runtime"]["device"]
+    limited, device = analysis.rows[0].launch_bound, analysis.points[0].config.runtime.device
     typical = TYPICAL_SCATTER_OF_HOST if limited else TYPICAL_SCATTER_OF_STEPS[device]
     return [
         f"Not repeated: the decision assumes that runs of one setting differ by {typical:.0%}, which is typical; sweep "

@@ -48,7 +48,7 @@ def _time(case: TpTrainingCase, row: TpTrainingRow) -> KeyedTime:
     key = Key(
         model=case.model,
         tokens=row.run.tokens_per_step,
-        precision=row.points[0].recorded["precision"],
+        precision=row.points[0].config.precision,
         backend=row.impl,
         device=case.device,
         tp_size=row.grid.tp_size,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.workloads.tp_training.config import Resolved
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def losses_by_point(rows: Iterable[TpTrainingRow]) -> dict[Path, Losses]:
         for row in same_data:
             steps = {point.directory: point.measured_as(TpTrainingRun).steps for point in row.points}
             votes[row.impl if several else row.name] |= steps
-        tolerance = tolerance_of(same_data[0].points[0].recorded["precision"])
+        tolerance = tolerance_of(same_data[0].points[0].config_as(Resolved).precision)
         for who, runs in votes.items():
             others = [list(other.values()) for name, other in votes.items() if len(votes) > 2 or name != who]
             if others:
@@ -79,9 +80,9 @@ def deviation(result: Result, reference: Result) -> str:
     own, other = result.measured_as(TpTrainingRun).steps, reference.measured_as(TpTrainingRun).steps
     if own[-1].loss is None:
         return "the loss is NaN or infinite"
-    if result.recorded["dp_size"] != reference.recorded["dp_size"] or len(own) != len(other):
+    if result.point_as(Resolved).dp_size != reference.point_as(Resolved).dp_size or len(own) != len(other):
         return ""
-    return _compared(own, [[other]], tolerance_of(result.recorded["precision"])).deviates
+    return _compared(own, [[other]], tolerance_of(result.point_as(Resolved).precision)).deviates
 
 
 def _median(values: Iterable[float | None]) -> float | None:
