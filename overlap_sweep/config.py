@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 from omegaconf import MISSING
 
-from overlap_sweep.declared import FLOOR, SCHEDULES, decode, one_of
+from overlap_sweep.declared import FLOOR, SCHEDULES, decode, one_of, resolved
 from overlap_sweep.errors import UsageError, nearest
 
 BY_TORCH = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -100,7 +100,7 @@ class ModelLayers:
     """Width of the shared experts."""
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedModel(Model):
     """The model of a point: with all sizes, and what is known of its other parts (`overlap.models.resolve`)."""
 
@@ -307,7 +307,7 @@ class TensorParallelConfig(ModelConfig):
     reads_of_model: ClassVar[tuple[str, ...]] = (*OF_LAYERS, *OF_EXPERTS, *OF_LATENT_ATTENTION)
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedPoint(PointConfig):
     """What every point has, whatever its workload. Each workload has two subclasses: `Asked`, of a point as composed,
     in which null is what machine or workload decide; `Resolved`, of a completed point, as result.json records it."""

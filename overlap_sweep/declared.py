@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -41,6 +41,24 @@ def one_of(*choices: str, also: Mapping[str, str] | None = None) -> msgspec.Meta
     return msgspec.Meta(
         pattern=rf"^({'|'.join(map(re.escape, choices))})\Z", extra={"choices": choices, "also": also or {}}
     )
+
+
+class _Required:
+    """A class attribute that is as if there were none."""
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        raise AttributeError("has no value")
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
+def resolved(cls: type[C]) -> type[C]:
+    """Returns the class as a dataclass in which a field declared again without a default must be given, though its base
+    has one: that is a class attribute, which msgspec would take for the value."""
+    made = dataclass(kw_only=True)(cls)
+    for declared in fields(made):  # type: ignore[arg-type]
+        if declared.default is MISSING and declared.default_factory is MISSING:
+            setattr(made, declared.name, _Required())
+    return made
 
 
 @cache

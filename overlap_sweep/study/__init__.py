@@ -245,8 +245,9 @@ class Study(Generic[C, R]):
     """What to do if settings are launch-bound."""
     bars_subtitle: ClassVar[str] = "mean of the runs, slowest rank, with its noise"
     bar_columns: ClassVar[Sequence[str]] = ("time us",)
-    most_diagnosed: ClassVar[int] = 2
-    """Settings whose traces are diagnosed on the page: all ranks' traces of each are read."""
+    most_diagnosed: ClassVar[int] = 0
+    """Settings whose traces are diagnosed on the page, where all ranks' traces of each are read. 0: only the best and
+    the reference."""
 
     matched: ClassVar[Sequence[str]] = ()
     """As in `report.comparison.Comparing`."""

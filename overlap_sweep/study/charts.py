@@ -73,9 +73,10 @@ def _interval(time: Estimate) -> tuple[float | None, float | None]:
 
 def sides(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Mapping[str, causes.Side | None]:
     """Returns the traces of the settings, of the best and the reference first."""
-    rows = {row.setting: row for row in (*analysis.shown_first, *analysis.rows)}
-    found = ((name, side) for name, row in rows.items() if (side := study.side(row)))
-    return dict(list(found)[: study.most_diagnosed])
+    others = analysis.rows if study.most_diagnosed else []
+    rows = {row.setting: row for row in (*analysis.shown_first, *others)}
+    found = [(name, side) for name, row in rows.items() if (side := study.side(row))]
+    return dict(found[: study.most_diagnosed or None])
 
 
 def _streams(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[Exhibit]:

@@ -190,7 +190,7 @@ def test_of_repeated_points_the_first_with_traces_is_diagnosed(tmp_path: Path) -
     make_point("kernel", tmp_path, kernel_config(repetition=0))
     traced = make_point("kernel", tmp_path, kernel_config(repetition=1), traces=[trace_file(0)])
     (traced / trace_file(0)).write_bytes(b"")
-    points = sorted(read_points(tmp_path).points, key=lambda point: bool(point.config["repetition"]))
+    points = sorted(read_points(tmp_path).points, key=lambda point: bool(point.config.repetition))
     side = first_traced(points, time_us=9.0)
     assert side
     assert (side.point.directory, side.time_us) == (traced, 9.0)

@@ -20,8 +20,8 @@ from overlap_sweep.results.provenance import launch_commands
 from overlap_sweep.results.run_directory import RESULT_FILE, find_points, read_result
 from overlap_sweep.runtime.outcome import Outcome, Outcomes
 from overlap_sweep.runtime.progress import progress
+from overlap_sweep.study.section import MOST_ROWS
 from overlap_sweep.workloads import names
-from overlap_sweep.workloads.fsdp import section as training
 from overlap_sweep.workloads.sections import sections_of_points
 from tests.analyze import analyze, analyzing, files_below, rows
 from tests.golden.made_report import BEST_TRACE
@@ -159,7 +159,7 @@ def test_many_kernels_are_printed_soon(tmp_path: Path) -> None:
 
 
 def test_of_many_settings_the_fastest_are_printed(tmp_path: Path, no_page: None) -> None:
-    for ahead in range(training.MOST_ROWS + 6):
+    for ahead in range(MOST_ROWS + 6):
         make_point("fsdp", tmp_path, resolved("fsdp", **{"fsdp.forward_prefetch": ahead}), step_us=1500.0 - 10 * ahead)
     printed = analyze(tmp_path).stdout
     # The simplest, which gains are told against, is the slowest.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import itemgetter
 
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import Estimate, estimate
@@ -13,11 +12,11 @@ from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.results.provenance import different_environments, recorded_warnings, slowed_gpus
 from overlap_sweep.results.verdict import TYPICAL_SCATTER
 from overlap_sweep.study.words import launch_bound_caution
+from overlap_sweep.workloads.copy_engine.config import CopyEngine, Resolved
 from overlap_sweep.workloads.copy_engine.result import CopyTimes
 
 WORTH = 0.05
 """Smallest share of the possible saving that counts as one."""
-_SIZES = itemgetter("matrix_size", "copy_mb", "gemms", "copies")
 
 
 @dataclass(frozen=True)
@@ -139,20 +138,23 @@ class CopyAnalysis:
 
 def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
     """Returns an analysis of the `ok` copy points for each direction and device."""
-    cases = group_points(
-        points, "copy_engine", lambda point: (point.recorded["copy_engine"]["direction"], point.case.device)
-    )
+    cases = group_points(points, "copy_engine", lambda point: (options_of(point).direction, point.case.device))
     return [CopyAnalysis(*case, sorted(map(copy_row, cases[case]), key=_order)) for case in sorted(cases)]
 
 
+def options_of(point: Point) -> CopyEngine:
+    """Returns the options of a point with a result."""
+    return point.config_as(Resolved).copy_engine
+
+
 def _order(row: CopyRow) -> tuple[float, ...]:
-    options = row.point.recorded["copy_engine"]
-    return (*_SIZES(options), options.get("chunks") or 1, options.get("device") or 0)
+    asked = options_of(row.point)
+    return asked.matrix_size, asked.copy_mb, asked.gemms, asked.copies, asked.chunks or 1, asked.device
 
 
 def copy_row(point: Point) -> CopyRow:
     """Returns the row of an `ok` point."""
-    options, measured = point.recorded["copy_engine"], point.measured_as(CopyTimes)
+    options, measured = options_of(point), point.measured_as(CopyTimes)
     times = {name: estimate(timing.samples_us) for name, timing in measured.times.items()}
     between = TYPICAL_SCATTER[point.config.runtime.device]
 
@@ -161,7 +163,7 @@ def copy_row(point: Point) -> CopyRow:
         rounds = zip(measured.times[than].samples_us, measured.times[name].samples_us, strict=True)
         return estimate([more_us - us for more_us, us in rounds]).with_error(between * times[than].time_us)
 
-    chunks, chunking = options.get("chunks"), None
+    chunks, chunking = options.chunks, None
     if chunks:
         saved, whole_us = less("chunked_overlapped", than="overlapped"), times["overlapped"].time_us
         chunking = Chunking(
@@ -172,12 +174,11 @@ def copy_row(point: Point) -> CopyRow:
             gain=Gain(saved.time_us / whole_us, saved.noise_us / whole_us),
         )
     in_chunks = f" in {chunks} chunks" if chunks else ""
-    on_gpu = f" on GPU {device}" if (device := options.get("device")) else ""
+    on_gpu = f" on GPU {options.device}" if options.device else ""
+    copies = f"{options.copies} x {options.copy_mb:g} MiB{on_gpu}"
     return CopyRow(
         point,
-        size="{gemms} GEMMs of {matrix_size}{in_chunks}, {copies} x {copy_mb:g} MiB{on_gpu}".format(
-            **options, in_chunks=in_chunks, on_gpu=on_gpu
-        ),
+        size=f"{options.gemms} GEMMs of {options.matrix_size}{in_chunks}, {copies}",
         launch_bound=any(measured.launch_bound.values()),
         gemm=times["gemm"],
         copy=times["copy"],

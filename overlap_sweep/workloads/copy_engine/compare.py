@@ -11,7 +11,7 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import TYPICAL_SCATTER
-from overlap_sweep.workloads.copy_engine.answer import copy_row
+from overlap_sweep.workloads.copy_engine.answer import copy_row, options_of
 from overlap_sweep.workloads.copy_engine.result import CHUNKED, VARIANTS, CopyTimes
 
 
@@ -30,7 +30,7 @@ def _times(point: Point) -> tuple[Key, Point, Mapping[str, Timing]]:
         backend=point.config.backend,
         device=point.case.device,
         tp_size=1,
-        operator=f"{point.recorded['copy_engine']['direction']}, {copy_row(point).size}",
+        operator=f"{options_of(point).direction}, {copy_row(point).size}",
         pass_name=WHOLE,
         setting="",
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from overlap_sweep.config import TORCHS, PointConfig, ResolvedPoint
-from overlap_sweep.declared import Count, one_of
+from overlap_sweep.declared import Count, one_of, resolved
 from overlap_sweep.workloads.profilers import Profiler
 
 DIRECTIONS = ("device_to_device", "peer", "host_to_device", "device_to_host")
@@ -63,12 +63,12 @@ class Config(PointConfig):
     profiling: Profiler = field(default_factory=Profiler)
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedOptions(WorkloadOptions):
     tokens: Count = field()
 
 
-@dataclass(kw_only=True)
+@resolved
 class Resolved(Config, ResolvedPoint):
     copy_engine: CopyEngine = field()
     workload: ResolvedOptions = field()

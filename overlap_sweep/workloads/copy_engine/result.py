@@ -10,6 +10,7 @@ from overlap_sweep.overlap.kernel_shape import CUSTOM, PRECISION_OF_DTYPE
 from overlap_sweep.results.measured import Measured, Timing, Total, check_pairs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point
+from overlap_sweep.workloads.copy_engine.config import Resolved
 
 VARIANTS = ("gemm", "copy", "sequential", "overlapped")
 CHUNKED = ("chunked_gemm", "chunked_overlapped")
@@ -40,7 +41,7 @@ class CopyTimes(Measured, kw_only=True, tag="copy_engine"):
         return {**config, **known, "workload": workload, "model": {"name": CUSTOM}}
 
     def check(self, result: Result) -> None:
-        if result.recorded["copy_engine"].get("chunks") and (missing := set(CHUNKED) - self.times.keys()):
+        if result.point_as(Resolved).copy_engine.chunks and (missing := set(CHUNKED) - self.times.keys()):
             raise ValueError(f"no {min(missing)} times")
 
     @property

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from overlap_sweep.config import BY_TORCH, ModelConfig, ResolvedModel, ResolvedPoint
-from overlap_sweep.declared import CASE, FLOOR, NOTHING, SCHEDULES, TRAINS_DIFFERENTLY, Count, Name, one_of
+from overlap_sweep.declared import CASE, FLOOR, NOTHING, SCHEDULES, TRAINS_DIFFERENTLY, Count, Name, one_of, resolved
 from overlap_sweep.workloads.profilers import Profiler
 
 _MOST_KNOBS = 100
@@ -244,7 +244,7 @@ OF_COLLECTIVES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "FI_", "OFI_", "UCX_", "GLOO_
 """Prefixes of the variables of `distributed.env` that only schedule; others may affect computation, too."""
 
 
-@dataclass(kw_only=True)
+@resolved
 class AskedFsdp(Fsdp):
     """Options of `fsdp` as the user gives them: they may refer to nodes."""
 
@@ -253,14 +253,14 @@ class AskedFsdp(Fsdp):
     replicas: Annotated[int, Meta(ge=1, le=1024)] | Literal["nodes"] = 1
 
 
-@dataclass(kw_only=True)
+@resolved
 class AskedDistributed(Distributed):
     env: Annotated[dict[Name, Name | int | float | bool | None], Meta(max_length=_MOST_KNOBS)] = field(
         default_factory=dict
     )
 
 
-@dataclass(kw_only=True)
+@resolved
 class AskedCompile(Compile):
     backend: Name = "inductor"
     mode: Name | None = None
@@ -271,7 +271,7 @@ class AskedCompile(Compile):
             raise ValueError("very long options of torch.compile")
 
 
-@dataclass(kw_only=True)
+@resolved
 class Asked(Config, ResolvedPoint):
     model: ResolvedModel = field()
     fsdp: AskedFsdp = field()
@@ -280,35 +280,35 @@ class Asked(Config, ResolvedPoint):
     streams: Streams = field()
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedOptions(WorkloadOptions):
     tokens: Count = field()
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedRanking(Ranking):
     num_layers: Count = field()
     sequence_length: Count = field()
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedFsdp(AskedFsdp):
     reshard_after_forward: bool | int = True
     replicas: Annotated[int, Meta(ge=1, le=1024)] = 1
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedTraining(Training):
     batch_size: Count = field()
     mixed_precision: Annotated[str, one_of("bf16", "fp16", "none")] = field()
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedDistributed(AskedDistributed):
     dp_size: Count = field()
 
 
-@dataclass(kw_only=True)
+@resolved
 class Resolved(Asked):
     workload: ResolvedOptions = field()
     precision: str = field()

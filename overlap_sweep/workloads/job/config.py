@@ -9,7 +9,7 @@ from msgspec import Meta
 from omegaconf import MISSING
 
 from overlap_sweep.config import PointConfig, ResolvedPoint
-from overlap_sweep.declared import VERBATIM, Count, Name, one_of
+from overlap_sweep.declared import VERBATIM, Count, Name, one_of, resolved
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 
 MOST_VALUES = 1000
@@ -83,7 +83,7 @@ class Config(PointConfig):
     precision_option = "job.command"
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedJob(Job):
     command: Line = field()
     values: _Values = field()
@@ -94,7 +94,7 @@ class ResolvedJob(Job):
     """Digests of the files that the point depends on, by name."""
 
 
-@dataclass(kw_only=True)
+@resolved
 class Resolved(Config, ResolvedPoint):
     job: ResolvedJob = field()
     tp_size: Count = field()

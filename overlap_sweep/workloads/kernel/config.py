@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from overlap_sweep.config import OF_OPERATORS, TORCHS, ResolvedModel, ResolvedPoint, TensorParallelConfig
-from overlap_sweep.declared import Count, Name, one_of
+from overlap_sweep.declared import Count, Name, one_of, resolved
 from overlap_sweep.overlap.kernel_shape import KERNELS, PRECISION_OF_DTYPE
 from overlap_sweep.overlap.space import COUNTS, KNOBS, OPERATORS, PRIORITIES
 from overlap_sweep.results.measured import Scalar
@@ -79,12 +79,12 @@ class Config(TensorParallelConfig):
     precision_from: ClassVar[str | None] = "dtype"
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedOptions(WorkloadOptions):
     tokens: Count = field()
 
 
-@dataclass(kw_only=True)
+@resolved
 class Asked(Config, ResolvedPoint):
     backend: Name = field()
     model: ResolvedModel = field()
@@ -92,7 +92,7 @@ class Asked(Config, ResolvedPoint):
     """null: sizes were given."""
 
 
-@dataclass(kw_only=True)
+@resolved
 class Resolved(Asked):
     workload: ResolvedOptions = field()
     precision: str = field()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 
 from overlap_sweep.config import MOST_SMS, ResolvedModel, ResolvedPoint, TensorParallelConfig
-from overlap_sweep.declared import Count, one_of
+from overlap_sweep.declared import Count, one_of, resolved
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.overlap.space import HIGHEST_PRIORITY, LAYER_KINDS, MOE_KIND, MOST_OF
 
@@ -153,30 +153,30 @@ class Config(KnobsConfig):
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedOptions(WorkloadOptions):
     tokens: Count = field()
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedMoe(Moe):
     arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Megatron-Core's arguments, by variant."""
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedLayer(Layer):
     moe: ResolvedMoe = field(default_factory=ResolvedMoe)
     configurations: dict[str, OverlapConfig] = field(default_factory=dict)
     """The overlap of each variant."""
 
 
-@dataclass(kw_only=True)
+@resolved
 class Asked(Config, ResolvedPoint):
     model: ResolvedModel = field()
 
 
-@dataclass(kw_only=True)
+@resolved
 class Resolved(Asked):
     workload: ResolvedOptions = field()
     precision: str = field()

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from overlap_sweep.config import ResolvedModel, ResolvedPoint
-from overlap_sweep.declared import Count, one_of
+from overlap_sweep.declared import Count, one_of, resolved
 from overlap_sweep.overlap.space import METHODS, OPERATORS, PHASES
 from overlap_sweep.results.measured import Phase, WholeSetting
 from overlap_sweep.workloads.layer.config import KnobsConfig
@@ -59,17 +59,17 @@ class Config(KnobsConfig):
     Phases that are left out are not overlapped."""
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedOptions(WorkloadOptions):
     tokens: Count = field()
 
 
-@dataclass(kw_only=True)
+@resolved
 class Asked(Config, ResolvedPoint):
     model: ResolvedModel = field()
 
 
-@dataclass(kw_only=True)
+@resolved
 class Resolved(Asked):
     workload: ResolvedOptions = field()
     precision: str = field()

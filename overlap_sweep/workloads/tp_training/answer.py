@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from overlap_sweep.results.provenance import different_environments, recorded_wa
 from overlap_sweep.results.records import KnobFinal, KnobRecord
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_HOST, TYPICAL_SCATTER_OF_STEPS, pairs_among, ties
 from overlap_sweep.study.words import launch_bound_caution
+from overlap_sweep.workloads.tp_training.config import Resolved
 from overlap_sweep.workloads.tp_training.losses import losses_by_point
 from overlap_sweep.workloads.tp_training.rows import Grid, StepCommunication, TpTrainingRow, rows_of
 
@@ -48,14 +49,15 @@ class TpTrainingCase(NamedTuple):
     @classmethod
     def of(cls, point: Point) -> TpTrainingCase:
         """Returns the case of an `ok` point."""
-        config, options = point.recorded, point.recorded["tp_training"]
+        config = point.config_as(Resolved)
+        options = asdict(config.tp_training)
         return cls(
-            model=config["model"]["name"],
-            num_layers=config["language_model"]["num_hidden_layers"],
+            model=config.model.name,
+            num_layers=config.language_model["num_hidden_layers"],
             device=point.case.device,
-            precision=config["precision"],
+            precision=config.precision,
             more="".join(f", {name}={options[name]:g}" for name, usual in _USUAL.items() if options[name] != usual),
-            architecture=key_of(config["language_model"])[:8],
+            architecture=key_of(config.language_model)[:8],
             nodes=point.case.nodes,
             **{name: value for name, value in options.items() if name in cls._fields},
         )

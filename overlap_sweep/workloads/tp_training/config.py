@@ -23,7 +23,7 @@ from overlap_sweep.config import (
     ResolvedPoint,
     TensorParallelConfig,
 )
-from overlap_sweep.declared import Count, Name, Text, one_of
+from overlap_sweep.declared import Count, Name, Text, one_of, resolved
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 
@@ -170,19 +170,19 @@ class Config(TensorParallelConfig):
     precision_option: ClassVar[str | None] = "tp_training.dtype"
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedOptions(WorkloadOptions):
     tokens: Count = field()
 
 
-@dataclass(kw_only=True)
+@resolved
 class Asked(Config, ResolvedPoint):
     model: ResolvedModel = field()
     impl: Name | None = None
     """Also another package's."""
 
 
-@dataclass(kw_only=True)
+@resolved
 class ResolvedTraining(TpTraining):
     seq_length: Count = field()
     num_training_steps: Count = field()
@@ -195,7 +195,7 @@ class _LanguageModel(msgspec.Struct):
     num_hidden_layers: Count
 
 
-@dataclass(kw_only=True)
+@resolved
 class Resolved(Asked):
     workload: ResolvedOptions = field()
     precision: str = field()

@@ -20,6 +20,7 @@ from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.tp_training.config import (
     DEFAULT_IMPL,
     PRECISION_OF,
+    Resolved,
     dp_size_of,
 )
 
@@ -90,9 +91,10 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
         return Timing(median_us, q1_us, q3_us, times_us)
 
     def check(self, result: Result) -> None:
-        options = result.recorded["tp_training"]
-        samples = options["batch_size"] * options["gradient_accumulation_steps"] * result.recorded["dp_size"]
-        asked = options["num_training_steps"], samples, samples * options["seq_length"]
+        point = result.point_as(Resolved)
+        options = point.tp_training
+        samples = options.batch_size * options.gradient_accumulation_steps * point.dp_size
+        asked = options.num_training_steps, samples, samples * options.seq_length
         found = len(self.steps), self.samples_per_step, self.tokens_per_step
         if found != asked:
             raise ValueError(f"{found} steps, samples and tokens of a step instead of {asked}")

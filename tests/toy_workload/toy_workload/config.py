@@ -4,6 +4,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from overlap_sweep.config import OF_OPERATORS, ResolvedModel, ResolvedPoint, TensorParallelConfig
+from overlap_sweep.declared import resolved
 
 
 @dataclass
@@ -27,6 +28,6 @@ class Config(TensorParallelConfig):
     reads_of_model = OF_OPERATORS
 
 
-@dataclass(kw_only=True)
+@resolved
 class Resolved(Config, ResolvedPoint):
     model: ResolvedModel = field()
