@@ -94,6 +94,12 @@ def _trains_differently(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Ite
 
 def launch_bound_caution(settings: Collection[tuple[str, bool]], instead: str = "") -> Iterator[str]:
     """Yields which of the settings, given by name, are launch-bound. `instead`: what to do about it."""
-    if bound := [name for name, is_bound in settings if is_bound]:
-        which = "all settings" if len(bound) == len(settings) > 1 else some_of(bound, separator="; ")
+    if which := those_with(settings):
         yield f"{LAUNCH_BOUND}{f' ({instead})' if instead else ''}: {which}."
+
+
+def those_with(settings: Collection[tuple[str, bool]]) -> str:
+    """Returns the settings that have a property, in words; empty if none has. `settings`: names, and whether they have
+    it."""
+    found = [name for name, has_it in settings if has_it]
+    return "all settings" if len(found) == len(settings) > 1 else some_of(found, separator="; ")

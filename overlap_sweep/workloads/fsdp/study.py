@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from overlap_sweep.declared import TRAINS_DIFFERENTLY, Role
 from overlap_sweep.report.charts import LOST, cut
 from overlap_sweep.report.charts import Key as Part
-from overlap_sweep.report.numbers import as_count, as_us, counted, some_of
+from overlap_sweep.report.numbers import as_count, as_us, counted
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.results.estimate import NOTABLE_DRIFT, later_change
 from overlap_sweep.results.identity import key_of
@@ -22,6 +22,7 @@ from overlap_sweep.results.provenance import cpu_only
 from overlap_sweep.results.traces import drawn_trace
 from overlap_sweep.study import Bar, CaseAnalysis, Study, effects
 from overlap_sweep.study.settings import Options
+from overlap_sweep.study.words import those_with
 from overlap_sweep.workloads.fsdp.knobs import NAMING, knobs_of, overrides, roles, those_of
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.rows import (
@@ -213,10 +214,8 @@ def _of_settings(analysis: Analysis) -> Iterator[str]:
         "The layers could not be compiled (see compiled in training.csv)": lambda row: row.compiled.startswith("no:"),
     }
     for problem, holds in problems.items():
-        settings = [row.setting for row in analysis.rows if holds(row)]
-        if settings:
-            every = len(settings) == len(analysis.rows) > 1
-            yield f"{problem}: {'all settings' if every else some_of(settings, separator='; ')}."
+        if which := those_with([(row.setting, holds(row)) for row in analysis.rows]):
+            yield f"{problem}: {which}."
 
 
 def _drift(analysis: Analysis) -> Iterator[str]:
