@@ -7,6 +7,7 @@ comparisons and histories, for every workload in the same way.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,7 +208,7 @@ class Bar(NamedTuple):
     """Texts beside it, one for each of the study's `bar_columns`; a column without any is not drawn."""
 
 
-class Study(Generic[C, R]):
+class Study(ABC, Generic[C, R]):
     """What a workload compares. A subclass says what it must, and replaces what it says otherwise."""
 
     workload: ClassVar[str]
@@ -254,21 +255,21 @@ class Study(Generic[C, R]):
     changes_nothing: ClassVar[Sequence[str]] = ()
     """As in `report.comparison.Comparing`."""
 
+    @abstractmethod
     def case(self, point: Point) -> C:
         """Returns the case of an `ok` point."""
-        raise NotImplementedError
 
+    @abstractmethod
     def options(self, point: Point) -> Options:
         """Returns the setting of a point."""
-        raise NotImplementedError
 
+    @abstractmethod
     def times(self, settings: Sequence[Sequence[Point]]) -> Sequence[Times]:
         """Returns the times of each setting, given the points of all settings of a case."""
-        raise NotImplementedError
 
+    @abstractmethod
     def times_of_point(self, point: Point) -> Times:
         """Returns the times of an `ok` point, with the noise within it."""
-        raise NotImplementedError
 
     def identity(self, point: Point) -> Hashable:
         """Returns what is equal for points with the same setting."""
@@ -343,9 +344,10 @@ class Study(Generic[C, R]):
         return {"options": row.options}
 
     def key(self, analysis: CaseAnalysis[C, R], row: R) -> Key:
-        """Returns what identifies the row's time in comparisons, without device, nodes and setting."""
-        raise NotImplementedError
+        """Returns what identifies the row's time in comparisons, without device, nodes and setting. A workload with a
+        module `compare` needs neither this nor `samples`."""
+        raise AssertionError(f"{self.workload} is compared by its module `compare`")
 
     def samples(self, result: Result) -> Mapping[str, Sample]:
         """Returns the times of an ok result by setting, as `report.comparison.Comparing` wants them."""
-        raise NotImplementedError
+        raise AssertionError(f"{self.workload} is compared by its module `compare`")
