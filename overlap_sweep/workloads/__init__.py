@@ -180,8 +180,9 @@ class Workload:
 
     name: str
     package: str
-    """Package with the modules `config` (options), `run` (code of the workers), `result` (measured fields), `section`
-    (table of points and report), and `compare` (its part in comparisons)."""
+    """Package with the modules `config` (options), `run` (code of the workers), `result` (measured fields), and `study`
+    (what is compared); or instead of `study` `section` (table of points and report) and `compare` (its part in
+    comparisons)."""
     complete: Callable[[Config], dict[str, Any]]
     """Returns the point with all references resolved: backend, knobs, contents of files. Later stages read nothing
     else. UserError if an input cannot be understood."""

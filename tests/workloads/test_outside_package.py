@@ -140,3 +140,13 @@ def test_it_is_compared_and_has_a_history(sweep: tuple[Launch, str], analyze: An
     assert [row["operator"] for row in rows] == ["all-reduce"]
     history = analyze("history", f"{launch.directory}.sqlite").stdout
     assert "all-reduce" in history
+
+
+def test_its_options_are_searched(installed: dict[str, str], analyze: Analyze, tmp_path: Path) -> None:
+    launch = Launch(tmp_path / "search", installed)
+    done = launch.run(*SWEEP, "hydra/sweeper=knobs", "search.max_points=8")
+    assert done.returncode == 0, done.stderr
+    (search,) = json.loads((launch.directory / "knobs.json").read_text())["searches"]
+    assert search["knobs"] == {"toy.chunks": ["1", "4"]}
+    assert {*search["best_points"], *search["baseline_points"]} <= {*results(launch.directory)}
+    assert "Search for knobs" in analyze(launch.directory, "--output", tmp_path).stdout
