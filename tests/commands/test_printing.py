@@ -22,7 +22,7 @@ from overlap_sweep.report.terminal import print_section
 from overlap_sweep.results.points import read_points
 from overlap_sweep.workloads.copy_engine import section as copies
 from overlap_sweep.workloads.fsdp import compare_runs
-from overlap_sweep.workloads.fsdp import section as training
+from overlap_sweep.workloads.fsdp import tables as training
 from overlap_sweep.workloads.fsdp.runs import QUANTITIES
 from overlap_sweep.workloads.kernel import section as kernels
 from overlap_sweep.workloads.layer import section as layers

@@ -131,7 +131,7 @@ def test_one_tp_size_after_the_other_is_searched_and_proven(done: Done) -> None:
     assert 0.0 < found.search_s <= found.wall_s
     assert [trial.tp_size for trial in found.together] == [trial.tp_size for trial in found.proofs] == [2, 4]
     for trial in (*found.together, *found.proofs):
-        point = written[trial.point].point
+        point = written[trial.point].recorded
         # What the backend cannot do is asked for all the same: the layer says why it was not measured.
         assert (point["tp_size"], set(point["layer"]["variants"])) == (trial.tp_size, set(trial.variants.values()))
     assert list(found.proofs[0].variants) == ["none", "default", "tuned", "preset theirs_tp2"]
