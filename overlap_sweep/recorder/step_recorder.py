@@ -29,6 +29,7 @@ from overlap_sweep.recorder.recording import (
 from overlap_sweep.recorder.step_calls import StepCalls
 from overlap_sweep.results.identity import packages
 from overlap_sweep.results.run_directory import trace_file
+from overlap_sweep.startup.sitecustomize import say
 
 MOST_CHANGES = 10
 """Changes of what makes up a step after which the script is told to say it."""
@@ -247,12 +248,12 @@ class StepRecorder:
 
     def _problem(self, sentence: str) -> None:
         self._problems.append(sentence)
-        print(f"overlap_sweep: {sentence}", file=sys.stderr, flush=True)
+        say(sentence)
 
     def give_up(self, error: Exception) -> None:
         """Prints the error, and records the steps that were timed before it."""
         self.is_over = True
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)))
         self._end_early(f"Recording ended with an error ({type(error).__name__}: {_line(error)}).")
 
     def at_exit(self) -> None:
@@ -292,8 +293,7 @@ class StepRecorder:
                 self._trace.discard()
             self._write()
         except Exception:
-            traceback.print_exc()
-            print("overlap_sweep: Nothing is recorded, for the reason above.", file=sys.stderr, flush=True)
+            say(f"{traceback.format_exc()}Nothing is recorded, for the reason above.")
 
 
 def _rank_by_environment() -> tuple[int, int]:

@@ -157,6 +157,8 @@ def _estimate(one: Finalist) -> Estimate:
 
 def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
     yield f"{search.label}: {_headline(search)}"
+    if search.answered and not search.best_points:
+        yield "  Which points it answers with is not recorded, so tables decide without it; search again with resume=."
     if search.time_us is not None:
         if search.best:
             yield f"  {pasted(search)}"

@@ -60,17 +60,20 @@ class Watch:
         self._record = lambda optimizer: None
         try:
             __import__("overlap_sweep.recorder.step_recorder")
-            recorder = sys.modules["overlap_sweep.recorder.step_recorder"].of_process()
+            # None if the program has taken the variable out of its environment.
+            if recorder := sys.modules["overlap_sweep.recorder.step_recorder"].of_process():
+                self._record = recorder.after_optimizer
+                self._record(optimizer)
         except Exception as error:
             give_up((_lacking() if isinstance(error, ImportError) else "") or repr(error))
-        else:
-            self._record = recorder.after_optimizer
-            self._record(optimizer)
 
 
 def say(sentence: str) -> None:
-    """Prints a sentence among the command's output."""
-    print(f"overlap_sweep: {sentence}", file=sys.stderr, flush=True)
+    """Prints a sentence among the command's output, if that is still open: it must not end the program."""
+    try:
+        print(f"overlap_sweep: {sentence}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        return
 
 
 def give_up(reason: str) -> None:
@@ -78,7 +81,7 @@ def give_up(reason: str) -> None:
     say(f"nothing is recorded: {reason}")
     try:
         _write_to_launcher(f"{reason}\n")
-    except (OSError, ValueError, LookupError):
+    except (OSError, ValueError, LookupError, TypeError):
         # There is no launcher, or no run directory any more.
         return
 

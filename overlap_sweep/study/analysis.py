@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from overlap_sweep.report.numbers import counted, shortened
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import LEAST_FREEDOM, LEAST_RUNS, gap_noise_us
-from overlap_sweep.results.gain import Gain, gain_over
+from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.results.records import KnobRecord, KnobSearch
 from overlap_sweep.study import STEP, C, CaseAnalysis, R, Study
@@ -237,5 +237,4 @@ def _of_searches(study: Study[C, R], rows: Sequence[R], work: str, searches: Sea
     against = rows[0].setting if base == 0 else "the search's baseline"
     if search.best and search.gain and search.gain.faster:
         return Decision(best, search.gain, "proven by the search", against, proven=True, searched=True)
-    gain = gain_over(rows[0].per(work), rows[best].per(work)) if best else None
-    return Decision(best, gain, "the search found nothing faster", rows[0].setting, searched=True)
+    return Decision(best, None, "the search found nothing faster", rows[0].setting, searched=True)

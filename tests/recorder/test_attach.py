@@ -238,6 +238,23 @@ def test_an_error_of_the_recorder_s_is_one_line(tmp_path: Path, made_torch: Path
     assert line.startswith("overlap_sweep: nothing is recorded: JSONDecodeError")
 
 
+@pytest.mark.parametrize(
+    ("before", "wanted"),
+    [
+        ("os.environ.clear()", None),
+        ("sys.stderr.close()", '{"directory": "/nonexistent"}'),
+        ("sys.stderr.close()", "1"),
+    ],
+)
+def test_whatever_a_program_has_closed_or_cleared_it_trains(
+    tmp_path: Path, made_torch: Path, before: str, wanted: str | None
+) -> None:
+    late = f"import torch, os, sys\n{before}\n" if wanted is None else f"import os, sys\n{before}\n"
+    made_torch.write_text(late + made_torch.read_text())
+    ran = run([made_torch], tmp_path, few(tmp_path), {RECORD_VARIABLE: wanted} if wanted else None)
+    assert (ran.returncode, ran.stdout[:7]) == (0, "trained"), ran.stderr
+
+
 def test_what_it_is_told_to_install_is_enough(tmp_path: Path, other_python: Path) -> None:
     packages = tmp_path / "packages"
     packages.mkdir()

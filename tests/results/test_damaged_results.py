@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import json
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import RESULT_FILE
+from overlap_sweep.workloads.sections import analyse
 from tests.make_point import MEASURED, default_timing, make_point, pass_times, rewrite, variant
 
 Change = Callable[[dict[str, Any]], Any]
@@ -285,3 +291,23 @@ def test_what_a_later_version_adds_is_no_reason_to_refuse(tmp_path: Path, worklo
 def test_a_variant_that_a_later_version_adds_is_no_reason_to_refuse(tmp_path: Path) -> None:
     rewrite(write("fsdp", tmp_path), lambda r: r["measured"]["step"].update(another=r["measured"]["step"]["none"]))
     assert read_points(tmp_path).problems == []
+
+
+@pytest.mark.parametrize("workload", MEASURED)
+def test_a_point_without_any_of_its_options_is_refused_or_reported(tmp_path: Path, workload: str) -> None:
+    """What is missing gets its default, or is named in one line."""
+    path = make_point(workload, tmp_path / "sweep") / RESULT_FILE
+    whole = json.loads(path.read_text())
+
+    def keys(found: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+        for name, below in found.items():
+            yield (*above, name)
+            if isinstance(below, dict):
+                yield from keys(below, (*above, name))
+
+    for *above, name in keys(whole["point"]):
+        damaged = copy.deepcopy(whole)
+        del functools.reduce(operator.getitem, above, damaged["point"])[name]
+        path.write_text(json.dumps(damaged))
+        analysis = analyse(tmp_path / "sweep", AnalysisConfig())
+        assert all("\n" not in problem for problem in analysis.problems), (above, name)

@@ -70,6 +70,7 @@ class ResolvedOptions(WorkloadOptions):
 
 @resolved
 class Resolved(Config, ResolvedPoint):
+    backend: str = field()
     copy_engine: CopyEngine = field()
     workload: ResolvedOptions = field()
     precision: str = field()

@@ -274,6 +274,7 @@ class AskedCompile(Compile):
 @resolved
 class Asked(Config, ResolvedPoint):
     model: ResolvedModel = field()
+    backend: str = field()
     fsdp: AskedFsdp = field()
     distributed: AskedDistributed = field()
     compile: AskedCompile = field()
@@ -289,6 +290,8 @@ class ResolvedOptions(WorkloadOptions):
 class ResolvedRanking(Ranking):
     num_layers: Count = field()
     sequence_length: Count = field()
+    num_sparse_features: Count = field()
+    num_dense_features: Count = field()
 
 
 @resolved
@@ -300,6 +303,7 @@ class ResolvedFsdp(AskedFsdp):
 @resolved
 class ResolvedTraining(Training):
     batch_size: Count = field()
+    gradient_accumulation: Count = field()
     mixed_precision: Annotated[str, one_of("bf16", "fp16", "none")] = field()
 
 

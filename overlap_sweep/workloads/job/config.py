@@ -88,14 +88,22 @@ class ResolvedJob(Job):
     command: Line = field()
     values: _Values = field()
     env: _Values = field()
-    samples_per_step: Line | float | None = None  # type: ignore[assignment]
-    tokens_per_step: Line | float | None = None  # type: ignore[assignment]
+    ranks: Annotated[int, Meta(ge=1, le=10**5)] = field()
+    directory: Line = field()
+    steps: Annotated[int, Meta(ge=3, le=10**5)] = field()
+    samples_per_step: Line | float | None = field()  # type: ignore[assignment]
+    tokens_per_step: Line | float | None = field()  # type: ignore[assignment]
+    optimizer_steps: Annotated[int, Meta(ge=1, le=10**5)] | None = field()
+    metric: Line | None = field()
+    metric_is: Annotated[str, one_of("rate", "seconds", "milliseconds")] = field()
     files: Annotated[dict[Line, Name], Meta(max_length=MOST_VALUES)] = field(default_factory=dict)
     """Digests of the files that the point depends on, by name."""
 
 
 @resolved
 class Resolved(Config, ResolvedPoint):
+    backend: str = field()
+    repetition: Annotated[int, Meta(ge=0, le=10**6)] = field()
     job: ResolvedJob = field()
     tp_size: Count = field()
     overlap_cfg: OverlapConfig | None = None

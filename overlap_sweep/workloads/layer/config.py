@@ -166,6 +166,8 @@ class ResolvedMoe(Moe):
 
 @resolved
 class ResolvedLayer(Layer):
+    kind: Annotated[str, one_of(*LAYER_KINDS, MOE_KIND)] = field()
+    num_replicas: Annotated[int, Meta(ge=1, le=1024)] = field()
     moe: ResolvedMoe = field(default_factory=ResolvedMoe)
     configurations: dict[str, OverlapConfig] = field(default_factory=dict)
     """The overlap of each variant."""
@@ -174,6 +176,7 @@ class ResolvedLayer(Layer):
 @resolved
 class Asked(Config, ResolvedPoint):
     model: ResolvedModel = field()
+    backend: str = field()
 
 
 @resolved

@@ -67,6 +67,9 @@ class ResolvedOptions(WorkloadOptions):
 @resolved
 class Asked(Config, ResolvedPoint):
     model: ResolvedModel = field()
+    backend: str = field()
+    operator: Annotated[str, one_of(*OPERATORS)] = field()
+    phase: Annotated[str, one_of("all", *PHASES)] = field()
 
 
 @resolved

@@ -178,6 +178,7 @@ class ResolvedOptions(WorkloadOptions):
 @resolved
 class Asked(Config, ResolvedPoint):
     model: ResolvedModel = field()
+    backend: str = field()
     impl: Name | None = None
     """Also another package's."""
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
+from overlap_sweep.report.searches import knob_lines
 from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.records import KnobRecord, KnobSearch
@@ -339,6 +341,14 @@ def test_a_search_that_proved_its_answer_decides(tmp_path: Path) -> None:
         nothing = KnobSearch(**search, time_us=1.0, baseline_us=1.0, stopped=stopped, best_points=["job_0"])
         KnobRecord(searches=[nothing]).write(tmp_path)
         assert analysis_of(tmp_path).best.setting == best
+    # A baseline that is not the reference is kept, and not said to be faster or slower.
+    kept = KnobSearch(**{**search, "baseline_points": ["job_1"]}, time_us=1.0, baseline_us=1.0, best_points=["job_1"])
+    KnobRecord(searches=[kept]).write(tmp_path)
+    assert headline(analysis_of(tmp_path)) == "Nothing beat bucket=100 beyond the noise; keep it"
+    (line,) = (
+        line for line in knob_lines(KnobRecord(searches=[replace(kept, best_points=[])])) if "not recorded" in line
+    )
+    assert "search again with resume=" in line
 
 
 def test_the_order_of_values_makes_no_other_setting(tmp_path: Path) -> None:
