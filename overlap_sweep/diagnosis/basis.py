@@ -31,7 +31,7 @@ class Basis:
     """Index of the rank that loses the time."""
     cause: str
     about: str
-    """As of Loss."""
+    """As `Loss.about`."""
     losses: Sequence[Loss]
     """Those of steady steps."""
     lost_us: float

@@ -321,7 +321,7 @@ def _volume(calls: Iterable[Call]) -> float:
 
 
 class _Gathers(NamedTuple):
-    """Which all-gathers of a group are of parameters."""
+    """How the all-gathers of parameters in a group are recognised."""
 
     in_functions: bool
     elsewhere: bool

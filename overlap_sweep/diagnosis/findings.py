@@ -37,7 +37,7 @@ class _Kind:
     collective: str = ""
     pass_: Pass = ""
     about: str = ""
-    """As of Loss."""
+    """As `Loss.about`."""
 
 
 @dataclass

@@ -76,8 +76,6 @@ class SettingRow(Generic[T]):
     points: list[Point]
     """In the order of their starts."""
     times: T
-    changes: int = 0
-    """Number of options that differ from the reference's."""
     standing: str = ""
     """`best`, `best, proven`, `reference`, or `only` if there is no other setting; empty for the others."""
     over_reference: float = 1.0

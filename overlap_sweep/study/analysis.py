@@ -109,7 +109,6 @@ def _analysis(study: Study[C, R], case: C, title: str, points: list[Point], sear
     placed = [
         replace(
             row,
-            changes=len(differing([reference.options, row.options])),
             standing=standing(number),
             over_reference=reference.per(work).time_us / row.per(work).time_us,
         )

@@ -129,7 +129,6 @@ def test_among_those_within_the_noise_of_the_fastest_the_one_with_fewest_changes
             run(tmp_path, {"bucket": bucket}, {CONNECTIONS: connections}, config=config, step_us=step_us)
     analysis = analysis_of(tmp_path)
     assert analysis.best.setting == f"bucket=100, {CONNECTIONS}=1"
-    assert [row.changes for row in analysis.rows] == [2, 1, 0]
 
 
 def test_what_was_started_first_is_the_reference(tmp_path: Path) -> None:
