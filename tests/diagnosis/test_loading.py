@@ -39,6 +39,8 @@ def test_torchs_own_loader_is_named(tmp_path: Path, workers: int, advice: str) -
                     batch = batch * weight
     path = tmp_path / "trace_rank0.json"
     recorded.export_chrome_trace(str(path))
-    found = {one.cause: one for one in diagnosis_of("run", [facts_of(read_trace(path), path, [])]).findings}
-    assert "of that time the host waits for a DataLoader's next batch" in found["host_bound"].evidence
-    assert advice in found["host_bound"].try_
+    findings = diagnosis_of("run", [facts_of(read_trace(path), path, [])]).findings
+    # On busy cores a second one may follow, of little time between operators.
+    longest = next(one for one in findings if one.cause == "host_bound")
+    assert "of that time the host waits for a DataLoader's next batch" in longest.evidence
+    assert advice in longest.try_
