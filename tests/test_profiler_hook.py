@@ -138,7 +138,7 @@ def test_a_rank_without_a_profiler_keeps_nobody_waiting_but_for_moments_once(who
     assert (without.stdout, without.stderr) == ("", "")
     assert len(FINDINGS.findall(with_it.stdout)) == 2
     assert with_it.stderr.count(f"Rank {1 - who[0]} has no profiler with diagnose_trace().") == 2
-    assert profiler_hook.SHORT_GRACE_S < with_it.waited_s < 2 * profiler_hook.SHORT_GRACE_S + 8
+    assert profiler_hook.SHORT_GRACE_S < with_it.waited_s < profiler_hook.WAIT_S
 
 
 def never_written(ranks: Ranks) -> Saw:
@@ -253,6 +253,6 @@ def test_a_store_that_is_gone_is_said_and_waited_for_no_longer(capsys: pytest.Ca
     told.tell("a", "b")
     start_s = time.monotonic()
     assert told.wait(["a", "b"], 60) == {}
-    assert time.monotonic() - start_s < 1
+    assert time.monotonic() - start_s < 30
     line = "warning: The ranks cannot exchange where their traces are (Connection reset by peer).\n"
     assert capsys.readouterr().err == 2 * line

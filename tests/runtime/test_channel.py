@@ -114,7 +114,7 @@ def test_strangers_keep_nobody_waiting(
     listening: Doors, others: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Silent ones, such as say something else, and some that say a byte at a time: each is shown out in time."""
-    monkeypatch.setattr(channel, "PROOF_S", 0.5)
+    monkeypatch.setattr(channel, "PROOF_S", 1.0)
     door, address = listening
     said = [b"", b"", b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\4abcd", b"\xff" * 10**5]
     strangers = [stranger(address) for _ in said]
@@ -125,12 +125,12 @@ def test_strangers_keep_nobody_waiting(
     slow = stranger(address)
     began = time.monotonic()
     assert is_let_in(listening, others)
-    assert time.monotonic() - began < 0.4
-    while time.monotonic() - began < 1.5:
+    assert time.monotonic() - began < channel.PROOF_S
+    while door._guests:
+        assert time.monotonic() - began < 30 * channel.PROOF_S
         with suppress(ConnectionError):
             slow.send(b"x")
         assert door.accept(0.1) is None
-    assert door._guests == []
     for one in (*strangers, slow):
         one.close()
     assert is_let_in(listening, others)
@@ -160,7 +160,7 @@ def test_nobody_is_waited_for_longer_than_asked(listening: Doors) -> None:
                 open_ones.enter_context(stranger(listening[1]))
             began = time.monotonic()
             assert listening[0].accept(0.1) is None
-            assert 0.1 <= time.monotonic() - began < 2.0
+            assert 0.1 <= time.monotonic() - began < channel.PROOF_S
 
 
 def test_a_listener_that_says_nothing_is_given_up(listening: Doors) -> None:
@@ -184,14 +184,14 @@ def test_a_listener_that_says_a_byte_at_a_time_is_given_up(others: ThreadPoolExe
 def test_after_the_proof_there_is_no_time_limit(
     listening: Doors, others: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel, "PROOF_S", 0.2)
+    monkeypatch.setattr(channel, "PROOF_S", 0.5)
     door, address = listening
-    theirs = others.submit(channel.connect, address, "secret", 0.2)
+    theirs = others.submit(channel.connect, address, "secret", 0.5)
     ours = door.accept(5.0)
     assert ours
     with ours, theirs.result() as other:
         received: list[Callable[[], object]] = [others.submit(end.recv).result for end in (ours, other)]
-        time.sleep(0.5)
+        time.sleep(0.6)
         ours.send("late")
         other.send("late")
         assert [result() for result in received] == ["late", "late"]

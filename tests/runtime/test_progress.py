@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -13,21 +12,32 @@ from overlap_sweep.runtime import progress
 from overlap_sweep.runtime.outcome import Outcome, Outcomes
 from overlap_sweep.runtime.progress import announce, now_doing, shown_waiting
 from tests.make_point import make_point, operator_config
+from tests.sweeps import wait_for
+
+
+def _printed(capsys: pytest.CaptureFixture[str], *, lines: int) -> str:
+    """Returns what is printed until it has so many lines, also such as are drawn anew."""
+    printed: list[str] = []
+
+    def is_enough() -> bool:
+        printed.append(capsys.readouterr().out)
+        return len(re.findall(r"\.\.\. ", "".join(printed))) >= lines
+
+    wait_for(is_enough)
+    return "".join(printed)
 
 
 def test_what_takes_long_is_named_again_and_again_and_what_does_not_is_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "LINES_AFTER_S", (0.1, 0.3))
-    with shown_waiting(progress.measuring("tp2_sm4", 30.0)):
-        now_doing("starting 2 workers for tp2_\x1b[31msm4")
-        time.sleep(0.2)
-        now_doing(progress.measuring("tp2_sm4", 30.0))
-        time.sleep(0.2)
-    assert capsys.readouterr().out.splitlines() == [
-        "... 0 s starting 2 workers for tp2_\\x1b[31msm4",
-        "... 0 s measuring tp2_sm4, at most 30 s",
-    ]
+    for what, line in (
+        ("starting 2 workers for tp2_\x1b[31msm4", "... 0 s starting 2 workers for tp2_\\x1b[31msm4"),
+        (progress.measuring("tp2_sm4", 30.0), "... 0 s measuring tp2_sm4, at most 30 s"),
+    ):
+        monkeypatch.setattr(progress, "LINES_AFTER_S", (0.1, 0.2))
+        with shown_waiting("another"):
+            now_doing(what)
+            assert _printed(capsys, lines=2).splitlines() == [line] * 2
     with shown_waiting("measuring tp2_sm8"):
         pass
     assert capsys.readouterr().out == ""
@@ -41,9 +51,9 @@ def test_on_a_terminal_one_line_is_drawn_anew_and_removed(
     # A line that wraps could not be removed.
     monkeypatch.setenv("COLUMNS", "20")
     with shown_waiting("measuring tp2_sm4"):
-        time.sleep(0.25)
-    *drawn, last = capsys.readouterr().out.split("\r\x1b[K")[1:]
-    assert drawn == ["... 0 s measurin..."] * 2
+        before = _printed(capsys, lines=2)
+    *drawn, last = (before + capsys.readouterr().out).split("\r\x1b[K")[1:]
+    assert drawn[:2] == ["... 0 s measurin..."] * 2
     assert last == ""
 
 

@@ -131,7 +131,7 @@ def test_a_signal_stops_now_and_keeps_what_is_finished(
     told_at = time.monotonic()
     send(number, *processes)
     _, stderr = one.end()
-    assert time.monotonic() - told_at < 10
+    assert time.monotonic() - told_at < 30
     assert one.process.returncode == status
     assert "Traceback" not in stderr
     assert stderr.splitlines()[0].startswith("interrupted: 1 ok, 3 missing; finished results are kept")

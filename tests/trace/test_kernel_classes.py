@@ -53,4 +53,4 @@ def test_long_names_take_no_time(name: str) -> None:
     for category in ("kernel", "cpu_op", "user_annotation"):
         classify(category, name)
     assert len(function_name(name)) <= len(name)
-    assert time.process_time() - begin_s < 2.0
+    assert time.process_time() - begin_s < 20.0

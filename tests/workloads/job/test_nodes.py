@@ -201,7 +201,7 @@ def test_a_lost_node_gives_the_point_up(tmp_path: Path) -> None:
         began = time.monotonic()
         with pytest.raises(NodeLost):
             measure(made, run)
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60
         assert not (run / "result.json").exists()
     wait_for(lambda: tag.processes() == [], 20)
 

@@ -165,14 +165,14 @@ def test_what_is_printed_while_the_profiler_works_does_not_count(tmp_path: Path)
 def test_recordings_are_waited_for_if_there_are_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: str
 ) -> None:
-    monkeypatch.setattr(job_run, "SETTLE_S", 0.5 if recorder == "is lost" else 20.0)
+    monkeypatch.setattr(job_run, "SETTLE_S", 0.5 if recorder == "is lost" else 120.0)
     steps = "true" if recorder == "sees no step" else f"touch {{run}}/{STEPS_FILE}"
     record = recorded(tmp_path / "made", recording(calls_per_step=2)) if recorder == "records" else "true"
     print_five = "for i in 1 2 3 4 5; do echo tps: $i; done"
     began = time.monotonic()
     found = measured(tmp_path, shell(f"{steps}; {print_five}; sleep 0.4; {record}; {LONG}"), metric=TPS)
     assert job(found).calls_per_step == (2 if recorder == "records" else None)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_the_mean_of_the_rank_that_is_slowest_in_all_counts_and_the_command_is_e
     )
     began = time.monotonic()
     found = measured(tmp_path, shell(f"{recorded(tmp_path / 'made', *ranks)}; {LONG}"), ranks=2)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     step = job(found).step
     assert step.samples_us == [99.0, 111.0, 90.0, 109.0]
     assert (step.q1_us, step.median_us, step.q3_us) == (96.75, 104.0, 109.5)

@@ -40,7 +40,7 @@ def test_minutes_end_what_runs_and_leave_the_best_so_far(tmp_path: Path) -> None
     assert launch.processes() == {}
     found = KnobRecord.read(launch.directory / KnobRecord.FILE)
     (search,) = found.searches
-    assert 4.8 < found.elapsed_s < 20
+    assert 4.8 < found.elapsed_s < 50
     assert (search.best, search.stopped) == ({}, "search.max_minutes=0.08 is used up")
     # What came after it in the launch was not started.
     assert {one.recorded["job"]["values"]["ms"]: one.status for one in launch.results().values()} == {

