@@ -18,38 +18,7 @@ from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.trace.intervals import merge
 from overlap_sweep.trace.iterations import PhaseEvents
 from overlap_sweep.trace.measured import measure, measure_groups
-from tests.trace import independent_check
 from tests.trace.conftest import analyse_trace
-
-TIMES = {
-    "span": "span_us",
-    "gemm": "gemm_us",
-    "comm": "comm_us",
-    "wait": "wait_us",
-    "overlap": "overlap_us",
-    "exposed": "exposed_comm_us",
-    "idle": "idle_us",
-}
-COUNTS = {f"num_{kind}": f"num_{kind}_events" for kind in ("gemm", "comm", "wait", "compute")}
-
-
-def test_h200_traces_are_those_of_the_independent_check(gpu_trace: Path) -> None:
-    """Rows and parts equal, to the nanosecond, what plain loops that share nothing with the package count."""
-    found = read_trace_file(gpu_trace, with_parts=True)
-    rows = {
-        f"{row.iteration} {row.phase}": {short: round(getattr(row, name) * 1000) for short, name in TIMES.items()}
-        | {short: getattr(row, name) for short, name in COUNTS.items()}
-        for row in found.rows
-    }
-    assert rows == independent_check.check(gpu_trace)
-    parts: dict[str, dict[str, dict[str, list[int]]]] = {}
-    for part in found.parts:
-        # The check knows kinds, not whose kernels they are.
-        if part.by != "class":
-            of_phase = parts.setdefault(f"{part.iteration} {part.phase}", {"kernel": {}, "stream": {}})
-            times_ns = (round(us * 1000) for us in (part.busy_us, part.total_us, part.alone_us))
-            of_phase[part.by][part.name] = [part.num_events, *times_ns]
-    assert parts == independent_check.check_parts(gpu_trace)
 
 
 def test_rows_and_parts_on_one_page(trace: Any) -> None:
