@@ -18,78 +18,48 @@ def after(collective: str) -> Call:
     return call(0, 1, collective, pass_="other")
 
 
-def test_sharded_parameters_and_their_gradients() -> None:
-    calls = [forward("all_gather"), backward("all_gather"), backward("reduce_scatter")]
-    assert roles_of(calls) == ["parameter", "parameter", "gradient"]
+def gathered(received: int, pass_: str) -> Call:
+    """A number of each rank: counts of tokens, or norms."""
+    return call(0, 1, "all_gather", pass_=pass_, sent=1, received=received)
 
 
-def test_sequence_parallelism_gathers_activations() -> None:
-    calls = [
-        *(forward("all_gather", in_function=True), forward("reduce_scatter", in_function=True)),
-        *(backward("all_gather"), backward("reduce_scatter")),
-    ]
-    assert roles_of(calls) == ["activation"] * 4
+P, G, A = "parameter", "gradient", "activation"
+IN = {"in_function": True}
+BY_GROUP = [
+    *(forward("all_gather", group="fsdp"), backward("reduce_scatter", group="fsdp")),
+    *(forward("all_reduce", group="tp"), backward("all_reduce", group="tp")),
+]
+# gloo does not tell groups apart: tensor parallelism inside of sharded layers.
+INSIDE = [forward("all_gather"), forward("all_gather", **IN), forward("reduce_scatter", **IN)]
+SEQUENCE_PARALLEL = [forward("all_gather", **IN), forward("reduce_scatter", **IN), backward("all_gather")]
+COMPUTED_BEFORE = forward("all_gather", computed_before=True, **IN)
+NORM = call(0, 1, "all_reduce", pass_="other", sent=1, received=1)
+# By what it shows, the calls and the roles of the first of them.
+ROLES = {
+    "sharded parameters": ([forward("all_gather"), backward("all_gather"), backward("reduce_scatter")], [P, P, G]),
+    "sequence parallelism": ([*SEQUENCE_PARALLEL, backward("reduce_scatter")], [A, A, A, A]),
+    "a column-parallel layer alone": ([COMPUTED_BEFORE, backward("reduce_scatter")], [A, A]),
+    "a function that gathers weights": (
+        [forward("all_gather", **IN), backward("all_gather"), backward("reduce_scatter")],
+        [P, P, G],
+    ),
+    "where gradients accumulate": ([backward("all_reduce", accumulates=True), after("all_reduce")], [G, G]),
+    "in both passes": ([forward("all_reduce"), backward("all_reduce")], [A, A]),
+    "the sum of a loss": ([forward("all_gather"), forward("all_reduce", 1), backward("reduce_scatter")], [P, A, G]),
+    "groups that are not told apart": ([*INSIDE, backward("reduce_scatter")], [P, A, A]),
+    "after the optimizer": ([after("reduce_scatter"), after("all_gather")], [G, P]),
+    "the norm of all gradients": ([after("reduce_scatter"), NORM], [G, A]),
+    "exchanges and messages": ([forward("all_to_all"), backward("send"), after("broadcast")], [A, A, A]),
+    "groups don't decide for each other": (BY_GROUP, [P, G, A, A]),
+    "counts beside parameters": ([forward("all_gather"), gathered(2, "fwd"), backward("reduce_scatter")], [P, A, G]),
+    "counts alone": ([gathered(2, "fwd"), backward("all_reduce", 2)], [A, A]),
+    "norms of 1,024 ranks": ([gathered(1024, "other"), after("all_gather")], [A, P]),
+}
 
 
-def test_a_column_parallel_layer_alone_gathers_what_it_has_computed() -> None:
-    calls = [forward("all_gather", in_function=True, computed_before=True), backward("reduce_scatter")]
-    assert roles_of(calls) == ["activation", "activation"]
-
-
-def test_a_function_that_gathers_the_weights_it_multiplies() -> None:
-    calls = [forward("all_gather", in_function=True), backward("all_gather"), backward("reduce_scatter")]
-    assert roles_of(calls) == ["parameter", "parameter", "gradient"]
-
-
-def test_gradients_are_reduced_where_they_are_accumulated_or_after_the_backward_pass() -> None:
-    assert roles_of([backward("all_reduce", accumulates=True), after("all_reduce")]) == ["gradient", "gradient"]
-    assert roles_of([forward("all_reduce"), backward("all_reduce")]) == ["activation", "activation"]
-
-
-def test_the_sum_of_a_loss_does_not_make_parameters_activations() -> None:
-    calls = [forward("all_gather"), forward("all_reduce", 1), backward("reduce_scatter")]
-    assert roles_of(calls) == ["parameter", "activation", "gradient"]
-
-
-def test_hooks_that_gather_in_a_group_that_also_reduces_activations() -> None:
-    # gloo does not tell groups apart: tensor parallelism inside of sharded layers.
-    calls = [
-        *(forward("all_gather"), forward("all_gather", in_function=True), forward("reduce_scatter", in_function=True)),
-        backward("reduce_scatter"),
-    ]
-    assert roles_of(calls)[:3] == ["parameter", "activation", "activation"]
-
-
-def test_parameters_gathered_after_the_optimizer() -> None:
-    assert roles_of([after("reduce_scatter"), after("all_gather")]) == ["gradient", "parameter"]
-
-
-def test_the_norm_of_all_gradients_is_needed_at_once() -> None:
-    norm = call(0, 1, "all_reduce", pass_="other", sent=1, received=1)
-    assert roles_of([after("reduce_scatter"), norm]) == ["gradient", "activation"]
-
-
-def test_exchanges_and_messages_are_of_activations() -> None:
-    assert roles_of([forward("all_to_all"), backward("send"), after("broadcast")]) == ["activation"] * 3
-
-
-def test_groups_don_t_decide_for_each_other() -> None:
-    calls = [
-        *(forward("all_gather", group="fsdp"), backward("reduce_scatter", group="fsdp")),
-        *(forward("all_reduce", group="tp"), backward("all_reduce", group="tp")),
-    ]
-    assert roles_of(calls) == ["parameter", "gradient", "activation", "activation"]
-
-
-def test_a_few_numbers_that_are_gathered_are_no_parameters() -> None:
-    # Counts of tokens, in a group that shards parameters and in one that does nothing else.
-    counts = call(0, 1, "all_gather", pass_="fwd", sent=1, received=2)
-    sharded = [forward("all_gather"), counts, backward("reduce_scatter")]
-    assert roles_of(sharded) == ["parameter", "activation", "gradient"]
-    assert roles_of([counts, backward("all_reduce", 2)]) == ["activation", "activation"]
-    # A norm of each of 1,024 ranks, after the backward pass.
-    norms = call(0, 1, "all_gather", pass_="other", sent=1, received=1024)
-    assert roles_of([norms, after("all_gather")]) == ["activation", "parameter"]
+@pytest.mark.parametrize(("calls", "expected"), ROLES.values(), ids=list(ROLES))
+def test_roles(calls: list[Call], expected: list[str]) -> None:
+    assert roles_of(calls)[: len(expected)] == expected
 
 
 @pytest.mark.parametrize(
