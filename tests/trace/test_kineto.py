@@ -167,7 +167,7 @@ event = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=st.lists(event, max_size=12), cut=st.integers(0, 400) | st.none())
 def test_fuzzed_traces_are_analysed_or_refused(tmp_path: Path, events: list[object], cut: int | None) -> None:
     path = tmp_path / "trace.json"
