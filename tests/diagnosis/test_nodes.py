@@ -35,53 +35,45 @@ def place(collective: str = "all_gather", group: str = "", *, rank: int | None =
 _OF_RUN = ("ranks_per_node", "world_size", "known_groups")
 
 
-@pytest.mark.parametrize(("group", "expected"), [("0", "between"), ("1", "within"), ("2", "between"), ("4", "")])
-def test_a_collective_goes_to_all_ranks_of_its_group(group: str, expected: str) -> None:
-    assert place(group=group) == expected
+ALONE = Group("5", "", (0,), 1)
+PLACES: list[tuple[str, dict[str, Any], str]] = [
+    # A collective goes to all ranks of its group; one whose ranks are cut is between if it is larger than a node.
+    *(("all_gather", {"group": n}, where) for n, where in {"0": "between", "1": "within", "2": "between"}.items()),
+    ("all_gather", {"group": "4"}, ""),
+    ("all_gather", {"group": "3", "world_size": 128}, "between"),
+    ("all_gather", {"group": "3", "world_size": 128, "ranks_per_node": 64}, ""),
+    ("all_gather", {"group": "3", "world_size": 64, "ranks_per_node": 32}, "between"),
+    # Nothing is known without the ranks of a node, and all of a single one.
+    ("all_gather", {"group": "0", "ranks_per_node": None}, ""),
+    ("all_gather", {"ranks_per_node": 4}, "within"),
+    ("all_gather", {"group": "0", "ranks_per_node": 8, "world_size": None}, "within"),
+    # A message goes to its peer, which a group of two or of a node need not name.
+    *((one, {"group": "0", "peer": 1}, "within") for one in ("send", "recv")),
+    *((one, {"group": "0", "peer": 2}, "between") for one in ("send", "recv")),
+    *((one, {"group": "0", "peer": None}, "") for one in ("send", "recv")),
+    ("send", {"group": "2"}, "between"),
+    ("send_recv", {"group": "1"}, "within"),
+    ("send_recv", {"group": "0"}, ""),
+    ("send_recv", {"group": "0", "ranks_per_node": 1}, "between"),
+    # Without a group, as in traces of gloo, all that the rank is in must agree.
+    ("all_gather", {"known_groups": [WORLD, ALONE]}, "between"),
+    ("all_gather", {"known_groups": [WORLD, NODE]}, ""),
+    ("all_gather", {"known_groups": [WORLD, NODE], "group_size": 2}, "within"),
+    ("all_gather", {"known_groups": [WORLD, NODE], "sent": 8, "received": 32}, "between"),
+    ("all_gather", {"known_groups": [Group("1", "", (2, 3), 2), WORLD]}, "between"),
+    ("all_gather", {"known_groups": []}, ""),
+    ("all_gather", {"group_size": 3}, "between"),
+    ("all_gather", {"ranks_per_node": 1}, "between"),
+    # One rank alone, and the memory of other GPUs, are within a node.
+    ("all_gather", {"group_size": 1, "ranks_per_node": 1}, "within"),
+    ("userbuffers", {"library": "userbuffers", "known_groups": [WORLD]}, "within"),
+    ("nccl", {"library": "nccl", "known_groups": [WORLD]}, "between"),
+]
 
 
-def test_a_group_whose_ranks_are_cut_is_between_if_it_is_larger_than_a_node() -> None:
-    assert place(group="3", world_size=128) == "between"
-    assert place(group="3", world_size=128, ranks_per_node=64) == ""
-    assert place(group="3", world_size=64, ranks_per_node=32) == "between"
-
-
-def test_nothing_is_known_without_the_ranks_of_a_node_and_all_of_a_single_one() -> None:
-    assert place(group="0", ranks_per_node=None) == ""
-    assert place(ranks_per_node=4) == "within"
-    assert place(ranks_per_node=8, world_size=None, group="0") == "within"
-
-
-@pytest.mark.parametrize(("peer", "expected"), [(1, "within"), (2, "between"), (None, "")])
-def test_a_message_goes_to_its_peer(peer: int | None, expected: str) -> None:
-    for collective in ("send", "recv"):
-        assert place(collective, "0", peer=peer) == expected
-
-
-def test_a_message_in_a_group_of_two_or_of_a_node_needs_no_peer() -> None:
-    assert place("send", "2") == "between"
-    assert place("send_recv", "1") == "within"
-    assert place("send_recv", "0") == ""
-    assert place("send_recv", "0", ranks_per_node=1) == "between"
-
-
-def test_without_a_group_all_that_the_rank_is_in_must_agree() -> None:
-    """Calls as in traces of gloo."""
-    alone = Group("5", "", (0,), 1)
-    assert place(known_groups=[WORLD, alone]) == "between"
-    assert place(known_groups=[WORLD, NODE]) == ""
-    assert place(known_groups=[WORLD, NODE], group_size=2) == "within"
-    assert place(known_groups=[WORLD, NODE], sent=8, received=32) == "between"
-    assert place(known_groups=[Group("1", "", (2, 3), 2), WORLD]) == "between"
-    assert place(known_groups=[]) == ""
-    assert place(group_size=3) == "between"
-    assert place(ranks_per_node=1) == "between"
-
-
-def test_one_rank_alone_and_the_memory_of_other_gpus_are_within_a_node() -> None:
-    assert place(group_size=1, ranks_per_node=1) == "within"
-    assert place("userbuffers", library="userbuffers", known_groups=[WORLD]) == "within"
-    assert place("nccl", library="nccl", known_groups=[WORLD]) == "between"
+@pytest.mark.parametrize(("collective", "given", "expected"), PLACES)
+def test_where_a_call_communicates(collective: str, given: dict[str, Any], expected: str) -> None:
+    assert place(collective, **given) == expected
 
 
 def times(*facts: RankFacts) -> NodeTimes:
