@@ -168,28 +168,20 @@ def on_cpu(trace: Any) -> list[tuple[float, float, str, str, str]]:
     return [(span.start_us, span.end_us, span.stream, span.kind, span.name) for span in spans]
 
 
-def test_a_gemm_counts_once_however_deep_the_call(trace: Any) -> None:
-    trace.op("aten::linear", 0, 100)
-    trace.op("aten::t", 1, 5)
-    trace.op("aten::addmm", 10, 90)
-    trace.op("aten::copy_", 12, 20)
-    trace.op("aten::resolve_conj", 21, 22)
-    trace.op("aten::mm", 100, 150)
-    assert on_cpu(trace) == [(0.0, 80.0, "1", "gemm", "aten::addmm"), (90.0, 140.0, "1", "gemm", "aten::mm")]
-
-
-def test_of_other_operators_the_outermost_count(trace: Any) -> None:
-    trace.op("aten::softmax", 0, 50)
-    trace.op("aten::_softmax", 2, 48)
-    trace.op("aten::copy_", 3, 10)
-    trace.op("aten::gelu", 60, 90)
-    trace.op("aten::scaled_dot_product_attention", 100, 200)
-    trace.op("aten::bmm", 120, 150)
+def test_a_gemm_counts_once_however_deep_the_call_and_of_other_operators_the_outermost(trace: Any) -> None:
+    for name, start, end in (
+        *(("linear", 0, 100), ("t", 1, 5), ("addmm", 10, 90), ("copy_", 12, 20), ("resolve_conj", 21, 22)),
+        *(("mm", 100, 150), ("softmax", 200, 250), ("_softmax", 202, 248), ("copy_", 203, 210), ("gelu", 260, 290)),
+        *(("scaled_dot_product_attention", 300, 400), ("bmm", 320, 350)),
+    ):
+        trace.op(f"aten::{name}", start, end)
     assert on_cpu(trace) == [
-        (0.0, 50.0, "1", "compute", "aten::softmax"),
-        (60.0, 90.0, "1", "compute", "aten::gelu"),
-        (100.0, 200.0, "1", "compute", "aten::scaled_dot_product_attention"),
-        (120.0, 150.0, "1", "gemm", "aten::bmm"),
+        (0.0, 80.0, "1", "gemm", "aten::addmm"),
+        (90.0, 140.0, "1", "gemm", "aten::mm"),
+        (190.0, 240.0, "1", "compute", "aten::softmax"),
+        (250.0, 280.0, "1", "compute", "aten::gelu"),
+        (290.0, 390.0, "1", "compute", "aten::scaled_dot_product_attention"),
+        (310.0, 340.0, "1", "gemm", "aten::bmm"),
     ]
 
 
