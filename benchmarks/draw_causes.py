@@ -17,9 +17,9 @@ from timeline_svg import Bar, Row, Window, drawn
 
 from overlap_sweep.diagnosis import NEVER
 from overlap_sweep.diagnosis.arrivals import arrivals
+from overlap_sweep.diagnosis.cause import Loss
 from overlap_sweep.diagnosis.exposure import exposure_of
 from overlap_sweep.diagnosis.facts import facts_of
-from overlap_sweep.diagnosis.loss import Loss
 from overlap_sweep.diagnosis.losses import losses_of
 from overlap_sweep.diagnosis.rank import RankView, views_of
 from overlap_sweep.diagnosis.slowdown import slowed_gemms

@@ -10,16 +10,14 @@ from statistics import median
 import numpy as np
 
 from overlap_sweep.diagnosis import NEVER, RECORDING_SLOWS, UNKNOWN_RANK, Diagnosis, Finding, Pass, StepLoss
-from overlap_sweep.diagnosis.advice import advice_for
 from overlap_sweep.diagnosis.arrivals import Arrivals, arrivals
-from overlap_sweep.diagnosis.basis import Basis
+from overlap_sweep.diagnosis.basis import Basis, conditions_of
+from overlap_sweep.diagnosis.cause import Loss, advice_for
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.causes.straggler import IN_TURN
-from overlap_sweep.diagnosis.conditions import conditions_of
 from overlap_sweep.diagnosis.exposure import Measure, exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.lateness import Often, Share, often_of
-from overlap_sweep.diagnosis.loss import Loss
 from overlap_sweep.diagnosis.losses import losses_of
 from overlap_sweep.diagnosis.rank import RankView, views_of
 from overlap_sweep.trace.intervals import intersect, merge, subtract

@@ -10,14 +10,12 @@ from typing import get_args
 import pytest
 
 from overlap_sweep.diagnosis import Pass, Role
-from overlap_sweep.diagnosis.advice import advice_by_cause, advice_for
 from overlap_sweep.diagnosis.arrivals import arrivals
-from overlap_sweep.diagnosis.basis import Basis
+from overlap_sweep.diagnosis.basis import CONDITIONS, TRAINING, Basis, conditions_of
+from overlap_sweep.diagnosis.cause import Loss, advice_by_cause, advice_for
 from overlap_sweep.diagnosis.causes import CAUSES
-from overlap_sweep.diagnosis.conditions import CONDITIONS, TRAINING, conditions_of
 from overlap_sweep.diagnosis.exposure import exposure_of
 from overlap_sweep.diagnosis.facts import LIBRARIES
-from overlap_sweep.diagnosis.loss import Loss
 from overlap_sweep.diagnosis.rank import views_of
 from tests.diagnosis.made_facts import call, rank_facts
 

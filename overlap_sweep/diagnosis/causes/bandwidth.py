@@ -11,12 +11,11 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from overlap_sweep.diagnosis import as_rate, as_time
-from overlap_sweep.diagnosis.cause import Cause, Rule
-from overlap_sweep.diagnosis.loss import Loss
+from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
-    from overlap_sweep.diagnosis.times import ExposedTime
+    from overlap_sweep.diagnosis.losses import ExposedTime
 
 PARTLY_HIDDEN = 0.2
 """Least part of a collective of activations that computation hides for the rest to be too long rather than needed."""

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from overlap_sweep.diagnosis import as_time
-from overlap_sweep.diagnosis.cause import Cause
+from overlap_sweep.diagnosis.cause import Cause, Loss
 from overlap_sweep.diagnosis.causes.repeated_reduction import repeated_reductions
-from overlap_sweep.diagnosis.loss import Loss
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from overlap_sweep.diagnosis import NEVER, as_time
-from overlap_sweep.diagnosis.cause import Cause, Rule
-from overlap_sweep.diagnosis.loss import Loss
+from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
-    from overlap_sweep.diagnosis.times import ExposedTime
+    from overlap_sweep.diagnosis.losses import ExposedTime
 
 AT_ONCE_NS = 1_000_000
 """Longest time after a call until a kernel that waited for it; what starts later waited for something else, too."""

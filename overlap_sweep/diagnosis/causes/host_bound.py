@@ -15,12 +15,11 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from overlap_sweep.diagnosis import MENTIONED, MUCH, NEVER, PAUSE_NS, as_time, counted
-from overlap_sweep.diagnosis.cause import Cause, Rule
-from overlap_sweep.diagnosis.loss import Loss
+from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
-    from overlap_sweep.diagnosis.times import IdleTime
+    from overlap_sweep.diagnosis.losses import IdleTime
 
 _ALLOCATES = re.compile(r"inside (cuda|hip)(Malloc|Free)\b")
 

@@ -12,15 +12,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from overlap_sweep.diagnosis import END_OF_STEP, NEVER, UNBLOCKED_NS, as_time, counted
-from overlap_sweep.diagnosis.cause import Cause, Rule
+from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
 from overlap_sweep.diagnosis.causes.queue_order import queued_since
-from overlap_sweep.diagnosis.loss import Loss
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
     from overlap_sweep.diagnosis.host import Wait
+    from overlap_sweep.diagnosis.losses import ExposedTime, IdleTime
     from overlap_sweep.diagnosis.rank import RankView
-    from overlap_sweep.diagnosis.times import ExposedTime, IdleTime
 
 COPIED_NS = 300_000
 """Longest time from a collective's launch to its start in which only its buffer is filled: half a GB on an H200."""

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from overlap_sweep.diagnosis import as_time
-from overlap_sweep.diagnosis.cause import Cause, Rule
-from overlap_sweep.diagnosis.loss import Loss
+from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
-    from overlap_sweep.diagnosis.times import ExposedTime
+    from overlap_sweep.diagnosis.losses import ExposedTime
 
 
 def started_late(time: ExposedTime) -> Iterator[Loss]:

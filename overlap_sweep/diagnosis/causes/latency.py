@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlap_sweep.diagnosis import as_rate, as_time
-from overlap_sweep.diagnosis.cause import Cause, Rule
-from overlap_sweep.diagnosis.loss import Loss
+from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
+    from overlap_sweep.diagnosis.losses import ExposedTime
     from overlap_sweep.diagnosis.rank import RankView
-    from overlap_sweep.diagnosis.times import ExposedTime
 
 MANY = 10
 """Fewest small calls of a kind in one step that are worth merging."""

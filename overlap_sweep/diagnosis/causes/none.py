@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from overlap_sweep.diagnosis import NEGLIGIBLE, Finding, StepLoss, as_share
-from overlap_sweep.diagnosis.advice import advice_for
-from overlap_sweep.diagnosis.cause import Cause
+from overlap_sweep.diagnosis.cause import Cause, advice_for
 
 
 def nothing_lost(steps: Sequence[StepLoss]) -> Finding | None:

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from overlap_sweep.diagnosis import LATENCY_NS, NEVER, TOGETHER_NS, as_time
-from overlap_sweep.diagnosis.cause import Cause, Rule
-from overlap_sweep.diagnosis.loss import Loss
+from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
-    from overlap_sweep.diagnosis.times import ExposedTime
+    from overlap_sweep.diagnosis.losses import ExposedTime
 
 IN_THE_END = 0.5
 """Part of a kernel's time after which its first blocks have left multiprocessors to others."""

@@ -12,15 +12,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from overlap_sweep.diagnosis import MENTIONED, NEVER, as_time
-from overlap_sweep.diagnosis.cause import Cause, Rule
-from overlap_sweep.diagnosis.loss import Loss
+from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
     from overlap_sweep.diagnosis.calls import Call
     from overlap_sweep.diagnosis.facts import RankFacts
+    from overlap_sweep.diagnosis.losses import ExposedTime
     from overlap_sweep.diagnosis.rank import RankView
-    from overlap_sweep.diagnosis.times import ExposedTime
 
 _Reduction = tuple[str, int | None, int | None]
 

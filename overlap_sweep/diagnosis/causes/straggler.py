@@ -6,18 +6,18 @@ A call's waiting is split by who caused it and why in `lateness.py`; here is wha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlap_sweep.diagnosis import LOADING, MUCH, UNKNOWN_RANK, as_time, counted
-from overlap_sweep.diagnosis.cause import Cause, Rule
+from overlap_sweep.diagnosis.cause import Cause, Loss, Rule, Why
 from overlap_sweep.diagnosis.causes.host_bound import kind_of_pause
-from overlap_sweep.diagnosis.loss import Loss, Why
 from overlap_sweep.trace.kernel_classes import short_name
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
     from overlap_sweep.diagnosis.facts import RankFacts
-    from overlap_sweep.diagnosis.times import ExposedTime
+    from overlap_sweep.diagnosis.losses import ExposedTime
 
 IN_TURN = "in_turn"
 """What a finding is about if ranks wait for one another, none of them for one alone."""
@@ -56,7 +56,7 @@ def lateness_of(basis: Basis) -> Lateness:
     on_device = basis.own.on_device
     if basis.about == IN_TURN:
         waited_ns = sum(share.waited_ns for share in basis.turns.values())
-        in_turn = Why().plus_all(share.why for share in basis.turns.values())
+        in_turn = reduce(Why.plus, (share.why for share in basis.turns.values()), Why())
         return _why_late(waited_ns, in_turn, basis, on_device) or Lateness("as_much_work", "")
     late_rank = int(basis.about)
     if late_rank == UNKNOWN_RANK:
@@ -81,7 +81,7 @@ def lateness_of(basis: Basis) -> Lateness:
         if late.work_per_step <= MORE_KERNELS * own.work_per_step:
             return Lateness("slower_kernels", f"as many {things} as the others' take it {as_time(more)} longer")
         return Lateness("more_work", f"it computes {as_time(more)} more{_most_extra(late, own)}")
-    why = Why().plus_all(loss.why for loss in basis.losses)
+    why = reduce(Why.plus, (loss.why for loss in basis.losses), Why())
     before = _why_late(basis.all_lost_ns, why, basis, on_device)
     return before or Lateness("as_much_work", "it computes as much as the others, but later")
 

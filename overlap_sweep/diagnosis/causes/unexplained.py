@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from overlap_sweep.diagnosis import LATENCY_NS, NEVER, as_time, counted
-from overlap_sweep.diagnosis.cause import Cause
-from overlap_sweep.diagnosis.loss import Loss
+from overlap_sweep.diagnosis.cause import Cause, Loss
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
