@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -45,6 +45,10 @@ class Measure:
         if not len(self._moments):
             return np.zeros(np.shape(moment_ns))
         return np.interp(np.asarray(moment_ns) - self._origin, self._moments, self._covered)
+
+    def within(self, intervals: Intervals) -> NDArray[np.float64]:
+        """Returns the length within each of the intervals, in nanoseconds."""
+        return self.until(intervals[:, 1]) - self.until(intervals[:, 0])
 
     def between(self, start_ns: int, end_ns: int) -> float:
         return self._until_one(end_ns) - self._until_one(start_ns) if end_ns > start_ns else 0.0
@@ -113,8 +117,8 @@ def exposure_of(facts: RankFacts) -> Exposure:
     starts, ends = spans[:, 0], spans[:, 1]
     compute, comm = Measure(work.intervals), Measure(spans)
     busy = Measure(np.concatenate((spans, facts.copies)))
-    gaps = _gaps(facts, compute)
-    found = Exposure({}, [], compute, comm, gaps, np.empty(0), np.empty((0, 2), np.int64), np.empty(0))
+    gaps = subtract(merge(intervals_of(facts.steps)), compute.union)
+    exposed: dict[int, Exposed] = {}
     reach = np.maximum.accumulate(ends) if len(ends) else ends
     late: list[Late] = []
     # Calls that overlap a gap: sorted by start, those that may still run at `a`.
@@ -124,28 +128,30 @@ def exposure_of(facts: RankFacts) -> Exposure:
     for (a, b), first, beyond, after in zip(*columns, strict=True):
         inside = [i for i in range(first, beyond) if ends[i] > a]
         ended = after < len(work) and int(work.start_ns[after]) == b
-        late += _one_gap(facts, found, busy, (a, b), inside, after if ended else None)
-    found.late.extend(late)
+        late += _one_gap(facts, exposed, comm, busy, (a, b), inside, after if ended else None)
     loading = Measure(subtract(facts.loading, busy.union))
     spans = intervals_of(late)
     in_time = Measure(subtract(gaps, merge(spans)))
-    stalls = intervals_of(facts.stalls)
-    return replace(
-        found,
-        loading_ns=loading.until(spans[:, 1]) - loading.until(spans[:, 0]),
+    return Exposure(
+        exposed=exposed,
+        late=late,
+        compute=compute,
+        comm=comm,
+        gaps=gaps,
+        loading_ns=loading.within(spans),
         host_late=subtract(merge(spans), busy.union),
-        unexplained_ns=in_time.until(stalls[:, 1]) - in_time.until(stalls[:, 0]),
+        unexplained_ns=in_time.within(intervals_of(facts.stalls)),
     )
 
 
-def _gaps(facts: RankFacts, compute: Measure) -> Intervals:
-    """Returns the gaps inside of the steps."""
-    steps = merge(intervals_of(facts.steps))
-    return subtract(steps, compute.union)
-
-
 def _one_gap(
-    facts: RankFacts, found: Exposure, busy: Measure, gap: tuple[int, int], inside: list[int], after: int | None
+    facts: RankFacts,
+    found: dict[int, Exposed],
+    comm: Measure,
+    busy: Measure,
+    gap: tuple[int, int],
+    inside: list[int],
+    after: int | None,
 ) -> Iterator[Late]:
     a, b = gap
     calls = facts.calls
@@ -156,7 +162,7 @@ def _one_gap(
             # Launched, but held back by a copy, or by something that the trace does not show: a stall.
             return
         end = b if b - launch <= LATENCY_NS else launch
-        yield from _late(facts, found, busy, a, end, after)
+        yield from _late(facts, comm, busy, a, end, after)
         return
     end_of_comm = min(calls[blocking].end_ns, b)
     reached = end_of_comm
@@ -164,7 +170,7 @@ def _one_gap(
     for i in sorted(inside, key=lambda i: (i != blocking, -calls[i].end_ns)):
         start, end = max(calls[i].start_ns, a), min(calls[i].end_ns, reached)
         if start < end:
-            exposed = found.exposed.setdefault(i, Exposed(i))
+            exposed = found.setdefault(i, Exposed(i))
             exposed.pieces.append((start, end))
             if exposed.ended_by is None:
                 exposed.first_blocked, exposed.ended_by = after, blocking
@@ -173,9 +179,9 @@ def _one_gap(
     first = min(inside, key=lambda i: calls[i].start_ns)
     if a < first_start and calls[first].launch_ns > a and after is not None:
         # The host launched even the communication only after the computation had run dry.
-        yield from _late(facts, found, busy, a, first_start, after)
+        yield from _late(facts, comm, busy, a, first_start, after)
     if after is not None and launch > end_of_comm:
-        yield from _late(facts, found, busy, end_of_comm, b, after)
+        yield from _late(facts, comm, busy, end_of_comm, b, after)
 
 
 def _blocking(
@@ -203,11 +209,11 @@ def _blocking(
     return last if waited else None
 
 
-def _late(facts: RankFacts, found: Exposure, busy: Measure, start: int, end: int, after: int) -> Iterator[Late]:
+def _late(facts: RankFacts, comm: Measure, busy: Measure, start: int, end: int, after: int) -> Iterator[Late]:
     """Yields the time in which the host was late, by step."""
     first, beyond = (bisect(facts.steps, moment, key=lambda step: step.start_ns) for moment in (start, end - 1))
     for a, b in pairwise((start, *(step.start_ns for step in facts.steps[first:beyond]), end)):
-        yield Late(a, b, max(0.0, b - a - busy.between(a, b)), after, found.comm.between(a, b))
+        yield Late(a, b, max(0.0, b - a - busy.between(a, b)), after, comm.between(a, b))
 
 
 def counted_steps(steps: list[Step]) -> list[Step]:
@@ -221,5 +227,5 @@ def exposed_per_step(calls: list[Call], steps: list[Step], compute: Measure) -> 
     for call in calls:
         by_step[call.step].append(call)
     unions = [merge(intervals_of(own)) for own in by_step.values()]
-    busy_ns = [round((compute.until(union[:, 1]) - compute.until(union[:, 0])).sum()) for union in unions]
+    busy_ns = [round(compute.within(union).sum()) for union in unions]
     return [(length(union), length(union) - busy) for union, busy in zip(unions, busy_ns, strict=True)]

@@ -3,15 +3,13 @@ diagnoses under the digests of traces and code, see `overlap_sweep.cache`."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from overlap_sweep.cache import code_digest, find, keep
+from overlap_sweep.cache import code_digest
 from overlap_sweep.diagnosis import Diagnosis, causes
 from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.facts import RankFacts, facts_of
@@ -20,7 +18,9 @@ from overlap_sweep.diagnosis.groups import GroupRow, GroupTotal, group_rows, gro
 from overlap_sweep.diagnosis.nodes import NodeTimes, node_times_of
 from overlap_sweep.trace.files import (
     TraceFile,
+    cache,
     cache_file,
+    cached,
     cached_file,
     is_of,
     key_of,
@@ -29,7 +29,7 @@ from overlap_sweep.trace.files import (
     read_with_trace,
     runs_of,
 )
-from overlap_sweep.trace.processes import decoded, encoded, read_each
+from overlap_sweep.trace.processes import read_each
 
 RANKS_NAMED = 16
 _KIND = "diagnoses"
@@ -84,12 +84,18 @@ def read_runs(paths: Sequence[Path], ranks_per_node: Mapping[Path, int] | None =
         cache_file(keys[path], one.file, with_parts=False)
         known[path] = one.file
     runs = _grouped([known[path] for path in keys])
-    cached = {name: _cached(_key(name, own, keys, per_node)) for name, own in runs.items()}
-    wanted = [path for name, own in runs.items() if not cached[name] for path in own if not known[path].problem]
+    cache_keys = {name: _key(name, own, keys, per_node) for name, own in runs.items()}
+    known_runs = {name: cached(_KIND, key, Found) if key else None for name, key in cache_keys.items()}
+    wanted = [path for name, own in runs.items() if not known_runs[name] for path in own if not known[path].problem]
     read |= _read(path for path in wanted if path not in read)
     return [
         _run(
-            name, [read[path].file if path in read else known[path] for path in own], cached[name], read, keys, per_node
+            name,
+            [read[path].file if path in read else known[path] for path in own],
+            known_runs[name],
+            read,
+            keys,
+            per_node,
         )
         for name, own in runs.items()
     ]
@@ -125,21 +131,22 @@ def _grouped(files: Sequence[TraceFile]) -> dict[str, list[Path]]:
 def _run(
     name: str,
     files: list[TraceFile],
-    cached: Found | None,
+    found: Found | None,
     read: Mapping[Path, RankRead],
     keys: Mapping[Path, str | None],
     per_node: Mapping[Path, int],
 ) -> Run:
     by_rank = {rank: file for file in files if (rank := rank_of(file)) is not None}
     missing = missing_ranks(by_rank) if by_rank else []
-    found = cached
     if not found and (facts := _facts(files, read, per_node)):
         met = arrivals(facts)
         diagnosis = diagnosis_of(name, facts, met)
         diagnosis.notes += [*_startup_notes(files), *_notes(missing, len(facts))]
         rows = group_rows(facts, met)
         found = Found(diagnosis, rows, group_totals(facts), node_times_of(facts, rows))
-        _cache(_key(name, [file.path for file in files], keys, per_node), found, files, keys)
+        key = _key(name, [file.path for file in files], keys, per_node)
+        if key and all(is_of(keys[file.path], file) for file in files):
+            cache(_KIND, key, found)
     return Run(name=name, files=files, missing=missing, found=found)
 
 
@@ -188,18 +195,3 @@ def _key(name: str, paths: Iterable[Path], keys: Mapping[Path, str | None], per_
     return (
         repr((*map(code_digest, (__package__, causes.__name__)), name, own)) if all(key for _, key, _ in own) else None
     )
-
-
-def _cached(key: str | None) -> Found | None:
-    content = find(_KIND, key) if key else None
-    try:
-        return decoded(zlib.decompress(content), Found) if content else None
-    except (zlib.error, msgspec.MsgspecError):
-        return None
-
-
-def _cache(key: str | None, found: Found, files: Sequence[TraceFile], keys: Mapping[Path, str | None]) -> None:
-    if key and all(is_of(keys[file.path], file) for file in files):
-        with suppress(UnicodeError):
-            # A path that is not valid text: it is diagnosed again next time.
-            keep(_KIND, key, zlib.compress(encoded(found), 1))

@@ -52,7 +52,7 @@ def slowed_gemms(facts: RankFacts) -> Slowed:
     work = facts.work
     comm = Measure(intervals_of(call for call in facts.calls if not call.is_wait))
     took = (work.end_ns - work.start_ns).astype(np.float64)
-    beside = (comm.until(work.end_ns) - comm.until(work.start_ns)) / np.maximum(took, 1)
+    beside = comm.within(work.intervals) / np.maximum(took, 1)
     steady = ~np.isin(work.step, [step.number for step in facts.steps if step.startup])
     gemms = np.flatnonzero(work.is_gemm & (took > 0))
     chosen: list[int] = []
@@ -136,8 +136,7 @@ def slowed_calls(facts: RankFacts, gaps: Intervals, moving_ns: Sequence[float]) 
 def hidden_ns(calls: Sequence[tuple[int, int]], gaps: Intervals) -> NDArray[np.float64]:
     """Returns how long computation runs next to each call, given its start and end. `gaps`: when nothing computes."""
     spans = np.array(calls, np.int64).reshape(-1, 2)
-    exposed = Measure(gaps)
-    return (spans[:, 1] - spans[:, 0]) - (exposed.until(spans[:, 1]) - exposed.until(spans[:, 0]))
+    return (spans[:, 1] - spans[:, 0]) - Measure(gaps).within(spans)
 
 
 def lost_of_hidden(facts: RankFacts, gaps: Intervals) -> float:

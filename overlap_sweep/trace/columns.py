@@ -120,7 +120,7 @@ def numbering() -> defaultdict[Any, int]:
     return defaultdict(itertools.count().__next__)
 
 
-def check_number(path: Path, different: Collection[Any], things: str, instead: str) -> None:
+def check_number(path: Path, different: Collection[object], things: str, instead: str) -> None:
     """Raises UserError if there are more of these than any program has."""
     if len(different) > MOST_DIFFERENT:
         raise UserError(f"{path} has more than {MOST_DIFFERENT:,} different {things}; record {instead}.")

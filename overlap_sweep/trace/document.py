@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -19,27 +19,27 @@ MOST_RANKS = 1 << 20
 
 
 class Args(msgspec.Struct, gc=False):
-    """Any: fields that only describe an event, which a damaged one must not lose it for."""
+    """object: fields that only describe an event, which a damaged one must not lose it for."""
 
     correlation: Number = None
     sequence_number: Number = msgspec.field(name="Sequence number", default=None)
     forward_thread: Number = msgspec.field(name="Fwd thread id", default=None)
-    external_id: Any = msgspec.field(name="External id", default=None)
-    collective: Any = msgspec.field(name="Collective name", default=None)
-    group: Any = msgspec.field(name="Process Group Name", default=None)
-    group_about: Any = msgspec.field(name="Process Group Description", default=None)
-    group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
-    group_size: Any = msgspec.field(name="Group size", default=None)
-    sent: Any = msgspec.field(name="In msg nelems", default=None)
-    received: Any = msgspec.field(name="Out msg nelems", default=None)
-    dtype: Any = None
-    destination: Any = msgspec.field(name="Dst Rank", default=None)
-    source: Any = msgspec.field(name="Src Rank", default=None)
-    grid: Any = None
-    block: Any = None
-    bytes: Any = None
-    input_dims: Any = msgspec.field(name="Input Dims", default=None)
-    input_type: Any = msgspec.field(name="Input type", default=None)
+    external_id: object = msgspec.field(name="External id", default=None)
+    collective: object = msgspec.field(name="Collective name", default=None)
+    group: object = msgspec.field(name="Process Group Name", default=None)
+    group_about: object = msgspec.field(name="Process Group Description", default=None)
+    group_ranks: object = msgspec.field(name="Process Group Ranks", default=None)
+    group_size: object = msgspec.field(name="Group size", default=None)
+    sent: object = msgspec.field(name="In msg nelems", default=None)
+    received: object = msgspec.field(name="Out msg nelems", default=None)
+    dtype: object = None
+    destination: object = msgspec.field(name="Dst Rank", default=None)
+    source: object = msgspec.field(name="Src Rank", default=None)
+    grid: object = None
+    block: object = None
+    bytes: object = None
+    input_dims: object = msgspec.field(name="Input Dims", default=None)
+    input_type: object = msgspec.field(name="Input type", default=None)
 
 
 class Event(msgspec.Struct, gc=False):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ from overlap_sweep.trace.processes import decoded, encoded, read_each
 
 if TYPE_CHECKING:
     from overlap_sweep.trace.columns import Trace
+
+_T = TypeVar("_T")
 
 _KIND = "traces"
 
@@ -141,20 +143,28 @@ def key_of(path: Path) -> str | None:
 
 def cached_file(key: str | None, path: Path, with_parts: bool) -> TraceFile | None:
     """Returns the cached analysis; None if there is none or it is damaged."""
-    content = find(_KIND, f"{key} {path!r} {with_parts}") if key else None
-    try:
-        return decoded(zlib.decompress(content), TraceFile) if content else None
-    except (zlib.error, msgspec.MsgspecError):
-        return None
+    return cached(_KIND, f"{key} {path!r} {with_parts}", TraceFile) if key else None
 
 
 def cache_file(key: str | None, file: TraceFile, with_parts: bool) -> None:
     """Caches the analysis, also of a damaged trace, which may have taken as long."""
-    if key is None or not is_of(key, file):
-        return
+    if is_of(key, file):
+        cache(_KIND, f"{key} {file.path!r} {with_parts}", file)
+
+
+def cached(kind: str, key: str, type_: type[_T]) -> _T | None:
+    """Returns the value that was kept under the key; None if there is none or it is damaged."""
+    content = find(kind, key)
+    try:
+        return decoded(zlib.decompress(content), type_) if content else None
+    except (zlib.error, msgspec.MsgspecError):
+        return None
+
+
+def cache(kind: str, key: str, value: object) -> None:
     with suppress(UnicodeError):
         # A path that is not valid text: it is read again next time.
-        keep(_KIND, f"{key} {file.path!r} {with_parts}", zlib.compress(encoded(file), 1))
+        keep(kind, key, zlib.compress(encoded(value), 1))
 
 
 def is_of(key: str | None, file: TraceFile) -> bool:

@@ -236,11 +236,11 @@ def _detail(event: Event) -> Detail:
     )
 
 
-def _text(written: Any) -> str | None:
+def _text(written: object) -> str | None:
     return None if written is None else str(written)
 
 
-def _below(written: Any, beyond: int) -> int | None:
+def _below(written: object, beyond: int) -> int | None:
     return written if type(written) is int and 0 <= written < beyond else None
 
 

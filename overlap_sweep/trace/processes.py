@@ -46,7 +46,7 @@ def read_each(paths: Sequence[Path], reader: str, kind: type[_T], *arguments: bo
     return [found[path] for path in paths]
 
 
-def encoded(found: Any) -> bytes:
+def encoded(found: object) -> bytes:
     """Returns MessagePack of a value that msgspec knows, with paths and numpy arrays in it."""
     return msgspec.msgpack.encode(found, enc_hook=_plain)
 
@@ -71,7 +71,7 @@ def _of_plain(kind: Any, plain: Any) -> Any:
     return np.frombuffer(content, dtype).reshape(shape).copy()
 
 
-def _start(paths: Sequence[Path], reader: str, arguments: Sequence[Any]) -> subprocess.Popen[bytes] | None:
+def _start(paths: Sequence[Path], reader: str, arguments: Sequence[object]) -> subprocess.Popen[bytes] | None:
     """Starts a process that reads these traces; None if it cannot be started."""
     command = [sys.executable, "-m", "overlap_sweep.trace.processes"]
     try:
