@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -44,13 +44,13 @@ BY_OF_TELEMETRY = (By.point,)
 BY_OF_TRACES = (By.phase, By.rank, By.class_, By.kernel, By.stream)
 
 
-def tables() -> dict[str, Table[Any]]:
+def tables() -> dict[str, Table]:
     """Returns the tables of comparisons, by heading."""
     from overlap_sweep import workloads
     from overlap_sweep.compare.sweep_report import POINTS, SLOTS
     from overlap_sweep.compare.traces import PARTS, QUANTITIES
 
-    found: dict[str, Table[Any]] = {
+    found: dict[str, Table] = {
         "of points": POINTS,
         "with --by slot": SLOTS,
         "of traces by phase or rank": QUANTITIES,

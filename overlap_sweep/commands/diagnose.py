@@ -30,7 +30,7 @@ class Rows(StrEnum):
     step = "step"
 
 
-def _tables() -> dict[str, Table[Any]]:
+def _tables() -> dict[str, Table]:
     from overlap_sweep.report.diagnosis import TABLES
 
     return TABLES

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from overlap_sweep.errors import UserError
 
@@ -22,8 +22,8 @@ class Rows:
     """The rows of one table."""
 
     frame: pd.DataFrame
-    table: Table[Any]
-    points: Sequence[PointRow[Any]] = ()
+    table: Table
+    points: Sequence[PointRow] = ()
     """What the rows are of, in their order; empty if they are from a file."""
     problems: list[str] = field(default_factory=list)
     """A sentence for each file that could not be read."""
@@ -114,7 +114,7 @@ def read_runs_of_nodes(traces: Sequence[Path], ranks_per_node: int | None) -> tu
     return read_runs(traces, known), problems
 
 
-def tables() -> dict[str, Table[Any]]:
+def tables() -> dict[str, Table]:
     """Returns the tables of points of all workloads by name."""
     from overlap_sweep.workloads import names, section_module
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from overlap_sweep.report.table import Table
 
 
-def tables() -> dict[str, Table[Any]]:
+def tables() -> dict[str, Table]:
     """Returns the table of a history, by heading."""
     from overlap_sweep.compare.history import ROWS
 

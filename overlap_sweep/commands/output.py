@@ -215,18 +215,18 @@ def _described(row: pd.Series[Any], columns: Sequence[str]) -> str:
     return f"{' '.join(names)} ({', '.join(values)})".strip()
 
 
-def listed(heading: str, table: Table[Any]) -> str:
+def listed(heading: str, table: Table) -> str:
     """Returns a paragraph that lists the names of the table's columns."""
     names = textwrap.wrap(" ".join(table.types), HELP_WIDTH, break_on_hyphens=False)
     return "\b\n" + "\n  ".join([f"Columns {heading}, {table.rows}:", *names])
 
 
-def with_columns(tables: Callable[[], Mapping[str, Table[Any]]]) -> type[TyperCommand]:
+def with_columns(tables: Callable[[], Mapping[str, Table]]) -> type[TyperCommand]:
     """Returns a command class whose help ends with the tables' columns under their headings; tables are imported only
     for the help."""
 
     class WithColumns(TyperCommand):
-        def headed(self, ctx: Any) -> Mapping[str, Table[Any]]:
+        def headed(self, ctx: Any) -> Mapping[str, Table]:
             """Returns the tables to list for this command line, by heading."""
             return tables()
 

@@ -41,7 +41,7 @@ def flags_of_tables() -> dict[str, str]:
     return {f"--{name.replace('_', '-')}": name for name in tables()}
 
 
-def headed() -> dict[str, Table[Any]]:
+def headed() -> dict[str, Table]:
     """Returns the tables of points by heading, and the columns that can be added to any."""
     from overlap_sweep.report.causes import OF_POINT
     from overlap_sweep.report.nodes import NODE_TIMES
@@ -54,7 +54,7 @@ class QueryCommand(with_columns(headed)):  # type: ignore[misc]
     """Has a flag for the rows of each workload, including those of other packages. With a flag, the help lists only the
     columns of that table."""
 
-    def headed(self, ctx: Any) -> dict[str, Table[Any]]:
+    def headed(self, ctx: Any) -> dict[str, Table]:
         flags = [f"with {flag}" for flag in flags_of_tables() if flag not in ctx.meta[_FLAGS]]
         found = headed()
         return {name: table for name, table in found.items() if not ctx.meta[_FLAGS] or name not in flags}
@@ -217,7 +217,7 @@ def _columns(listed: str, frame: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _main_columns(rows: pd.DataFrame, table: Table[Any], mentioned: Sequence[str]) -> list[str]:
+def _main_columns(rows: pd.DataFrame, table: Table, mentioned: Sequence[str]) -> list[str]:
     """Returns the columns to show: those of the case where there are several, the usual ones that have a value in any
     row, and those of the condition."""
     cases = [name for name in CASE if name in rows and rows[name].nunique() > 1]

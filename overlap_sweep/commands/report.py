@@ -3,7 +3,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from overlap_sweep.report.table import Table
 
 
-def tables() -> dict[str, Table[Any]]:
+def tables() -> dict[str, Table]:
     """Returns the tables of answers by heading: a workload's own one, else its table of points."""
     from overlap_sweep.workloads import names, section_module
 

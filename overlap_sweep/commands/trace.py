@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -45,7 +45,7 @@ class Phase(StrEnum):
     all = "all"
 
 
-def _tables() -> dict[str, Table[Any]]:
+def _tables() -> dict[str, Table]:
     from overlap_sweep.commands.trace_rows import TABLES
 
     return TABLES

@@ -45,9 +45,9 @@ _KEY: tuple[Column[Key], ...] = (
     attribute("operator", kind="text", header="operator"),
     attribute("pass", read="pass_name", kind="text", header="pass"),
 )
-_MATCH_KEY: tuple[Column[Any], ...] = tuple(through(column, lambda match: match.ours.key) for column in _KEY)
-RATIO: Column[Any] = ratio_column("ratio", lambda match: match.ratio, "ratio")
-_TIMES: tuple[Column[Any], ...] = (
+_MATCH_KEY: tuple[Column, ...] = tuple(through(column, lambda match: match.ours.key) for column in _KEY)
+RATIO: Column = ratio_column("ratio", lambda match: match.ratio, "ratio")
+_TIMES: tuple[Column, ...] = (
     attribute("dataset", kind="text"),
     attribute("reference", kind="text"),
     attribute("reference_time_us", read="theirs.time.time_us", header="reference us", show=as_us),

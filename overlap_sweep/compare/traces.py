@@ -133,7 +133,7 @@ class TraceComparison:
     """By dataset, phase and grouping, the largest difference first."""
 
 
-RATIO: Column[Any] = ratio_column("ratio", lambda match: match.ratio, "ratio", dropped=2)
+RATIO: Column = ratio_column("ratio", lambda match: match.ratio, "ratio", dropped=2)
 _WHO = (attribute("dataset", kind="text"), attribute("reference", kind="text"))
 QUANTITIES: Table[QuantityMatch] = Table(
     "rows",
@@ -172,7 +172,7 @@ def compare(operands: Sequence[tuple[str, Path, Sequence[Path]]], reference: str
     """Compares traces, given as label, directory or file, and its traces. UserError where no rank is in common.
     `by`: phase, rank, class, kernel or stream."""
     compared = compare_traces([read_trace_dataset(*operand) for operand in operands], reference)
-    table: Table[Any] = QUANTITIES if by in ("phase", "rank") else PARTS
+    table: Table = QUANTITIES if by in ("phase", "rank") else PARTS
     rows: Sequence[Any] = [match for match in compared.quantities if (match.rank is not None) == (by == "rank")]
     if table is PARTS:
         rows = [part for part in compared.parts if part.by == by]

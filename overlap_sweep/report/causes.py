@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,7 +17,7 @@ from overlap_sweep.report.diagnosis import FINDINGS, headline
 from overlap_sweep.report.nodes import NODE_TIMES, between_nodes_in_a_sentence
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Exhibit
-from overlap_sweep.report.table import Column, Kind, Listing, PointRow, Row, Table, Told, through
+from overlap_sweep.report.table import Column, Kind, Listing, PointRow, Row, RowText, Table, through
 from overlap_sweep.results.nodes import ranks_of_each
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import is_trace_of
@@ -188,9 +188,9 @@ def _listing(rows: Sequence[Row], found: Mapping[str, tuple[Side, Run]]) -> List
         advice = row["try"]
         says_nothing = not advice or row["cause"] == "none" or advice in advice_before[-1:]
         tries = [] if says_nothing else [f"Try: {'as above.' if advice in advice_before else advice}"]
-        listed.append({**row, "text": Told(row["run"], about[row["run"]], [row["evidence"], *tries])})
+        listed.append({**row, "text": RowText(row["run"], about[row["run"]], [row["evidence"], *tries])})
         advice_before.append(advice)
-    return Listing(replace(ON_PAGE, columns=tuple(columns)), listed, told=itemgetter("text"))
+    return Listing(replace(ON_PAGE, columns=tuple(columns)), listed, text=itemgetter("text"))
 
 
 def _about(side: Side, run: Run) -> Iterator[str]:
@@ -249,7 +249,7 @@ NOTHING = Finding(
 """Of traces in which no cause is listed."""
 
 
-def of_points(rows: Sequence[PointRow[Any]]) -> list[Row]:
+def of_points(rows: Sequence[PointRow]) -> list[Row]:
     """Returns the columns of OF_POINT and NODE_TIMES for each row, empty without traces. host_bound only counts if the
     host was late without the profiler, too."""
     sides = {_key(row): Side(row.point, row.variant, row.pass_name) for row in rows}
@@ -264,5 +264,5 @@ def of_points(rows: Sequence[PointRow[Any]]) -> list[Row]:
     return [found[_key(row)] for row in rows]
 
 
-def _key(row: PointRow[Any]) -> tuple[Path, str, str]:
+def _key(row: PointRow) -> tuple[Path, str, str]:
     return row.point.directory, row.variant, row.pass_name

@@ -62,7 +62,7 @@ class Chart:
 class Comparison:
     """A comparison of two or more datasets, to be printed and written."""
 
-    table: Table[Any]
+    table: Table
     """The table of the rows; its name is the plural of what a row is."""
     rows: Sequence[Any]
     show: Callable[[Console], None]
@@ -75,7 +75,7 @@ class Comparison:
     """Sentences for each dataset but the reference: how much faster it is, or that it is not."""
     warnings: Sequence[str] = ()
     summary_file: str = "comparison.json"
-    details: Mapping[str, Listing[Any]] = field(default_factory=dict)
+    details: Mapping[str, Listing] = field(default_factory=dict)
     """Further rows by the label of the dataset that they are of, for files alone."""
 
     def frame(self) -> pd.DataFrame:
@@ -89,7 +89,7 @@ class Telemetry(NamedTuple):
     compare: Callable[..., Comparison]
     """Takes labels with directories, the label of the reference, that of the only candidate or None, and `all_runs`:
     whether tables have every quantity of every run."""
-    tables: Mapping[str, Table[Any]]
+    tables: Mapping[str, Table]
     """Tables of such comparisons by heading."""
 
 

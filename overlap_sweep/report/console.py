@@ -114,7 +114,7 @@ def print_table(
         print_lines([f"Hidden columns: {names}. A wider terminal shows them."], console, indent=0)
 
 
-def _padded(column: Column[Any], text: str, width: int) -> str:
+def _padded(column: Column, text: str, width: int) -> str:
     cut = shortened(text, width) if len(text) > width else text
     gap = " " * (width - cell_len(cut))
     return gap + cut if column.is_number else cut + gap

@@ -4,7 +4,7 @@ costs."""
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from overlap_sweep.report.numbers import as_rate, as_us
 from overlap_sweep.report.table import Column, PointRow, Table, through
@@ -12,7 +12,7 @@ from overlap_sweep.report.table import Column, PointRow, Table, through
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.nodes import NodeTimes
 
-NODES: Column[PointRow[Any]] = Column("nodes", lambda row: row.point.case.nodes, kind="count", header="nodes", usual=1)
+NODES: Column[PointRow] = Column("nodes", lambda row: row.point.case.nodes, kind="count", header="nodes", usual=1)
 """Column of tables of points."""
 
 

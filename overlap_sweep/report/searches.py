@@ -25,7 +25,7 @@ from overlap_sweep.results.records import (
     PassSearch,
     Records,
     SearchRecord,
-    told_after,
+    without_operator,
 )
 
 Titled = Iterable[tuple[str, list[str]]]
@@ -67,7 +67,7 @@ def _pass_lines(record: SearchRecord, known: Mapping[str, str]) -> Iterator[str]
         refused = {why: n for why, n in search.refused.items() if (operator, why) not in reported}
         yield from (f"  Refused {n} times: {why}" for why, n in refused.items())
         reported |= {(operator, why) for why in search.refused}
-    dropped = {name: told_after(name, why) for name, why in record.dropped.items() if known.get(name) != why}
+    dropped = {name: without_operator(name, why) for name, why in record.dropped.items() if known.get(name) != why}
     yield from (f"Dropped: {name}: {why}" for name, why in dropped.items())
 
 

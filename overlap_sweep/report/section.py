@@ -44,7 +44,7 @@ class Exhibit:
     """Last part of the chart's file name, after the section's name and the answer's number."""
     small: bool = False
     """Whether the chart does not need the page's full width."""
-    listing: Listing[Any] | None = None
+    listing: Listing | None = None
     heading: str = ""
     brief: str = ""
     """One word for the link at the top of the page; empty: no link."""
@@ -95,7 +95,7 @@ class Answer:
     """Sentences: first what to do, then the reasons."""
     cautions: list[str]
     """Reasons to doubt the answer, a sentence each."""
-    compared: Listing[Any]
+    compared: Listing
     """Rows that the answer was chosen from."""
     points: list[Point]
     cards: list[Card] = field(default_factory=list)
@@ -148,11 +148,11 @@ class Section:
     explained: str
     """What was measured and how to read it, on the page."""
     answers: list[Answer]
-    points: Listing[PointRow[Any]]
+    points: Listing[PointRow]
     """Every point, for files, queries and the page."""
     report: dict[str, Any]
     """Keys and contents for tuning_report.json."""
-    decided: Listing[Any] | None = None
+    decided: Listing | None = None
     """The answers as rows, for `--format` and `--fail-if`; None: the points. With a caption they are shown before
     several answers."""
     files: list[File] = field(default_factory=list)
@@ -180,12 +180,12 @@ class Section:
         return self.points.table.records(self.points.rows)
 
     @property
-    def answered(self) -> Listing[Any]:
+    def answered(self) -> Listing:
         """Returns the answers as rows."""
         return self.decided or self.points
 
     @property
-    def summary(self) -> Listing[Any] | None:
+    def summary(self) -> Listing | None:
         """Returns the table that sums up several answers; None if the answers as rows have no caption."""
         return self.decided if self.decided and self.decided.caption and len(self.answers) > 1 else None
 

@@ -6,18 +6,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
-from overlap_sweep.report.numbers import UNDEFINED, visible
+from typing_extensions import TypeVar
+
+from overlap_sweep.report.numbers import UNDEFINED, as_us, visible
 from overlap_sweep.report.vocabulary import explained, unit
 from overlap_sweep.results.points import Point
 
 if TYPE_CHECKING:
     import pandas as pd
 
-R = TypeVar("R")
+R = TypeVar("R", default=Any)
 """Type of a table's rows."""
 S = TypeVar("S")
 
@@ -26,10 +28,6 @@ Row = dict[str, Any]
 
 Kind = Literal["text", "count", "number", "flag"]
 PANDAS: Mapping[Kind, str] = {"text": "string", "count": "Int64", "number": "float64", "flag": "boolean"}
-
-
-def as_text(value: Any) -> str:
-    return str(value)
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,8 @@ class Column(Generic[R]):
     kind: Kind = "number"
     header: str = ""
     """Header in tables for people; empty for a column that is only in files."""
-    show: Callable[[Any], str] = as_text
-    """Formats the value for people. Not called for unknown or undefined values, whose cells are empty."""
+    show: Callable[[Any], str] | None = None
+    """Formats the value for people; default: times as `1,234.5`. Not called for unknown or undefined values."""
     words: Callable[[R], str] | None = None
     """Returns the text from the row, instead of `show`; the page sorts by the value."""
     dropped: int = 0
@@ -77,8 +75,12 @@ class Column(Generic[R]):
         """Returns the cell for people."""
         if self.words:
             return self.words(row)
-        value = self.value(row)
-        return "" if is_unknown(value) else self.show(value)
+        return self.shown(self.value(row))
+
+    def shown(self, value: Any) -> str:
+        """Returns a value for people."""
+        show = self.show or (as_us if self.name.endswith("_us") else str)
+        return "" if is_unknown(value) else show(value)
 
     @property
     def is_number(self) -> bool:
@@ -134,8 +136,8 @@ class Table(Generic[R]):
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the page says in words of a row of a table."""
+class RowText:
+    """The sentences about a row of a table on the page."""
 
     heading: str
     """Heading of the row and of its neighbours with the same heading."""
@@ -165,7 +167,7 @@ class Listing(Generic[R]):
     """Most rows on a terminal: the first ones, the chosen and the reference; None: all."""
     order: Callable[[R], Any] | None = None
     """Sort key of the rows on the page; None: not sorted."""
-    told: Callable[[R], Told] | None = None
+    text: Callable[[R], RowText] | None = None
     """Returns the sentences of a row on the page, where the table then cannot be sorted; None: there are none."""
     link: Callable[[R], int] | None = None
     """Index of the answer that a row of a summary is about."""
@@ -243,37 +245,46 @@ class PointRow(Generic[R]):
         return bool(self.measured is not None and getattr(self.measured, "launch_bound", False))
 
 
-def _status(row: PointRow[Any]) -> str:
-    reused = ["reused"] if row.point.result and row.point.result.reused_from else []
-    return ", ".join([row.point.status, *(["launch-bound"] if row.is_launch_bound else []), *reused])
+def attribute(name: str, about: str = "", kind: Kind = "number", read: str = "", **more: Any) -> Column:
+    """Returns the column of the row's attribute `read`; default: the attribute of the column's name."""
+    return Column(name, attrgetter(read or name), about, kind, **more)
 
 
-def _error(row: PointRow[Any]) -> str | None:
+def item(name: str, header: str = "", about: str = "", kind: Kind = "number", read: str = "", **more: Any) -> Column:
+    """Returns the column of the value `read` of rows that are dicts; default: the value of the column's name."""
+    return Column(name, itemgetter(read or name), about, kind, header, **more)
+
+
+def _status(row: PointRow) -> str:
+    reused = row.point.result and row.point.result.reused_from
+    return f"{row.point.status}{', launch-bound' if row.is_launch_bound else ''}{', reused' if reused else ''}"
+
+
+def _error(row: PointRow) -> str | None:
     if row.point.result:
         return row.point.result.error
     return "no result.json: the point is still running or its launcher was stopped"
 
 
-POINT: Column[PointRow[Any]] = Column("point", lambda row: row.point.name, kind="text")
-DIRECTORY: Column[PointRow[Any]] = Column("directory", lambda row: row.directory, kind="text")
-MODEL: Column[PointRow[Any]] = Column("model", lambda row: row.point.case.model, kind="text", header="model")
-BACKEND: Column[PointRow[Any]] = Column("backend", lambda row: row.point.case.backend, kind="text", header="backend")
-DEVICE: Column[PointRow[Any]] = Column("device", lambda row: row.point.case.device, kind="text")
-PROCESS_WIDE: Column[PointRow[Any]] = Column(
+POINT: Column[PointRow] = attribute("point", kind="text", read="point.name")
+DIRECTORY: Column[PointRow] = attribute("directory", kind="text")
+MODEL: Column[PointRow] = attribute("model", kind="text", read="point.case.model", header="model")
+BACKEND: Column[PointRow] = attribute("backend", kind="text", read="point.case.backend", header="backend")
+DEVICE: Column[PointRow] = attribute("device", kind="text", read="point.case.device")
+PROCESS_WIDE: Column[PointRow] = Column(
     "process_wide", lambda row: row.point.case.process_wide or None, kind="text", header="process", differing=True
 )
-PRECISION: Column[PointRow[Any]] = Column(
-    "precision", lambda row: row.point.case.precision, kind="text", header="precision"
-)
-STATUS: Column[PointRow[Any]] = Column(
-    *("status", lambda row: row.point.status),
+PRECISION: Column[PointRow] = attribute("precision", kind="text", read="point.case.precision", header="precision")
+STATUS: Column[PointRow] = attribute(
+    "status",
     kind="text",
+    read="point.status",
     header="status",
     words=_status,
     style=lambda row: "doubtful" if row.is_launch_bound else row.point.status,
 )
-ERROR: Column[PointRow[Any]] = Column("error", _error, kind="text")
-ORIGIN: tuple[Column[PointRow[Any]], ...] = (
+ERROR: Column[PointRow] = Column("error", _error, kind="text")
+ORIGIN: tuple[Column[PointRow], ...] = (
     Column(
         "started",
         lambda row: row.point.result and row.point.result.started,
@@ -289,15 +300,10 @@ ORIGIN: tuple[Column[PointRow[Any]], ...] = (
 )
 
 
-def attribute(name: str, about: str = "", kind: Kind = "number", read: str = "", **more: Any) -> Column[Any]:
-    """Returns the column of the row's attribute `read`; default: the attribute of the column's name."""
-    return Column(name, attrgetter(read or name), about, kind, **more)
-
-
-def asked(name: str, *path: str, **more: Any) -> Column[PointRow[Any]]:
+def asked(name: str, *path: str, **more: Any) -> Column[PointRow]:
     """Returns a column of the point's configuration at `path` (default: the column's name)."""
 
-    def value(row: PointRow[Any]) -> Any:
+    def value(row: PointRow) -> Any:
         found: Any = row.point.config
         for key in path or (name,):
             found = getattr(found, key, None)
@@ -309,20 +315,18 @@ def asked(name: str, *path: str, **more: Any) -> Column[PointRow[Any]]:
 def through(column: Column[R], get: Callable[[S], R | None], **changes: Any) -> Column[S]:
     """Returns the column for rows from which `get` returns an R; empty where it returns None."""
 
-    def of(call: Callable[[R], Any], nothing: Any) -> Callable[[S], Any]:
-        def found(row: S) -> Any:
-            inner = get(row)
-            return nothing if inner is None else call(inner)
+    def lifted(call: Callable[[R], Any], empty: Any) -> Callable[[S], Any]:
+        return lambda row: empty if (inner := get(row)) is None else call(inner)
 
-        return found
-
-    style = column.style
-    lifted: dict[str, Any] = {
-        "value": of(column.value, None),
-        "words": of(column.words, "") if column.words else None,
-        "style": style if isinstance(style, str) else of(style, ""),
-    }
-    return replace(column, **lifted, **changes)  # type: ignore[return-value]
+    words, style = column.words, column.style
+    other_rows: Any = column
+    return replace(
+        other_rows,
+        value=lifted(column.value, None),
+        words=words and lifted(words, ""),
+        style=style if isinstance(style, str) else lifted(style, ""),
+        **changes,
+    )
 
 
 def of_measured(column: Column[R]) -> Column[PointRow[R]]:

@@ -88,8 +88,8 @@ class TunerRecord(Record, kw_only=True):
     proofs: list[LayerTrial] = msgspec.field(default_factory=list)
 
 
-def told_after(label: str, reason: str) -> str:
-    """Returns a reason of `dropped` as it is told after its label: without the operator that both name."""
+def without_operator(label: str, reason: str) -> str:
+    """Returns a reason of `dropped` for a line that begins with its label: without the operator that both name."""
     return reason.removeprefix(f"{label.rpartition(' ')[2]}: ")
 
 

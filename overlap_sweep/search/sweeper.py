@@ -13,7 +13,7 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.searches import pass_line
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting, told_after
+from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting, without_operator
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import own_traces
 from overlap_sweep.runtime.kept import wrong_results
@@ -112,7 +112,7 @@ class Sweep:
 
     def drop(self, label: str, reason: str) -> None:
         self.dropped[label] = reason
-        print(f"search: {label} not searched: {told_after(label, reason)}", flush=True)
+        print(f"search: {label} not searched: {without_operator(label, reason)}", flush=True)
 
     def search(self, tasks: Sequence[Task], gate: Gate = lambda _: None) -> None:
         """Runs all searches of these tasks together until they end or the budget is used up."""

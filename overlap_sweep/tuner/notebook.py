@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.overlap import space
-from overlap_sweep.report.table import Column, is_unknown
+from overlap_sweep.report.table import Column
 from overlap_sweep.workloads.operator.section import ANSWERS
 
 if TYPE_CHECKING:
@@ -33,5 +33,4 @@ def _text(best: BestSetting, column: Column[Any]) -> str:
     if column.name == "setting":
         setting = space.brief_name(best.setting)
         return setting if setting == best.final_setting else f"{setting}, in the file {best.final_setting}"
-    value = getattr(best, column.name)
-    return "" if is_unknown(value) else column.show(value)
+    return column.shown(getattr(best, column.name))

@@ -75,9 +75,9 @@ def words_of(shown: Exhibit) -> dict[str, tuple[list[str], list[list[str]]]]:
     found: dict[str, tuple[list[str], list[list[str]]]] = {}
     for part in parts_of(shown):
         assert part.listing
-        assert part.listing.told
-        for told in map(part.listing.told, part.listing.rows):
-            found.setdefault(told.heading, (list(told.about), []))[1].append(list(told.sentences))
+        assert part.listing.text
+        for text in map(part.listing.text, part.listing.rows):
+            found.setdefault(text.heading, (list(text.about), []))[1].append(list(text.sentences))
     return found
 
 

@@ -21,7 +21,7 @@ from overlap_sweep.report.numbers import as_sentence, counted, some_of
 from overlap_sweep.report.page.terms import Terms
 from overlap_sweep.report.searches import knob_searches
 from overlap_sweep.report.section import Analysis, Answer, Exhibit, Section
-from overlap_sweep.report.table import Column, Listing, PointRow, Told, is_unknown
+from overlap_sweep.report.table import Column, Listing, PointRow, RowText, is_unknown
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, launch_commands, machines_in_brief, measured_when
 
@@ -54,10 +54,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class PageTable:
-    columns: list[Column[Any]]
+    columns: list[Column]
     rows: list[list[Cell]]
     caption: str = ""
-    told: list[Told] = field(default_factory=list)
+    texts: list[RowText] = field(default_factory=list)
     """Sentences of each row; empty: it is a table without them."""
 
     def turn(self, place: int) -> int:
@@ -115,7 +115,7 @@ class ShownSection:
         return self.summary is None and cards <= MOST_CARDS
 
     @property
-    def explained_columns(self) -> list[Column[Any]]:
+    def explained_columns(self) -> list[Column]:
         """Returns the columns that its sentences may mention."""
         tables = [answer.compared.table for _, answer, _ in self.answers][:1]
         return [column for table in [*tables, self.section.points.table] for column in table.columns]
@@ -263,15 +263,15 @@ def _in_script(code: str) -> str:
     return code.replace("</script", r"<\/script").replace("<!--", r"<\!--").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def page_table(listing: Listing[Any]) -> PageTable:
+def page_table(listing: Listing) -> PageTable:
     """Returns the listing's rows with the columns for people."""
     columns = listing.columns
     rows = [[_cell(column, row, listing.chosen(row)) for column in columns] for row in _in_order(listing)]
-    told = list(map(listing.told, listing.rows)) if listing.told else []
-    return PageTable(columns, rows, listing.caption, told)
+    texts = list(map(listing.text, listing.rows)) if listing.text else []
+    return PageTable(columns, rows, listing.caption, texts)
 
 
-def summary_table(listing: Listing[Any], addresses: Sequence[str]) -> PageTable:
+def summary_table(listing: Listing, addresses: Sequence[str]) -> PageTable:
     """Returns rows that sum up answers, each with a link to its answer at one of the `addresses`."""
     table = page_table(listing)
     if listing.link is None:
@@ -283,15 +283,15 @@ def summary_table(listing: Listing[Any], addresses: Sequence[str]) -> PageTable:
     return replace(table, rows=linked)
 
 
-def _in_order(listing: Listing[Any]) -> Sequence[Any]:
+def _in_order(listing: Listing) -> Sequence[Any]:
     return sorted(listing.rows, key=listing.order) if listing.order else listing.rows
 
 
-def points_table(listing: Listing[PointRow[Any]]) -> PageTable:
+def points_table(listing: Listing[PointRow]) -> PageTable:
     """Returns all points with a note, such as why a point is not ok, and the directory."""
     notes = [column for column in listing.table.shown if column.header == "note"]
 
-    def note(row: PointRow[Any]) -> str:
+    def note(row: PointRow) -> str:
         return row.why_not_ok or (notes[0].text(row) if notes else "")
 
     columns = [column for column in listing.columns if column.header != "note"]
@@ -303,7 +303,7 @@ def points_table(listing: Listing[PointRow[Any]]) -> PageTable:
     return page_table(replace(listing, table=replace(listing.table, columns=tuple(columns))))
 
 
-def _cell(column: Column[Any], row: Any, chosen: bool) -> Cell:
+def _cell(column: Column, row: Any, chosen: bool) -> Cell:
     value, kind = column.value(row), column.style if isinstance(column.style, str) else column.style(row)
     if not column.is_number:
         return Cell(column.text(row), kind="chosen" if chosen and kind == "reason" else kind)

@@ -118,7 +118,7 @@ function showAll(table) {
 }
 
 function fit(table) {
-  const box = table.closest(".dt-layout-table, .card, .told");
+  const box = table.closest(".dt-layout-table, .card, .with-texts");
   if (!box?.clientWidth || table.dataset.all) return;
   showAll(table);
   table.classList.add("fitted");

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -33,7 +32,7 @@ class Terms:
     explained: dict[tuple[str, str], str] = field(default_factory=dict)
     """Ids by name and explanation."""
 
-    def id_of(self, column: Column[Any]) -> str:
+    def id_of(self, column: Column) -> str:
         """Returns the id of the column's explanation; empty if there is none."""
         plain_header = column.header.replace(" ", "_")
         in_files = f"In files: {column.name}." if column.name not in ("", plain_header) else ""
@@ -43,7 +42,7 @@ class Terms:
     def _id(self, name: str, text: str) -> str:
         return self.explained.setdefault((name, text), f"term-{len(self.explained) + 1}")
 
-    def marked(self, text: str, columns: Iterable[Column[Any]]) -> Markup:
+    def marked(self, text: str, columns: Iterable[Column]) -> Markup:
         """Returns the sentence, in which the first word for each column refers to its explanation."""
         known = {word: column for column in columns for word in WORDS.get(column.name, ())}
         if not known:
@@ -52,7 +51,7 @@ class Terms:
         words = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, ordered))})(?![\w-])")
         return Markup("").join(self._pieces(text, words, known))
 
-    def _pieces(self, text: str, words: re.Pattern[str], known: dict[str, Column[Any]]) -> Iterator[Markup]:
+    def _pieces(self, text: str, words: re.Pattern[str], known: dict[str, Column]) -> Iterator[Markup]:
         explained: set[str] = set()
         for i, piece in enumerate(words.split(text)):
             column = known.get(piece) if i % 2 else None

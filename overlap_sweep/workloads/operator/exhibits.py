@@ -16,7 +16,7 @@ from overlap_sweep.report.charts import Form
 from overlap_sweep.report.iterations import Timeline
 from overlap_sweep.report.numbers import PASS_WORDS, as_duration, as_sentence
 from overlap_sweep.report.section import Exhibit, Sources
-from overlap_sweep.results.records import told_after
+from overlap_sweep.results.records import without_operator
 from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.layer.result import attention_backend
 from overlap_sweep.workloads.layer.section import layer_bars, layer_timeline
@@ -198,6 +198,6 @@ def tuning(sources: Sources, strays: Sequence[Unproven]) -> list[Exhibit]:
             f"{where}{as_duration(record.wall_s)} in total, {as_duration(record.search_s)} of it for the search "
             f"({record.points} operator points)"
         )
-        notes += [f"{where}dropped: {label}: {told_after(label, why)}" for label, why in record.dropped.items()]
+        notes += [f"{where}dropped: {label}: {without_operator(label, why)}" for label, why in record.dropped.items()]
     notes += [f"TP={stray.tp_size}: {stray.verdict}" for stray in strays]
     return [Exhibit(heading="Tuning", notes=notes)] if notes else []

@@ -344,7 +344,7 @@ def test_causes_fit_the_page_and_their_sentences_are_as_wide(
 ) -> None:
     page = request.getfixturevalue(name).page
     page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-    table = page.locator(".told table").first
+    table = page.locator(".with-texts table").first
     whole, words = table.bounding_box(), table.locator("tr.words > td").first.bounding_box()
     assert whole["width"] <= width - 48
     assert words["width"] == pytest.approx(whole["width"], abs=2)
