@@ -62,7 +62,7 @@ def diagnose_trace(
 
 
 class _Written(msgspec.Struct, kw_only=True):
-    """What a rank tells the others of its trace."""
+    """What a rank sends the others about its trace."""
 
     path: str = ""
     host: str = ""
@@ -104,7 +104,7 @@ class _Hook:
                 with _going_on():
                     self._also(profiler if written.problem else _Exported(profiler, Path(written.path)))
             if store:
-                self._meet(_Told(store, self._prefix), rank, world_size, cycle, written, folder)
+                self._meet(_Messages(store, self._prefix), rank, world_size, cycle, written, folder)
             elif rank == 0:
                 alone = "torch.distributed is not initialized, so only the trace of this rank is diagnosed."
                 notes = [alone] if world_size > 1 else []
@@ -113,35 +113,37 @@ class _Hook:
     def _announce(self, store: Any, rank: int) -> None:
         """Tells the others, once, that this rank has the hook."""
         if store and self._announced_in is not store:
-            _Told(store, self._prefix).tell(f"hook/{rank}", "")
+            _Messages(store, self._prefix).send(f"hook/{rank}", "")
             self._announced_in = store
 
-    def _meet(self, told: _Told, rank: int, world_size: int, cycle: int, written: _Written, folder: Path) -> None:
+    def _meet(
+        self, messages: _Messages, rank: int, world_size: int, cycle: int, written: _Written, folder: Path
+    ) -> None:
         """Gives this rank's trace to the first rank that has the hook, or gathers and diagnoses all of them."""
-        told.tell(f"{cycle}/trace/{rank}", msgspec.json.encode(written).decode())
+        messages.send(f"{cycle}/trace/{rank}", msgspec.json.encode(written).decode())
         # Rank 0 first, which may save waiting for others.
-        if self._with_hook(told, range(min(rank, 1))) or self._with_hook(told, range(rank)):
+        if self._with_hook(messages, range(min(rank, 1))) or self._with_hook(messages, range(rank)):
             if self._directory is None and not written.problem:
                 # The trace is deleted afterwards. The other rank may wait for a third one.
-                told.wait([f"{cycle}/taken/{rank}"], 2 * WAIT_S)
+                messages.wait([f"{cycle}/taken/{rank}"], 2 * WAIT_S)
             return
-        others = self._with_hook(told, [each for each in range(world_size) if each != rank])
+        others = self._with_hook(messages, [each for each in range(world_size) if each != rank])
         gathered = _gathered(written)
         if self._without_hook:
             gathered.notes.append(f"Rank {_listed(self._without_hook)} has no profiler with diagnose_trace().")
-        answers = told.wait([f"{cycle}/trace/{each}" for each in others], WAIT_S)
+        answers = messages.wait([f"{cycle}/trace/{each}" for each in others], WAIT_S)
         for each in others:
             if answer := answers.get(f"{cycle}/trace/{each}"):
                 self._take(msgspec.json.decode(answer, type=_Written), each, folder, gathered)
             else:
                 gathered.notes.append(f"Rank {each} wrote no trace within {WAIT_S:.0f} s.")
-            told.tell(f"{cycle}/taken/{each}", "")
+            messages.send(f"{cycle}/taken/{each}", "")
         _diagnose(gathered, temporary=self._directory is None)
 
-    def _with_hook(self, told: _Told, ranks: Iterable[int]) -> list[int]:
+    def _with_hook(self, messages: _Messages, ranks: Iterable[int]) -> list[int]:
         """Returns those of the ranks that have the hook."""
         asked = [rank for rank in ranks if rank not in self._without_hook]
-        found = told.wait([f"hook/{rank}" for rank in asked], self._grace_s)
+        found = messages.wait([f"hook/{rank}" for rank in asked], self._grace_s)
         self._without_hook |= {rank for rank in asked if f"hook/{rank}" not in found}
         return [rank for rank in asked if rank not in self._without_hook]
 
@@ -159,19 +161,19 @@ class _Hook:
             gathered.paths.append(path if self._directory is not None else Path(shutil.move(path, folder)))
 
 
-class _Told:
-    """What the ranks tell each other through the store of torch.distributed. One that is gone tells nothing."""
+class _Messages:
+    """Messages between the ranks through the store of torch.distributed. A rank that is gone sends none."""
 
     def __init__(self, store: Any, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
 
-    def tell(self, key: str, value: str) -> None:
+    def send(self, key: str, value: str) -> None:
         with _while_there():
             self._store.set(f"{self._prefix}/{key}", value)
 
     def wait(self, keys: Sequence[str], most_s: float) -> dict[str, str]:
-        """Returns the values of those keys that are told within the time."""
+        """Returns the values of those keys that are sent within the time."""
         waiting = list(keys)
         found: dict[str, str] = {}
         end_s = time.monotonic() + most_s

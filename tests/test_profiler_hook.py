@@ -251,10 +251,10 @@ def test_a_store_that_is_gone_is_said_and_waited_for_no_longer(capsys: pytest.Ca
 
         set = check
 
-    told = profiler_hook._Told(Gone(), "x")
-    told.tell("a", "b")
+    messages = profiler_hook._Messages(Gone(), "x")
+    messages.send("a", "b")
     start_s = time.monotonic()
-    assert told.wait(["a", "b"], 60) == {}
+    assert messages.wait(["a", "b"], 60) == {}
     assert time.monotonic() - start_s < 30
     line = "warning: The ranks cannot exchange where their traces are (Connection reset by peer).\n"
     assert capsys.readouterr().err == 2 * line

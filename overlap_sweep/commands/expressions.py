@@ -42,26 +42,8 @@ class Condition:
     """A numpy array, true for the matching rows."""
 
 
-RENAMED: Mapping[str, tuple[str, ...]] = {
-    **{"all_us": ("time_us",), "step_us": ("time_us", "optimizer_us"), "overlapped_us": ("time_us",)},
-    **{"sequential_us": ("none_us",), "gemm_only_us": ("floor_us",), "exposed_us": ("exposed_comm_us",)},
-    **{"saving_us": ("saved_us",), "saving_noise_us": ("saved_noise_us",), "dtype": ("precision",)},
-    **{"mfu_pct": ("mfu",), "memory_peak_gb": ("peak_memory_gb",), "hidden_comm_fraction": ("hidden_fraction",)},
-    **{"forward_pct": ("fwd_fraction",), "backward_pct": ("bwd_fraction",), "optimizer_pct": ("optimizer_fraction",)},
-    **{"gemm_busy_us": ("gemm_us",), "comm_busy_us": ("comm_us",), "reference_us": ("reference_time_us",)},
-    **{
-        f"{old}_{quantity}_time_us": (f"{new}_{now}_us",)
-        for old, new in (("forward", "fwd"), ("backward", "bwd"), ("operator", "total"))
-        for quantity, now in (("gemm", "gemm"), ("comm", "comm"), ("overlap", "overlap"), ("e2e", "span"))
-    },
-}
-"""Present names of columns of version 0.1; names that changed less are found as the nearest ones."""
-
-
 def nearest_columns(name: str, frame: pd.DataFrame) -> str:
-    """Returns the present name of a renamed column, or the nearest column names."""
-    if now := [column for column in RENAMED.get(name, ()) if column in frame]:
-        return ", ".join(now)
+    """Returns the nearest column names."""
     return ", ".join(difflib.get_close_matches(name, list(map(str, frame.columns)), n=3, cutoff=0.0))
 
 

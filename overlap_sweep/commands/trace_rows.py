@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from statistics import median, median_low
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.report.numbers import as_us, shortened
-from overlap_sweep.report.table import Column, Row, Table
+from overlap_sweep.report.numbers import shortened
+from overlap_sweep.report.table import Row, Table, item
 
 if TYPE_CHECKING:
     from overlap_sweep.trace.files import TraceFile
@@ -22,12 +23,7 @@ LONGEST_NAME = 56
 """Most characters of a kernel's name in a table."""
 
 
-def _text(name: str, header: str = "", about: str = "") -> Column[Row]:
-    return Column(name, itemgetter(name), about, "text", header)
-
-
-def _count(name: str, header: str = "", about: str = "") -> Column[Row]:
-    return Column(name, itemgetter(name), about, "count", header)
+_count, _text = partial(item, kind="count"), partial(item, kind="text")
 
 
 def _short(name: str) -> str:
@@ -35,10 +31,6 @@ def _short(name: str) -> str:
     from overlap_sweep.trace.kernel_classes import function_name
 
     return shortened(function_name(name) or name, LONGEST_NAME)
-
-
-def _us(name: str, header: str = "", about: str = "") -> Column[Row]:
-    return Column(name, itemgetter(name), about, header=header, show=as_us)
 
 
 FILE, RANK = (
@@ -51,38 +43,40 @@ PHASE = _text(
     "phase",
     "fwd, bwd, recompute (part of bwd: checkpointed layers run forward again), or all (the whole iteration).",
 )
-STARTUP: Column[Row] = Column("startup", itemgetter("startup"), kind="flag")
+STARTUP = item("startup", kind="flag")
 LEFT_OUT = _count("startup_iterations")
 OF_MEDIANS = {
     "iteration": _count("iterations", "iterations"),
     "startup": LEFT_OUT,
 }
 """Columns of the tables of medians, by the column that they replace."""
-EXPOSED = _us(
-    *("exposed_comm_us", "exposed us"),
+EXPOSED = item(
+    "exposed_comm_us",
+    "exposed us",
     "Time in which communication runs while nothing computes, also for no other phase or iteration.",
 )
-WAITING = _us("wait_us", "wait us")
-RATIO: Column[Row] = Column(
-    *("overlap_ratio", itemgetter("overlap_ratio"), "overlap_us / min(gemm_us, comm_us)."),
-    header="ratio",
-    show="{:.2f}".format,
-)
+WAITING = item("wait_us", "wait us")
+RATIO = item("overlap_ratio", "ratio", "overlap_us / min(gemm_us, comm_us).", show="{:.2f}".format)
 
 PHASES: Table[Row] = Table(
-    *("phases", "one row per iteration and phase"),
+    "phases",
+    "one row per iteration and phase",
     (
-        *(FILE, RANK, ITERATION, PHASE),
-        _us(
-            *("span_us", "span us"),
+        FILE,
+        RANK,
+        ITERATION,
+        PHASE,
+        item(
+            "span_us",
+            "span us",
             "Time from the start of the first kernel to the end of the last; of all until the next iteration starts.",
         ),
-        _us("gemm_us", "GEMM us"),
-        _us("comm_us", "comm us"),
+        item("gemm_us", "GEMM us"),
+        item("comm_us", "comm us"),
         WAITING,
-        _us("overlap_us", "overlap us"),
+        item("overlap_us", "overlap us"),
         EXPOSED,
-        _us("idle_us", "idle us", "Part of the span in which nothing runs, of no phase and iteration."),
+        item("idle_us", "idle us", "Part of the span in which nothing runs, of no phase and iteration."),
         RATIO,
         _count("num_gemm_events", "GEMMs"),
         _count("num_comm_events", "comms"),
@@ -92,29 +86,35 @@ PHASES: Table[Row] = Table(
     ),
 )
 PARTS: Table[Row] = Table(
-    *("parts", "one row per iteration, phase and part"),
+    "parts",
+    "one row per iteration, phase and part",
     (
-        *(FILE, RANK, ITERATION, PHASE, _text("by")),
+        FILE,
+        RANK,
+        ITERATION,
+        PHASE,
+        _text("by"),
         _text(
             "kind", "kind", "Class of the kernels: gemm, comm, wait, compute or memory; for a stream all its classes."
         ),
         _text("library", "library"),
-        Column("name", itemgetter("name"), kind="text", header="name", show=_short),
+        _text("name", "name", show=_short),
         _count("num_events", "events"),
-        _us("busy_us", "busy us"),
-        _us("total_us", "sum us"),
-        _us("alone_us", "alone us"),
+        item("busy_us", "busy us"),
+        item("total_us", "sum us"),
+        item("alone_us", "alone us"),
         STARTUP,
     ),
 )
 RANKS: Table[Row] = Table(
-    *("runs", "one row per run and phase: medians"),
+    "runs",
+    "one row per run and phase: medians",
     (
         _text("run"),
         *(PHASE, _count("num_ranks", "ranks"), _count("world_size"), _text("missing")),
-        *(_count("slowest_rank", "slowest"), _us("slowest_us", "span us")),
-        *(_count("fastest_rank", "fastest"), _us("fastest_us", "span us")),
-        *(_us("skew_us", "skew us"), EXPOSED, WAITING, RATIO, LEFT_OUT),
+        *(_count("slowest_rank", "slowest"), item("slowest_us", "span us")),
+        *(_count("fastest_rank", "fastest"), item("fastest_us", "span us")),
+        *(item("skew_us", "skew us"), EXPOSED, WAITING, RATIO, LEFT_OUT),
     ),
 )
 TABLES = {"of phases": PHASES, "with --by class, kernel or stream": PARTS, "with --by rank": RANKS}

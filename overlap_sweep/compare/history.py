@@ -18,7 +18,7 @@ from rich.console import Console
 from overlap_sweep import workloads
 from overlap_sweep.report.comparison import ratio_column, verdict_style
 from overlap_sweep.report.console import print_lines, print_table
-from overlap_sweep.report.numbers import as_us, counted
+from overlap_sweep.report.numbers import counted
 from overlap_sweep.report.table import Column, Listing, Table, attribute
 from overlap_sweep.results.comparable import Sample
 from overlap_sweep.results.estimate import Estimate, estimate, pooled_none
@@ -159,28 +159,35 @@ ROWS: Table[Times] = Table(
         *(_version("megatron_core", "megatron-core"), _version("nccl")),
         Column("hosts", lambda times: ", ".join(times.hosts), kind="text"),
         attribute(
-            *("first", "Start of the first measurement, UTC.", "text"),
+            "first",
+            "Start of the first measurement, UTC.",
+            "text",
             header="first measured",
             show=lambda first: first[:16].replace("T", " "),
             dropped=3,
         ),
         attribute("last", kind="text"),
         attribute("measurements", kind="count", header="n"),
-        attribute("time_us", read="time.time_us", header="time us", show=as_us),
-        attribute("noise_us", read="time.noise_us", header="noise us", show=as_us, dropped=2),
+        attribute("time_us", read="time.time_us", header="time us"),
+        attribute("noise_us", read="time.noise_us", header="noise us", dropped=2),
         attribute("none_us"),
         ratio_column(
-            *("ratio", lambda times: times.ratio, "ratio"),
+            "ratio",
+            lambda times: times.ratio,
+            "ratio",
             about="time_us / time_us in the previous environment; below 1 is faster.",
         ),
         ratio_column(
-            *("none_ratio", lambda times: times.none_ratio, "none"),
+            "none_ratio",
+            lambda times: times.none_ratio,
+            "none",
             about="none_us / none_us in the previous environment: how much the machine itself changed.",
             dropped=1,
         ),
         attribute("verdict", kind="text", header="verdict"),
         attribute(
-            *("changed", "What differs from the previous environment, such as a library version.", "text"),
+            "changed",
+            kind="text",
             header="versions or changes",
             words=lambda times: times.changed or _versions(times),
         ),

@@ -23,7 +23,7 @@ from overlap_sweep.report.comparison import (
     verdict_style,
 )
 from overlap_sweep.report.console import print_lines, print_table
-from overlap_sweep.report.numbers import as_percent, as_us, counted, some_of
+from overlap_sweep.report.numbers import as_percent, counted, some_of
 from overlap_sweep.report.table import Column, Listing, Table, attribute, through
 from overlap_sweep.results.comparable import Key
 from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
@@ -50,11 +50,12 @@ RATIO: Column = ratio_column("ratio", lambda match: match.ratio, "ratio")
 _TIMES: tuple[Column, ...] = (
     attribute("dataset", kind="text"),
     attribute("reference", kind="text"),
-    attribute("reference_time_us", read="theirs.time.time_us", header="reference us", show=as_us),
+    attribute("reference_time_us", read="theirs.time.time_us", header="reference us"),
     attribute("reference_noise_us", read="theirs.time.noise_us"),
-    attribute("time_us", read="ours.time.time_us", header="time us", show=as_us),
+    attribute("time_us", read="ours.time.time_us", header="time us"),
     attribute("noise_us", read="ours.time.noise_us"),
-    *(RATIO, attribute("verdict", kind="text", header="verdict")),
+    RATIO,
+    attribute("verdict", kind="text", header="verdict"),
     attribute("reference_hidden_fraction", read="theirs.hidden_fraction"),
     attribute("hidden_fraction", read="ours.hidden_fraction", header="hidden", show=as_percent, dropped=3),
     attribute("reference_none_us", read="theirs.none_us"),
@@ -73,7 +74,9 @@ POINTS: Table[Match] = Table(
         *_MATCH_KEY,
         attribute("setting", read="ours.key.setting", kind="text", header="setting"),
         attribute(
-            *("reference_setting", "", "text", "theirs.key.setting"),
+            "reference_setting",
+            kind="text",
+            read="theirs.key.setting",
             header="reference setting",
             words=lambda match: "" if match.ours.key.setting == match.theirs.key.setting else match.theirs.key.setting,
         ),

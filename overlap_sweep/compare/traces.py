@@ -155,8 +155,8 @@ PARTS: Table[PartMatch] = Table(
     (
         *_WHO,
         *(attribute(name, kind="text") for name in ("phase", "by", "kind", "library")),
-        attribute("reference_busy_us", header="reference us", show=as_us),
-        attribute("busy_us", header="busy us", show=as_us),
+        attribute("reference_busy_us", header="reference us"),
+        attribute("busy_us", header="busy us"),
         attribute("difference_us", header="difference", show="{:+,.1f}".format),
         RATIO,
         attribute("reference_num_events", header="reference runs", show="{:g}".format, dropped=1),

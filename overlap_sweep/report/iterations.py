@@ -115,9 +115,9 @@ def _stream_lanes(title: str, spans: Sequence[Span]) -> Iterator[charts.Lane]:
     # Kernels of one pass may run late, during the other: a pass is where its GEMMs run.
     yield _passes(title, [span for span in spans if span.kind == "gemm"] or spans, 0.0, with_times=False)
     streams: dict[tuple[str, str], list[Span]] = defaultdict(list)
-    longest = {id(span) for span in sorted(spans, key=lambda span: span.start_us - span.end_us)[:MOST_SPANS]}
-    for span in spans:
-        if id(span) in longest:
+    longest = set(sorted(range(len(spans)), key=lambda i: spans[i].start_us - spans[i].end_us)[:MOST_SPANS])
+    for i, span in enumerate(spans):
+        if i in longest:
             streams[span.process, span.stream].append(span)
     for (_, stream), own in sorted(streams.items(), key=lambda item: (_carries(item[1]) != "compute", item[0])):
         for row in rows_without_overlap((span.start_us, span.end_us) for span in own):

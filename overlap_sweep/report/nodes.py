@@ -24,7 +24,8 @@ def _times(name: str, read: str) -> Column[NodeTimes | None]:
 
 
 NODE_TIMES: Table[NodeTimes | None] = Table(
-    *("nodes", "communication within and between nodes, from the traces of each row's point"),
+    "nodes",
+    "communication within and between nodes, from the traces of each row's point",
     (
         _times("within_node_us", "within_us"),
         _times("between_nodes_us", "between_us"),
