@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts import Form, figures
 from overlap_sweep.report.charts.renderer import why_it_cannot_run
 from overlap_sweep.report.numbers import shortened, some_of
-from overlap_sweep.report.table import Column, Listing, Table, csv_of, to_frame
+from overlap_sweep.report.table import Column, Listing, Table, table_files, to_frame
 from overlap_sweep.results.comparable import Comparable, Sample
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
@@ -119,9 +118,7 @@ def write_files(directory: Path, compared: Comparison, frame: pd.DataFrame, plot
         name = _unused(f"{_word(label)}_{listing.table.name}", frames)
         frames[name] = to_frame(listing.records, listing.table.types)
     for name, rows in frames.items():
-        parquet = io.BytesIO()
-        rows.to_parquet(parquet, index=False)
-        contents |= {f"{name}.csv": csv_of(rows).encode(), f"{name}.parquet": parquet.getvalue()}
+        contents |= table_files(name, rows)
     for chart in compared.charts() if plots and not why_it_cannot_run() else ():
         contents[_unused(chart.file_name, contents)] = as_png(chart)
     try:

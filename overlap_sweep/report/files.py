@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import msgspec
 from overlap_sweep.errors import UserError, in_words, is_of_users_system
 from overlap_sweep.report.numbers import finite
 from overlap_sweep.report.page import page_files
-from overlap_sweep.report.section import Analysis, Section
-from overlap_sweep.report.table import csv_of, to_frame
+from overlap_sweep.report.section import Analysis
+from overlap_sweep.report.table import table_files, to_frame
 from overlap_sweep.report.terminal import SUMMARY_FILE, summary_text
 from overlap_sweep.results.provenance import launch_commands
 from overlap_sweep.results.run_directory import now, write_atomically
@@ -53,7 +52,8 @@ def _contents(analysis: Analysis, *, in_place: bool) -> Iterator[tuple[str, byte
     yield SUMMARY_FILE, summary_text(analysis).encode()
     yield REPORT_FILE, msgspec.json.format(msgspec.json.encode(_report(analysis)), indent=2) + b"\n"
     for section in analysis.sections:
-        yield from _table(section)
+        table = section.points.table
+        yield from table_files(table.name, to_frame(section.records, table.types)).items()
         for file in section.files:
             if in_place and file.of_run:
                 continue
@@ -83,12 +83,3 @@ def _plain(content: Any) -> Any:
     if isinstance(content, dict):
         return {name: _plain(value) for name, value in content.items()}
     return [_plain(value) for value in content] if isinstance(content, list) else finite(content)
-
-
-def _table(section: Section) -> Iterator[tuple[str, bytes]]:
-    table = section.points.table
-    frame = to_frame(section.records, table.types)
-    yield f"{table.name}.csv", csv_of(frame).encode()
-    parquet = io.BytesIO()
-    frame.to_parquet(parquet, index=False)
-    yield f"{table.name}.parquet", parquet.getvalue()

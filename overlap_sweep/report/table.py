@@ -3,6 +3,7 @@ come from it."""
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -195,6 +196,13 @@ def to_frame(rows: Sequence[Row], types: Mapping[str, str]) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame(rows, columns=list(types)).astype(dict(types))
+
+
+def table_files(name: str, frame: pd.DataFrame) -> dict[str, bytes]:
+    """Returns the contents of <name>.csv and <name>.parquet."""
+    parquet = io.BytesIO()
+    frame.to_parquet(parquet, index=False)
+    return {f"{name}.csv": csv_of(frame).encode(), f"{name}.parquet": parquet.getvalue()}
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
