@@ -21,7 +21,7 @@ from overlap_sweep.compare import history, sweep_report, traces
 from overlap_sweep.report.terminal import print_section
 from overlap_sweep.results.points import read_points
 from overlap_sweep.workloads.copy_engine import section as copies
-from overlap_sweep.workloads.fsdp import compare_runs
+from overlap_sweep.workloads.fsdp import compare as telemetry
 from overlap_sweep.workloads.fsdp import tables as training
 from overlap_sweep.workloads.fsdp.runs import QUANTITIES
 from overlap_sweep.workloads.kernel import section as kernels
@@ -85,7 +85,7 @@ TABLES: dict[str, Sequence[str]] = {
     f"compare {NONE} {DEFAULT} --by class": list(traces.PARTS.types),
     f"compare {NONE} {DEFAULT} --by kernel": list(traces.PARTS.types),
     f"compare {NONE} {DEFAULT} --by stream": list(traces.PARTS.types),
-    "compare compared/cuda compared/rocm": list(compare_runs.ROWS.types),
+    "compare compared/cuda compared/rocm": list(telemetry.ROWS.types),
     "history store/measurements.sqlite": list(history.ROWS.types),
 }
 UNTOLD = {"measurements", "reference_measurements", "iterations"}

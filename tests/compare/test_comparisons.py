@@ -18,7 +18,7 @@ from overlap_sweep.compare.traces import compare_traces, read_trace_dataset
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.headline import mean_change
 from overlap_sweep.results.estimate import Estimate
-from overlap_sweep.workloads.fsdp import compare_runs
+from overlap_sweep.workloads.fsdp import compare as telemetry
 from tests.make_point import (
     ENVIRONMENT,
     copy_config,
@@ -125,7 +125,7 @@ def sweeps(directory: Path, *labels: str, reference: str = "old") -> SweepCompar
 def headlines(kind: str, directory: Path, *labels: str) -> Sequence[str]:
     paths = [(label, directory / label) for label in labels]
     if kind == "telemetry":
-        return compare_runs.compare(paths, labels[0]).headlines
+        return telemetry.compare(paths, labels[0]).headlines
     if kind == "trace":
         of_traces = [(label, path, sorted(path.iterdir())) for label, path in paths]
         return traces.compare(of_traces, labels[0], "phase").headlines
@@ -135,7 +135,7 @@ def headlines(kind: str, directory: Path, *labels: str) -> Sequence[str]:
 def compared(kind: str, directory: Path, *labels: str, reference: str = "old") -> Seen:
     subject, paths = ALL[kind].subject, {label: directory / label for label in labels}
     if kind == "telemetry":
-        runs = compare_runs.match_runs([compare_runs.read_dataset(*of) for of in paths.items()], reference)
+        runs = telemetry.match_runs([telemetry.read_dataset(*of) for of in paths.items()], reference)
         quantities = {label: match.quantities[subject] for label, (match,) in runs.matches.items()}
         found = {
             label: (one.ratio, JUDGED.get(str(one.verdict), str(one.verdict))) for label, one in quantities.items()

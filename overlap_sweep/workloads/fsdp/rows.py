@@ -20,6 +20,7 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.study import SettingRow
 from overlap_sweep.workloads import Sample
+from overlap_sweep.workloads.fsdp.config import Resolved
 from overlap_sweep.workloads.fsdp.knobs import knobs_of, those_of
 from overlap_sweep.workloads.fsdp.node_traffic import NodeTraffic, traffic_of
 from overlap_sweep.workloads.fsdp.result import VARIANTS, Hidden, TrainingRun, hidden, limited_by_host
@@ -106,8 +107,7 @@ class FsdpRow(SettingRow[StepTimes]):
 
     @property
     def tokens_per_s(self) -> float:
-        tokens: int = self.points[0].recorded["workload"]["tokens"]
-        return tokens / self.time_us * 1e6
+        return self.points[0].config_as(Resolved).workload.tokens / self.time_us * 1e6
 
     @property
     def parameters(self) -> int:
@@ -222,7 +222,7 @@ def compared_times(settings: Sequence[Sequence[Point]]) -> list[StepTimes]:
             ([_time(step, over_floor=relative and not bound) for step in own], bound)
             for own, bound in zip(steps, limited, strict=True)
         ),
-        settings[0][0].recorded["runtime"]["device"],
+        settings[0][0].config.runtime.device,
     )
     # A floor that no other point shares would only add its noise.
     pools = [floors[work] if relative and len(floors[work]) > 1 else [] for work in works]

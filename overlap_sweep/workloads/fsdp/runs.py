@@ -20,6 +20,7 @@ from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import differ, ratio
+from overlap_sweep.workloads.fsdp.config import Resolved
 from overlap_sweep.workloads.fsdp.result import VARIANTS, TrainingRun, hidden
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER, AortaStep, RankStep
 
@@ -161,7 +162,7 @@ class Run:
     def num_ranks(self) -> int:
         """Returns the number of ranks, including those without telemetry if that is recorded."""
         if self.point:
-            return int(self.point.recorded["distributed"]["dp_size"])
+            return self.point.config_as(Resolved).distributed.dp_size
         return max(self.ranks[-1] + 1, self.aorta_ranks or 0)
 
     @property

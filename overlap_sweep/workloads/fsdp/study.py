@@ -23,6 +23,7 @@ from overlap_sweep.results.traces import drawn_trace
 from overlap_sweep.study import Bar, CaseAnalysis, Study, effects
 from overlap_sweep.study.settings import Options
 from overlap_sweep.study.words import those_with
+from overlap_sweep.workloads.fsdp.config import Resolved
 from overlap_sweep.workloads.fsdp.knobs import NAMING, knobs_of, overrides, roles, those_of
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.rows import (
@@ -91,15 +92,15 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
     bar_columns = ("time us", "hidden", "vs none", "samples/s")
 
     def case(self, point: Point) -> FsdpCase:
-        config = point.recorded
-        ranking, model = config["ranking"], config["model"]
+        config = point.config_as(Resolved)
+        ranking = config.ranking
         return FsdpCase(
-            model=model["name"],
-            sizes=f"{ranking['num_layers']} layers, {ranking['sequence_length']} events, "
-            f"{ranking['num_sparse_features']} + {ranking['num_dense_features']} features",
-            ranks=config["distributed"]["dp_size"],
+            model=config.model.name,
+            sizes=f"{ranking.num_layers} layers, {ranking.sequence_length} events, "
+            f"{ranking.num_sparse_features} + {ranking.num_dense_features} features",
+            ranks=config.distributed.dp_size,
             device=point.case.device,
-            key=key_of({"model": model, "ranking": ranking}),
+            key=key_of({name: point.recorded[name] for name in ("model", "ranking")}),
             nodes=point.case.nodes,
             parameters=point.measured_as(TrainingRun).parameters,
         )
@@ -178,15 +179,15 @@ def _no_losses(analysis: Analysis) -> Iterator[str]:
 
 def _wrong_losses(analysis: Analysis) -> Iterator[str]:
     """Yields points with deviating losses: with equal seeds, schedules must not change the losses."""
-    groups: dict[tuple[str, Hashable], list[Point]] = defaultdict(list)
+    groups: dict[tuple[int, Hashable], list[Point]] = defaultdict(list)
     for point in analysis.points:
-        seed = repr(point.recorded["workload"].get("seed"))
+        seed = point.config_as(Resolved).workload.seed
         groups[seed, those_of(TRAINS_DIFFERENTLY, knobs_of(point.recorded))].append(point)
     for group in groups.values():
         losses = [(point.name, _numbers(point.measured_as(TrainingRun).losses)) for point in group]
         steps = min(len(of_point) for _, of_point in losses)
         middle = [statistics.median(of_point[step] for _, of_point in losses) for step in range(steps)]
-        precision = str(group[0].recorded["precision"])
+        precision = group[0].config_as(Resolved).precision
         tolerance = LOSS_TOLERANCE.get(precision, DEFAULT_LOSS_TOLERANCE)
         for name, of_point in losses:
             pairs = enumerate(zip(of_point, middle, strict=False))

@@ -13,6 +13,7 @@ from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, estimate_of_mean
 from overlap_sweep.results.points import Point
 from overlap_sweep.study import SettingRow
+from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.result import FoundCause, JobRun
 
 LONGEST_GROUP = 40
@@ -156,7 +157,7 @@ class JobRow(SettingRow[JobTimes]):
 
     @property
     def notes(self) -> Mapping[str, bool]:
-        wanted = any(point.recorded["job"]["profile_steps"] for point in self.points)
+        wanted = any(point.config_as(Resolved).job.profile_steps for point in self.points)
         return {"launch-bound": self.launch_bound, "not profiled": wanted and self.profiled_us is None}
 
 

@@ -20,6 +20,7 @@ from overlap_sweep.study.charts import sides
 from overlap_sweep.study.settings import Options
 from overlap_sweep.workloads import nodes
 from overlap_sweep.workloads.job import command
+from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.result import JobRun
 from overlap_sweep.workloads.job.rows import JobRow, JobTimes, pooled, times_of
 from overlap_sweep.workloads.job.setting import (
@@ -94,17 +95,17 @@ class JobStudy(Study[JobCase, JobRow]):
     changes_nothing = ("job.skip_steps", "job.steps", "job.profile_steps", "job.attach", "job.finish")
 
     def case(self, point: Point) -> JobCase:
-        job = point.recorded["job"]
+        job = point.config_as(Resolved).job
         return JobCase(
             script=script_of(point.recorded),
-            ranks=job["ranks"],
+            ranks=job.ranks,
             device=point.case.device,
-            command=job["command"],
-            directory=job["directory"],
+            command=job.command,
+            directory=job.directory,
             content=script_digest(point.recorded),
-            optimizer_steps=job["optimizer_steps"],
-            metric=job["metric"],
-            metric_is=job["metric_is"],
+            optimizer_steps=job.optimizer_steps,
+            metric=job.metric,
+            metric_is=job.metric_is,
             unit=point.measured_as(JobRun).unit,
             nodes=point.case.nodes,
         )
@@ -196,7 +197,7 @@ class JobStudy(Study[JobCase, JobRow]):
 
     def samples(self, result: Result) -> dict[str, Sample]:
         """Returns the sample of the step, even if it is launch-bound."""
-        run, ranks = result.measured_as(JobRun), counted(result.recorded["job"]["ranks"], "rank")
+        run, ranks = result.measured_as(JobRun), counted(result.point_as(Resolved).job.ranks, "rank")
         tokens = int(run.tokens_per_step) if run.tokens_per_step else None
         sample = Sample((run.step,), None, run.unit or STEP, tokens)
         return {f"{ranks}{on_nodes(nodes(result.recorded))}, {NAMING.in_words(options_of(result.recorded))}": sample}
@@ -231,7 +232,7 @@ def _timed_differently(analysis: Analysis) -> Iterator[str]:
 def _uneven_steps(analysis: Analysis) -> Iterator[str]:
     """Yields that a few slow steps make up much of the time, of which a short measurement has few."""
     shares = {row.setting: row.time_us / row.median_us - 1 for row in analysis.shown_first}
-    asked = analysis.points[0].recorded["job"]["steps"]
+    asked = analysis.points[0].config_as(Resolved).job.steps
     more = "; raise job.steps" if analysis.best.repeats >= asked * len(analysis.best.points) else ""
     if uneven := [f"{share:.0%} with {setting}" for setting, share in shares.items() if share > UNEVEN]:
         yield (

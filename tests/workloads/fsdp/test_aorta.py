@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.workloads.fsdp.compare_runs import compare, match_runs
+from overlap_sweep.workloads.fsdp.compare import compare, match_runs
 from overlap_sweep.workloads.fsdp.logs import read_dataset
 from overlap_sweep.workloads.fsdp.runs import STEPS, UNKNOWN
 from tests.analyze import analyze

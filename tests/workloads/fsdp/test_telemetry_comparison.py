@@ -13,7 +13,7 @@ import pytest
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.workloads.fsdp.compare_runs import RunComparison, compare, match_runs, settings_throughout, summary
+from overlap_sweep.workloads.fsdp.compare import RunComparison, compare, match_runs, settings_throughout, summary
 from overlap_sweep.workloads.fsdp.logs import read_dataset
 from overlap_sweep.workloads.fsdp.runs import UNKNOWN, Match, QuantityRatio, Run, Verdict
 from tests.make_point import make_point, resolved
