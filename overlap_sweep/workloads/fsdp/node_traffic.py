@@ -11,12 +11,11 @@ parameters in forward and backward, then a reduce-scatter of the gradients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from overlap_sweep import workloads
 from overlap_sweep.report.table import Column
+from overlap_sweep.workloads.fsdp.config import Resolved
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -74,27 +73,27 @@ def _collective(size: float, groups: Sequence[range], ranks: int, nodes: int) ->
     return NodeTraffic(sent * (1 - crossing / ranks), sent * crossing / ranks)
 
 
-def traffic_of(config: Mapping[str, Any], parameters: int) -> NodeTraffic | None:
+def traffic_of(point: Resolved, parameters: int) -> NodeTraffic | None:
     """Returns the traffic of a resolved training point with so many parameters; None on a single node. Without the
     all-reduce of the gradients' norm, which is one number."""
-    nodes, ranks = workloads.nodes(config), int(config["distributed"]["dp_size"])
+    nodes, ranks = point.runtime.nodes or 1, point.distributed.dp_size
     if nodes == 1:
         return None
-    fsdp, distributed = config["fsdp"], config["distributed"]
-    if distributed["strategy"] == "ddp":
+    fsdp, distributed = point.fsdp, point.distributed
+    if distributed.strategy == "ddp":
         # Parameters and gradients are in float32, whatever autocast computes in.
         size = parameters * _BYTES["fp32"]
         reduced = node_traffic(parameter_bytes=0, gradient_bytes=size, ranks=ranks, nodes=nodes, replicas=ranks)
-        loads = bool(distributed["overlap_reduce_scatter"])
+        loads = distributed.overlap_reduce_scatter
         return reduced + loads * node_traffic(parameter_bytes=0, gradient_bytes=size, ranks=ranks, nodes=nodes)
     return node_traffic(
-        parameter_bytes=parameters * _BYTES[config["precision"]],
-        gradient_bytes=parameters * _BYTES[fsdp["reduce_dtype"] or config["precision"]],
+        parameter_bytes=parameters * _BYTES[point.precision],
+        gradient_bytes=parameters * _BYTES[fsdp.reduce_dtype or point.precision],
         ranks=ranks,
         nodes=nodes,
-        replicas=fsdp["replicas"],
-        reshard_after_forward=fsdp["reshard_after_forward"],
-        micro_batches=config["training"]["gradient_accumulation"],
+        replicas=fsdp.replicas,
+        reshard_after_forward=fsdp.reshard_after_forward,
+        micro_batches=point.training.gradient_accumulation,
     )
 
 

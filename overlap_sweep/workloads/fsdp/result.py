@@ -18,9 +18,7 @@ from overlap_sweep.results.estimate import estimate
 from overlap_sweep.results.measured import Gb, Measured, Timing, Total, check_pairs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.fsdp import numbered_sharding
-from overlap_sweep.workloads.fsdp.config import (
-    HOST_LIMITS,
-)
+from overlap_sweep.workloads.fsdp.config import HOST_LIMITS, Resolved
 
 VARIANTS = ("point", "none", "floor")
 _MOST_VARIANTS = 20
@@ -55,8 +53,8 @@ class TrainingRun(Measured, kw_only=True, tag="fsdp"):
         check_pairs(self.step.values())
 
     def check(self, result: Result) -> None:
-        training, ranks = result.recorded["training"], result.recorded["distributed"]["dp_size"]
-        samples = (training["batch_size"] or 0) * training["gradient_accumulation"] * ranks
+        point = result.point_as(Resolved)
+        samples = point.training.batch_size * point.training.gradient_accumulation * point.distributed.dp_size
         if self.samples_per_step != samples:
             raise ValueError(f"{self.samples_per_step} samples in a step of {samples}")
 

@@ -150,7 +150,7 @@ class FsdpRow(SettingRow[StepTimes]):
     @property
     def traffic(self) -> NodeTraffic | None:
         """Returns the bytes that a rank sends in a step, within its node and to others; None on one node."""
-        return traffic_of(self.points[0].recorded, self.parameters)
+        return traffic_of(self.points[0].config_as(Resolved), self.parameters)
 
     @property
     def may_win(self) -> bool:

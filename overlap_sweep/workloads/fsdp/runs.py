@@ -20,7 +20,7 @@ from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import differ, ratio
-from overlap_sweep.workloads.fsdp.config import Resolved
+from overlap_sweep.workloads.fsdp.config import Asked
 from overlap_sweep.workloads.fsdp.result import VARIANTS, TrainingRun, hidden
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER, AortaStep, RankStep
 
@@ -161,9 +161,9 @@ class Run:
     @property
     def num_ranks(self) -> int:
         """Returns the number of ranks, including those without telemetry if that is recorded."""
-        if self.point:
-            return self.point.config_as(Resolved).distributed.dp_size
-        return max(self.ranks[-1] + 1, self.aorta_ranks or 0)
+        # Runs that were killed may have left the number to the machine.
+        asked = self.point.config_as(Asked).distributed.dp_size if self.point else None
+        return asked or max(self.ranks[-1] + 1, self.aorta_ranks or 0)
 
     @property
     def result(self) -> Result | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from overlap_sweep.workloads.fsdp.config import Resolved
 from overlap_sweep.workloads.fsdp.node_traffic import NodeTraffic, node_traffic, traffic_of
 from tests.make_point import resolved
 
@@ -67,10 +69,10 @@ def test_a_replica_on_each_node_sends_least_between_nodes() -> None:
     ],
 )
 def test_bytes_of_a_point_on_two_nodes(changes: dict[str, Any], expected: NodeTraffic) -> None:
-    found = traffic_of(resolved("fsdp", **{"runtime.nodes": 2}, **changes), 100)
+    found = traffic_of(msgspec.convert(resolved("fsdp", **{"runtime.nodes": 2}, **changes), Resolved), 100)
     assert found is not None
     assert (found.within_node, found.between_nodes) == pytest.approx((expected.within_node, expected.between_nodes))
 
 
 def test_a_point_on_one_node_has_none() -> None:
-    assert traffic_of(resolved("fsdp"), 100) is None
+    assert traffic_of(msgspec.convert(resolved("fsdp"), Resolved), 100) is None
