@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from overlap_sweep.overlap.expert_parallel import max_connections
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, named, spoken, without_folders
@@ -16,6 +15,7 @@ from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import LayerTrial
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
+from overlap_sweep.workloads.layer.config import KnobsConfig, Moe, Resolved
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 
 
@@ -137,18 +137,18 @@ class LayerAnalysis:
                 if bound
                 else []
             ),
-            *_moe_cautions(self.point.recorded, {row.name for row in self.rows}),
+            *_moe_cautions(self.point.config_as(Resolved), {row.name for row in self.rows}),
         ]
 
 
-def _moe_cautions(config: Mapping[str, Any], names: Collection[str]) -> list[str]:
+def _moe_cautions(config: Resolved, names: Collection[str]) -> list[str]:
     """Returns what keeps communication of experts from overlapping, whatever the variant."""
-    runtime, overlapped = config["runtime"], sorted({"shared_experts", "micro_batches"}.intersection(names))
+    runtime, overlapped = config.runtime, sorted({"shared_experts", "micro_batches"}.intersection(names))
     if not of_moe(config) or not overlapped:
         return []
-    if runtime["device"] == "cpu" and "shared_experts" in overlapped:
+    if runtime.device == "cpu" and "shared_experts" in overlapped:
         return ["A CPU has no streams: shared_experts computes them between the all-to-alls there, not during one."]
-    if runtime["device"] == "cuda" and (runtime["max_connections"] or max_connections(config["tp_size"])) == 1:
+    if runtime.device == "cuda" and (runtime.max_connections or max_connections(config.tp_size)) == 1:
         return [
             f"CUDA_DEVICE_MAX_CONNECTIONS=1 puts communication and computation into one queue, so that "
             f"{' and '.join(overlapped)} may overlap less than with more."
@@ -156,31 +156,28 @@ def _moe_cautions(config: Mapping[str, Any], names: Collection[str]) -> list[str
     return []
 
 
-def of_moe(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the options of a layer with experts; empty for other layers."""
-    options: Mapping[str, Any] = config["layer"].get("moe") or {}
-    return options if config["layer"]["kind"] == MOE_KIND else {}
+def of_moe(config: KnobsConfig) -> Moe | None:
+    """Returns the options of a layer with experts; None for other layers."""
+    return config.layer.moe if config.layer.kind == MOE_KIND else None
 
 
-def sharding(config: Mapping[str, Any]) -> str:
+def sharding(config: Resolved) -> str:
     """Returns over how many ranks the layer is spread: `TP=4`, or for experts `EP=8` or `TP=2 EP=8`."""
-    cut = f"TP={config['tp_size']}"
-    if not of_moe(config):
+    cut, moe = f"TP={config.tp_size}", of_moe(config)
+    if not moe:
         return cut
-    experts = f"EP={of_moe(config)['ep_size']}"
-    return f"{cut} {experts}" if config["tp_size"] > 1 else experts
+    return f"{cut} EP={moe.ep_size}" if config.tp_size > 1 else f"EP={moe.ep_size}"
 
 
-def described(config: Mapping[str, Any]) -> list[str]:
+def described(config: Resolved) -> list[str]:
     """Returns the layer in words: `transformer_layer`, `TP=4`; with experts also how tokens reach them."""
-    options = of_moe(config)
-    if not options:
-        return [config["layer"]["kind"], sharding(config)]
-    num_sm = [f"num_sm={options['num_sm']}"] if options["num_sm"] else []
-    several = f"{options['micro_batches']} micro batches" if options["micro_batches"] > 1 else "1 micro batch"
-    ungrouped = config["runtime"]["device"] == "cuda" and not options["grouped_gemm"]
-    gemms = ["a GEMM for each expert"] if ungrouped else []
-    return [config["layer"]["kind"], sharding(config), f"{options['routing']} routing", several, *num_sm, *gemms]
+    moe, layer = of_moe(config), [config.layer.kind, sharding(config)]
+    if not moe:
+        return layer
+    num_sm = [f"num_sm={moe.num_sm}"] if moe.num_sm else []
+    several = "1 micro batch" if moe.micro_batches == 1 else f"{moe.micro_batches} micro batches"
+    ungrouped = config.runtime.device == "cuda" and not moe.grouped_gemm
+    return [*layer, f"{moe.routing} routing", several, *num_sm, *(["a GEMM for each expert"] if ungrouped else [])]
 
 
 def labels(trial: LayerTrial, measured: Iterable[str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from overlap_sweep.results.gain import nothing_beat
 from overlap_sweep.results.provenance import cpu_only
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, of_moe
+from overlap_sweep.workloads.layer.config import Resolved
 
 MEGATRON_BACKENDS = ("transformer_engine", "megatron")
 """Backends whose variants Megatron-LM can run."""
@@ -32,11 +33,14 @@ def card(layer: LayerAnalysis, title: str, root: Path) -> Card:
     gain = best.to_reference.gain.in_words(layer.spoken_reference)
     limits = cpu_only([layer.point])
     sentences = [f"{hidden}Measured in {rounds}.", *set_in_training(layer.point.case.process_wide)]
-    winner, config = best.measured, layer.point.recorded
+    winner, config = best.measured, layer.point.config_as(Resolved)
     if winner.arguments:
-        use = megatron_moe_arguments(winner.arguments, of_moe(config)["ep_size"])
+        moe = of_moe(config)
+        assert moe
+        assert moe.ep_size
+        use = megatron_moe_arguments(winner.arguments, moe.ep_size)
         return Card(title, f"Use {best.label}: {gain}", sentences, use=use, limits=limits)
-    if config["backend"] not in MEGATRON_BACKENDS or not winner.switches:
+    if config.backend not in MEGATRON_BACKENDS or not winner.switches:
         return Card(title, f"Use {best.label}: {gain}", sentences)
     given = best.name.removeprefix(FILE) if best.name.startswith(FILE) else ""
     written = (layer.point.directory.relative_to(root) / settings_file(best.name)).as_posix()
@@ -46,6 +50,6 @@ def card(layer: LayerAnalysis, title: str, root: Path) -> Card:
         f"Use {best.label}: {gain}",
         sentences,
         file="" if given else file,
-        use=megatron_arguments(overlap, config["tp_size"], file),
+        use=megatron_arguments(overlap, config.tp_size, file),
         limits=limits,
     )

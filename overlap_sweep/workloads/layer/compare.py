@@ -14,6 +14,7 @@ from overlap_sweep.results.records import LayerTrial, Records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS
 from overlap_sweep.workloads.layer.answer import described, labels, of_moe
+from overlap_sweep.workloads.layer.config import Resolved
 from overlap_sweep.workloads.layer.result import LayerTimes
 
 
@@ -26,15 +27,14 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 
 def _times(point: Point, trial: LayerTrial | None) -> tuple[Key, Point, Mapping[str, Timing]]:
-    layer, variants = point.recorded["layer"], point.measured_as(LayerTimes).variants
+    config, variants = point.config_as(Resolved), point.measured_as(LayerTimes).variants
     if trial:
         variants = {label: variants[name] for label, name in labels(trial, variants).items()}
     short = without_folders(variants)
-    replicas = f" x{layer['num_replicas']}" if layer["num_replicas"] > 1 else ""
-    kind = " ".join(described(point.recorded)) if of_moe(point.recorded) else layer["kind"]
-    key = key_of_pass(
-        point.case, point.recorded["tp_size"], f"{kind}{replicas}{' training' if layer['training'] else ''}", WHOLE
-    )
+    layer = config.layer
+    replicas = f" x{layer.num_replicas}" if layer.num_replicas > 1 else ""
+    kind = " ".join(described(config)) if of_moe(config) else layer.kind
+    key = key_of_pass(point.case, config.tp_size, f"{kind}{replicas}{' training' if layer.training else ''}", WHOLE)
     return key, point, {short[name]: one.times[WHOLE] for name, one in variants.items() if not one.launch_bound}
 
 
@@ -43,7 +43,7 @@ def samples(result: Result) -> dict[str, Sample]:
     variants = result.measured_as(LayerTimes).variants
     none_us = variants[NONE].times[WHOLE].median_us if NONE in variants else None
     return {
-        name: Sample((variant.times[WHOLE],), none_us, WHOLE, result.recorded["workload"]["tokens"])
+        name: Sample((variant.times[WHOLE],), none_us, WHOLE, result.point_as(Resolved).workload.tokens)
         for name, variant in variants.items()
         if name != FLOOR and not variant.launch_bound
     }

@@ -40,6 +40,7 @@ from overlap_sweep.results.traces import drawn_trace
 from overlap_sweep.study.section import LAUNCH_BOUND_NOTE
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer, described, of_moe, sharding
 from overlap_sweep.workloads.layer.card import card
+from overlap_sweep.workloads.layer.config import Asked, Resolved
 from overlap_sweep.workloads.layer.result import attention_backend
 
 C = Column[VariantRow]
@@ -48,7 +49,7 @@ OfPoint = Column[PointRow[VariantRow]]
 
 def _asked_of_experts(name: str, about: str = "", kind: Kind = "count", header: str = "") -> OfPoint:
     """Returns the column of an option of layers with experts; empty for others."""
-    return OfPoint(name, lambda row: of_moe(row.point.recorded).get(name), about, kind, header)
+    return OfPoint(name, lambda row: getattr(of_moe(row.point.config_as(Asked)), name, None), about, kind, header)
 
 
 OF_POINT = (
@@ -145,15 +146,15 @@ def section(sources: Sources) -> Section | None:
 
 
 def _answer(layer: LayerAnalysis, root: Path) -> Answer:
-    point, case, options = layer.point, layer.point.case, layer.point.recorded["layer"]
+    point, case, config = layer.point, layer.point.case, layer.point.config_as(Resolved)
     assert point.result
-    routing = f", {moe['routing']} routing" if (moe := of_moe(point.recorded)) else ""
-    brief = f"{case.model} {options['kind']} {sharding(point.recorded)}{routing}"
-    replicas = f", {options['num_replicas']} replicas" if options["num_replicas"] > 1 else ""
+    routing = f", {moe.routing} routing" if (moe := of_moe(config)) else ""
+    brief = f"{case.model} {config.layer.kind} {sharding(config)}{routing}"
+    replicas = f", {config.layer.num_replicas} replicas" if config.layer.num_replicas > 1 else ""
     more = f", {case.process_wide}" if case.process_wide else ""
     attention = f", attention {found}" if (found := attention_backend(point.result)) else ""
     return Answer(
-        title=f"{case.model} {', '.join(described(point.recorded))}{replicas}, {case.tokens} tokens, "
+        title=f"{case.model} {', '.join(described(config))}{replicas}, {case.tokens} tokens, "
         f"{case.precision}, backend {case.backend} on {case.device}{on_nodes(case.nodes)}{attention}{more}",
         brief=brief,
         sentences=[layer.verdict],

@@ -14,6 +14,7 @@ from overlap_sweep.study import STEP
 from overlap_sweep.study.settings import DEFAULTS
 from overlap_sweep.workloads import nodes
 from overlap_sweep.workloads.tp_training.answer import TpTrainingCase, analyse_tp_training
+from overlap_sweep.workloads.tp_training.config import Resolved
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, setting_of
 
@@ -26,10 +27,10 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 def samples(result: Result) -> dict[str, Sample]:
     """Returns the sample of the step, even if it is launch-bound."""
-    point = result.recorded
-    options = setting_of(point).removeprefix(point["impl"])
-    sample = Sample((result.measured_as(TpTrainingRun).timing,), None, STEP, point["workload"]["tokens"])
-    return {f"dp{point['dp_size']}{on_nodes(nodes(point))}{options}": sample}
+    config = result.point_as(Resolved)
+    options = setting_of(config).removeprefix(config.impl)
+    sample = Sample((result.measured_as(TpTrainingRun).timing,), None, STEP, config.workload.tokens)
+    return {f"dp{config.dp_size}{on_nodes(nodes(result.recorded))}{options}": sample}
 
 
 COMPARED = Comparing(
@@ -48,7 +49,7 @@ def _time(case: TpTrainingCase, row: TpTrainingRow) -> KeyedTime:
     key = Key(
         model=case.model,
         tokens=row.run.tokens_per_step,
-        precision=row.points[0].config.precision,
+        precision=row.config.precision,
         backend=row.impl,
         device=case.device,
         tp_size=row.grid.tp_size,

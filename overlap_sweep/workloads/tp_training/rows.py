@@ -25,7 +25,7 @@ from overlap_sweep.study import in_brief
 from overlap_sweep.study.settings import key, numbered
 from overlap_sweep.study.times import step_times, time_of_point
 from overlap_sweep.trace import TraceRow
-from overlap_sweep.workloads.tp_training.config import OF_DATA_PARALLEL, SEQUENCE_PARALLEL, TpTraining
+from overlap_sweep.workloads.tp_training.config import OF_DATA_PARALLEL, SEQUENCE_PARALLEL, Asked, Resolved, TpTraining
 from overlap_sweep.workloads.tp_training.language_model import peak_tflops
 from overlap_sweep.workloads.tp_training.losses import Losses
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
@@ -99,7 +99,12 @@ class TpTrainingRow:
 
     @property
     def impl(self) -> str:
-        return str(self.points[0].recorded["impl"])
+        return self.config.impl
+
+    @property
+    def config(self) -> Resolved:
+        """Returns the configuration of its first point."""
+        return self.points[0].config_as(Resolved)
 
     @property
     def run(self) -> TpTrainingRun:
@@ -150,9 +155,9 @@ class TpTrainingRow:
     @property
     def mfu(self) -> float | None:
         """Returns the model FLOP utilisation, a share; None if the GPU's peak is not known."""
-        config, result = self.points[0].recorded, self.points[0].result
+        result = self.points[0].result
         gpu = result.environment.get("gpu") if result else None
-        peak = config["tp_training"].get("peak_tflops") or peak_tflops(gpu, config["precision"])
+        peak = self.config.tp_training.peak_tflops or peak_tflops(gpu, self.config.precision)
         return self.tflops_per_gpu / peak if peak else None
 
     @property
@@ -191,14 +196,13 @@ class TpTrainingRow:
         )
 
 
-def setting_of(config: Mapping[str, Any]) -> str:
-    """Returns `autotp zero_stage=2`: the implementation of a resolved point, and its options that are not at their
-    defaults."""
-    impl, options, schema = config["impl"], config["tp_training"], TpTraining()
+def setting_of(config: Asked) -> str:
+    """Returns `autotp zero_stage=2`: the implementation of a point, and its options that are not at their defaults."""
+    impl, schema = str(config.impl), TpTraining()
     usual = {name: getattr(schema, name) for name in _OF_SETTING}
     usual["compile"] = impl == "async_tp"
-    usual["sequence_parallel"] = impl in SEQUENCE_PARALLEL and config["tp_size"] > 1
-    given = {name: options.get(name) for name in _OF_SETTING}
+    usual["sequence_parallel"] = impl in SEQUENCE_PARALLEL and (config.tp_size or 1) > 1
+    given = {name: getattr(config.tp_training, name) for name in _OF_SETTING}
     return " ".join([impl, *(_word(name, given[name]) for name in usual if given[name] not in (None, usual[name]))])
 
 
@@ -217,7 +221,7 @@ def rows_of(
         alike[_identity(point.recorded)].append(point)
     groups = list(alike.values())
     # Differences that a setting omits, such as connections, get a number.
-    names = numbered(f"{_grid(own[0])} {setting_of(own[0].recorded)}" for own in groups)
+    names = numbered(f"{_grid(own[0])} {setting_of(own[0].config_as(Resolved))}" for own in groups)
 
     def row(name: str, points: list[Point], step: Estimate) -> TpTrainingRow:
         grid = _grid(points[0])
@@ -236,7 +240,8 @@ def rows_of(
 
 
 def _grid(point: Point) -> Grid:
-    return Grid(point.recorded["tp_size"], point.recorded["dp_size"])
+    config = point.config_as(Resolved)
+    return Grid(config.tp_size, config.dp_size)
 
 
 def _timing(point: Point) -> Timing:
@@ -281,20 +286,20 @@ def results_json(row: TpTrainingRow, table: Table[TpTrainingRow]) -> bytes:
 
 def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, Any]:
     """Returns the content of the results file."""
-    config, run, steps, result = row.points[0].recorded, row.run, row.steps, row.points[0].result
+    config, run, steps, result = row.config, row.run, row.steps, row.points[0].result
     assert result
-    options = dict(config["tp_training"])
+    options = dict(row.points[0].recorded["tp_training"])
     times_ms, per_s = [step.step_us / 1e3 for step in steps], fmean(1e6 / step.step_us for step in steps)
     losses = [step.loss for step in steps if step.loss is not None]
     return {
         "config": {
-            "model_name": config["model"]["name"],
-            **{name: config[name] for name in ("impl", "tp_size", "dp_size")},
-            "num_layers": config["language_model"]["num_hidden_layers"],
+            "model_name": config.model.name,
+            **{name: getattr(config, name) for name in ("impl", "tp_size", "dp_size")},
+            "num_layers": config.language_model["num_hidden_layers"],
             "use_vocab_parallel": options.pop("vocab_parallel"),
             "output_dir": str(row.points[0].directory),
             **options,
-            "language_model": config["language_model"],
+            "language_model": config.language_model,
         },
         "steps": [_step(step, run) for step in steps],
         "summary": {

@@ -41,6 +41,7 @@ from overlap_sweep.workloads.tp_training.answer import (
     headline,
     in_words,
 )
+from overlap_sweep.workloads.tp_training.config import Asked
 from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, results_json, setting_of, step_communication
 
 C = Column[TpTrainingRow]
@@ -77,7 +78,7 @@ ASKED = (
     asked("impl", kind="text"),
     P(
         "setting",
-        lambda row: setting_of(row.point.recorded),
+        lambda row: setting_of(row.point.config_as(Asked)),
         "Training stack, with its options that are not at their defaults.",
         "text",
         header="setting",

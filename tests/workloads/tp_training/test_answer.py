@@ -12,7 +12,7 @@ from overlap_sweep.results.points import read_points
 from overlap_sweep.results.traces import TraceReading
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.workloads.tp_training.losses import tolerance_of
-from overlap_sweep.workloads.tp_training.rows import StepCommunication, setting_of, step_communication
+from overlap_sweep.workloads.tp_training.rows import StepCommunication, step_communication
 from overlap_sweep.workloads.tp_training.section import ANSWERS
 from tests.make_point import LANGUAGE_MODEL, falling, make_point, stack_config
 from tests.results.reading import trace_row
@@ -106,9 +106,12 @@ def test_repetitions_are_one_row(tmp_path: Path) -> None:
         ("megatron", {"activation_checkpointing": True}, "megatron activation_checkpointing=true"),
     ],
 )
-def test_a_setting_names_what_is_not_at_its_default(impl: str, options: dict[str, Any], setting: str) -> None:
+def test_a_setting_names_what_is_not_at_its_default(
+    tmp_path: Path, impl: str, options: dict[str, Any], setting: str
+) -> None:
     changed = {f"tp_training.{name}": value for name, value in options.items()}
-    assert setting_of(stack_config(impl, **changed)) == setting
+    make_point("tp_training", tmp_path, stack_config(impl, **changed))
+    assert [row.setting for row in analysis_of(tmp_path).rows] == [setting]
 
 
 @pytest.mark.parametrize(
