@@ -10,6 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from overlap_sweep.config import PointConfig
 from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, GEMM_ONLY, SEQUENTIAL, KernelShape
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.results import verdict
@@ -18,6 +19,7 @@ from overlap_sweep.results.gain import NO_GAIN, Gain, nothing_beat
 from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.study import in_brief
+from overlap_sweep.workloads.kernel.config import Resolved
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
 SIMPLEST_FIRST = ("torch", "symm_mem", "transformer_engine", "flux")
@@ -38,8 +40,9 @@ class KernelCase(NamedTuple):
     @classmethod
     def of(cls, point: Point) -> KernelCase:
         """Returns the case of an `ok` point."""
-        named = {name: point.recorded[name] for name in cls._fields if name not in ("device", "nodes")}
-        return cls(**named, device=point.case.device, nodes=point.case.nodes)
+        config, case = point.config_as(Resolved), point.case
+        sizes = config.n, config.k, config.tp_size
+        return cls(config.kernel, *sizes, config.precision, case.device, case.nodes)
 
     @property
     def brief(self) -> str:
@@ -174,7 +177,7 @@ class KernelAnalysis:
 
 def subjects(points: Iterable[Point]) -> list[str]:
     """Returns the operators that the points take their sizes from, `llama3_70b fc1`; empty if n and k were given."""
-    named = ((point.config.model.name, point.recorded.get("operator")) for point in points)
+    named = ((point.config.model.name, point.config_as(Resolved).operator) for point in points)
     return list(dict.fromkeys(f"{model} {operator}" for model, operator in named if operator))
 
 
@@ -202,7 +205,7 @@ def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
 
 
 def _shapes(case: KernelCase, points: Iterable[Point]) -> list[ShapeAnalysis]:
-    shapes = group_points(points, "kernel", lambda point: point.recorded["m"])
+    shapes = group_points(points, "kernel", lambda point: point.config_as(Resolved).m)
     return [_analyse_shape(case, m, shapes[m]) for m in sorted(shapes)]
 
 
@@ -229,18 +232,18 @@ def _analyse_shape(case: KernelCase, m: int, points: list[Point]) -> ShapeAnalys
 def kernel_rows(points: Sequence[Point]) -> list[ImplementationRow]:
     """Returns the rows of `ok` points of one shape, with repetitions pooled: the baselines, then the implementations
     from simple to complex."""
-    measured, config = _measured(points), points[0].recorded
+    measured, config = _measured(points), points[0].config_as(Resolved)
     wrong = {_label(point, name) for point in points if point.result for name in point.result.relative_error}
-    estimates = _estimates(measured, config["runtime"]["device"])
+    estimates = _estimates(measured, config.runtime.device)
     baselines_us = {name: estimates[None, name].time_us for name in BASELINES}
     bound_us = max(baselines_us[GEMM_ONLY], baselines_us[COMM_ONLY])
-    shape = KernelShape.of(config)
+    shape = KernelShape.of(points[0].recorded)
 
     def row(backend: str | None, name: str, same: Sequence[_Measurement]) -> ImplementationRow:
         time_us = estimates[backend, name].time_us
         hidden = hidden_fraction(time_us, baselines_us[SEQUENTIAL], baselines_us[GEMM_ONLY])
         is_part = name in (GEMM_ONLY, COMM_ONLY)
-        link_gb_per_s = shape.link_bytes(config["precision"]) / time_us / 1e3
+        link_gb_per_s = shape.link_bytes(config.precision) / time_us / 1e3
         errors = (one.times.relative_error for one in same)
         return ImplementationRow(
             backend=backend,
@@ -273,20 +276,20 @@ def _measured(points: Iterable[Point]) -> dict[_Key, list[_Measurement]]:
     for point in sorted(points, key=lambda point: (place.get(point.config.backend, math.inf), point.config.backend)):
         implementations = point.measured_as(KernelTimes).implementations
         for name, times in implementations.items():
-            key = (None, name) if name in BASELINES else (point.config.backend, name_in_tables(name, point.recorded))
+            key = (None, name) if name in BASELINES else (point.config.backend, name_in_tables(name, point.config))
             found[key].append(_Measurement(point.name, times, implementations[SEQUENTIAL]))
     return found
 
 
-def name_in_tables(name: str, config: Mapping[str, Any]) -> str:
+def name_in_tables(name: str, config: PointConfig) -> str:
     """Returns an implementation's name, with the CUDA connections if they were set, since they may matter more than any
     knob: `ring_conn8`."""
-    connections = config["runtime"].get("max_connections")
+    connections = config.runtime.max_connections
     return name if connections is None or name in BASELINES else f"{name}_conn{connections}"
 
 
 def _label(point: Point, name: str) -> str:
-    return f"{point.recorded['backend']} {name_in_tables(name, point.recorded)}"
+    return f"{point.config.backend} {name_in_tables(name, point.config)}"
 
 
 def _estimates(measured: Mapping[_Key, Sequence[_Measurement]], device_kind: str) -> dict[_Key, Estimate]:

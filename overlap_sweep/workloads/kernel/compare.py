@@ -11,6 +11,7 @@ from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.kernel.answer import ImplementationRow, KernelCase, analyse_kernels, name_in_tables
+from overlap_sweep.workloads.kernel.config import Resolved
 from overlap_sweep.workloads.kernel.result import KernelTimes
 
 
@@ -32,10 +33,10 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 def samples(result: Result) -> dict[str, Sample]:
     """Returns the sample of each implementation that is not launch-bound, and of `sequential`."""
-    point, implementations = result.recorded, result.measured_as(KernelTimes).implementations
+    point, implementations = result.point_as(Resolved), result.measured_as(KernelTimes).implementations
     sequential_us = implementations[SEQUENTIAL].time.median_us
     return {
-        name_in_tables(name, point): Sample((one.time,), sequential_us, "fwd", point["workload"]["tokens"])
+        name_in_tables(name, point): Sample((one.time,), sequential_us, "fwd", point.workload.tokens)
         for name, one in implementations.items()
         if name not in (GEMM_ONLY, COMM_ONLY) and not one.launch_bound
     }

@@ -25,6 +25,7 @@ from overlap_sweep.workloads.operator.choice import (
     choose_all,
     failures_by_pass,
 )
+from overlap_sweep.workloads.operator.config import Resolved
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Unproven, outcomes, standing
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from overlap_sweep.workloads.operator.switches import (
@@ -318,8 +319,8 @@ def baseline_drift(points: Iterable[Point]) -> dict[str, float]:
     case's points over that of the earlier half, minus 1."""
     none_us: dict[str, list[float]] = defaultdict(list)
     for point in sorted(points, key=lambda point: (point.result and point.result.started) or ""):
-        times = point.measured_as(OperatorTimes).times
+        times, config = point.measured_as(OperatorTimes).times, point.config_as(Resolved)
         for name in space.PASSES:
-            label = f"{point.recorded['operator']} {name}, TP={point.recorded['tp_size']}"
+            label = f"{config.operator} {name}, TP={config.tp_size}"
             none_us[label].append(times[name].none.median_us)
     return {label: later_change(times_us) for label, times_us in none_us.items() if len(times_us) > 1}

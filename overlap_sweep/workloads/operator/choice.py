@@ -26,6 +26,7 @@ from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading
+from overlap_sweep.workloads.operator.config import Resolved
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes, distinct
 
 OUTPUT = "output"
@@ -238,10 +239,11 @@ def choose_all(
     observed: dict[tuple[int, str, str], list[Observation]] = defaultdict(list)
     device_kind = "cpu"
     for point in points:
-        device_kind = point.config.runtime.device
+        config = point.config_as(Resolved)
+        device_kind = config.runtime.device
         if point.result and not point.result.launch_bound:
             for pass_name in space.PASSES:
-                key = point.recorded["tp_size"], point.recorded["operator"], pass_name
+                key = config.tp_size, config.operator, pass_name
                 failures[key] = failed.get(pass_key(point, pass_name), Failures())
                 observation = _observe(point, pass_name, traces[point.directory])
                 if not failures[key].distrusts(observation.settings):

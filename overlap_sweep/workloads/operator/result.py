@@ -15,6 +15,7 @@ from overlap_sweep.results.measured import (
 )
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point
+from overlap_sweep.workloads.operator.config import Resolved
 
 
 class DefaultTiming(msgspec.Struct):
@@ -56,7 +57,7 @@ class OperatorTimes(Measured, kw_only=True, tag="operator"):
             raise ValueError(f"no {min(missing)} times")
 
     def check(self, result: Result) -> None:
-        operator = result.recorded["operator"]
+        operator = result.point_as(Resolved).operator
         for slot in result.settings:
             if not slot.startswith(f"{operator}_"):
                 raise ValueError(f"{slot} is not a slot of {operator}")
