@@ -8,7 +8,6 @@ import pytest
 
 from overlap_sweep.commands.command_line import app
 from tests.analyze import ROOT, analyze
-from tests.commands.test_installed import installed
 from tests.report.conftest import Made
 from tests.sweeps import launch_here
 
@@ -72,26 +71,6 @@ COLUMN = {
 def test_launch_ends_like_them(tmp_path: Path, typed: str, status: int) -> None:
     done = launch_here(*typed.split(), "runtime.device=cpu", cwd=tmp_path)
     assert done.returncode == status, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("typed", "status"),
-    [
-        ("", WRONG),
-        ("--help", DONE),
-        ("sweep", WRONG),
-        ("tune", WRONG),
-        ("tune --help", DONE),
-        ("tune tp_size=2", WRONG),
-        ("tune llama3_8c", WRONG),
-        ("tune llama3_8b num_smm=8", WRONG),
-        ("tune llama3_8b tuner.presets=[nowhere.yaml] runtime.device=cpu", FAILED),
-    ],
-)
-def test_the_installed_command_ends_like_them(tmp_path: Path, typed: str, status: int) -> None:
-    done = installed(tmp_path, *typed.split())
-    assert done.returncode == status, done.stderr
-    assert done.stderr.count("error: ") == (0 if status == DONE or typed in ("", "tune") else 1)
 
 
 def test_the_statuses_are_documented() -> None:

@@ -43,6 +43,12 @@ def test_help_names_every_command(tmp_path: Path) -> None:
         (["lanch"], 2, "error: Unknown command lanch. Did you mean launch?\n"),
         (["sweep"], 2, "error: Unknown command sweep. Choose one of tune, launch, analyze.\n"),
         (["tune", "llama3_8"], 2, "error: Unknown model llama3_8. Did you mean llama3_8b?\n"),
+        (["tune", "llama3_8b", "num_smm=8"], 2, "error: Unknown option num_smm. Did you mean num_sm?\n"),
+        (
+            ["tune", "llama3_8b", "operator=fc2", "method=bulk", "runtime.device=cpu"],
+            1,
+            "error: There is nothing to search: none of the operator's slots takes a swept method.\n",
+        ),
         (
             ["tune", "tp_size=2"],
             2,

@@ -17,7 +17,7 @@ from overlap_sweep.runtime.group_config import GroupConfig, check_instruments, e
 from overlap_sweep.runtime.kept import remember
 from overlap_sweep.store import read_store
 from tests.make_point import make_point, resolved
-from tests.sweeps import ROOT, SMALL, Launch, launch_here
+from tests.sweeps import ROOT, SMALL, Launch
 
 LAYER = ("workload=layer", "tp_size=2", "model=llama3_8b", *SMALL)
 
@@ -57,14 +57,6 @@ def test_what_would_record_nothing_is_refused(refused: dict[str, Any], reason: s
         check_instruments(refused)
     check_instruments(point(nsys=True, nvtx=True))
     check_instruments(point("job", debug=True))
-
-
-def test_a_search_cannot_compare_such_points(tmp_path: Path) -> None:
-    where = (f"hydra.sweep.dir={tmp_path / 'runs'}", "runtime.device=cpu", "num_sm=1,2", "runtime.debug=true")
-    done = launch_here("-m", "hydra/sweeper=bisect", *where)
-    assert done.returncode == 2
-    assert "runtime.debug=true costs time, so a search cannot compare; give it to one point." in done.stderr
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("option", ["debug", "nvtx", "nsys"])

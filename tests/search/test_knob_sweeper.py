@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import yaml
 from rich.console import Console
 
-from overlap_sweep.errors import UserError
 from overlap_sweep.report.searches import knob_searches, pasted, print_titled
 from overlap_sweep.results.records import KnobRecord, KnobSearch, read_records
 from overlap_sweep.results.run_directory import Result
@@ -248,27 +246,6 @@ def test_an_operator_s_knobs_can_be_searched_too_by_an_experiment_of_the_user_s(
     assert found.gain.share == pytest.approx(1 - 0.8 / 0.95, abs=0.01)
     # The experiment is kept in what is pasted.
     assert pasted(found).split()[2:] == [*fixed, "hydra.mode=RUN", "num_sm=2"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "fixed", "says"),
-    [
-        (("fsdp.forward_prefetch=1",), TINY, "There is nothing to search; give a knob several values"),
-        (("fsdp.forward_prefetch=1,sideways",), TINY, "fsdp.forward_prefetch=sideways is invalid"),
-        (("fsdp.replicas=3,1",), TINY, "nothing to search: the baseline: distributed.dp_size=2 is not divisible"),
-        (
-            ("fsdp.forward_prefetch=0,1",),
-            ("workload=layer", *ON_CPU),
-            "hydra/sweeper=knobs is for workload=fsdp, job, operator or tp_training, not for",
-        ),
-    ],
-)
-def test_what_cannot_be_searched_is_said_before_anything_is_launched(
-    tmp_path: Path, overrides: tuple[str, ...], fixed: tuple[str, ...], says: str
-) -> None:
-    with pytest.raises(UserError, match=re.escape(says)):
-        searched(tmp_path / "sweep", *overrides, fixed=fixed, params={})
-    assert not any((tmp_path / "sweep").iterdir())
 
 
 def test_a_real_search_ends_with_an_answer_and_goes_on_when_it_is_run_again(tmp_path: Path) -> None:

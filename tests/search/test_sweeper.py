@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.results.records import SearchRecord
 from overlap_sweep.results.run_directory import Result
@@ -232,37 +231,6 @@ def test_what_is_searched_is_said_by_params_by_the_command_line_instead_and_with
     assert {setting.get("use_ce") for setting in settings} == {None}
     exhaustive = {key: search["exhaustive"] for key, search in searches(tmp_path).items()}
     assert exhaustive == {("fc2", "fwd"): 4, ("fc2", "bwd"): 2}
-
-
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
-        (
-            ("operator=fc2", "method=bulk"),
-            "There is nothing to search: none of the operator's slots takes a swept method.",
-        ),
-        (("tp_size=1",), "There is nothing to search: tp_size=1 has no communication"),
-        (("num_sm=interval(1,4)",), "num_sm=interval(1,4): a search needs discrete values"),
-        (("num_sm=1,2", "search.min_num_sm=3"), "None of num_sm=1,2 is between search.min_num_sm=3 and"),
-        (("phase=fprop,dgrad",), "phase=fprop,dgrad: a search takes one phase; use phase=all."),
-        (("workload=layer",), "not for workload=layer"),
-        (("method=pipeline", "num_splits=4,0"), "num_splits=0 is out of range"),
-        (("repetition=0,1",), "repetition is set by the search itself"),
-        (("search.max_points=1,2",), "search.max_points=1,2: a search takes one value of search.max_points."),
-    ],
-)
-def test_what_cannot_be_searched_is_said_before_anything_is_launched(
-    tmp_path: Path, values: tuple[str, ...], says: str
-) -> None:
-    limits = [value for value in values if value.startswith("search.") and "," not in value]
-    with (
-        sweep_of(tmp_path / "sweep", *ON_CPU, *limits) as launcher,
-        pytest.raises(UserError) as raised,
-    ):
-        sweep(launcher.inputs(*ON_CPU, *values))
-    assert says in str(raised.value)
-    assert launcher.points == []
-    assert not any((tmp_path / "sweep").iterdir())
 
 
 REAL = ("-m", "hydra/sweeper=bisect", *SIZES, *QUICK)
