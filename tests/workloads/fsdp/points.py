@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from overlap_sweep.hydra_adapter.composition import compose_point
 from overlap_sweep.runtime.point import resolve
+from overlap_sweep.runtime.resolvers import register
 from tests.sweeps import ROOT
 
 TINY_FSDP = (
@@ -43,11 +44,13 @@ def tp_point(*overrides: str) -> dict[str, Any]:
 
 def composed(*overrides: str) -> dict[str, Any]:
     """The resolved point of these overrides."""
-    return resolve(compose_point(*_sweep(), overrides))
+    return resolve(compose_point(*base_sweep(), overrides))
 
 
 @cache
-def _sweep() -> tuple[ConfigLoader, DictConfig]:
+def base_sweep() -> tuple[ConfigLoader, DictConfig]:
+    """What Hydra gives to launchers of `launch.py -m`."""
+    register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra
