@@ -190,11 +190,8 @@ def test_terminals_of_any_width_show_everything(
         assert expected in told or expected.replace(" ", "") in whole, expected
 
 
-@pytest.mark.parametrize("columns", [40, 200])
-def test_a_real_terminal_shows_as_much(made: Made, columns: int) -> None:
-    text = on_terminal(columns, "query", made("operators"))
-    assert max(map(len, text.splitlines())) <= columns
-    assert text == shown(columns, "query", made("operators"))
+def test_a_real_terminal_shows_as_much(made: Made) -> None:
+    assert on_terminal(40, "query", made("operators")) == shown(40, "query", made("operators"))
 
 
 def test_a_terminal_gets_no_parquet(made: Made, tmp_path: Path) -> None:
