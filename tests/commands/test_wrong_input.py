@@ -58,7 +58,6 @@ ERRORS: dict[str, tuple[str, ...]] = {
     "query empty": ("holds no results",),
     "query reports": ("points.parquet cannot be read", "analyse the results"),
     "query operators num_sms>8": ("Unknown column 'num_sms'. Did you mean num_sm",),
-    "query operators backward_e2e_time_us>8": ("Unknown column 'backward_e2e_time_us'. Did you mean bwd_span_us",),
     "query operators --columns slot,speedups": ("Unknown column 'speedups'. Did you mean speedup",),
     "query operators --columns ,": ("name is empty",),
     "query operators --sort -speedups": ("Unknown column 'speedups'",),

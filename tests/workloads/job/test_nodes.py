@@ -109,9 +109,11 @@ def measured(folder: Path, command: str, **changes: Any) -> Result:
 
 
 def both_record(folder: Path) -> str:
-    """What the recorders of a rank on each node do."""
+    """Returns the command with which a node does what its rank's recorder does: the file is whole as soon as it is there."""
     recorded(folder / "made", *(recording(rank, 2) for rank in range(2)))
-    return f"cp {folder}/made/job_rank{{node}}.json {{run}}/"
+    return (
+        f"cp {folder}/made/job_rank{{node}}.json {{run}}/{{node}} && mv {{run}}/{{node}} {{run}}/job_rank{{node}}.json"
+    )
 
 
 def test_each_node_has_its_place_and_its_interface(launch: TwoNodes, tmp_path: Path) -> None:

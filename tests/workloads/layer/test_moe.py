@@ -26,7 +26,7 @@ from overlap_sweep.workloads import layer
 from overlap_sweep.workloads.layer import run as layer_run
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, analyse_layer, described
 from overlap_sweep.workloads.layer.card import card
-from overlap_sweep.workloads.layer.config import Moe
+from overlap_sweep.workloads.layer.config import Moe, Resolved
 from overlap_sweep.workloads.layer.result import VariantTimes
 from tests.make_point import make_point, variant
 from tests.points import layer_point
@@ -271,7 +271,7 @@ def test_the_answer_is_megatron_lms_arguments(tmp_path: Path) -> None:
         "--moe-token-dispatcher-type alltoall",
         "--overlap-moe-expert-parallel-comm",
     ]
-    assert described(answered(tmp_path / "again").point.recorded) == [
+    assert described(answered(tmp_path / "again").point.point_as(Resolved)) == [
         "moe",
         "EP=2",
         "balanced routing",
