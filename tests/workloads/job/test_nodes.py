@@ -109,7 +109,7 @@ def measured(folder: Path, command: str, **changes: Any) -> Result:
 
 
 def both_record(folder: Path) -> str:
-    """Returns the command with which a node does what its rank's recorder does: the file is whole as soon as it is there."""
+    """Returns the command that puts a rank's recording into its run: the file is whole as soon as it is there."""
     recorded(folder / "made", *(recording(rank, 2) for rank in range(2)))
     return (
         f"cp {folder}/made/job_rank{{node}}.json {{run}}/{{node}} && mv {{run}}/{{node}} {{run}}/job_rank{{node}}.json"

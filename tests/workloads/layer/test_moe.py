@@ -271,7 +271,7 @@ def test_the_answer_is_megatron_lms_arguments(tmp_path: Path) -> None:
         "--moe-token-dispatcher-type alltoall",
         "--overlap-moe-expert-parallel-comm",
     ]
-    assert described(answered(tmp_path / "again").point.point_as(Resolved)) == [
+    assert described(answered(tmp_path / "again").point.result.point_as(Resolved)) == [
         "moe",
         "EP=2",
         "balanced routing",
