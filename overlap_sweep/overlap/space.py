@@ -91,6 +91,12 @@ SLOTS = {slot(operator, phase): methods_of(operator, phase) for operator in OPER
 """The overlapping methods of every slot; empty if it cannot be configured."""
 
 
+def slots_of_pass(operator: str, pass_name: str) -> list[str]:
+    """Returns the slots of one pass that can be configured."""
+    slots = {slot(operator, phase): phase for phase in PHASES if methods_of(operator, phase)}
+    return [name for name, phase in slots.items() if PASS_OF_PHASE[phase] == pass_name]
+
+
 def gathers(operator: str, phase: str, method: str) -> bool:
     """Returns whether the slot overlaps an all-gather under this method; otherwise a reduce-scatter."""
     if phase == "dgrad" and OPERATORS[operator] == "column":
@@ -293,8 +299,14 @@ USERBUFFERS_DEFAULTS: dict[str, dict[str, Any]] = {
 """Transformer Engine 2.20's default knobs by method. They are always passed explicitly: initialize_ub takes a missing
 knob from the slot's default, which may belong to another method."""
 
+
+def userbuffers_default(method: str) -> Setting:
+    """Returns Transformer Engine's default setting of a slot whose default method this is."""
+    return {"method": method, "num_sm": 1 if method == "ring_exchange" else 16, **USERBUFFERS_DEFAULTS[method]}
+
+
 USERBUFFERS_DEFAULT_SETTINGS: dict[str, Setting] = {
-    slot: {"method": method, "num_sm": 1 if method == "ring_exchange" else 16, **USERBUFFERS_DEFAULTS[method]}
+    slot: userbuffers_default(method)
     for method, slots in {
         "ring_exchange": ("qkv_fprop", "fc1_fprop", "proj_dgrad", "fc2_dgrad"),
         "pipeline": ("proj_fprop", "fc2_fprop"),

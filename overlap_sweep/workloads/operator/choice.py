@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -22,23 +22,15 @@ from overlap_sweep.overlap.space import Setting
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
 from overlap_sweep.results.gain import NO_GAIN, Gain, gain_of_sum, gain_over
-from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading
 from overlap_sweep.workloads.operator.config import Resolved
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes, distinct
 
-OUTPUT = "output"
-"""The tensor that the forward pass alone decides; the others are gradients."""
-
-_SIZES = ("num_sm", "cga_size")
-
 Frozen = frozenset[Any]
 """The slots of a pass with their settings, hashable."""
-
 PassKey = tuple[Any, ...]
-"""Identifies a pass: case, TP size, operator, pass."""
 
 
 @dataclass
@@ -53,7 +45,7 @@ class Failures:
     """Slots that some point tried to overlap, whether it succeeded or not."""
 
     def distrusts(self, settings: Mapping[str, Mapping[str, Any]]) -> bool:
-        return arm(settings) in self.wrong or frozen(settings) in self.broken
+        return _arm(settings) in self.wrong or frozen(settings) in self.broken
 
 
 def wrong_passes(result: Result) -> set[str]:
@@ -62,22 +54,23 @@ def wrong_passes(result: Result) -> set[str]:
         return set()
     allowed = space.tolerance(result.recorded)
     wrong = {name for name, error in result.relative_error.items() if error is None or error > allowed}
-    return {"fwd" if name == OUTPUT else "bwd" for name in wrong}
+    # The other tensors are gradients.
+    return {"fwd" if name == "output" else "bwd" for name in wrong}
 
 
-def frozen(settings: Mapping[str, Mapping[str, Any]], *without: str) -> Frozen:
+def frozen(settings: Mapping[str, Mapping[str, Any]], without: Sequence[str] = ()) -> Frozen:
     return frozenset(
         (slot, frozenset((k, v) for k, v in s.items() if k not in without)) for slot, s in settings.items()
     )
 
 
-def arm(settings: Mapping[str, Mapping[str, Any]]) -> Frozen:
-    return frozen(settings, *_SIZES)
+def _arm(settings: Mapping[str, Mapping[str, Any]]) -> Frozen:
+    return frozen(settings, ("num_sm", "cga_size"))
 
 
-def pass_key(point: Point, pass_name: str) -> PassKey:
+def _pass_key(point: Point, pass_name: str) -> PassKey:
+    """Returns case, TP size, operator and pass; without the GPU's name, which failed points did not record."""
     case, config = point.case, point.recorded
-    # Failed points did not record the GPU's name.
     same = case.model, case.backend, case.precision, case.tokens, case.process_wide
     return *same, config["tp_size"], config["operator"], pass_name
 
@@ -98,10 +91,10 @@ def failures_by_pass(points: Iterable[Point]) -> Mapping[PassKey, Failures]:
         overlapped = {name: settings for name, settings in by_pass.items() if settings}
         wrong = wrong_passes(point.result)
         for name, settings in overlapped.items():
-            own = found[pass_key(point, name)]
+            own = found[_pass_key(point, name)]
             own.attempted |= set(settings)
             if wrong == {name}:
-                own.wrong.add(arm(settings))
+                own.wrong.add(_arm(settings))
             elif point.status != "ok" and not wrong and len(overlapped) == 1:
                 own.broken.add(frozen(settings))
     return found
@@ -171,6 +164,11 @@ class PassChoice:
         return self.attempted.union(slot for candidate in self.candidates for slot in candidate.settings)
 
     @property
+    def fastest_overlap(self) -> Candidate | None:
+        """Returns the fastest candidate with overlap; None if there is none."""
+        return min(self.candidates[1:], key=lambda candidate: candidate.time_us, default=None)
+
+    @property
     def default_wins(self) -> bool:
         """Returns whether the library's default is faster than every candidate beyond the noise."""
         if self.default is None:
@@ -185,9 +183,7 @@ class PassChoice:
 
     def gain_of(self, candidate: Candidate) -> Gain:
         """Returns the candidate's gain over no overlap."""
-        if candidate is self.chosen:
-            return self.gain
-        return _gain(candidate, self.candidates)
+        return self.gain if candidate is self.chosen else _gain(candidate, self.candidates)
 
     @property
     def hidden_fraction(self) -> float:
@@ -206,8 +202,7 @@ class PassChoice:
 def labels(choices: Sequence[PassChoice]) -> list[str]:
     """Returns `fc1` for operators with both passes among the choices, else `fc1 fwd`."""
     passes = Counter(choice.operator for choice in choices)
-    both = len(space.PASSES)
-    return list(dict.fromkeys(c.operator if passes[c.operator] == both else c.label for c in choices))
+    return list(dict.fromkeys(c.operator if passes[c.operator] == len(space.PASSES) else c.label for c in choices))
 
 
 def _gain(candidate: Candidate, among: Sequence[Candidate]) -> Gain:
@@ -235,22 +230,25 @@ def choose_all(
 ) -> list[PassChoice]:
     """Returns one choice per TP size, operator and pass of one case. Launch-bound points and settings that `failed`
     distrusts are ignored."""
-    failures: dict[tuple[int, str, str], Failures] = {}
+    attempted: dict[tuple[int, str, str], set[str]] = {}
     observed: dict[tuple[int, str, str], list[Observation]] = defaultdict(list)
     device_kind = "cpu"
     for point in points:
         config = point.config_as(Resolved)
         device_kind = config.runtime.device
-        if point.result and not point.result.launch_bound:
-            for pass_name in space.PASSES:
+        if not point.result or point.result.launch_bound:
+            continue
+        for pass_name, times in point.measured_as(OperatorTimes).times.items():
+            settings = of_pass(point.result.settings, pass_name)
+            failures = failed.get(_pass_key(point, pass_name), Failures())
+            if pass_name in space.PASSES and not failures.distrusts(settings):
+                ratio = traces.get(point.directory, TraceReading()).metrics.get(f"{pass_name}_overlap_ratio")
                 key = config.tp_size, config.operator, pass_name
-                failures[key] = failed.get(pass_key(point, pass_name), Failures())
-                observation = _observe(point, pass_name, traces[point.directory])
-                if not failures[key].distrusts(observation.settings):
-                    observed[key].append(observation)
+                observed[key].append(Observation(point.name, settings, times, ratio))
+                attempted[key] = failures.attempted
     operators = list(space.OPERATORS)
     keys = sorted(observed, key=lambda key: (key[0], operators.index(key[1]), space.PASSES.index(key[2])))
-    return [choose(*key, observed[key], device_kind, objective, failures[key]) for key in keys]
+    return [choose(*key, observed[key], device_kind, objective, attempted[key]) for key in keys]
 
 
 def choose(
@@ -260,83 +258,55 @@ def choose(
     observations: Sequence[Observation],
     device_kind: str,
     objective: str = "time",
-    failures: Failures | None = None,
+    attempted: Iterable[str] = (),
 ) -> PassChoice:
     """Returns the best setting of one pass, by `time` or by `overlap_ratio`. The observations must not contain settings
-    that `failures` distrusts."""
-    failures = failures or Failures()
+    that are distrusted."""
     none = pooled_none([observation.times.none for observation in observations])
-    by_setting = _by_setting(observations)
+    # `none` is always a candidate; its time is that of the baselines.
+    by_setting: dict[Frozen, list[Observation]] = {frozenset(): []}
+    for observation in observations:
+        by_setting.setdefault(frozen(observation.settings), []).append(observation)
     defaults = distinct(observation.times.default for observation in observations if observation.times.default)
     default_pairs = [(measured.default, measured.none) for measured in defaults]
-    between = _scatter(by_setting.values(), default_pairs, none, device_kind)
-    candidates = _candidates(by_setting, none, between)
+    pairs = {key: [(one.times.point, one.times.none) for one in same] for key, same in by_setting.items()}
+    between = verdict.scatter(
+        ([normalised([pair], none) for pair in same] for same in pairs.values()),
+        verdict.TYPICAL_SCATTER[device_kind],
+        (
+            [normalised([(one.times.floor, one.times.none)], none) for same in by_setting.values() for one in same],
+            [normalised([pair], none) for pair in default_pairs],
+        ),
+    )
+    candidates = []
+    for key, same in by_setting.items():
+        ratios = [observation.overlap_ratio for observation in same if observation.overlap_ratio is not None]
+        candidates.append(
+            Candidate(
+                settings=same[0].settings if key else {},
+                estimate=between.added_to(normalised(pairs[key], none), len(same)) if key else none,
+                points=tuple(observation.point for observation in same),
+                overlap_ratio=statistics.median(ratios) if ratios else None,
+            )
+        )
     candidates.sort(key=_complexity)
     chosen, gain, reason = (_fastest if objective == "time" else _most_overlapped)(candidates)
-    scaled_floors = [o.times.floor.median_us * none.time_us / o.times.none.median_us for o in observations]
     tp1 = [observation.times.tp1.median_us for observation in observations if observation.times.tp1]
     return PassChoice(
         tp_size=tp_size,
         operator=operator,
         pass_name=pass_name,
         candidates=tuple(candidates),
-        attempted=frozenset(failures.attempted),
+        attempted=frozenset(attempted),
         chosen=chosen,
         gain=gain,
         reason=reason,
-        floor_us=statistics.median(scaled_floors),
+        floor_us=statistics.median(
+            one.times.floor.median_us * none.time_us / one.times.none.median_us for one in observations
+        ),
         tp1_us=statistics.median(tp1) if tp1 else None,
         default=between.added_to(normalised(default_pairs, none), len(defaults)) if defaults else None,
     )
-
-
-def _observe(point: Point, pass_name: str, traces: TraceReading) -> Observation:
-    assert point.result
-    own = of_pass(point.result.settings, pass_name)
-    ratio = traces.metrics.get(f"{pass_name}_overlap_ratio")
-    return Observation(point.name, own, point.measured_as(OperatorTimes).times[pass_name], ratio)
-
-
-def _by_setting(observations: Iterable[Observation]) -> dict[Any, list[Observation]]:
-    """Returns the observations by setting. The key of `none` is empty and always present."""
-    by_setting: dict[Any, list[Observation]] = defaultdict(list)
-    for observation in observations:
-        by_setting[frozen(observation.settings)].append(observation)
-    by_setting.setdefault(frozenset(), [])
-    return by_setting
-
-
-def _scatter(
-    groups: Collection[Sequence[Observation]],
-    default_pairs: Iterable[tuple[Timing, Timing]],
-    none: Estimate,
-    device_kind: str,
-) -> verdict.Scatter:
-    times = ([normalised([(o.times.point, o.times.none)], none) for o in same] for same in groups)
-    floors = [normalised([(o.times.floor, o.times.none)], none) for same in groups for o in same]
-    defaults = [normalised([pair], none) for pair in default_pairs]
-    return verdict.scatter(times, verdict.TYPICAL_SCATTER[device_kind], (floors, defaults))
-
-
-def _candidates(
-    by_setting: Mapping[Any, Sequence[Observation]], none: Estimate, between: verdict.Scatter
-) -> list[Candidate]:
-    """Returns one candidate per setting; the time of `none` is that of the baselines."""
-    candidates = []
-    for key, same in by_setting.items():
-        ratios = [observation.overlap_ratio for observation in same if observation.overlap_ratio is not None]
-        estimate = none
-        if key:
-            estimate = between.added_to(normalised([(o.times.point, o.times.none) for o in same], none), len(same))
-        candidates.append(
-            Candidate(
-                settings=same[0].settings if key else {},
-                estimate=estimate,
-                points=tuple(observation.point for observation in same),
-                overlap_ratio=statistics.median(ratios) if ratios else None,
-            )
-        )
-    return candidates
 
 
 def _complexity(candidate: Candidate) -> tuple[Any, ...]:
@@ -356,11 +326,8 @@ def _fastest(candidates: Sequence[Candidate]) -> tuple[Candidate, Gain, str]:
     choice = verdict.choose(candidates, lambda candidate: candidate.estimate)
     chosen, fastest = choice.chosen, choice.fastest
     if not choice.won:
-        return (
-            none,
-            NO_GAIN,
-            f"the fastest overlap, {fastest.name}, is {choice.gain_of_fastest.in_words(NONE_IN_WORDS)}",
-        )
+        gain = choice.gain_of_fastest.in_words(NONE_IN_WORDS)
+        return none, NO_GAIN, f"the fastest overlap, {fastest.name}, is {gain}"
     if chosen is not fastest:
         reason = f"simplest setting within the noise of the fastest, {fastest.name} (noise {choice.tie_noise:.1%})"
     else:
@@ -370,11 +337,9 @@ def _fastest(candidates: Sequence[Candidate]) -> tuple[Candidate, Gain, str]:
 
 def _most_overlapped(candidates: Sequence[Candidate]) -> tuple[Candidate, Gain, str]:
     """Returns the candidate other than `none` with the highest overlap ratio, its gain and why."""
-    overlaps = [candidate for candidate in candidates if candidate.settings]
-    if not overlaps:
-        return candidates[0], NO_GAIN, "no setting with overlap was measured"
+    none, *overlaps = candidates
     rated = [candidate for candidate in overlaps if candidate.overlap_ratio is not None]
     if not rated:
-        return candidates[0], NO_GAIN, "no trace has an overlap ratio"
+        return none, NO_GAIN, "no trace has an overlap ratio" if overlaps else "no setting with overlap was measured"
     chosen = max(rated, key=lambda candidate: candidate.overlap_ratio or 0.0)
     return chosen, _gain(chosen, candidates), f"highest overlap ratio of {len(rated)} settings"

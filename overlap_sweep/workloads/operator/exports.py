@@ -1,4 +1,8 @@
-"""Writes a configuration in the form of each library: Megatron-LM, Megatron-Bridge, Transformer Engine.
+"""The files to train with at one TP size: the YAML that Megatron-LM reads as tp_comm_overlap_cfg and passes to
+Transformer Engine as ub_cfgs, and the same configuration for Megatron-Bridge and as JSON for Transformer Engine.
+
+Their heads say where the settings come from and how much they gain. Async TP is a switch and reads no file: its
+settings are written for this package's own layers only.
 
 The formats are those of Megatron-LM 0.19.2 (training/arguments.py, training/initialize.py), Megatron-Bridge
 0.6.2 (training/comm_overlap.py, config.py and initialize.py) and Transformer Engine 2.20 (pytorch/module/base.py,
@@ -13,42 +17,117 @@ from typing import Any
 
 import yaml
 
-from overlap_sweep.overlap import space
-from overlap_sweep.overlap.overlap_cfg import FLAGS, SWITCH_DEFAULTS, OverlapConfig, no_switches, scatters_dgrad
-from overlap_sweep.report.numbers import comments
+from overlap_sweep.overlap import overlap_cfg, space
+from overlap_sweep.overlap.overlap_cfg import (
+    ASYNC_TP_BACKEND,
+    FLAGS,
+    SWITCH_DEFAULTS,
+    OverlapConfig,
+    named,
+    no_switches,
+    scatters_dgrad,
+)
+from overlap_sweep.report.numbers import as_sentence, as_us, comments
+from overlap_sweep.results.provenance import (
+    describe_machine,
+    environments,
+    launch_commands,
+    measured_when,
+    multicast,
+)
+from overlap_sweep.workloads.operator.advice import (
+    USERBUFFER_BACKENDS,
+    async_tp_advice,
+    file_name,
+    is_async_tp,
+    operators_in_sum,
+    transfer_warning,
+)
+from overlap_sweep.workloads.operator.answer import CaseAnalysis
+from overlap_sweep.workloads.operator.proof import Proof
 
-DONT_OVERLAP = "Keep overlap off: leave --tp-comm-overlap out. Nothing else in this file has an effect then."
-SET_IN_MEGATRON = "Set in Megatron-Core's configuration (or on Megatron-LM's command line):"
 _LEFT_OUT = "gets Transformer Engine's default overlap, unless a switch turns it off."
 
 _BRIDGE_MODULE = "megatron.bridge.training.comm_overlap"
-_BRIDGE_CLASSES = {
-    "bulk": "BulkOverlapCfg",
-    "ring_exchange": "RingExchangeOverlapCfg",
-    "pipeline": "PipelineOverlapCfg",
-}
 _NO_DEFAULT = object()
 _BRIDGE_FIELDS: dict[str, dict[str, Any]] = {
-    "bulk": {"num_sm": _NO_DEFAULT, "cga_size": _NO_DEFAULT, "set_sm_margin": _NO_DEFAULT},
+    "bulk": dict.fromkeys(("num_sm", "cga_size", "set_sm_margin"), _NO_DEFAULT),
     "ring_exchange": {
-        "aggregate": False,
-        "num_sm": 1,
-        "cga_size": 1,
-        "set_sm_margin": False,
-        "fp8_buf": False,
-        "atomic_gemm": False,
+        **{"aggregate": False, "num_sm": 1, "cga_size": 1, "set_sm_margin": False},
+        **{"fp8_buf": False, "atomic_gemm": False},
     },
     "pipeline": {
-        "num_sm": _NO_DEFAULT,
-        "cga_size": _NO_DEFAULT,
-        "num_splits": _NO_DEFAULT,
-        "set_sm_margin": _NO_DEFAULT,
-        # Its default is `(False,)`: a tuple, thus true, which would reduce in FP8.
-        "fp8_buf": _NO_DEFAULT,
+        # The default of fp8_buf is `(False,)`: a tuple, thus true, which would reduce in FP8.
+        **dict.fromkeys(("num_sm", "cga_size", "num_splits", "set_sm_margin", "fp8_buf"), _NO_DEFAULT),
         "atomic_gemm": False,
     },
 }
 """Fields of Megatron-Bridge's classes and their defaults. `method` is also a field, always at its default."""
+
+
+def training_files(case: CaseAnalysis, tp_size: int, command: str) -> dict[str, str]:
+    """Returns the text of each file by name; first the YAML for Megatron-LM, or its substitute."""
+    config, name = case.config(tp_size), f"tp_comm_overlap_tp{tp_size}"
+    lines = [
+        *_origin(case, tp_size, command),
+        *(["", *case.applies_to] if case.applies_to else []),
+        *_gain(case, tp_size),
+    ]
+    if slots := ", ".join(f"{one.slot} ({one.runs})" for one in case.unmeasured(tp_size)):
+        lines += ["", f"Slots not measured on their own: {slots}."]
+
+    def head(reader: str) -> list[str]:
+        return [f"Communication overlap at TP={tp_size}, for {reader}.", *lines]
+
+    if is_async_tp(case):
+        here = head(f"workload=layer with backend={ASYNC_TP_BACKEND} (layer.tp_comm_overlap_cfg=<this file>)")
+        return {file_name(tp_size): comments([*no_switches(here), ""]) + overlap_cfg.text(config)}
+    megatron = head("Megatron-LM's --tp-comm-overlap-cfg and Transformer Engine's ub_cfgs")
+    bridge = head("Megatron-Bridge's TransformerLayerTPOverlapCfg")
+    return {
+        file_name(tp_size): megatron_yaml(config, megatron),
+        f"megatron_bridge_preset_tp{tp_size}.py": megatron_bridge_preset(config, bridge, name),
+        f"ub_cfgs_tp{tp_size}.json": ub_cfgs_json(config),
+    }
+
+
+def _origin(case: CaseAnalysis, tp_size: int, command: str) -> list[str]:
+    """Returns the case, the machine and the commands of the measurements."""
+    points = [*case.points, *(proof.trial.point for proof in case.proofs.values() if proof.trial.point)]
+    lines = [
+        f"{case.case}",
+        f"Measured {measured_when(points)} on {describe_machine(environments(case.points)[0])}",
+        *(f"  {line}" for line in dict.fromkeys([*launch_commands(points), command])),
+        *overlap_cfg.set_in_training(case.case.process_wide),
+    ]
+    if case.case.backend not in USERBUFFER_BACKENDS:
+        return [*lines, transfer_warning(case), *([async_tp_advice(case, tp_size)] if is_async_tp(case) else [])]
+    proof = case.proofs.get(tp_size)
+    if transport := multicast([proof.trial.point] if proof and proof.trial.point else case.points):
+        lines.append(
+            f"Measured with NVLink multicast {transport} (runtime.multicast=true turns it on, UB_SKIPMC=1 off); "
+            "Transformer Engine's default is on."
+        )
+    return lines
+
+
+def _gain(case: CaseAnalysis, tp_size: int) -> list[str]:
+    """Returns the gain of the configuration: summed over operators if it has their best settings, and on whole layers
+    that ran with it."""
+    outcome, plan = case.outcomes.get(tp_size), case.plans.get(tp_size)
+    as_planned = plan and plan.config == case.config(tp_size) and case.tried(tp_size)
+    lines = ["", operators_in_sum(case, tp_size)] if as_planned else []
+    lines += ["", as_sentence(outcome.verdict)] if outcome else []
+    if not isinstance(outcome, Proof):
+        return lines
+    layer, backend = outcome.layer, case.case.backend
+    measured = as_sentence(outcome.trial.part.removeprefix("the "))
+    recommended = named(outcome.recommended, backend)
+    lines.append(f"{measured} in {layer.rounds} interleaved rounds; this file is '{recommended}':")
+    for label, row in outcome.trial.rows.items():
+        ratio = f"{row.ratio:.3f} of {layer.reference} ({row.interval.low:.3f} to {row.interval.high:.3f})"
+        lines.append(f"  {named(label, backend)}: {as_us(row.whole.time_us)} us, {ratio}")
+    return [*lines, *layer.cautions, *outcome.trial.warnings]
 
 
 def megatron_yaml(config: OverlapConfig, head: Sequence[str]) -> str:
@@ -59,24 +138,22 @@ def megatron_yaml(config: OverlapConfig, head: Sequence[str]) -> str:
 
 
 def _megatron_switches(config: OverlapConfig) -> list[str]:
-    switches = _all_switches(config)
-    named = {"tp_comm_overlap"} | {name for name, on in switches.items() if on != SWITCH_DEFAULTS[name]}
-    if scatters_dgrad(config.slots):
-        # `overlap_cfg.read` assumes that it is on for such slots unless the file names it.
-        named.add("tp_comm_overlap_rs_dgrad")
-    if not switches["tp_comm_overlap"]:
-        return [DONT_OVERLAP] + [f"  {name}: {str(on).lower()}" for name, on in switches.items() if name in named]
-    lines = [SET_IN_MEGATRON]
+    switches = {**SWITCH_DEFAULTS, **config.switches}
+    overlaps = switches["tp_comm_overlap"]
+    lines = []
     for name, on in switches.items():
-        if name in named:
-            lines.append(f"  {name}: {str(on).lower()}  ({_how_to_set(name, on)})")
-    return [*lines, "", f"A slot that is missing from this file {_LEFT_OUT}"]
-
-
-def _how_to_set(name: str, on: bool) -> str:
-    if name != "tp_comm_overlap" and on == SWITCH_DEFAULTS[name]:
-        return "its default"
-    return FLAGS.get(name, "no command line option; a field of TransformerConfig")
+        changed = on != SWITCH_DEFAULTS[name]
+        # `overlap_cfg.read` assumes that it is on for such slots unless the file names it.
+        decides = name == "tp_comm_overlap_rs_dgrad" and scatters_dgrad(config.slots)
+        if changed or decides or name == "tp_comm_overlap":
+            flag = FLAGS.get(name, "no command line option; a field of TransformerConfig")
+            how = flag if changed or name == "tp_comm_overlap" else "its default"
+            lines.append(f"  {name}: {str(on).lower()}{f'  ({how})' if overlaps else ''}")
+    if not overlaps:
+        off = "Keep overlap off: leave --tp-comm-overlap out. Nothing else in this file has an effect then."
+        return [off, *lines]
+    to_set = "Set in Megatron-Core's configuration (or on Megatron-LM's command line):"
+    return [to_set, *lines, "", f"A slot that is missing from this file {_LEFT_OUT}"]
 
 
 def megatron_bridge_preset(config: OverlapConfig, head: Sequence[str], name: str) -> str:
@@ -86,10 +163,11 @@ def megatron_bridge_preset(config: OverlapConfig, head: Sequence[str], name: str
     class. So an unset knob is written out if the class has another default than Transformer Engine has for the slot.
     Knobs that the classes lack are listed in a comment.
     """
-    used = sorted({_BRIDGE_CLASSES[_method(slot, setting)] for slot, setting in config.slots.items()})
+    switches = {**SWITCH_DEFAULTS, **config.switches}
+    used = sorted({_bridge_class(_method(slot, setting)) for slot, setting in config.slots.items()})
     imported = "".join(f"    {known},\n" for known in [*used, "TransformerLayerTPOverlapCfg"])
-    lines = [*head, "", *_bridge_use(config, name)]
-    if _all_switches(config)["tp_comm_overlap"]:
+    lines = [*head, "", *_bridge_use(switches, name)]
+    if switches["tp_comm_overlap"]:
         lines += ["", f"A slot that is None {_LEFT_OUT}", *_bridge_losses(config)]
     # Every slot is a field without a default.
     fields = (
@@ -103,13 +181,12 @@ def megatron_bridge_preset(config: OverlapConfig, head: Sequence[str], name: str
     )
 
 
-def _bridge_use(config: OverlapConfig, name: str) -> list[str]:
+def _bridge_use(switches: Mapping[str, bool], name: str) -> list[str]:
     """Returns lines on how to apply the preset. Statements are one line each and begin with two blanks.
 
     CommOverlapConfig turns the overlap on and off and takes the slots; the other switches are fields of the model's
     configuration, which it does not touch.
     """
-    switches = _all_switches(config)
     imported = f"  from {_BRIDGE_MODULE} import CommOverlapConfig"
     if not switches["tp_comm_overlap"]:
         return [
@@ -128,16 +205,19 @@ def _bridge_use(config: OverlapConfig, name: str) -> list[str]:
     ]
 
 
+def _bridge_class(method: str) -> str:
+    return f"{method.title().replace('_', '')}OverlapCfg"
+
+
 def _bridge_setting(slot: str, setting: Mapping[str, Any]) -> str:
     method = _method(slot, setting)
     wanted = {**_defaults(slot, method), **setting}
-    fields = {
-        knob: wanted[knob]
+    arguments = ", ".join(
+        f"{knob}={wanted[knob]!r}"
         for knob, default in _BRIDGE_FIELDS[method].items()
         if knob in setting or wanted[knob] != default
-    }
-    arguments = ", ".join(f"{knob}={value!r}" for knob, value in fields.items())
-    return f"{_BRIDGE_CLASSES[method]}({arguments})"
+    )
+    return f"{_bridge_class(method)}({arguments})"
 
 
 def _bridge_losses(config: OverlapConfig) -> list[str]:
@@ -165,23 +245,12 @@ def ub_cfgs_json(config: OverlapConfig) -> str:
     null if overlap is to stay off: initialize_ub must not be called then, since an empty map gives every slot the
     library's default.
     """
-    slots = config.slots if _all_switches(config)["tp_comm_overlap"] else None
+    slots = config.slots if config.switches.get("tp_comm_overlap", True) else None
     return json.dumps(slots, indent=2) + "\n"
 
 
-def _all_switches(config: OverlapConfig) -> dict[str, bool]:
-    """Returns all switches; those that the configuration does not name have their defaults."""
-    return {**SWITCH_DEFAULTS, **config.switches}
-
-
 def _method(slot: str, setting: Mapping[str, Any]) -> str:
-    """Returns the setting's method, or the slot's default if it names none."""
-    operator, phase = slot.split("_")
-    if phase != "fprop" and space.OPERATORS[operator] == "column":
-        usual = "bulk"
-    else:
-        usual = "ring_exchange" if space.gathers(operator, phase, "ring_exchange") else "pipeline"
-    return str(setting.get("method", usual))
+    return str(setting.get("method", space.USERBUFFERS_DEFAULT_SETTINGS[slot]["method"]))
 
 
 def _defaults(slot: str, method: str) -> dict[str, Any]:
@@ -191,17 +260,10 @@ def _defaults(slot: str, method: str) -> dict[str, Any]:
     """
     operator, phase = slot.split("_")
     deciding_method = method if phase == "dgrad" else _method(slot, {})
-    ring = deciding_method == "ring_exchange"
+    unset = dict.fromkeys(("aggregate", "atomic_gemm", "fp8_buf", "pipeline_rs_overlap_first_gemm"), False)
     return {
-        "is_reduce_scatter": not space.gathers(operator, phase, method),
-        "num_sm": 1 if ring else 16,
-        "cga_size": 1 if ring else 2,
-        "set_sm_margin": not ring,
-        **({} if ring else {"num_splits": 4}),
-        "aggregate": False,
-        "atomic_gemm": False,
-        "use_ce": True,
-        "fp8_buf": False,
-        "gemm_priority": 0,
-        "pipeline_rs_overlap_first_gemm": False,
+        **{"is_reduce_scatter": not space.gathers(operator, phase, method), "use_ce": True, "gemm_priority": 0},
+        **({} if deciding_method == "ring_exchange" else {"num_splits": 4}),
+        **unset,
+        **space.userbuffers_default(deciding_method),
     }

@@ -26,11 +26,11 @@ from overlap_sweep.workloads.operator.answer import (
     SlotAnswer,
     analyse_operators,
 )
+from overlap_sweep.workloads.operator.chart import exhibits, tuning
 from overlap_sweep.workloads.operator.choice import Frozen, frozen, of_pass
 from overlap_sweep.workloads.operator.columns import ANSWERS, TABLE, PhaseRow, PhaseTimes
 from overlap_sweep.workloads.operator.config import Asked
-from overlap_sweep.workloads.operator.exhibits import exhibits, tuning
-from overlap_sweep.workloads.operator.overlap_yaml import training_files
+from overlap_sweep.workloads.operator.exports import training_files
 from overlap_sweep.workloads.operator.report import report
 
 
