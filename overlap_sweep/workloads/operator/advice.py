@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import yaml
 
@@ -29,7 +30,7 @@ from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import CONFIDENCE, NOTABLE_DRIFT, hidden_fraction
 from overlap_sweep.results.gain import Gain, gain_of_sum, gain_over, nothing_beat
-from overlap_sweep.results.provenance import DIFFERENT_ENVIRONMENTS, cpu_only, environments, slowed_gpus
+from overlap_sweep.results.provenance import cpu_only, different_environments, recorded_warnings, slowed_gpus
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, baseline_drift
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, default_sum_us, gain_together, labels
 from overlap_sweep.workloads.operator.proof import Proof, advised
@@ -48,7 +49,6 @@ HOW_TO_ASYNC_TP = (
 LEAVE_OUT = "Leave --tp-comm-overlap out of Megatron-LM's command line."
 ASYNC_TP_ARGUMENTS = "--compile.enable --compile.enable_async_tensor_parallel"
 """torchtitan's options."""
-_SWITCH_ON = as_sentence(advised(DEFAULT, ASYNC_TP_BACKEND))
 
 
 def is_async_tp(case: CaseAnalysis) -> bool:
@@ -76,24 +76,29 @@ def _card(case: CaseAnalysis, tp_size: int) -> Card:
     file = path_of_file(case.folder, tp_size) if has_file else ""
     slots = case.config(tp_size).slots if has_file else {}
     off = has_file and not case.config(tp_size).switches["tp_comm_overlap"]
-    proof = outcome if isinstance(outcome, Proof) else None
-    proven = [_proven(proof)] if proof else []
-    # The headline says it.
-    verdict = [] if outcome is None or (proof and proof.nothing_won) else [as_sentence(outcome.verdict)]
+    said = []
+    # The headline says that nothing won.
+    if outcome and not (isinstance(outcome, Proof) and outcome.nothing_won):
+        said.append(as_sentence(outcome.verdict))
+    if isinstance(outcome, Proof):
+        done, rounds = "Proven" if outcome.proven else "Measured", f"{outcome.layer.rounds} interleaved rounds"
+        said.append(f"{done} on {outcome.trial.part}: {rounds}, {as_percent(CONFIDENCE)} confidence intervals.")
     # Without an outcome the headline has their gain.
     in_sum = [operators_in_sum(case, tp_size, with_gain=bool(outcome))] if passes else []
+    ties = "Settings that differ by less than the noise are ties, and the simplest wins."
     return Card(
         title=f"TP={tp_size}",
         headline=_headline(case, tp_size),
         sentences=[
-            *([*verdict, *proven] if outcome else in_sum),
+            *(said if outcome else in_sum),
             *([LEAVE_OUT] if off else set_in_training(case.case.process_wide)),
         ],
         basis=[
             *(in_sum if outcome else []),
             *(_differences(case, tp_size) if has_file else []),
-            *([_noise(passes)] if passes else []),
-            *(HOW_TO_ASYNC_TP if tp_size == _first_with_async_tp(case) else ()),
+            *([f"Noise: {as_us(_noise_us(passes))} us. {ties}"] if passes else []),
+            # The card of the smallest TP size with advice on async TP explains how to switch it on.
+            *(HOW_TO_ASYNC_TP if tp_size == next(filter(partial(async_tp_advice, case), case.tp_sizes), None) else ()),
         ],
         advised="this TP size" if case.scaling.optimal_tp_size == tp_size else "",
         file=file,
@@ -108,20 +113,16 @@ def _use(case: CaseAnalysis, tp_size: int) -> list[str]:
     """Returns the command line arguments for training, Megatron-LM's or (async TP) torchtitan's; empty if overlap stays
     off."""
     if is_async_tp(case):
-        return [ASYNC_TP_ARGUMENTS] if async_tp_advice(case, tp_size).startswith(_SWITCH_ON) else []
+        switch_on = as_sentence(advised(DEFAULT, ASYNC_TP_BACKEND))
+        return [ASYNC_TP_ARGUMENTS] if async_tp_advice(case, tp_size).startswith(switch_on) else []
     if tp_size not in case.tp_sizes:
         return []
     return megatron_arguments(case.config(tp_size), tp_size, file_name(tp_size))
 
 
-def _first_with_async_tp(case: CaseAnalysis) -> int | None:
-    """Returns the smallest TP size with advice on async TP: its card explains how to switch it on."""
-    return next((size for size in case.tp_sizes if is_async_tp(case) and async_tp_advice(case, size)), None)
-
-
 def _headline(case: CaseAnalysis, tp_size: int) -> str:
     outcome, passes = case.outcomes.get(tp_size), case.passes(tp_size)
-    if is_async_tp(case) and (advice := async_tp_advice(case, tp_size)):
+    if advice := async_tp_advice(case, tp_size):
         return advice
     if isinstance(outcome, Proof):
         if outcome.recommended == TUNED and NONE in outcome.against:
@@ -151,23 +152,17 @@ def _differences(case: CaseAnalysis, tp_size: int) -> list[str]:
     return [f"The file has the fastest configuration of {measured}, not the best setting of each operator."]
 
 
-def finals(passes: Sequence[tuple[PassChoice, Candidate]]) -> list[Candidate]:
-    """Returns the candidate of each choice that runs under the switches."""
-    return [final for _, final in passes]
-
-
 def operators_in_sum(case: CaseAnalysis, tp_size: int, *, with_gain: bool = True) -> str:
     """Returns the summed times of all passes for which an overlap was tried, and the share of communication hidden."""
-    passes = case.passes(tp_size)
-    choices = [choice for choice, _ in passes]
+    passes, choices = case.passes(tp_size), case.tried(tp_size)
     none_us, floor_us = sum(choice.none.time_us for choice in choices), sum(choice.floor_us for choice in choices)
-    time_us, default_us = sum(final.time_us for final in finals(passes)), default_sum_us(choices)
+    time_us, default_us = sum(final.time_us for _, final in passes), default_sum_us(choices)
     default = f", {default_in_words(case)} {as_us(default_us)}" if default_us else ""
     hidden = hidden_fraction(time_us, none_us, floor_us)
     share = "" if math.isnan(hidden) else f" {as_percent(hidden)} of the communication is hidden."
     names = labels(choices)
     subject = f"Sum of {', '.join(names)}, each measured alone" if len(names) > 1 else f"{names[0]}, measured alone"
-    overlaps = with_gain and any(final.settings for final in finals(passes))
+    overlaps = with_gain and any(final.settings for _, final in passes)
     gain = f", {gain_together(passes).in_words(NONE_IN_WORDS)}" if overlaps else ""
     others = f"no overlap {as_us(none_us)}{default}, floor {as_us(floor_us)}"
     return f"{subject}: {as_us(time_us)} us{gain}; {others}.{share}"
@@ -177,22 +172,9 @@ def default_in_words(case: CaseAnalysis) -> str:
     return "async TP" if is_async_tp(case) else "the default"
 
 
-def _proven(proof: Proof) -> str:
-    rounds = f"{proof.layer.rounds} interleaved rounds"
-    done = "Proven" if proof.proven else "Measured"
-    return f"{done} on {proof.trial.part}: {rounds}, {as_percent(CONFIDENCE)} confidence intervals."
-
-
-def noise_us(passes: Sequence[tuple[PassChoice, Candidate]]) -> float:
+def _noise_us(passes: Sequence[tuple[PassChoice, Candidate]]) -> float:
     """Returns the noise of the summed times under the switches."""
-    return math.hypot(*(final.estimate.noise_us for final in finals(passes)))
-
-
-def _noise(passes: Sequence[tuple[PassChoice, Candidate]]) -> str:
-    return (
-        f"Noise: {as_us(noise_us(passes))} us. Settings that differ by less than the noise are ties, and "
-        "the simplest wins."
-    )
+    return math.hypot(*(final.estimate.noise_us for _, final in passes))
 
 
 def is_effective(choice: PassChoice, overlap_threshold: float) -> bool:
@@ -238,11 +220,8 @@ def cautions(case: CaseAnalysis) -> list[str]:
             f"The no-overlap time drifted by up to {change:+.0%} ({baseline}). Each setting is compared with the "
             "no-overlap time of its own point, so the drift cancels."
         )
-    lines += slowed_gpus(case.points)
-    lines += dict.fromkeys(warning for point in case.points if point.result for warning in point.result.warnings)
-    if len(environments(case.points)) > 1:
-        lines.append(DIFFERENT_ENVIRONMENTS)
-    return lines
+    points = case.points
+    return [*lines, *slowed_gpus(points), *recorded_warnings(points), *different_environments(points)]
 
 
 def against_other_processes(case: CaseAnalysis, others: Sequence[CaseAnalysis]) -> list[str]:
@@ -259,18 +238,17 @@ def against_other_processes(case: CaseAnalysis, others: Sequence[CaseAnalysis]) 
                 continue
             sums = [[passes[key] for key in common] for passes in (ours, theirs)]
             own_us, other_us = (sum(final.time_us for _, final in passes) for passes in sums)
-            gain = Gain(1 - own_us / other_us, math.hypot(*map(noise_us, sums)) / other_us)
+            gain = Gain(1 - own_us / other_us, math.hypot(*map(_noise_us, sums)) / other_us)
             names = ", ".join(labels([choice for choice, _ in sums[0]]))
+            # If it is as usual, the number of CUDA's connections.
+            own_name, other_name = (
+                one.case.process_wide or f"{CONNECTIONS}={backends.max_connections(one.case.backend)}"
+                for one in (case, other)
+            )
             found.append(
-                f"TP={tp_size}, sum of {names}, each in its own processes: {_in_processes(case)} is "
-                f"{gain.in_words(_in_processes(other))}."
+                f"TP={tp_size}, sum of {names}, each in its own processes: {own_name} is {gain.in_words(other_name)}."
             )
     return found
-
-
-def _in_processes(case: CaseAnalysis) -> str:
-    """Returns what is set for whole processes, or if that is as usual the number of CUDA's connections."""
-    return case.case.process_wide or f"{CONNECTIONS}={backends.max_connections(case.case.backend)}"
 
 
 def transfer_warning(case: CaseAnalysis) -> str:
@@ -284,7 +262,9 @@ def transfer_warning(case: CaseAnalysis) -> str:
 
 def async_tp_advice(case: CaseAnalysis, tp_size: int) -> str:
     """Returns whether to switch async TP on at this TP size: by the whole layer, else by the operators; empty if
-    neither was measured."""
+    neither was measured, or for other backends."""
+    if not is_async_tp(case):
+        return ""
     outcome = case.outcomes.get(tp_size)
     trial = outcome.trial if outcome else None
     row = trial.rows.get(DEFAULT) if trial else None
@@ -294,9 +274,8 @@ def async_tp_advice(case: CaseAnalysis, tp_size: int) -> str:
         advice = advised(DEFAULT if gain.faster else NONE, ASYNC_TP_BACKEND)
         why = f"{trial.part} is {gain.in_words(NONE_IN_WORDS)}"
     elif default_us := default_sum_us(choices):
-        gain = gain_of_sum(
-            (gain_over(one.none.estimate, one.default), one.none.time_us) for one in choices if one.default
-        )
+        parts = ((gain_over(one.none.estimate, one.default), one.none.time_us) for one in choices if one.default)
+        gain = gain_of_sum(parts)
         advice = "prove async TP on the whole layer" if gain.faster else advised(NONE, ASYNC_TP_BACKEND)
         why = f"it takes {as_us(default_us)} us for {', '.join(labels(choices))}, {gain.in_words(NONE_IN_WORDS)}"
     else:

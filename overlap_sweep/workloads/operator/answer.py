@@ -10,32 +10,20 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.config import AnalysisConfig, Model
+from overlap_sweep.config import Model
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.model_layers import WHOLE, applies_to, layers_with
-from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.overlap.overlap_cfg import DEFAULT, NONE, SWITCH_DEFAULTS, OverlapConfig, methods_allowed
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Sources
 from overlap_sweep.results.estimate import later_change
 from overlap_sweep.results.points import Case, Point, group_cases
 from overlap_sweep.results.traces import TraceReading, read_traces
-from overlap_sweep.workloads.operator.choice import (
-    Candidate,
-    PassChoice,
-    choose_all,
-    failures_by_pass,
-)
+from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, choose_all, failures_by_pass
 from overlap_sweep.workloads.operator.config import Resolved
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Unproven, outcomes, standing
 from overlap_sweep.workloads.operator.result import OperatorTimes
-from overlap_sweep.workloads.operator.switches import (
-    Plan,
-    SwitchAdvice,
-    UnmeasuredSlot,
-    only_if_faster,
-    plan,
-    unmeasured_slots,
-)
+from overlap_sweep.workloads.operator.switches import Plan, SwitchAdvice, UnmeasuredSlot, plan, unmeasured_slots
 
 _SIZES = {declared.name for declared in fields(Model)} - {"name", "source"}
 
@@ -49,14 +37,10 @@ def config_id(tp_size: int, operator: str, phase: str, settings: Mapping[str, Ma
     It has the knobs that differ from the method's defaults. Where the pass's other slot overlaps too it is named, since
     both are timed together: `tp2_fc1_dgrad_bulk_sm4_wgrad_bulk_sm2`.
     """
-    others = [other for other in space.PHASES if other != phase and _pass_of(other) == _pass_of(phase)]
-    slots = {phase: settings.get(space.slot(operator, phase))}
-    slots |= {other: settings[slot] for other in others if (slot := space.slot(operator, other)) in settings}
-    return "_".join([f"tp{tp_size}_{operator}", *(f"{one}_{space.brief_name(slots[one])}" for one in slots)])
-
-
-def _pass_of(phase: str) -> str | None:
-    return space.PASS_OF_PHASE.get(phase)
+    own, pass_slots = space.slot(operator, phase), space.slots_of_pass(operator, space.PASS_OF_PHASE.get(phase, ""))
+    slots = dict.fromkeys([own, *(slot for slot in pass_slots if slot in settings)])
+    names = (f"{slot.partition('_')[2]}_{space.brief_name(settings.get(slot))}" for slot in slots)
+    return "_".join([f"tp{tp_size}_{operator}", *names])
 
 
 @dataclass(frozen=True)
@@ -87,6 +71,18 @@ class SlotAnswer:
     def final_setting(self) -> space.Setting | None:
         """Returns the setting that goes into the YAML."""
         return self.final.settings.get(self.slot)
+
+    @property
+    def in_file(self) -> str:
+        """Returns the name of the slot's setting in the written file, under its switches."""
+        config = self.case.config(self.tp_size)
+        if not methods_allowed(config.switches)[self.slot]:
+            return NONE
+        return space.brief_name(config.slots[self.slot]) if config.slots.get(self.slot) else DEFAULT
+
+    @property
+    def proof(self) -> Proof | None:
+        return self.case.proofs.get(self.tp_size)
 
 
 @dataclass(frozen=True)
@@ -147,11 +143,6 @@ class CaseAnalysis:
         return [known.get(item, SwitchAdvice(*item, f"as measured on {measured}")) for item in changed]
 
     @property
-    def layers(self) -> dict[str, int]:
-        """Returns the model's operators, each with the number of layers that have it."""
-        return _layers_with(self.points)
-
-    @property
     def sizes(self) -> dict[str, Any]:
         """Returns the model's sizes as in docs/options.md, without those it has none of."""
         model = self.points[0].recorded["model"]
@@ -166,17 +157,16 @@ class CaseAnalysis:
     def unmeasured(self, tp_size: int) -> list[UnmeasuredSlot]:
         """Returns the slots that no operator point overlapped, and how they run in that configuration."""
         tried = {answer.slot for answer in self.slots(tp_size)}
-        return unmeasured_slots(self.config(tp_size), tried, self.layers)
+        return unmeasured_slots(self.config(tp_size), tried, _layers_with(self.points))
 
     def slots(self, tp_size: int) -> list[SlotAnswer]:
         """Returns the answers for the slots that were tried with an overlap at this TP size."""
-        answers = (
-            SlotAnswer(self, space.slot(choice.operator, phase), choice, final)
+        return [
+            SlotAnswer(self, slot, choice, final)
             for choice, final in self.passes(tp_size)
-            for phase in space.PHASES
-            if space.PASS_OF_PHASE[phase] == choice.pass_name
-        )
-        return [answer for answer in answers if answer.slot in answer.choice.tried_slots]
+            for slot in space.slots_of_pass(choice.operator, choice.pass_name)
+            if slot in choice.tried_slots
+        ]
 
 
 @dataclass(frozen=True)
@@ -209,33 +199,23 @@ def analyse_operators(sources: Sources) -> OperatorAnalysis:
                 case=case,
                 folder=case.name if len(grouped) > 1 else "",
                 points=case_points,
-                plans={size: _plan(by_size[size], config, layers) for size in sorted(by_size) if size > 1},
+                plans={
+                    size: plan(by_size[size], config.unmeasured, layers, only_if_faster=config.objective == "time")
+                    for size in sorted(by_size)
+                    if size > 1
+                },
                 scaling=scale_case(choices, config.tp_scaling_tolerance),
                 launch_bound=[point.name for point in case_points if point.launch_bound],
-                outcomes=_standing(found, case),
+                outcomes=standing(found, case),
             )
         )
     strays = [one for one in found if isinstance(one, Unproven) and one.case is None]
     return OperatorAnalysis(cases, strays, traces)
 
 
-def _plan(choices: list[PassChoice], config: AnalysisConfig, layers: Mapping[str, int]) -> Plan:
-    found = plan(choices, config.unmeasured, layers)
-    return only_if_faster(found, layers) if config.objective == "time" else found
-
-
 def _layers_with(points: Iterable[Point]) -> dict[str, int]:
     # Sizes that the user gives for one point add its operator.
     return {operator: number for point in points for operator, number in layers_with(point.recorded["model"]).items()}
-
-
-def _standing(found: Sequence[Outcome], case: Case) -> dict[int, Outcome]:
-    """Returns the outcome to report for this case by TP size."""
-    by_size = defaultdict(list)
-    for one in found:
-        if one.case == case:
-            by_size[one.tp_size].append(one)
-    return {tp_size: standing(by_size[tp_size]) for tp_size in sorted(by_size)}
 
 
 # A larger TP size pays if time(TP=n) is at most time(TP=1) / n plus a tolerance.

@@ -214,7 +214,8 @@ def _traced(case: CaseAnalysis, choice: PassChoice) -> dict[str, Side | None]:
 
 
 def _has_run(point: Point, candidate: Candidate, pass_name: str) -> bool:
-    return bool(point.result) and frozen(of_pass(point.result.settings, pass_name)) == frozen(candidate.settings)
+    settings = point.result.settings if point.result else {}
+    return frozen(of_pass(settings, pass_name)) == frozen(candidate.settings)
 
 
 def _sides(case: CaseAnalysis, choices: Sequence[PassChoice]) -> dict[str, Side]:

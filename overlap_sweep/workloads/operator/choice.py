@@ -132,6 +132,11 @@ class Candidate:
         """Returns `none`, `ring_agg0`, or with several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
         return space.settings_name(self.settings)
 
+    @property
+    def spoken(self) -> str:
+        """Returns the name in a sentence."""
+        return self.name if self.settings else NONE_IN_WORDS
+
 
 @dataclass(frozen=True)
 class PassChoice:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.overlap_cfg import DEFAULT, NONE, methods_allowed
+from overlap_sweep.overlap.overlap_cfg import NONE
 from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.table import (
     BACKEND,
@@ -32,11 +33,7 @@ from overlap_sweep.report.table import (
 from overlap_sweep.results.estimate import estimate, hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.traces import METRICS, TraceReading, own_traces
-from overlap_sweep.workloads.operator.answer import (
-    SlotAnswer,
-    config_id,
-)
-from overlap_sweep.workloads.operator.proof import Proof
+from overlap_sweep.workloads.operator.answer import SlotAnswer, config_id
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 
 
@@ -56,9 +53,9 @@ class PhaseTimes:
         return self.point.measured_as(OperatorTimes).times[self.pass_name]
 
     @property
-    def medians_us(self) -> tuple[float, float, float]:
-        """Returns the median times of the point, of none and of the floor."""
-        return self.times.point.median_us, self.times.none.median_us, self.times.floor.median_us
+    def hidden_fraction(self) -> float:
+        times = self.times
+        return hidden_fraction(times.point.median_us, times.none.median_us, times.floor.median_us)
 
     @property
     def default_us(self) -> float | None:
@@ -92,7 +89,6 @@ class PhaseTimes:
 
     @property
     def note(self) -> str:
-        """Returns the row's note."""
         if self.launch_bound:
             return "the host was too slow: the time says nothing about the GPU"
         return "chosen" if self.is_chosen else ""
@@ -103,16 +99,19 @@ PhaseRow = PointRow[PhaseTimes]
 P = Column[PhaseRow]
 M = Column[PhaseTimes]
 S = Column[SlotAnswer]
+R = TypeVar("R")
 
 
-def _kind(knob: str) -> Kind:
-    return "count" if knob in space.NUMBERS else "flag"
+def _knobs(setting_of: Callable[[R], Mapping[str, Any] | None]) -> list[Column[R]]:
+    """Returns the columns of the knobs of a row's setting; empty where it is not set."""
 
+    def value(row: R, knob: str) -> Any:
+        found = (setting_of(row) or {}).get(knob)
+        # Files may spell flags as 0 and 1.
+        return found if found is None or knob in space.NUMBERS else bool(found)
 
-def _knob(setting: Mapping[str, Any], knob: str) -> Any:
-    """Returns the knob's value, None if it is not set. Files may spell flags as 0 and 1."""
-    value = setting.get(knob)
-    return value if value is None or knob in space.NUMBERS else bool(value)
+    kinds: dict[str, Kind] = {knob: "count" if knob in space.NUMBERS else "flag" for knob in space.KNOBS}
+    return [Column(knob, partial(value, knob=knob), kind=kind) for knob, kind in kinds.items()]
 
 
 def _settings(point: Point) -> Mapping[str, space.Setting]:
@@ -140,13 +139,9 @@ def _id(row: PhaseRow) -> str:
 
 
 def _metric(name: str) -> Column[PhaseTimes]:
-    is_count = name.startswith("num_")
-
-    def value(row: PhaseTimes) -> float | None:
-        found = row.trace.metrics.get(name)
-        return round(found) if is_count and found is not None else found
-
-    return M(name, value, kind="count" if is_count else "number")
+    if name.startswith("num_"):
+        return M(name, lambda row: round(row.trace.metrics[name]) if name in row.trace.metrics else None, kind="count")
+    return M(name, lambda row: row.trace.metrics.get(name))
 
 
 def _trace_note(row: PhaseTimes) -> str | None:
@@ -166,7 +161,7 @@ OF_POINT = (
     P("slot", lambda row: f"{row.point.recorded['operator']}_{row.part}" if row.part != "all" else None, kind="text"),
     P("pass", lambda row: space.PASS_OF_PHASE.get(row.part, "all"), kind="text"),
     P("method", lambda row: _setting(row)["method"], kind="text"),
-    *(P(knob, lambda row, knob=knob: _knob(_setting(row), knob), kind=_kind(knob)) for knob in space.KNOBS),  # type: ignore[misc]
+    *_knobs(_setting),
     P("", lambda row: space.brief_name(_setting(row)), kind="text", header="setting", style="setting"),
     *(STATUS, ERROR),
 )
@@ -176,35 +171,28 @@ OF_PHASE = (
     attribute("q1_us", read="times.point.q1_us"),
     attribute("q3_us", read="times.point.q3_us"),
     M(
-        *("", lambda row: row.times.point.q3_us - row.times.point.q1_us),
+        "",
+        lambda row: row.times.point.q3_us - row.times.point.q1_us,
         header="quartiles us",
         words=lambda row: f"{as_us(row.times.point.q1_us)} to {as_us(row.times.point.q3_us)}",
         page_only=True,
     ),
     M("repeats", lambda row: len(row.times.point.samples_us), kind="count"),
     attribute("none_us", read="times.none.median_us", header="none us", show=as_us),
-    attribute(
-        "floor_us",
-        read="times.floor.median_us",
-        header="floor us",
-        show=as_us,
-    ),
+    attribute("floor_us", read="times.floor.median_us", header="floor us", show=as_us),
     attribute("default_us", queried=True),
     M("tp1_us", lambda row: row.times.tp1.median_us if row.times.tp1 else None),
+    attribute("hidden_fraction", header="hidden", show=as_percent, high_first=True),
     M(
-        *("hidden_fraction", lambda row: hidden_fraction(*row.medians_us)),
-        header="hidden",
-        show=as_percent,
-        high_first=True,
-    ),
-    M(
-        *("speedup", lambda row: row.medians_us[1] / row.medians_us[0]),
+        "speedup",
+        lambda row: row.times.none.median_us / row.times.point.median_us,
         header="speedup",
         show="{:.3f}".format,
         high_first=True,
     ),
     M(
-        *("overlap_ratio", lambda row: row.trace.metrics.get(f"{row.pass_name}_overlap_ratio")),
+        "overlap_ratio",
+        lambda row: row.trace.metrics.get(f"{row.pass_name}_overlap_ratio"),
         header="overlap ratio",
         show="{:.2f}".format,
         page_only=True,
@@ -221,26 +209,14 @@ OF_PHASE = (
     attribute("not_profiled_because", "Why the trace columns are empty.", "text", "why_not_profiled"),
     *map(_metric, METRICS),
     M("note", _trace_note, "Problems with the point's traces, if any.", "text"),
-    M("", lambda row: row.note, kind="text", header="note"),
+    attribute("", kind="text", read="note", header="note"),
 )
 TABLE = points_table("points", "one row per point and phase that it overlaps", OF_POINT, OF_PHASE)
 
 
-def _final_setting(row: SlotAnswer) -> str:
-    config = row.case.config(row.tp_size)
-    if not methods_allowed(config.switches)[row.slot]:
-        return NONE
-    setting = config.slots.get(row.slot)
-    return space.brief_name(setting) if setting else DEFAULT
-
-
-def _proof(row: SlotAnswer) -> Proof | None:
-    return row.case.proofs.get(row.tp_size)
-
-
 def _layer_ratio(row: SlotAnswer, end: str = "") -> float | None:
     """Returns the recommended layer's time over that with no overlap, or an end of its interval."""
-    proof = _proof(row)
+    proof = row.proof
     if proof is None or proof.layer.reference != NONE:
         return None
     best = proof.trial.rows[proof.recommended]
@@ -250,64 +226,58 @@ def _layer_ratio(row: SlotAnswer, end: str = "") -> float | None:
 ANSWERS = Table(
     *("answers", "one row per case, TP size and slot for which an overlap was tried"),
     (
-        S("model", lambda row: row.case.case.model, kind="text"),
-        S("backend", lambda row: row.case.case.backend, kind="text"),
-        S("device", lambda row: row.case.case.device, kind="text"),
-        S("precision", lambda row: row.case.case.precision, kind="text"),
-        S("tokens", lambda row: row.case.case.tokens, kind="count"),
+        attribute("model", kind="text", read="case.case.model"),
+        attribute("backend", kind="text", read="case.case.backend"),
+        attribute("device", kind="text", read="case.case.device"),
+        attribute("precision", kind="text", read="case.case.precision"),
+        attribute("tokens", kind="count", read="case.case.tokens"),
         S("process_wide", lambda row: row.case.case.process_wide or None, kind="text"),
-        S("tp_size", lambda row: row.tp_size, kind="count", header="TP"),
-        S("slot", lambda row: row.slot, kind="text", header="slot"),
-        S("operator", lambda row: row.choice.operator, kind="text"),
-        S("phase", lambda row: row.phase, kind="text"),
-        S("pass", lambda row: row.choice.pass_name, kind="text"),
+        attribute("tp_size", kind="count", header="TP"),
+        attribute("slot", kind="text", header="slot"),
+        attribute("operator", kind="text", read="choice.operator"),
+        attribute("phase", kind="text"),
+        attribute("pass", kind="text", read="choice.pass_name"),
         S(
-            *(
-                "setting",
-                lambda row: space.brief_name(row.setting),
-                "Fastest setting of the slot, measured alone; among ties the simplest.",
-                "text",
-            ),
+            "setting",
+            lambda row: space.brief_name(row.setting),
+            "Fastest setting of the slot, measured alone; among ties the simplest.",
+            "text",
             header="setting",
             words=lambda row: space.brief_name(row.setting) + (" *" if row.setting != row.final_setting else ""),
             style="setting",
         ),
         S("method", lambda row: row.setting["method"] if row.setting else NONE, kind="text"),
-        *(S(knob, lambda row, knob=knob: _knob(row.setting or {}, knob), kind=_kind(knob)) for knob in space.KNOBS),  # type: ignore[misc]
-        S(
+        *_knobs(attrgetter("setting")),
+        attribute(
             "time_us",
-            lambda row: row.choice.chosen.time_us,
             "Time of the slot's pass with this setting; dgrad and wgrad are timed together.",
+            read="choice.chosen.time_us",
             header="time us",
             show=as_us,
         ),
-        S("noise_us", lambda row: row.choice.chosen.estimate.noise_us, header="noise us", show=as_us),
-        S("none_us", lambda row: row.choice.none.time_us, header="none us", show=as_us),
+        attribute("noise_us", read="choice.chosen.estimate.noise_us", header="noise us", show=as_us),
+        attribute("none_us", read="choice.none.time_us", header="none us", show=as_us),
         S(
-            *("default_us", lambda row: row.choice.default.time_us if row.choice.default else None),
+            "default_us",
+            lambda row: row.choice.default.time_us if row.choice.default else None,
             header="default us",
             show=as_us,
         ),
-        S("floor_us", lambda row: row.choice.floor_us, header="floor us", show=as_us),
-        S("hidden_fraction", lambda row: row.choice.hidden_fraction, header="hidden", show=as_percent),
-        S("speedup", lambda row: row.choice.speedup, header="speedup", show="{:.2f}x".format),
-        S("overlap_ratio", lambda row: row.choice.chosen.overlap_ratio, header="overlap ratio", show="{:.2f}".format),
-        S("reason", lambda row: row.choice.reason, kind="text"),
-        S(
-            "final_setting",
-            _final_setting,
-            "Setting of the slot in the written file, under its switches.",
-            "text",
-        ),
+        attribute("floor_us", read="choice.floor_us", header="floor us", show=as_us),
+        attribute("hidden_fraction", read="choice.hidden_fraction", header="hidden", show=as_percent),
+        attribute("speedup", read="choice.speedup", header="speedup", show="{:.2f}x".format),
+        attribute("overlap_ratio", read="choice.chosen.overlap_ratio", header="overlap ratio", show="{:.2f}".format),
+        attribute("reason", kind="text", read="choice.reason"),
+        attribute("final_setting", "Setting of the slot in the written file, under its switches.", "text", "in_file"),
         S(
             "proven",
-            lambda row: (proof := _proof(row)) is not None and proof.proven,
+            lambda row: row.proof is not None and row.proof.proven,
             "Whether whole layers show beyond the noise that the written file is better than the alternative.",
             "flag",
         ),
         S(
             "recommended",
-            lambda row: getattr(_proof(row), "recommended", None),
+            lambda row: row.proof.recommended if row.proof else None,
             "Overlap configuration of the fastest whole layer.",
             "text",
         ),

@@ -1,9 +1,8 @@
-"""The times that operators give to comparisons (every measured setting, and the best of each slot) and to
-histories."""
+"""The times that operators give to comparisons (every setting, and the best of each slot) and to histories."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -12,20 +11,26 @@ from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import DEFAULT
 from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.results.comparable import Comparable, Decision, Key, KeyedTime, Sample, key_of_pass
-from overlap_sweep.results.points import Case, Point, group_cases
+from overlap_sweep.results.points import Point, group_cases
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.results.traces import TraceReading
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, choose_all, failures_by_pass
 from overlap_sweep.workloads.operator.proof import outcomes
 from overlap_sweep.workloads.operator.result import OperatorTimes
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
-    """Returns the times of all measured passes, and the tuners' proofs."""
+    """Returns the times of all measured passes, and the tuners' proofs. Only passes under test have choices; points
+    time other passes too."""
     points = [_with_plain_settings(point) for point in points]
-    cases = group_cases(points, "operator")
-    choices = _choices(points, cases)
+    cases, failed = group_cases(points, "operator"), failures_by_pass(points)
+    choices: dict[Key, PassChoice] = {}
+    for case, own in cases.items():
+        tested = {(p.config.tp_size, p.recorded["operator"], name) for p in own for name in space.passes(p.recorded)}
+        for choice in choose_all(own, {}, "time", failed):
+            key = choice.tp_size, choice.operator, choice.pass_name
+            if key in tested:
+                choices[key_of_pass(case, *key)] = choice
     return Comparable(
         times=[time for key, choice in choices.items() for time in _times(key, choice)],
         decisions={key: _decision(key, choice) for key, choice in choices.items()},
@@ -71,18 +76,6 @@ def _with_plain_settings(point: Point) -> Point:
     return replace(point, result=structs.replace(point.result, settings=settings))
 
 
-def _choices(all_points: Sequence[Point], cases: Mapping[Case, Sequence[Point]]) -> dict[Key, PassChoice]:
-    """Returns the choices for the passes under test; points time other passes too."""
-    failed = failures_by_pass(all_points)
-    found = {}
-    for case, points in cases.items():
-        tested = {(p.config.tp_size, p.recorded["operator"], name) for p in points for name in space.passes(p.recorded)}
-        for choice in choose_all(points, {p.directory: TraceReading() for p in points}, "time", failed):
-            if (choice.tp_size, choice.operator, choice.pass_name) in tested:
-                found[key_of_pass(case, choice.tp_size, choice.operator, choice.pass_name)] = choice
-    return found
-
-
 def _times(key: Key, choice: PassChoice) -> Iterator[KeyedTime]:
     for candidate in choice.candidates:
         yield _time(key, choice, candidate)
@@ -97,11 +90,7 @@ def _time(key: Key, choice: PassChoice, candidate: Candidate) -> KeyedTime:
 
 
 def _decision(key: Key, choice: PassChoice) -> Decision:
-    slots = [
-        space.slot(choice.operator, phase)
-        for phase, pass_name in space.PASS_OF_PHASE.items()
-        if pass_name == choice.pass_name
-    ]
+    slots = space.slots_of_pass(choice.operator, choice.pass_name)
     settings = choice.chosen.settings
     return Decision(
         best=_time(key, choice, choice.chosen),

@@ -6,7 +6,7 @@ A trial is one of the tuner's layer points, with its variants under the labels t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -243,9 +243,12 @@ def outcomes(
     return found
 
 
-def standing(found: Sequence[Outcome]) -> Outcome:
-    """Returns the latest proof of one case and TP size, or else the latest attempt, of equals the last recorded."""
-    return max(reversed(found), key=lambda one: (isinstance(one, Proof), one.trial.started if one.trial else ""))
+def standing(found: Iterable[Outcome], case: Case) -> dict[int, Outcome]:
+    """Returns the outcome to report for the case by TP size: the latest proof, or else the latest attempt, of equals
+    the last recorded."""
+    ordered = sorted(found, key=lambda one: (isinstance(one, Proof), one.trial.started if one.trial else ""))
+    by_size = {one.tp_size: one for one in ordered if one.case == case}
+    return dict(sorted(by_size.items()))
 
 
 def _case_of(trial: Trial, cases: Mapping[Case, Sequence[Point]], own: Sequence[tuple[Case, int]]) -> Case | None:

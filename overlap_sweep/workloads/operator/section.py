@@ -1,22 +1,30 @@
-"""The report's section on operators: every measured point, and the best setting of each slot with its reason."""
+"""The report's section on operators: every measured point, the best setting of each slot with its reason, and the part
+of tuning_report.json."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from overlap_sweep.overlap import space
+from overlap_sweep.overlap.overlap_cfg import FLAGS
 from overlap_sweep.report.section import Answer, File, Section, Sources
-from overlap_sweep.report.table import Listing
+from overlap_sweep.report.table import Listing, Row
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import measured_on
+from overlap_sweep.results.provenance import measured_on, multicast, recorded
+from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator.advice import (
     against_other_processes,
     cards,
     cautions,
     file_name,
     is_async_tp,
+    is_effective,
+    path_of_file,
     recommendation,
     scaling_sentence,
 )
@@ -25,13 +33,31 @@ from overlap_sweep.workloads.operator.answer import (
     OperatorAnalysis,
     SlotAnswer,
     analyse_operators,
+    config_id,
 )
 from overlap_sweep.workloads.operator.chart import exhibits, tuning
 from overlap_sweep.workloads.operator.choice import Frozen, frozen, of_pass
 from overlap_sweep.workloads.operator.columns import ANSWERS, TABLE, PhaseRow, PhaseTimes
 from overlap_sweep.workloads.operator.config import Asked
 from overlap_sweep.workloads.operator.exports import training_files
-from overlap_sweep.workloads.operator.report import report
+from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial
+
+USUAL_NAMES = {
+    "overlap_method": "method",
+    **{
+        f"{usual}_{key}": f"{ours}_{column}"
+        for usual, ours in (("forward", "fwd"), ("backward", "bwd"))
+        for key, column in {
+            "gemm_time_us": "gemm_us",
+            "comm_time_us": "comm_us",
+            "overlap_time_us": "overlap_us",
+            "overlap_ratio": "overlap_ratio",
+            "e2e_time_us": "span_us",
+        }.items()
+    },
+    "operator_e2e_time_us": "total_span_us",
+}
+"""Our columns by the keys of other tuners' tuning_report.json, for scripts that read those."""
 
 
 def section(sources: Sources) -> Section | None:
@@ -53,12 +79,13 @@ def section(sources: Sources) -> Section | None:
             for number, case in enumerate(analysis.cases)
         ],
         points=Listing(
-            *(TABLE, rows),
+            TABLE,
+            rows,
             "Every operator point: one row per phase, with the times of the phase's pass.",
             chosen=lambda row: bool(row.measured and row.measured.is_chosen and not row.measured.launch_bound),
             order=_place,
         ),
-        report=report(analysis, sources, TABLE.records(rows), decided),
+        report=_report(analysis, sources, TABLE.records(rows), decided),
         decided=decided,
         files=[file for case in analysis.cases for file in _files(case, sources)],
         more=tuning(sources, analysis.strays),
@@ -78,27 +105,20 @@ def point_rows(points: Sequence[Point], root: Path, analysis: OperatorAnalysis) 
     }
     rows = []
     for point in points:
-        config, result = point.recorded, point.result
+        config, result = point.config_as(Asked), point.result
+        requested = point.recorded.get("phases") or (config.phase,)
         if not result or point.status != "ok":
-            rows += [PhaseRow(point, root, None, phase) for phase in config.get("phases") or (config["phase"],)]
+            rows += [PhaseRow(point, root, None, phase) for phase in requested]
             continue
-        for phase in _phases(point):
-            name = space.PASS_OF_PHASE[phase]
-            chosen_settings = chosen.get((point.case, config["tp_size"], config["operator"], name))
-            is_chosen = chosen_settings == frozen(of_pass(result.settings, name))
-            measured = PhaseTimes(point, name, analysis.traces[point.directory], is_chosen)
-            rows.append(PhaseRow(point, root, measured, phase, pass_name=name))
+        for phase in space.PHASES:
+            overlaps = space.slot(config.operator, phase) in result.settings
+            if overlaps or (not result.settings and ("all" in requested or phase in requested)):
+                name = space.PASS_OF_PHASE[phase]
+                chosen_settings = chosen.get((point.case, config.tp_size, config.operator, name))
+                is_chosen = chosen_settings == frozen(of_pass(result.settings, name))
+                measured = PhaseTimes(point, name, analysis.traces[point.directory], is_chosen)
+                rows.append(PhaseRow(point, root, measured, phase, pass_name=name))
     return rows
-
-
-def _phases(point: Point) -> list[str]:
-    """Returns the phases that the point overlaps; for `none`, every phase that it requests."""
-    assert point.result
-    operator = point.config_as(Asked).operator
-    if point.result.settings:
-        return [phase for phase in space.PHASES if space.slot(operator, phase) in point.result.settings]
-    requested = point.recorded.get("phases") or (point.recorded["phase"],)
-    return list(space.PHASES) if "all" in requested else [phase for phase in space.PHASES if phase in requested]
 
 
 def _place(row: PhaseRow) -> tuple[Any, ...]:
@@ -113,6 +133,12 @@ def _place(row: PhaseRow) -> tuple[Any, ...]:
 def _answer(case: CaseAnalysis, before: Sequence[CaseAnalysis], overlap_threshold: float) -> Answer:
     """`before`: the cases with which it may be compared."""
     slots = [answer for tp_size in case.plans for answer in case.slots(tp_size)]
+    default = "async TP in all slots" if is_async_tp(case) else "Transformer Engine's own settings"
+    legend = {
+        "dgrad and wgrad can only be timed together": any(one.phase == "wgrad" for one in slots),
+        f"default: {default}": any(one.choice.default for one in slots),
+        "*: the switches don't allow it": any(one.setting != one.final_setting for one in slots),
+    }
     return Answer(
         title=str(case.case),
         brief=f"{case.case.model}, {case.case.tokens} tokens, {case.case.precision}, {case.case.backend}",
@@ -120,28 +146,20 @@ def _answer(case: CaseAnalysis, before: Sequence[CaseAnalysis], overlap_threshol
         cards=list(cards(case).values()),
         cautions=cautions(case),
         compared=Listing(
-            *(ANSWERS, slots, "The best setting of every slot, with each operator measured alone."),
+            ANSWERS,
+            slots,
+            "The best setting of every slot, with each operator measured alone.",
             chosen=lambda row: row.setting is not None,
             group=lambda row: row.tp_size,
         ),
         points=case.points,
-        legend=_legend(case, slots),
+        legend="; ".join(line for line, holds in legend.items() if holds),
         more=exhibits(case),
         details=[
             *(recommendation(c, case, overlap_threshold) for size in case.plans for c in case.tried(size)),
             measured_on(case.points),
         ],
     )
-
-
-def _legend(case: CaseAnalysis, slots: Sequence[SlotAnswer]) -> str:
-    default = "async TP in all slots" if is_async_tp(case) else "Transformer Engine's own settings"
-    lines = [
-        *(["dgrad and wgrad can only be timed together"] if any(one.phase == "wgrad" for one in slots) else []),
-        *([f"default: {default}"] if any(one.choice.default for one in slots) else []),
-        *(["*: the switches don't allow it"] if any(one.setting != one.final_setting for one in slots) else []),
-    ]
-    return "; ".join(lines)
 
 
 def _files(case: CaseAnalysis, sources: Sources) -> Iterator[File]:
@@ -152,3 +170,149 @@ def _files(case: CaseAnalysis, sources: Sources) -> Iterator[File]:
             if name == file_name(min(case.tp_sizes)):
                 yield File(directory, "optimal_tp_comm_overlap_cfg.yaml", text.encode)
             yield File(directory, name, text.encode)
+
+
+def _report(
+    analysis: OperatorAnalysis, sources: Sources, rows: Sequence[Row], decided: Listing[SlotAnswer]
+) -> dict[str, Any]:
+    """Returns the operators' part of tuning_report.json. Times are in microseconds; unknown or undefined values are
+    None. `configurations` are the points' `rows` and `best` the answers' rows, both also with the `USUAL_NAMES` of some
+    columns.
+
+    List entries name their case. `configurations` has an entry per point and phase that it overlaps; `config_id` names
+    one configuration of the case, and `point` the measurement. `tp_scaling` is that of each case in `by_case`; where
+    there is one case, its keys are at the top too. `proof` has one entry per case and TP size that a tuner measured,
+    `tuner` one per sweep of a tuner.
+    """
+    cases, root = analysis.cases, sources.reading.root
+    sizes = [(case, tp_size) for case in cases for tp_size in case.tp_sizes]
+    outcomes = [(outcome, case.folder) for case in cases for outcome in case.outcomes.values()]
+    names = {_relative(point.directory, root): _case_name(point, cases) for point in sources.points("operator")}
+    threshold = sources.config.overlap_threshold
+    return {
+        "cases": [_case(case) for case in cases],
+        "answers": [
+            {
+                **_case_and_size(case, tp_size),
+                "headline": card.headline,
+                "sentences": card.sentences,
+                "is_best_tp_size": case.scaling.optimal_tp_size == tp_size,
+                "file": card.file,
+                "use": card.use,
+                "to_set": card.to_set,
+            }
+            for case in cases
+            for tp_size, card in cards(case).items()
+        ],
+        "best": [_best(answer, row) for answer, row in zip(decided.rows, decided.records, strict=True)],
+        "recommendations": [
+            {
+                **_case_and_size(case, tp_size),
+                "operator": choice.operator,
+                "pass": choice.pass_name,
+                "effective": is_effective(choice, threshold),
+                "recommendation": recommendation(choice, case, threshold),
+            }
+            for case in cases
+            for tp_size in case.plans
+            for choice in case.tried(tp_size)
+        ],
+        "switches": [
+            {**_case_and_size(case, tp_size), **asdict(advice), "flag": FLAGS.get(advice.name)}
+            for case, tp_size in sizes
+            for advice in case.switches(tp_size)
+        ],
+        "unmeasured_slots": [
+            {**_case_and_size(case, tp_size), **asdict(slot)}
+            for case, tp_size in sizes
+            for slot in case.unmeasured(tp_size)
+        ],
+        "tp_scaling": {
+            **(asdict(cases[0].scaling) if len(cases) == 1 else {}),
+            "by_case": {case.case.name: asdict(case.scaling) for case in cases},
+        },
+        "configurations": [{"case": names.get(str(row["directory"])), **row, **_usually_named(row)} for row in rows],
+        "proof": [_outcome(one, root, folder) for one, folder in [*outcomes, *((one, "") for one in analysis.strays)]],
+        "tuner": [
+            {"directory": _relative(directory, root), **msgspec.to_builtins(record)}
+            for directory, record in sources.records.tuners.items()
+        ],
+    }
+
+
+def _case_and_size(case: CaseAnalysis, tp_size: int) -> dict[str, Any]:
+    return {"case": case.case.name, "tp_size": tp_size}
+
+
+def _usually_named(row: Row) -> Row:
+    return {usual: row[column] for usual, column in USUAL_NAMES.items() if column in row}
+
+
+def _case_name(point: Point, cases: Sequence[CaseAnalysis]) -> str | None:
+    """Returns the name of the point's case. A point that was not measured recorded no device: None if only that
+    distinguishes several cases."""
+    own = [point.case._replace(device=case.case.device) if point.status != "ok" else point.case for case in cases]
+    found = [case.case.name for case, one in zip(cases, own, strict=True) if case.case == one]
+    return found[0] if len(found) == 1 else None
+
+
+def _case(case: CaseAnalysis) -> dict[str, Any]:
+    return {
+        "name": case.case.name,
+        **case.case._asdict(),
+        "sizes": case.sizes,
+        "applies_to": case.applies_to,
+        **recorded(case.points),
+        "multicast": multicast(case.points),
+        "launch_bound": case.launch_bound,
+        "overruled": {tp_size: plan.overruled for tp_size, plan in case.plans.items() if plan.overruled},
+        "tp_scaling": asdict(case.scaling),
+    }
+
+
+def _best(answer: SlotAnswer, row: Row) -> dict[str, Any]:
+    return {
+        "case": answer.case.case.name,
+        **row,
+        "config_id": config_id(answer.tp_size, answer.choice.operator, answer.phase, answer.choice.chosen.settings),
+        **_usually_named(row),
+        "setting": answer.setting,
+        "setting_in_yaml": answer.case.config(answer.tp_size).slots.get(answer.slot),
+        "points": list(answer.choice.chosen.points),
+    }
+
+
+def _outcome(outcome: Outcome, root: Path, folder: str) -> dict[str, Any]:
+    """Returns the outcome of a proof with its measurements; `reason` says why nothing was proven."""
+    found = {
+        **_trial(outcome.trial, root),
+        "case": outcome.case.name if outcome.case else None,
+        "tp_size": outcome.tp_size,
+        "proven": isinstance(outcome, Proof) and outcome.proven,
+        "verdict": outcome.verdict,
+        "tried_together": [_trial(one, root) for one in outcome.together],
+        "sweep": _relative(outcome.directory, root),
+    }
+    if isinstance(outcome, Proof):
+        return found | {
+            "recommended": outcome.recommended,
+            "settings": outcome.config.slots,
+            "switches": outcome.config.switches,
+            "file": path_of_file(folder, outcome.tp_size),
+            "best_other": outcome.best_other,
+            "tuned_to": {label: {"ratio": one.ratio, **asdict(one.interval)} for label, one in outcome.against.items()},
+        }
+    return found | {"reason": outcome.reason}
+
+
+def _trial(trial: Trial | None, root: Path) -> Mapping[str, Any]:
+    """Returns the report of a whole layer, its variants by label."""
+    if not trial or not trial.point:
+        return {"point": trial.name if trial else None, "variants": {}}
+    layer = layers.report(trial.point, trial.layer, root)
+    variants = {variant["variant"]: variant for variant in layer["variants"]}
+    return {**layer, "variants": variants, "warnings": trial.warnings}
+
+
+def _relative(directory: Path, root: Path) -> str:
+    return directory.relative_to(root).as_posix()

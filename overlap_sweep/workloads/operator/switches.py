@@ -68,53 +68,49 @@ class Plan:
         )
 
 
-def _spoken(candidate: Candidate) -> str:
-    return candidate.name if candidate.settings else NONE_IN_WORDS
-
-
 def _slots_of(finals: Sequence[Candidate]) -> dict[str, space.Setting]:
     final = {slot: setting for candidate in finals for slot, setting in candidate.settings.items()}
     return {slot: dict(final[slot]) for slot in space.SLOTS if slot in final}
 
 
-def plan(choices: Sequence[PassChoice], unmeasured: str = "off", layers: Mapping[str, int] = LAYERS_ALIKE) -> Plan:
+def plan(
+    choices: Sequence[PassChoice],
+    unmeasured: str = "off",
+    layers: Mapping[str, int] = LAYERS_ALIKE,
+    *,
+    only_if_faster: bool = False,
+) -> Plan:
     """Returns the switches, and the settings they allow, that lose least time against the choices of one TP size.
 
     `layers` has the operators of the model, each with the number of layers that have it: what is lost counts in all of
-    them.
+    them. `only_if_faster`: plan without any overlap if the settings that the switches allow are together no faster than
+    that beyond the noise.
 
     Ties go to the combination that overrules the fewest choices, then by `AnalysisConfig.unmeasured`: `off` leaves the
     fewest unmeasured slots on, `default` touches the fewest unmeasured operators; then to the fewest changed switches.
     """
     switches, finals = min(_settled(choices, unmeasured, layers), key=lambda settled: settled[0])[1:]
     overruled = [
-        f"TP={choice.tp_size} {choice.label}: {_spoken(final)} instead of {_spoken(choice.chosen)} "
+        f"TP={choice.tp_size} {choice.label}: {final.spoken} instead of {choice.chosen.spoken} "
         f"({final.time_us - choice.chosen.time_us:+.1f} us), because a Megatron-Core switch applies to several slots."
         for choice, final in zip(choices, finals, strict=True)
         if final is not choice.chosen
     ]
-    return Plan(list(choices), finals, overruled, _advice(switches, finals, choices, layers))
-
-
-def only_if_faster(found: Plan, layers: Mapping[str, int] = LAYERS_ALIKE) -> Plan:
-    """Returns the plan, or one without any overlap if the settings that the switches allow are together no faster than
-    that beyond the noise."""
-    if found.gain.faster or not any(final.settings for final in found.finals):
+    found = Plan(list(choices), finals, overruled, _advice(switches, finals, choices, layers))
+    if not only_if_faster or found.gain.faster or not any(final.settings for final in finals):
         return found
     off = {**DEFAULTS, "tp_comm_overlap": False}
-    nones = [choice.none for choice in found.choices]
+    nones = [choice.none for choice in choices]
     reason = (
-        f"TP={found.choices[0].tp_size}: {NONE_IN_WORDS}, because the settings that Megatron-Core's switches allow are "
+        f"TP={choices[0].tp_size}: {NONE_IN_WORDS}, because the settings that Megatron-Core's switches allow are "
         f"together {found.gain.in_words(NONE_IN_WORDS)}."
     )
-    return Plan(found.choices, nones, [reason], _advice(off, nones, found.choices, layers))
+    return Plan(list(choices), nones, [reason], _advice(off, nones, choices, layers))
 
 
 def _combinations() -> Iterator[Switches]:
-    names = [name for name in DEFAULTS if name != "tp_comm_overlap"]
-    for values in product((False, True), repeat=len(names)):
-        changed = {name: DEFAULTS[name] ^ value for name, value in zip(names, values, strict=True)}
-        yield {**DEFAULTS, **changed}
+    others = [(on, not on) for name, on in DEFAULTS.items() if name != "tp_comm_overlap"]
+    yield from (dict(zip(DEFAULTS, values, strict=True)) for values in product((True,), *others))
     yield {**DEFAULTS, "tp_comm_overlap": False}
 
 
@@ -151,11 +147,8 @@ def _allowed(switches: Switches, operators: Collection[str]) -> dict[str, frozen
 
 def _best_allowed(choice: PassChoice, allowed: Mapping[str, frozenset[str]]) -> Candidate | None:
     def fits(candidate: Candidate) -> bool:
-        for slot in choice.tried_slots:
-            setting = candidate.settings.get(slot)
-            if setting["method"] not in allowed[slot] if setting else allowed[slot]:
-                return False
-        return True
+        own = {slot: candidate.settings.get(slot) for slot in choice.tried_slots}
+        return all(one["method"] in allowed[slot] if one else not allowed[slot] for slot, one in own.items())
 
     if fits(choice.chosen):
         return choice.chosen
