@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.kernel_shape import BASELINES
+from overlap_sweep.overlap.models import BASELINES
 from overlap_sweep.results.estimate import Estimate, estimate, normalised
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point, read_points

@@ -102,7 +102,7 @@ class ModelLayers:
 
 @resolved
 class ResolvedModel(Model):
-    """The model of a point: with all sizes, and what is known of its other parts (`overlap.models.resolve`)."""
+    """The model of a point: with all sizes, and what is known of its other parts (`overlap.model_forms.resolve`)."""
 
     name: str = field()
     instead: dict[str, str] = field(default_factory=dict)

@@ -17,7 +17,7 @@ import yaml
 
 from overlap_sweep import workloads
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
+from overlap_sweep.overlap.models import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, write_result
 from overlap_sweep.runtime.resolvers import point_name

@@ -85,7 +85,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap.kernel_shape import KernelShape
+from overlap_sweep.overlap.models import KernelShape
 from overlap_sweep.results.identity import installed_version
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from overlap_sweep.backends import Outputs, Problem, lacks_precision, needs_gpus
 from overlap_sweep.errors import Refused
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.kernel_shape import KernelShape
+from overlap_sweep.overlap.models import KernelShape
 from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:

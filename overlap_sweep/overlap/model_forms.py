@@ -1,4 +1,4 @@
-"""Reads the sizes of each architecture from the config fields that have them.
+"""Reads a model's sizes: of its options, or by architecture from the fields of its Hugging Face config.
 
 tests/overlap/test_model_forms.py checks them against transformers' own models. Architectures that neither FORMS lists
 nor another package registers are refused. No torch: configs are transformers'.
@@ -6,12 +6,19 @@ nor another package registers are refused. No torch: configs are transformers'.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
+from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION, SIZES
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap.models import SIZES_OF
+
+HUB_TIMEOUT_S = 1.0
+"""Timeout of a request to the Hugging Face hub."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,124 @@ def _form_of(model_type: str) -> Form | None:
         return FORMS.get(model_type)
     form: Form | None = getattr(load_architecture(model_type), "form", None)
     return form
+
+
+def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the model with all sizes, with `source=hf` from its Hugging Face config. UserError if one is missing.
+
+    Sizes of operators that the model lacks are None; `instead` has by operator what the model has instead. `layers`
+    has, if not all are dense, their `number` (None: unknown), how many have a `dense_mlp`, and the width of a
+    `shared_expert`.
+    """
+    name, names = str(model["name"]), (*SIZES, *OF_EXPERTS, *OF_LATENT_ATTENTION, "num_layers")
+    given = {size: model[size] for size in names if model.get(size) is not None}
+    read, instead = sizes_of(read_hf_config(name), name) if model["source"] == "hf" else _not_dense(model)
+    sizes = read | given
+    if "qkv" not in instead:
+        sizes.setdefault("num_kv_heads", sizes.get("num_attention_heads"))
+        if "head_dim" not in sizes and sizes.get("num_attention_heads") and sizes.get("hidden_size"):
+            sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
+    # Sizes that the user gives make the operator dense.
+    instead = {operator: has for operator, has in instead.items() if given.keys().isdisjoint(SIZES_OF[operator])}
+    if "layers" in sizes and not given.get("num_dense_layers") and not given.keys().isdisjoint(SIZES_OF["fc1"]):
+        sizes["layers"] = {**sizes["layers"], "dense_mlp": sizes["layers"]["number"]}
+    unsized = {name for operator in instead for name in SIZES_OF[operator]}
+    of_latent = [name for name in OF_LATENT_ATTENTION if name != "q_lora_rank"] if sizes.get("kv_lora_rank") else []
+    needed = [*SIZES, *of_latent]
+    missing = [name for name in needed if sizes.get(name) is None and name not in unsized]
+    if missing:
+        raise UserError(f"model {model['name']} has no {', '.join(missing)}; give model.{missing[0]}.")
+    sizes |= dict.fromkeys(unsized)
+    plain = sizes["gated_mlp"] is False
+    layer = {"normalization": "LayerNorm" if plain else "RMSNorm", "bias": plain, **sizes}
+    layer |= {name: model[name] for name in ("normalization", "bias") if model.get(name) is not None}
+    return {**model, **layer, **({"instead": instead} if instead else {})}
+
+
+def _not_dense(model: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns what follows from the given sizes of a model's experts and latent attention, as `sizes_of`."""
+    has_experts, is_latent = bool(model.get("num_experts")), bool(model.get("kv_lora_rank"))
+    if not (has_experts or is_latent):
+        return {}, {}
+    found: dict[str, Any] = {"gated_experts": True} if has_experts else {}
+    number, dense = model.get("num_layers"), model.get("num_dense_layers") or 0
+    shared = model.get("shared_expert_ffn_hidden_size")
+    found["layers"] = {"number": number, "dense_mlp": dense if has_experts else number, "shared_expert": shared}
+    instead = {"qkv": f"{LATENT} {INSTEAD_OF_QKV}"} if is_latent else {}
+    if has_experts and not dense:
+        instead |= dict.fromkeys(("fc1", "fc2"), EXPERTS)
+    return found, {operator: f"{model['name']} has {has}" for operator, has in instead.items()}
+
+
+def fields_of(config: Any) -> dict[str, Any]:
+    """Returns the fields of a language model's config that differ from every config's defaults, without dropout and
+    those that change neither weights nor computation."""
+    fields = {**config.to_diff_dict(), "model_type": config.model_type}
+    always = ("num_hidden_layers", "vocab_size", "tie_word_embeddings", "rms_norm_eps", "rope_parameters")
+    fields |= {name: value for name in always if (value := getattr(config, name, None)) is not None}
+    # Weights are random, so it does not matter how the checkpoint stores them.
+    stored = ("dtype", "torch_dtype", "quantization_config", "pretraining_tp")
+    idle = (*stored, "architectures", "transformers_version", "use_cache", "_name_or_path", "auto_map")
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in idle and not name.endswith(("_token_id", "_dropout", "_pdrop"))
+    }
+
+
+def read_hf_config(name: str) -> Any:
+    """Returns the config from a local folder, a config.json, the local Hugging Face cache, or the hub, in this order.
+
+    Without a network it fails within seconds; transformers would retry for 23.
+    """
+    source = _find_hf_config(name)
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, PreTrainedConfig
+
+    try:
+        model_type = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
+        if model_type in registered_architectures():
+            load_architecture(model_type)
+        # By default transformers offers to run code that a config names.
+        return AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config()
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        lines = str(error).strip().splitlines()
+        # The first line names the validator.
+        reason = lines[-1].strip() if isinstance(error, StrictDataclassError) else lines[0]
+        raise UserError(
+            f"model.name={name} is not a config that transformers knows ({reason}); give its sizes."
+        ) from None
+
+
+def _find_hf_config(name: str) -> str:
+    path = Path(name).expanduser()
+    if path.exists():
+        if path.is_dir() and not (path / "config.json").exists():
+            raise UserError(f"model.name={name} is a folder without a config.json; give a folder with one.")
+        return str(path)
+    if name.endswith(".json") or name.startswith((".", "/", "~")):
+        raise UserError(f"model.name={name} does not exist; give a folder, a config.json or a Hugging Face name.")
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        raise UserError(f"model.name={name} is neither a path nor a Hugging Face name, such as owner/model.") from None
+    if isinstance(cached, str):
+        return cached
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=HUB_TIMEOUT_S)
+    except HfHubHTTPError:
+        # The hub answered; transformers reports what is wrong.
+        return name
+    except Exception as error:
+        # The type depends on the HTTP client of the installed huggingface_hub.
+        raise UserError(
+            f"model.name={name} is not in the local cache and the hub cannot be reached ({error}); "
+            "give a local folder, a config.json, or the sizes (model.hidden_size and so on)."
+        ) from None
+    return name
 
 
 def sizes_of(config: Any, name: str) -> tuple[dict[str, Any], dict[str, str]]:

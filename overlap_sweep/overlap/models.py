@@ -1,8 +1,11 @@
-"""Model sizes, and the shapes of a model's parallel linear operators.
+"""The shapes of a model's parallel linear operators and of their kernels, and which layers have and overlap them.
 
 Supported are dense layers: one projection from the hidden state to all heads' queries, keys and values, one back, and
-one MLP. `model_forms` says which config fields of an architecture have their sizes. No torch: configs are
-transformers'.
+one MLP. `model_forms` reads a model's sizes.
+
+What Megatron-Core overlaps is as in its versions 0.16.1, 0.19.1 and 0.20.0: core/extensions/transformer_engine.py
+(`TELinear`), transformer/multi_latent_attention.py, transformer/transformer_layer.py, transformer/moe/experts.py and
+shared_experts.py.
 """
 
 from __future__ import annotations
@@ -10,13 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION, SIZES
+from overlap_sweep.config import OF_EXPERTS
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import model_forms
-from overlap_sweep.overlap.model_forms import EXPERTS, INSTEAD_OF_QKV, LATENT, sizes_of
 from overlap_sweep.overlap.space import OPERATORS
 
 SIZES_OF = {
@@ -24,8 +24,33 @@ SIZES_OF = {
     **dict.fromkeys(("fc1", "fc2"), ("ffn_hidden_size", "gated_mlp")),
 }
 """Sizes that an operator needs besides those of the whole model."""
-HUB_TIMEOUT_S = 1.0
-"""Timeout of a request to the Hugging Face hub."""
+ATTENTION, MLP = ("qkv", "proj"), ("fc1", "fc2")
+_KINDS = {ATTENTION: "multihead_attention", MLP: "layernorm_mlp", (*ATTENTION, *MLP): "transformer_layer"}
+"""Kinds of layer by their operators."""
+WHOLE = "the whole layer"
+_PARTS = {"multihead_attention": "the attention", "layernorm_mlp": "the MLP"}
+
+KERNELS = {
+    "ag_gemm": "all-gather of the input, then the GEMM",
+    "gemm_rs": "the GEMM, then the reduce-scatter of its output",
+    "gemm_ar": "the GEMM, then the all-reduce of its output",
+}
+
+CUSTOM = "custom"
+"""Stands for a model's name if the sizes were given."""
+
+SEQUENTIAL = "sequential"
+"""The baseline: torch's GEMM and NCCL (or gloo), one after the other."""
+GEMM_ONLY = "gemm_only"
+COMM_ONLY = "comm_only"
+BASELINES = (SEQUENTIAL, GEMM_ONLY, COMM_ONLY)
+"""Measured with every implementation."""
+
+_INPUT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+_OUTPUT_BYTES = {**_INPUT_BYTES, "fp8": 2}
+"""The output of an FP8 GEMM is bf16."""
+PRECISION_OF_DTYPE = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}
+"""Our names of the input types, by torch's."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +97,63 @@ class LinearShape:
         for dimension, count in (cut, ("tokens", self.tokens)):
             if count % self.tp_size:
                 return f"{count} {dimension} are not divisible by tp_size={self.tp_size}"
+        return None
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """Global shape of `y = x W^T`: x [m, k], W [n, k], y [m, n].
+
+    ag_gemm: a rank holds x [m / tp, k] and W [n / tp, k], gathers x, and computes y [m, n / tp].
+    gemm_rs: a rank holds x [m, k / tp] and W [n, k / tp], and gets its part y [m / tp, n] of the sum over the ranks.
+    gemm_ar: the same, but every rank gets the whole sum y [m, n].
+    """
+
+    kernel: str
+    m: int
+    n: int
+    k: int
+    tp_size: int
+
+    @classmethod
+    def of(cls, point: Mapping[str, Any]) -> KernelShape:
+        """Returns the shape of a resolved point's kernel."""
+        return cls(*(point[name] for name in ("kernel", "m", "n", "k", "tp_size")))
+
+    @property
+    def gathers(self) -> bool:
+        return self.kernel == "ag_gemm"
+
+    @property
+    def linear(self) -> LinearShape:
+        """Returns the shape as that of an operator, whose output is scattered unless the input is gathered."""
+        return LinearShape("column" if self.gathers else "row", self.m, self.k, self.n, self.tp_size)
+
+    @property
+    def output_shape(self) -> tuple[int, int]:
+        return (self.m, self.n) if self.kernel == "gemm_ar" else self.linear.output_shape
+
+    @property
+    def gemm_shape(self) -> tuple[int, int, int]:
+        """Returns m, n, k of one rank's GEMM."""
+        return self.m, *self.linear.weight_shape
+
+    @property
+    def flops(self) -> int:
+        """Returns one rank's floating-point operations, counting multiplications and additions."""
+        return 2 * self.m * self.n * self.k // self.tp_size
+
+    def link_bytes(self, precision: str) -> float:
+        """Returns the fewest bytes that a rank can send and receive: (tp - 1) / tp of the tensor, twice that for an
+        all-reduce. nccl-tests' bus bandwidth counts the same."""
+        whole = self.m * (self.k * _INPUT_BYTES[precision] if self.gathers else self.n * _OUTPUT_BYTES[precision])
+        return whole * (self.tp_size - 1) / self.tp_size * (2 if self.kernel == "gemm_ar" else 1)
+
+    def refusal(self) -> str | None:
+        """Returns why these sizes cannot be cut into `tp_size` equal parts, or None."""
+        for name in {"ag_gemm": "mn", "gemm_rs": "km", "gemm_ar": "k"}[self.kernel]:
+            if getattr(self, name) % self.tp_size:
+                return f"{self.kernel}: {name}={getattr(self, name)} is not divisible by tp_size={self.tp_size}"
         return None
 
 
@@ -161,62 +243,14 @@ def short_name(model: Mapping[str, Any]) -> str:
     return str(model["name"]).rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
 
 
-_OURS = re.compile(r"(llama3|gpt3|qwen3)_([0-9_]+)b")
 _TITLES = {"qwen3_30b_a3b": "Qwen3 30B-A3B", "mixtral_8x7b": "Mixtral 8x7B", "deepseek_v3": "DeepSeek-V3"}
 _FAMILIES = {"llama3": "Llama-3", "gpt3": "GPT-3", "qwen3": "Qwen3"}
 
 
 def title_of(name: str) -> str:
     """Returns a title such as `Llama-3 8B` for `llama3_8b`; names that are not in conf/model are returned unchanged."""
-    ours = _OURS.fullmatch(name)
+    ours = re.fullmatch(r"(llama3|gpt3|qwen3)_([0-9_]+)b", name)
     return f"{_FAMILIES[ours[1]]} {ours[2].replace('_', '.')}B" if ours else _TITLES.get(name, name)
-
-
-def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the model with all sizes, with `source=hf` from its Hugging Face config. UserError if one is missing.
-
-    Sizes of operators that the model lacks are None; `instead` has by operator what the model has instead. `layers`
-    has, if not all are dense, their `number` (None: unknown), how many have a `dense_mlp`, and the width of a
-    `shared_expert`.
-    """
-    names = (*SIZES, *OF_EXPERTS, *OF_LATENT_ATTENTION, "num_layers")
-    given = {name: model[name] for name in names if model.get(name) is not None}
-    read, instead = read_hf(str(model["name"])) if model["source"] == "hf" else _not_dense(model)
-    sizes = read | given
-    if "qkv" not in instead:
-        sizes.setdefault("num_kv_heads", sizes.get("num_attention_heads"))
-        if "head_dim" not in sizes and sizes.get("num_attention_heads") and sizes.get("hidden_size"):
-            sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
-    # Sizes that the user gives make the operator dense.
-    instead = {operator: has for operator, has in instead.items() if given.keys().isdisjoint(SIZES_OF[operator])}
-    if "layers" in sizes and not given.get("num_dense_layers") and not given.keys().isdisjoint(SIZES_OF["fc1"]):
-        sizes["layers"] = {**sizes["layers"], "dense_mlp": sizes["layers"]["number"]}
-    unsized = {name for operator in instead for name in SIZES_OF[operator]}
-    of_latent = [name for name in OF_LATENT_ATTENTION if name != "q_lora_rank"] if sizes.get("kv_lora_rank") else []
-    needed = [*SIZES, *of_latent]
-    missing = [name for name in needed if sizes.get(name) is None and name not in unsized]
-    if missing:
-        raise UserError(f"model {model['name']} has no {', '.join(missing)}; give model.{missing[0]}.")
-    sizes |= dict.fromkeys(unsized)
-    plain = sizes["gated_mlp"] is False
-    layer = {"normalization": "LayerNorm" if plain else "RMSNorm", "bias": plain, **sizes}
-    layer |= {name: model[name] for name in ("normalization", "bias") if model.get(name) is not None}
-    return {**model, **layer, **({"instead": instead} if instead else {})}
-
-
-def _not_dense(model: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns what follows from the given sizes of a model's experts and latent attention, as `sizes_of`."""
-    has_experts, is_latent = bool(model.get("num_experts")), bool(model.get("kv_lora_rank"))
-    if not (has_experts or is_latent):
-        return {}, {}
-    found: dict[str, Any] = {"gated_experts": True} if has_experts else {}
-    number, dense = model.get("num_layers"), model.get("num_dense_layers") or 0
-    shared = model.get("shared_expert_ffn_hidden_size")
-    found["layers"] = {"number": number, "dense_mlp": dense if has_experts else number, "shared_expert": shared}
-    instead = {"qkv": f"{LATENT} {INSTEAD_OF_QKV}"} if is_latent else {}
-    if has_experts and not dense:
-        instead |= dict.fromkeys(("fc1", "fc2"), EXPERTS)
-    return found, {operator: f"{model['name']} has {has}" for operator, has in instead.items()}
 
 
 def without_experts(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,82 +258,78 @@ def without_experts(model: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in model.items() if name not in OF_EXPERTS}
 
 
-def read_hf(name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns `sizes_of` for the config of this name."""
-    return sizes_of(_read_hf_config(name), name)
+def part(kind: str) -> str:
+    """Returns a kind of layer in words: `the whole layer`, `the attention`."""
+    return _PARTS.get(kind, WHOLE)
 
 
-def read_hf_fields(name: str) -> dict[str, Any]:
-    """Returns `fields_of` the config of this name."""
-    return fields_of(_read_hf_config(name))
+def not_overlapped(model: Mapping[str, Any], operator: str) -> str | None:
+    """Returns why Megatron-Core does not overlap an operator of the resolved model, in a sentence, or None.
 
-
-def fields_of(config: Any) -> dict[str, Any]:
-    """Returns the fields of a language model's config that differ from every config's defaults, without dropout and
-    those that change neither weights nor computation."""
-    fields = {**config.to_diff_dict(), "model_type": config.model_type}
-    always = ("num_hidden_layers", "vocab_size", "tie_word_embeddings", "rms_norm_eps", "rope_parameters")
-    fields |= {name: value for name in always if (value := getattr(config, name, None)) is not None}
-    # Weights are random, so it does not matter how the checkpoint stores them.
-    stored = ("dtype", "torch_dtype", "quantization_config", "pretraining_tp")
-    idle = (*stored, "architectures", "transformers_version", "use_cache", "_name_or_path", "auto_map")
-    return {
-        name: value
-        for name, value in fields.items()
-        if name not in idle and not name.endswith(("_token_id", "_dropout", "_pdrop"))
-    }
-
-
-def _read_hf_config(name: str) -> Any:
-    """Returns the config from a local folder, a config.json, the local Hugging Face cache, or the hub, in this order.
-
-    Without a network it fails within seconds; transformers would retry for 23.
+    A linear whose name is not one of the four operators' turns `tp_comm_overlap` of the whole configuration off. Those
+    of latent attention have such names, and are built after the first layer's proj and before its MLP.
     """
-    source = _find_hf_config(name)
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig, PreTrainedConfig
+    instead = (model.get("instead") or {}).get(operator)
+    latent = latent_projections(model)
+    if instead and operator in MLP:
+        return f"{operator}: {instead}, and Megatron-Core runs the experts' GEMMs without overlap"
+    if instead and latent:
+        sizes = ", ".join(f"{name} {inputs} -> {outputs}" for name, (inputs, outputs) in latent.items())
+        return f"{operator}: {instead} ({sizes}), and Megatron-Core overlaps none of these"
+    if instead:
+        return f"{operator}: {instead}"
+    if not latent:
+        return None
+    shape = linear_shape(model, operator, 1, 1)
+    sizes = f"({shape.in_features} -> {shape.out_features})"
+    but = " except in the first layer of each pipeline stage" if operator in ATTENTION else ""
+    return (
+        f"{operator}: Megatron-Core does not overlap it {sizes}{but}, because building multi-head latent attention "
+        "turns its tp_comm_overlap off"
+    )
 
-    try:
-        model_type = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
-        if model_type in model_forms.registered_architectures():
-            model_forms.load_architecture(model_type)
-        # By default transformers offers to run code that a config names.
-        return AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config()
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-        lines = str(error).strip().splitlines()
-        # The first line names the validator.
-        reason = lines[-1].strip() if isinstance(error, StrictDataclassError) else lines[0]
-        raise UserError(
-            f"model.name={name} is not a config that transformers knows ({reason}); give its sizes."
-        ) from None
+
+def layers_with(model: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the operators of the resolved model, each with the number of layers that have it; with 1 if all layers
+    are alike or their number is unknown."""
+    layers = model.get("layers") or {}
+    number, dense = (layers["number"], layers["dense_mlp"]) if layers.get("number") else (1, 1)
+    return {operator: number if operator in ATTENTION else dense for operator in _operators_of(model)}
 
 
-def _find_hf_config(name: str) -> str:
-    path = Path(name).expanduser()
-    if path.exists():
-        if path.is_dir() and not (path / "config.json").exists():
-            raise UserError(f"model.name={name} is a folder without a config.json; give a folder with one.")
-        return str(path)
-    if name.endswith(".json") or name.startswith((".", "/", "~")):
-        raise UserError(f"model.name={name} does not exist; give a folder, a config.json or a Hugging Face name.")
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+def kind_to_prove(model: Mapping[str, Any]) -> str | None:
+    """Returns the kind of layer on which settings of the resolved model's operators are proven: what most of its layers
+    have of a dense one. None if that is less than attention or MLP."""
+    operators, layers = _operators_of(model), model.get("layers") or {}
+    if operators == tuple(OPERATORS) and layers.get("number") and 2 * layers["dense_mlp"] < layers["number"]:
+        operators = ATTENTION
+    return _KINDS.get(operators)
 
-    try:
-        cached = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:
-        raise UserError(f"model.name={name} is neither a path nor a Hugging Face name, such as owner/model.") from None
-    if isinstance(cached, str):
-        return cached
-    try:
-        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=HUB_TIMEOUT_S)
-    except HfHubHTTPError:
-        # The hub answered; transformers reports what is wrong.
-        return name
-    except Exception as error:
-        # The type depends on the HTTP client of the installed huggingface_hub.
-        raise UserError(
-            f"model.name={name} is not in the local cache and the hub cannot be reached ({error}); "
-            "give a local folder, a config.json, or the sizes (model.hidden_size and so on)."
-        ) from None
-    return name
+
+def _operators_of(model: Mapping[str, Any]) -> tuple[str, ...]:
+    instead = model.get("instead") or {}
+    return tuple(operator for operator in OPERATORS if operator not in instead)
+
+
+def applies_to(model: Mapping[str, Any], operators: Collection[str]) -> list[str]:
+    """Returns which layers settings of these operators apply to, in sentences; empty if all layers are alike."""
+    layers = model.get("layers")
+    if not layers:
+        return []
+    number, dense = layers["number"], layers["dense_mlp"]
+    found = []
+    for part_name, own, count in (("attention", ATTENTION, number), ("dense MLP", MLP, dense)):
+        if measured := ", ".join(operator for operator in own if operator in operators):
+            which = "all" if count == number else f"{count} of" if number else str(count)
+            layers_in_words = f"{which} {f'{number} ' if number else ''}layers"
+            found.append(f"Applies to the {part_name} ({measured}) of {layers_in_words}.")
+    if dense != number:
+        found.append("Megatron-Core runs the experts' GEMMs without overlap, whatever the file has.")
+        if width := layers["shared_expert"]:
+            found.append(
+                "Shared experts take the slots fc1_fprop, fc2_fprop and fc2_dgrad, which were not measured with their "
+                f"width of {width}; Megatron-LM's --moe-shared-expert-overlap takes them out."
+            )
+    if "linear attention" in (model.get("instead") or {}).get("qkv", ""):
+        found.append("Linear attention takes the slots of fc1 and fc2 too, which were not measured with its sizes.")
+    return found

@@ -24,7 +24,7 @@ from overlap_sweep.errors import NodeLost, PointFailed, Refused, UsageError, Use
 from overlap_sweep.gpus import elsewhere, visible_gpus
 from overlap_sweep.hydra_adapter.composition import plain
 from overlap_sweep.hydra_adapter.mistakes import unknown_option
-from overlap_sweep.overlap import models, overlap_cfg
+from overlap_sweep.overlap import model_forms, overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.report.numbers import visible
 from overlap_sweep.results.identity import instrumented
@@ -160,7 +160,7 @@ def _refuse_idle(point: Mapping[str, Any], schema: type[ModelConfig]) -> None:
 
 @cache
 def _resolved_model(model: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
-    return tuple(models.resolve(dict(model)).items())
+    return tuple(model_forms.resolve(dict(model)).items())
 
 
 def run_point(config: DictConfig, directory: Path, may_keep: bool = False) -> float:

@@ -21,7 +21,7 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import elsewhere, visible_gpus
 from overlap_sweep.hydra_adapter.overrides import override_value
-from overlap_sweep.overlap import model_layers, models, overlap_cfg, space
+from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, FILE, NONE, TUNED, OverlapConfig
 from overlap_sweep.program import launch_command
 from overlap_sweep.report.charts.renderer import left_out
@@ -133,7 +133,7 @@ def _refusal(point: Mapping[str, Any], config: DictConfig) -> str | None:
     """Returns why the tuner does not search an operator, in a sentence, or None: training would not overlap it, or the
     layer that is to prove its settings cannot run at its TP size."""
     model = point["model"]
-    if point["backend"] != ASYNC_TP_BACKEND and (reason := model_layers.not_overlapped(model, point["operator"])):
+    if point["backend"] != ASYNC_TP_BACKEND and (reason := models.not_overlapped(model, point["operator"])):
         return reason
     sizes = point["workload"]["tokens"], point["tp_size"]
     reason = models.refusal(model, point["operator"], *sizes)
@@ -149,7 +149,7 @@ def _refusal(point: Mapping[str, Any], config: DictConfig) -> str | None:
 def _kind_to_prove(model: Mapping[str, Any], config: DictConfig) -> str | None:
     """Returns the kind of layer to prove the model's settings on: the user's, unless that is the default."""
     chosen = str(config.layer.kind)
-    return chosen if chosen != Layer().kind else model_layers.kind_to_prove(model)
+    return chosen if chosen != Layer().kind else models.kind_to_prove(model)
 
 
 def _prove(whole: Sweep, task: Task, record: TunerRecord) -> None:
@@ -159,7 +159,7 @@ def _prove(whole: Sweep, task: Task, record: TunerRecord) -> None:
     if chosen is None:
         # All its points were launch-bound.
         return
-    layers = model_layers.layers_with(task.point["model"])
+    layers = models.layers_with(task.point["model"])
     found = combinations(chosen.choices, max(1, tuner.together), tuner.within, tuner.unmeasured, layers)
     found |= {f"preset {path.stem}": overlap_cfg.read(path) for path in _preset_files(tuner.presets, tp_size)}
     names = {label: _write_config(whole, task, index, found[label]) for index, label in enumerate(found)}

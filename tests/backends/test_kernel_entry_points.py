@@ -12,7 +12,7 @@ import pytest
 
 from overlap_sweep.backends import KERNELS_GROUP, load_kernels
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap.kernel_shape import BASELINES
+from overlap_sweep.overlap.models import BASELINES
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.kernel.result import KernelTimes
 from tests.sweeps import ROOT, Launch

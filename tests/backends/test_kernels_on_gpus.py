@@ -11,7 +11,7 @@ from overlap_sweep import backends
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.kernel_shape import KERNELS
+from overlap_sweep.overlap.models import KERNELS
 from overlap_sweep.workloads import kernel
 from overlap_sweep.workloads.kernel import run as kernel_run
 from tests.points import kernel_point

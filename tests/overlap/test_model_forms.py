@@ -14,9 +14,9 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import models
+from overlap_sweep.overlap import model_forms, models
 from overlap_sweep.overlap.model_forms import FORMS, sizes_of
-from overlap_sweep.overlap.model_layers import ATTENTION
+from overlap_sweep.overlap.models import ATTENTION
 from overlap_sweep.overlap.space import OPERATORS
 from tests.module_shapes import Experts, Operator, experts_of, latent_of, layers_of, norms_of, operators_of
 
@@ -186,7 +186,7 @@ UNKNOWN = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(FORMS) - set(OF_IM
 
 def read(directory: Path, model_type: str) -> tuple[dict[str, Any], dict[str, str]]:
     (directory / "config.json").write_text(json.dumps({"model_type": model_type}))
-    return models.read_hf(str(directory))
+    return sizes_of(model_forms.read_hf_config(str(directory)), "it")
 
 
 @pytest.mark.parametrize("model_type", UNKNOWN)

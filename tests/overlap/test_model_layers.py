@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from overlap_sweep.overlap import models
+from overlap_sweep.config import SIZES
+from overlap_sweep.overlap import model_forms, models
 from overlap_sweep.overlap.model_forms import sizes_of
-from overlap_sweep.overlap.model_layers import applies_to, kind_to_prove, layers_with, not_overlapped
+from overlap_sweep.overlap.models import applies_to, kind_to_prove, layers_with, not_overlapped
 from overlap_sweep.overlap.space import OPERATORS
 
 
@@ -71,9 +72,9 @@ def test_the_layers_that_a_file_applies_to() -> None:
     assert ("experts" in experts, "1408" in shared) == (True, True)
     # Only what was tuned; without shared experts no more is said.
     assert len(applies_to(model_of("mixtral"), ["qkv"])) == 2
-    by_sizes = models.resolve(
+    by_sizes = model_forms.resolve(
         {
-            **dict.fromkeys(models.SIZES),
+            **dict.fromkeys(SIZES),
             **{"name": "it", "source": "sizes", "hidden_size": 64, "num_attention_heads": 4, "num_experts": 4},
         }
     )

@@ -9,17 +9,17 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
-from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION
+from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION, SIZES
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import models
+from overlap_sweep.overlap import model_forms, models
 from overlap_sweep.overlap.model_forms import sizes_of
-from overlap_sweep.overlap.model_layers import layers_with
+from overlap_sweep.overlap.models import layers_with
 
 CONF = Path(__file__).parent.parent.parent / "conf" / "model"
 
 
 def conf(name: str) -> dict[str, Any]:
-    unset = dict.fromkeys((*models.SIZES, *OF_EXPERTS, *OF_LATENT_ATTENTION))
+    unset = dict.fromkeys((*SIZES, *OF_EXPERTS, *OF_LATENT_ATTENTION))
     return {"source": "sizes", **unset, **yaml.safe_load((CONF / f"{name}.yaml").read_text())}
 
 
@@ -38,7 +38,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_operator_shapes(name: str) -> None:
-    model = models.resolve(conf(name))
+    model = model_forms.resolve(conf(name))
     for operator, (in_features, out_features) in SHAPES[name].items():
         shape = models.linear_shape(model, operator, 8192, 1)
         assert (shape.in_features, shape.out_features) == (in_features, out_features)
@@ -52,7 +52,7 @@ def test_operator_shapes(name: str) -> None:
 def test_a_preset_and_the_architecture_of_the_same_model_have_the_same_layers(name: str, model_type: str) -> None:
     published = {"num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128} if "qwen3" in name else {}
     read, instead = sizes_of(AutoConfig.for_model(model_type, **published), name)
-    preset = models.resolve(conf(name))
+    preset = model_forms.resolve(conf(name))
     assert {key: preset[key] for key in read} == read | {"num_dense_layers": preset["num_dense_layers"]}
     assert preset.get("instead", {}).keys() == instead.keys()
     # Megatron-Core's sizes of the same linears.
@@ -80,7 +80,7 @@ def test_sharded_shapes() -> None:
     ],
 )
 def test_sizes_that_do_not_divide(operator: str, tokens: int, tp_size: int, says: str) -> None:
-    assert says in str(models.refusal(models.resolve(conf("qwen3_0_6b")), operator, tokens, tp_size))
+    assert says in str(models.refusal(model_forms.resolve(conf("qwen3_0_6b")), operator, tokens, tp_size))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,9 @@ def test_sizes_that_do_not_divide(operator: str, tokens: int, tp_size: int, says
     ],
 )
 def test_heads_and_halves_that_do_not_divide(sizes: dict[str, int], operator: str, says: str) -> None:
-    assert models.refusal(models.resolve({**conf("qwen3_0_6b"), **sizes}), operator, 64, 4) == f"{operator}: {says}"
+    assert (
+        models.refusal(model_forms.resolve({**conf("qwen3_0_6b"), **sizes}), operator, 64, 4) == f"{operator}: {says}"
+    )
 
 
 QWEN3 = {
@@ -108,23 +110,23 @@ def write_config(directory: Path, config: dict[str, Any]) -> Path:
 
 
 def hf(name: str | Path, **sizes: Any) -> dict[str, Any]:
-    return {"name": str(name), "source": "hf", **dict.fromkeys(models.SIZES), **sizes}
+    return {"name": str(name), "source": "hf", **dict.fromkeys(SIZES), **sizes}
 
 
 def test_hf_config_file_and_folder(tmp_path: Path) -> None:
     """A size that is given wins."""
-    expected = models.resolve(conf("qwen3_0_6b"))
+    expected = model_forms.resolve(conf("qwen3_0_6b"))
     config = write_config(tmp_path, QWEN3)
     for source in (config, tmp_path):
-        read = models.resolve(hf(source))
-        names = (*models.SIZES, "num_layers")
+        read = model_forms.resolve(hf(source))
+        names = (*SIZES, "num_layers")
         assert {size: read[size] for size in names} == {size: expected[size] for size in names}
-    assert models.resolve(hf(config, ffn_hidden_size=4096))["ffn_hidden_size"] == 4096
+    assert model_forms.resolve(hf(config, ffn_hidden_size=4096))["ffn_hidden_size"] == 4096
 
 
 def test_hf_config_of_an_older_kind(tmp_path: Path) -> None:
     expected = {"hidden_size": 768, "ffn_hidden_size": 3072, "num_attention_heads": 12, "num_kv_heads": 12}
-    read, _ = models.read_hf(str(write_config(tmp_path, GPT2)))
+    read, _ = sizes_of(model_forms.read_hf_config(str(write_config(tmp_path, GPT2))), "it")
     assert read == {**expected, "num_layers": 12, "head_dim": 64, "gated_mlp": False, "normalization": "LayerNorm"}
 
 
@@ -135,7 +137,7 @@ QWEN3_MOE = {
 
 
 def test_operators_that_a_model_has_not_are_refused_and_the_others_are_sized(tmp_path: Path) -> None:
-    model = models.resolve(hf(write_config(tmp_path, QWEN3_MOE)))
+    model = model_forms.resolve(hf(write_config(tmp_path, QWEN3_MOE)))
     assert (model["ffn_hidden_size"], model["gated_mlp"]) == (None, None)
     assert (model["normalization"], model["bias"]) == ("RMSNorm", False)
     assert [models.refusal(model, operator, 8192, 4) for operator in ("qkv", "proj")] == [None, None]
@@ -159,7 +161,7 @@ def test_operators_that_a_model_has_not_are_refused_and_the_others_are_sized(tmp
 def test_a_model_of_experts_by_sizes_alone() -> None:
     sizes = {"hidden_size": 2048, "num_attention_heads": 32, "num_kv_heads": 4, "head_dim": 128}
     mixture = {"num_experts": 128, "experts_per_token": 8, "expert_ffn_hidden_size": 768}
-    model = models.resolve({"name": "mixture", "source": "sizes", **dict.fromkeys(models.SIZES), **sizes, **mixture})
+    model = model_forms.resolve({"name": "mixture", "source": "sizes", **dict.fromkeys(SIZES), **sizes, **mixture})
     assert (model["gated_experts"], model["gated_mlp"], model["normalization"]) == (True, None, "RMSNorm")
     assert str(models.lacks(model, ["fc1"])).startswith("fc1: mixture has experts instead of one dense MLP; ")
     assert models.refusal(model, "qkv", 64, 4) is None
@@ -168,19 +170,19 @@ def test_a_model_of_experts_by_sizes_alone() -> None:
 
 def test_sizes_that_are_given_are_swept_whatever_the_model_has(tmp_path: Path) -> None:
     config = write_config(tmp_path, QWEN3_MOE)
-    model = models.resolve(hf(config, ffn_hidden_size=768, gated_mlp=True))
+    model = model_forms.resolve(hf(config, ffn_hidden_size=768, gated_mlp=True))
     assert models.lacks(model) is None
     assert models.linear_shape(model, "fc1", 8192, 1).out_features == 2 * 768
     assert layers_with(model) == dict.fromkeys(models.OPERATORS, 24)
     with pytest.raises(UserError, match="has no gated_mlp; give model"):
-        models.resolve(hf(config, ffn_hidden_size=768))
+        model_forms.resolve(hf(config, ffn_hidden_size=768))
     latent = write_config(tmp_path, {"model_type": "deepseek_v3"})
     with pytest.raises(UserError, match="has no num_kv_heads"):
-        models.resolve(hf(latent, head_dim=128))
-    assert models.lacks(models.resolve(hf(latent, head_dim=128, num_kv_heads=128)), ["qkv", "proj"]) is None
+        model_forms.resolve(hf(latent, head_dim=128))
+    assert models.lacks(model_forms.resolve(hf(latent, head_dim=128, num_kv_heads=128)), ["qkv", "proj"]) is None
     some_dense = write_config(tmp_path, {**QWEN3_MOE, "mlp_only_layers": [0]})
-    assert "experts in 23 of 24 layers" in str(models.mixed(models.resolve(hf(some_dense))))
-    assert models.mixed(models.resolve(hf(some_dense, ffn_hidden_size=768))) is None
+    assert "experts in 23 of 24 layers" in str(models.mixed(model_forms.resolve(hf(some_dense))))
+    assert models.mixed(model_forms.resolve(hf(some_dense, ffn_hidden_size=768))) is None
 
 
 @pytest.mark.parametrize("offline", [False, True])
@@ -194,7 +196,7 @@ def test_no_network_is_told_soon(monkeypatch: pytest.MonkeyPatch, offline: bool)
 
     start = time.monotonic()
     with pytest.raises(UserError, match="local folder"):
-        models.resolve(hf("nobody/no-such-model"))
+        model_forms.resolve(hf("nobody/no-such-model"))
     # transformers alone would try again for 23 s.
     assert time.monotonic() - start < 15.0
 
@@ -221,12 +223,12 @@ def test_names_of_no_config_are_one_clear_error(
     write_config(Path("mamba"), {"model_type": "mamba", "hidden_size": 64})
     write_config(Path("musicgen"), {"model_type": "musicgen"})
     with pytest.raises(UserError, match=says):
-        models.resolve(hf(name))
+        model_forms.resolve(hf(name))
 
 
 def test_a_model_without_sizes() -> None:
     with pytest.raises(UserError, match="hidden_size"):
-        models.resolve({"name": "x", "source": "sizes", **dict.fromkeys(models.SIZES)})
+        model_forms.resolve({"name": "x", "source": "sizes", **dict.fromkeys(SIZES)})
 
 
 def test_code_beside_a_config_is_not_run(tmp_path: Path) -> None:
@@ -234,5 +236,5 @@ def test_code_beside_a_config_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text(f"open({str(attacked)!r}, 'w').close()\nclass Config: pass\n")
     write_config(tmp_path, {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}, "hidden_size": 8})
     with pytest.raises(UserError):
-        models.read_hf(str(tmp_path))
+        sizes_of(model_forms.read_hf_config(str(tmp_path)), "it")
     assert not attacked.exists()

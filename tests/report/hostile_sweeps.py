@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from overlap_sweep.overlap.kernel_shape import BASELINES
+from overlap_sweep.overlap.models import BASELINES
 from overlap_sweep.results.provenance import launch_commands
 from overlap_sweep.results.records import SearchRecord, TunerRecord
 from overlap_sweep.results.run_directory import RESULT_FILE, trace_file

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.backends import Outputs, Problem
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
+from overlap_sweep.overlap.models import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.overlap.kernel_shape import CUSTOM
-from overlap_sweep.overlap.models import title_of
+from overlap_sweep.overlap.models import CUSTOM, title_of
 from overlap_sweep.report.charts.figures import Figure, figure, png, script_safe
 from overlap_sweep.report.charts.palette import FONT, chart_config, style_sheet
 from overlap_sweep.report.charts.renderer import left_out, page_script, why_it_cannot_run

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap.kernel_shape import CUSTOM, PRECISION_OF_DTYPE
+from overlap_sweep.overlap.models import CUSTOM, PRECISION_OF_DTYPE
 from overlap_sweep.workloads import Workers, Workload, profilers, run_of
 
 _KEPT = ("runtime", "profile", "repetition", "workload")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from overlap_sweep.declared import Name
-from overlap_sweep.overlap.kernel_shape import CUSTOM, PRECISION_OF_DTYPE
+from overlap_sweep.overlap.models import CUSTOM, PRECISION_OF_DTYPE
 from overlap_sweep.results.measured import Measured, Timing, Total, check_pairs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point

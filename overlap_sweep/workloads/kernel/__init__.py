@@ -9,7 +9,7 @@ from typing import Any
 from overlap_sweep import backends
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, space
-from overlap_sweep.overlap.kernel_shape import BASELINES, CUSTOM, KERNELS, PRECISION_OF_DTYPE, KernelShape
+from overlap_sweep.overlap.models import BASELINES, CUSTOM, KERNELS, PRECISION_OF_DTYPE, KernelShape
 from overlap_sweep.workloads import Workload, run_of
 
 PRECISIONS = tuple(PRECISION_OF_DTYPE.values())

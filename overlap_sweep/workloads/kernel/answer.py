@@ -7,11 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from overlap_sweep.config import PointConfig
-from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, GEMM_ONLY, SEQUENTIAL, KernelShape
+from overlap_sweep.overlap.models import BASELINES, COMM_ONLY, GEMM_ONLY, SEQUENTIAL, KernelShape
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
@@ -36,13 +35,6 @@ class KernelCase(NamedTuple):
     precision: str
     device: str
     nodes: int
-
-    @classmethod
-    def of(cls, point: Point) -> KernelCase:
-        """Returns the case of an `ok` point."""
-        config, case = point.config_as(Resolved), point.case
-        sizes = config.n, config.k, config.tp_size
-        return cls(config.kernel, *sizes, config.precision, case.device, case.nodes)
 
     @property
     def brief(self) -> str:
@@ -166,6 +158,10 @@ class KernelAnalysis:
         return [point for shape in self.shapes for point in shape.points]
 
     @property
+    def rows(self) -> list[ImplementationRow]:
+        return [row for shape in self.shapes for row in shape.rows]
+
+    @property
     def in_words(self) -> str:
         """Returns the advice for the measured m: `m=512: torch ring; 2048 to 8192: symm_mem ring`."""
         runs = []
@@ -193,20 +189,20 @@ class _Measurement(NamedTuple):
         return not (self.times.launch_bound or self.sequential.launch_bound)
 
 
-_Key = tuple[str | None, str]
-"""Backend and name; the backend of baselines is None."""
-
-
 def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
     """Returns an analysis of the `ok` kernel points for each case, by m. Points of different backends are compared
     through `sequential`, which each measured in turns with its implementations, so that drift between them cancels."""
-    cases = group_points(points, "kernel", KernelCase.of)
-    return [KernelAnalysis(case, _shapes(case, own)) for case, own in sorted(cases.items(), key=itemgetter(0))]
+    shapes = group_points(points, "kernel", _case_and_m)
+    analyses: dict[KernelCase, list[ShapeAnalysis]] = defaultdict(list)
+    for case, m in sorted(shapes):
+        analyses[case].append(_analyse_shape(case, m, shapes[case, m]))
+    return [KernelAnalysis(case, own) for case, own in analyses.items()]
 
 
-def _shapes(case: KernelCase, points: Iterable[Point]) -> list[ShapeAnalysis]:
-    shapes = group_points(points, "kernel", lambda point: point.config_as(Resolved).m)
-    return [_analyse_shape(case, m, shapes[m]) for m in sorted(shapes)]
+def _case_and_m(point: Point) -> tuple[KernelCase, int]:
+    config, case = point.config_as(Resolved), point.case
+    sizes = config.n, config.k, config.tp_size
+    return KernelCase(config.kernel, *sizes, config.precision, case.device, case.nodes), config.m
 
 
 def _analyse_shape(case: KernelCase, m: int, points: list[Point]) -> ShapeAnalysis:
@@ -236,43 +232,41 @@ def kernel_rows(points: Sequence[Point]) -> list[ImplementationRow]:
     wrong = {_label(point, name) for point in points if point.result for name in point.result.relative_error}
     estimates = _estimates(measured, config.runtime.device)
     baselines_us = {name: estimates[None, name].time_us for name in BASELINES}
-    bound_us = max(baselines_us[GEMM_ONLY], baselines_us[COMM_ONLY])
-    shape = KernelShape.of(points[0].recorded)
-
-    def row(backend: str | None, name: str, same: Sequence[_Measurement]) -> ImplementationRow:
+    sequential_us, gemm_us = baselines_us[SEQUENTIAL], baselines_us[GEMM_ONLY]
+    bound_us = max(gemm_us, baselines_us[COMM_ONLY])
+    shape = KernelShape(config.kernel, config.m, config.n, config.k, config.tp_size)
+    rows = []
+    for (backend, name), same in measured.items():
         time_us = estimates[backend, name].time_us
-        hidden = hidden_fraction(time_us, baselines_us[SEQUENTIAL], baselines_us[GEMM_ONLY])
-        is_part = name in (GEMM_ONLY, COMM_ONLY)
-        link_gb_per_s = shape.link_bytes(config.precision) / time_us / 1e3
-        errors = (one.times.relative_error for one in same)
-        return ImplementationRow(
-            backend=backend,
-            name=name,
-            m=shape.m,
-            points=tuple(one.point for one in same),
-            setting=same[0].times.setting,
-            estimate=estimates[backend, name],
-            baselines_us=baselines_us,
-            bound_us=bound_us,
-            tflops=math.nan if name == COMM_ONLY else shape.flops / time_us / 1e6,
-            link_gb_per_s=math.nan if name == GEMM_ONLY else link_gb_per_s,
-            hidden_fraction=math.nan if is_part else hidden,
-            speedup=math.nan if is_part else baselines_us[SEQUENTIAL] / time_us,
-            over_bound=math.nan if is_part else time_us / bound_us - 1,
-            relative_error=max((error for error in errors if error is not None), default=None),
-            independent=any(one.times.independent for one in same),
-            launch_bound=not any(one.clean for one in same),
-            wrong=f"{backend} {name}" in wrong,
+        whole_us = math.nan if name in (GEMM_ONLY, COMM_ONLY) else time_us
+        rows.append(
+            ImplementationRow(
+                backend=backend,
+                name=name,
+                m=shape.m,
+                points=tuple(one.point for one in same),
+                setting=same[0].times.setting,
+                estimate=estimates[backend, name],
+                baselines_us=baselines_us,
+                bound_us=bound_us,
+                tflops=math.nan if name == COMM_ONLY else shape.flops / time_us / 1e6,
+                link_gb_per_s=math.nan if name == GEMM_ONLY else shape.link_bytes(config.precision) / time_us / 1e3,
+                hidden_fraction=hidden_fraction(whole_us, sequential_us, gemm_us),
+                speedup=sequential_us / whole_us,
+                over_bound=whole_us / bound_us - 1,
+                relative_error=max((e for one in same if (e := one.times.relative_error) is not None), default=None),
+                independent=any(one.times.independent for one in same),
+                launch_bound=not any(one.clean for one in same),
+                wrong=f"{backend} {name}" in wrong,
+            )
         )
-
-    rows = [row(*key, same) for key, same in measured.items()]
     return sorted(rows, key=lambda row: BASELINES.index(row.name) if row.backend is None else len(BASELINES))
 
 
-def _measured(points: Iterable[Point]) -> dict[_Key, list[_Measurement]]:
-    """Returns the measurements by backend and name, simplest first."""
+def _measured(points: Iterable[Point]) -> dict[tuple[str | None, str], list[_Measurement]]:
+    """Returns the measurements by backend, which is None for baselines, and name, simplest first."""
     place = {backend: number for number, backend in enumerate(SIMPLEST_FIRST)}
-    found: dict[_Key, list[_Measurement]] = defaultdict(list)
+    found: dict[tuple[str | None, str], list[_Measurement]] = defaultdict(list)
     for point in sorted(points, key=lambda point: (place.get(point.config.backend, math.inf), point.config.backend)):
         implementations = point.measured_as(KernelTimes).implementations
         for name, times in implementations.items():
@@ -292,15 +286,17 @@ def _label(point: Point, name: str) -> str:
     return f"{point.config.backend} {name_in_tables(name, point.config)}"
 
 
-def _estimates(measured: Mapping[_Key, Sequence[_Measurement]], device_kind: str) -> dict[_Key, Estimate]:
+def _estimates(
+    measured: Mapping[tuple[str | None, str], Sequence[_Measurement]], device_kind: str
+) -> dict[tuple[str | None, str], Estimate]:
     # Launch-bound measurements count only if there are no others.
     trusted = {key: [one for one in same if one.clean] or same for key, same in measured.items()}
     anchor = pooled_none([one.times.time for one in trusted.pop((None, SEQUENTIAL))])
     pairs = {key: [(one.times.time, one.sequential.time) for one in same] for key, same in trusted.items()}
-    baselines: list[list[Estimate]] = []
-    repeated: list[list[Estimate]] = []
-    for (backend, _), same in pairs.items():
-        (repeated if backend else baselines).append([normalised([pair], anchor) for pair in same])
+    repeated, baselines = (
+        [[normalised([pair], anchor) for pair in same] for (backend, _), same in pairs.items() if bool(backend) is own]
+        for own in (True, False)
+    )
     between = verdict.scatter(repeated, verdict.TYPICAL_SCATTER[device_kind], baselines)
     found = {key: between.added_to(normalised(same, anchor), len(same)) for key, same in pairs.items()}
     return {**found, (None, SEQUENTIAL): anchor}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
+from overlap_sweep.overlap.models import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.results.comparable import WHOLE, Comparable, Key, KeyedTime, Sample
 from overlap_sweep.results.points import Point, group_points

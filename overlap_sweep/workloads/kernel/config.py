@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from overlap_sweep.config import OF_OPERATORS, TORCHS, ResolvedModel, ResolvedPoint, TensorParallelConfig
 from overlap_sweep.declared import Count, Name, one_of, resolved
-from overlap_sweep.overlap.kernel_shape import KERNELS, PRECISION_OF_DTYPE
+from overlap_sweep.overlap.models import KERNELS, PRECISION_OF_DTYPE
 from overlap_sweep.overlap.space import COUNTS, KNOBS, OPERATORS, PRIORITIES
 from overlap_sweep.results.measured import Scalar
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from overlap_sweep.declared import Name
-from overlap_sweep.overlap.kernel_shape import BASELINES, CUSTOM, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
+from overlap_sweep.overlap.models import BASELINES, CUSTOM, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
 from overlap_sweep.results.measured import Measured, Scalar, Timing, check_pairs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point

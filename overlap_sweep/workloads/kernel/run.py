@@ -20,7 +20,7 @@ from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import L2_BYTES, MOST_INPUTS, Variant, meet, summarise, time_variants
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.kernel_shape import BASELINES, SEQUENTIAL, KernelShape
+from overlap_sweep.overlap.models import BASELINES, SEQUENTIAL, KernelShape
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
@@ -100,11 +100,11 @@ def draw_problem(point: Mapping[str, Any], ranks: Ranks) -> Problem:
         values = torch.randn(size, generator=generator, device=ranks.device, dtype=DTYPES[precision]) * scale
         return _to_fp8(values, ranks) if precision == "fp8" else Operand(values)
 
-    weight = draw(shape.weight_shape, shape.k**-0.5)
-    inputs_of_l2 = 1 + -(-L2_BYTES // (math.prod(shape.input_shape) * weight.data.element_size()))
+    weight = draw(shape.linear.weight_shape, shape.k**-0.5)
+    inputs_of_l2 = 1 + -(-L2_BYTES // (math.prod(shape.linear.input_shape) * weight.data.element_size()))
     affordable = max(2, MOST_BYTES // (shape.m * max(shape.n, shape.k) * 4))
     count = min(MOST_INPUTS, inputs_of_l2, affordable) if ranks.device.type == "cuda" else 2
-    inputs = [draw(shape.input_shape) for _ in range(count)]
+    inputs = [draw(shape.linear.input_shape) for _ in range(count)]
     whole = [_whole(x, weight, shape, precision, ranks) for x in inputs]
     return Problem(shape, precision, inputs, whole, weight)
 

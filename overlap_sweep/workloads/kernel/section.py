@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, KERNELS, SEQUENTIAL
+from overlap_sweep.overlap.models import COMM_ONLY, GEMM_ONLY, KERNELS, SEQUENTIAL
 from overlap_sweep.report import causes, charts
 from overlap_sweep.report.charts.palette import looks_of
 from overlap_sweep.report.nodes import NODES

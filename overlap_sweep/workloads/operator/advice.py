@@ -14,7 +14,7 @@ from functools import partial
 import yaml
 
 from overlap_sweep import backends
-from overlap_sweep.overlap.model_layers import WHOLE
+from overlap_sweep.overlap.models import WHOLE
 from overlap_sweep.overlap.overlap_cfg import (
     ASYNC_TP_BACKEND,
     CONNECTIONS,

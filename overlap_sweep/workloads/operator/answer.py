@@ -12,7 +12,7 @@ from typing import Any
 
 from overlap_sweep.config import Model
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.model_layers import WHOLE, applies_to, layers_with
+from overlap_sweep.overlap.models import WHOLE, applies_to, layers_with
 from overlap_sweep.overlap.overlap_cfg import DEFAULT, NONE, SWITCH_DEFAULTS, OverlapConfig, methods_allowed
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Sources

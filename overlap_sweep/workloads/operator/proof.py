@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from overlap_sweep.overlap.model_layers import WHOLE, part
+from overlap_sweep.overlap.models import WHOLE, part
 from overlap_sweep.overlap.overlap_cfg import (
     ASYNC_TP_BACKEND,
     DEFAULT,

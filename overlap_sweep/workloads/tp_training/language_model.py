@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import model_forms, models
+from overlap_sweep.overlap import model_forms
 from overlap_sweep.overlap.model_forms import Form
 
 
@@ -98,7 +98,11 @@ def language_model(model: Mapping[str, Any]) -> dict[str, Any]:
     if instead := model.get("instead"):
         has = next(iter(instead.values()))
         raise UserError(f"model.name={model['name']}: {has}; workload=tp_training trains dense models only.")
-    fields = models.read_hf_fields(str(model["name"])) if model["source"] == "hf" else _by_sizes(model)
+    fields = (
+        model_forms.fields_of(model_forms.read_hf_config(str(model["name"])))
+        if model["source"] == "hf"
+        else _by_sizes(model)
+    )
     if "rope_parameters" not in fields:
         raise UserError(
             f"model.name={model['name']} has no rotary embedding, which workload=tp_training requires; choose another "

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
-from overlap_sweep.overlap import models
+from overlap_sweep.overlap import model_forms
 from overlap_sweep.workloads.tp_training import hugging_face, megatron_model, overlaps
 from overlap_sweep.workloads.tp_training.config import data_parallel
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, architecture
@@ -121,7 +121,7 @@ def _refuse_another_model(point: Mapping[str, Any]) -> None:
 
         for _ in initial_parts(point, draw, 0):
             pass
-    reasons = megatron_model.refusals(models.fields_of(theirs.config), point["tp_training"]["seq_length"])
+    reasons = megatron_model.refusals(model_forms.fields_of(theirs.config), point["tp_training"]["seq_length"])
     if reason := next((reason for refused, reason in reasons if refused), None):
         raise Refused(reason)
     has = {name: list(parameter.shape) for name, parameter in theirs.named_parameters()}

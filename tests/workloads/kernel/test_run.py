@@ -17,7 +17,7 @@ from overlap_sweep.backends.torch import kernels as torch_kernels
 from overlap_sweep.errors import Refused, UserError, WrongNumbers
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.kernel_shape import BASELINES, KERNELS, KernelShape
+from overlap_sweep.overlap.models import BASELINES, KERNELS, KernelShape
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads import kernel
 from overlap_sweep.workloads.kernel import run as kernel_run
