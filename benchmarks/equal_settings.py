@@ -23,8 +23,8 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import TYPICAL_SCATTER, Scatter, verdict
 from overlap_sweep.study.analysis import analyse
-from overlap_sweep.workloads.copy_engine.answer import copy_row
 from overlap_sweep.workloads.copy_engine.result import CopyTimes
+from overlap_sweep.workloads.copy_engine.section import copy_row
 from overlap_sweep.workloads.fsdp.study import STUDY as TRAINING
 from overlap_sweep.workloads.kernel import answer as kernels
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple
 
+from overlap_sweep.overlap import space
 from overlap_sweep.report import causes
+from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Answer, Section, Sources
 from overlap_sweep.report.table import (
@@ -29,6 +32,7 @@ from overlap_sweep.results.provenance import measured_on, recorded
 from overlap_sweep.study import C, CaseAnalysis, R, Study
 from overlap_sweep.study.analysis import analyse, point_row
 from overlap_sweep.study.charts import exhibits
+from overlap_sweep.study.comparison import comparing
 from overlap_sweep.study.words import card, cautions, sentences
 
 MOST_ROWS = 40
@@ -54,6 +58,20 @@ RUNS: Row = Column("runs", lambda row: len(row.points), "Number of runs of the s
 NOISE: Row = attribute("noise_us", read="step.noise_us", header="noise us", show=as_us, dropped=1, queried=True)
 CHOSEN: Row = attribute("chosen", "The best setting among those that are compared.", "flag", queried=True)
 NOTE: Row = attribute("", "", "text", "note", header="note", style="reason")
+
+
+def knob_columns(setting: Callable[[Any], Mapping[str, Any] | None]) -> list[Column[Any]]:
+    """Returns a column for each knob of tensor-parallel overlap. `setting`: returns that of a row, None for none."""
+
+    def value(row: object, knob: str) -> Any:
+        found = (setting(row) or {}).get(knob)
+        # Files may spell flags as 0 and 1.
+        return found if found is None or knob in space.NUMBERS else bool(found)
+
+    kinds: dict[str, Kind] = {knob: "count" if knob in space.NUMBERS else "flag" for knob in space.KNOBS}
+    return [Column(knob, partial(value, knob=knob), kind=kind) for knob, kind in kinds.items()]
+
+
 LAUNCH_BOUND_NOTE: Row = Column(
     "", lambda row: "launch-bound" if row.launch_bound else "", kind="text", header="note", style="reason"
 )
@@ -138,6 +156,10 @@ class StudyReport(Generic[C, R]):
     @property
     def ANSWERS(self) -> Table[Any]:  # noqa: N802
         return self.study.answers
+
+    @property
+    def COMPARING(self) -> Comparing:  # noqa: N802
+        return comparing(self.study)
 
     def section(self, sources: Sources) -> Section | None:
         return section(self.study, sources)

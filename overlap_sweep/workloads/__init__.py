@@ -181,8 +181,8 @@ class Workload:
     name: str
     package: str
     """Package with the modules `config` (options), `run` (code of the workers), `result` (measured fields), and `study`
-    (what is compared); or instead of `study` `section` (table of points and report) and `compare` (its part in
-    comparisons)."""
+    (what is compared); or instead of `study` `section` (table of points, report, and its part in comparisons,
+    which may also be in `compare`)."""
     complete: Callable[[Config], dict[str, Any]]
     """Returns the point with all references resolved: backend, knobs, contents of files. Later stages read nothing
     else. UserError if an input cannot be understood."""
@@ -366,17 +366,13 @@ def types_of(name: str) -> PointTypes:
 
 
 def comparing(name: str) -> Comparing | None:
-    """Returns how the workload takes part in comparisons and histories: `COMPARED` in its module `compare`, else as its
-    study does. None if it has neither. UserError if there is no such workload."""
+    """Returns how the workload takes part in comparisons and histories: `COMPARED` of its module `compare`, else
+    `COMPARING` of what reports its results. None if neither has it. UserError if there is no such workload."""
     workload = load(name)
-    if find_spec(f"{workload.package}.compare"):
-        compared: Comparing = workload.module("compare").COMPARED
-        return compared
-    if find_spec(f"{workload.package}.study") is None:
-        return None
-    from overlap_sweep.study.comparison import comparing as of_study
-
-    return of_study(workload.module("study").STUDY)
+    if find_spec(f"{workload.package}.compare") is None:
+        return getattr(section_module(name), "COMPARING", None)
+    compared: Comparing = workload.module("compare").COMPARED
+    return compared
 
 
 def schema(name: str) -> type[PointConfig]:

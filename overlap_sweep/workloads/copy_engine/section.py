@@ -1,17 +1,18 @@
-"""The report on copy engines: how much of GEMMs or copies overlap hides, by direction and size. Columns, section and
-chart."""
+"""What copies beside GEMMs save, by direction and size: rows, the best, whether splitting the GEMMs pays, and the
+report on that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
+from math import isnan, nan
 from typing import Any
 
 from overlap_sweep.report import charts
+from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.report.numbers import as_percent, as_rate, as_us
-from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
+from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     DEVICE,
     DIRECTORY,
@@ -27,48 +28,176 @@ from overlap_sweep.report.table import (
     attribute,
     points_table,
 )
-from overlap_sweep.results.provenance import recorded
+from overlap_sweep.results.comparable import WHOLE, Comparable, Sample, key_of_pass, pooled_by_key
+from overlap_sweep.results.estimate import Estimate, estimate
+from overlap_sweep.results.gain import Gain
+from overlap_sweep.results.points import Point, group_points
+from overlap_sweep.results.provenance import different_environments, recorded, recorded_warnings, slowed_gpus
+from overlap_sweep.results.records import Records
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.verdict import TYPICAL_SCATTER
 from overlap_sweep.study.charts import first_bars
 from overlap_sweep.study.section import LAUNCH_BOUND_NOTE
-from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis, CopyRow, analyse_copies
-from overlap_sweep.workloads.copy_engine.result import CopyTimes
+from overlap_sweep.study.words import launch_bound_caution
+from overlap_sweep.workloads.copy_engine.config import CopyEngine, Resolved
+from overlap_sweep.workloads.copy_engine.result import CHUNKED, VARIANTS, CopyTimes
+
+WORTH = 0.05
+"""Smallest share of the possible saving that counts as one."""
+_UNKNOWN = Gain(nan, nan)
+
+
+@dataclass(frozen=True)
+class CopyRow:
+    """One point. Times are those of one iteration: all its GEMMs and copies."""
+
+    point: Point
+    size: str
+    """Sizes in words: `4 GEMMs of 4096, 4 x 64 MiB`, or `4 GEMMs of 4096 in 8 chunks, 4 x 64 MiB`."""
+    launch_bound: bool
+    times: Mapping[str, Estimate]
+    """Times by variant."""
+    overlapped: Estimate
+    saved: Estimate
+    """Time in sequence minus overlapped, median of the rounds; may be negative."""
+    chunk_cost: float = nan
+    """Change of the time of the GEMMs alone by chunks, as a fraction; NaN, as what follows, if they are whole."""
+    chunk_gain: Gain = _UNKNOWN
+    """Gain of chunks over whole GEMMs overlapped with the copies, median of the rounds."""
+    whole_us: float = nan
+    """Time of whole GEMMs overlapped with the copies."""
+
+    @property
+    def hidden_fraction(self) -> float:
+        """Returns the time saved as a share of the shorter of GEMMs and copies."""
+        return self.saved.time_us / min(self.times["gemm"].time_us, self.times["copy"].time_us)
+
+    @property
+    def saves(self) -> bool:
+        """Returns whether overlap saves time: beyond the noise, enough to matter, and not launch-bound."""
+        return not self.launch_bound and self.hidden_fraction >= WORTH and self.saved.time_us > self.saved.noise_us
+
+
+@dataclass(frozen=True)
+class CopyAnalysis:
+    """Copies of all sizes in one direction on one device."""
+
+    direction: str
+    device: str
+    rows: list[CopyRow]
+    """Rows by size, ascending."""
+
+    @property
+    def headline(self) -> str:
+        shares = sorted(row.hidden_fraction for row in self.rows if row.saves)
+        if shares:
+            ends = " to ".join(f"{share:.0%}" for share in dict.fromkeys((shares[0], shares[-1])))
+            return f"Overlap saves {ends} of the shorter of GEMMs and copies"
+        known = any(not row.launch_bound for row in self.rows)
+        return f"Overlap saves less than {WORTH:.0%}, or nothing beyond the noise" if known else "No answer"
+
+    @property
+    def sentences(self) -> list[str]:
+        """Returns where overlap saves most, and whether it pays to split the GEMMs if some point does."""
+        rows = [row for row in self.rows if not row.launch_bound]
+        if not rows:
+            return ["No answer: all points are launch-bound."]
+        saving = [row for row in rows if row.saves]
+        found = f"Overlap saves time at {len(saving)} of {len(rows)} sizes"
+        if saving:
+            best = max(saving, key=lambda row: row.hidden_fraction)
+            found += (
+                f". Best: {best.size}, {best.saved.time_us:,.1f} us saved (noise {best.saved.noise_us:.1f}), "
+                f"{best.hidden_fraction:.0%} of the shorter of GEMMs and copies."
+            )
+        else:
+            found += f": nowhere beyond the noise and {WORTH:.0%} of the shorter of GEMMs and copies."
+        split = [row for row in rows if not isnan(row.chunk_cost)]
+        if not split:
+            return [found]
+        paying = [row for row in split if row.chunk_gain.faster]
+        best = max(paying or split, key=lambda row: row.chunk_gain.share)
+        alone = f"{abs(best.chunk_cost):.1%} {'more' if best.chunk_cost > 0 else 'less'}"
+        return [
+            found,
+            f"Splitting GEMMs pays at {len(paying)} of {len(split)} sizes. {'Best' if paying else 'Closest'}: "
+            f"{best.size}, with the copies {best.chunk_gain.in_words('whole')}, alone they take {alone} time.",
+        ]
+
+
+def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
+    """Returns an analysis of the `ok` copy points for each direction and device."""
+
+    def size(row: CopyRow) -> tuple[float, ...]:
+        own = _options(row.point)
+        return own.matrix_size, own.copy_mb, own.gemms, own.copies, own.chunks or 1, own.device
+
+    cases = group_points(points, "copy_engine", lambda point: (_options(point).direction, point.case.device))
+    return [CopyAnalysis(*case, sorted(map(copy_row, cases[case]), key=size)) for case in sorted(cases)]
+
+
+def _options(point: Point) -> CopyEngine:
+    return point.config_as(Resolved).copy_engine
+
+
+def copy_row(point: Point) -> CopyRow:
+    """Returns the row of an `ok` point."""
+    options, measured = _options(point), point.measured_as(CopyTimes)
+    times = {name: estimate(timing.samples_us) for name, timing in measured.times.items()}
+    between = TYPICAL_SCATTER[point.config.runtime.device]
+
+    def less(name: str, than: str) -> Estimate:
+        """Returns the median of the rounds of how much less time the variant takes."""
+        rounds = zip(measured.times[than].samples_us, measured.times[name].samples_us, strict=True)
+        return estimate([more_us - us for more_us, us in rounds]).with_error(between * times[than].time_us)
+
+    in_chunks = f" in {options.chunks} chunks" if options.chunks else ""
+    on_gpu = f" on GPU {options.device}" if options.device else ""
+    copies = f"{options.copies} x {options.copy_mb:g} MiB{on_gpu}"
+    row = CopyRow(
+        point,
+        size=f"{options.gemms} GEMMs of {options.matrix_size}{in_chunks}, {copies}",
+        launch_bound=any(measured.launch_bound.values()),
+        times=times,
+        overlapped=times[measured.asked],
+        saved=less(measured.asked, than="sequential"),
+    )
+    if not options.chunks:
+        return row
+    saved, whole_us = less("chunked_overlapped", than="overlapped"), times["overlapped"].time_us
+    cost, gain = times["chunked_gemm"].time_us / times["gemm"].time_us - 1, saved.relative_to(whole_us)
+    return replace(row, chunk_cost=cost, chunk_gain=Gain(gain.time_us, gain.noise_us), whole_us=whole_us)
+
 
 C = Column[CopyRow]
 
 
-def _asked(name: str, **more: Any) -> Column[PointRow[CopyRow]]:
-    return asked(name, "copy_engine", name, **more)
+def _asked(name: str, option: str = "", **more: Any) -> Column[PointRow[CopyRow]]:
+    return asked(name, "copy_engine", option or name, **more)
 
 
-def _time(name: str, about: str, read: str, header: str = "", **more: Any) -> C:
-    return attribute(f"{name}_us", about, read=read, header=f"{header or name} us", show=as_us, **more)
+def _time(name: str, about: str, variant: str, header: str = "") -> C:
+    return C(f"{name}_us", lambda row: row.times[variant].time_us, about, header=header or f"{name} us")
 
 
-def _rate(name: str, about: str, amount: str, variant: str, header: str = "") -> C:
-    """Returns the column of `amount` per time of `variant`."""
+def _own(name: str, about: str = "", **more: Any) -> C:
+    """Returns the column of an attribute, with its name as header."""
+    return attribute(name, about, header=name.replace("_", " "), **more)
+
+
+def _rate(name: str, about: str, amount: str, variant: str, header: str) -> C:
+    """Returns the column of `amount` per time of a variant; `overlapped` may be in chunks."""
 
     def rate(row: CopyRow) -> float:
-        scale = 1e6 if amount == "flops" else 1e3
         total: int = getattr(row.point.measured_as(CopyTimes), amount)
-        return total / float(getattr(row, variant).time_us) / scale
+        time = row.overlapped if variant == "overlapped" else row.times[variant]
+        return total / time.time_us / (1e6 if amount == "flops" else 1e3)
 
     return C(name, rate, about, header=header, show=as_rate, dropped=1, high_first=True)
 
 
-def _of_chunks(name: str, about: str, read: str, show: Callable[[Any], str], **more: Any) -> C:
-    """Returns a column of points that split their GEMMs; empty for others."""
-    get, header = attrgetter(read), name.replace("_", " ")
-    return C(name, lambda row: get(row.chunking) if row.chunking else None, about, header=header, show=show, **more)
-
-
 ASKED = (
-    Column[PointRow[CopyRow]](
-        "gpu",
-        # Results of the first one don't have it.
-        lambda row: row.point.recorded["copy_engine"].get("device") or 0,
-        "Number of the GPU, among the visible ones.",
-        kind="count",
-    ),
+    _asked("gpu", "device", about="Number of the GPU, among the visible ones.", kind="count"),
     _asked("direction", kind="text", header="direction"),
     replace(PRECISION, header=""),
     _asked(
@@ -80,56 +209,60 @@ ASKED = (
     _asked("copy_mb", header="copy MiB", show="{:g}".format, about="Size of each copy."),
     _asked("gemms", kind="count", about="Number of GEMMs in an iteration."),
     _asked("copies", kind="count", about="Number of copies in an iteration."),
-    Column[PointRow[CopyRow]](
+    _asked(
         "chunks",
-        # Results of earlier versions don't have it.
-        lambda row: row.point.recorded["copy_engine"].get("chunks"),
-        "Number of smaller GEMMs that each GEMM is split into; empty if it is whole.",
         kind="count",
         header="chunks",
+        about="Number of smaller GEMMs that each GEMM is split into; empty if it is whole.",
     ),
 )
 MEASURED = (
-    _time("gemm", "Time of all GEMMs of an iteration, alone.", "gemm.time_us", "GEMM"),
-    _time("copy", "Time of all copies of an iteration, alone.", "copy.time_us"),
-    _time("none", "Time of GEMMs and copies in sequence, with no overlap.", "none.time_us"),
-    _time(
-        *("time", "Time of GEMMs (in their chunks) and copies overlapped, on two streams: median of the repeats."),
-        "overlapped.time_us",
+    _time("gemm", "Time of all GEMMs of an iteration, alone.", "gemm", "GEMM us"),
+    _time("copy", "Time of all copies of an iteration, alone.", "copy"),
+    _time("none", "Time of GEMMs and copies in sequence, with no overlap.", "sequential"),
+    _own(
+        "time_us",
+        "Time of GEMMs (in their chunks) and copies overlapped, on two streams: median of the repeats.",
+        read="overlapped.time_us",
     ),
-    _time("noise", "", "overlapped.noise_us", dropped=2),
-    C("speedup", lambda row: row.none.time_us / row.overlapped.time_us),
-    _time(
-        "saved",
+    _own("noise_us", read="overlapped.noise_us", dropped=2),
+    C("speedup", lambda row: row.times["sequential"].time_us / row.overlapped.time_us),
+    _own(
+        "saved_us",
         "Time saved by overlap: none_us - time_us, median of the rounds.",
-        "saved.time_us",
+        read="saved.time_us",
         high_first=True,
     ),
-    _time(
-        "saved_noise",
+    _own(
+        "saved_noise_us",
         "Half-width of the 95 % confidence interval of saved_us.",
-        "saved.noise_us",
-        "saved noise",
+        read="saved.noise_us",
         dropped=2,
     ),
     attribute(
-        *("hidden_fraction", "saved_us over the shorter of gemm_us and copy_us, the most that overlap can save."),
+        "hidden_fraction",
+        "saved_us over the shorter of gemm_us and copy_us, the most that overlap can save.",
         header="hidden",
         show=as_percent,
         high_first=True,
     ),
-    _of_chunks(
-        "chunk_cost", "Additional time of all GEMMs alone when they are split, as a fraction.", "cost", "{:+.1%}".format
+    _own(
+        "chunk_cost",
+        "Additional time of all GEMMs alone when they are split, as a fraction.",
+        show="{:+.1%}".format,
     ),
-    _of_chunks("whole_us", "Time of GEMMs and copies overlapped, with whole GEMMs.", "whole.time_us", as_us, dropped=2),
-    _of_chunks(
+    _own("whole_us", "Time of GEMMs and copies overlapped, with whole GEMMs.", dropped=2),
+    _own(
         "chunk_gain",
         "Time that chunks save when GEMMs and copies overlap, as a fraction of whole_us; median of the rounds.",
-        *("gain.share", "{:+.1%}".format),
+        read="chunk_gain.share",
+        show="{:+.1%}".format,
     ),
-    _of_chunks(
-        *("chunk_gain_noise", "Half-width of the 95 % confidence interval of chunk_gain."),
-        *("gain.noise", "{:.1%}".format),
+    _own(
+        "chunk_gain_noise",
+        "Half-width of the 95 % confidence interval of chunk_gain.",
+        read="chunk_gain.noise",
+        show="{:.1%}".format,
         dropped=2,
     ),
     _rate("tflops_alone", "Rate of the GEMMs alone.", "flops", "gemm", "TFLOP/s"),
@@ -140,13 +273,11 @@ MEASURED = (
     LAUNCH_BOUND_NOTE,
 )
 TABLE = points_table("copies", "one row per point", (POINT, DIRECTORY, DEVICE, *ASKED, STATUS, ERROR), MEASURED)
-COMPARED = Table("copies", "one row per size", (C("", attrgetter("size"), kind="text", header="size"), *MEASURED))
-
+SIZES = Table("copies", "one row per size", (attribute("", kind="text", read="size", header="size"), *MEASURED))
 LEGEND = (
     "Times are per iteration, with all its GEMMs and copies. none: in sequence; time: overlapped; saved: none - time, "
     "median of the rounds; hidden: saved / the shorter of GEMM and copy alone."
 )
-LEGEND_OF_CHUNKS = " In chunks: GEMM, none and whole are of GEMMs that are not split."
 
 
 def section(sources: Sources) -> Section | None:
@@ -155,6 +286,7 @@ def section(sources: Sources) -> Section | None:
     if not points:
         return None
     analyses = analyse_copies(points)
+    answers = list(map(_answer, analyses))
     row_of = {row.point.directory: row for analysis in analyses for row in analysis.rows}
     rows = [PointRow(point, root, row_of.get(point.directory)) for point in points]
     return Section(
@@ -162,36 +294,44 @@ def section(sources: Sources) -> Section | None:
         what="copies",
         title="GEMMs and copies",
         explained=LEGEND,
-        answers=list(map(_answer, analyses)),
+        answers=answers,
         points=Listing(TABLE, rows, "Every point of GEMMs and copies."),
         report={
             "copies": [
                 {
                     "direction": analysis.direction,
                     "device": analysis.device,
-                    **recorded([row.point for row in analysis.rows]),
-                    "answer": " ".join([analysis.answer, *analysis.on_chunks]),
-                    "warnings": analysis.cautions,
+                    **recorded(answer.points),
+                    "answer": " ".join(answer.sentences),
+                    "warnings": answer.cautions,
                 }
-                for analysis in analyses
+                for analysis, answer in zip(analyses, answers, strict=True)
             ],
             "copy_points": TABLE.records(rows),
         },
         topic="GEMMs and copies",
-        launch_bound=sum(row.launch_bound for analysis in analyses for row in analysis.rows),
+        launch_bound=sum(row.launch_bound for row in row_of.values()),
     )
 
 
 def _answer(analysis: CopyAnalysis) -> Answer:
+    brief, points = f"{analysis.direction} on {analysis.device}", [row.point for row in analysis.rows]
+    title, sentences = f"GEMMs and copies, {brief}", analysis.sentences
+    in_chunks = " In chunks: GEMM, none and whole are of GEMMs that are not split."
     return Answer(
-        title=analysis.title,
-        sentences=[analysis.answer, *analysis.on_chunks],
-        card=analysis.card,
-        cautions=analysis.cautions,
-        compared=Listing(COMPARED, analysis.rows, "Every size, by GEMM size.", chosen=lambda row: row.saves),
-        points=[row.point for row in analysis.rows],
-        brief=f"{analysis.direction} on {analysis.device}",
-        legend=LEGEND + LEGEND_OF_CHUNKS * bool(analysis.on_chunks),
+        title=title,
+        sentences=sentences,
+        card=Card(title, analysis.headline, sentences),
+        cautions=[
+            *launch_bound_caution([(row.size, row.launch_bound) for row in analysis.rows]),
+            *slowed_gpus(points),
+            *recorded_warnings(points),
+            *different_environments(points),
+        ],
+        compared=Listing(SIZES, analysis.rows, "Every size, by GEMM size.", chosen=lambda row: row.saves),
+        points=points,
+        brief=brief,
+        legend=LEGEND + in_chunks * (len(sentences) > 1),
         charts=[Exhibit(chart=partial(copies_bars, analysis), name=analysis.direction)],
     )
 
@@ -199,8 +339,22 @@ def _answer(analysis: CopyAnalysis) -> Answer:
 def copies_bars(analysis: CopyAnalysis) -> charts.Rows:
     """Returns, by size, how much of the shorter of GEMMs and copies is hidden behind the longer, as a share of the
     sequential time, since sizes differ by magnitudes."""
-    shown = {column.header for column in Listing(COMPARED, analysis.rows).columns}
-    rows, more = first_bars(analysis.rows)
+    shown = {column.header for column in Listing(SIZES, analysis.rows).columns}
+    first, more = first_bars(analysis.rows)
+    rows = []
+    for row in first:
+        gemm, copy, none = (row.times[name].time_us for name in ("gemm", "copy", "sequential"))
+        scale, time_us, noise_us = 100 / none, row.overlapped.time_us, row.overlapped.noise_us
+        bar = charts.Row(
+            name=row.size,
+            ends=[end * scale for end in charts.cut(max(gemm, copy), time_us, none)],
+            low=max(0.0, time_us - noise_us) * scale,
+            high=(time_us + noise_us) * scale,
+            cells=[as_us(time_us), as_percent(row.hidden_fraction)],
+            bold=row.saves,
+            details={header: text for header, text in SIZES.details(row).items() if header in shown},
+        )
+        rows.append(bar)
     return charts.Rows(
         title=f"{analysis.direction} on {analysis.device}",
         subtitle=f"overlapped time with its noise{more}",
@@ -212,20 +366,31 @@ def copies_bars(analysis: CopyAnalysis) -> charts.Rows:
             charts.LOST,
         ],
         columns=["time us", "hidden"],
-        rows=[_bar(row, shown) for row in rows],
+        rows=rows,
     )
 
 
-def _bar(row: CopyRow, shown: Collection[str]) -> charts.Row:
-    scale = 100 / row.none.time_us
-    longer_us = max(row.gemm.time_us, row.copy.time_us)
-    time_us, noise_us = row.overlapped.time_us, row.overlapped.noise_us
-    return charts.Row(
-        name=row.size,
-        ends=[end * scale for end in charts.cut(longer_us, time_us, row.none.time_us)],
-        low=max(0.0, time_us - noise_us) * scale,
-        high=(time_us + noise_us) * scale,
-        cells=[as_us(time_us), as_percent(row.hidden_fraction)],
-        bold=row.saves,
-        details={header: text for header, text in COMPARED.details(row).items() if header in shown},
-    )
+def measured(points: Sequence[Point], records: Records) -> Comparable:
+    """Returns the times that are not launch-bound, pooled over all points of the same direction and size."""
+    found = []
+    for point in points:
+        if point.workload == "copy_engine" and point.status == "ok":
+            copies, row = point.measured_as(CopyTimes), copy_row(point)
+            operator = f"{_options(point).direction}, {row.size}"
+            key = key_of_pass(point.case, 1, operator, WHOLE)._replace(model=None, tokens=None, process_wide="")
+            trusted = [
+                name for name in (*VARIANTS, *CHUNKED) if name in row.times and not copies.launch_bound.get(name)
+            ]
+            found.append((key, point, {name: copies.times[name] for name in trusted}))
+    return Comparable(pooled_by_key(found, TYPICAL_SCATTER))
+
+
+def _samples(result: Result) -> dict[str, Sample]:
+    """Returns the sample of the overlapped GEMMs and copies; empty if the point is launch-bound."""
+    copies = result.measured_as(CopyTimes)
+    # The rows of the matrices are not tokens of a model.
+    sample = Sample((copies.times[copies.asked],), copies.times["sequential"].median_us, WHOLE, tokens=None)
+    return {} if result.launch_bound else {"overlapped": sample}
+
+
+COMPARING = Comparing(measured, _samples, matched=("copy_engine",))

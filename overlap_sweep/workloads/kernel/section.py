@@ -1,17 +1,18 @@
-"""The report on kernels: columns, the implementation to use at each m, cautions, and the chart."""
+"""The report on kernels: columns, the implementation to use at each m, cautions, chart, and times for comparisons."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
-from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import COMM_ONLY, GEMM_ONLY, KERNELS, SEQUENTIAL
 from overlap_sweep.report import causes, charts
 from overlap_sweep.report.charts.palette import looks_of
+from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.report.nodes import NODES
 from overlap_sweep.report.numbers import as_percent, as_rate, as_us, some_of
 from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
@@ -34,9 +35,12 @@ from overlap_sweep.report.table import (
     points_table,
     through,
 )
-from overlap_sweep.results.points import Point
+from overlap_sweep.results.comparable import WHOLE, Comparable, Key, KeyedTime, Sample
+from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.results.provenance import different_environments, measured_on, recorded, recorded_warnings
-from overlap_sweep.study.section import NOTE, case_columns
+from overlap_sweep.results.records import Records
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.study.section import NOTE, case_columns, knob_columns
 from overlap_sweep.study.words import LAUNCH_BOUND
 from overlap_sweep.workloads.kernel.answer import (
     SIMPLEST_FIRST,
@@ -45,17 +49,16 @@ from overlap_sweep.workloads.kernel.answer import (
     ShapeAnalysis,
     analyse_kernels,
     kernel_rows,
+    name_in_tables,
     subjects,
 )
+from overlap_sweep.workloads.kernel.config import Resolved
+from overlap_sweep.workloads.kernel.result import KernelTimes
 
-MOST_TABLES = 3
-"""Tables of single cases on a terminal; more would not be read."""
 MOST_CHARTS = 12
 """Charts on a page; each takes half a second to draw."""
 
 C = Column[ImplementationRow]
-OfShape = Column[ShapeAnalysis]
-
 
 IMPLEMENTATION = attribute("implementation", read="name", kind="text", header="implementation", style="setting")
 OF_BACKEND = attribute(
@@ -66,10 +69,7 @@ OF_BACKEND = attribute(
 )
 TIMES = (
     C("method", lambda row: row.setting.get("method"), kind="text"),
-    *(
-        C(knob, lambda row, knob=knob: row.setting.get(knob), kind="count" if knob in space.NUMBERS else "flag")  # type: ignore[misc]
-        for knob in space.KNOBS
-    ),
+    *knob_columns(attrgetter("setting")),
     attribute("time_us", header="time us", show=as_us),
     attribute("noise_us", read="estimate.noise_us", header="noise us", show=as_us, dropped=2),
     *(
@@ -78,21 +78,15 @@ TIMES = (
     ),
     attribute("tflops", header="TFLOP/s", show=as_rate, high_first=True),
     attribute(
-        *("link_gb_per_s", "Bytes that one rank receives from the others, divided by time_us."),
+        "link_gb_per_s",
+        "Bytes that one rank receives from the others, divided by time_us.",
         header="GB/s",
         show=as_rate,
         dropped=3,
         queried=True,
         high_first=True,
     ),
-    attribute(
-        "hidden_fraction",
-        header="hidden",
-        show=as_percent,
-        dropped=4,
-        queried=True,
-        high_first=True,
-    ),
+    attribute("hidden_fraction", header="hidden", show=as_percent, dropped=4, queried=True, high_first=True),
     attribute(
         "speedup",
         "none_us / time_us; none_us is the GEMM and the collective in sequence, measured in the same point.",
@@ -143,15 +137,15 @@ TABLE = points_table(
     ),
     (*TIMES, *FLAGS),
 )
-COMPARED = Table(
+IMPLEMENTATIONS = Table(
     *("kernels", "one row per implementation and m"),
     (attribute("m", kind="count", header="m"), IMPLEMENTATION, OF_BACKEND, *TIMES, *FLAGS),
 )
 ANSWERS = Table(
     *("answers", "one row per kernel and m: the implementation to use"),
     (
-        OfShape("kernel", lambda s: s.case.kernel, kind="text", header="kernel", words=lambda s: s.case.brief),
-        OfShape("", lambda s: ", ".join(subjects(s.points)), kind="text", header="operator", dropped=1),
+        attribute("kernel", kind="text", read="case.kernel", header="kernel", words=attrgetter("case.brief")),
+        Column("", lambda s: ", ".join(subjects(s.points)), kind="text", header="operator", dropped=1),
         attribute("m", kind="count", header="m"),
         *case_columns((), ("n", "k", "tp_size", "nodes")),
         attribute("precision", kind="text", read="case.precision"),
@@ -198,7 +192,7 @@ def section(sources: Sources) -> Section | None:
                     "recommendation": f"{analysis.case.brief}: {analysis.in_words}",
                     "warnings": cautions(analysis),
                     "answers": ANSWERS.records(analysis.shapes),
-                    "implementations": COMPARED.records(row for shape in analysis.shapes for row in shape.rows),
+                    "implementations": IMPLEMENTATIONS.records(analysis.rows),
                 }
                 for analysis in analyses
             ],
@@ -209,7 +203,8 @@ def section(sources: Sources) -> Section | None:
             chosen=lambda shape: shape.chosen is not None and shape.chosen.name != SEQUENTIAL,
             link=lambda shape: number_of_case[shape.case],
         ),
-        most_tables=MOST_TABLES,
+        # Of single cases, on a terminal; more would not be read.
+        most_tables=3,
         most_charts=MOST_CHARTS,
         launch_bound=len({row.directory for row in rows if row.is_launch_bound}),
         subjects=list(dict.fromkeys(analysis.case.kernel for analysis in analyses if not subjects(analysis.points))),
@@ -242,8 +237,8 @@ def _answer(analysis: KernelAnalysis) -> Answer:
         card=Card(case.brief, analysis.in_words, answers),
         cautions=cautions(analysis),
         compared=Listing(
-            COMPARED,
-            [row for shape in analysis.shapes for row in shape.rows],
+            IMPLEMENTATIONS,
+            analysis.rows,
             "Every implementation at each m.",
             chosen=lambda row: row.chosen,
             faint=lambda row: row.backend is None,
@@ -305,7 +300,7 @@ def kernel_lines(analysis: KernelAnalysis) -> charts.Lines:
         for name, row in best.items():
             ratio, noise = row.over_bound + 1, row.estimate.noise_us / row.bound_us
             around = max(ratio / 2, ratio - noise), ratio + noise
-            details = COMPARED.details(row)
+            details = IMPLEMENTATIONS.details(row)
             points[name].append(charts.LinePoint(row.m, ratio, *around, ringed=row.chosen, details=details))
     backends = sorted(points.keys() - {SEQUENTIAL})
     # Each backend has its own colour in all charts.
@@ -321,3 +316,44 @@ def kernel_lines(analysis: KernelAnalysis) -> charts.Lines:
         ],
         references=[charts.Reference("the bound", 1.0)],
     )
+
+
+def _measured(points: Sequence[Point], records: Records) -> Comparable:
+    """Returns the measurements that are not launch-bound, pooled over all points of the same backend and shape. The
+    baselines, which every backend measured, are the `none_us` and `floor_us` of the others. Kernels match by their
+    sizes, whatever the model."""
+    by_backend = group_points(points, "kernel", lambda point: point.config.backend)
+    times = []
+    for analysis in (one for own in by_backend.values() for one in analyse_kernels(own)):
+        case = analysis.case
+        for row in analysis.rows:
+            if row.backend and not row.launch_bound:
+                key = Key(
+                    model=None,
+                    tokens=row.m,
+                    precision=case.precision,
+                    backend=row.backend,
+                    device=case.device,
+                    tp_size=case.tp_size,
+                    operator=f"{case.kernel} n={case.n} k={case.k}",
+                    pass_name=WHOLE,
+                    setting=row.name,
+                    nodes=case.nodes,
+                )
+                none_us, floor_us = row.baselines_us[SEQUENTIAL], row.baselines_us[GEMM_ONLY]
+                times.append(KeyedTime(key, row.estimate, none_us, floor_us, row.points))
+    return Comparable(times)
+
+
+def _samples(result: Result) -> dict[str, Sample]:
+    """Returns the sample of each implementation that is not launch-bound, and of `sequential`."""
+    point, implementations = result.point_as(Resolved), result.measured_as(KernelTimes).implementations
+    sequential_us = implementations[SEQUENTIAL].time.median_us
+    return {
+        name_in_tables(name, point): Sample((one.time,), sequential_us, "fwd", point.workload.tokens)
+        for name, one in implementations.items()
+        if name not in (GEMM_ONLY, COMM_ONLY) and not one.launch_bound
+    }
+
+
+COMPARING = Comparing(_measured, _samples, matched=("operator", "kernel", "m", "n", "k", "implementations"))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import NONE
@@ -23,7 +23,6 @@ from overlap_sweep.report.table import (
     PROCESS_WIDE,
     STATUS,
     Column,
-    Kind,
     PointRow,
     Table,
     asked,
@@ -33,6 +32,7 @@ from overlap_sweep.report.table import (
 from overlap_sweep.results.estimate import estimate, hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.traces import METRICS, TraceReading, own_traces
+from overlap_sweep.study.section import knob_columns
 from overlap_sweep.workloads.operator.answer import SlotAnswer, config_id
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 
@@ -99,19 +99,6 @@ PhaseRow = PointRow[PhaseTimes]
 P = Column[PhaseRow]
 M = Column[PhaseTimes]
 S = Column[SlotAnswer]
-R = TypeVar("R")
-
-
-def _knobs(setting_of: Callable[[R], Mapping[str, Any] | None]) -> list[Column[R]]:
-    """Returns the columns of the knobs of a row's setting; empty where it is not set."""
-
-    def value(row: R, knob: str) -> Any:
-        found = (setting_of(row) or {}).get(knob)
-        # Files may spell flags as 0 and 1.
-        return found if found is None or knob in space.NUMBERS else bool(found)
-
-    kinds: dict[str, Kind] = {knob: "count" if knob in space.NUMBERS else "flag" for knob in space.KNOBS}
-    return [Column(knob, partial(value, knob=knob), kind=kind) for knob, kind in kinds.items()]
 
 
 def _settings(point: Point) -> Mapping[str, space.Setting]:
@@ -161,7 +148,7 @@ OF_POINT = (
     P("slot", lambda row: f"{row.point.recorded['operator']}_{row.part}" if row.part != "all" else None, kind="text"),
     P("pass", lambda row: space.PASS_OF_PHASE.get(row.part, "all"), kind="text"),
     P("method", lambda row: _setting(row)["method"], kind="text"),
-    *_knobs(_setting),
+    *knob_columns(_setting),
     P("", lambda row: space.brief_name(_setting(row)), kind="text", header="setting", style="setting"),
     *(STATUS, ERROR),
 )
@@ -247,7 +234,7 @@ ANSWERS = Table(
             style="setting",
         ),
         S("method", lambda row: row.setting["method"] if row.setting else NONE, kind="text"),
-        *_knobs(attrgetter("setting")),
+        *knob_columns(attrgetter("setting")),
         attribute(
             "time_us",
             "Time of the slot's pass with this setting; dgrad and wgrad are timed together.",

@@ -4,15 +4,15 @@ made/copy_answers among the golden files."""
 from __future__ import annotations
 
 from collections import defaultdict
+from math import isnan
 from pathlib import Path
 
 import pytest
 
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.records import read_records
-from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis, analyse_copies
-from overlap_sweep.workloads.copy_engine.compare import measured
 from overlap_sweep.workloads.copy_engine.result import CHUNKED, VARIANTS
+from overlap_sweep.workloads.copy_engine.section import CopyAnalysis, analyse_copies, measured
 from tests.make_point import copy_config, make_point
 
 
@@ -35,8 +35,8 @@ def test_copies_save_from_a_twentieth_of_what_could_be_hidden(
     make_point("copy_engine", tmp_path, overlapped_us=overlapped_us)
     analysis = only_analysis(tmp_path)
     assert any(row.saves for row in analysis.rows) == saves
-    assert f"saves time at {int(saves)} of 1 sizes" in analysis.answer
-    assert analysis.on_chunks == []
+    assert f"saves time at {int(saves)} of 1 sizes" in analysis.sentences[0]
+    assert len(analysis.sentences) == 1
 
 
 def test_chunks_pay_where_the_copies_hide_more_than_splitting_costs(tmp_path: Path) -> None:
@@ -45,20 +45,18 @@ def test_chunks_pay_where_the_copies_hide_more_than_splitting_costs(tmp_path: Pa
     make_point("copy_engine", tmp_path, copy_config(), overlapped_us=1200.0)
     analysis = only_analysis(tmp_path)
     whole, four, sixteen = analysis.rows
-    assert whole.chunking is None
-    assert four.chunking
-    assert sixteen.chunking
-    assert (four.chunking.cost, four.chunking.gain.share) == pytest.approx((0.03, 0.1))
-    assert (sixteen.chunking.cost, sixteen.chunking.gain.share) == pytest.approx((0.1, -0.05))
+    assert isnan(whole.chunk_cost)
+    assert (four.chunk_cost, four.chunk_gain.share) == pytest.approx((0.03, 0.1))
+    assert (sixteen.chunk_cost, sixteen.chunk_gain.share) == pytest.approx((0.1, -0.05))
     assert [row.hidden_fraction for row in analysis.rows] == pytest.approx([0.5, 0.8, 0.35])
-    (sentence,) = analysis.on_chunks
+    _, sentence = analysis.sentences
     assert sentence.startswith("Splitting GEMMs pays at 1 of 2 sizes. Best: 4 GEMMs of 4096 in 4 chunks, 4 x 64 MiB, ")
     assert "with the copies 10.0% faster than whole (9.4 to 10.6%), alone they take 3.0% more time" in sentence
 
 
 def test_chunks_within_the_noise_do_not_pay(tmp_path: Path) -> None:
     measure(tmp_path, 2, alone_us=1000.0, with_copies_us=1199.0)
-    assert "pays at 0 of 1 sizes" in only_analysis(tmp_path).on_chunks[0]
+    assert "pays at 0 of 1 sizes" in only_analysis(tmp_path).sentences[1]
 
 
 def test_other_chunks_are_another_case_in_comparisons(tmp_path: Path) -> None:
