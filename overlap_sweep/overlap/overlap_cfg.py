@@ -7,7 +7,6 @@ switches to set in their comments, and `read` reads those too.
 from __future__ import annotations
 
 import re
-import reprlib
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -65,12 +64,6 @@ _OFF: frozenset[str] = frozenset()
 
 _SWITCH_COMMENT = re.compile(r"^#\s+(tp_comm_\w+):\s+(true|false)\b", re.MULTILINE)
 
-_HEAD = "# Settings passed to the backend (Transformer Engine: ub_cfgs of initialize_ub).\n"
-_HEAD_OF_OPERATOR = f"{_HEAD}# Slots of the operator that are not listed were not overlapped.\n"
-_HEAD_OF_LAYER = f"{_HEAD}# Slots that are not listed ran at the library's default if their switch is on.\n"
-
-_MORE_KNOBS = {"is_reduce_scatter"}
-
 
 @dataclass(frozen=True)
 class OverlapConfig:
@@ -115,10 +108,14 @@ def no_switches(comments: Iterable[str]) -> list[str]:
 
 def text(config: OverlapConfig) -> str:
     """Returns the text of the file, which `read` can read."""
-    switches = "".join(f"#   {name}: {str(on).lower()}\n" for name, on in config.switches.items())
-    return (_HEAD_OF_LAYER + switches if switches else _HEAD_OF_OPERATOR) + yaml.safe_dump(
-        config.slots, sort_keys=False
-    )
+    head = [
+        "Settings passed to the backend (Transformer Engine: ub_cfgs of initialize_ub).",
+        "Slots that are not listed ran at the library's default if their switch is on."
+        if config.switches
+        else "Slots of the operator that are not listed were not overlapped.",
+        *(f"  {name}: {str(on).lower()}" for name, on in config.switches.items()),
+    ]
+    return "".join(f"# {line}\n" for line in head) + yaml.safe_dump(config.slots, sort_keys=False)
 
 
 def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -129,14 +126,8 @@ def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
             return f"{slot} is not a slot; choose among {known}"
         if not space.SLOTS[slot]:
             return f"{slot} follows its dgrad and cannot be configured; leave it out"
-        unknown = sorted(map(str, set(setting) - {"method", *space.KNOBS, *_MORE_KNOBS}))
-        if unknown:
-            return f"{slot} has no knob {', '.join(unknown)}; choose among {', '.join(space.KNOBS)}"
-        for knob, value in setting.items():
-            right = value in space.METHODS if knob == "method" else isinstance(value, int)
-            if not right or (knob in space.NUMBERS and not space.is_possible(knob, value)):
-                # With YAML aliases a short file can hold a huge value.
-                return f"{slot} has an invalid {knob}={reprlib.repr(value)}"
+        if mistake := space.setting_mistake(setting, slot, in_file=True):
+            return mistake
     return None
 
 
@@ -220,12 +211,12 @@ def overlaps(config: OverlapConfig, operators: Collection[str]) -> bool:
 def megatron_arguments(config: OverlapConfig, tp_size: int, file: str = "") -> list[str]:
     """Returns Megatron-LM's command line arguments for the configuration, whose slots are in `file`; empty if overlap
     is off. Megatron-LM refuses the overlap without sequence parallelism."""
-    if not config.switches.get("tp_comm_overlap"):
+    lines = _overlap_lines(config, file)
+    if not lines:
         return []
-    overlap, *files_and_switches = _overlap_lines(config, file)
     return [
-        f"--tensor-model-parallel-size {tp_size} --sequence-parallel {overlap}",
-        *files_and_switches,
+        f"--tensor-model-parallel-size {tp_size} --sequence-parallel {lines[0]}",
+        *lines[1:],
         *(f"# no option, set in TransformerConfig: {name}={on}" for name, on in switches_without_flag(config).items()),
     ]
 
@@ -233,13 +224,13 @@ def megatron_arguments(config: OverlapConfig, tp_size: int, file: str = "") -> l
 def overlap_arguments(config: OverlapConfig, file: str = "") -> list[str]:
     """Returns the words of `megatron_arguments` that are about the overlap alone, without the switches that have none;
     empty if overlap is off."""
-    if not config.switches.get("tp_comm_overlap"):
-        return []
     return shlex.split(" ".join(_overlap_lines(config, file)))
 
 
 def _overlap_lines(config: OverlapConfig, file: str) -> list[str]:
     changed = (name for name, on in config.switches.items() if on != SWITCH_DEFAULTS[name])
+    if not config.switches.get("tp_comm_overlap"):
+        return []
     return [
         FLAGS["tp_comm_overlap"],
         *([f"--tp-comm-overlap-cfg {shlex.quote(file)}"] if file else []),
@@ -254,16 +245,13 @@ def switches_without_flag(config: OverlapConfig) -> dict[str, bool]:
 
 def set_in_training(process_wide: str) -> list[str]:
     """Returns sentences on what training must set besides a file: `process_wide` of the measured points' case."""
-    found = []
-    for setting in filter(None, process_wide.split(", ")):
-        if setting == CUBLASMP:
-            found.append("Measured with cuBLASMp: initialize_ub(with_cublasmp=True), which Megatron-LM cannot set.")
-        else:
-            found.append(
-                f"Set {setting} in training, as measured; no file sets it. Megatron-LM accepts other values than 1 "
-                "from Blackwell on."
-            )
-    return found
+    return [
+        "Measured with cuBLASMp: initialize_ub(with_cublasmp=True), which Megatron-LM cannot set."
+        if setting == CUBLASMP
+        else f"Set {setting} in training, as measured; no file sets it. Megatron-LM accepts other values than 1 from "
+        "Blackwell on."
+        for setting in filter(None, process_wide.split(", "))
+    ]
 
 
 def named(variant: str, backend: str) -> str:

@@ -7,6 +7,7 @@ communication that the slot carries decides which methods it takes.
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,14 +41,12 @@ HIGHEST_PRIORITY = -5
 """The highest priority that any GPU has; a worker checks against its own. The lowest is 0."""
 NUMBERS = (*COUNTS, *PRIORITIES)
 
-_GATHER = ("ring_exchange",)
-_SCATTER = ("ring_exchange", "pipeline")
 _METHODS_OF_PHASE = {
-    ("column", "fprop"): _GATHER,
-    ("column", "dgrad"): ("bulk", *_SCATTER),
+    ("column", "fprop"): ("ring_exchange",),
+    ("column", "dgrad"): ("bulk", "ring_exchange", "pipeline"),
     ("column", "wgrad"): ("bulk",),
-    ("row", "fprop"): _SCATTER,
-    ("row", "dgrad"): _GATHER,
+    ("row", "fprop"): ("ring_exchange", "pipeline"),
+    ("row", "dgrad"): ("ring_exchange",),
     ("row", "wgrad"): (),
 }
 
@@ -106,9 +105,7 @@ def gathers(operator: str, phase: str, method: str) -> bool:
 
 def knobs_of(operator: str, phase: str, method: str) -> tuple[str, ...]:
     """Returns the knobs that have an effect in this slot under this method."""
-    absent = set()
-    if not gathers(operator, phase, method):
-        absent.add("aggregate")
+    absent = set() if gathers(operator, phase, method) else {"aggregate"}
     # FP8 activations are always gathered in FP8, and a ring exchange of dgrad's own output is never in FP8:
     # Transformer Engine 2.20 ignores the knob there.
     if gathers(operator, phase, method) or (phase, method) == ("dgrad", "ring_exchange"):
@@ -157,27 +154,36 @@ def phases_mistake(phases: Any) -> str | None:
     for phase, setting in phases.items():
         if phase not in PHASES:
             return f"phases: {phase} is not known; choose one of {', '.join(PHASES)}"
-        if not isinstance(setting, Mapping) or setting.get("method") not in METHODS:
-            return f"phases.{phase}.method must be one of {', '.join(METHODS)}"
-        if unknown := sorted(set(map(str, setting)) - {"method", *KNOBS}):
-            return f"phases.{phase} has no knob {', '.join(unknown)}; choose among {', '.join(KNOBS)}"
-        for knob in (knob for knob in setting if knob != "method" and setting[knob] is not None):
-            value, is_number = setting[knob], knob in NUMBERS
-            if isinstance(value, bool) == is_number or not isinstance(value, int) or not is_possible(knob, value):
-                return f"phases.{phase}.{knob}={value} must be {_valid(knob)}"
+        given = setting if isinstance(setting, Mapping) else {}
+        if mistake := setting_mistake({"method": None, **given}, f"phases.{phase}"):
+            return mistake
+    return None
+
+
+def setting_mistake(setting: Mapping[str, Any], name: str, *, in_file: bool = False) -> str | None:
+    """Returns what is wrong with the values of a setting, or None. In files none is null, but flags may be 0 and 1, and
+    there may be Transformer Engine's `is_reduce_scatter`."""
+    if setting.get("method", "none") not in METHODS:
+        return f"{name}.method must be one of {', '.join(METHODS)}"
+    if unknown := sorted(set(map(str, setting)) - {"method", *KNOBS, *(["is_reduce_scatter"] if in_file else [])}):
+        return f"{name} has no knob {', '.join(unknown)}; choose among {', '.join(KNOBS)}"
+    for knob, value in setting.items():
+        if knob == "method" or (value is None and not in_file):
+            continue
+        is_number = knob in NUMBERS
+        is_of_type = isinstance(value, int) and (isinstance(value, bool) != is_number or (in_file and not is_number))
+        if not (is_of_type and is_possible(knob, value)):
+            valid = "an integer of at least 1" if knob in COUNTS else "true or false"
+            valid = f"an integer from {HIGHEST_PRIORITY} to 0" if knob in PRIORITIES else valid
+            # With YAML aliases a short file can hold a huge value.
+            shown = reprlib.repr(value).strip("'")
+            return f"{name}.{knob}={shown} must be {valid}"
     return None
 
 
 def is_possible(knob: str, value: int) -> bool:
     """Returns whether a number, or a flag as one, is a value that the knob can have on some GPU."""
     return HIGHEST_PRIORITY <= value <= 0 if knob in PRIORITIES else value >= (knob in COUNTS)
-
-
-def _valid(knob: str) -> str:
-    """Returns the valid values of a knob, in words."""
-    if knob in PRIORITIES:
-        return f"an integer from {HIGHEST_PRIORITY} to 0"
-    return "an integer of at least 1" if knob in COUNTS else "true or false"
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
@@ -191,7 +197,10 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     misfits = [phase for phase, method in methods.items() if slot(operator, phase) not in slots]
     if misfits and (point.get("phases") or not slots):
         where = "" if len(misfits) == len(PHASES) else f"_{misfits[0]}"
-        return f"{methods[misfits[0]]} does not fit {operator}{where}: {describe_methods(operator)}"
+        taken = (
+            f"{slot(operator, phase)} takes {', '.join(('none', *methods_of(operator, phase)))}" for phase in PHASES
+        )
+        return f"{methods[misfits[0]]} does not fit {operator}{where}: {'; '.join(taken)}"
     if reason := wgrad_refusal(operator, slots):
         return reason
     for knob, need in _NEED_OF_KNOB.items():
@@ -218,38 +227,29 @@ def wgrad_refusal(operator: str, slots: Mapping[str, Mapping[str, Any]]) -> str 
     return None
 
 
-def describe_methods(operator: str) -> str:
-    """Returns the methods of each slot of the operator, in one line."""
-    slots = (f"{slot(operator, phase)} takes {', '.join(('none', *methods_of(operator, phase)))}" for phase in PHASES)
-    return "; ".join(slots)
-
-
 def passes(point: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the passes under test."""
-    touched = {PASS_OF_PHASE[name.rsplit("_", 1)[1]] for name in settings(point)}
-    if not touched:
-        touched = {PASS_OF_PHASE[phase] for phase in _requested(point)}
+    phases = [name.partition("_")[2] for name in settings(point)] or _requested(point)
+    touched = {PASS_OF_PHASE[phase] for phase in phases}
     return tuple(p for p in PASSES if p in touched)
 
 
-FP32_TOLERANCE = 1e-4
 DEFAULT_TOLERANCE = 2e-2
 """For fp16 and bf16, which round each partial sum. A wrong chunk has an error of 1."""
-FP8_SUM_TOLERANCE = 0.2
-"""For reductions in FP8 (two or three bits of mantissa)."""
 
 
 def tolerance(point: Mapping[str, Any]) -> float:
     """Returns the largest allowed relative error of an operator point."""
     sums_fp8 = any(setting.get("fp8_buf") for setting in settings(point).values())
-    return allowed_error(point, FP8_SUM_TOLERANCE if sums_fp8 else None)
+    # FP8 has two or three bits of mantissa.
+    return allowed_error(point, 0.2 if sums_fp8 else None)
 
 
 def allowed_error(point: Mapping[str, Any], usual: float | None = None) -> float:
     """Returns the largest allowed relative error: the user's, else `usual`, else that of one GEMM in the point's
     precision."""
     if usual is None:
-        usual = FP32_TOLERANCE if point["precision"] == "fp32" else DEFAULT_TOLERANCE
+        usual = 1e-4 if point["precision"] == "fp32" else DEFAULT_TOLERANCE
     given: float | None = point["workload"].get("tolerance")
     return usual if given is None else given
 
@@ -316,16 +316,11 @@ USERBUFFERS_DEFAULT_SETTINGS: dict[str, Setting] = {
 }
 """Transformer Engine 2.20's default settings by slot. Knobs missing from a slot's setting also come from here."""
 
-COPY_ENGINE_SMS = 1
-"""num_sm of a ring exchange by copy engines, on which it has no effect."""
-
 USERBUFFERS_MOST_SMS = 32
 """Its kernels signal the other ranks after this number of blocks: with more they may signal too early."""
 USERBUFFERS_RANKS = (2, 4, 8)
 """Group sizes that its bulk and pipeline kernels are compiled for; with others it silently launches nothing. A ring
 exchange copies between neighbours and works with any size."""
-
-_ALWAYS_SHOWN = ("method", "aggregate", "num_splits")
 
 
 def brief_name(setting: Mapping[str, Any] | None) -> str:
@@ -333,18 +328,14 @@ def brief_name(setting: Mapping[str, Any] | None) -> str:
     if not setting:
         return "none"
     usual = USERBUFFERS_DEFAULTS[setting["method"]]
-    shown = {name: v for name, v in setting.items() if name in _ALWAYS_SHOWN or usual.get(name) != v}
-    return setting_name(shown)
-
-
-WITHOUT_KNOBS = ("symm_mem",)
-"""Backends whose methods have no knobs."""
+    always = ("method", "aggregate", "num_splits")
+    return setting_name({name: v for name, v in setting.items() if name in always or usual.get(name) != v})
 
 
 def absent_knobs(backend: str | None, setting: Mapping[str, Any]) -> set[str]:
     """Returns the knobs set by default (num_sm, aggregate=false) that the backend lacks: they change neither the point
     nor its name."""
-    if backend not in WITHOUT_KNOBS:
+    if backend != "symm_mem":
         return set()
     return {"num_sm"} if setting.get("aggregate") else {"num_sm", "aggregate"}
 
@@ -352,7 +343,7 @@ def absent_knobs(backend: str | None, setting: Mapping[str, Any]) -> set[str]:
 def without_idle_knobs(setting: Setting) -> Setting:
     """Returns the setting with knobs without effect at their defaults, so that equivalent settings are equal."""
     by_copy_engines = setting["method"] == "ring_exchange" and setting.get("use_ce")
-    return without_usual({**setting, "num_sm": COPY_ENGINE_SMS} if by_copy_engines else setting)
+    return without_usual({**setting, "num_sm": 1} if by_copy_engines else setting)
 
 
 def settings_name(settings: Mapping[str, Setting]) -> str:

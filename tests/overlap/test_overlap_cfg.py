@@ -113,12 +113,12 @@ def test_of_what_an_operator_was_given_the_slots_come_back(tmp_path: Path) -> No
         ("fc2_wgrad: {}", "fc2_wgrad follows its dgrad"),
         ("fc1_dgrad: {method: bulk, sms: 4}", "fc1_dgrad has no knob sms; choose among num_sm, aggregate"),
         ("fc1_fprop: {1: 2, sms: 3}", "fc1_fprop has no knob 1, sms"),
-        ("fc1_dgrad: {method: magic}", "fc1_dgrad has an invalid method='magic'"),
-        ("fc1_dgrad: {method: [bulk]}", "fc1_dgrad has an invalid method=['bulk']"),
-        ("fc2_fprop: {num_sm: many}", "fc2_fprop has an invalid num_sm='many'"),
-        ("fc2_fprop: {num_splits: [4]}", "fc2_fprop has an invalid num_splits=[4]"),
-        ("fc2_fprop: {aggregate: maybe}", "fc2_fprop has an invalid aggregate='maybe'"),
-        ("fc2_fprop: {num_splits: 0}", "fc2_fprop has an invalid num_splits=0"),
+        ("fc1_dgrad: {method: magic}", "fc1_dgrad.method must be one of none, bulk"),
+        ("fc1_dgrad: {method: [bulk]}", "fc1_dgrad.method must be one of none, bulk"),
+        ("fc2_fprop: {num_sm: many}", "fc2_fprop.num_sm=many must be an integer of at least 1"),
+        ("fc2_fprop: {num_splits: [4]}", "fc2_fprop.num_splits=[4] must be an integer of at least 1"),
+        ("fc2_fprop: {aggregate: maybe}", "fc2_fprop.aggregate=maybe must be true or false"),
+        ("fc2_fprop: {comm_priority: 1}", "fc2_fprop.comm_priority=1 must be an integer from -5 to 0"),
     ],
 )
 def test_what_is_no_such_file_is_one_clear_error(tmp_path: Path, text: str, says: str) -> None:

@@ -49,11 +49,6 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     )
 
 
-def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
-    """Returns the operator's configuration; unset slots are not overlapped."""
-    return {"": OverlapConfig(space.settings(point), switches={})}
-
-
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     begin = [models.short_name(point["model"]), f"tp{point['tp_size']}", point["operator"]]
     # A point with wrong phases is refused later, under its name.
@@ -82,10 +77,6 @@ def _sample(result: Result) -> Sample:
     return Sample(point_us, none_us, none_us, _identity(result.recorded, overlap))
 
 
-def _same_point(point: Mapping[str, Any]) -> str:
-    return _identity(point, set() if space.settings(point) else {"num_sm"})
-
-
 def _identity(point: Mapping[str, Any], without: Collection[str]) -> str:
     return key_of({name: value for name, value in point_identity(point).items() if name not in without})
 
@@ -95,11 +86,15 @@ WORKLOAD = Workload(
     package=__name__,
     complete=complete,
     refusal=refusal,
-    overlap_configs=overlap_configs,
+    # Unset slots are not overlapped.
+    overlap_configs=lambda point: {"": OverlapConfig(space.settings(point), switches={})},
     run=run_of(__name__),
     subject=lambda point: str(point["operator"]),
     words=_words,
     named={"tp_size", "operator", "phase", "method", "phases", NOISE_GOAL, *space.KNOBS},
-    searchable=Searchable(sample=_sample, same_point=_same_point),
+    searchable=Searchable(
+        sample=_sample,
+        same_point=lambda point: _identity(point, set() if space.settings(point) else {"num_sm"}),
+    ),
     is_told_when_measured=False,
 )

@@ -9,10 +9,7 @@ import msgspec
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.results.gain import gain_of_sum
-from overlap_sweep.results.measured import (
-    Measured,
-    Timing,
-)
+from overlap_sweep.results.measured import Measured, Timing
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point
 from overlap_sweep.workloads.operator.config import Resolved
@@ -64,9 +61,9 @@ class OperatorTimes(Measured, kw_only=True, tag="operator"):
 
     def compared(self, result: Result) -> str | None:
         """Returns the gain of the passes under test; None for a baseline, which overlaps nothing."""
-        device, touched = result.point.runtime.device, space.passes(result.recorded)
-        own = [(self.times[name].point, self.times[name].none) for name in space.PASSES if name in touched]
-        gains = [(gain_of_point(time, none, device), none.median_us) for time, none in own]
+        own = [self.times[name] for name in space.passes(result.recorded)]
+        device = result.point.runtime.device
+        gains = [(gain_of_point(times.point, times.none, device), times.none.median_us) for times in own]
         return gain_of_sum(gains).in_words(NONE_IN_WORDS) if result.settings else None
 
 

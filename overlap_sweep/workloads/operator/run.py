@@ -38,11 +38,8 @@ from overlap_sweep.results.repeats import enough_of_pass
 from overlap_sweep.results.run_directory import now
 from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes
 
-BEST_MARGIN = 0.01
-KEPT_BENCHES = 8
-"""Enough for a sweep over four operators and two backends or precisions."""
 TP1_REPEATS = 7
-"""Types of weights and activations; bf16 for every other precision."""
+"""Most timed passes of the unsharded operator."""
 
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
@@ -69,7 +66,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         times[name] = PassTimes(**timed, tp1=tp1[name], default=default.times.get(name))
     relative = {name: times[name].point.median_us / times[name].none.median_us for name in space.PASSES}
     bench.none_us = bench.none_us or {name: times[name].none.median_us for name in space.PASSES}
-    among_best = bench.is_among_best(point, relative, BEST_MARGIN)
+    among_best = bench.is_among_best(point, relative, margin=0.01)
     traces = []
     if point["profile"] == "all" or (point["profile"] == "best" and among_best):
         # The trace of none is for comparison; one is enough, it hardly changes from point to point.
@@ -114,31 +111,33 @@ def _default_overlap(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
         # All ranks must agree, and their clocks differ.
         (age_s,) = bench.ranks.slowest([time.monotonic() - bench.default.measured_s])
         if age_s >= point["workload"]["default_every_s"]:
-            bench.default = _measure_default(point, bench)
+            times, warnings = _measure_default(point, bench)
+            bench.default = DefaultOverlap(time.monotonic(), times, warnings)
     return bench.default
 
 
-def _measure_default(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
-    backend, ranks, workload = backends.load(point["backend"]), bench.ranks, point["workload"]
-    measured = now()
+def _measure_default(point: Mapping[str, Any], bench: Bench) -> tuple[dict[str, DefaultTiming], list[str]]:
+    """Returns the default's times by pass, and warnings."""
+    backend, ranks, workload, measured = backends.load(point["backend"]), bench.ranks, point["workload"], now()
     try:
         with named_range("prepare default"):
             backend.prepare(point, "default")
     except Refused as reason:
-        return DefaultOverlap(time.monotonic(), warnings=[f"The library's default overlap was not measured: {reason}."])
+        return {}, [f"The library's default overlap was not measured: {reason}."]
     variants = {"default": bench.variant(point, "default"), "none": bench.none}
     error = relative_error(variants["default"], variants["none"], ranks, "default")
     if max(error.values()) > space.DEFAULT_TOLERANCE:
-        warning = f"The library's default overlap computes wrong numbers and was not measured: relative error {error}."
-        return DefaultOverlap(time.monotonic(), warnings=[warning])
+        return {}, [
+            f"The library's default overlap computes wrong numbers and was not measured: relative error {error}."
+        ]
     samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
     times = {}
     for name in (*space.PASSES, "all"):
         default, none = (summarise(samples[variant].us[name]) for variant in ("default", "none"))
         times[name] = DefaultTiming(default, none, measured)
     late = any(taken.launch_bound for taken in samples.values())
-    warnings = ["The library's default overlap was launch-bound: its time says nothing about the GPU."] if late else []
-    return DefaultOverlap(time.monotonic(), times, warnings)
+    said = "The library's default overlap was launch-bound: its time says nothing about the GPU."
+    return times, [said] if late else []
 
 
 @dataclass
@@ -205,11 +204,12 @@ def _key(point: Mapping[str, Any]) -> str:
     return json.dumps({**unset, **kept, "workload": workload}, sort_keys=True)
 
 
-@lru_cache(maxsize=KEPT_BENCHES)
+# Enough for a sweep over four operators and two backends or precisions.
+@lru_cache(maxsize=8)
 def _bench(key: str, ranks: Ranks) -> Bench:
     point = json.loads(key)
     backend, seed = backends.load(point["backend"]), point["workload"]["seed"]
-    shape = _shape(point)
+    shape = models.operator_shape(point, point["operator"])
     parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point["precision"], ranks, seed)
     inputs: dict[Any, Any] = {}
     say(f"builds none and floor of {point['operator']}: {shape}")
@@ -222,10 +222,6 @@ def _bench(key: str, ranks: Ranks) -> Bench:
 
 def _input_stream(point: Mapping[str, Any], ranks: Ranks) -> torch.Generator:
     return stream(ranks.device, point["workload"]["seed"], "inputs", ranks.rank)
-
-
-def _shape(point: Mapping[str, Any]) -> LinearShape:
-    return models.operator_shape(point, point["operator"])
 
 
 def draw_parameters(
@@ -276,7 +272,11 @@ def _tp1(key: str, ranks: Ranks) -> dict[str, Timing]:
     repeats = min(TP1_REPEATS, point["workload"]["repeats"])
     us = {name: [0.0] * repeats for name in (*space.PASSES, "all")}
     if ranks.rank == 0:
-        backend, alone, shape = backends.load(point["backend"]), Ranks(0, 1, ranks.device), _shape(point).unsharded()
+        backend, alone, shape = (
+            backends.load(point["backend"]),
+            Ranks(0, 1, ranks.device),
+            models.operator_shape(point, point["operator"]).unsharded(),
+        )
         seed = point["workload"]["seed"]
         parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point["precision"], alone, seed)
         variant = _variant(backend.build(point, "tp1", alone, parameters), _input_stream(point, alone), {})

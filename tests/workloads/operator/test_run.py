@@ -25,7 +25,7 @@ SWEEP = ("-m", "backend=symm_mem", "tp_size=2", *QUICK, *SIZES)
 def test_the_settings_are_the_whole_points() -> None:
     settings = {"method": "bulk", "num_sm": 4}
     config = OverlapConfig({"fc1_dgrad": settings, "fc1_wgrad": settings}, switches={})
-    assert operator.overlap_configs(operator_point()) == {"": config}
+    assert operator.WORKLOAD.overlap_configs(operator_point()) == {"": config}
 
 
 def test_knobs_left_null_get_their_meaning_and_others_stay() -> None:
