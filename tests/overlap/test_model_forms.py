@@ -131,46 +131,6 @@ def test_what_is_read_is_what_the_model_has(model_type: str) -> None:
     assert found == {}
 
 
-DEEPSEEK_V3 = {"proj": (16384, 7168), "fc1": (7168, 36864), "fc2": (18432, 7168)}
-VARIANTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]]]] = {
-    "phi-3.5, fused": (
-        {"model_type": "phi3", "hidden_size": 3072, "num_attention_heads": 24, "num_key_value_heads": 8},
-        {"qkv": (3072, 5120), "proj": (3072, 3072), "fc1": (3072, 16384), "fc2": (8192, 3072)},
-    ),
-    "gemma, wide heads": (
-        {"model_type": "gemma", "hidden_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 1},
-        {"qkv": (2048, 2560), "proj": (2048, 2048), "fc1": (2048, 49152), "fc2": (24576, 2048)},
-    ),
-    "qwen3-30b-a3b": (
-        {"model_type": "qwen3_moe", "hidden_size": 2048, "num_key_value_heads": 4, "head_dim": 128},
-        {"qkv": (2048, 5120), "proj": (4096, 2048)},
-    ),
-    "qwen3-moe, some layers dense": (
-        {"model_type": "qwen3_moe", "decoder_sparse_step": 2, "mlp_only_layers": [0], "num_hidden_layers": 4},
-        {"qkv": (2048, 2560), "proj": (2048, 2048), "fc1": (2048, 12288), "fc2": (6144, 2048)},
-    ),
-    "llama 4 maverick": (
-        {"model_type": "llama4_text", "interleave_moe_layer_step": 2},
-        {"qkv": (5120, 7168), "proj": (5120, 5120), "fc1": (5120, 32768), "fc2": (16384, 5120)},
-    ),
-    "deepseek-v3": ({"model_type": "deepseek_v3"}, DEEPSEEK_V3),
-    "deepseek-v3, all layers dense": ({"model_type": "deepseek_v3", "first_k_dense_replace": 4}, DEEPSEEK_V3),
-    "minicpm3": ({"model_type": "minicpm3"}, {"proj": (2560, 2560), "fc1": (2560, 12800), "fc2": (6400, 2560)}),
-}
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_variants_of_one_architecture(name: str) -> None:
-    fields, expected = VARIANTS[name]
-    config = config_of(**fields)
-    read, instead = sizes_of(config, name)
-    shapes = {name: models.linear_shape(read, name, 1, 1) for name in models.OPERATORS if name not in instead}
-    assert {name: (shape.in_features, shape.out_features) for name, shape in shapes.items()} == expected
-    truth = operators_of(layers_of(config))
-    of_attention = {"proj"} if read.get("kv_lora_rank") else set()
-    assert all(Operator(*sizes) in truth[name] for name, sizes in expected.items() if name not in of_attention)
-
-
 OF_IMAGES_AND_TEXT = {
     "fuyu": "persimmon",
     "gemma3": "gemma3_text",

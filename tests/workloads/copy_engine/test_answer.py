@@ -54,11 +54,6 @@ def test_chunks_pay_where_the_copies_hide_more_than_splitting_costs(tmp_path: Pa
     assert "with the copies 10.0% faster than whole (9.4 to 10.6%), alone they take 3.0% more time" in sentence
 
 
-def test_chunks_within_the_noise_do_not_pay(tmp_path: Path) -> None:
-    measure(tmp_path, 2, alone_us=1000.0, with_copies_us=1199.0)
-    assert "pays at 0 of 1 sizes" in only_analysis(tmp_path).sentences[1]
-
-
 def test_other_chunks_are_another_case_in_comparisons(tmp_path: Path) -> None:
     measure(tmp_path, 2, alone_us=1000.0, with_copies_us=1100.0)
     make_point("copy_engine", tmp_path, copy_config(), overlapped_us=1200.0)

@@ -70,18 +70,10 @@ def test_connections_that_were_given_make_another_implementation(tmp_path: Path)
 @pytest.mark.parametrize(
     ("spread_us", "times", "expected", "reason"),
     [
-        (3.0, {"torch": 195.0, "symm_mem": 205.0}, "no overlap", "Nothing beat sequential"),
         (3.0, {"flux": 104.0, "mine": 100.0, "transformer_engine": 103.0}, "transformer_engine a", "simplest within"),
         (3.0, {"torch": 140.0, "mine": 100.0, "symm_mem": 130.0}, "mine a", "fastest of 4"),
         # Points differ from each other, whatever the noise within each.
-        (0.0, {"torch": 150.4, "flux": 150.0}, "torch a", "flux a (noise 0.8%); not repeated"),
         (0.0, {"torch": 153.0, "flux": 150.0}, "flux a", "fastest of 3"),
-        (
-            0.0,
-            {"torch": 199.5, "flux": 199.2},
-            "no overlap",
-            "flux a, is not measurably different from sequential",
-        ),
         (0.0, {"torch": 198.0}, "torch a", "fastest of 2"),
     ],
 )
@@ -93,13 +85,6 @@ def test_a_tie_goes_to_the_simpler(
     shape = only_shape(tmp_path)
     assert shape.advice == expected
     assert reason in shape.reason
-
-
-def test_of_one_backend_the_first_wins_a_tie(tmp_path: Path) -> None:
-    measure(tmp_path, {"a": implementation(101.0, 3.0), "b": implementation(100.0, 3.0)})
-    shape = only_shape(tmp_path)
-    assert chosen(shape).name == "a"
-    assert [row.name for row in implementations(shape)] == ["b", "a"]
 
 
 def test_another_point_may_have_a_sequential_that_was_not_launch_bound(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Asserts which setting is chosen for each pass, what failures exclude, and which TP size pays."""
+"""Asserts which setting is chosen for each pass, what failures exclude, which TP size pays, and whether times can be
+trusted."""
 
 from __future__ import annotations
 
@@ -7,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.replay_search import settings_of_pass
-from overlap_sweep.workloads.operator.answer import CaseAnalysis, scale, scale_case
+from overlap_sweep.results.provenance import slowed_gpus
+from overlap_sweep.workloads.operator.answer import CaseAnalysis, baseline_drift, scale, scale_case
 from overlap_sweep.workloads.operator.choice import default_sum_us
 from overlap_sweep.workloads.operator.result import DefaultTiming, PassTimes
 from tests.make_point import default_timing, make_point, operator_config, pass_times
-from tests.results.reading import choices, operators_of
+from tests.results.reading import choices, only_case, operators_of
 
 BWD, FWD = (2, "fc1", "bwd"), (2, "fc1", "fwd")
 BOTH = "dgrad bulk_sm{0} + wgrad bulk_sm{0}"
@@ -105,13 +106,9 @@ def test_backward_is_chosen_as_a_pair(tmp_path: Path) -> None:
     # dgrad alone is the best by far; together with wgrad's bulk it is spoilt.
     bulk(tmp_path, 4, bwd(160.0), "dgrad")
     bulk(tmp_path, 4, bwd(180.0))
-    assert choices(tmp_path)[BWD].chosen.settings == {"fc1_dgrad": {"method": "bulk", "num_sm": 4}}
-
-
-def test_slots_measured_one_at_a_time_are_not_paired(tmp_path: Path) -> None:
-    bulk(tmp_path, 4, bwd(180.0), "dgrad")
+    # Slots that were measured one at a time are not paired.
     bulk(tmp_path, 8, bwd(190.0), "wgrad")
-    assert choices(tmp_path)[BWD].chosen.name == "dgrad bulk_sm4"
+    assert choices(tmp_path)[BWD].chosen.settings == {"fc1_dgrad": {"method": "bulk", "num_sm": 4}}
 
 
 def test_launch_bound_failed_and_skipped_points_are_no_candidates(tmp_path: Path) -> None:
@@ -147,7 +144,6 @@ def test_a_default_that_several_points_carry_counts_once(tmp_path: Path) -> None
     [
         (120.0, 2.0, True),
         (149.0, 2.0, False),
-        (180.0, 2.0, False),
         # Without noise of their own, what points are known to differ by decides.
         (148.0, 0.0, True),
         (149.0, 0.0, False),
@@ -166,14 +162,6 @@ def test_defaults_are_summed_only_where_all_were_measured(tmp_path: Path) -> Non
     assert default_sum_us([found[BWD]]) == 180.0
     assert default_sum_us(list(found.values())) is None
     assert default_sum_us([]) is None
-
-
-def test_a_preset_has_what_the_library_takes_for_the_knobs_that_it_does_not_name() -> None:
-    bulk_of = {f"fc1_{phase}": {"method": "bulk", "num_sm": 4} for phase in ("dgrad", "wgrad")}
-    preset = {"fc1_fprop": {"method": "ring_exchange"}, **bulk_of}
-    both = {"method": "bulk", "num_sm": 4, "cga_size": 2, "set_sm_margin": True}
-    assert settings_of_pass(preset, "fc1", "bwd") == dict.fromkeys(bulk_of, both)
-    assert settings_of_pass(preset, "fc2", "bwd") != {}
 
 
 def case_of(directory: Path) -> CaseAnalysis:
@@ -250,3 +238,24 @@ def test_the_whole_is_judged_by_the_operators_measured_everywhere(tmp_path: Path
         "fc1: 2,000.0 us at TP=1; 1,000.0 us at TP=2, 1.00x the ideal time (efficient); "
         "800.0 us at TP=4, 1.60x the ideal time (not efficient)."
     )
+
+
+def test_times_without_overlap_drift_in_the_order_of_measuring(tmp_path: Path) -> None:
+    # Written in another order than measured; what was measured once does not drift.
+    for measured, none_us in enumerate((110.0, 100.0, 100.0, 110.0)):
+        started = f"2026-11-20T21:0{(3, 1, 2, 4)[measured]}:00+00:00"
+        make_point("operator", tmp_path, fwd=pass_times(90.0, none_us), started=started)
+        found = baseline_drift(only_case(tmp_path))
+        assert bool(found) == (measured > 0)
+    assert found == {"fc1 fwd, TP=2": pytest.approx(0.1), "fc1 bwd, TP=2": 0.0}
+
+
+def test_who_was_slowed_down(tmp_path: Path) -> None:
+    # The power cap, 0x04, and idling, 0x01, do not count as throttling.
+    for name, before, after in (("cool", 0, 0x04), ("hot", 0x01, 0x44)):
+        moments = {"before": before, "after": after}
+        conditions = {moment: {"gpus": [{"throttle_reasons": reasons}]} for moment, reasons in moments.items()}
+        make_point("operator", tmp_path, name=name, conditions=conditions)
+    assert slowed_gpus(only_case(tmp_path)) == [
+        "GPUs were throttled (hardware thermal slowdown) in 1 point, first in hot: times may be too long."
+    ]
