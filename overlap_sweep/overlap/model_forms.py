@@ -314,7 +314,6 @@ _LATENT_FIELDS = {
 
 
 def _dense_mlps(config: Any, form: Form) -> int:
-    """Returns how many layers of a mixture have a dense MLP."""
     number = int(config.num_hidden_layers)
     layers = range(number)
     match form.dense:
@@ -334,7 +333,6 @@ def _dense_mlps(config: Any, form: Form) -> int:
 
 
 def _experts_of(config: Any, form: Form) -> dict[str, Any]:
-    """Returns the sizes of a mixture's experts."""
     width = getattr(config, form.expert)
     num_shared = getattr(config, form.num_shared, None) or 0
     return {
@@ -347,5 +345,4 @@ def _experts_of(config: Any, form: Form) -> dict[str, Any]:
 
 
 def _first(config: Any, *fields: str) -> Any:
-    """Returns the value of the first of these fields that the config has; None if it has none of them."""
     return next((value for field in fields if (value := getattr(config, field, None)) is not None), None)

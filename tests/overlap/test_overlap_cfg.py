@@ -96,12 +96,6 @@ def test_what_a_layer_was_given_comes_back(
     assert overlap_cfg.read(written(tmp_path, overlap_cfg.text(config(slots, **switches)))) == config(slots, **switches)
 
 
-def test_of_what_an_operator_was_given_the_slots_come_back(tmp_path: Path) -> None:
-    text = overlap_cfg.text(OverlapConfig(SLOTS, {}))
-    assert "not listed were not overlapped" in text
-    assert overlap_cfg.read(written(tmp_path, text)).slots == SLOTS
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -162,12 +156,7 @@ def test_what_transformer_engine_would_not_take_is_refused(slots: dict[str, dict
         ({"fc1_dgrad": RING, "qkv_dgrad": PIPELINE}, {ON: True}, "None"),
         ({"fc1_dgrad": RING}, {ON: True}, f"{ON} applies to qkv and fc1 alike, but qkv_dgrad is not set"),
         ({"qkv_dgrad": RING}, {ON: True}, f"{ON} applies to qkv and fc1 alike, but fc1_dgrad is not set"),
-        (
-            {"qkv_dgrad": RING, "fc1_dgrad": BULK},
-            {ON: True},
-            f"{ON} applies to qkv and fc1 alike, but fc1_dgrad is not",
-        ),
-        ({}, {ON: True}, f"{ON} applies to qkv and fc1 alike, but qkv_dgrad is not set to ring_exchange or pipeline"),
+        ({"qkv_dgrad": RING, "fc1_dgrad": BULK}, {ON: True}, f"{ON} applies to qkv and fc1 alike, but fc1_dgrad is"),
         ({"fc1_dgrad": RING}, {ON: True, QKV_OFF: True}, "None"),
         ({"qkv_dgrad": RING}, {ON: True, FC1_OFF: True}, "None"),
         ({}, {ON: True, QKV_OFF: True, FC1_OFF: True}, "None"),

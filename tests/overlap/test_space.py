@@ -48,13 +48,6 @@ def test_methods_of_every_slot(name: str) -> None:
         assert (space.refusal(given) is None) == (method in TAKES[name])
 
 
-def test_what_makes_no_sense_to_a_backend_may_make_sense_to_another() -> None:
-    """These are refused by Transformer Engine or torch alone."""
-    assert space.refusal(point(operator="fc2", method="pipeline", fp8_buf=True)) is None
-    assert space.refusal(point(method="ring_exchange", aggregate=True)) is None
-    assert space.refusal(point(tp_size=1, method="none")) is None
-
-
 def test_a_name_has_of_the_command_line_what_its_fixed_part_does_not_show() -> None:
     overrides = ["tp_size=2", "workload.tokens=512", "+experiment=four_operators", "runtime.timeout_s=9"]
     assert point_name(point(), overrides) == "m_tp2_fc1_bulk_sm4_tokens=512"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.models import CUSTOM, PRECISION_OF_DTYPE
 from overlap_sweep.workloads import Workers, Workload, profilers, run_of
-
-_KEPT = ("runtime", "profile", "repetition", "workload")
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,7 +23,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
         del copy["device"]
     profiling = point["profiling"]
     return {
-        **{name: point[name] for name in _KEPT},
+        **{name: point[name] for name in ("runtime", "profile", "repetition", "workload")},
         # Left out if off: results of earlier versions don't have it.
         **({"profiling": profiling} if profiling["rocprofv3"] else {}),
         "copy_engine": copy,
@@ -37,19 +35,14 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
-    if (device := _device(point)) and point["runtime"]["device"] == "cpu":
-        return f"copy_engine.device={device} needs a GPU"
-    if point["copy_engine"]["direction"] != "device_to_device" and point["runtime"]["device"] == "cpu":
-        return f"copy_engine.direction={point['copy_engine']['direction']} needs a GPU"
-    chunks, rows = point["copy_engine"]["chunks"], point["copy_engine"]["matrix_size"]
-    if chunks and chunks > rows:
-        return f"copy_engine.chunks={chunks} is larger than copy_engine.matrix_size={rows}"
+    copy, on_cpu = point["copy_engine"], point["runtime"]["device"] == "cpu"
+    if on_cpu and copy.get("device"):
+        return f"copy_engine.device={copy['device']} needs a GPU"
+    if on_cpu and copy["direction"] != "device_to_device":
+        return f"copy_engine.direction={copy['direction']} needs a GPU"
+    if copy["chunks"] and copy["chunks"] > copy["matrix_size"]:
+        return f"copy_engine.chunks={copy['chunks']} is larger than copy_engine.matrix_size={copy['matrix_size']}"
     return None
-
-
-def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    copy = point["copy_engine"]
-    return ["copy", copy["direction"], f"gemm{copy['matrix_size']}", f"{copy['copy_mb']:g}mb"]
 
 
 def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
@@ -60,11 +53,6 @@ def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
 
 def _device(point: Mapping[str, Any]) -> int:
     return int(point["copy_engine"].get("device") or 0)
-
-
-def _idle_gpus(point: Mapping[str, Any]) -> int:
-    """Returns the number of GPUs before the one that is used, or the one that receives the copies."""
-    return max(_device(point), int(point["copy_engine"]["direction"] == "peer"))
 
 
 def _fewer_gpus(point: Mapping[str, Any]) -> tuple[str, str]:
@@ -80,10 +68,13 @@ WORKLOAD = Workload(
     refusal=refusal,
     run=run_of(__name__),
     subject=lambda point: "{matrix_size} GEMM, {copy_mb:g} MiB {direction}".format(**point["copy_engine"]),
-    words=_words,
+    words=lambda point, overrides: "copy {direction} gemm{matrix_size} {copy_mb:g}mb".format(
+        **point["copy_engine"]
+    ).split(),
     named={f"copy_engine.{name}" for name in ("matrix_size", "copy_mb", "direction")},
     world_size=lambda point: 1,
-    idle_gpus=_idle_gpus,
+    # Those before the one that is used, or the one that receives the copies.
+    idle_gpus=lambda point: max(_device(point), int(point["copy_engine"]["direction"] == "peer")),
     fewer_gpus=_fewer_gpus,
     cost=lambda point: (
         point["copy_engine"]["gemms"],

@@ -11,8 +11,6 @@ from overlap_sweep.config import TORCHS, PointConfig, ResolvedPoint
 from overlap_sweep.declared import Count, one_of, resolved
 from overlap_sweep.workloads.profilers import Profiler
 
-DIRECTIONS = ("device_to_device", "peer", "host_to_device", "device_to_host")
-
 
 @dataclass
 class WorkloadOptions:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,6 @@ LEAST_COPIED_BYTES = 256 * MIB
 TOLERANCE = 0.1
 """Largest difference between elements of products, whose variance is 1, by GEMMs of other shapes, which round
 differently."""
-PROFILED = 2
-"""Number of iterations in a trace."""
-
-
 # Grad mode is per thread. With it on, trace readers would take this thread for the one that computes.
 _OTHER_THREAD = ThreadPoolExecutor(1, initializer=torch.set_grad_enabled, initargs=(False,))
 
@@ -53,27 +50,20 @@ class Work:
     pairs: list[tuple[Tensor, Tensor]]
     """Source and target of each copy."""
 
-    def gemm(self, _turn: int = 0) -> None:
-        self.gemms()
-
-    def copy(self, _turn: int = 0) -> None:
-        with self._copying():
-            pass
-
-    def sequential(self, _turn: int = 0) -> None:
-        self.gemms()
-        self.copies()
-
-    def overlapped(self, _turn: int = 0) -> None:
-        with self._copying():
-            self.gemms()
-
-    def chunked_gemm(self, _turn: int = 0) -> None:
-        self.chunks()
-
-    def chunked_overlapped(self, _turn: int = 0) -> None:
-        with self._copying():
-            self.chunks()
+    def run(self, name: str, _turn: int = 0) -> None:
+        """Runs a variant once."""
+        gemms = self.chunks if name in CHUNKED else self.gemms
+        if name == "sequential":
+            gemms()
+            self.copies()
+        elif "overlapped" in name:
+            with self._copying():
+                gemms()
+        elif name == "copy":
+            with self._copying():
+                pass
+        else:
+            gemms()
 
     @contextmanager
     def _copying(self) -> Iterator[None]:
@@ -100,7 +90,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     work = _work(point, ranks)
     names = (*VARIANTS, *CHUNKED) if options["chunks"] else VARIANTS
     _check(work, ranks, chunked=bool(options["chunks"]))
-    variants = {name: Variant(getattr(work, name)) for name in names}
+    variants = {name: Variant(partial(work.run, name)) for name in names}
     samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
     # The usual names of a point's own trace and of that with no overlap.
     profiled = {"": variants[names[-1]], "none": variants["sequential"]}
@@ -108,14 +98,14 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     if point["profile"] != "none" and torch.version.hip:
         warnings = [BY_ROCPROFV3]
     elif point["profile"] != "none":
-        traces = capture_each(profiled, ranks, PROFILED, directory)
+        traces = capture_each(profiled, ranks, 2, directory)
     times = {name: summarise(taken.us["all"]) for name, taken in samples.items()}
     launch_bound = {name: taken.launch_bound for name, taken in samples.items()}
     return {
         "measured": CopyTimes(
             times=times,
             launch_bound=launch_bound,
-            bytes_copied=_bytes(options) * options["copies"],
+            bytes_copied=round(options["copy_mb"] * MIB) * options["copies"],
             flops=2 * options["matrix_size"] ** 3 * options["gemms"],
         ),
         "objective_us": times[names[-1]].median_us,
@@ -123,11 +113,6 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         "traces": traces,
         "warnings": warnings,
     }
-
-
-def _bytes(options: Mapping[str, Any]) -> int:
-    """Returns the size of one copy in bytes."""
-    return round(options["copy_mb"] * MIB)
 
 
 def _work(point: Mapping[str, Any], ranks: Ranks) -> Work:
@@ -141,7 +126,7 @@ def _work(point: Mapping[str, Any], ranks: Ranks) -> Work:
     parts = list(zip(*(matrix.tensor_split(options["chunks"] or 1) for matrix in (left, product)), strict=True))
     source, target = _places(options["direction"], ranks.device)
     # Enough different buffers that the caches don't hold them, but no more than there are copies.
-    size_bytes = _bytes(options)
+    size_bytes = round(options["copy_mb"] * MIB)
     count = min(options["copies"], math.ceil(LEAST_COPIED_BYTES / size_bytes))
     drawn = torch.randint(-128, 128, (count, size_bytes), dtype=torch.int8, device=ranks.device, generator=generator)
     pairs = [(source(values), target(torch.zeros_like(values))) for values in drawn]
@@ -183,17 +168,14 @@ def _check(work: Work, ranks: Ranks, *, chunked: bool) -> None:
     work.gemms()
     expected = work.product.clone()
     work.product.zero_()
-    work.overlapped()
+    work.run("overlapped")
     ranks.synchronize()
-    equal = [
-        torch.equal(work.product, expected),
-        *(torch.equal(origin.cpu(), goal.cpu()) for origin, goal in work.pairs),
-    ]
-    if not all(equal):
+    copied = all(torch.equal(origin.cpu(), goal.cpu()) for origin, goal in work.pairs)
+    if not (copied and torch.equal(work.product, expected)):
         raise WrongNumbers("wrong numbers: overlapped GEMMs or copies differ from those run alone", {})
     if chunked:
         work.product.fill_(math.nan)
-        work.chunked_overlapped()
+        work.run("chunked_overlapped")
         ranks.synchronize()
         # Not true for NaN.
         if not float((work.product - expected).abs().max()) <= TOLERANCE:

@@ -13,9 +13,6 @@ from overlap_sweep.overlap.models import BASELINES, CUSTOM, KERNELS, PRECISION_O
 from overlap_sweep.workloads import Workload, run_of
 
 PRECISIONS = tuple(PRECISION_OF_DTYPE.values())
-WARMUP = {"cuda": 3, "cpu": 1}
-
-_KEPT = ("tp_size", "precision", "profile", "repetition", "runtime")
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,8 +25,8 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(f"{name}={point[name]} and workload.{same}={workload[same]}: give only {name}.")
     backend = backends.chosen(point)
     if workload["warmup"] is None:
-        workload["warmup"] = WARMUP[device]
-    completed = {name: point[name] for name in _KEPT} | {
+        workload["warmup"] = 1 if device == "cpu" else 3
+    completed = {name: point[name] for name in ("tp_size", "precision", "profile", "repetition", "runtime")} | {
         "workload": workload,
         "backend": backend,
         "provider": backends.kernels_provider(backend),
@@ -93,15 +90,13 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     if point["precision"] == "fp8" and point["runtime"]["device"] == "cuda" and any(n % 16 for n in shape.gemm_shape):
         sizes = " x ".join(map(str, shape.gemm_shape))
         return f"FP8 GEMMs need dimensions divisible by 16; each rank's GEMM is {sizes}"
-    module = backends.load_kernels(point["backend"])
-    reason: str | None = shape.refusal() or module.refusal(point)
+    reason: str | None = shape.refusal() or backends.load_kernels(point["backend"]).refusal(point)
     if not reason and not point["implementations"]:
         return f"backend={point['backend']} has no {point['kernel']} in {point['precision']}"
     return reason
 
 
 def _on_one_node(point: Mapping[str, Any]) -> str | None:
-    """Returns why the kernel's ranks must be on one node, unless its backend says that they need not be."""
     if getattr(backends.load_kernels(point["backend"]), "SPANS_NODES", False):
         return None
     return f"the kernels of backend={point['backend']} run on one node; use backend=torch, or runtime.nodes=1"

@@ -14,11 +14,9 @@ from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point
 from overlap_sweep.workloads.kernel.config import MOST_IMPLEMENTATIONS, KernelSetting
 
-_Reasons = Annotated[dict[Name, str], msgspec.Meta(max_length=MOST_IMPLEMENTATIONS)]
-
 
 class ImplementationTimes(msgspec.Struct, kw_only=True):
-    """One implementation of a kernel, or one of `kernel_shape.BASELINES`. All in a point use the same tensors."""
+    """One implementation of a kernel, or one of `models.BASELINES`. All in a point use the same tensors."""
 
     time: Timing
     """Times of the iterations. The i-th samples of all implementations pair: they were taken in the same round."""
@@ -38,8 +36,10 @@ class ImplementationTimes(msgspec.Struct, kw_only=True):
 
 class KernelTimes(Measured, kw_only=True, tag="kernel"):
     implementations: Annotated[dict[Name, ImplementationTimes], msgspec.Meta(max_length=MOST_IMPLEMENTATIONS)]
-    """Times by name: the backend's implementations and `kernel_shape.BASELINES`."""
-    left_out: _Reasons = msgspec.field(default_factory=dict)
+    """Times by name: the backend's implementations and `models.BASELINES`."""
+    left_out: Annotated[dict[Name, str], msgspec.Meta(max_length=MOST_IMPLEMENTATIONS)] = msgspec.field(
+        default_factory=dict
+    )
     """Reasons for implementations that were not timed, by name: refused, or wrong numbers."""
 
     def __post_init__(self) -> None:
@@ -67,8 +67,7 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
         if not own:
             return None
         sequential, fastest = self.implementations[SEQUENTIAL].time, min(own, key=lambda time: time.median_us)
-        gain = gain_of_point(fastest, sequential, result.point.runtime.device, len(own))
-        return gain.in_words(SEQUENTIAL)
+        return gain_of_point(fastest, sequential, result.point.runtime.device, len(own)).in_words(SEQUENTIAL)
 
 
 MEASURED = KernelTimes

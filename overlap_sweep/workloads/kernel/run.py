@@ -27,7 +27,6 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, 
 """Data types of the drawn tensors and of the output, by precision."""
 MOST_BYTES = 8 * 2**30
 """Memory limit for all inputs and the intermediate tensors of each."""
-LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
 
 Call = Callable[[int], Outputs]
 
@@ -113,7 +112,7 @@ def _to_fp8(values: Tensor, ranks: Ranks) -> Operand:
     """Returns the values in FP8, with one scale for all ranks, since the gathered tensor has only one."""
     largest = values.abs().max().float()
     dist.all_reduce(largest, dist.ReduceOp.MAX)
-    scale = largest / LARGEST_FP8
+    scale = largest / torch.finfo(torch.float8_e4m3fn).max
     return Operand((values.float() / scale).to(torch.float8_e4m3fn), scale)
 
 

@@ -211,7 +211,6 @@ def labels(choices: Sequence[PassChoice]) -> list[str]:
 
 
 def _gain(candidate: Candidate, among: Sequence[Candidate]) -> Gain:
-    """Returns the gain over no overlap, the first of the candidates."""
     none, *others = among
     return NO_GAIN if candidate is none else gain_over(none.estimate, candidate.estimate, len(others))
 

@@ -16,6 +16,7 @@ from overlap_sweep.overlap.models import WHOLE, part
 from overlap_sweep.overlap.overlap_cfg import (
     ASYNC_TP_BACKEND,
     DEFAULT,
+    FILE,
     FLOOR,
     NONE,
     NONE_IN_WORDS,
@@ -89,29 +90,19 @@ class Trial:
 def read_trial(trial: LayerTrial, directory: Path, points: Mapping[Path, Point]) -> Trial:
     """Returns the trial. `directory` is that of tuner.json; `points` are all layer points by run directory."""
     point = points.get(directory / trial.point)
-    found = Trial(trial.tp_size, trial.point, point)
     if not point or not point.result or point.status != "ok":
-        return found
+        return Trial(trial.tp_size, trial.point, point)
     measured = point.measured_as(LayerTimes)
     names = labels(trial, measured.variants)
     # The tuned configuration of a layer that should not overlap is `none` under another label.
     times = {label: measured.variants[name] for label, name in names.items()}
     relabelled = structs.replace(point.result, measured=structs.replace(measured, variants=times))
-    return replace(
-        found,
-        layer=analyse_layer(replace(point, result=relabelled)),
-        names=names,
-        times=times,
-        warnings=[_with_labels(warning, trial.variants) for warning in point.result.warnings],
-    )
-
-
-def _with_labels(sentence: str, variants: Mapping[str, str]) -> str:
-    """Returns the sentence with labels in place of the long file names."""
-    for label, name in sorted(variants.items(), key=lambda item: -len(item[1])):
-        if name.startswith("file:"):
-            sentence = sentence.replace(name, label)
-    return sentence
+    layer, warnings = analyse_layer(replace(point, result=relabelled)), point.result.warnings
+    # Labels take the place of the long names of files.
+    for label, name in sorted(trial.variants.items(), key=lambda item: -len(item[1])):
+        if name.startswith(FILE):
+            warnings = [warning.replace(name, label) for warning in warnings]
+    return Trial(trial.tp_size, trial.point, point, layer, names, times, warnings)
 
 
 @dataclass(frozen=True)
@@ -301,14 +292,12 @@ def _best_of(labels: Sequence[str], trial: Trial) -> str:
 
 
 def _compare(trial: Trial, one: str, others: Sequence[str], tried: int = 1) -> dict[str, Comparison]:
-    """Returns the comparison of one variant with each of the others, by label."""
     assert trial.point
     times = [(trial.times[one], trial.times[other]) for other in others]
     return dict(zip(others, compare(times, trial.point.config.runtime.device, tried), strict=True))
 
 
 def _why_no_proof(record: TunerRecord, case: Case | None, tp_size: int) -> str:
-    """Returns why the tuner ran no proof at this TP size."""
     prefix = f"{case.model} TP={tp_size} " if case else f"TP={tp_size} "
     reasons = [why.rstrip(".") for label, why in record.dropped.items() if f"{label} ".startswith(prefix)]
     return "; ".join(dict.fromkeys(reasons)) or "the tuner ran no layer at this TP size"

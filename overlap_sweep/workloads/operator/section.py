@@ -306,7 +306,6 @@ def _outcome(outcome: Outcome, root: Path, folder: str) -> dict[str, Any]:
 
 
 def _trial(trial: Trial | None, root: Path) -> Mapping[str, Any]:
-    """Returns the report of a whole layer, its variants by label."""
     if not trial or not trial.point:
         return {"point": trial.name if trial else None, "variants": {}}
     layer = layers.report(trial.point, trial.layer, root)

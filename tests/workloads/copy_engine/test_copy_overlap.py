@@ -68,14 +68,14 @@ def test_two_threads_run_both_at_once_and_sequential_one_after_the_other() -> No
         gemms, copies = partial(part, "gemms", meets), partial(part, "copies", meets)
         return copy_overlap.Work(gemms, lambda: None, copies, stream=None, product=torch.zeros(1), pairs=[])
 
-    work(meets=True).overlapped()
+    work(meets=True).run("overlapped")
     assert sorted(ran) == ["copies begins", "copies ends", "gemms begins", "gemms ends"]
     ran.clear()
-    work(meets=False).sequential()
-    work(meets=False).copy()
+    work(meets=False).run("sequential")
+    work(meets=False).run("copy")
     assert ran == ["gemms begins", "gemms ends", *["copies begins", "copies ends"] * 2]
     with pytest.raises(ZeroDivisionError):
-        replace(work(meets=False), copies=lambda: 1 / 0).overlapped()
+        replace(work(meets=False), copies=lambda: 1 / 0).run("overlapped")
 
 
 def test_no_trace_is_exported_on_rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from overlap_sweep import workloads
-from overlap_sweep.errors import UserError
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
@@ -24,12 +23,6 @@ from tests.processes import run_ranks
 from tests.sweeps import ROOT
 from tests.workloads.fsdp.points import TINY_FSDP, TINY_MODEL, TINY_OPTIONS, composed
 
-SMALL_MODEL = (
-    "model.hidden_size=32",
-    "model.ffn_hidden_size=64",
-    "model.num_attention_heads=4",
-    "model.num_kv_heads=2",
-)
 QUICK = ("runtime.device=cpu", "workload.tokens=16", "workload.repeats=3", "workload.warmup=1", "workload.profiled=1")
 OPERATOR = ("tp_size=2", *TINY_MODEL, *QUICK, "profile=all")
 ASKED: dict[str, tuple[str, ...]] = {
@@ -54,11 +47,6 @@ ASKED: dict[str, tuple[str, ...]] = {
 
 def test_every_workload_is_asked() -> None:
     assert set(ASKED) == set(workloads.names())
-
-
-def test_an_unknown_workload_is_told_the_known_ones() -> None:
-    with pytest.raises(UserError, match="choose one of operator, layer, kernel"):
-        workloads.load("magic")
 
 
 def asked(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -196,13 +196,6 @@ def test_a_preset_takes_open_knobs_from_the_slot_as_transformer_engine_does(brid
     }
 
 
-def test_a_preset_names_knobs_without_a_field_unless_they_are_at_their_defaults() -> None:
-    text = exports.megatron_bridge_preset(CONFIGS["dgrads that scatter"], [], "overlaps")
-    assert "#   qkv_dgrad: use_ce=False\n" in text.partition("they are lost:")[2]
-    assert "fc2_fprop: use_ce" not in text
-    assert "lost" not in exports.megatron_bridge_preset(CONFIGS["every method"], [], "overlaps")
-
-
 def test_the_stand_in_has_the_fields_of_the_installed_megatron_bridge() -> None:
     real = installed_bridge()
 
