@@ -18,7 +18,6 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.models import SIZES_OF
 
 HUB_TIMEOUT_S = 1.0
-"""Timeout of a request to the Hugging Face hub."""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,6 @@ RECIPES = {
         ),
     )
 }
-"""By precision."""
 
 
 def overlaps_everything(precision: str) -> bool:

@@ -22,11 +22,8 @@ class CopyTimes(Measured, kw_only=True, tag="copy_engine"):
     """Times by variant: `gemm` and `copy` alone, `sequential` on one stream, `overlapped` on two; with chunks,
     `chunked_gemm` and `chunked_overlapped` with the GEMMs split. Their i-th samples pair."""
     launch_bound: dict[Name, bool]
-    """Whether each variant was launch-bound."""
     bytes_copied: Total
-    """Bytes copied in each iteration."""
     flops: Total
-    """Floating-point operations of the GEMMs in each iteration."""
 
     def __post_init__(self) -> None:
         if missing := set(VARIANTS) - self.times.keys():

@@ -41,14 +41,12 @@ class Work:
 
     gemms: Callable[[], None]
     chunks: Callable[[], None]
-    """The GEMMs split into chunks."""
     copies: Callable[[], None]
     stream: torch.cuda.Stream | None
     """Stream of the overlapped copies; None on a CPU, where another thread copies."""
     product: Tensor
     """Product of the GEMMs: [matrix_size, matrix_size]."""
     pairs: list[tuple[Tensor, Tensor]]
-    """Source and target of each copy."""
 
     def run(self, name: str, _turn: int = 0) -> None:
         """Runs a variant once."""

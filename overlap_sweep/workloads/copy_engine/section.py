@@ -56,7 +56,6 @@ class CopyRow:
     """Sizes in words: `4 GEMMs of 4096, 4 x 64 MiB`, or `4 GEMMs of 4096 in 8 chunks, 4 x 64 MiB`."""
     launch_bound: bool
     times: Mapping[str, Estimate]
-    """Times by variant."""
     overlapped: Estimate
     saved: Estimate
     """Time in sequence minus overlapped, median of the rounds; may be negative."""
@@ -85,7 +84,6 @@ class CopyAnalysis:
     direction: str
     device: str
     rows: list[CopyRow]
-    """Rows by size, ascending."""
 
     @property
     def headline(self) -> str:

@@ -56,7 +56,6 @@ class ImplementationRow:
     estimate: Estimate
     """Time, normalised by the `sequential` of the same point."""
     baselines_us: Mapping[str, float]
-    """Times of the baselines, by name."""
     bound_us: float
     """The longer of `gemm_only` and `comm_only`: no overlap of these two takes less."""
     tflops: float
@@ -64,18 +63,14 @@ class ImplementationRow:
     """Bytes that a rank receives, over the whole time."""
     hidden_fraction: float
     speedup: float
-    """Time of `sequential` over its time."""
     over_bound: float
-    """Time over the bound, minus 1."""
     relative_error: float | None
-    """Largest relative error over all points."""
     independent: bool
     launch_bound: bool
     """Whether it or the `sequential` of the same point was launch-bound in every point."""
     wrong: bool
     """Whether it computed wrong numbers in another repetition."""
     chosen: bool = False
-    """Whether it is the answer for its shape."""
 
     @property
     def time_us(self) -> float:
@@ -117,11 +112,8 @@ class ShapeAnalysis:
     chosen: ImplementationRow | None
     """Row of the implementation to use; None if `sequential` was launch-bound."""
     gain: Gain
-    """Its gain over `sequential`."""
     reason: str
-    """Why it was chosen, or why nothing was."""
     left_out: dict[str, str]
-    """Reasons for implementations that were not timed, by label."""
 
     @property
     def advice(self) -> str:
@@ -151,7 +143,6 @@ class KernelAnalysis:
 
     case: KernelCase
     shapes: list[ShapeAnalysis]
-    """Analyses by m, ascending."""
 
     @property
     def points(self) -> list[Point]:
@@ -178,15 +169,12 @@ def subjects(points: Iterable[Point]) -> list[str]:
 
 
 class _Measurement(NamedTuple):
-    """One measurement of an implementation, with the `sequential` of the same point."""
-
     point: str
     times: ImplementationTimes
     sequential: ImplementationTimes
-
-    @property
-    def clean(self) -> bool:
-        return not (self.times.launch_bound or self.sequential.launch_bound)
+    """That of the same point."""
+    clean: bool
+    """Whether neither was launch-bound."""
 
 
 def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
@@ -271,7 +259,9 @@ def _measured(points: Iterable[Point]) -> dict[tuple[str | None, str], list[_Mea
         implementations = point.measured_as(KernelTimes).implementations
         for name, times in implementations.items():
             key = (None, name) if name in BASELINES else (point.config.backend, name_in_tables(name, point.config))
-            found[key].append(_Measurement(point.name, times, implementations[SEQUENTIAL]))
+            sequential = implementations[SEQUENTIAL]
+            clean = not (times.launch_bound or sequential.launch_bound)
+            found[key].append(_Measurement(point.name, times, sequential, clean))
     return found
 
 

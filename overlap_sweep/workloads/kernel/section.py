@@ -229,7 +229,7 @@ def _point_rows(
 def _answer(analysis: KernelAnalysis) -> Answer:
     case = analysis.case
     operators = f" ({', '.join(found)})" if (found := subjects(analysis.points)) else ""
-    answers = [shape.answer for shape in analysis.shapes]
+    answers, largest = [shape.answer for shape in analysis.shapes], analysis.shapes[-1]
     return Answer(
         title=f"{case.brief} on {case.device}{operators}: {KERNELS[case.kernel]}",
         brief=case.brief,
@@ -248,20 +248,17 @@ def _answer(analysis: KernelAnalysis) -> Answer:
         legend=LEGEND,
         charts=[
             Exhibit(partial(kernel_lines, analysis), f"{case.kernel}_n{case.n}_k{case.k}_tp{case.tp_size}", small=True),
-            causes.exhibit(_sides(analysis)),
+            # What is used at the largest m, and the GEMM and the collective in sequence.
+            causes.exhibit(
+                {
+                    f"m={largest.m}, {row.label}": causes.first_traced(largest.points, row.name)
+                    for row in largest.rows
+                    if row.chosen or row.name == SEQUENTIAL
+                }
+            ),
         ],
         details=[measured_on(analysis.points)],
     )
-
-
-def _sides(analysis: KernelAnalysis) -> dict[str, causes.Side | None]:
-    """Returns the traces of what is used at the largest m, and of the GEMM and the collective in sequence."""
-    shape = analysis.shapes[-1]
-    return {
-        f"m={shape.m}, {row.label}": causes.first_traced(shape.points, row.name)
-        for row in shape.rows
-        if row.chosen or row.name == SEQUENTIAL
-    }
 
 
 def cautions(analysis: KernelAnalysis) -> list[str]:

@@ -44,11 +44,6 @@ HOW_TO_ASYNC_TP = (
     "torch.distributed._symmetric_memory.enable_symm_mem_for_group(<name of the TP group>). torch 2.13 deprecates the "
     "latter, but without it nothing is fused; fused_all_gather_matmul in a trace shows that it works.",
 )
-"""One sentence or two for each way to train."""
-
-LEAVE_OUT = "Leave --tp-comm-overlap out of Megatron-LM's command line."
-ASYNC_TP_ARGUMENTS = "--compile.enable --compile.enable_async_tensor_parallel"
-"""torchtitan's options."""
 
 
 def is_async_tp(case: CaseAnalysis) -> bool:
@@ -73,7 +68,6 @@ def cards(case: CaseAnalysis) -> dict[int, Card]:
 def _card(case: CaseAnalysis, tp_size: int) -> Card:
     outcome, passes = case.outcomes.get(tp_size), case.passes(tp_size)
     has_file = tp_size in case.tp_sizes and not is_async_tp(case)
-    file = path_of_file(case.folder, tp_size) if has_file else ""
     slots = case.config(tp_size).slots if has_file else {}
     off = has_file and not case.config(tp_size).switches["tp_comm_overlap"]
     said = []
@@ -85,13 +79,14 @@ def _card(case: CaseAnalysis, tp_size: int) -> Card:
         said.append(f"{done} on {outcome.trial.part}: {rounds}, {as_percent(CONFIDENCE)} confidence intervals.")
     # Without an outcome the headline has their gain.
     in_sum = [operators_in_sum(case, tp_size, with_gain=bool(outcome))] if passes else []
+    leave_out = "Leave --tp-comm-overlap out of Megatron-LM's command line."
     ties = "Settings that differ by less than the noise are ties, and the simplest wins."
     return Card(
         title=f"TP={tp_size}",
         headline=_headline(case, tp_size),
         sentences=[
             *(said if outcome else in_sum),
-            *([LEAVE_OUT] if off else set_in_training(case.case.process_wide)),
+            *([leave_out] if off else set_in_training(case.case.process_wide)),
         ],
         basis=[
             *(in_sum if outcome else []),
@@ -101,7 +96,7 @@ def _card(case: CaseAnalysis, tp_size: int) -> Card:
             *(HOW_TO_ASYNC_TP if tp_size == next(filter(partial(async_tp_advice, case), case.tp_sizes), None) else ()),
         ],
         advised="this TP size" if case.scaling.optimal_tp_size == tp_size else "",
-        file=file,
+        file=path_of_file(case.folder, tp_size) if has_file else "",
         to_set=[f"{s.name}: {str(s.value).lower()}  ({s.reason})" for s in case.switches(tp_size)] if has_file else [],
         code=[yaml.safe_dump({slot: setting}, sort_keys=False) for slot, setting in slots.items()],
         use=_use(case, tp_size),
@@ -113,8 +108,8 @@ def _use(case: CaseAnalysis, tp_size: int) -> list[str]:
     """Returns the command line arguments for training, Megatron-LM's or (async TP) torchtitan's; empty if overlap stays
     off."""
     if is_async_tp(case):
-        switch_on = as_sentence(advised(DEFAULT, ASYNC_TP_BACKEND))
-        return [ASYNC_TP_ARGUMENTS] if async_tp_advice(case, tp_size).startswith(switch_on) else []
+        is_on = async_tp_advice(case, tp_size).startswith(as_sentence(advised(DEFAULT, ASYNC_TP_BACKEND)))
+        return ["--compile.enable --compile.enable_async_tensor_parallel"] if is_on else []
     if tp_size not in case.tp_sizes:
         return []
     return megatron_arguments(case.config(tp_size), tp_size, file_name(tp_size))

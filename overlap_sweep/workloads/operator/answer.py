@@ -177,7 +177,6 @@ class OperatorAnalysis:
     strays: list[Unproven]
     """Proofs of a tuner that belong to none of the cases."""
     traces: Mapping[Path, TraceReading]
-    """Traces by run directory."""
 
 
 def analyse_operators(sources: Sources) -> OperatorAnalysis:

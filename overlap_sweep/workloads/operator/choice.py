@@ -106,7 +106,6 @@ class Observation:
 
     point: str
     settings: Mapping[str, Setting]
-    """Settings by slot, of this pass only."""
     times: PassTimes
     overlap_ratio: float | None
 
@@ -120,7 +119,6 @@ class Candidate:
     estimate: Estimate
     """Time relative to the none time of the same point, so that candidates of a pass compare."""
     points: tuple[str, ...]
-    """Names of the run directories with its measurements."""
     overlap_ratio: float | None
 
     @property
@@ -155,7 +153,6 @@ class PassChoice:
     """Time under the library's default in every slot of the operator; not a candidate, since it names no settings.
     None if no default was measured."""
     attempted: frozenset[str] = frozenset()
-    """Slots that some point tried to overlap, whether it succeeded or not."""
     gain: Gain = NO_GAIN
     """Gain of the chosen setting over no overlap, with the noise that decided."""
 

@@ -40,15 +40,12 @@ class Trial:
 
     tp_size: int
     name: str
-    """Name of the run directory."""
     point: Point | None
     """None if the run directory is missing or unreadable."""
     layer: LayerAnalysis | None = None
     """The point's variants under their labels; None unless the point is ok."""
     names: dict[str, str] = field(default_factory=dict)
-    """Names of the variants in the point, by label."""
     times: dict[str, VariantTimes] = field(default_factory=dict)
-    """Times of the measured variants, by label."""
     warnings: list[str] = field(default_factory=list)
     """The point's warnings, one sentence each; also why a variant was not measured."""
 
@@ -115,11 +112,9 @@ class Proof:
     case: Case
     trial: Trial
     layer: LayerAnalysis
-    """The trial's analysis."""
     against: dict[str, Comparison]
     """Time of the tuned layer over that of every other usable variant, by label."""
     best_other: str
-    """Label of the fastest other variant."""
     together: list[Trial]
     """Combinations of settings that ran side by side before the proof."""
 
@@ -166,7 +161,6 @@ class Unproven:
 
     tp_size: int
     directory: Path
-    """Directory of the tuner's sweep."""
     case: Case | None
     """None if no operators were measured for the layer's case."""
     reason: str
@@ -177,7 +171,6 @@ class Unproven:
     instead: OverlapConfig | None = None
     """What to train with if the tuner's configuration was refuted; None if it was only not measured."""
     advice: str = ""
-    """What to do if it was refuted, in words."""
 
     @property
     def verdict(self) -> str:

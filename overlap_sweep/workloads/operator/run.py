@@ -145,9 +145,7 @@ class DefaultOverlap:
     """The last measurement of the library's own default overlap."""
 
     measured_s: float = -math.inf
-    """time.monotonic() of the measurement."""
     times: Mapping[str, DefaultTiming] = field(default_factory=dict)
-    """Times by pass."""
     warnings: list[str] = field(default_factory=list)
 
 
@@ -167,7 +165,6 @@ class Bench:
     none_us: dict[str, float] = field(default_factory=dict)
     """The none time of the first point, by pass, to which all points' objectives are scaled."""
     none_profiled: bool = False
-    """Whether a trace of `none` was recorded already."""
 
     def variant(self, point: Mapping[str, Any], purpose: Purpose) -> Variant:
         say(f"builds {purpose} of {point['operator']}: {space.settings(point) if purpose == 'point' else ''}")

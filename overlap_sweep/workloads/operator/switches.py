@@ -52,7 +52,6 @@ class Plan:
     finals: list[Candidate]
     """The candidate that runs for each choice: the chosen one, or the fastest that the switches allow."""
     overruled: list[str]
-    """One sentence per choice that the switches don't allow."""
     switches: list[SwitchAdvice]
 
     @property
