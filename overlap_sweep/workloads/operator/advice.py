@@ -8,16 +8,13 @@ reads no file: the advice is to switch it on or to leave it off.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 
 import yaml
 
-from overlap_sweep import backends
 from overlap_sweep.overlap.models import WHOLE
 from overlap_sweep.overlap.overlap_cfg import (
     ASYNC_TP_BACKEND,
-    CONNECTIONS,
     DEFAULT,
     NONE,
     NONE_IN_WORDS,
@@ -29,10 +26,10 @@ from overlap_sweep.overlap.overlap_cfg import (
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import CONFIDENCE, NOTABLE_DRIFT, hidden_fraction
-from overlap_sweep.results.gain import Gain, gain_of_sum, gain_over, nothing_beat
+from overlap_sweep.results.gain import gain_of_sum, gain_over, nothing_beat
 from overlap_sweep.results.provenance import cpu_only, different_environments, recorded_warnings, slowed_gpus
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, baseline_drift
-from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, default_sum_us, gain_together, labels
+from overlap_sweep.workloads.operator.choice import PassChoice, default_sum_us, gain_together, labels
 from overlap_sweep.workloads.operator.proof import Proof, advised
 
 USERBUFFER_BACKENDS = ("transformer_engine", "megatron")
@@ -80,6 +77,7 @@ def _card(case: CaseAnalysis, tp_size: int) -> Card:
     # Without an outcome the headline has their gain.
     in_sum = [operators_in_sum(case, tp_size, with_gain=bool(outcome))] if passes else []
     leave_out = "Leave --tp-comm-overlap out of Megatron-LM's command line."
+    noise_us = math.hypot(*(final.estimate.noise_us for _, final in passes))
     ties = "Settings that differ by less than the noise are ties, and the simplest wins."
     return Card(
         title=f"TP={tp_size}",
@@ -91,7 +89,7 @@ def _card(case: CaseAnalysis, tp_size: int) -> Card:
         basis=[
             *(in_sum if outcome else []),
             *(_differences(case, tp_size) if has_file else []),
-            *([f"Noise: {as_us(_noise_us(passes))} us. {ties}"] if passes else []),
+            *([f"Noise: {as_us(noise_us)} us. {ties}"] if passes else []),
             # The card of the smallest TP size with advice on async TP explains how to switch it on.
             *(HOW_TO_ASYNC_TP if tp_size == next(filter(partial(async_tp_advice, case), case.tp_sizes), None) else ()),
         ],
@@ -167,11 +165,6 @@ def default_in_words(case: CaseAnalysis) -> str:
     return "async TP" if is_async_tp(case) else "the default"
 
 
-def _noise_us(passes: Sequence[tuple[PassChoice, Candidate]]) -> float:
-    """Returns the noise of the summed times under the switches."""
-    return math.hypot(*(final.estimate.noise_us for _, final in passes))
-
-
 def is_effective(choice: PassChoice, overlap_threshold: float) -> bool:
     ratio = choice.chosen.overlap_ratio
     return bool(choice.chosen.settings) and ratio is not None and ratio >= overlap_threshold
@@ -191,11 +184,11 @@ def recommendation(choice: PassChoice, case: CaseAnalysis, overlap_threshold: fl
     return f"{at}: use {chosen.name} ({as_us(chosen.time_us)} us, {choice.gain.in_words(NONE_IN_WORDS)}{compared})"
 
 
-def scaling_sentence(case: CaseAnalysis) -> str:
-    """Returns the TP size to use, and why; empty if nothing was measured."""
+def sentences(case: CaseAnalysis) -> list[str]:
+    """Returns the TP size to use and why, if anything was measured, and which layers the files apply to."""
     scaling = case.scaling
     advice = f"Use TP={scaling.optimal_tp_size}. " if scaling.optimal_tp_size else "TP size undecided: "
-    return f"{advice}{scaling.reason}" if scaling.results else ""
+    return [*([f"{advice}{scaling.reason}"] if scaling.results else []), *case.applies_to]
 
 
 def cautions(case: CaseAnalysis) -> list[str]:
@@ -217,33 +210,6 @@ def cautions(case: CaseAnalysis) -> list[str]:
         )
     points = case.points
     return [*lines, *slowed_gpus(points), *recorded_warnings(points), *different_environments(points)]
-
-
-def against_other_processes(case: CaseAnalysis, others: Sequence[CaseAnalysis]) -> list[str]:
-    """Returns how the summed times compare with those of cases that differ only in what is set for whole processes, a
-    sentence for each TP size and case."""
-    found = []
-    for other in (one for one in others if one.case._replace(process_wide=case.case.process_wide) == case.case):
-        for tp_size in sorted(case.plans.keys() & other.plans.keys()):
-            ours, theirs = (
-                {(choice.operator, choice.pass_name): (choice, final) for choice, final in one.passes(tp_size)}
-                for one in (case, other)
-            )
-            if not (common := [key for key in ours if key in theirs]):
-                continue
-            sums = [[passes[key] for key in common] for passes in (ours, theirs)]
-            own_us, other_us = (sum(final.time_us for _, final in passes) for passes in sums)
-            gain = Gain(1 - own_us / other_us, math.hypot(*map(_noise_us, sums)) / other_us)
-            names = ", ".join(labels([choice for choice, _ in sums[0]]))
-            # If it is as usual, the number of CUDA's connections.
-            own_name, other_name = (
-                one.case.process_wide or f"{CONNECTIONS}={backends.max_connections(one.case.backend)}"
-                for one in (case, other)
-            )
-            found.append(
-                f"TP={tp_size}, sum of {names}, each in its own processes: {own_name} is {gain.in_words(other_name)}."
-            )
-    return found
 
 
 def transfer_warning(case: CaseAnalysis) -> str:

@@ -18,7 +18,6 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import measured_on, multicast, recorded
 from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator.advice import (
-    against_other_processes,
     cards,
     cautions,
     file_name,
@@ -26,7 +25,7 @@ from overlap_sweep.workloads.operator.advice import (
     is_effective,
     path_of_file,
     recommendation,
-    scaling_sentence,
+    sentences,
 )
 from overlap_sweep.workloads.operator.answer import (
     CaseAnalysis,
@@ -74,10 +73,7 @@ def section(sources: Sources) -> Section | None:
         title="Operators",
         topic="tensor-parallel overlap",
         explained="Linear operators of a transformer layer, forward and backward, each with several overlap settings.",
-        answers=[
-            _answer(case, analysis.cases[:number], sources.config.overlap_threshold)
-            for number, case in enumerate(analysis.cases)
-        ],
+        answers=[_answer(case, sources.config.overlap_threshold) for case in analysis.cases],
         points=Listing(
             TABLE,
             rows,
@@ -130,8 +126,7 @@ def _place(row: PhaseRow) -> tuple[Any, ...]:
     return case, config["tp_size"], operator, method, config["phase"], knobs, row.point.name, phases.index(row.part)
 
 
-def _answer(case: CaseAnalysis, before: Sequence[CaseAnalysis], overlap_threshold: float) -> Answer:
-    """`before`: the cases with which it may be compared."""
+def _answer(case: CaseAnalysis, overlap_threshold: float) -> Answer:
     slots = [answer for tp_size in case.plans for answer in case.slots(tp_size)]
     default = "async TP in all slots" if is_async_tp(case) else "Transformer Engine's own settings"
     legend = {
@@ -142,7 +137,7 @@ def _answer(case: CaseAnalysis, before: Sequence[CaseAnalysis], overlap_threshol
     return Answer(
         title=str(case.case),
         brief=f"{case.case.model}, {case.case.tokens} tokens, {case.case.precision}, {case.case.backend}",
-        sentences=[*filter(None, [scaling_sentence(case)]), *case.applies_to, *against_other_processes(case, before)],
+        sentences=sentences(case),
         cards=list(cards(case).values()),
         cautions=cautions(case),
         compared=Listing(

@@ -47,10 +47,6 @@ def test_connections_are_separate_cases_whose_files_say_what_to_set(tmp_path: Pa
     usual, eight = section.answers
     assert EIGHT in eight.title
     assert EIGHT not in usual.title
-    (compared,) = (text for text in eight.sentences if EIGHT in text)
-    assert compared.startswith(
-        f"TP=2, sum of fc1 fwd, each in its own processes: {EIGHT} is 10.0% faster than CUDA_DEVICE_MAX_CONNECTIONS=1"
-    )
     write_reports(analysis, tmp_path)
     texts = {path: path.read_text() for path in tmp_path.rglob("optimal_tp_comm_overlap_cfg_tp2.yaml")}
     assert len(texts) == 2
