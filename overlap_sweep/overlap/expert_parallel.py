@@ -44,11 +44,7 @@ def max_connections(tp_size: int) -> int:
 def arguments(name: str, num_sm: int | None) -> Arguments:
     """Returns the variant's arguments; `num_sm`: of DeepEP's kernels, None for the library's default."""
     found = dict(VARIANTS[name])
-    return {**found, "moe_deepep_num_sms": num_sm or DEEPEP_SMS} if uses_deepep(found) else found
-
-
-def uses_deepep(given: Arguments) -> bool:
-    return given["moe_token_dispatcher_type"] == "flex"
+    return {**found, "moe_deepep_num_sms": num_sm or DEEPEP_SMS} if _DEEPEP.items() <= found.items() else found
 
 
 def overlaps_micro_batches(given: Arguments) -> bool:
@@ -85,15 +81,13 @@ def variant_refusal(name: str, point: Mapping[str, Any]) -> str | None:
             return f"overlap_moe_expert_parallel_comm requires bf16 or fp16, not {point['precision']}"
         if options["micro_batches"] == 1:
             return "layer.moe.micro_batches=1 leaves no other micro batch to compute"
-    return _deepep_refusal(point) if uses_deepep(given) else None
-
-
-def _deepep_refusal(point: Mapping[str, Any]) -> str | None:
+    if not _DEEPEP.items() <= given.items():
+        return None
     if point["runtime"]["device"] != "cuda":
         return "DeepEP requires GPUs"
     if find_spec("deep_ep") is None:
         return "deep_ep is not installed; see https://github.com/deepseek-ai/DeepEP"
-    num_sm = point["layer"]["moe"]["num_sm"] or DEEPEP_SMS
+    num_sm = options["num_sm"] or DEEPEP_SMS
     return f"DeepEP requires an even number of SMs, not {num_sm}" if num_sm % 2 else None
 
 

@@ -48,14 +48,15 @@ class Recipe:
     def sizes_refusal(self, shape: LinearShape) -> str | None:
         """Returns why the operator's GEMMs or gathers cannot be in this format, or None."""
         needs = f"{self.number_format} GEMMs require"
-        for name, size in zip(("outputs", "inputs"), shape.weight_shape, strict=True):
-            if size % self.features:
-                return f"{needs} dimensions divisible by {self.features}, but a rank has {size} {name}"
-        rows = shape.tokens // shape.tp_size
-        if rows % self.rows:
-            return f"{needs} rows divisible by {self.rows}, but a rank has {rows} tokens"
-        if shape.tokens % self.tokens:
-            return f"{needs} tokens divisible by {self.tokens}, but there are {shape.tokens}"
+        (outputs, inputs), rows = shape.weight_shape, shape.tokens // shape.tp_size
+        for divided, size, divisor, have in (
+            ("dimensions", outputs, self.features, f"a rank has {outputs} outputs"),
+            ("dimensions", inputs, self.features, f"a rank has {inputs} inputs"),
+            ("rows", rows, self.rows, f"a rank has {rows} tokens"),
+            ("tokens", shape.tokens, self.tokens, f"there are {shape.tokens}"),
+        ):
+            if size % divisor:
+                return f"{needs} {divided} divisible by {divisor}, but {have}"
         gathered = rows, shape.in_features if shape.parallel == "column" else shape.out_features
         if shape.tp_size > 1 and any(size % self.gathered for size in gathered):
             return (
@@ -88,20 +89,18 @@ def _chunk(phase: str, method: str, shape: LinearShape) -> dict[str, int]:
     return summed if method == "pipeline" else {**rows, **summed}
 
 
-_PER_TENSOR: dict[str, Any] = {"number_format": "FP8", "available": "is_fp8_available", "scaled_per_tensor": True}
-
 RECIPES = {
     recipe.precision: recipe
     for recipe in (
         # Its first step uses scales of 1, the second those of the first step's weights and activations; gradients
         # follow one step later.
-        Recipe("fp8_delayed", made_by="DelayedScaling", calibration_steps=3, **_PER_TENSOR),
-        Recipe("fp8_current", made_by="Float8CurrentScaling", **_PER_TENSOR),
+        Recipe("fp8_delayed", "FP8", "DelayedScaling", "is_fp8_available", calibration_steps=3, scaled_per_tensor=True),
+        Recipe("fp8_current", "FP8", "Float8CurrentScaling", "is_fp8_available", scaled_per_tensor=True),
         Recipe(
             "fp8_block",
-            number_format="FP8",
-            made_by="Float8BlockScaling",
-            available="is_fp8_block_scaling_available",
+            "FP8",
+            "Float8BlockScaling",
+            "is_fp8_block_scaling_available",
             gathered=128,
             without_overlap="Transformer Engine's userbuffers neither gather nor split tensors with "
             "precision=fp8_block, so only qkv_wgrad and fc1_wgrad overlap, by bulk",
@@ -109,9 +108,9 @@ RECIPES = {
         ),
         Recipe(
             "mxfp8",
-            number_format="MXFP8",
-            made_by="MXFP8BlockScaling",
-            available="is_mxfp8_available",
+            "MXFP8",
+            "MXFP8BlockScaling",
+            "is_mxfp8_available",
             features=32,
             rows=32,
             tokens=32,
@@ -120,22 +119,17 @@ RECIPES = {
         ),
         Recipe(
             "nvfp4",
-            number_format="NVFP4",
-            made_by="NVFP4BlockScaling",
-            available="is_nvfp4_available",
+            "NVFP4",
+            "NVFP4BlockScaling",
+            "is_nvfp4_available",
             features=32,
-            tokens=32,
             rows=16,
+            tokens=32,
             without_overlap="Transformer Engine's userbuffers have no NVFP4 GEMMs, so nothing overlaps with "
             "precision=nvfp4",
         ),
     )
 }
-
-
-def overlaps_everything(precision: str) -> bool:
-    """Returns whether a precision limits no overlap, so that the library's default can run."""
-    return not notes(precision)
 
 
 def notes(precision: str) -> list[str]:

@@ -14,7 +14,7 @@ from overlap_sweep.declared import shown
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import FILE, OverlapConfig
-from overlap_sweep.overlap.recipes import RECIPES, overlaps_everything
+from overlap_sweep.overlap.recipes import RECIPES, notes
 from overlap_sweep.overlap.space import MOE_KIND
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads import Workload, run_of, tp_groups_on_nodes, tp_ranks, usual_workers
@@ -169,7 +169,7 @@ def names(point: Mapping[str, Any]) -> list[str]:
 
 def _usual(point: Mapping[str, Any]) -> list[str]:
     """Returns the variants that are compared with `none` if the user names none: those that can run here."""
-    if not overlaps_everything(point["precision"]):
+    if notes(point["precision"]):
         return []
     has_default = backends.load(point["backend"]).LAYER_HAS_DEFAULT
     usual = _WITH_DEFAULT if has_default else _WITHOUT_DEFAULT
