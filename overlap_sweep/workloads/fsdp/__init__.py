@@ -268,7 +268,7 @@ def _sample(result: Result) -> Sample:
 
 def _same_point(point: Mapping[str, Any]) -> str:
     from overlap_sweep.study.settings import key
-    from overlap_sweep.workloads.fsdp.knobs import knobs_of
+    from overlap_sweep.workloads.fsdp.rows import knobs_of
 
     return str(sorted(key(knobs_of(point)), key=str))
 

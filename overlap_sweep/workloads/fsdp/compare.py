@@ -4,19 +4,18 @@ directory is reported alone. Histories have the step time."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from rich.console import Console
 
-from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts import Axis, Line, LinePoint, Lines
 from overlap_sweep.report.comparison import (
     Chart,
-    Comparing,
     Comparison,
     Telemetry,
     as_ratio,
@@ -29,18 +28,27 @@ from overlap_sweep.report.console import print_lines, print_table
 from overlap_sweep.report.headline import mean_change
 from overlap_sweep.report.numbers import counted, shortened, some_of
 from overlap_sweep.report.table import Column, Listing, Table, attribute
-from overlap_sweep.results.comparable import Comparable, Sample
-from overlap_sweep.results.nodes import on_nodes
+from overlap_sweep.results.comparable import Comparable
+from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import describe_machine, launch_commands
+from overlap_sweep.results.provenance import launch_commands
 from overlap_sweep.results.records import Records
-from overlap_sweep.results.run_directory import Result
-from overlap_sweep.results.verdict import MARGIN, mean_ratio
-from overlap_sweep.workloads.fsdp.config import Resolved
-from overlap_sweep.workloads.fsdp.knobs import NAMING, knobs_of
-from overlap_sweep.workloads.fsdp.logs import Dataset, read_dataset
-from overlap_sweep.workloads.fsdp.result import TrainingRun
-from overlap_sweep.workloads.fsdp.runs import QUANTITIES, STEPS, Match, QuantityRatio, Run, Verdict, pairs
+from overlap_sweep.results.verdict import MARGIN, differ, mean_ratio, ratio
+from overlap_sweep.study.comparison import comparing
+from overlap_sweep.workloads.fsdp.runs import QUANTITIES, STEPS, Dataset, Run, pairs, read_dataset
+from overlap_sweep.workloads.fsdp.study import STUDY
+
+_TIMES = ("step_ms", "compute_ms", "comm_ms", "exposed_comm_ms", "time_us", "none_us", "floor_us")
+LOWER_BETTER = {*_TIMES, "peak_memory_gb"}
+HIGHER_BETTER = {"hidden_comm_fraction", "overlap_ratio", "samples_per_s", "speedup", "hidden_fraction"}
+UNKNOWN = Estimate(math.nan, math.nan, 0)
+Verdict = Literal["better", "worse", "same", "lower", "higher"]
+"""`lower` and `higher` are for quantities where neither is better."""
+
+_ANOTHER_MODEL = ("model.", "ranking.")
+_WORK = (*_ANOTHER_MODEL, "training.batch_size", "training.gradient_accumulation", "precision", "ranks")
+"""Settings, or prefixes of their names, that change the amount of work."""
+_NAMES_ONLY = ("model.name", "model.source")
 
 FEW_RUNS = 3
 """Number of runs up to which all quantities are printed; of more runs only step times, unless `--by point`."""
@@ -50,18 +58,105 @@ MOST_POINTS = 720
 """Points of a line in a chart; longer runs are thinned out."""
 MOST_PANELS = 30
 LONGEST_WORD = 60
-LINES = {
-    "step_ms": ("step, slowest rank", "ink"),
-    "compute_ms": ("computation", "gemm"),
-    "comm_ms": ("communication", "comm"),
-    "hidden_comm_ms": ("overlapped", "series4"),
-    "exposed_comm_ms": ("exposed", "bad"),
-}
-"""Name and colour of the lines of a timeline, by quantity."""
+LINES = (
+    ("step_ms", "step, slowest rank", "ink"),
+    ("compute_ms", "computation", "gemm"),
+    ("comm_ms", "communication", "comm"),
+    ("hidden_comm_ms", "overlapped", "series4"),
+    ("exposed_comm_ms", "exposed", "bad"),
+)
+"""Quantity, name and colour of the lines of a timeline."""
 OVERLAID = {
     "step_ms": Axis("step time, ms", from_zero=True),
     "hidden_comm_fraction": Axis("hidden communication, %", format=".0%", domain=(0.0, 1.0)),
 }
+
+
+@dataclass(frozen=True)
+class Match:
+    """A run and the matching run of the reference; None if the run is reported alone."""
+
+    dataset: str
+    reference: str
+    ours: Run
+    theirs: Run | None = None
+
+    @cached_property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Returns the settings that differ, with the value by label, the reference's first: knobs if both are known,
+        and `ranks`."""
+        own, others = ({**run.settings, "ranks": run.num_ranks} for run in (self.ours, self.theirs or self.ours))
+        # Logs without a result only have the number of ranks.
+        names = own.keys() & others.keys() if min(len(own), len(others)) == 1 else {**others, **own}
+        return {
+            name: {self.reference: others.get(name), self.dataset: own.get(name)}
+            for name in names
+            if own.get(name) != others.get(name)
+        }
+
+    @property
+    def different_work(self) -> list[str]:
+        """Returns the differing settings that change the amount of work; empty if both do the same work."""
+        return [name for name in self.settings if name.startswith(_WORK) and name not in _NAMES_ONLY]
+
+    @cached_property
+    def quantities(self) -> dict[str, QuantityRatio]:
+        """Returns the quantities that either run has, in order; both have `step_ms`."""
+        ours, theirs = self.ours.estimates, self.theirs.estimates if self.theirs else {}
+        known = [name for name in QUANTITIES if name in ours or name in theirs]
+        return {name: QuantityRatio(self, name, ours.get(name, UNKNOWN), theirs.get(name, UNKNOWN)) for name in known}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Returns what summary.json has of it."""
+        return {
+            "reference_run": self.theirs and self.theirs.name,
+            "settings_that_differ": self.settings,
+            "different_work": self.different_work,
+            "quantities": {
+                name: {"ratio": one.ratio, "noise": one.ratio_noise, "verdict": one.verdict}
+                for name, one in self.quantities.items()
+            },
+        }
+
+
+@dataclass(frozen=True)
+class QuantityRatio:
+    """One quantity of a run and of the reference's run; NaN for a run that lacks it."""
+
+    match: Match
+    quantity: str
+    ours: Estimate
+    theirs: Estimate
+
+    @property
+    def judged(self) -> bool:
+        """Returns whether one may be better: not if the runs did different work."""
+        work = self.match.different_work
+        return not work or (self.quantity == "samples_per_s" and not any(o.startswith(_ANOTHER_MODEL) for o in work))
+
+    @property
+    def ratio(self) -> float:
+        """Returns the ratio to the reference; NaN if undefined."""
+        return ratio(self.ours.time_us, self.theirs.time_us)
+
+    @property
+    def ratio_noise(self) -> float:
+        """Returns the half-width: both relative noises in quadrature. NaN if the ratio or a noise is."""
+        shares = (one.noise_us / (one.time_us or math.nan) for one in (self.ours, self.theirs))
+        return abs(self.ratio) * math.hypot(*shares)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Returns `same` unless `verdict.differ` says otherwise. None if a noise is unknown."""
+        if math.isnan(self.ours.noise_us + self.theirs.noise_us):
+            return None
+        if not differ(self.ours, self.theirs):
+            return "same"
+        lower = self.ours.time_us < self.theirs.time_us
+        if not self.judged or self.quantity not in LOWER_BETTER | HIGHER_BETTER:
+            return "lower" if lower else "higher"
+        return "better" if lower == (self.quantity in LOWER_BETTER) else "worse"
 
 
 def _number(value: float) -> str:
@@ -103,8 +198,8 @@ class RunComparison:
         return [label for label in self.matches if label != self.reference]
 
     @property
-    def rows(self) -> list[QuantityRatio]:
-        return [row for matches in self.matches.values() for match in matches for row in match.quantities.values()]
+    def every_match(self) -> list[Match]:
+        return [match for matches in self.matches.values() for match in matches]
 
 
 def compare(
@@ -114,20 +209,18 @@ def compare(
     else all others. `all_runs`: tables have every quantity of each run. UserError if no run of any is in the
     reference."""
     compared = match_runs([read_dataset(*operand) for operand in operands], reference, candidate)
+    datasets = compared.datasets
     return Comparison(
         table=ROWS,
-        rows=compared.rows,
+        rows=[row for match in compared.every_match for row in match.quantities.values()],
         show=lambda console: _print(compared, console, all_runs),
         summary=lambda: summary(compared),
-        charts=lambda: [*map(_timeline, compared.datasets), *([_overlay(compared)] if compared.candidates else [])],
-        problems=[problem for dataset in compared.datasets for problem in dataset.problems],
+        charts=lambda: [*map(_timeline, datasets), *([_overlay(compared)] if compared.candidates else [])],
+        problems=[problem for dataset in datasets for problem in dataset.problems],
         headlines=[_headline(compared, label) for label in compared.candidates],
-        warnings=[warning for dataset in compared.datasets for warning in dataset.warnings],
+        warnings=[warning for dataset in datasets for warning in dataset.warnings],
         summary_file="summary.json",
-        details={
-            dataset.label: Listing(STEPS, [step for run in dataset.runs for step in run.steps])
-            for dataset in compared.datasets
-        },
+        details={one.label: Listing(STEPS, [step for run in one.runs for step in run.steps]) for one in datasets},
     )
 
 
@@ -136,28 +229,23 @@ def match_runs(datasets: Sequence[Dataset], reference: str, candidate: str | Non
     run of any is in the reference."""
     base = next(dataset for dataset in datasets if dataset.label == reference)
     if len(datasets) == 1:
-        return RunComparison(
-            [base], reference, {reference: [Match(reference, reference, run) for run in base.runs]}, []
-        )
-    compared = [one for one in datasets if one is not base and candidate in (None, one.label)]
-    matches = {
-        one.label: [Match(one.label, reference, *pair) for pair in pairs(one.runs, base.runs)] for one in compared
-    }
-    unmatched = [line for dataset in compared for line in _unmatched(dataset, base, matches[dataset.label])]
+        alone = [Match(reference, reference, run) for run in base.runs]
+        return RunComparison([base], reference, {reference: alone}, [])
+    matches, unmatched = {}, []
+    for dataset in datasets:
+        if dataset is base or candidate not in (None, dataset.label):
+            continue
+        found = [Match(dataset.label, reference, *pair) for pair in pairs(dataset.runs, base.runs)]
+        matches[dataset.label] = found
+        ours, theirs = ({getattr(match, side).name for match in found} for side in ("ours", "theirs"))
+        for one, other, matched in ((base, dataset, theirs), (dataset, base, ours)):
+            if only := [run.name for run in one.runs if run.name not in matched]:
+                unmatched.append(f"{len(only)} only in {one.label}, not in {other.label}: {some_of(only)}.")
     if not any(matches.values()):
         raise UserError(
             f"No runs match: {' '.join(unmatched)} Give runs with equal names or equal swept settings, or one run each."
         )
     return RunComparison(list(datasets), reference, matches, unmatched)
-
-
-def _unmatched(dataset: Dataset, base: Dataset, matches: Sequence[Match]) -> Iterator[str]:
-    """Yields a sentence for each of the two with runs that the other lacks."""
-    ours = [match.ours.name for match in matches]
-    theirs = [match.theirs.name for match in matches if match.theirs]
-    for one, other, matched in ((base, dataset, theirs), (dataset, base, ours)):
-        if only := [run.name for run in one.runs if run.name not in matched]:
-            yield f"{len(only)} only in {one.label}, not in {other.label}: {some_of(only)}."
 
 
 def settings_throughout(matches: Sequence[Match]) -> dict[str, dict[str, Any]]:
@@ -188,21 +276,10 @@ def summary(compared: RunComparison) -> dict[str, Any]:
         "datasets": {
             dataset.label: {
                 "path": str(dataset.path),
-                "machine": _machine(dataset),
+                "machine": dataset.machine,
                 "commands": launch_commands([run.point for run in dataset.runs if run.point]),
-                "runs": {run.name: _run_summary(run) for run in dataset.runs},
-                "ratios": {
-                    match.ours.name: {
-                        "reference_run": match.theirs and match.theirs.name,
-                        "settings_that_differ": match.settings,
-                        "different_work": match.different_work,
-                        "quantities": {
-                            name: {"ratio": one.ratio, "noise": one.ratio_noise, "verdict": one.verdict}
-                            for name, one in match.quantities.items()
-                        },
-                    }
-                    for match in matches.get(dataset.label, [])
-                },
+                "runs": {run.name: run.summary for run in dataset.runs},
+                "ratios": {match.ours.name: match.summary for match in matches.get(dataset.label, [])},
                 "mean_ratios": mean_ratios(matches.get(dataset.label, [])),
                 "problems": dataset.problems,
                 "warnings": dataset.warnings,
@@ -213,19 +290,6 @@ def summary(compared: RunComparison) -> dict[str, Any]:
     }
 
 
-def _run_summary(run: Run) -> dict[str, Any]:
-    return {
-        "directory": str(run.directory),
-        "ranks": run.ranks,
-        "settings": run.settings,
-        "aggregates": {
-            name: {"median": known.time_us, "noise": known.noise_us, "count": known.repeats}
-            for name, known in run.estimates.items()
-        },
-        "dips": run.dips,
-    }
-
-
 def _print(compared: RunComparison, console: Console, all_runs: bool) -> None:
     """Prints the answer, then the quantities of each run; of many runs only step times unless `all_runs`."""
     for label in compared.candidates:
@@ -233,7 +297,7 @@ def _print(compared: RunComparison, console: Console, all_runs: bool) -> None:
         print_lines([_answer(compared.matches[label])], console)
     for dataset in compared.datasets:
         runs = counted(len(dataset.runs), "run")
-        print_lines([f"{dataset.label}: {dataset.path}, {runs}, on {_machine(dataset)}"], console)
+        print_lines([f"{dataset.label}: {dataset.path}, {runs}, on {dataset.machine}"], console)
     for label, matches in compared.matches.items():
         if all_runs or len(matches) <= FEW_RUNS:
             for match in matches:
@@ -246,9 +310,8 @@ def _print(compared: RunComparison, console: Console, all_runs: bool) -> None:
             console.print("\nSettings that differ in all runs:")
             print_lines([f"{name}: {by_label(values)}" for name, values in common.items()], console)
     console.print()
-    note = "Medians over the steps, without warm-up and profiled steps."
-    if compared.candidates:
-        note += f" ratio: value / {compared.reference}'s. same: within the noise of both, or within {MARGIN:.1%}."
+    ratios = f" ratio: value / {compared.reference}'s. same: within the noise of both, or within {MARGIN:.1%}."
+    note = f"Medians over the steps, without warm-up and profiled steps.{ratios if compared.candidates else ''}"
     print_lines([*compared.unmatched, note], console, indent=0)
 
 
@@ -282,20 +345,10 @@ def _answer(matches: Sequence[Match]) -> str:
     return f"{counted(len(matches), 'matching run')}{work}. Step time: {numbers}. Geometric mean ratios: {means}."
 
 
-def _machine(dataset: Dataset) -> str:
-    return describe_machine(next((run.environment for run in dataset.runs if run.environment), {}))
-
-
 def _timeline(dataset: Dataset) -> Chart:
     """Returns the chart of where each step's time went, one panel per run."""
     panels = [
-        Lines(
-            title=run.name[-LONGEST_WORD:],
-            subtitle="",
-            x=Axis("global step"),
-            y=Axis("time, ms", from_zero=True),
-            lines=[_line(run, quantity, *named) for quantity, named in LINES.items()],
-        )
+        _lines(run, Axis("time, ms", from_zero=True), [(run, *line) for line in LINES])
         for run in dataset.runs[:MOST_PANELS]
     ]
     title = f"{shortened(dataset.label, LONGEST_WORD)}: breakdown of the step time"
@@ -306,51 +359,39 @@ def _timeline(dataset: Dataset) -> Chart:
 def _overlay(compared: RunComparison) -> Chart:
     """Returns the chart of step times and hidden communication of both runs of each pair."""
     panels = []
-    for match in [match for label in compared.candidates for match in compared.matches[label]][:MOST_PANELS]:
-        both = ((match.reference, match.theirs, "series1"), (match.dataset, match.ours, "series2"))
+    for match in compared.every_match[:MOST_PANELS]:
+        assert match.theirs
+        both = ((match.theirs, match.reference, "series1"), (match.ours, match.dataset, "series2"))
         for quantity, axis in OVERLAID.items():
             # The hidden share is undefined without communication.
-            if all(run and len(run.known(quantity)) for _, run, _ in both):
-                lines = [
-                    _line(run, quantity, shortened(label, LONGEST_WORD), colour) for label, run, colour in both if run
-                ]
-                panels.append(Lines(match.ours.name[-LONGEST_WORD:], "", Axis("global step"), axis, lines))
+            if all(len(run.known(quantity)) for run, *_ in both):
+                lines = [(run, quantity, shortened(label, LONGEST_WORD), colour) for run, label, colour in both]
+                panels.append(_lines(match.ours, axis, lines))
     title = shortened(f"{', '.join(compared.candidates)} against {compared.reference}", LONGEST_WORD)
     explained = "Step time of the slowest rank, and hidden share of communication; without warm-up."
     return Chart("overlay.png", panels, title, [explained])
 
 
-def _line(run: Run, quantity: str, name: str, colour: str) -> Line:
-    """Returns a quantity over the steps that count, thinned to at most MOST_POINTS."""
-    every = math.ceil(len(run.counted) / MOST_POINTS)
-    known = run.known(quantity).iloc[::every]
-    points = [LinePoint(number, value) for number, value in zip(known.index.tolist(), known.tolist(), strict=True)]
-    return Line(name, points, colour, shape="")
+def _lines(named: Run, y: Axis, lines: Sequence[tuple[Run, str, str, str]]) -> Lines:
+    """Returns a panel of quantities over the steps that count, thinned to at most MOST_POINTS. `lines`: run, quantity,
+    name and colour of each."""
+    drawn = []
+    for run, quantity, name, colour in lines:
+        known = run.known(quantity).iloc[:: math.ceil(len(run.counted) / MOST_POINTS)]
+        points = [LinePoint(*point) for point in zip(known.index.tolist(), known.tolist(), strict=True)]
+        drawn.append(Line(name, points, colour, shape=""))
+    return Lines(named.name[-LONGEST_WORD:], "", Axis("global step"), y, drawn)
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
     """Returns nothing: training runs are compared by their telemetry."""
     trained = any(point.workload == "fsdp" and point.status == "ok" for point in points)
-    lacking = (
-        "has training results without telemetry; to compare them, copy the rank_<r>_metrics.jsonl files of their run "
-        "directories too."
-    )
-    return Comparable([], lacking=lacking if trained else "")
+    copy = "to compare them, copy the rank_<r>_metrics.jsonl files of their run directories too."
+    return Comparable([], lacking=f"has training results without telemetry; {copy}" if trained else "")
 
 
-def samples(result: Result) -> dict[str, Sample]:
-    """Returns the sample of the step, even if it is launch-bound."""
-    step = result.measured_as(TrainingRun).step
-    ranks = f"{workloads.world_size(result.recorded)} ranks{on_nodes(workloads.nodes(result.recorded))}"
-    setting = f"{ranks}, {NAMING.in_words(knobs_of(result.recorded))}"
-    sample = Sample((step["point"],), step["none"].median_us, "step", result.point_as(Resolved).workload.tokens)
-    return {setting: sample}
-
-
-COMPARED = Comparing(
-    measured,
-    samples,
-    # Length of the run before its steps are timed, output, profiling and telemetry don't change the step time.
-    changes_nothing=("training.max_steps", "training.log_interval", "training.output_dir", "profiling", "telemetry"),
+COMPARED = replace(
+    comparing(STUDY),
+    measured=measured,
     telemetry=Telemetry(compare, {"of telemetry": ROWS, "of telemetry, file of its steps": STEPS}),
 )

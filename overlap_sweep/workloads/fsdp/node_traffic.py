@@ -11,8 +11,8 @@ parameters in forward and backward, then a reduce-scatter of the gradients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from overlap_sweep.report.table import Column
 from overlap_sweep.workloads.fsdp.config import Resolved
@@ -20,20 +20,11 @@ from overlap_sweep.workloads.fsdp.config import Resolved
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
-@dataclass(frozen=True)
-class NodeTraffic:
-    """Bytes that a rank sends in a step: the mean over the ranks."""
+class NodeTraffic(NamedTuple):
+    """Bytes that a rank sends in a step, mean over the ranks: to ranks of its own node, and of others."""
 
     within_node: float
-    """To ranks of its own node."""
     between_nodes: float
-    """To ranks of other nodes."""
-
-    def __add__(self, other: NodeTraffic) -> NodeTraffic:
-        return NodeTraffic(self.within_node + other.within_node, self.between_nodes + other.between_nodes)
-
-    def __rmul__(self, times: int) -> NodeTraffic:
-        return NodeTraffic(times * self.within_node, times * self.between_nodes)
 
 
 def node_traffic(
@@ -51,26 +42,24 @@ def node_traffic(
     parameter_bytes, gradient_bytes: the whole model's, as they are gathered and reduced, without FSDP2's padding.
     reshard_after_forward: as in FSDP2; with a number of ranks the backward pass gathers among that many.
     """
-    shards = ranks // replicas
+    shards, per_node = ranks // replicas, ranks // nodes
     of_model = [range(first, first + shards) for first in range(0, ranks, shards)]
     of_shard = [range(first, ranks, shards) for first in range(shards)]
-    traffic = micro_batches * _collective(parameter_bytes, of_model, ranks, nodes)
+    collectives = [(micro_batches * parameter_bytes, of_model), (gradient_bytes, of_model)]
     if reshard_after_forward:
         group = shards if reshard_after_forward is True else int(reshard_after_forward)
         again = [range(first, first + group) for first in range(0, ranks, group)]
-        traffic += micro_batches * _collective(parameter_bytes, again, ranks, nodes)
-    traffic += _collective(gradient_bytes, of_model, ranks, nodes)
+        collectives.append((micro_batches * parameter_bytes, again))
     # Each rank has one part of the reduced gradients.
-    return traffic + 2 * _collective(gradient_bytes / shards, of_shard, ranks, nodes)
-
-
-def _collective(size: float, groups: Sequence[range], ranks: int, nodes: int) -> NodeTraffic:
-    """Returns what a rank sends in an all-gather or a reduce-scatter of `size` bytes in each of these equal groups."""
-    count, per_node = len(groups[0]), ranks // nodes
-    links = [(rank, group[(place + 1) % count]) for group in groups for place, rank in enumerate(group)]
-    crossing = sum(rank // per_node != following // per_node for rank, following in links)
-    sent = size * (count - 1) / count
-    return NodeTraffic(sent * (1 - crossing / ranks), sent * crossing / ranks)
+    collectives.append((2 * gradient_bytes / shards, of_shard))
+    within = between = 0.0
+    for size, groups in collectives:
+        count = len(groups[0])
+        links = [(rank, group[(place + 1) % count]) for group in groups for place, rank in enumerate(group)]
+        crossing = sum(rank // per_node != following // per_node for rank, following in links) / ranks
+        sent = size * (count - 1) / count
+        within, between = within + sent * (1 - crossing), between + sent * crossing
+    return NodeTraffic(within, between)
 
 
 def traffic_of(point: Resolved, parameters: int) -> NodeTraffic | None:
@@ -84,8 +73,10 @@ def traffic_of(point: Resolved, parameters: int) -> NodeTraffic | None:
         # Parameters and gradients are in float32, whatever autocast computes in.
         size = parameters * _BYTES["fp32"]
         reduced = node_traffic(parameter_bytes=0, gradient_bytes=size, ranks=ranks, nodes=nodes, replicas=ranks)
-        loads = distributed.overlap_reduce_scatter
-        return reduced + loads * node_traffic(parameter_bytes=0, gradient_bytes=size, ranks=ranks, nodes=nodes)
+        if not distributed.overlap_reduce_scatter:
+            return reduced
+        load = node_traffic(parameter_bytes=0, gradient_bytes=size, ranks=ranks, nodes=nodes)
+        return NodeTraffic(*(sum(both) for both in zip(reduced, load, strict=True)))
     return node_traffic(
         parameter_bytes=parameters * _BYTES[point.precision],
         gradient_bytes=parameters * _BYTES[fsdp.reduce_dtype or point.precision],
@@ -97,28 +88,14 @@ def traffic_of(point: Resolved, parameters: int) -> NodeTraffic | None:
     )
 
 
-def _gb(traffic_bytes: float) -> str:
-    return f"{traffic_bytes:.3g}"
+def _column(name: str, sent: str, header: str, dropped: int) -> Column[NodeTraffic]:
+    computed = "computed from the sharding, mean over the ranks; empty for points on one node."
+    about, value = f"Data that a rank sends {sent} in a step, 10^9 bytes: {computed}", attrgetter(name)
+    return Column(f"{name}_gb", lambda t: value(t) / 1e9, about, header=header, show="{:.3g}".format, dropped=dropped)
 
 
-COLUMNS: tuple[Column[NodeTraffic], ...] = (
-    Column(
-        "within_node_gb",
-        lambda traffic: traffic.within_node / 1e9,
-        "Data that a rank sends within its node in a step, 10^9 bytes: computed from the sharding, mean over the "
-        "ranks; empty for points on one node.",
-        header="GB in node",
-        show=_gb,
-        dropped=2,
-    ),
-    Column(
-        "between_nodes_gb",
-        lambda traffic: traffic.between_nodes / 1e9,
-        "Data that a rank sends to other nodes in a step, 10^9 bytes: computed from the sharding, mean over the "
-        "ranks; empty for points on one node.",
-        header="GB between nodes",
-        show=_gb,
-        dropped=6,
-    ),
+COLUMNS = (
+    _column("within_node", "within its node", "GB in node", 2),
+    _column("between_nodes", "to other nodes", "GB between nodes", 6),
 )
 """Columns of the points' table, and of the settings'."""

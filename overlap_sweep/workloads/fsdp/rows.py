@@ -1,15 +1,21 @@
-"""Rows of training steps: times of each setting that are comparable between points measured minutes apart."""
+"""Settings of training steps: their options, what changing them changes and how they are typed; and the rows of their
+times, which are comparable between points measured minutes apart."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import shlex
 import statistics
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from overlap_sweep.declared import FLOOR
+from overlap_sweep.config import Runtime
+from overlap_sweep.declared import FLOOR, SCHEDULES, TRAINS_DIFFERENTLY, Role, roles_of
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.results import verdict
@@ -19,11 +25,107 @@ from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.study import SettingRow
+from overlap_sweep.study.settings import Naming, Options, key, value_in_words
 from overlap_sweep.workloads import Sample
-from overlap_sweep.workloads.fsdp.config import Resolved
-from overlap_sweep.workloads.fsdp.knobs import knobs_of, those_of
-from overlap_sweep.workloads.fsdp.node_traffic import NodeTraffic, traffic_of
+from overlap_sweep.workloads.fsdp.config import (
+    OF_COLLECTIVES,
+    TRAINING_ON,
+    Compile,
+    Distributed,
+    Fsdp,
+    Resolved,
+    Streams,
+    Training,
+)
 from overlap_sweep.workloads.fsdp.result import VARIANTS, Hidden, TrainingRun, hidden, limited_by_host
+
+_SECTIONS = {"fsdp": Fsdp, "training": Training, "distributed": Distributed, "streams": Streams, "compile": Compile}
+_ENVIRONMENT, _OPTIONS = "distributed.env", "compile.options"
+"""Mappings whose entries are options of their own."""
+_BARE = re.compile(r"[A-Za-z0-9_.-]+")
+_NO_STRINGS = {"null", "true", "false", "nan", "inf"}
+"""Words that Hydra's grammar does not read as strings."""
+DEVICE = "runtime.device"
+"""Not an option of a setting, but kept with them since some defaults depend on it."""
+
+ROLES: dict[str, set[Role]] = {
+    **{f"{name}.{option}": roles for name, of in _SECTIONS.items() for option, roles in roles_of(of).items()},
+    **{f"runtime.{option}": roles for option, roles in roles_of(Runtime).items() if roles},
+}
+"""What changing each option changes."""
+assert all(ROLES.values()), f"options without a role: {[name for name, roles in ROLES.items() if not roles]}"
+
+USUAL: Options = {
+    f"{section}.{option}": value
+    for section, schema in {**_SECTIONS, "runtime": Runtime}.items()
+    for option, value in asdict(schema()).items()
+    if ROLES.get(f"{section}.{option}", set()) & {SCHEDULES, FLOOR, TRAINS_DIFFERENTLY}
+    and f"{section}.{option}" not in (_ENVIRONMENT, _OPTIONS)
+}
+"""Options of a setting with their defaults. Environment variables are not set by default."""
+
+
+def knobs_of(config: Mapping[str, Any]) -> Options:
+    """Returns the setting of a training point. Points with ineffective options are skipped (`refusal`), so that
+    equivalent settings are equal."""
+    options = {}
+    for name, default in USUAL.items():
+        section, _, option = name.partition(".")
+        options[name] = config[section].get(option, default)
+    options |= {f"{_ENVIRONMENT}.{name}": value for name, value in (config["distributed"].get("env") or {}).items()}
+    for name, value in (config["compile"].get("options") or {}).items():
+        options[f"{_OPTIONS}.{name}"] = json.dumps(value) if isinstance(value, dict | list) else value
+    return {**options, DEVICE: config["runtime"]["device"]}
+
+
+def roles(name: str) -> Collection[Role]:
+    """Returns what changing an option of a setting changes."""
+    if name.startswith(f"{_ENVIRONMENT}."):
+        return {SCHEDULES} if name.removeprefix(f"{_ENVIRONMENT}.").startswith(OF_COLLECTIVES) else ROLES[_ENVIRONMENT]
+    return ROLES[_OPTIONS if name.startswith(f"{_OPTIONS}.") else name]
+
+
+def those_of(role: Role, options: Options) -> frozenset[tuple[str, str]]:
+    """Returns a key that is equal for settings whose options with this role are equal."""
+    return key({name: value for name, value in options.items() if name != DEVICE and role in roles(name)})
+
+
+def _usual(options: Options, name: str) -> Any:
+    """Returns an option's default on the device of these options."""
+    section, _, option = name.partition(".")
+    on_device = TRAINING_ON.get(options[DEVICE], {}) if section == "training" else {}
+    return on_device.get(option, USUAL.get(name))
+
+
+def _brief(name: str) -> str:
+    for prefix in (f"{_ENVIRONMENT}.", "fsdp.", "training.", "distributed.", "runtime."):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return "compile" if name == "compile.enabled" else name
+
+
+NAMING = Naming(_brief, value_in_words, _usual, ignored={DEVICE})
+
+
+def overrides(options: Options, shown: Collection[str]) -> str:
+    """Returns the changed options among `shown` as shell arguments."""
+    return " ".join(shlex.quote(_override(name, options[name])) for name in NAMING.changed(options) if name in shown)
+
+
+def _override(name: str, value: Any) -> str:
+    # Hydra adds keys that the configuration does not list only with ++.
+    added = "++" if name.startswith((f"{_ENVIRONMENT}.", f"{_OPTIONS}.")) else ""
+    return f"{added}{name}={_quoted(value) if isinstance(value, str) else value_in_words(value)}"
+
+
+def _quoted(text: str) -> str:
+    """Returns the text as a string of Hydra's grammar: bare if it is a plain word or number, else quoted."""
+    if _BARE.fullmatch(text) and text.lower() not in _NO_STRINGS:
+        return text
+    # Importing Hydra takes longer than analysing a small sweep.
+    from overlap_sweep.hydra_adapter.overrides import in_quotes
+
+    return in_quotes(text)
 
 
 @dataclass(frozen=True)
@@ -56,6 +158,15 @@ class FsdpRow(SettingRow[StepTimes]):
         return {name for point in self.points for name in launch_bound_variants(point)}
 
     @property
+    def run(self) -> TrainingRun:
+        """Returns its first run."""
+        return self.runs[0]
+
+    @property
+    def config(self) -> Resolved:
+        return self.points[0].config_as(Resolved)
+
+    @property
     def none_us(self) -> float:
         return self.times.none.time_us
 
@@ -73,49 +184,12 @@ class FsdpRow(SettingRow[StepTimes]):
         return self.times.hidden
 
     @property
-    def hidden_fraction(self) -> float | None:
-        return self.hidden.fraction if self.hidden.known else None
-
-    @property
-    def hidden_noise(self) -> float | None:
-        return self.hidden.noise if self.hidden.known else None
-
-    @property
-    def exposed_comm_us(self) -> float:
-        return self.time_us - self.floor_us
-
-    @property
-    def timing(self) -> Timing:
-        """Returns the step times of its first point, as measured."""
-        return self.runs[0].step["point"]
-
-    @property
-    def samples_per_step(self) -> int:
-        return self.runs[0].samples_per_step
-
-    @property
     def amounts(self) -> Mapping[str, float | None]:
-        return {"sample": self.samples_per_step}
-
-    @property
-    def us_per_sample(self) -> float:
-        return self.per("sample").time_us
+        return {"sample": self.run.samples_per_step}
 
     @property
     def samples_per_s(self) -> float:
-        return self.samples_per_step / self.time_us * 1e6
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.points[0].config_as(Resolved).workload.tokens / self.time_us * 1e6
-
-    @property
-    def parameters(self) -> int:
-        return self.runs[0].parameters
-
-    @property
-    def precision(self) -> str:
-        return str(self.points[0].config.precision)
+        return self.run.samples_per_step / self.time_us * 1e6
 
     @property
     def host_us(self) -> float | None:
@@ -143,16 +217,6 @@ class FsdpRow(SettingRow[StepTimes]):
         return self.runs[-1].losses[-1]
 
     @property
-    def compiled(self) -> str:
-        """Returns the compiler of the layers, `no`, or `no: ` and the reason."""
-        return self.runs[0].compiled
-
-    @property
-    def traffic(self) -> NodeTraffic | None:
-        """Returns the bytes that a rank sends in a step, within its node and to others; None on one node."""
-        return traffic_of(self.points[0].config_as(Resolved), self.parameters)
-
-    @property
     def may_win(self) -> bool:
         return self.loss is not None
 
@@ -168,7 +232,7 @@ class FsdpRow(SettingRow[StepTimes]):
             "diverges": not self.may_win,
             "launch-bound": self.launch_bound,
             "baseline launch-bound": self.baseline_launch_bound and not self.launch_bound,
-            "not compiled": self.compiled.startswith("no:"),
+            "not compiled": self.run.compiled.startswith("no:"),
         }
 
 
@@ -214,9 +278,10 @@ def compared_times(settings: Sequence[Sequence[Point]]) -> list[StepTimes]:
     steps = [[_step(point) for point in points] for points in settings]
     free = [own for own, bound in zip(steps, limited, strict=True) if len(own) > 1 and not bound]
     as_measured, to_floor = (
-        _scatter([_time(step, over_floor=way) for step in own] for own in free) for way in (False, True)
+        verdict.noise_of_runs([_time(step, over_floor=way) for step in own] for own in free).share
+        for way in (False, True)
     )
-    relative = as_measured is None or to_floor is None or to_floor < as_measured
+    relative = math.isnan(as_measured) or to_floor < as_measured
     between = verdict.noises_of_steps(
         (
             ([_time(step, over_floor=relative and not bound) for step in own], bound)
@@ -251,13 +316,3 @@ def _step(point: Point) -> dict[str, Timing]:
 def _time(step: Mapping[str, Timing], *, over_floor: bool) -> float:
     """Returns the time of a point's step, or its ratio to the floor's."""
     return step["point"].median_us / (step["floor"].median_us if over_floor else 1.0)
-
-
-def _scatter(times: Iterable[Sequence[float]]) -> float | None:
-    """Returns the relative standard deviation within each sequence, pooled; None if none has two times."""
-    squares, free = 0.0, 0
-    for alike in times:
-        mean = statistics.mean(alike)
-        squares += sum((time / mean - 1) ** 2 for time in alike)
-        free += len(alike) - 1
-    return math.sqrt(squares / free) if free else None

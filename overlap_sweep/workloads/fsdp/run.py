@@ -53,7 +53,7 @@ def _measure(
 ) -> dict[str, Any]:
     recorder = training.collectives.recorder
     with DeviceSampler(ranks.device, point["telemetry"]["sample_interval_s"]) as sampler:
-        recording = Recording(directory, ranks, sampler, point["training"]["log_interval"])
+        recording = TelemetryWriter(directory, ranks, sampler, point["training"]["log_interval"])
         recorder.on = True
         for number in range(point["training"]["max_steps"]):
             with named_range(f"step {number}"):
@@ -128,7 +128,7 @@ def _compare(
 
 
 def _profile(
-    point: Mapping[str, Any], training: TrainingSteps, recording: Recording, directory: Path, ranks: Ranks
+    point: Mapping[str, Any], training: TrainingSteps, recording: TelemetryWriter, directory: Path, ranks: Ranks
 ) -> tuple[list[str], list[str]]:
     """Runs further steps under the profiler. Returns the names of the traces, and warnings for the reader."""
     if not point["profiling"]["enabled"]:
@@ -166,7 +166,7 @@ def _try(point: Mapping[str, Any], layer: nn.Module) -> None:
     layer.zero_grad()
 
 
-class Recording:
+class TelemetryWriter:
     """Writes a rank's telemetry, several steps at once, since reading a mark waits for the device."""
 
     def __init__(self, directory: Path, ranks: Ranks, sampler: DeviceSampler, log_interval: int) -> None:

@@ -1,28 +1,38 @@
-"""Training runs as their telemetry shows them: every step over all ranks is a row of the table STEPS, whose columns are
-compared; the steps that hide less than the others; and pairs of runs with their quantities."""
+"""Training runs as their telemetry shows them: of whole run directories, or of logs alone. A file that cannot be read
+gives one sentence, and the rest is analysed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from overlap_sweep import workloads
+from overlap_sweep.errors import UserError
 from overlap_sweep.report.comparison import flat
 from overlap_sweep.report.numbers import some_of
 from overlap_sweep.report.table import Column, Table, attribute, to_frame
 from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import Result
-from overlap_sweep.results.verdict import differ, ratio
+from overlap_sweep.results.points import Point, read_points
+from overlap_sweep.results.provenance import describe_machine
+from overlap_sweep.results.run_directory import Result, find_metrics, find_points, find_telemetry
 from overlap_sweep.workloads.fsdp.config import Asked
 from overlap_sweep.workloads.fsdp.result import VARIANTS, TrainingRun, hidden
-from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER, AortaStep, RankStep
+from overlap_sweep.workloads.fsdp.telemetry import (
+    ALL_REDUCE,
+    AUXILIARY,
+    COMPUTE,
+    REDUCE_SCATTER,
+    AortaStep,
+    RankStep,
+    read_rank,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,20 +43,10 @@ LESS_HIDDEN_BY = 0.1
 """A step is reported if its hidden share of communication is less than the median by this and by MADS."""
 MADS = 6.0
 """Number of median absolute deviations."""
-_OPTIONS = ("repetition", "backend", "precision")
-_SECTIONS = ("model", "ranking", "fsdp", "training", "distributed", "streams", "compile")
-
-Verdict = Literal["better", "worse", "same", "lower", "higher"]
-"""`lower` and `higher` are for quantities where neither is better."""
-
-_TIMES = ("step_ms", "compute_ms", "comm_ms", "exposed_comm_ms", "time_us", "none_us", "floor_us")
-LOWER_BETTER = {*_TIMES, "peak_memory_gb"}
-HIGHER_BETTER = {"hidden_comm_fraction", "overlap_ratio", "samples_per_s", "speedup", "hidden_fraction"}
-
-_ANOTHER_MODEL = ("model.", "ranking.")
-_WORK = (*_ANOTHER_MODEL, "training.batch_size", "training.gradient_accumulation", "precision", "ranks")
-"""Settings, or prefixes of their names, that change the amount of work."""
-_NAMES_ONLY = ("model.name", "model.source")
+_SETTINGS = (
+    *("repetition", "backend", "precision", "model", "ranking", "fsdp"),
+    *("training", "distributed", "streams", "compile"),
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _active(stream: str, about: str) -> Column[Step]:
     return Column(f"{stream}_ms", lambda step: fmean(rank.streams_ms.get(stream, 0.0) for rank in step.ranks), about)
 
 
-OF_STEPS: tuple[Column[Step], ...] = (
+QUANTITIES_OF_STEPS: tuple[Column[Step], ...] = (
     attribute("step_ms", "Step time of the slowest rank."),
     _active(COMPUTE, "Computation in a step, mean over the ranks."),
     _mean("comm_ms", "Any communication in a step"),
@@ -118,14 +118,15 @@ STEPS: Table[Step] = Table(
         attribute("step", "Number of the step in the run.", "count", "number"),
         attribute("profiled", "Whether torch.profiler was on.", "flag"),
         attribute("counted", "Whether all ranks recorded it, without the profiler and after warm-up.", "flag"),
-        *OF_STEPS,
+        *QUANTITIES_OF_STEPS,
         _mean("loss", "Loss"),
         _mean("learning_rate", "Learning rate"),
         _mean("grad_norm", "Norm of the gradients before clipping"),
     ),
 )
-QUANTITIES: Mapping[str, str] = {
-    **{column.name: column.about for column in OF_STEPS},
+
+QUANTITIES = {
+    **{column.name: column.about for column in QUANTITIES_OF_STEPS},
     "final_loss": "Loss of the last step without the profiler.",
     "time_us": "Step time, timed after the recorded run, in turns with none and floor.",
     "none_us": "The same step with no overlap: each collective alone on the device.",
@@ -170,11 +171,6 @@ class Run:
         """Returns the point's result; None if it is not recorded."""
         return self.point.result if self.point else None
 
-    @property
-    def environment(self) -> dict[str, Any]:
-        """Returns the machine's environment; empty if it is not recorded."""
-        return self.result.environment if self.result else {}
-
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Returns the knobs as in result.json, such as `fsdp.forward_prefetch`; empty for logs without a result."""
@@ -182,7 +178,7 @@ class Run:
             return {}
         config = self.point.recorded
         runtime = {"max_connections": config["runtime"].get("max_connections"), "nodes": workloads.nodes(config)}
-        return flat({"runtime": runtime, **{name: config[name] for name in (*_OPTIONS, *_SECTIONS) if name in config}})
+        return flat({"runtime": runtime, **{name: config[name] for name in _SETTINGS if name in config}})
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -205,11 +201,15 @@ class Run:
         rows = to_frame(STEPS.records(step for step in self.steps if step.counted), STEPS.types)
         return rows.set_index("step").dropna(axis="columns", how="all")
 
+    def known(self, quantity: str) -> pd.Series[float]:
+        """Returns the known values of a quantity of the steps that count, by step."""
+        return self.counted[quantity].dropna() if quantity in self.counted else self.counted.iloc[:0, 0].astype(float)
+
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
         """Returns median and noise of each known quantity, in its own unit. The noise of a single value is NaN."""
         samples: dict[str, Sequence[float | None]]
-        samples = {column.name: self.known(column.name).tolist() for column in OF_STEPS}
+        samples = {column.name: self.known(column.name).tolist() for column in QUANTITIES_OF_STEPS}
         last = max((step for step in self.steps if step.counted), key=lambda step: step.number, default=None)
         samples["final_loss"] = [last.ranks[0].loss] if last else []
         found = {}
@@ -233,7 +233,38 @@ class Run:
         tolerance = max(LESS_HIDDEN_BY, MADS * (shares - usual).abs().median())
         return shares.index[shares < usual - tolerance].tolist()
 
-    def describe_dips(self) -> str:
+    @property
+    def warnings(self) -> Iterator[str]:
+        """Yields what to know before its numbers are believed, a sentence each."""
+        if self.num_ranks > len(self.ranks):
+            yield f"{self.name} has telemetry of only {len(self.ranks)} of {self.num_ranks} ranks."
+        if self.result and self.result.launch_bound:
+            yield f"{self.name} is launch-bound: the host could not enqueue as fast as the GPU ran."
+        if self.aorta_ranks:
+            yield (
+                f"{self.name} is AORTA's log: its communication is all-reduces and reduce-scatters alone; auxiliary "
+                "has all-gathers, copies of batches, clipping and the optimizer; the loss is rank 0's."
+            )
+        for warning in self.result.warnings if self.result else []:
+            yield f"{self.name}: {warning}"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Returns what summary.json has of it."""
+        aggregates = {
+            name: {"median": known.time_us, "noise": known.noise_us, "count": known.repeats}
+            for name, known in self.estimates.items()
+        }
+        return {
+            "directory": str(self.directory),
+            "ranks": self.ranks,
+            "settings": self.settings,
+            "aggregates": aggregates,
+            "dips": self.dips,
+        }
+
+    @property
+    def dips_in_words(self) -> str:
         """Returns a sentence on the steps that hide less, with their SM clock and the run's."""
         clocks, clock = self.known("sm_clock_mhz"), ""
         in_dips = clocks[clocks.index.isin(self.dips)]
@@ -242,10 +273,6 @@ class Run:
         which = f"steps {some_of(self.dips)} hide" if len(self.dips) > 1 else f"step {self.dips[0]} hides"
         others = len(self.counted) - len(self.dips)
         return f"{self.name}: {which} much less communication than the other {others}{clock}."
-
-    def known(self, quantity: str) -> pd.Series[float]:
-        """Returns the known values of a quantity of the steps that count, by step."""
-        return self.counted[quantity].dropna() if quantity in self.counted else self.counted.iloc[:0, 0].astype(float)
 
 
 def pairs(ours: Sequence[Run], theirs: Sequence[Run]) -> list[tuple[Run, Run]]:
@@ -274,84 +301,54 @@ def pairs(ours: Sequence[Run], theirs: Sequence[Run]) -> list[tuple[Run, Run]]:
     ]
 
 
-UNKNOWN = Estimate(math.nan, math.nan, 0)
-
-
 @dataclass(frozen=True)
-class Match:
-    """A run and the matching run of the reference; None if the run is reported alone."""
+class Dataset:
+    """All runs at or below a directory that have at least two steps that count."""
 
-    dataset: str
-    reference: str
-    ours: Run
-    theirs: Run | None = None
-
-    @cached_property
-    def settings(self) -> dict[str, dict[str, Any]]:
-        """Returns the settings that differ, with the value by label, the reference's first: knobs if both are known,
-        and `ranks`."""
-        own, others = ({**run.settings, "ranks": run.num_ranks} for run in (self.ours, self.theirs or self.ours))
-        # Logs without a result only have the number of ranks.
-        names = own.keys() & others.keys() if min(len(own), len(others)) == 1 else {**others, **own}
-        return {
-            name: {self.reference: others.get(name), self.dataset: own.get(name)}
-            for name in names
-            if own.get(name) != others.get(name)
-        }
+    label: str
+    path: Path
+    runs: list[Run]
+    problems: list[str]
+    """A sentence for each file that could not be read completely, and for each run that is too short."""
+    warnings: list[str]
+    """Caveats for the reader: missing ranks, failed runs that are left out."""
 
     @property
-    def different_work(self) -> list[str]:
-        """Returns the differing settings that change the amount of work; empty if both do the same work."""
-        return [name for name in self.settings if name.startswith(_WORK) and name not in _NAMES_ONLY]
-
-    @cached_property
-    def quantities(self) -> dict[str, QuantityRatio]:
-        """Returns the quantities that either run has, in order; both have `step_ms`."""
-        work, theirs = self.different_work, self.theirs.estimates if self.theirs else {}
-        samples_differ = any(name.startswith(_ANOTHER_MODEL) for name in work)
-        return {
-            name: QuantityRatio(
-                self,
-                name,
-                self.ours.estimates.get(name, UNKNOWN),
-                theirs.get(name, UNKNOWN),
-                judged=not work or (name == "samples_per_s" and not samples_differ),
-            )
-            for name in QUANTITIES
-            if name in self.ours.estimates or name in theirs
-        }
+    def machine(self) -> str:
+        return describe_machine(next((run.result.environment for run in self.runs if run.result), {}))
 
 
-@dataclass(frozen=True)
-class QuantityRatio:
-    """One quantity of a run and of the reference's run; NaN for a run that lacks it."""
-
-    match: Match
-    quantity: str
-    ours: Estimate
-    theirs: Estimate
-    judged: bool = True
-    """False if the runs did different work, so that neither is better."""
-
-    @property
-    def ratio(self) -> float:
-        """Returns the ratio to the reference; NaN if undefined."""
-        return ratio(self.ours.time_us, self.theirs.time_us)
-
-    @property
-    def ratio_noise(self) -> float:
-        """Returns the half-width: both relative noises in quadrature. NaN if the ratio or a noise is."""
-        shares = (one.noise_us / (one.time_us or math.nan) for one in (self.ours, self.theirs))
-        return abs(self.ratio) * math.hypot(*shares)
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """Returns `same` unless `verdict.differ` says otherwise. None if a noise is unknown."""
-        if math.isnan(self.ours.noise_us + self.theirs.noise_us):
-            return None
-        if not differ(self.ours, self.theirs):
-            return "same"
-        lower = self.ours.time_us < self.theirs.time_us
-        if not self.judged or self.quantity not in LOWER_BETTER | HIGHER_BETTER:
-            return "lower" if lower else "higher"
-        return "better" if lower == (self.quantity in LOWER_BETTER) else "worse"
+def read_dataset(label: str, path: Path) -> Dataset:
+    """Returns the runs at or below `path`. UserError if there is none."""
+    directories = find_telemetry(path)
+    # Logs that were copied alone have no results.
+    results = read_points(path) if find_points(path) else None
+    points = {point.directory: point for point in results.points if point.workload == "fsdp"} if results else {}
+    own_names = {directory: directory.resolve().name or "run" for directory in directories}
+    often = Counter(own_names.values())
+    runs: list[Run] = []
+    problems, warnings = list(results.problems) if results else [], []
+    for directory, own_name in own_names.items():
+        name = own_name if often[own_name] == 1 else directory.relative_to(path).as_posix()
+        point = points.get(directory)
+        if point and point.status not in ("ok", "missing"):
+            warnings.append(f"{name} is left out: {point.status}: {point.why_not_ok}")
+            continue
+        read = {rank: read_rank(file, path, rank) for rank, file in find_metrics(directory).items()}
+        problems += [problem for _, problem in read.values() if problem]
+        if by_rank := {rank: steps for rank, (steps, _) in read.items() if steps}:
+            runs.append(Run(name, directory, by_rank, point))
+            warnings += runs[-1].warnings
+    long = [run for run in runs if len(run.counted) > 1]
+    too_short = [
+        f"{run.directory} has fewer than two steps of all ranks after warm-up, not profiled; train for more steps."
+        for run in runs
+        if len(run.counted) < 2
+    ]
+    if not runs:
+        reason = [*problems, *warnings, "no rank_<r>_metrics.jsonl found; give a run directory."][0]
+        raise UserError(f"{path} has no telemetry to compare: {reason}")
+    if not long:
+        raise UserError([*problems, *too_short][0])
+    warnings += [run.dips_in_words for run in long if run.dips]
+    return Dataset(label, path, long, [*problems, *too_short], [f"{label}: {warning}" for warning in warnings])

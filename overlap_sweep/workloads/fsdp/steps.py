@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from statistics import mean, median
 from typing import Any
 
@@ -16,17 +17,70 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
-from overlap_sweep.measure import DTYPES, Ranks
+from overlap_sweep.measure import DTYPES, Ranks, stream
 from overlap_sweep.measure.timing import Mark, Turn, Variant
-from overlap_sweep.workloads.fsdp.batches import MicroBatches
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, Collectives, Span
+from overlap_sweep.workloads.fsdp.ranking_model import Batch
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE
 
+POOL = 8
+"""Number of different micro batches."""
 HELD_UP = 0.9
 """The host was held up in its launches if enqueuing takes more than this share of a step's time,"""
 LEAD = 0.05
 """and the device still has more than this share of a step to run when the last one is enqueued."""
+
+
+class MicroBatches(Iterator[Batch]):
+    """This rank's parts of the micro batches, in turn for ever. The samples depend neither on the number of ranks nor
+    on that of workers."""
+
+    def __init__(self, point: Mapping[str, Any], ranks: Ranks) -> None:
+        """Draws them once and keeps them on the device, so that no loader disturbs the measurement; with
+        `training.num_workers` starts a DataLoader, whose processes draw them again."""
+        drawn, workers = _Drawn(point, ranks), point["training"].get("num_workers") or 0
+        self._device = ranks.device
+        self._batches: Iterator[Batch] = cycle([self._moved(drawn[index]) for index in range(0 if workers else POOL)])
+        if workers:
+            on_gpu = ranks.device.type == "cuda"
+            self._batches = iter(
+                DataLoader(drawn, batch_size=None, sampler=cycle(range(POOL)), num_workers=workers, pin_memory=on_gpu)
+            )
+
+    def __next__(self) -> Batch:
+        return self._moved(next(self._batches))
+
+    def close(self) -> None:
+        """Ends the loader's workers, and waits for them."""
+        self._batches = iter(())
+
+    def _moved(self, batch: Batch) -> Batch:
+        return Batch(*(part.to(self._device, non_blocking=True) for part in batch))
+
+
+class _Drawn(Dataset[Batch]):
+    """The micro batches by number, on the CPU."""
+
+    def __init__(self, point: Mapping[str, Any], ranks: Ranks) -> None:
+        self._point, self._ranks = point, ranks
+
+    def __getitem__(self, index: int) -> Batch:
+        ranking, per_rank = self._point["ranking"], self._point["training"]["batch_size"]
+        samples = per_rank * self._ranks.world_size
+        generator = stream(torch.device("cpu"), self._point["workload"]["seed"], f"micro batch {index}")
+        rows, dense_features = ranking["vocab_size"], ranking["num_dense_features"]
+
+        def ids(count: int) -> torch.Tensor:
+            return torch.randint(rows, (samples, count), generator=generator)
+
+        dense = torch.randn(samples, dense_features, generator=generator)
+        # A learnable label, so that the loss shows whether the gradients are right.
+        clicked = (dense.mean(dim=1) > 0).float()
+        whole = Batch(ids(ranking["num_sparse_features"]), ids(ranking["sequence_length"]), dense, clicked)
+        mine = slice(self._ranks.rank * per_rank, (self._ranks.rank + 1) * per_rank)
+        return Batch(*(part[mine] for part in whole))
 
 
 @dataclass(frozen=True)

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from overlap_sweep import workloads
 from overlap_sweep.declared import TRAINS_DIFFERENTLY, Role
 from overlap_sweep.report.charts import LOST, cut
 from overlap_sweep.report.charts import Key as Part
 from overlap_sweep.report.numbers import as_count, as_us, counted
 from overlap_sweep.report.section import Exhibit
+from overlap_sweep.results.comparable import Sample
 from overlap_sweep.results.estimate import NOTABLE_DRIFT, later_change
 from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import cpu_only
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import drawn_trace
 from overlap_sweep.study import Bar, CaseAnalysis, Study, effects
 from overlap_sweep.study.settings import Options
 from overlap_sweep.study.words import those_with
 from overlap_sweep.workloads.fsdp.config import Resolved
-from overlap_sweep.workloads.fsdp.knobs import NAMING, knobs_of, overrides, roles, those_of
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.rows import (
+    NAMING,
     FsdpRow,
     StepTimes,
     compared_times,
     floor_key,
+    knobs_of,
     launch_bound_variants,
+    overrides,
+    roles,
+    those_of,
     times_as_measured,
 )
 from overlap_sweep.workloads.fsdp.tables import ANSWERS, COMPARED, TABLE
@@ -40,6 +47,13 @@ LOSS_TOLERANCE = {"fp32": 1e-3}
 DEFAULT_LOSS_TOLERANCE = 0.05
 """Largest relative difference of a loss, by precision. Reductions in another order round differently, and steps add
 that up. It is relative to the larger of the loss and the run's first loss: rounding dominates a loss near zero."""
+
+
+_PROBLEMS = {
+    "baseline launch-bound": "The baseline (none or floor) is launch-bound, so the hidden fraction is unreliable",
+    "not compiled": "The layers could not be compiled (see compiled in training.csv)",
+}
+"""Sentences on settings that have a note."""
 
 
 class FsdpCase(NamedTuple):
@@ -90,6 +104,8 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
     if_launch_bound = "use larger batches or compile.enabled=true"
     bars_subtitle = "median of the steps, slowest rank, with its noise"
     bar_columns = ("time us", "hidden", "vs none", "samples/s")
+    # Length of the run before its steps are timed, output, profiling and telemetry don't change the step time.
+    changes_nothing = ("training.max_steps", "training.log_interval", "training.output_dir", "profiling", "telemetry")
 
     def case(self, point: Point) -> FsdpCase:
         config = point.config_as(Resolved)
@@ -134,7 +150,7 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
         return [Part("floor", "gemm"), exposed, hidden, LOST]
 
     def bar(self, analysis: Analysis, row: FsdpRow) -> Bar:
-        ends = [end_us / row.samples_per_step for end_us in cut(row.floor_us, row.time_us, row.none_us)]
+        ends = [end_us / row.run.samples_per_step for end_us in cut(row.floor_us, row.time_us, row.none_us)]
         speedup, rate = f"{row.speedup:.2f}x", f"{row.samples_per_s:,.0f}"
         return Bar(ends, [as_us(row.time_us), row.hidden.in_words, speedup, rate])
 
@@ -158,6 +174,14 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
 
     def report_of_row(self, row: FsdpRow) -> Mapping[str, Any]:
         return {"knobs": row.options}
+
+    def samples(self, result: Result) -> dict[str, Sample]:
+        """Returns the sample of the step, even if it is launch-bound."""
+        step = result.measured_as(TrainingRun).step
+        ranks = f"{workloads.world_size(result.recorded)} ranks{on_nodes(workloads.nodes(result.recorded))}"
+        setting = f"{ranks}, {NAMING.in_words(knobs_of(result.recorded))}"
+        sample = Sample((step["point"],), step["none"].median_us, "step", result.point_as(Resolved).workload.tokens)
+        return {setting: sample}
 
 
 def how_timed(analysis: Analysis) -> str:
@@ -207,15 +231,10 @@ def _numbers(losses: Iterable[float | None]) -> list[float]:
 
 def _of_settings(analysis: Analysis) -> Iterator[str]:
     """Yields a sentence for each problem, with the settings that have it."""
-    problems: dict[str, Callable[[FsdpRow], bool]] = {
-        "Hidden fraction unknown, since none - floor is within the noise": lambda row: not row.hidden.known,
-        "The baseline (none or floor) is launch-bound, so the hidden fraction is unreliable": (
-            lambda row: row.baseline_launch_bound and not row.launch_bound
-        ),
-        "The layers could not be compiled (see compiled in training.csv)": lambda row: row.compiled.startswith("no:"),
-    }
-    for problem, holds in problems.items():
-        if which := those_with([(row.setting, holds(row)) for row in analysis.rows]):
+    if which := those_with([(row.setting, not row.hidden.known) for row in analysis.rows]):
+        yield f"Hidden fraction unknown, since none - floor is within the noise: {which}."
+    for note, problem in _PROBLEMS.items():
+        if which := those_with([(row.setting, row.notes[note]) for row in analysis.rows]):
             yield f"{problem}: {which}."
 
 

@@ -36,9 +36,8 @@ from overlap_sweep.study.section import (
     setting_of_point,
 )
 from overlap_sweep.study.settings import Options, value_in_words
-from overlap_sweep.workloads.fsdp import node_traffic
-from overlap_sweep.workloads.fsdp.knobs import NAMING, knobs_of, overrides
-from overlap_sweep.workloads.fsdp.rows import FsdpRow
+from overlap_sweep.workloads.fsdp.node_traffic import COLUMNS, traffic_of
+from overlap_sweep.workloads.fsdp.rows import NAMING, FsdpRow, knobs_of, overrides
 
 A = Column[CaseAnalysis[Any, FsdpRow]]
 C = Column[FsdpRow]
@@ -85,31 +84,45 @@ TIMES = (
     _us("noise_us", "", "noise us", "step.noise_us", dropped=5, queried=True),
 )
 OF_POINTS = (
-    attribute("q1_us", read="timing.q1_us"),
-    attribute("q3_us", read="timing.q3_us"),
-    C("repeats", lambda row: len(row.timing.samples_us), kind="count"),
+    C("q1_us", lambda row: row.run.step["point"].q1_us),
+    C("q3_us", lambda row: row.run.step["point"].q3_us),
+    C("repeats", lambda row: len(row.run.step["point"].samples_us), kind="count"),
 )
 MEASURED = (
     _us("none_us", "Time of the same step with no overlap: each collective runs alone on the GPU.", "none us"),
     _us("floor_us", "Time of the same step without communication.", "floor us"),
     _us("host_us", "", "host us", dropped=3),
     attribute("speedup", header="speedup", show="{:.2f}x".format, high_first=True),
-    attribute(
+    C(
         "hidden_fraction",
+        lambda row: row.hidden.fraction if row.hidden.known else None,
         "(none_us - time_us) / (none_us - floor_us), from pairs of the same round; empty if its noise is 0.5 or more.",
         header="hidden",
         words=lambda row: row.hidden.in_words,
         high_first=True,
     ),
-    attribute("hidden_noise"),
-    _us("exposed_comm_us", "Time that communication adds to the step: time_us - floor_us.", "exposed us", dropped=6),
-    attribute("us_per_sample"),
-    attribute("samples_per_step", kind="count"),
+    C("hidden_noise", lambda row: row.hidden.noise if row.hidden.known else None),
+    C(
+        "exposed_comm_us",
+        lambda row: row.time_us - row.floor_us,
+        "Time that communication adds to the step: time_us - floor_us.",
+        header="exposed us",
+        dropped=6,
+    ),
+    C("us_per_sample", lambda row: row.per("sample").time_us),
+    attribute("samples_per_step", kind="count", read="run.samples_per_step"),
     attribute("samples_per_s", header="samples/s", show="{:,.0f}".format, high_first=True),
-    attribute("tokens_per_s", header="tokens/s", show="{:,.0f}".format, dropped=2, high_first=True),
+    C(
+        "tokens_per_s",
+        lambda row: row.config.workload.tokens / row.time_us * 1e6,
+        header="tokens/s",
+        show="{:,.0f}".format,
+        dropped=2,
+        high_first=True,
+    ),
     attribute("peak_memory_gb", header="peak GB", show="{:.1f}".format, dropped=4, queried=True),
-    *(through(column, attrgetter("traffic")) for column in node_traffic.COLUMNS),
-    attribute("parameters", kind="count"),
+    *(through(column, lambda row: traffic_of(row.config, row.run.parameters)) for column in COLUMNS),
+    attribute("parameters", kind="count", read="run.parameters"),
     attribute(
         "loss",
         "Loss after the last step of the recorded run; empty if it is NaN or infinite.",
@@ -118,7 +131,7 @@ MEASURED = (
         dropped=1,
         queried=True,
     ),
-    attribute("compiled", "Compiler of the layers, or the reason why they were not compiled.", "text"),
+    attribute("compiled", "Compiler of the layers, or the reason why they were not compiled.", "text", "run.compiled"),
     attribute("launch_bound", "The CPU takes as long to enqueue the step as the GPU to run it.", "flag"),
     attribute(
         "baseline_launch_bound",
@@ -157,7 +170,7 @@ COMPARED: Table[FsdpRow] = Table(
     "one row per setting",
     (
         setting(),
-        attribute("precision", kind="text"),
+        attribute("precision", kind="text", read="config.precision"),
         *(through(column, attrgetter("options"), header="") for column in (STRATEGY, *KNOBS)),
         *OF_RUNS,
         NOTE,
@@ -171,7 +184,7 @@ ANSWERS: Table[CaseAnalysis[Any, FsdpRow]] = Table(
     (
         *case_columns(("model", "device"), ("ranks", "nodes")),
         through(STRATEGY, attrgetter("best.options")),
-        attribute("precision", kind="text", read="best.precision"),
+        attribute("precision", kind="text", read="best.config.precision"),
         attribute("setting", kind="text", read="best.setting"),
         A(
             "overrides",

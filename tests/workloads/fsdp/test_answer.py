@@ -16,7 +16,7 @@ from overlap_sweep.study.analysis import analyse
 from overlap_sweep.study.effects import effects, exhibit
 from overlap_sweep.study.words import cautions
 from overlap_sweep.workloads.fsdp.config import TRAINING_ON
-from overlap_sweep.workloads.fsdp.knobs import DEVICE, NAMING, ROLES, USUAL, knobs_of, roles
+from overlap_sweep.workloads.fsdp.rows import DEVICE, NAMING, ROLES, USUAL, knobs_of, roles
 from overlap_sweep.workloads.fsdp.study import STUDY
 from tests.make_point import ENVIRONMENT, resolved
 from tests.results.reading import PREFETCH, train, training_of

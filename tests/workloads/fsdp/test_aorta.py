@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.workloads.fsdp.compare import compare, match_runs
-from overlap_sweep.workloads.fsdp.logs import read_dataset
-from overlap_sweep.workloads.fsdp.runs import STEPS, UNKNOWN
+from overlap_sweep.workloads.fsdp.compare import UNKNOWN, compare, match_runs
+from overlap_sweep.workloads.fsdp.runs import STEPS, read_dataset
 from tests.analyze import analyze
 from tests.make_point import make_point
 from tests.workloads.fsdp.telemetry_logs import write_run

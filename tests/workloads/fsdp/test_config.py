@@ -11,7 +11,7 @@ from overlap_sweep.runtime import placement
 from overlap_sweep.runtime import point as runtime_point
 from overlap_sweep.runtime.group_config import NO_MULTICAST, GroupConfig, shared_by, worker_environment
 from overlap_sweep.workloads import fsdp
-from overlap_sweep.workloads.fsdp import symmetric
+from overlap_sweep.workloads.fsdp import sharding
 from tests.sweeps import ROOT
 from tests.workloads.fsdp.points import fsdp_point
 
@@ -131,6 +131,6 @@ def test_symmetric_memory_is_within_a_node(monkeypatch: pytest.MonkeyPatch, repl
 def test_symmetric_memory_needs_what_torch_and_nccl_have(
     kind: str, torch_version: str, nccl: tuple[int, ...], expected: str | None
 ) -> None:
-    found = symmetric.lacks(kind, torch_version, nccl, rocm=False)
+    found = sharding.lacks_for_symmetric_memory(kind, torch_version, nccl, rocm=False)
     assert found == (expected and f"fsdp.symmetric_memory={kind} {expected}")
-    assert "ROCm" in str(symmetric.lacks(kind, torch_version, nccl, rocm=True))
+    assert "ROCm" in str(sharding.lacks_for_symmetric_memory(kind, torch_version, nccl, rocm=True))

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.workloads.fsdp import logs
-from overlap_sweep.workloads.fsdp.logs import Dataset, read_dataset
-from overlap_sweep.workloads.fsdp.runs import Run
+from overlap_sweep.workloads.fsdp import telemetry
+from overlap_sweep.workloads.fsdp.runs import Dataset, Run, read_dataset
 from tests.make_point import make_point
 from tests.workloads.fsdp.telemetry_logs import SLOW_DEVICE, record, wobbling, write_logs, write_run
 
@@ -130,7 +129,7 @@ def test_a_file_of_nonsense_is_one_sentence(tmp_path: Path) -> None:
 def test_large_files_are_not_read(tmp_path: Path) -> None:
     path = write_run(tmp_path, steps=6, ranks=2) / "rank_0_metrics.jsonl"
     with path.open("ab") as file:
-        file.truncate(logs.MOST_BYTES + 1)
+        file.truncate(telemetry.MOST_BYTES + 1)
     assert ["1024 MiB" in problem for problem in read(tmp_path).problems] == [True]
 
 
@@ -189,6 +188,6 @@ def test_steps_that_hide_much_less_are_found(tmp_path: Path, dips: Dips, expecte
 
 def test_dips_are_described_with_their_clock(tmp_path: Path) -> None:
     dips = {(9, rank): EXPOSED for rank in range(2)}
-    described = only_run(write_run(tmp_path / "run", dips=dips)).describe_dips()
+    described = only_run(write_run(tmp_path / "run", dips=dips)).dips_in_words
     clock = "SM clock 1,410 MHz, median of the run 1,980 MHz"
     assert described == f"run: step 9 hides much less communication than the other 26 ({clock})."

@@ -13,13 +13,22 @@ import pytest
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.workloads.fsdp.compare import RunComparison, compare, match_runs, settings_throughout, summary
-from overlap_sweep.workloads.fsdp.logs import read_dataset
-from overlap_sweep.workloads.fsdp.runs import UNKNOWN, Match, QuantityRatio, Run, Verdict
+from overlap_sweep.workloads.fsdp.compare import (
+    UNKNOWN,
+    Match,
+    QuantityRatio,
+    RunComparison,
+    Verdict,
+    compare,
+    match_runs,
+    settings_throughout,
+    summary,
+)
+from overlap_sweep.workloads.fsdp.runs import Run, read_dataset
 from tests.make_point import make_point, resolved
 from tests.workloads.fsdp.telemetry_logs import record, write_logs, write_run
 
-ANY_MATCH = Match("b", "a", Run("run", Path(), {}), None)
+ANY_MATCH = Match("b", "a", Run("run", Path(), {0: {}}), None)
 POINT = resolved("fsdp", **{"distributed.dp_size": 2})
 
 

@@ -119,18 +119,18 @@ def test_two_processes_learn_what_one_learns(name: str, alone: dict[str, list[fl
 
 def _load(ranks: Ranks, point: dict[str, Any], directory: Path) -> tuple[list[float], int, int]:
     """Losses, and how many processes of this rank there are before its loader is closed and after the run."""
-    from overlap_sweep.workloads.fsdp import batches
+    from overlap_sweep.workloads.fsdp import steps
     from overlap_sweep.workloads.fsdp.run import run
 
-    close, before = batches.MicroBatches.close, []
+    close, before = steps.MicroBatches.close, []
 
-    def closed(self: batches.MicroBatches) -> None:
+    def closed(self: steps.MicroBatches) -> None:
         before.append(len(active_children()))
         close(self)
 
     # Processes of a pool may have no children; those of a launch may.
     daemons = patch.dict(current_process()._config, daemon=False)  # type: ignore[attr-defined]
-    with daemons, patch.object(batches.MicroBatches, "close", closed):
+    with daemons, patch.object(steps.MicroBatches, "close", closed):
         measured = run(point, directory, ranks)["measured"]
     return measured.losses, before[0], len(active_children())
 
@@ -301,12 +301,12 @@ def test_reduce_scatters_have_a_group_of_their_own_if_asked() -> None:
 def _in_symmetric_memory(ranks: Ranks, point: dict[str, Any], root: Path) -> tuple[list[float], dict[str, set[int]]]:
     """The losses of a point whose buffers come from a stand-in for NCCL's memory; by group the addresses of the buffers
     that its collectives used outside of that memory."""
-    from overlap_sweep.workloads.fsdp import symmetric
+    from overlap_sweep.workloads.fsdp import sharding
 
     allocated: dict[str, set[int]] = defaultdict(set)
     foreign: dict[str, set[int]] = defaultdict(set)
 
-    def allocator(group: dist.ProcessGroup, device: torch.device) -> symmetric.Allocate:
+    def allocator(group: dist.ProcessGroup, device: torch.device) -> sharding.Allocate:
         def empty(size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
             buffer = torch.empty(*size, dtype=dtype, device=device)
             allocated[group.group_name].add(buffer.untyped_storage().data_ptr())
@@ -315,8 +315,8 @@ def _in_symmetric_memory(ranks: Ranks, point: dict[str, Any], root: Path) -> tup
         return empty
 
     with (
-        patch.object(symmetric, "check", lambda kind, ranks: None),
-        patch.object(symmetric, "allocator", allocator),
+        patch.object(sharding, "check_symmetric_memory", lambda kind, ranks: None),
+        patch.object(sharding, "allocator", allocator),
         _collectives_noted(lambda _, group, used: foreign[group].update(used - allocated[group])),
     ):
         losses = _train(ranks, {"symmetric": point}, root)["symmetric"]["measured"].losses
@@ -355,7 +355,7 @@ def _modes(ranks: Ranks, point: dict[str, Any], root: Path) -> dict[str, list[St
     """One step in each mode, recorded."""
     from overlap_sweep.measure.environment import DeviceSampler
     from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT
-    from overlap_sweep.workloads.fsdp.run import Recording
+    from overlap_sweep.workloads.fsdp.run import TelemetryWriter
 
     training = _recording(ranks, point)
     training.freeze()
@@ -367,7 +367,7 @@ def _modes(ranks: Ranks, point: dict[str, Any], root: Path) -> dict[str, list[St
     for mode in (POINT, NONE, FLOOR):
         directory = root / mode
         directory.mkdir(exist_ok=True)
-        recording = Recording(directory, ranks, DeviceSampler(ranks.device, 0.0), log_interval=1)
+        recording = TelemetryWriter(directory, ranks, DeviceSampler(ranks.device, 0.0), log_interval=1)
         recording.add(training.step(mode))
         found[mode] = telemetry(directory, ranks.rank)
     assert all(torch.equal(parameter, was) for parameter, was in zip(parameters, before, strict=True))
