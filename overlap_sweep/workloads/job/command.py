@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -321,3 +322,41 @@ def same_point(point: Mapping[str, Any]) -> str:
     parts = [arguments(point, run), environment(point, run), str(working_folder(point, run))]
     amounts = [amount(point, option) for option in AMOUNTS]
     return json.dumps([*parts, *amounts, {**point, "job": job}], sort_keys=True)
+
+
+def command_line(config: Mapping[str, Any]) -> str:
+    """Returns what a shell runs for this point, without the recorder: folder, environment and command, with its values
+    filled in. `{run}` becomes `run`, a folder that is made; on several nodes `{node}`, `{host}` and `{port}` become
+    NODE, HOST and PORT. UserError if something has no value."""
+    job, connections = config["job"], config["runtime"].get("max_connections")
+    texts = _by_hand(config)
+    folder = filled(job["directory"], texts, "job.directory")
+    first = [] if PurePath(folder) == PurePath() else ["cd", shlex.quote(folder), "&&"]
+    if "run" in placeholders(job["directory"]):
+        first = ["mkdir", "-p", shlex.quote(folder), "&&", *first]
+        inside = os.path.relpath("run", folder)
+        texts |= {"run": Filling(inside, (inside,))}
+    elif any("run" in placeholders(one) for one in (job["command"], *map(in_words, job["env"].values()))):
+        first += ["mkdir", "-p", "run", "&&"]
+    variables = {} if connections is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
+    variables |= {
+        name: filled(in_words(value), texts, f"job.env.{name}")
+        for name, value in job["env"].items()
+        if value is not None
+    }
+    assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    return " ".join([*first, *assigned, shlex.join(split(job["command"], texts, "job.command"))])
+
+
+def _by_hand(config: Mapping[str, Any]) -> dict[str, Filling]:
+    """Returns what placeholders stand for in a command that is run by hand."""
+    run = Path("run")
+    # The user's file instead of the copy in the run directory, which the command was given.
+    copy = str(run.resolve() / settings_file())
+    place = Place("NODE", "HOST", "PORT") if nodes(config) > 1 else ALONE
+    found = fillings(config, run, place)
+    for name, value in config["job"]["values"].items():
+        if made := found.get(f"{name}:megatron"):
+            words = tuple(in_words(value) if word == copy else word for word in made.words)
+            found[f"{name}:megatron"] = Filling(shlex.join(words), words)
+    return found | {"run": Filling("run", ("run",)), "repetition": Filling("0", ("0",))}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import re
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -94,7 +92,7 @@ class RunningOnNodes:
             for node, running in enumerate(self._commands)
             if running.status
         }
-        node = min(endings, key=lambda node: _is_of_another(endings[node]))
+        node = min(endings, key=lambda node: bool(_OF_ANOTHER.search(endings[node])))
         return PointFailed(
             f"{self._prefix(node)}the command {endings[node]}", final=f"{ATTACH}: error: " in endings[node], node=node
         )
@@ -116,8 +114,9 @@ class RunningOnNodes:
         except PointFailed as failure:
             raise PointFailed(f"{self._prefix(node)}{failure}", final=failure.final, node=node) from None
         except NotStarted as error:
-            reason = _why_not(self._programs[node], error, is_here=node == 0)
-            raise PointFailed(f"{self._prefix(node)}{reason}", final=True, node=node) from None
+            reason = f"job.command starts {self._programs[node].words[0]}, which cannot be run ({error.strerror})"
+            hint = "install it, give its whole path, or put its interpreter before it"
+            raise PointFailed(f"{self._prefix(node)}{reason}; {hint}", final=True, node=node) from None
         except OSError as error:
             if node == 0:
                 raise
@@ -129,26 +128,6 @@ class RunningOnNodes:
 
     def _prefix(self, node: int) -> str:
         return f"on node {node} ({self._host_names[node]}) " if len(self._programs) > 1 else ""
-
-
-def _why_not(program: Program, error: NotStarted, *, is_here: bool) -> str:
-    """Returns why the command's program cannot be run; of another node the system's word is taken."""
-    word = program.words[0]
-    if "/" in word:
-        is_found = is_here and (program.folder or Path()).joinpath(word).exists()
-    else:
-        is_found = is_here and shutil.which(word, path=program.environment.get("PATH")) is not None
-    if error.errno == errno.ENOENT and not is_found:
-        where = "does not exist" if "/" in word else "is not in PATH"
-        return f"job.command starts {word}, which {where}; install it, or give its whole path"
-    if error.errno == errno.EACCES:
-        return f"job.command starts {word}, which is not executable; use chmod +x, or put its interpreter before it"
-    # Of a script whose first line names an interpreter that does not exist, the system says that the script does not.
-    return f"job.command starts {word}, which cannot be run ({error.strerror}); put its interpreter before it"
-
-
-def _is_of_another(reason: str) -> bool:
-    return bool(_OF_ANOTHER.search(reason))
 
 
 def commands_of(point: Mapping[str, Any], directory: Path, here: Here, wanted: Wanted) -> list[Program]:

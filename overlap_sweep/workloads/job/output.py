@@ -7,9 +7,8 @@ import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlap_sweep.errors import PointFailed, UserError
 
@@ -27,7 +26,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 _RAISED = re.compile(r"(?!torch\.distributed\.elastic)[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*")
 """The last line of a traceback. torchrun's own only says that a worker has failed."""
 _RAISED_ANOTHER = ("The above exception was", "During handling of the above")
-_TOLD = re.compile(
+_SAID = re.compile(
     r"\S+: error: .+"
     r"|\S*python\S*: (?:No module named|Error while finding module specification for) .+"
     r"|(?<=: )Signal \d+ \((?!SIGTERM)SIG\w+\) received by PID \d+"
@@ -88,19 +87,16 @@ def first_error(lines: Sequence[str]) -> str:
             inside = False
             if not after.startswith(_RAISED_ANOTHER):
                 return line
-    return next((told[0] for line in lines if (told := _TOLD.search(line))), "")
+    return next((found[0] for line in lines if (found := _SAID.search(line))), "")
 
 
 def _ended(status: int) -> str:
     """Returns an exit status in words: of shells, too, who add 128 to the number of a signal."""
     number = -status if status < 0 else status - 128
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    name = signal.Signals(number).name if number in set(signal.Signals) else ""
+    said = f"ended with exit status {status}{f' ({name})' if name else ''}"
     if status < 0:
-        said = f"was killed by {name}"
-    elif number in set(signal.Signals):
-        said = f"ended with exit status {status} ({name})"
-    else:
-        said = f"ended with exit status {status}"
+        said = f"was killed by {name or f'signal {number}'}"
     return f"{said}, perhaps for lack of memory" if name == "SIGKILL" else said
 
 
@@ -127,39 +123,16 @@ def check_metric(job: Mapping[str, Any]) -> None:
 
 def amount_of(job: Mapping[str, Any]) -> str | None:
     """Returns the option with the work per step that a rate counts; None if it is not given."""
-    named = [f"{name}_per_step" for name in _AMOUNTS if name in re.compile(job["metric"]).groupindex]
-    given = [f"{name}_per_step" for name in _AMOUNTS if job[f"{name}_per_step"] is not None]
-    found = named or given
-    return found[0] if len(found) == 1 and found[0] in given else None
+    given = [name for name in _AMOUNTS if job[f"{name}_per_step"] is not None]
+    found = [name for name in _AMOUNTS if name in re.compile(job["metric"]).groupindex] or given
+    return f"{found[0]}_per_step" if len(found) == 1 and found[0] in given else None
 
 
-@dataclass(frozen=True)
-class _Number:
+class _Number(NamedTuple):
     text: str
     after_s: float
     """Moment before which it was not printed, in seconds since 1970."""
     before_s: float
-
-
-class _Log:
-    """The lines of a log that is being written."""
-
-    def __init__(self, path: Path, start: int) -> None:
-        """`start`: bytes of it that were there before."""
-        self._path, self._offset = path, start
-        self._piece = b""
-
-    def new_lines(self, *, ended: bool) -> list[bytes]:
-        """Returns the lines that were written meanwhile; with `ended`, also one without an end."""
-        with self._path.open("rb") as log:
-            log.seek(self._offset)
-            written = log.read()
-        self._offset += len(written)
-        # Progress bars write over their line.
-        *lines, self._piece = re.split(rb"[\r\n]", self._piece + written)
-        if ended:
-            lines, self._piece = [*lines, self._piece], b""
-        return lines
 
 
 class Output:
@@ -167,7 +140,9 @@ class Output:
 
     def __init__(self, job: Mapping[str, Any], logs: Mapping[Path, int]) -> None:
         """`logs`: bytes of each log that were there before."""
-        self._job, self._logs = job, [_Log(path, start) for path, start in logs.items()]
+        self._job, self._offsets = job, dict(logs)
+        self._pieces = dict.fromkeys(logs, b"")
+        """The beginning of a line that is not written to its end."""
         self._pattern = re.compile(job["metric"])
         self._by_source: dict[tuple[int, str], list[_Number]] = {}
         self._read_s = time.time()
@@ -188,16 +163,24 @@ class Output:
 
     def read(self, *, ended: bool = False) -> None:
         """Reads what was written meanwhile; with `ended`, also lines without an end."""
-        after_s = self._read_s
-        by_node = [log.new_lines(ended=ended) for log in self._logs]
+        after_s, written = self._read_s, []
+        for path, offset in self._offsets.items():
+            with path.open("rb") as log:
+                log.seek(offset)
+                written.append(log.read())
         self._read_s = time.time()
-        for node, lines in enumerate(by_node):
+        for node, (path, text) in enumerate(zip(self._offsets, written, strict=True)):
+            self._offsets[path] += len(text)
+            # Progress bars write over their line.
+            *lines, self._pieces[path] = re.split(rb"[\r\n]", self._pieces[path] + text)
+            if ended:
+                lines, self._pieces[path] = [*lines, self._pieces[path]], b""
             for line in lines:
                 self._find(node, _COLOURS.sub(b"", line).decode(errors="replace"), after_s)
 
     def _find(self, node: int, line: str, after_s: float) -> None:
+        source = _SOURCE.match(line)
         for match in self._pattern.finditer(line):
-            source = _SOURCE.match(line)
             # `([0-9.]+)` ends at a separator of thousands.
             text = (match[1] or "") + (_THOUSANDS.match(line, match.end(1)) or [""])[0]
             number = _Number(text.replace(",", ""), after_s, self._read_s)

@@ -70,7 +70,7 @@ class JobRun(Measured, kw_only=True, tag="job"):
     """The first finding of each cause, the most worthwhile cause first."""
 
     def check(self, result: Result) -> None:
-        from overlap_sweep.workloads.job.setting import command_line
+        from overlap_sweep.workloads.job.command import command_line
 
         try:
             command_line(result.recorded)
@@ -100,14 +100,16 @@ class JobRun(Measured, kw_only=True, tag="job"):
     @property
     def rate(self) -> str:
         """Returns samples or tokens per second, or the metric's, in words."""
-        if self.unit:
-            return f"{as_rate(1e6 / self.mean_us)} {self.unit}"
-        amounts = {"samples/s": self.samples_per_step, "tokens/s": self.tokens_per_step}
-        rates = (f"{as_rate(amount / self.mean_us * 1e6)} {unit}" for unit, amount in amounts.items() if amount)
-        return next(rates, "")
+        return rate_in_words(self.mean_us, self.unit, self.samples_per_step, self.tokens_per_step)
 
 
 MEASURED = JobRun
+
+
+def rate_in_words(time_us: float, unit: str | None, samples: float | None, tokens: float | None) -> str:
+    """Returns the work per second; empty if it is unknown. `unit`: the metric's name if the time is that of a unit."""
+    amounts = {unit: 1.0} if unit else {"samples/s": samples, "tokens/s": tokens}
+    return next((f"{as_rate(amount / time_us * 1e6)} {name}" for name, amount in amounts.items() if amount), "")
 
 
 def sample(result: Result) -> Sample:

@@ -1,4 +1,5 @@
-"""Rows of jobs: the steps of each setting, pooled over its runs, with the noise between runs."""
+"""Settings of jobs: what may differ between points that are compared, and how it is called. Their rows: the steps of
+each setting, pooled over its runs, with the noise between runs."""
 
 from __future__ import annotations
 
@@ -7,17 +8,76 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import PurePath
+from typing import Any
 
-from overlap_sweep.report.numbers import as_rate, as_us, shortened, some_of
+from overlap_sweep.report.numbers import as_us, shortened, some_of
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, estimate_of_mean
+from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.points import Point
 from overlap_sweep.study import SettingRow
+from overlap_sweep.study.settings import Naming, Options
+from overlap_sweep.workloads.job.command import in_words
 from overlap_sweep.workloads.job.config import Resolved
-from overlap_sweep.workloads.job.result import FoundCause, JobRun
+from overlap_sweep.workloads.job.result import FoundCause, JobRun, rate_in_words
 
+VALUES, VARIABLES = "job.values.", "job.env."
+CONNECTIONS, MULTICAST = "runtime.max_connections", "runtime.multicast"
+LONGEST_VALUE = 60
 LONGEST_GROUP = 40
 """Longest name of a process group in a cell, in characters."""
+
+
+def options_of(config: Mapping[str, Any]) -> Options:
+    """Returns the setting of a point, by names such as `job.values.bucket`: what was put into its command and
+    environment."""
+    job, runtime = config["job"], config["runtime"]
+    # Sorted, since a search has other orders than a sweep.
+    found = {f"{VALUES}{name}": value for name, value in sorted(job["values"].items())}
+    found |= {f"{VARIABLES}{name}": value for name, value in sorted(job["env"].items())}
+    found |= {CONNECTIONS: runtime.get("max_connections"), MULTICAST: runtime.get("multicast") or None}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def identity(config: Mapping[str, Any]) -> str:
+    """Returns a key that is equal for points with the same setting, contents of files included."""
+    options = {name: repr(value) for name, value in options_of(config).items()}
+    named = {name: digest for name, digest in _files(config).items() if name in config["job"]["values"].values()}
+    return key_of({"options": options, "overlap_cfg": config.get("overlap_cfg"), "files": named})
+
+
+def script_digest(config: Mapping[str, Any]) -> str:
+    """Returns a digest of the script's content; empty if it is unknown, or if a value names the script."""
+    values = config["job"]["values"].values()
+    return ", ".join(digest for name, digest in _files(config).items() if name not in values)
+
+
+def _files(config: Mapping[str, Any]) -> dict[str, str]:
+    return config["job"].get("files") or {}
+
+
+def script_of(config: Mapping[str, Any]) -> str:
+    """Returns a short name of what the command runs, or the placeholder of the value that names it."""
+    name = str(config["model"]["name"])
+    values = config["job"]["values"].items()
+    return next((f"{{{key}}}" for key, value in values if PurePath(in_words(value)).name == name), name)
+
+
+def _brief(name: str) -> str:
+    for prefix in (VALUES, VARIABLES, "runtime."):
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _value(value: Any) -> str:
+    text = in_words(value)
+    # Of a file its name is enough: settings that are called the same are numbered.
+    is_path = "/" in text and len(text.split()) == 1
+    return shortened(PurePath(text).name if is_path else text, LONGEST_VALUE)
+
+
+NAMING = Naming(brief=_brief, value=_value)
 
 
 @dataclass(frozen=True)
@@ -36,14 +96,6 @@ class JobRow(SettingRow[JobTimes]):
     @cached_property
     def runs(self) -> list[JobRun]:
         return [point.measured_as(JobRun) for point in self.points]
-
-    @property
-    def between_runs_us(self) -> float | None:
-        return self.times.between_runs_us
-
-    @property
-    def repeats(self) -> int:
-        return self.step.repeats
 
     @property
     def samples_per_step(self) -> float | None:
@@ -65,10 +117,6 @@ class JobRow(SettingRow[JobTimes]):
         return self.runs[0].unit or None
 
     @property
-    def us_per_sample(self) -> float | None:
-        return self.per("sample").time_us if self.samples_per_step else None
-
-    @property
     def samples_per_s(self) -> float | None:
         return self.samples_per_step / self.time_us * 1e6 if self.samples_per_step else None
 
@@ -83,8 +131,7 @@ class JobRow(SettingRow[JobTimes]):
     @property
     def rate(self) -> str:
         """Returns the work per second, in words; empty if it is unknown."""
-        rates = {"samples/s": self.samples_per_s, "tokens/s": self.tokens_per_s, self.unit: self.units_per_s}
-        return next((f"{as_rate(rate)} {name}" for name, rate in rates.items() if rate), "")
+        return rate_in_words(self.time_us, self.unit, self.samples_per_step, self.tokens_per_step)
 
     @property
     def in_words(self) -> str:
@@ -136,10 +183,6 @@ class JobRow(SettingRow[JobTimes]):
     @property
     def main_cause(self) -> str | None:
         return self.causes[0].cause if self.causes else None
-
-    @property
-    def main_cause_share(self) -> float | None:
-        return self.causes[0].share if self.causes else None
 
     @property
     def timed_by(self) -> str:

@@ -4,8 +4,11 @@ user's processes."""
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +24,12 @@ from overlap_sweep.recorder.recording import (
     reason_not_to_record,
     recording_file,
 )
+from overlap_sweep.report.numbers import some_of
 from overlap_sweep.results.run_directory import LOG_FILE
 from overlap_sweep.workloads import Here, nodes
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.nodes import RunningOnNodes, commands_of
 from overlap_sweep.workloads.job.output import Output, last_words
-from overlap_sweep.workloads.job.snapshots import hint, snapshots
-from overlap_sweep.workloads.job.snapshots import warnings as warnings_of
 from overlap_sweep.workloads.job.steps import fields_of
 
 POLL_S = 0.1
@@ -36,6 +38,15 @@ ASK_ANEW_S = 1.0
 SETTLE_S = 10.0
 """Least time for which recordings of steps are waited for once the metric was printed often enough; and for which the
 command may go on after ranks have recorded less than was asked, as they do when a script ends."""
+ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", "_model.bin", "optimizer.bin", ".distcp", ".pth.tar", ".pt.tar")
+"""How names of snapshots end."""
+MOST_ENTRIES = 10_000
+"""Names that are looked at in a working folder, the nearest first."""
+DEEPEST = 4
+"""Levels of folders that are looked at."""
+
+Listing = dict[str, tuple[int, int]]
+"""Size and time of change of each file, by its path in the working folder."""
 _UNREACHED = f"put -m {ATTACH} in front of the script if it ignores PYTHONPATH, as python -I and containers do"
 
 
@@ -52,12 +63,12 @@ def run(point: Mapping[str, Any], directory: Path, here: Here) -> dict[str, Any]
     )
     command.link_handed(point, directory)
     folder = command.working_folder(point, directory)
-    before = snapshots(folder, directory)
+    before = _snapshots(folder, directory)
     with RunningOnNodes(commands_of(point, directory, here, wanted), here) as running:
-        watched = Watched(point, directory, running.log_starts, hint(before))
+        watched = Watched(point, directory, running.log_starts, _left(before))
         watched.until_measured(running, here.limit_s)
     warnings = [
-        *warnings_of(before, snapshots(folder, directory)),
+        *_written(before, _snapshots(folder, directory)),
         *(
             f"Processes {processes} were killed and do not end{f' on node {node}' if nodes(point) > 1 else ''}."
             for node, processes in running.left.items()
@@ -67,12 +78,44 @@ def run(point: Mapping[str, Any], directory: Path, here: Here) -> dict[str, Any]
     return {**fields, "warnings": warnings + fields["warnings"]}
 
 
-def _ask_anew(directory: Path) -> None:
-    """Changes the directory, upon which a network file system asks for its names again. Otherwise it may take them from
-    its memory for a minute, while ranks of other nodes have recorded."""
-    probe = directory / ".asked"
-    probe.touch()
-    probe.unlink()
+def _snapshots(folder: Path, directory: Path) -> Listing:
+    """Returns what looks like a snapshot in a working folder, without hidden folders, in which environments and caches
+    are, and run directories, where no other run loads it. `directory`: that of the point."""
+    found: Listing = {}
+    root, run = folder.resolve(), directory.resolve()
+    seen, waiting = 0, deque([] if root.is_relative_to(run) else [(root, 1)])
+    while waiting and seen < MOST_ENTRIES:
+        place, level = waiting.popleft()
+        # Others' folders may be unreadable, and files just removed or renamed.
+        with suppress(OSError):
+            for entry in os.scandir(place):
+                seen += 1
+                path = Path(entry.path)
+                if not entry.is_dir(follow_symlinks=False):
+                    if entry.name.endswith(ENDINGS):
+                        status = entry.stat()
+                        found[path.relative_to(root).as_posix()] = (status.st_size, status.st_mtime_ns)
+                elif level < DEEPEST and not entry.name.startswith(".") and path not in (run, run.parent):
+                    waiting.append((path, level + 1))
+    return found
+
+
+def _written(before: Listing, after: Listing) -> list[str]:
+    """Returns sentences on what a command has written."""
+    new = some_of(name for name in after if name not in before)
+    again = some_of(name for name in after if name in before and after[name] != before[name])
+    instead = "give each run its own by {run} in an argument, or by job.directory={run} and the script's whole path."
+    found = {
+        f"A run found {again} in job.directory and wrote it anew: it may have gone on where an earlier run ended, so "
+        f"runs may not be alike; {instead}": again,
+        f"A run wrote {new} into job.directory, which a later one may load; {instead}": new,
+    }
+    return [sentence for sentence, names in found.items() if names]
+
+
+def _left(before: Listing) -> str:
+    """Returns why a command may have had nothing left to train; empty if there was no snapshot."""
+    return f"; it found {some_of(before)} in job.directory, perhaps of a finished training run" if before else ""
 
 
 class Watched:
@@ -97,7 +140,8 @@ class Watched:
             self._look()
             running_s = time.monotonic() - started
             printed_s = self._seconds("printed", self._is_printed)
-            gave_up_s = self._seconds("short", self._is_short)
+            # All ranks have recorded, but not as many steps as were asked for.
+            gave_up_s = self._seconds("short", not self._missing and not self._is_recorded)
             if not self._job["finish"] and self._is_measured(running_s, printed_s):
                 return
             if not self.output and gave_up_s > SETTLE_S:
@@ -119,7 +163,11 @@ class Watched:
     def _look(self, *, ended: bool = False) -> None:
         if self._asks_anew and (ended or time.monotonic() - self._asked_s > ASK_ANEW_S):
             self._asked_s = time.monotonic()
-            _ask_anew(self._directory)
+            # Upon a change a network file system asks for names again, instead of taking them from its memory for a
+            # minute, while ranks of other nodes have recorded.
+            probe = self._directory / ".asked"
+            probe.touch()
+            probe.unlink()
         if not self.output and (reason := reason_not_to_record(self._directory)):
             raise PointFailed(f"nothing is recorded: {reason}", final=True)
         if len(list(self._directory.glob(recording_file("*")))) > len(self.recordings):  # type: ignore[arg-type]
@@ -127,7 +175,13 @@ class Watched:
                 self.recordings = read_recordings(self._directory)
             except UserError as error:
                 raise PointFailed(str(error)) from None
-            self._check_ranks()
+            started = self.recordings[0].world_size
+            if started != self._job["ranks"]:
+                raise PointFailed(
+                    f"the command started {started} training processes, but job.ranks={self._job['ranks']}; set "
+                    f"job.ranks={started}, or start as many with {{ranks}} in job.command",
+                    final=True,
+                )
             if self.output:
                 self.output.disturbed_s = [one.profiled_s for one in self.recordings if one.profiled_s]
         if self.output:
@@ -142,11 +196,6 @@ class Watched:
         return all(len(one.host_us) >= self._job["steps"] for one in self.recordings) and not self._missing
 
     @property
-    def _is_short(self) -> bool:
-        """Returns whether all ranks have recorded, but not as many steps as were asked for."""
-        return not self._missing and not self._is_recorded
-
-    @property
     def _missing(self) -> int:
         """Returns how many ranks have not recorded anything."""
         return self._job["ranks"] - len(self.recordings)
@@ -158,15 +207,6 @@ class Watched:
             return self._is_recorded and (not self.output or self._is_printed)
         comes = (self._directory / STEPS_FILE).exists()
         return self._is_printed and (not comes or printed_s > max(SETTLE_S, running_s - printed_s))
-
-    def _check_ranks(self) -> None:
-        started = self.recordings[0].world_size
-        if started != self._job["ranks"]:
-            raise PointFailed(
-                f"the command started {started} training processes, but job.ranks={self._job['ranks']}; set "
-                f"job.ranks={started}, or start as many with {{ranks}} in job.command",
-                final=True,
-            )
 
     def _too_late(self, limit_s: float) -> str:
         """Returns what is missing after the time limit."""
@@ -188,43 +228,32 @@ class Watched:
     def _check_enough(self) -> None:
         """Raises PointFailed if a command that ended well has recorded or printed too little."""
         skip, wanted = self._job["skip_steps"], self._job["steps"]
-        if self.output:
-            timed, what = max(self.output.count - skip, 0), "numbers of job.metric"
-            if not self.output.found:
-                raise PointFailed(
-                    f"job.metric={self._job['metric']} was not found in the command's output; compare it with "
-                    f"{LOG_FILE}{self._last_words}{self._hint}",
-                    final=True,
-                )
-        else:
-            timed, what = min((len(one.host_us) for one in self.recordings), default=0), "timed steps"
-            self._check_recorded()
-        if timed < LEAST_STEPS:
-            problems = (problem for one in self.recordings for problem in one.problems)
-            more = f"Let the command run for more steps, or lower job.skip_steps={skip}."
+        said = next(filter(None, (last_words(*log) for log in self._log_starts.items())), "")
+        ended = f"{f'; it printed last: {said}' if said else ''}{self._hint}"
+        if self.output and not self.output.found:
             raise PointFailed(
-                f"there are only {timed} {what} of {wanted}. {next(problems, more)}",
+                f"job.metric={self._job['metric']} was not found in the command's output; compare it with "
+                f"{LOG_FILE}{ended}",
                 final=True,
             )
-
-    @property
-    def _last_words(self) -> str:
-        said = next(filter(None, (last_words(*log) for log in self._log_starts.items())), "")
-        return f"; it printed last: {said}" if said else ""
-
-    def _check_recorded(self) -> None:
-        if self.recordings and self._missing:
+        if not self.output and self.recordings and self._missing:
             ranks = [one.rank for one in self.recordings]
             raise PointFailed(f"the command ended, but only ranks {ranks} of {self._job['ranks']} recorded their steps")
-        if not self.recordings:
+        if not self.output and not self.recordings:
             missing, first = "no step of torch's optimizers", "if it trains without them, "
             if not self._is_reached:
                 missing, first = "no Python with the recorder has imported torch", f"{_UNREACHED}, or "
             raise PointFailed(
-                f"the command ended with exit status 0, but {missing}{self._last_words}{self._hint}; {first}call "
-                "overlap_sweep.step() at the end of each step, or give job.metric",
+                f"the command ended with exit status 0, but {missing}{ended}; {first}call overlap_sweep.step() at the "
+                "end of each step, or give job.metric",
                 final=True,
             )
+        timed = max(self.output.count - skip, 0) if self.output else min(len(one.host_us) for one in self.recordings)
+        if timed < LEAST_STEPS:
+            what = "numbers of job.metric" if self.output else "timed steps"
+            problems = (problem for one in self.recordings for problem in one.problems)
+            more = f"Let the command run for more steps, or lower job.skip_steps={skip}."
+            raise PointFailed(f"there are only {timed} {what} of {wanted}. {next(problems, more)}", final=True)
 
     @property
     def _is_reached(self) -> bool:

@@ -22,17 +22,19 @@ from overlap_sweep.workloads import nodes
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.result import JobRun
-from overlap_sweep.workloads.job.rows import JobRow, JobTimes, pooled, times_of
-from overlap_sweep.workloads.job.setting import (
+from overlap_sweep.workloads.job.rows import (
     CONNECTIONS,
     MULTICAST,
     NAMING,
     VARIABLES,
-    command_line,
+    JobRow,
+    JobTimes,
     identity,
     options_of,
+    pooled,
     script_digest,
     script_of,
+    times_of,
 )
 from overlap_sweep.workloads.job.tables import ANSWERS, COMPARED, TABLE, findings
 
@@ -126,7 +128,7 @@ class JobStudy(Study[JobCase, JobRow]):
         return JobTimes(pooled([point]), None)
 
     def to_use(self, analysis: Analysis) -> str:
-        return command_line(analysis.best.points[0].recorded)
+        return command.command_line(analysis.best.points[0].recorded)
 
     def sentences(self, analysis: Analysis) -> Iterator[str]:
         """Yields how much communication is exposed with the best setting and with the reference."""
@@ -233,7 +235,7 @@ def _uneven_steps(analysis: Analysis) -> Iterator[str]:
     """Yields that a few slow steps make up much of the time, of which a short measurement has few."""
     shares = {row.setting: row.time_us / row.median_us - 1 for row in analysis.shown_first}
     asked = analysis.points[0].config_as(Resolved).job.steps
-    more = "; raise job.steps" if analysis.best.repeats >= asked * len(analysis.best.points) else ""
+    more = "; raise job.steps" if analysis.best.step.repeats >= asked * len(analysis.best.points) else ""
     if uneven := [f"{share:.0%} with {setting}" for setting, share in shares.items() if share > UNEVEN]:
         yield (
             f"Steps vary: the mean, which counts, is above the median by {some_of(uneven)}. Few steps measure rare "

@@ -25,10 +25,19 @@ from overlap_sweep.report.table import (
     through,
 )
 from overlap_sweep.study import CaseAnalysis
-from overlap_sweep.study.section import CHOSEN, NOTE, RUNS, case_columns, decision_columns, over_reference, setting
+from overlap_sweep.study.section import (
+    CHOSEN,
+    NOTE,
+    RUNS,
+    case_columns,
+    decision_columns,
+    over_reference,
+    setting,
+    setting_of_point,
+)
+from overlap_sweep.workloads.job.command import command_line
 from overlap_sweep.workloads.job.result import FoundCause
-from overlap_sweep.workloads.job.rows import JobRow
-from overlap_sweep.workloads.job.setting import NAMING, command_line, options_of, script_of
+from overlap_sweep.workloads.job.rows import NAMING, JobRow, options_of, script_of
 
 MOST_FINDINGS = 3
 """Findings of a setting in the table of all settings."""
@@ -66,8 +75,8 @@ TIMES = (
     _us("noise_us", "", "step.noise_us", header="noise us", dropped=12, queried=True),
 )
 MEASURED = (
-    attribute("repeats", "Number of timed steps, of all runs.", "count"),
-    _us("us_per_sample"),
+    attribute("repeats", "Number of timed steps, of all runs.", "count", "step.repeats"),
+    C("us_per_sample", lambda row: row.per("sample").time_us if row.samples_per_step else None, show=as_time),
     attribute("samples_per_step", kind="number"),
     attribute("tokens_per_step", "Tokens of all ranks in one step.", kind="number"),
     _rate("samples_per_s", "samples/s", dropped=11),
@@ -103,10 +112,11 @@ MEASURED = (
         "text",
         header="main cause",
         dropped=4,
-        words=lambda row: f"{row.main_cause} {as_share(row.main_cause_share)}" if row.main_cause else "",
+        words=lambda row: f"{row.main_cause} {as_share(row.causes[0].share)}" if row.causes else "",
     ),
-    attribute(
+    C(
         "main_cause_share",
+        lambda row: row.causes[0].share if row.causes else None,
         "Time that fixing the main cause alone could gain at most / time of a profiled step.",
     ),
     attribute("calls_per_step", "Calls of optimizers, or of overlap_sweep.step(), in one step.", "count"),
@@ -130,14 +140,7 @@ TABLE = points_table(
         P("ranks", lambda row: row.point.recorded["job"]["ranks"], RANKS, "count", header="ranks"),
         NODES,
         DEVICE,
-        P(
-            "setting",
-            lambda row: NAMING.in_words(options_of(row.point.recorded)),
-            SETTING,
-            "text",
-            header="setting",
-            style="setting",
-        ),
+        setting_of_point(lambda point: NAMING.in_words(options_of(point.recorded)), SETTING),
         P("repetition", lambda row: row.point.recorded["repetition"], "Number of the repetition.", "count"),
         STATUS,
         ERROR,
@@ -150,6 +153,7 @@ OF_RUNS = (
     _us(
         "between_runs_us",
         "Standard deviation of the runs' times; empty with one run.",
+        "times.between_runs_us",
         header="between runs us",
         dropped=1,
     ),

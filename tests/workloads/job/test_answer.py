@@ -24,7 +24,8 @@ from overlap_sweep.study import words
 from overlap_sweep.study.analysis import analyse
 from overlap_sweep.study.section import section
 from overlap_sweep.study.words import headline
-from overlap_sweep.workloads.job.setting import NAMING, command_line, options_of
+from overlap_sweep.workloads.job.command import command_line
+from overlap_sweep.workloads.job.rows import NAMING, options_of
 from overlap_sweep.workloads.job.study import STUDY, Analysis
 from overlap_sweep.workloads.job.tables import ANSWERS, TABLE
 from overlap_sweep.workloads.sections import read_sources
@@ -86,7 +87,7 @@ def test_runs_that_scatter_make_a_tie_of_what_one_run_would_decide(tmp_path: Pat
     analysis = repeated(tmp_path, {25: [100_000.0, 106_000.0, 94_000.0], 100: [96_000.0, 102_000.0, 90_000.0]})
     assert analysis.best is analysis.reference
     assert analysis.gain is None
-    assert analysis.best.between_runs_us == pytest.approx(6_000.0)
+    assert analysis.best.times.between_runs_us == pytest.approx(6_000.0)
     assert analysis.best.step.noise_us > 3_000.0
 
 
