@@ -22,6 +22,9 @@ Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=PRINTABLE)]
 FileName = Annotated[str, msgspec.Meta(max_length=255, pattern=rf"^(?!\.\.?\Z|.*/){_SHOWN}+\Z")]
 """Name of a file in the same directory."""
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+Us = Annotated[float, msgspec.Meta(ge=1e-6, lt=1e15)]
+"""A time in microseconds, positive since rates divide by it and charts take its logarithm; 1e15 us are 31 years."""
+Gb = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 
 VERBATIM = msgspec.Meta(extra={"verbatim": True})
 """Marks an option that takes the rest of the word as it was typed, without Hydra's grammar."""

@@ -12,10 +12,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from overlap_sweep.declared import Count, FileName
+from overlap_sweep.declared import Count, FileName, Gb, Us
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.measured import Gb, Us
-from overlap_sweep.results.run_directory import write_json
 from overlap_sweep.startup.sitecustomize import RECORDER_FILE as RECORDER_FILE
 from overlap_sweep.startup.sitecustomize import VARIABLE as RECORD_VARIABLE
 
@@ -24,9 +22,7 @@ ATTACH = "overlap_sweep.attach"
 LEAST_STEPS = 3
 """Fewest timed steps of a measurement."""
 STEPS_FILE = "job_steps"
-"""Empty file that tells of a first step on any rank, so that recordings are worth waiting for."""
-
-
+"""Empty file as soon as any rank has ended a step, so that recordings are worth waiting for."""
 PROFILER_STEPS = 3
 """Steps that the profiler needs around those that it records."""
 
@@ -51,16 +47,6 @@ class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         profiled = PROFILER_STEPS + self.profile_steps if self.profile_steps else 0
         # The first end of a step is where times can begin.
         return max(self.skip_steps, 1) + self.steps + profiled
-
-    def within(self, steps: int) -> dict[str, int] | None:
-        """Returns the options with which a script of so few steps would be recorded, its traces included if that is
-        possible: first fewer steps are timed, then fewer skipped, then fewer profiled. None if there are too few."""
-        most = steps - 1 - LEAST_STEPS
-        profile = max(min(self.profile_steps, most - PROFILER_STEPS), 0)
-        room = steps - (PROFILER_STEPS + profile if profile else 0)
-        skip = min(max(self.skip_steps, 1), room - LEAST_STEPS)
-        timed = min(self.steps, room - skip)
-        return {"skip_steps": skip, "steps": timed, "profile_steps": profile} if most >= 0 else None
 
     def as_environment(self) -> dict[str, str]:
         """Returns the variable for the environment of the user's command."""
@@ -124,6 +110,9 @@ def reason_not_to_record(directory: Path) -> str:
 
 def write_recording(directory: Path, recording: Recording) -> Path:
     """Writes a rank's recording, whole or not at all."""
+    # Imported here, for its 0.2 s, which the first step of a rank would wait for.
+    from overlap_sweep.results.run_directory import write_json
+
     return write_json(directory / recording_file(recording.rank), recording)
 
 

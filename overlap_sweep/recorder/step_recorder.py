@@ -17,9 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from overlap_sweep.recorder.gpu_clock import GpuClock, NoGpuTimes, is_capturing, uses_gpu
 from overlap_sweep.recorder.recording import (
-    LEAST_STEPS,
     STEPS_FILE,
     Recording,
     Wanted,
@@ -27,8 +25,6 @@ from overlap_sweep.recorder.recording import (
     write_recording,
 )
 from overlap_sweep.recorder.step_calls import StepCalls
-from overlap_sweep.results.identity import packages
-from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.startup.sitecustomize import say
 
 MOST_CHANGES = 10
@@ -62,6 +58,71 @@ def step() -> None:
     recorder = of_process()
     if recorder is not None:
         recorder.marked()
+
+
+class NoGpuTimes(Exception):
+    """Why there are no times of the GPU, in one sentence."""
+
+
+class GpuClock:
+    """Marks moments on the stream that is current when this is made.
+
+    For the host, making an event and asking for the current stream each cost as much as recording an event does. So
+    events are made beforehand, and the stream is asked for again only after 1, 2, 4, 8... marks and the last one.
+    """
+
+    def __init__(self, marks: int) -> None:
+        """`marks`: number of moments that will be marked. Must not be called while a CUDA graph is captured."""
+        self._cuda = sys.modules["torch"].cuda
+        self._stream = self._cuda.current_stream()
+        self._unused = [self._cuda.Event(enable_timing=True) for _ in range(marks)]
+        self._marked: list[Any] = []
+        self._has_moved = False
+        for event in self._unused:
+            # torch makes CUDA's event when it is first recorded.
+            event.record(self._stream)
+
+    def mark(self) -> bool:
+        """Marks the end of a step. Returns whether it could: a step that becomes a CUDA graph does not run."""
+        if is_capturing():
+            return False
+        event = self._unused.pop()
+        event.record(self._stream)
+        self._marked.append(event)
+        count = len(self._marked)
+        if not self._unused or not count & (count - 1):
+            self._has_moved = self._has_moved or self._cuda.current_stream() != self._stream
+        return True
+
+    def times_us(self) -> list[float]:
+        """Waits for the last mark, and returns the times between marks. NoGpuTimes if they say nothing."""
+        if self._has_moved:
+            raise NoGpuTimes(
+                "The script changed its CUDA stream between steps, so only the host's times are known; raise "
+                "job.skip_steps beyond the change."
+            )
+        if not self._marked:
+            return []
+        try:
+            self._marked[-1].synchronize()
+            times_us = [start.elapsed_time(end) * 1e3 for start, end in pairwise(self._marked)]
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise NoGpuTimes(f"The GPU's times could not be read ({reason}).") from None
+        if any(time_us <= 0 for time_us in times_us):
+            raise NoGpuTimes("The GPU had nothing to do in some steps, so only the host's times are known.")
+        return times_us
+
+
+def uses_gpu() -> bool:
+    """Returns whether this process has begun to use a GPU."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
+def is_capturing() -> bool:
+    """Returns whether what is launched now becomes a CUDA graph and does not run."""
+    return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
 class StepRecorder:
@@ -152,7 +213,8 @@ class StepRecorder:
 
     def _end_of_times(self) -> None:
         """Begins to profile, or ends the recording."""
-        self._peak_memory_gb = self._peak_memory()
+        if self._clock is not None:
+            self._peak_memory_gb = sys.modules["torch"].cuda.max_memory_allocated() / 1e9
         if self._wanted.profile_steps and self._begins_trace():
             return
         self._finish()
@@ -185,6 +247,9 @@ class StepRecorder:
         self._write(trace)
 
     def _write(self, trace: Any = None) -> None:
+        # Imported here and below, for their 0.2 s, which the first step would wait for.
+        from overlap_sweep.results.run_directory import trace_file
+
         rank, world_size = self._rank or _rank_by_environment()
         directory = Path(self._wanted.directory)
         has_trace = trace is not None and self._writes(trace, directory / trace_file(rank))
@@ -228,10 +293,9 @@ class StepRecorder:
         # What went wrong between both clocks has left one of them a time ahead.
         return times_us if len(times_us) + 1 == len(self._ends_s) else []
 
-    def _peak_memory(self) -> float | None:
-        return None if self._clock is None else sys.modules["torch"].cuda.max_memory_allocated() / 1e9
-
     def _environment(self) -> dict[str, Any]:
+        from overlap_sweep.results.identity import packages
+
         torch = sys.modules.get("torch")
         found: dict[str, Any] = {"packages": packages()}
         if torch is None:
@@ -264,27 +328,15 @@ class StepRecorder:
         self._end_early(self._ended_early())
 
     def _ended_early(self) -> str:
-        """Returns what is missing because the script ended, and the options that would have recorded it."""
-        wanted, timed = self._wanted, max(len(self._ends_s) - 1, 0)
+        """Returns what is missing because the script ended."""
+        wanted = self._wanted
         ended = f"The script ended after {self._ends} step{'' if self._ends == 1 else 's'}"
-        if not timed and self._calls.changes > MOST_CHANGES:
+        if len(self._ends_s) < 2 and self._calls.changes > MOST_CHANGES:
             changes = f"its optimizers' calls changed {self._calls.changes} times; set job.optimizer_steps"
             return f"{ended}, none of them timed: {changes}."
-        last = wanted.needed - 1
-        what = f"timing {wanted.steps} after {self._skipped} that are skipped"
-        if wanted.profile_steps:
-            first = last - wanted.profile_steps + 1
-            what = f"profiling step {last}" if first == last else f"profiling steps {first} to {last}"
-        # Ends of steps while a CUDA graph was captured count for nothing, whatever is asked for.
-        used = min(self._ends, self._skipped) + timed + (self._trace.ends if self._trace is not None else 0)
-        fitting = wanted.within(used)
-        if fitting is None:
-            least = Wanted(directory="", skip_steps=1, steps=LEAST_STEPS, profile_steps=min(wanted.profile_steps, 1))
-            return f"{ended}, but {what} takes {wanted.needed}, and at least {least.needed} are needed."
         asked = {"skip_steps": self._skipped, "steps": wanted.steps, "profile_steps": wanted.profile_steps}
-        options = " ".join(f"job.{name}={fitting[name]}" for name in asked if fitting[name] != asked[name])
-        done = "recorded it" if fitting["profile_steps"] or not wanted.profile_steps else "timed it, without traces"
-        return f"{ended}, but {what} takes {wanted.needed}: {options} would have {done}."
+        options = " ".join(f"job.{name}={number}" for name, number in asked.items())
+        return f"{ended}, but {options} takes {wanted.needed}: let it train longer, or lower them."
 
     def _end_early(self, reason: str) -> None:
         self._problem(reason)

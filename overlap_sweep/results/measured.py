@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
-from overlap_sweep.declared import Count, one_of
+from overlap_sweep.declared import Count, Us, one_of
 from overlap_sweep.overlap import space
 
 if TYPE_CHECKING:
     from overlap_sweep.results.run_directory import Result
 
-Us = Annotated[float, msgspec.Meta(ge=1e-6, lt=1e15)]
-"""A time in microseconds, positive since rates divide by it and charts take its logarithm; 1e15 us are 31 years."""
-Gb = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 Total = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Flag = bool | Annotated[int, msgspec.Meta(ge=0, le=1)]
 Scalar = str | int | float | bool | None

@@ -17,10 +17,10 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 
 from overlap_sweep.config import ResolvedPoint
-from overlap_sweep.declared import FileName, spelled
+from overlap_sweep.declared import FileName, Us, spelled
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import MEASURE_AGAIN, excess
-from overlap_sweep.results.measured import Measured, Scalar, Slot, Us, WholeSetting
+from overlap_sweep.results.measured import Measured, Scalar, Slot, WholeSetting
 from overlap_sweep.trace.disk import TENSORBOARD_FOLDER
 from overlap_sweep.workloads import PointTypes, types_of
 

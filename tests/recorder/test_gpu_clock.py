@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from overlap_sweep.recorder import gpu_clock
 from overlap_sweep.recorder.recording import Recording, Wanted, read_recordings
 from overlap_sweep.recorder.step_recorder import StepRecorder
 
@@ -106,17 +105,9 @@ def test_times_are_between_events_that_were_made_before_the_first_timed_step(tmp
     assert (len(found.host_us), found.device, found.peak_memory_gb, problems(found)) == (4, "cuda", 3.0, [])
 
 
-def test_many_steps_ask_for_their_stream_rarely_and_have_events_made_in_batches(
-    tmp_path: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_clock, "BATCH", 64)
+def test_many_steps_ask_for_their_stream_rarely(tmp_path: Path, gpu: Gpu) -> None:
     steps = Steps(tmp_path, gpu, skip_steps=1, steps=200)
-    made = []
-    for _ in range(201):
-        steps.run()
-        made.append(gpu.made)
-    assert sorted({*made}) == [64, 128, 192, 201]
-    assert (made.count(64), made.count(201)) == (64, 201 - 192)
+    steps.run(201)
     # At the start, after 1, 2, 4 ... 128 marks, and after the last.
     assert gpu.asked == 1 + 8 + 1
     assert steps.recording().gpu_us == [1000.0 * step for step in range(2, 202)]
@@ -146,7 +137,8 @@ def test_without_its_stream_only_the_hosts_times_count(tmp_path: Path, gpu: Gpu,
     gpu.stream = "stream 0"
     steps.run(7 - moved_after)
     found = steps.recording()
-    assert (len(found.host_us), found.gpu_us, problems(found)) == (5, [], [gpu_clock.MOVED])
+    assert (len(found.host_us), found.gpu_us) == (5, [])
+    assert "changed its CUDA stream" in problems(found)[0]
 
 
 def test_an_idle_gpu_and_one_that_fails_leave_the_hosts_times(tmp_path: Path, gpu: Gpu) -> None:

@@ -10,12 +10,12 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from overlap_sweep.declared import FileName, Name
+from overlap_sweep.declared import FileName, Gb, Name
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.report.numbers import UNDEFINED
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import estimate
-from overlap_sweep.results.measured import Gb, Measured, Timing, Total, check_pairs
+from overlap_sweep.results.measured import Measured, Timing, Total, check_pairs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.fsdp import numbered_sharding
 from overlap_sweep.workloads.fsdp.config import HOST_LIMITS, Resolved

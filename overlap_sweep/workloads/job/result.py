@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from overlap_sweep.declared import Count, Name
+from overlap_sweep.declared import Count, Gb, Name, Us
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import as_rate
-from overlap_sweep.results.measured import Gb, Measured, Timing, Us
+from overlap_sweep.results.measured import Measured, Timing
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads import Sample
 

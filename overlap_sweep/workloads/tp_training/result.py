@@ -8,14 +8,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from overlap_sweep.declared import Gb, Us
 from overlap_sweep.results.checks import excess
-from overlap_sweep.results.measured import (
-    Gb,
-    Measured,
-    Timing,
-    Total,
-    Us,
-)
+from overlap_sweep.results.measured import Measured, Timing, Total
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.tp_training.config import (
     DEFAULT_IMPL,
