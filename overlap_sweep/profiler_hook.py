@@ -18,7 +18,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +71,6 @@ class _Written(msgspec.Struct, kw_only=True):
     """Why there is none."""
 
 
-@dataclass
-class _Gathered:
-    """The traces that this rank can read, and a sentence for each that it cannot."""
-
-    paths: list[Path] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
 class _Hook:
     """Called at the end of every cycle of the profiler's schedule."""
 
@@ -98,7 +89,8 @@ class _Hook:
         cycle = next(self._cycles)
         store, rank, world_size = _group()
         self._announce(store, rank)
-        with _going_on(), _folder(self._directory) as folder:
+        with _going_on(), tempfile.TemporaryDirectory(prefix="overlap_sweep_", ignore_cleanup_errors=True) as ours:
+            folder = self._directory or Path(ours)
             written = _export(profiler, folder, rank, cycle, keep=self._directory is not None)
             if self._also:
                 with _going_on():
@@ -107,8 +99,7 @@ class _Hook:
                 self._meet(_Messages(store, self._prefix), rank, world_size, cycle, written, folder)
             elif rank == 0:
                 alone = "torch.distributed is not initialized, so only the trace of this rank is diagnosed."
-                notes = [alone] if world_size > 1 else []
-                _diagnose(_gathered(written, notes), temporary=self._directory is None)
+                self._diagnose([written], [alone] if world_size > 1 else [])
 
     def _announce(self, store: Any, rank: int) -> None:
         """Tells the others, once, that this rank has the hook."""
@@ -128,17 +119,19 @@ class _Hook:
                 messages.wait([f"{cycle}/taken/{rank}"], 2 * WAIT_S)
             return
         others = self._with_hook(messages, [each for each in range(world_size) if each != rank])
-        gathered = _gathered(written)
+        notes = []
         if self._without_hook:
-            gathered.notes.append(f"Rank {_listed(self._without_hook)} has no profiler with diagnose_trace().")
+            without = ", ".join(map(str, sorted(self._without_hook)))
+            notes.append(f"Rank {without} has no profiler with diagnose_trace().")
         answers = messages.wait([f"{cycle}/trace/{each}" for each in others], WAIT_S)
+        gathered = [written]
         for each in others:
             if answer := answers.get(f"{cycle}/trace/{each}"):
-                self._take(msgspec.json.decode(answer, type=_Written), each, folder, gathered)
+                gathered.append(self._taken(msgspec.json.decode(answer, type=_Written), each, folder))
             else:
-                gathered.notes.append(f"Rank {each} wrote no trace within {WAIT_S:.0f} s.")
+                notes.append(f"Rank {each} wrote no trace within {WAIT_S:.0f} s.")
             messages.send(f"{cycle}/taken/{each}", "")
-        _diagnose(gathered, temporary=self._directory is None)
+        self._diagnose(gathered, notes)
 
     def _with_hook(self, messages: _Messages, ranks: Iterable[int]) -> list[int]:
         """Returns those of the ranks that have the hook."""
@@ -147,18 +140,42 @@ class _Hook:
         self._without_hook |= {rank for rank in asked if f"hook/{rank}" not in found}
         return [rank for rank in asked if rank not in self._without_hook]
 
-    def _take(self, written: _Written, rank: int, folder: Path, gathered: _Gathered) -> None:
-        """Adds another rank's trace. One that would be deleted is moved to this rank's folder."""
-        path = Path(written.path)
+    def _taken(self, written: _Written, rank: int, folder: Path) -> _Written:
+        """Returns another rank's trace. One that would be deleted is moved to this rank's folder."""
         if written.problem:
-            gathered.notes.append(f"Rank {rank}: {written.problem}")
-        elif not _is_here(written):
-            mend = "give diagnose_trace() a directory that all ranks see"
+            return _Written(problem=f"Rank {rank}: {written.problem}")
+        if not _is_here(written):
+            instead = "give diagnose_trace() a directory that all ranks see"
             if self._directory is not None:
-                mend = "diagnose copies of all traces together, or give a directory that all ranks see"
-            gathered.notes.append(f"The trace of rank {rank} is on {written.host}, not visible from here; {mend}.")
-        else:
-            gathered.paths.append(path if self._directory is not None else Path(shutil.move(path, folder)))
+                instead = "diagnose copies of all traces together, or give a directory that all ranks see"
+            return _Written(problem=f"The trace of rank {rank} is on {written.host}, not visible from here; {instead}.")
+        return written if self._directory is not None else _Written(path=shutil.move(written.path, str(folder)))
+
+    def _diagnose(self, gathered: Sequence[_Written], notes: Sequence[str]) -> None:
+        """Prints the findings to stdout, as `analyze.py diagnose` does, and what is missing to stderr."""
+        from overlap_sweep.commands.output import print_error, print_warning
+        from overlap_sweep.diagnosis.runs import read_runs
+        from overlap_sweep.report.console import console_for
+        from overlap_sweep.report.diagnosis import print_diagnosis, warnings_of
+
+        paths = [Path(one.path) for one in gathered if not one.problem]
+        # torchrun's, which starts equally many ranks on each node.
+        per_node = os.environ.get("LOCAL_WORLD_SIZE", "")
+        runs = read_runs(paths, dict.fromkeys(paths, int(per_node)) if per_node.isdecimal() else None)
+        for run in runs:
+            if run.found and self._directory is None:
+                # The names of traces that are deleted afterwards say nothing.
+                steps = [step.step for step in run.found.diagnosis.steps]
+                run.found.diagnosis.run = f"Profiled steps {min(steps)} to {max(steps)}"
+        for note in (*(one.problem for one in gathered if one.problem), *notes, *warnings_of(runs)):
+            print_warning(note)
+        for run in runs:
+            for file in run.files:
+                if file.problem:
+                    print_error(file.problem)
+            if run.found:
+                print_diagnosis(run.found, console_for(sys.stdout))
+        sys.stdout.flush()
 
 
 class _Messages:
@@ -227,8 +244,7 @@ def _export(profiler: Any, folder: Path, rank: int, cycle: int, *, keep: bool) -
         else:
             path = path.with_suffix("")
             profiler.export_chrome_trace(str(path))
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = _digest(path)
     except (OSError, RuntimeError) as error:
         return _Written(problem=f"The trace could not be written to {path} ({_line(error)}).")
     return _Written(path=str(path.absolute()), host=socket.gethostname(), digest=digest)
@@ -240,54 +256,12 @@ def _is_here(written: _Written) -> bool:
     end_s = time.monotonic() + (SHARED_FILE_S if written.host != socket.gethostname() else 0.0)
     while not path.exists() and time.monotonic() < end_s:
         time.sleep(POLL_S)
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == written.digest
-    except OSError:
-        return False
+    return path.is_file() and _digest(path) == written.digest
 
 
-def _gathered(written: _Written, notes: Iterable[str] = ()) -> _Gathered:
-    """Returns this rank's own trace."""
-    if written.problem:
-        return _Gathered([], [written.problem, *notes])
-    return _Gathered([Path(written.path)], [*notes])
-
-
-def _diagnose(gathered: _Gathered, *, temporary: bool) -> None:
-    """Prints the findings to stdout, as `analyze.py diagnose` does, and what is missing to stderr. `temporary`: whether
-    the traces are deleted afterwards, so that their names tell nobody anything."""
-    from overlap_sweep.commands.output import print_error, print_warning
-    from overlap_sweep.diagnosis.runs import read_runs
-    from overlap_sweep.report.console import console_for
-    from overlap_sweep.report.diagnosis import print_diagnosis, warnings_of
-
-    # torchrun's, which starts equally many ranks on each node.
-    per_node = os.environ.get("LOCAL_WORLD_SIZE", "")
-    runs = read_runs(gathered.paths, dict.fromkeys(gathered.paths, int(per_node)) if per_node.isdecimal() else None)
-    for run in runs:
-        if run.found and temporary:
-            steps = [step.step for step in run.found.diagnosis.steps]
-            run.found.diagnosis.run = f"Profiled steps {min(steps)} to {max(steps)}"
-    for note in (*gathered.notes, *warnings_of(runs)):
-        print_warning(note)
-    for run in runs:
-        for file in run.files:
-            if file.problem:
-                print_error(file.problem)
-        if run.found:
-            print_diagnosis(run.found, console_for(sys.stdout))
-    sys.stdout.flush()
-
-
-@contextmanager
-def _folder(directory: Path | None) -> Iterator[Path]:
-    """Returns the directory; None: a temporary one."""
-    if directory is None:
-        with tempfile.TemporaryDirectory(prefix="overlap_sweep_", ignore_cleanup_errors=True) as temporary:
-            yield Path(temporary)
-    else:
-        yield directory
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -313,10 +287,6 @@ def _going_on() -> Iterator[None]:
     except Exception:
         traceback.print_exc()
         print_error("The profiled steps could not be diagnosed (see above); training continues.")
-
-
-def _listed(ranks: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(ranks)))
 
 
 def _line(error: Exception) -> str:
