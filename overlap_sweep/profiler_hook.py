@@ -72,8 +72,6 @@ class _Written(msgspec.Struct, kw_only=True):
 
 
 class _Hook:
-    """Called at the end of every cycle of the profiler's schedule."""
-
     def __init__(self, directory: Path | None, also: TraceHandler | None) -> None:
         self._directory = directory
         self._also = also
@@ -134,7 +132,6 @@ class _Hook:
         self._diagnose(gathered, notes)
 
     def _with_hook(self, messages: _Messages, ranks: Iterable[int]) -> list[int]:
-        """Returns those of the ranks that have the hook."""
         asked = [rank for rank in ranks if rank not in self._without_hook]
         found = messages.wait([f"hook/{rank}" for rank in asked], self._grace_s)
         self._without_hook |= {rank for rank in asked if f"hook/{rank}" not in found}
@@ -233,7 +230,6 @@ def _group() -> tuple[Any, int, int]:
 
 
 def _export(profiler: Any, folder: Path, rank: int, cycle: int, *, keep: bool) -> _Written:
-    """Writes the profiler's trace into the folder, compressed if it is kept."""
     from overlap_sweep.results.run_directory import trace_file, write_trace
 
     path = folder / trace_file(rank, f"cycle{cycle}" if cycle else "")

@@ -84,7 +84,6 @@ class Recording(msgspec.Struct, kw_only=True):
 
 
 def recording_file(rank: int) -> str:
-    """Returns the name of a rank's recording."""
     return f"job_rank{rank}.json"
 
 

@@ -39,7 +39,6 @@ class StepCalls:
 
     @property
     def per_step(self) -> int:
-        """Returns the number of calls that make up a step, as far as they are known."""
         return self._given or len(self._cycle)
 
     def add(self, optimizer: Any) -> bool:
@@ -100,7 +99,6 @@ class _Parties:
         self._free: list[int] = []
 
     def number(self, key: Key, *objects: Any) -> int:
-        """Returns the number of the objects that have this key."""
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = (self._lowest_free(), self._until_gone(key, *objects))

@@ -135,7 +135,6 @@ class StepRecorder:
         self.forget()
 
     def forget(self) -> None:
-        """Begins anew, as the child of a fork does."""
         self.is_over = False
         self._problems: list[str] = []
         self._calls = StepCalls(self._wanted.optimizer_steps)
@@ -147,7 +146,6 @@ class StepRecorder:
         self._drop()
 
     def _drop(self) -> None:
-        """Forgets all times."""
         if self._trace is not None:
             self._trace.discard()
         self._trace = None
@@ -197,7 +195,6 @@ class StepRecorder:
             self._skip()
 
     def _skip(self) -> None:
-        """Skips a step, or begins to take times."""
         if not self._has_told:
             (Path(self._wanted.directory) / STEPS_FILE).touch()
             self._has_told = True
@@ -212,7 +209,6 @@ class StepRecorder:
             self._ends_s.append(time.perf_counter())
 
     def _end_of_times(self) -> None:
-        """Begins to profile, or ends the recording."""
         if self._clock is not None:
             self._peak_memory_gb = sys.modules["torch"].cuda.max_memory_allocated() / 1e9
         if self._wanted.profile_steps and self._begins_trace():
@@ -271,7 +267,6 @@ class StepRecorder:
         write_recording(directory, recording)
 
     def _writes(self, trace: Any, path: Path) -> bool:
-        """Returns whether the trace could be written."""
         from overlap_sweep.recorder.step_trace import NoTrace
 
         try:
@@ -328,7 +323,6 @@ class StepRecorder:
         self._end_early(self._ended_early())
 
     def _ended_early(self) -> str:
-        """Returns what is missing because the script ended."""
         wanted = self._wanted
         ended = f"The script ended after {self._ends} step{'' if self._ends == 1 else 's'}"
         if len(self._ends_s) < 2 and self._calls.changes > MOST_CHANGES:

@@ -80,7 +80,6 @@ class StepTrace:
         write_trace(self._profiler, path)
 
     def discard(self) -> None:
-        """Ends the profile where it is."""
         if self._has_lost():
             return
         if self._range is not None:

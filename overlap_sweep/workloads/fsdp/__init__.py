@@ -164,7 +164,6 @@ def refusal(point: Mapping[str, Any]) -> str | None:
 
 
 def _without_symmetric_memory(point: Mapping[str, Any], shards: int) -> str | None:
-    """Returns why the buffers of the shards cannot be in symmetric memory; None if they can, or need not."""
     if not (kind := point["fsdp"].get("symmetric_memory")):
         return None
     if point["runtime"]["device"] == "cpu":

@@ -137,11 +137,9 @@ class Recorder:
             self.begin_computing()
 
     def end_with(self, span: Span, work: Future[Any]) -> None:
-        """Ends the span when the work is done, in a callback on gloo's thread."""
         span.ended = work.then(lambda _: self.end(span))
 
     def take(self) -> list[Span]:
-        """Returns and clears the spans of the finished step."""
         taken, self.spans = self.spans, []
         return taken
 
@@ -190,8 +188,6 @@ def _stream(device: torch.device, priority: str) -> torch.cuda.Stream:
 
 
 class Collectives:
-    """Issues collectives in the current mode, and records them."""
-
     def __init__(self, ranks: Ranks, streams: Streams, recorder: Recorder, own_streams: bool) -> None:
         """Creates the issuer. `own_streams`: in mode `point`, run every collective on the stream of its kind instead of
         the library's."""
@@ -208,7 +204,6 @@ class Collectives:
         self._thread = ThreadPoolExecutor(1)
 
     def own_stream(self, name: str) -> torch.cuda.Stream | None:
-        """Returns the stream of a kind of collectives, or None if they run on the library's."""
         return self.streams[name] if self._own_streams and self._on_gpu else None
 
     def now(self, stream: str, issue: Issue) -> None:
@@ -248,14 +243,12 @@ class Collectives:
             return own.record_event()
 
     def _recorded(self, stream: str, issue: Issue, queue: Queue | None = None) -> None:
-        """Issues and records a collective on the current stream."""
         span = self.recorder.begin(stream, queue)
         issue(async_op=False)
         self.recorder.launched(span)
         self.recorder.end(span)
 
     def _asynchronously(self, stream: str, issue: Issue) -> dist.Work:
-        """Issues and records a collective on gloo's threads."""
         span, work = self._handed_over(stream, issue)
         self.recorder.end_with(span, work.get_future())
         return work
@@ -311,7 +304,6 @@ class Collectives:
         self._unfinished.append((wait, tensors))
 
     def end_step(self) -> None:
-        """Lets the compute stream wait for the collectives that nothing else waits for."""
         for wait, _ in self._unfinished:
             wait()
         self._unfinished.clear()
@@ -345,8 +337,6 @@ class Collectives:
 
 
 class _StreamWork(dist.Work):
-    """A collective that the current stream waits for by an event."""
-
     def __init__(self, done: torch.cuda.Event) -> None:
         super().__init__()
         self._done = done

@@ -184,8 +184,6 @@ ROWS: Table[QuantityRatio] = Table(
 
 @dataclass(frozen=True)
 class RunComparison:
-    """The comparison of all runs with the reference's."""
-
     datasets: list[Dataset]
     reference: str
     matches: dict[str, list[Match]]
@@ -324,7 +322,6 @@ def _print_table(title: str, rows: Sequence[QuantityRatio], console: Console) ->
 
 
 def _headline(compared: RunComparison, label: str) -> str:
-    """Returns by how much the steps of all runs are faster or slower, a sentence."""
     steps = [match.quantities["step_ms"] for match in compared.matches[label]]
     times = [[(one.ours, one.theirs)] for one in steps if one.judged]
     if not times:
@@ -346,7 +343,6 @@ def _answer(matches: Sequence[Match]) -> str:
 
 
 def _timeline(dataset: Dataset) -> Chart:
-    """Returns the chart of where each step's time went, one panel per run."""
     panels = [
         _lines(run, Axis("time, ms", from_zero=True), [(run, *line) for line in LINES])
         for run in dataset.runs[:MOST_PANELS]
@@ -357,7 +353,6 @@ def _timeline(dataset: Dataset) -> Chart:
 
 
 def _overlay(compared: RunComparison) -> Chart:
-    """Returns the chart of step times and hidden communication of both runs of each pair."""
     panels = []
     for match in compared.every_match[:MOST_PANELS]:
         assert match.theirs

@@ -21,8 +21,6 @@ LONGEST_REASON = 200
 
 
 class Batch(NamedTuple):
-    """`batch` samples of one rank."""
-
     sparse: Tensor
     """[batch, num_sparse_features], rows of the tables."""
     history: Tensor
@@ -108,8 +106,6 @@ class Head(nn.Module):
 
 
 class _Entry(torch.autograd.Function):
-    """An identity that calls functions in its forward and in its backward."""
-
     @staticmethod
     def forward(ctx, x: Tensor, forward, backward) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.backward_call = backward
@@ -172,7 +168,6 @@ class RankingModel(nn.Module):
         return [self.features, *self.layers, self.head]
 
     def forward(self, batch: Batch) -> Tensor:
-        """Returns the mean loss of the batch."""
         x = self.features(self.features.body.give(batch))  # type: ignore[operator]
         for layer in self.layers:
             x = layer(x)
@@ -233,7 +228,6 @@ def compile_layers(
 
 
 def _options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of torch.compile."""
     options = {name: config[name] for name in ("backend", "fullgraph", "dynamic")}
     if torch.version.hip and config["backend"] == "inductor":
         print("torch.compile: on ROCm aot_eager instead of inductor, without its mode and options", flush=True)

@@ -104,7 +104,6 @@ class Hidden(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """Returns `37% \N{PLUS-MINUS SIGN} 8%`; `-` if it is not conclusive."""
         return f"{self.fraction:.0%} \N{PLUS-MINUS SIGN} {self.noise:.0%}" if self.known else UNDEFINED
 
 

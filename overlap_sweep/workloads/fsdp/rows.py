@@ -79,7 +79,6 @@ def knobs_of(config: Mapping[str, Any]) -> Options:
 
 
 def roles(name: str) -> Collection[Role]:
-    """Returns what changing an option of a setting changes."""
     if name.startswith(f"{_ENVIRONMENT}."):
         return {SCHEDULES} if name.removeprefix(f"{_ENVIRONMENT}.").startswith(OF_COLLECTIVES) else ROLES[_ENVIRONMENT]
     return ROLES[_OPTIONS if name.startswith(f"{_OPTIONS}.") else name]
@@ -91,7 +90,6 @@ def those_of(role: Role, options: Options) -> frozenset[tuple[str, str]]:
 
 
 def _usual(options: Options, name: str) -> Any:
-    """Returns an option's default on the device of these options."""
     section, _, option = name.partition(".")
     on_device = TRAINING_ON.get(options[DEVICE], {}) if section == "training" else {}
     return on_device.get(option, USUAL.get(name))
@@ -154,12 +152,10 @@ class FsdpRow(SettingRow[StepTimes]):
 
     @cached_property
     def limited(self) -> set[str]:
-        """Returns the variants that are launch-bound in any point."""
         return {name for point in self.points for name in launch_bound_variants(point)}
 
     @property
     def run(self) -> TrainingRun:
-        """Returns its first run."""
         return self.runs[0]
 
     @property
@@ -176,7 +172,6 @@ class FsdpRow(SettingRow[StepTimes]):
 
     @property
     def speedup(self) -> float:
-        """Returns the speedup over the same step with no overlap."""
         return self.none_us / self.time_us
 
     @property
@@ -298,7 +293,6 @@ def compared_times(settings: Sequence[Sequence[Point]]) -> list[StepTimes]:
 
 
 def _pooled(steps: Sequence[dict[str, Timing]], floors: Sequence[Timing], between: RunNoise) -> StepTimes:
-    """Returns the times of one setting, relative to the `floors` if there are any."""
     if floors:
         floor = pooled_none(floors)
         step, none = (normalised([(one[name], one["floor"]) for one in steps], floor) for name in ("point", "none"))
@@ -314,5 +308,4 @@ def _step(point: Point) -> dict[str, Timing]:
 
 
 def _time(step: Mapping[str, Timing], *, over_floor: bool) -> float:
-    """Returns the time of a point's step, or its ratio to the floor's."""
     return step["point"].median_us / (step["floor"].median_us if over_floor else 1.0)

@@ -92,7 +92,6 @@ def _step(training: TrainingSteps, mode: str, _turn: int) -> Step:
 
 
 def _set_up(point: Mapping[str, Any], ranks: Ranks) -> tuple[TrainingSteps, int, str]:
-    """Returns the training steps, the model's number of parameters, and the compiler of its layers."""
     recorder, streams = Recorder(ranks.device), Streams(point["streams"], ranks.device)
     collectives = Collectives(ranks, streams, recorder, point["distributed"]["enable_overlap"])
     model = _initial_model(point, ranks, recorder)
@@ -155,7 +154,6 @@ def _initial_model(point: Mapping[str, Any], ranks: Ranks, recorder: Recorder) -
 
 
 def _try(point: Mapping[str, Any], layer: nn.Module) -> None:
-    """Runs one layer forward and backward as training does."""
     device = next(layer.parameters()).device
     dtype = DTYPES[point["precision"]]
     tokens = point["workload"]["tokens"] // samples_of(point)

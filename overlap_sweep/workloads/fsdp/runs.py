@@ -51,8 +51,6 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a run."""
-
     run: str
     number: int
     ranks: Sequence[RankStep]
@@ -250,7 +248,6 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Returns what summary.json has of it."""
         aggregates = {
             name: {"median": known.time_us, "noise": known.noise_us, "count": known.repeats}
             for name, known in self.estimates.items()

@@ -76,7 +76,6 @@ def shard(model: RankingModel, point: Mapping[str, Any], ranks: Ranks, collectiv
 
 
 def _wrapped(model: RankingModel, layers_per_unit: int) -> list[list[nn.Module]]:
-    """Returns the model's units in order, those together that are gathered and reduced together."""
     units: list[nn.Module] = [*model.units]
     first, *layers, last = units
     starts = range(0, len(layers), layers_per_unit)
@@ -86,7 +85,6 @@ def _wrapped(model: RankingModel, layers_per_unit: int) -> list[list[nn.Module]]
 def _memories(
     kind: str | None, gather_group: dist.ProcessGroup, scatter_group: dist.ProcessGroup, ranks: Ranks
 ) -> tuple[Allocate, Allocate]:
-    """Returns what allocates the buffers of the all-gathers and those of the reduce-scatters. Collective."""
     if not kind:
         return _empty, _empty
     check_symmetric_memory(kind, ranks)
@@ -141,8 +139,6 @@ def _both(first: Any, second: Any) -> None:
 
 
 class _Gather(AllGather):
-    """All-gathers of parameters."""
-
     def __init__(self, collectives: Collectives, memory: Allocate, limited: bool) -> None:
         self._collectives, self._memory, self._limited = collectives, memory, limited
         self._stale: dict[tuple[Any, ...], Tensor] = {}
@@ -219,7 +215,6 @@ def replicate(
 
 
 def _add_load(gradients: Tensor, clone: bool, ranks: Ranks, collectives: Collectives) -> None:
-    """Adds a reduce-scatter of the bucket as load, concurrent with its all-reduce."""
     short = -gradients.numel() % ranks.world_size
     whole = gradients.clone() if clone else gradients
     whole = pad(whole, (0, short)) if short else whole

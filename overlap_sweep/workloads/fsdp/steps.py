@@ -61,8 +61,6 @@ class MicroBatches(Iterator[Batch]):
 
 
 class _Drawn(Dataset[Batch]):
-    """The micro batches by number, on the CPU."""
-
     def __init__(self, point: Mapping[str, Any], ranks: Ranks) -> None:
         self._point, self._ranks = point, ranks
 
@@ -103,8 +101,6 @@ class Step:
 
 
 class TrainingSteps:
-    """The model in training."""
-
     def __init__(self, model: nn.Module, point: Mapping[str, Any], ranks: Ranks, collectives: Collectives) -> None:
         training = point["training"]
         self.collectives = collectives
@@ -180,7 +176,6 @@ class TrainingSteps:
         return loss.detach()
 
     def _reducing(self, last: bool) -> AbstractContextManager[None]:
-        """Returns a context that reduces gradients after the last micro batch, and accumulates them before."""
         if isinstance(self._model, DistributedDataParallel):
             return nullcontext() if last else self._model.no_sync()
         self._model.set_requires_gradient_sync(last)  # type: ignore[operator]
@@ -210,7 +205,6 @@ class TrainingSteps:
         return norm
 
     def _norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Returns the norm of all gradients. Collective for gradients that FSDP2 shards."""
         sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
         if not sharded:
             return nn.utils.get_total_norm(gradients)

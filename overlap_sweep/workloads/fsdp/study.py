@@ -185,7 +185,6 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
 
 
 def how_timed(analysis: Analysis) -> str:
-    """Returns a sentence on how the times were obtained."""
     if not any(row.times.relative for row in analysis.rows):
         return "Times are as measured in each point."
     return (
@@ -225,12 +224,10 @@ def _wrong_losses(analysis: Analysis) -> Iterator[str]:
 
 
 def _numbers(losses: Iterable[float | None]) -> list[float]:
-    """Returns the losses before the first None."""
     return [loss for loss in takewhile(lambda loss: loss is not None, losses) if loss is not None]
 
 
 def _of_settings(analysis: Analysis) -> Iterator[str]:
-    """Yields a sentence for each problem, with the settings that have it."""
     if which := those_with([(row.setting, not row.hidden.known) for row in analysis.rows]):
         yield f"Hidden fraction unknown, since none - floor is within the noise: {which}."
     for note, problem in _PROBLEMS.items():

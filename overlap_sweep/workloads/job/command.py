@@ -179,7 +179,6 @@ def link_handed(point: Mapping[str, Any], directory: Path) -> None:
 
 
 def fillings(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> dict[str, Filling]:
-    """Returns what every placeholder stands for."""
     job = point["job"]
     own = {"ranks": job["ranks"], "repetition": point["repetition"], "run": handed(directory)}
     own |= {"nodes": nodes(point), "ranks_per_node": job["ranks"] // nodes(point)}
@@ -229,7 +228,6 @@ def _overlap_config(point: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def overlap_config(point: Mapping[str, Any]) -> OverlapConfig | None:
-    """Returns the tp_comm_overlap_cfg of a completed point."""
     return OverlapConfig(**point["overlap_cfg"]) if point.get("overlap_cfg") else None
 
 
@@ -349,7 +347,6 @@ def command_line(config: Mapping[str, Any]) -> str:
 
 
 def _by_hand(config: Mapping[str, Any]) -> dict[str, Filling]:
-    """Returns what placeholders stand for in a command that is run by hand."""
     run = Path("run")
     # The user's file instead of the copy in the run directory, which the command was given.
     copy = str(run.resolve() / settings_file())

@@ -35,7 +35,6 @@ class RunningOnNodes:
     """`with RunningOnNodes(...) as running: running.wait(1.0)`: no process of the command outlives the block."""
 
     def __init__(self, programs: Sequence[Program], here: Here) -> None:
-        """`programs`: the command on each node, the launcher's first."""
         self._programs, self._host_names = programs, here.host_names
         self._starts: list[Start] = [OwnKeeper, *here.start_on_others]
         self._commands: list[Command] = []

@@ -101,7 +101,6 @@ def _ended(status: int) -> str:
 
 
 def check_metric(job: Mapping[str, Any]) -> None:
-    """Raises UserError if `job.metric` cannot be used."""
     if job["metric"] is None:
         return
     try:
@@ -139,7 +138,6 @@ class Output:
     """The numbers in the logs of a command's nodes, which are being written: some trainings print on the last rank."""
 
     def __init__(self, job: Mapping[str, Any], logs: Mapping[Path, int]) -> None:
-        """`logs`: bytes of each log that were there before."""
         self._job, self._offsets = job, dict(logs)
         self._pieces = dict.fromkeys(logs, b"")
         """The beginning of a line that is not written to its end."""
@@ -153,7 +151,6 @@ class Output:
 
     @property
     def found(self) -> bool:
-        """Returns whether there was any."""
         return bool(self._by_source)
 
     @property

@@ -99,7 +99,6 @@ class JobRun(Measured, kw_only=True, tag="job"):
 
     @property
     def rate(self) -> str:
-        """Returns samples or tokens per second, or the metric's, in words."""
         return rate_in_words(self.mean_us, self.unit, self.samples_per_step, self.tokens_per_step)
 
 

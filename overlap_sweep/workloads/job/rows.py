@@ -91,8 +91,6 @@ class JobTimes:
 
 @dataclass(frozen=True)
 class JobRow(SettingRow[JobTimes]):
-    """One setting over all its runs, or one run by itself."""
-
     @cached_property
     def runs(self) -> list[JobRun]:
         return [point.measured_as(JobRun) for point in self.points]
@@ -165,14 +163,12 @@ class JobRow(SettingRow[JobTimes]):
 
     @property
     def exposed_by_group(self) -> str | None:
-        """Returns the same in words; None if it is unknown."""
         groups = self.exposed_us_by_group.items()
         texts = [f"{shortened(group, LONGEST_GROUP)} {as_us(time_us)}" for group, time_us in groups]
         return some_of(texts, separator="; ") or None
 
     @property
     def peak_memory_gb(self) -> float | None:
-        """Returns the largest peak memory of any run; None on a CPU."""
         return max((run.peak_memory_gb for run in self.runs if run.peak_memory_gb is not None), default=None)
 
     @property

@@ -101,7 +101,6 @@ def _snapshots(folder: Path, directory: Path) -> Listing:
 
 
 def _written(before: Listing, after: Listing) -> list[str]:
-    """Returns sentences on what a command has written."""
     new = some_of(name for name in after if name not in before)
     again = some_of(name for name in after if name in before and after[name] != before[name])
     instead = "give each run its own by {run} in an argument, or by job.directory={run} and the script's whole path."
@@ -197,7 +196,6 @@ class Watched:
 
     @property
     def _missing(self) -> int:
-        """Returns how many ranks have not recorded anything."""
         return self._job["ranks"] - len(self.recordings)
 
     def _is_measured(self, running_s: float, printed_s: float) -> bool:
@@ -209,7 +207,6 @@ class Watched:
         return self._is_printed and (not comes or printed_s > max(SETTLE_S, running_s - printed_s))
 
     def _too_late(self, limit_s: float) -> str:
-        """Returns what is missing after the time limit."""
         wanted = self._job["skip_steps"] + self._job["steps"]
         if self.output and not self._is_printed:
             have = f"job.metric was found {self.output.count} times of {wanted}"

@@ -27,7 +27,6 @@ HOST_BOUND = 0.1
 def fields_of(
     point: Mapping[str, Any], directory: Path, recordings: Sequence[Recording], output: Output | None
 ) -> dict[str, Any]:
-    """Returns the measured fields of the point's Result."""
     job = point["job"]
     amounts = {name: command.amount(point, name) for name in ("samples_per_step", "tokens_per_step")}
     unit, timed_by = "", "metric"
@@ -106,7 +105,6 @@ def _warnings(
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """Returns the ranks in words."""
     return f"rank{'s' if len(ranks) > 1 else ''} {some_of(ranks, RANKS_NAMED)}"
 
 
@@ -157,7 +155,6 @@ def _numbers(ranks: Sequence[int]) -> str:
 
 
 def _causes(diagnosis: Diagnosis) -> list[FoundCause]:
-    """Returns the first finding of each cause; findings are sorted."""
     found: dict[str, FoundCause] = {}
     for one in diagnosis.findings:
         if one.cause != "none" and one.share >= LISTED and one.cause not in found:

@@ -185,8 +185,6 @@ ANSWERS: Table[CaseAnalysis[Any, JobRow]] = Table(
 
 @dataclass(frozen=True)
 class FindingRow:
-    """A finding about one setting."""
-
     setting: str
     finding: FoundCause
     of_best: bool

@@ -43,7 +43,6 @@ def placeholders(template: str) -> set[str]:
 
 
 def _parts(template: str, fillings: Mapping[str, Filling], option: str) -> Iterator[str | _Placeholder]:
-    """Yields the characters and placeholders of a text."""
     end = 0
     for found in _BRACES.finditer(template):
         yield from template[end : found.start()]
