@@ -47,11 +47,6 @@ def test_settings_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
     assert analysis.reference.setting == "defaults"
 
 
-def test_what_was_trained_is_a_ranking_model_whatever_its_widths_are_called(tmp_path: Path) -> None:
-    train(tmp_path, {"model.name": "llama3_8b"}, step_us=1000.0)
-    assert training_of(tmp_path).title.startswith("Training ranking model (widths of llama3_8b), ")
-
-
 def test_the_best_is_told_as_it_is_typed(tmp_path: Path) -> None:
     train(tmp_path, step_us=1500.0)
     faster = {**PREFETCH, "compile.enabled": True, "distributed.env": {"NCCL_ALGO": "Tree"}}
@@ -155,12 +150,6 @@ def test_pairs_that_say_nothing_are_left_out(tmp_path: Path) -> None:
     assert note.endswith(": reshard_after_forward, gradient_accumulation, mixed_precision.")
 
 
-def test_a_loss_that_is_no_number_is_suspicious_among_those_that_train_alike(tmp_path: Path) -> None:
-    for ahead, losses in enumerate(([0.7, 0.6, 0.5], [0.7, 0.6, 0.5], [0.7, None, None])):
-        train(tmp_path, {"fsdp.forward_prefetch": ahead}, losses=losses)
-    assert [line.split(" ")[0] for line in cautions(STUDY, training_of(tmp_path)) if "loss" in line] == ["fsdp_2"]
-
-
 def test_the_reference_among_equally_simple_ones_is_the_smallest_number(tmp_path: Path) -> None:
     for size in (128, 96, 16):
         train(tmp_path, {"training.batch_size": size})
@@ -183,13 +172,6 @@ def test_drift_cancels_where_the_floor_does_the_same(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     assert (rows["compile=true"].time_us, rows["compile=true"].floor_us) == (1400.0, 700.0)
     assert rows["defaults"].floor_us == 1250.0
-
-
-def test_repetitions_are_put_together(tmp_path: Path) -> None:
-    for repetition, step_us in enumerate((1400.0, 1600.0)):
-        train(tmp_path, {"repetition": repetition}, step_us=step_us)
-    (row,) = training_of(tmp_path).rows
-    assert (row.time_us, row.step.repeats, len(row.points)) == (1500.0, 10, 2)
 
 
 def test_what_the_host_limits_is_not_made_the_fastest(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import shlex
 import subprocess
 from collections.abc import Mapping
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +70,6 @@ def repeated(directory: Path, times_us: Mapping[int, list[float]], **measured: A
     return analysis_of(directory)
 
 
-def test_a_winner_is_faster_beyond_the_noise_between_runs(tmp_path: Path) -> None:
-    analysis = repeated(tmp_path, {25: [100_000.0, 100_200.0, 99_800.0], 100: [95_000.0, 95_200.0, 94_800.0]})
-    assert (analysis.best.setting, analysis.reference.setting) == ("bucket=100", "bucket=25")
-    assert analysis.gain is not None
-    assert analysis.gain.share == pytest.approx(0.05, rel=1e-3)
-    assert analysis.gain.sure
-    assert [(row.setting, len(row.points), row.time_us) for row in analysis.rows] == [
-        ("bucket=100", 3, 95_000.0),
-        ("bucket=25", 3, 100_000.0),
-    ]
-    assert analysis.best.over_reference == pytest.approx(100 / 95, rel=1e-3)
-
-
 def test_runs_that_scatter_make_a_tie_of_what_one_run_would_decide(tmp_path: Path) -> None:
     """Within each run the times hardly vary: only repetitions show that they say little."""
     analysis = repeated(tmp_path, {25: [100_000.0, 106_000.0, 94_000.0], 100: [96_000.0, 102_000.0, 90_000.0]})
@@ -125,15 +111,6 @@ def test_load_on_one_run_makes_no_winner_of_two_runs_each(tmp_path: Path) -> Non
     assert (more.best, more.too_few_runs) == (more.reference, False)
 
 
-def test_among_those_within_the_noise_of_the_fastest_the_one_with_fewest_changes_wins(tmp_path: Path) -> None:
-    for repetition in range(3):
-        for bucket, connections, step_us in ((25, 1, 100_000.0), (100, 8, 89_990.0), (100, 1, 90_000.0)):
-            config = {"repetition": repetition}
-            run(tmp_path, {"bucket": bucket}, {CONNECTIONS: connections}, config=config, step_us=step_us)
-    analysis = analysis_of(tmp_path)
-    assert analysis.best.setting == f"bucket=100, {CONNECTIONS}=1"
-
-
 def test_what_was_started_first_is_the_reference(tmp_path: Path) -> None:
     """Not what sorts first by name, nor what is unset."""
     for bucket, minute in ((5, 3), (25, 1), (100, 2)):
@@ -163,26 +140,6 @@ def test_settings_are_compared_by_the_work_that_is_known_of_all(
     mixed = [one for one in words.cautions(STUDY, analysis) if "unknown for batch=16" in one]
     other = [one for one in words.cautions(STUDY, analysis) if "train differently" in one]
     assert (bool(mixed), bool(other)) == (len({len(one) for one in amounts}) > 1, work != "step")
-
-
-def test_a_metrics_rate_is_compared_by_itself(tmp_path: Path) -> None:
-    for repetition, bucket in product(range(3), (25, 100)):
-        config, step_us = {"job.metric": "tps: ([0-9.]+)", "repetition": repetition}, 20.0 if bucket == 25 else 16.0
-        measured = {"timed_by": "metric", "unit": "tps", "calls_per_step": None, "peak_memory_gb": None}
-        # The samples are not those of the time.
-        run(
-            tmp_path,
-            {"bucket": bucket},
-            config=config,
-            step_us=step_us,
-            spread_us=0.1,
-            samples_per_step=8.0,
-            **measured,
-        )
-    analysis = analysis_of(tmp_path)
-    assert (analysis.best.setting, analysis.work, analysis.best.rate) == ("bucket=100", "step", "62,500 tps")
-    (answer,) = ANSWERS.records([analysis])
-    assert (answer["units_per_s"], answer["unit"], answer["samples_per_s"]) == (62_500.0, "tps", None)
 
 
 @pytest.mark.parametrize(
@@ -230,13 +187,6 @@ def test_how_it_was_measured_makes_no_other_setting(tmp_path: Path, other: dict[
     assert (row.setting, len(row.points), row.standing) == ("defaults", 2, "only")
 
 
-def test_a_single_setting_is_no_choice(tmp_path: Path) -> None:
-    run(tmp_path, {"bucket": 25}, {CONNECTIONS: 1})
-    analysis = analysis_of(tmp_path)
-    assert (analysis.best.setting, analysis.gain, analysis.shared) == (f"bucket=25, {CONNECTIONS}=1", None, "")
-    assert not any("repetition" in one for one in words.cautions(STUDY, analysis))
-
-
 def test_settings_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
     common = {"lr": 0.1}
     for values, env, runtime in (
@@ -269,18 +219,6 @@ def test_a_script_that_a_value_names_is_a_setting(tmp_path: Path) -> None:
     analysis = analysis_of(tmp_path)
     assert analysis.case.script == "{script}"
     assert {row.setting for row in analysis.rows} == {"script=ddp.py", "script=fsdp.py"}
-
-
-def test_points_without_a_time_take_no_part(tmp_path: Path) -> None:
-    run(tmp_path, {"bucket": 25}, status="timeout", error="not measured within 300 s: no rank had come to the end")
-    run(tmp_path, {"bucket": 100})
-    run(tmp_path, {"bucket": 400}, status="failed", error="CUDA out of memory")
-    analysis = analysis_of(tmp_path)
-    assert (analysis.reference.setting, len(analysis.rows)) == ("bucket=100", 1)
-    found = section(STUDY, read_sources(tmp_path, AnalysisConfig()))
-    assert found
-    rows = sorted((row["setting"], row["status"], row["time_us"]) for row in found.records)
-    assert rows == [("bucket=100", "ok", 100_000.0), ("bucket=25", "timeout", None), ("bucket=400", "failed", None)]
 
 
 def test_a_setting_without_traces_says_so_beside_what_would_have_recorded_them(tmp_path: Path) -> None:

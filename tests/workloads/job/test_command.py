@@ -97,41 +97,26 @@ def test_a_job_is_called_as_what_it_runs(words: str, name: str) -> None:
 
 ERRORS = {
     ("job.command=python t.py {b}",): "job.command has the placeholder {b} without a value; give +job.values.b=... .",
-    ("job.directory={x}",): "job.directory has the placeholder {x} without a value; give +job.values.x=... .",
-    ('+job.env.A="{x}"',): "job.env.A has the placeholder {x} without a value; give +job.values.x=... .",
+    ("job.directory={x}",): "job.directory has the placeholder {x} without a value",
+    ('+job.env.A="{x}"',): "job.env.A has the placeholder {x} without a value",
     ("+job.values.ranks=2",): "job.values.ranks: {ranks} has a meaning of its own; set job.ranks.",
-    ("+job.values.run=2",): "job.values.run: {run} has a meaning of its own; choose another name.",
-    ("+job.values.a-b=2",): (
-        "job.values.a-b: a name has letters, digits and _, and does not begin with a digit; rename it."
-    ),
+    **{
+        (f"+job.values.{name}=2",): "has a meaning of its own; choose another name." for name in ("run", "node", "port")
+    },
+    ("+job.values.a-b=2",): "job.values.a-b: a name has letters, digits and _",
     ("+job.values.x=[1,2]",): "job.values.x=[1, 2] is not a single value; quote it: +job.values.x='\"[a,b]\"'.",
     ("+job.env.A.B=2",): "job.env.A is not a single value; names below job.env have no dots.",
-    ("+job.env.OVERLAP_SWEEP_RECORD=1",): (
-        "job.env.OVERLAP_SWEEP_RECORD is set by launch.py itself; give job.steps and the like instead."
-    ),
-    ("+job.env.CUDA_DEVICE_MAX_CONNECTIONS=1", "runtime.max_connections=8"): (
-        "job.env.CUDA_DEVICE_MAX_CONNECTIONS and runtime.max_connections set the same; give one of them."
-    ),
-    ("job.metric=tps: [0-9.]+",): (
-        "job.metric=tps: [0-9.]+ has 0 groups; put brackets around the number only: 'tps: ([0-9.]+)'."
-    ),
-    ("job.metric=(a)|(b)",): (
-        "job.metric=(a)|(b) has 2 groups; put brackets around the number only: 'tps: ([0-9.]+)'."
-    ),
-    ("job.metric=*(a)",): (
-        "job.metric=*(a) is not a regular expression (nothing to repeat at position 0); see Python's re."
-    ),
-    ("job.tokens_per_step=many",): (
-        "job.tokens_per_step=many is not an amount of work; give a product of positive numbers, such as "
-        "'{batch} * {ranks}'."
-    ),
-    ("job.tokens_per_step={b}*2", "+job.values.b=0"): (
-        "job.tokens_per_step={b}*2, 0*2, is not an amount of work; give a product of positive numbers, such as "
-        "'{batch} * {ranks}'."
-    ),
+    ("+job.env.OVERLAP_SWEEP_RECORD=1",): "job.env.OVERLAP_SWEEP_RECORD is set by launch.py itself",
+    ("+job.env.CUDA_DEVICE_MAX_CONNECTIONS=1", "runtime.max_connections=8"): "set the same; give one of them.",
+    ("job.metric=tps: [0-9.]+",): "job.metric=tps: [0-9.]+ has 0 groups",
+    ("job.metric=(a)|(b)",): "job.metric=(a)|(b) has 2 groups",
+    ("job.metric=*(a)",): "job.metric=*(a) is not a regular expression (nothing to repeat at position 0)",
+    ("job.tokens_per_step=many",): "job.tokens_per_step=many is not an amount of work",
+    ("job.tokens_per_step={b}*2", "+job.values.b=0"): "job.tokens_per_step={b}*2, 0*2, is not an amount of work",
     ("precision=bf16",): "workload=job does not use precision=bf16; set job.command.",
     ("backend=torch",): "backend=torch: workload=job has no backends; leave it out.",
-    ("+job.value.b=2",): "Unknown option job.value.b. Did you mean +job.values.b?",
+    ("job.command=torchrun {rank_per_node}",): "did you mean {ranks_per_node}?",
+    **{(f"+job.env.{name}=0",): f"job.env.{name}: give runtime.multicast=true instead" for name in NO_MULTICAST},
 }
 
 
@@ -139,13 +124,8 @@ ERRORS = {
 def test_what_cannot_be_understood_is_one_line(typed: tuple[str, ...]) -> None:
     with pytest.raises(UserError) as refused:
         point(COMMAND, *typed)
-    assert str(refused.value) == ERRORS[typed]
-
-
-@pytest.mark.parametrize("name", NO_MULTICAST)
-def test_multicast_is_not_turned_on_behind_our_back(name: str) -> None:
-    with pytest.raises(UserError, match=rf"job\.env\.{name}: give runtime\.multicast=true instead"):
-        point(COMMAND, f"+job.env.{name}=0")
+    assert ERRORS[typed] in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

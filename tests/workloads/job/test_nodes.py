@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.errors import NodeLost, PointFailed, UserError
+from overlap_sweep.errors import NodeLost, PointFailed
 from overlap_sweep.keeper import Command, Program
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, clear, log_file, trace_file
@@ -52,17 +52,6 @@ def test_placeholders_say_where_a_command_runs(tmp_path: Path) -> None:
     assert [word for word in command.arguments(alone, tmp_path) if "port" not in word] == words
     assert "--node-rank=NODE --master-addr=HOST --master-port=PORT" in command_line(made)
     assert "--node-rank=0 --master-addr=localhost" in command_line(alone)
-
-
-@pytest.mark.parametrize("name", ["nodes", "node", "host", "port", "ranks_per_node"])
-def test_the_names_of_these_placeholders_are_no_values(name: str) -> None:
-    with pytest.raises(UserError, match="has a meaning of its own"):
-        job_point(TORCHRUN, values={name: 1})
-
-
-def test_misspelt_they_are_suggested() -> None:
-    with pytest.raises(UserError, match=r"did you mean \{ranks_per_node\}"):
-        point_on_two("torchrun --nproc-per-node={rank_per_node} train.py")
 
 
 def test_a_command_that_would_train_by_itself_on_each_node_is_refused() -> None:
