@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -64,7 +65,7 @@ class StepCalls:
 
     def _fits(self, key: Key, optimizer: Any, parameter: Any) -> bool:
         """Returns whether a call of another key is what the cycle expects. If it is not, the cycle is another one."""
-        party = self._parties.number(key, optimizer, parameter)
+        party = self._parties.number(optimizer, parameter)
         if self._cycle and self._cycle[self._place] == party:
             self._keys[self._place] = key
             return True
@@ -90,27 +91,18 @@ def _cycle(calls: Sequence[int]) -> tuple[list[int], int, int]:
 class _Parties:
     """Numbers those that step: an optimizer with its first parameter.
 
-    The parameter, because DeepSpeed's ZeRO calls one optimizer in turn with each group of parameters. When one of them
-    is gone, the number is free for the next: an optimizer that is made anew for every step keeps its number.
+    The parameter, because DeepSpeed's ZeRO calls one optimizer in turn with each group of parameters. When an optimizer
+    is gone, its number is free for the next: one that is made anew for every step keeps its number.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Key, tuple[int, list[weakref.ref[Any]]]] = {}
+        self._numbers: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
         self._free: list[int] = []
+        self._new = itertools.count()
 
-    def number(self, key: Key, *objects: Any) -> int:
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = (self._lowest_free(), self._until_gone(key, *objects))
-        return known[0]
-
-    def _lowest_free(self) -> int:
-        return heapq.heappop(self._free) if self._free else len(self._known)
-
-    def _until_gone(self, key: Key, *objects: Any) -> list[weakref.ref[Any]]:
-        def forget(_: Any) -> None:
-            known = self._known.pop(key, None)
-            if known:
-                heapq.heappush(self._free, known[0])
-
-        return [weakref.ref(each, forget) for each in objects if each is not None]
+    def number(self, optimizer: Any, parameter: Any) -> int:
+        own = self._numbers.setdefault(optimizer, {})
+        if id(parameter) not in own:
+            own[id(parameter)] = heapq.heappop(self._free) if self._free else next(self._new)
+            weakref.finalize(optimizer, heapq.heappush, self._free, own[id(parameter)]).atexit = False
+        return own[id(parameter)]

@@ -16,7 +16,7 @@ from overlap_sweep.runtime.group_config import NO_MULTICAST, GroupConfig, shared
 from overlap_sweep.workloads import fsdp
 from overlap_sweep.workloads.fsdp import sharding
 from overlap_sweep.workloads.fsdp.config import Resolved
-from overlap_sweep.workloads.fsdp.node_traffic import NodeTraffic, node_traffic, traffic_of
+from overlap_sweep.workloads.fsdp.tables import NodeTraffic, node_traffic, traffic_of
 from tests.make_point import resolved
 from tests.sweeps import ROOT
 from tests.workloads.fsdp.points import fsdp_point
