@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -110,8 +109,7 @@ class Recorder:
         return span
 
     def launched(self, span: Span) -> None:
-        """Records that the launching call has returned. On a CPU gloo's thread starts then or later, which cannot be
-        observed."""
+        """Records that the launching call has returned. On a CPU gloo's thread starts unobserved, then or later."""
         if self.device.type == "cuda":
             span.launched_ns = launch_between(span.start.host_ns, time.perf_counter_ns())
 
@@ -121,23 +119,12 @@ class Recorder:
     def begin_computing(self) -> None:
         self._computing = self.begin(COMPUTE)
 
-    def end_computing(self) -> None:
-        assert self._computing is not None
-        self.end(self._computing)
-        self._computing = None
-
-    @contextmanager
-    def not_computing(self) -> Iterator[None]:
-        """Excludes the block from a unit's computation."""
-        computing = self._computing is not None
-        if computing:
-            self.end_computing()
-        yield
-        if computing:
-            self.begin_computing()
-
-    def end_with(self, span: Span, work: Future[Any]) -> None:
-        span.ended = work.then(lambda _: self.end(span))
+    def end_computing(self) -> bool:
+        """Returns whether a computation was being marked."""
+        computing, self._computing = self._computing, None
+        if computing is not None:
+            self.end(computing)
+        return computing is not None
 
     def take(self) -> list[Span]:
         taken, self.spans = self.spans, []
@@ -164,8 +151,10 @@ class Streams:
     def __init__(self, priorities: Mapping[str, str], device: torch.device) -> None:
         self._streams: dict[str, torch.cuda.Stream] = {}
         if device.type == "cuda":
-            self._streams = {name: _stream(device, priorities[name]) for name in priorities}
-            self._streams[WAITING] = _stream(device, "high")
+            self._streams = {
+                name: torch.cuda.Stream(device, priority=STREAM_PRIORITY[priority])
+                for name, priority in {**priorities, WAITING: "high"}.items()
+            }
 
     def __getitem__(self, name: str) -> torch.cuda.Stream:
         return self._streams[name]
@@ -181,10 +170,6 @@ class Streams:
         with torch.cuda.stream(compute):
             yield
         outer.wait_stream(compute)
-
-
-def _stream(device: torch.device, priority: str) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=STREAM_PRIORITY[priority])
 
 
 class Collectives:
@@ -250,7 +235,7 @@ class Collectives:
 
     def _asynchronously(self, stream: str, issue: Issue) -> dist.Work:
         span, work = self._handed_over(stream, issue)
-        self.recorder.end_with(span, work.get_future())
+        span.ended = work.get_future().then(lambda _: self.recorder.end(span))
         return work
 
     def _on_nccls_stream(self, stream: str, issue: Issue) -> torch.cuda.Stream:
@@ -288,10 +273,11 @@ class Collectives:
             return self._done(value)
 
     def alone(self, stream: str, issue: Issue) -> None:
-        """Issues a collective during computation, which it interrupts: DDP's in a layer's backward in mode `none`, or
-        that of the gradients' norm."""
-        with self.recorder.not_computing():
-            self.now(stream, issue)
+        """Issues a collective that interrupts computation: DDP's in mode `none`, or that of the gradients' norm."""
+        computing = self.recorder.end_computing()
+        self.now(stream, issue)
+        if computing:
+            self.recorder.begin_computing()
 
     def beside_step(self, stream: str, issue: Issue, tensors: tuple[Tensor, ...]) -> None:
         """Issues, in its own group, a collective needed only by the end of the step. Keeps the tensors until then."""
@@ -328,8 +314,7 @@ class Collectives:
         self._computed.append(self.recorder.mark())
 
     def wait_for_layers(self) -> None:
-        """Blocks the host before another layer is gathered, until at most `GATHERED_LAYERS`, including that one, are
-        not computed."""
+        """Blocks the host until at most `GATHERED_LAYERS`, with the one to be gathered, are not computed."""
         began_s = time.perf_counter()
         while len(self._computed) >= GATHERED_LAYERS:
             self._computed.popleft().wait()

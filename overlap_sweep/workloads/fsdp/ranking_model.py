@@ -129,8 +129,8 @@ class Unit(nn.Module):
         super().__init__()
         self.body = body
         self._recorder = recorder
-        self.forward_ended: Callable[[], object] = _nothing
-        self.backward_ended: Callable[[], object] = _nothing
+        self.forward_ended: Callable[[], object] = lambda: None
+        self.backward_ended: Callable[[], object] = lambda: None
         """Called on the host when the end of the computation is enqueued."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -148,10 +148,6 @@ class Unit(nn.Module):
     def _end_backward(self) -> None:
         self._recorder.end_computing()
         self.backward_ended()
-
-
-def _nothing() -> None:
-    pass
 
 
 class RankingModel(nn.Module):
@@ -199,10 +195,7 @@ def compile_layers(
 
     `example(layer)` runs one forward and backward. It is tried on the first layer, whose code all others share: if it
     raises on any rank, all ranks keep their layers uncompiled. Called before sharding, since a layer that fails inside
-    of FSDP2's hooks leaves its parameters gathered.
-
-    Uses `nn.Module.compile`, since the wrapper of `torch.compile(layer)` would put `_orig_mod.` into the name of every
-    parameter, and into the state dict.
+    of FSDP2's hooks leaves its parameters gathered. By `nn.Module.compile`, which keeps the parameters' names.
     """
     if not config["enabled"]:
         return NOT_COMPILED

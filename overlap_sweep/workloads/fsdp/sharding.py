@@ -47,16 +47,24 @@ def shard(model: RankingModel, point: Mapping[str, Any], ranks: Ranks, collectiv
     reduce_dtype = DTYPES[fsdp["reduce_dtype"]] if fsdp["reduce_dtype"] else None
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[point["precision"]], reduce_dtype=reduce_dtype)
     reshard = fsdp["reshard_after_forward"]
-    wrapped = _wrapped(model, fsdp.get("layers_per_unit", 1))
-    for units in wrapped:
-        fully_shard(units, mesh=mesh["shard"], mp_policy=policy, reshard_after_forward=reshard)
+    # The model's units in order, those together that are gathered and reduced together.
+    units: list[nn.Module] = [*model.units]
+    together = fsdp.get("layers_per_unit", 1)
+    starts = range(1, len(units) - 1, together)
+    wrapped = [units[:1], *(units[start : min(start + together, len(units) - 1)] for start in starts), units[-1:]]
+    for shared in wrapped:
+        fully_shard(shared, mesh=mesh["shard"], mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh["shard"], mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
     gather_group = scatter_group = mesh["shard"].get_group()
     if fsdp.get("separate_reduce_scatter_group"):
         scatter_group = _another_group(ranks.world_size, ranks.world_size // replicas)
         collectives.own_queues.add(REDUCE_SCATTER)
     kind = fsdp.get("symmetric_memory")
-    gather_memory, scatter_memory = _memories(kind, gather_group, scatter_group, ranks)
+    if kind:
+        check_symmetric_memory(kind, ranks)
+    gather_memory, scatter_memory = (
+        allocator(group, ranks.device) if kind else _empty for group in (gather_group, scatter_group)
+    )
     gather = _Gather(collectives, gather_memory, fsdp["limit_all_gathers"])
     scatter = _Scatter(collectives, scatter_memory, scatter_group)
     # The units of one group share FSDP2's state.
@@ -73,22 +81,6 @@ def shard(model: RankingModel, point: Mapping[str, Any], ranks: Ranks, collectiv
                 stream=collectives.own_stream(ALL_REDUCE),
             )
     _schedule(wrapped, fsdp, collectives)
-
-
-def _wrapped(model: RankingModel, layers_per_unit: int) -> list[list[nn.Module]]:
-    units: list[nn.Module] = [*model.units]
-    first, *layers, last = units
-    starts = range(0, len(layers), layers_per_unit)
-    return [[first], *(layers[start : start + layers_per_unit] for start in starts), [last]]
-
-
-def _memories(
-    kind: str | None, gather_group: dist.ProcessGroup, scatter_group: dist.ProcessGroup, ranks: Ranks
-) -> tuple[Allocate, Allocate]:
-    if not kind:
-        return _empty, _empty
-    check_symmetric_memory(kind, ranks)
-    return allocator(gather_group, ranks.device), allocator(scatter_group, ranks.device)
 
 
 def _empty(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -119,7 +111,7 @@ def _schedule(wrapped: Sequence[Sequence[Any]], fsdp: Mapping[str, Any], collect
             unit.backward_ended = partial(first[index - 1].unshard, async_op=True)
         if fsdp["limit_all_gathers"]:
             last.forward_ended = collectives.layer_computed
-            unit.backward_ended = partial(_both, collectives.layer_computed, unit.backward_ended)
+            unit.backward_ended = partial(_each, collectives.layer_computed, unit.backward_ended)
 
 
 def _add_replicas(group: dist.ProcessGroup, replicas: int, collectives: Collectives, gradients: Tensor) -> None:
@@ -133,9 +125,9 @@ def _add_replicas(group: dist.ProcessGroup, replicas: int, collectives: Collecti
         gradients.record_stream(torch.cuda.current_stream())
 
 
-def _both(first: Any, second: Any) -> None:
-    first()
-    second()
+def _each(*calls: Callable[[], object]) -> None:
+    for call in calls:
+        call()
 
 
 class _Gather(AllGather):
@@ -237,8 +229,7 @@ def _another_group(world_size: int, size: int) -> dist.ProcessGroup:
 
 
 def check_symmetric_memory(kind: str, ranks: Ranks) -> None:
-    """Raises Refused where torch or NCCL have no symmetric memory, or GPUs don't reach each other's memory.
-    Collective."""
+    """Raises Refused where torch, NCCL or the GPUs have no symmetric memory. Collective."""
     hip, nccl = torch.version.hip, (0, 0) if torch.version.hip else torch.cuda.nccl.version()
     if reason := lacks_for_symmetric_memory(kind, torch.__version__, nccl, rocm=bool(hip)):
         raise Refused(reason)
@@ -268,8 +259,8 @@ def _dotted(version: Sequence[int]) -> str:
 
 @cache
 def allocator(group: dist.ProcessGroup, device: torch.device) -> Allocate:
-    """Returns what allocates in symmetric memory of the group, whose ranks must allocate and free in the same order.
-    Cached for all points of the process, since what NCCL has registered stays. Collective."""
+    """Returns what allocates in symmetric memory of the group, whose ranks must allocate and free in the same order:
+    cached, since what NCCL has registered stays. Collective."""
     # A pool can only be registered with a communicator that exists; the first collective makes it.
     dist.barrier(group)
     backend: Any = group._get_backend(device)

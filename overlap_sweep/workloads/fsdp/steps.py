@@ -170,16 +170,16 @@ class TrainingSteps:
     def _micro_batch(self, *, last: bool) -> Tensor:
         count = self._training["gradient_accumulation"]
         batch = next(self._micro_batches)
-        with self._reducing(last), self._autocast():
+        reducing: AbstractContextManager[None] = nullcontext()
+        # Gradients are accumulated, and reduced after the last micro batch.
+        if not isinstance(self._model, DistributedDataParallel):
+            self._model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        elif not last:
+            reducing = self._model.no_sync()
+        with reducing, self._autocast():
             loss = self._model(batch)
             self._scaler.scale(loss / count).backward()
         return loss.detach()
-
-    def _reducing(self, last: bool) -> AbstractContextManager[None]:
-        if isinstance(self._model, DistributedDataParallel):
-            return nullcontext() if last else self._model.no_sync()
-        self._model.set_requires_gradient_sync(last)  # type: ignore[operator]
-        return nullcontext()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._autocast_dtype is None:

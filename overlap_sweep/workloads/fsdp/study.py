@@ -137,7 +137,7 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
         return overrides(analysis.best.options, analysis.differing)
 
     def cautions(self, analysis: Analysis) -> Iterable[str]:
-        return [*_no_losses(analysis), *_wrong_losses(analysis), *_of_settings(analysis), *_drift(analysis)]
+        return [*_wrong_losses(analysis), *_of_settings(analysis), *_drift(analysis)]
 
     def legend_of(self, analysis: Analysis) -> str:
         return f"{self.legend} {how_timed(analysis)}"
@@ -193,17 +193,12 @@ def how_timed(analysis: Analysis) -> str:
     )
 
 
-def _no_losses(analysis: Analysis) -> Iterator[str]:
-    for point in analysis.points:
-        losses = point.measured_as(TrainingRun).losses
-        if None in losses:
-            yield f"{point.name} diverges: the loss is NaN or infinite from step {losses.index(None) + 1} on."
-
-
 def _wrong_losses(analysis: Analysis) -> Iterator[str]:
-    """Yields points with deviating losses: with equal seeds, schedules must not change the losses."""
+    """Yields points that diverge or deviate: with equal seeds, schedules must not change the losses."""
     groups: dict[tuple[int, Hashable], list[Point]] = defaultdict(list)
     for point in analysis.points:
+        if None in (own := point.measured_as(TrainingRun).losses):
+            yield f"{point.name} diverges: the loss is NaN or infinite from step {own.index(None) + 1} on."
         seed = point.config_as(Resolved).workload.seed
         groups[seed, those_of(TRAINS_DIFFERENTLY, knobs_of(point.recorded))].append(point)
     for group in groups.values():

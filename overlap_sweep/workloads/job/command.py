@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path, PurePath
@@ -31,8 +31,7 @@ MULTICAST = (
 """Variables that runtime.multicast sets."""
 AMOUNTS = ("samples_per_step", "tokens_per_step")
 _TEMPLATES = ("command", "directory", *AMOUNTS)
-_OF_A_PLACE = ("node", "host", "port")
-_OWN = ("ranks", "repetition", "run", "nodes", "ranks_per_node", *_OF_A_PLACE)
+_OWN = ("ranks", "repetition", "run", "nodes", "ranks_per_node", "node", "host", "port")
 """Placeholders that are no values."""
 _INSTEAD = {"ranks": "set job.ranks", "repetition": "set repetition", "nodes": "set runtime.nodes"}
 _MEGATRON = ":megatron"
@@ -64,8 +63,7 @@ ALONE = Place()
 def completed(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a point adds to the configured job: the contents of the files that it depends on, and what its
     options come to. UserError if the command cannot be understood."""
-    _check_values(point["job"])
-    _check_environment(point)
+    _check_names(point)
     check_metric(point["job"])
     job = dict(point["job"])
     if point["profile"] == "none":
@@ -113,11 +111,8 @@ def arguments(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -
 
 
 def working_folder(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> Path:
-    """Returns the folder in which the command is run.
-
-    Points record it as it was given, relative to where launch.py was started: so they are equal wherever the project
-    lies, and what they run is known by the contents of `files`.
-    """
+    """Returns the folder in which the command is run. Points record it as it was given, relative to where launch.py was
+    started: so they are equal wherever the project lies."""
     folder = filled(point["job"]["directory"], fillings(point, directory, place), "job.directory")
     return Path(folder).expanduser().absolute()
 
@@ -167,12 +162,8 @@ def handed(directory: Path) -> Path:
 def link_handed(point: Mapping[str, Any], directory: Path) -> None:
     """Makes the link that `handed` names, if there is one and the command is given it."""
     link = handed(directory)
-    texts = [
-        *arguments(point, directory),
-        *environment(point, directory).values(),
-        str(working_folder(point, directory)),
-    ]
-    if not link.exists() and any(str(link) in text for text in texts):
+    texts = [*arguments(point, directory), *environment(point, directory).values()]
+    if not link.exists() and any(str(link) in text for text in (*texts, str(working_folder(point, directory)))):
         link.parent.mkdir(exist_ok=True)
         # Relative, so that a sweep can be moved.
         link.symlink_to(Path("..") / directory.resolve().name)
@@ -180,15 +171,18 @@ def link_handed(point: Mapping[str, Any], directory: Path) -> None:
 
 def fillings(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> dict[str, Filling]:
     job = point["job"]
-    own = {"ranks": job["ranks"], "repetition": point["repetition"], "run": handed(directory)}
+    own = {"ranks": job["ranks"], "repetition": point["repetition"], "run": handed(directory), **asdict(place)}
     own |= {"nodes": nodes(point), "ranks_per_node": job["ranks"] // nodes(point)}
-    own |= {name: getattr(place, name) for name in _OF_A_PLACE}
     found = {name: Filling(str(value), (str(value),)) for name, value in own.items()}
     # Earlier results may have values with names that are refused now.
     found |= {name: Filling(in_words(value), tuple(in_words(value).split())) for name, value in job["values"].items()}
     for name in _megatron_values(job):
-        words = tuple(_megatron_words(point, job["values"][name], directory))
-        found[name + _MEGATRON] = Filling(shlex.join(words), words)
+        words: list[str] = []
+        if config := overlap_config(point):
+            words = overlap_cfg.overlap_arguments(config, str(handed(directory) / settings_file()))
+        elif job["values"][name] == overlap_cfg.DEFAULT:
+            words = overlap_cfg.overlap_arguments(OverlapConfig())
+        found[name + _MEGATRON] = Filling(shlex.join(words), tuple(words))
     return found
 
 
@@ -231,33 +225,21 @@ def overlap_config(point: Mapping[str, Any]) -> OverlapConfig | None:
     return OverlapConfig(**point["overlap_cfg"]) if point.get("overlap_cfg") else None
 
 
-def _megatron_words(point: Mapping[str, Any], value: Any, directory: Path) -> list[str]:
-    if config := overlap_config(point):
-        return overlap_cfg.overlap_arguments(config, str(handed(directory) / settings_file()))
-    return overlap_cfg.overlap_arguments(OverlapConfig()) if value == overlap_cfg.DEFAULT else []
-
-
-def _check_values(job: Mapping[str, Any]) -> None:
-    for name, value in job["values"].items():
-        if name in _OWN:
-            instead = _INSTEAD.get(name, "choose another name")
-            raise UserError(f"job.values.{name}: {{{name}}} has a meaning of its own; {instead}.")
-        _check_value("values", name, value)
-
-
-def _check_value(section: str, name: Any, value: Any) -> None:
-    key = f"job.{section}.{name}"
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UserError(f"{key}: a name has letters, digits and _, and does not begin with a digit; rename it.")
-    if isinstance(value, Mapping):
-        raise UserError(f"{key} is not a single value; names below job.{section} have no dots.")
-    if isinstance(value, list | tuple):
-        raise UserError(f"{key}={list(value)} is not a single value; quote it: +{key}='\"[a,b]\"'.")
-
-
-def _check_environment(point: Mapping[str, Any]) -> None:
-    for name, value in point["job"]["env"].items():
-        _check_value("env", name, value)
+def _check_names(point: Mapping[str, Any]) -> None:
+    job = point["job"]
+    for section in ("values", "env"):
+        for name, value in job[section].items():
+            key = f"job.{section}.{name}"
+            if section == "values" and name in _OWN:
+                instead = _INSTEAD.get(name, "choose another name")
+                raise UserError(f"{key}: {{{name}}} has a meaning of its own; {instead}.")
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise UserError(f"{key}: a name has letters, digits and _, and does not begin with a digit; rename it.")
+            if isinstance(value, Mapping):
+                raise UserError(f"{key} is not a single value; names below job.{section} have no dots.")
+            if isinstance(value, list | tuple):
+                raise UserError(f"{key}={list(value)} is not a single value; quote it: +{key}='\"[a,b]\"'.")
+    for name in job["env"]:
         if name in MULTICAST:
             raise UserError(f"job.env.{name}: give runtime.multicast=true instead, or leave it out.")
         if name == RECORD_VARIABLE:

@@ -67,8 +67,8 @@ class RunningOnNodes:
         return {node: running.left for node, running in enumerate(self._commands) if running.left}
 
     def wait(self, timeout_s: float) -> int | None:
-        """Waits for the command to end by itself, at most so long. Returns a status other than 0 once it has ended so
-        on one node, 0 when it has ended on all, None before. NodeLost if a node is lost."""
+        """Waits for the command to end by itself. Returns a status other than 0 once it has ended so on one node, 0
+        when it has ended on all, None before. NodeLost if a node is lost."""
         for node, running in enumerate(self._commands):
             if running.status is None:
                 with self._named(node):
@@ -78,8 +78,7 @@ class RunningOnNodes:
         return next(filter(None, statuses), None if None in statuses else 0)
 
     def failure(self) -> PointFailed:
-        """Ends the command on all nodes; returns how it ended on the node that was the first to fail, as far as that is
-        known."""
+        """Ends the command on all nodes; returns how it ended on the one that failed first, as far as is known."""
         until = time.monotonic() + SETTLE_S
         for node, running in enumerate(self._commands):
             with self._named(node):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -61,8 +62,7 @@ def fields_of(
 
 
 def is_launch_bound(run: JobRun) -> bool:
-    """Returns whether the GPU waits for the host for much of a step, also without the profiler, which slows the
-    host."""
+    """Returns whether the GPU waits for the host for much of a step, also without the profiler, which slows it."""
     lost_us = next((one.lost_us for one in run.causes if one.cause == "host_bound"), 0.0)
     if run.timed_by != "gpu" or run.profiled_us is None or not lost_us:
         return False
@@ -70,11 +70,8 @@ def is_launch_bound(run: JobRun) -> bool:
 
 
 def slowest_us(recordings: Sequence[Recording]) -> tuple[list[float], Literal["gpu", "host"]]:
-    """Returns the time of every step on the slowest rank, by the GPUs' clocks if all have them.
-
-    Not of the slowest rank of each step: ranks don't wait for each other at the end of a step, so what one of them
-    loses in a step it gains in the next.
-    """
+    """Returns the time of every step on the slowest rank, by the GPUs' clocks if all have them. Not of the slowest rank
+    of each step: ranks don't wait for each other at its end, so what one loses in a step it gains in the next."""
     on_gpu = all(len(one.gpu_us) == len(one.host_us) for one in recordings)
     of_ranks = [one.gpu_us if on_gpu else one.host_us for one in recordings]
     # A rank that was still at work when the command ended has recorded less.
@@ -96,12 +93,11 @@ def _warnings(
         found.append("Only the metric was read: no rank recorded its steps, so memory and communication are unknown.")
     elif gone := [one.rank for one in recordings if one.trace and one.trace not in traces]:
         found.append(f"The traces of {_ranks(gone)} are gone.")
-    problems: dict[str, list[int]] = {}
+    problems: dict[str, list[int]] = defaultdict(list)
     for one in recordings:
         for problem in one.problems:
-            problems.setdefault(problem, []).append(one.rank)
-    found += [f"{_ranks(ranks).capitalize()}: {problem}" for problem, ranks in problems.items()]
-    return found
+            problems[problem].append(one.rank)
+    return [*found, *(f"{_ranks(ranks).capitalize()}: {problem}" for problem, ranks in problems.items())]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -109,12 +105,8 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def of_traces(paths: Sequence[Path], ranks_per_node: int | None = None) -> tuple[dict[str, Any], list[str]]:
-    """Returns fields of `JobRun`, and a sentence for each trace that was left out or is missing. `ranks_per_node`: None
-    on a single node.
-
-    Not the diagnosis's other notes, which every recording has: that a step with the profiler's start is left out, and
-    that recording slows the host.
-    """
+    """Returns fields of `JobRun`, and a sentence for each trace that was left out or is missing: not the diagnosis's
+    other notes, which every recording has. `ranks_per_node`: None on a single node."""
     if not paths:
         return {}, []
     # Imported here, because numpy is only needed to read traces.
@@ -122,7 +114,7 @@ def of_traces(paths: Sequence[Path], ranks_per_node: int | None = None) -> tuple
 
     runs = read_runs(paths, dict.fromkeys(paths, ranks_per_node) if ranks_per_node else None)
     warnings = [file.problem for run in runs for file in run.files if file.problem]
-    # Traces that do not fit together are several runs: the one with most ranks is told of.
+    # Traces that do not fit together are several runs: the one with most ranks counts.
     run = max(runs, key=lambda run: len(run.files))
     if len(runs) > 1:
         left_out = ", ".join(file.path.name for other in runs if other is not run for file in other.files)
@@ -137,15 +129,17 @@ def of_traces(paths: Sequence[Path], ranks_per_node: int | None = None) -> tuple
     return {
         "profiled_us": step.step_us,
         "exposed_comm_us": step.exposed_comm_us,
-        "groups": [_exposure(total) for total in run.found.totals],
+        "groups": [
+            GroupExposure(group=_group(total), exposed_us=total.exposed_us, hidden_us=total.hidden_us)
+            for total in run.found.totals
+        ],
         "causes": _causes(run.found.diagnosis),
     }, warnings
 
 
-def _exposure(total: GroupTotal) -> GroupExposure:
+def _group(total: GroupTotal) -> str:
     title = " ".join(filter(None, (total.group, total.about and f"({total.about})"))) or total.backend
-    name = f"{title}, ranks {_numbers(total.ranks)}" if total.ranks else title
-    return GroupExposure(group=name, exposed_us=total.exposed_us, hidden_us=total.hidden_us)
+    return f"{title}, ranks {_numbers(total.ranks)}" if total.ranks else title
 
 
 def _numbers(ranks: Sequence[int]) -> str:

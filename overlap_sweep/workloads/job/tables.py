@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -185,17 +186,15 @@ ANSWERS: Table[CaseAnalysis[Any, JobRow]] = Table(
 
 @dataclass(frozen=True)
 class FindingRow:
-    setting: str
+    row: JobRow
     finding: FoundCause
-    of_best: bool
-    of_reference: bool
 
 
 FINDINGS: Table[FindingRow] = Table(
     "job_findings",
     "one row per setting and cause, in each setting the most worthwhile first",
     (
-        attribute("setting", kind="text", header="setting", style="setting"),
+        attribute("setting", kind="text", read="row.setting", header="setting", style="setting"),
         attribute("cause", kind="text", read="finding.cause", header="cause"),
         attribute("lost_us", read="finding.lost_us", header="lost us", show=as_us),
         attribute("share", read="finding.share", header="share", show=as_share),
@@ -207,34 +206,30 @@ FINDINGS: Table[FindingRow] = Table(
 def findings(analysis: CaseAnalysis[Any, JobRow], diagnosed: int) -> list[Exhibit]:
     """Returns the table of each setting's findings, as recorded when it was measured; empty if none was profiled.
     `diagnosed`: number of settings whose traces the page diagnoses, which says more."""
-    found = [
-        FindingRow(row.setting, finding, row is analysis.best, row is analysis.reference)
-        for row in analysis.rows
-        for finding in row.causes[:MOST_FINDINGS]
-    ]
+    found = [FindingRow(row, finding) for row in analysis.rows for finding in row.causes[:MOST_FINDINGS]]
     if not found:
         return []
-    several = len({one.setting for one in found}) > 1
-    settings_by_advice: dict[tuple[str, str], list[str]] = {}
+    settings = {one.row.setting for one in found}
+    settings_by_advice: dict[tuple[str, str], list[str]] = defaultdict(list)
     for one in found:
         if one.finding.advice:
-            settings_by_advice.setdefault((one.finding.cause, one.finding.advice), []).append(one.setting)
+            settings_by_advice[one.finding.cause, one.finding.advice].append(one.row.setting)
     return [
         Exhibit(
             listing=Listing(
                 FINDINGS,
                 found,
                 "Findings of each setting, as recorded when it was measured.",
-                chosen=lambda one: one.of_best,
-                reference=lambda one: one.of_reference,
-                group=lambda one: one.setting,
+                chosen=lambda one: one.row is analysis.best,
+                reference=lambda one: one.row is analysis.reference,
+                group=lambda one: one.row.setting,
                 most_rows=MOST_FOUND_ROWS,
             ),
             heading="Why communication is exposed, by setting",
-            on_page=diagnosed < len({one.setting for one in found}),
+            on_page=diagnosed < len(settings),
             notes=[
-                f"Try for {cause}{f' with {some_of(settings)}' if several else ''}: {advice}"
-                for (cause, advice), settings in settings_by_advice.items()
+                f"Try for {cause}{f' with {some_of(which)}' if len(settings) > 1 else ''}: {advice}"
+                for (cause, advice), which in settings_by_advice.items()
             ],
         )
     ]
