@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from overlap_sweep.report.numbers import as_us, shortened, some_of
+from overlap_sweep.report.numbers import as_us, shortened
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, estimate_of_mean
 from overlap_sweep.results.identity import key_of
@@ -25,8 +25,6 @@ from overlap_sweep.workloads.job.result import FoundCause, JobRun, rate_in_words
 VALUES, VARIABLES = "job.values.", "job.env."
 CONNECTIONS, MULTICAST = "runtime.max_connections", "runtime.multicast"
 LONGEST_VALUE = 60
-LONGEST_GROUP = 40
-"""Longest name of a process group in a cell, in characters."""
 
 
 def options_of(config: Mapping[str, Any]) -> Options:
@@ -115,18 +113,6 @@ class JobRow(SettingRow[JobTimes]):
         return self.runs[0].unit or None
 
     @property
-    def samples_per_s(self) -> float | None:
-        return self.samples_per_step / self.time_us * 1e6 if self.samples_per_step else None
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        return self.tokens_per_step / self.time_us * 1e6 if self.tokens_per_step else None
-
-    @property
-    def units_per_s(self) -> float | None:
-        return 1e6 / self.time_us if self.unit else None
-
-    @property
     def rate(self) -> str:
         """Returns the work per second, in words; empty if it is unknown."""
         return rate_in_words(self.time_us, self.unit, self.samples_per_step, self.tokens_per_step)
@@ -162,12 +148,6 @@ class JobRow(SettingRow[JobTimes]):
         return dict(sorted(medians.items(), key=lambda item: -item[1]))
 
     @property
-    def exposed_by_group(self) -> str | None:
-        groups = self.exposed_us_by_group.items()
-        texts = [f"{shortened(group, LONGEST_GROUP)} {as_us(time_us)}" for group, time_us in groups]
-        return some_of(texts, separator="; ") or None
-
-    @property
     def peak_memory_gb(self) -> float | None:
         return max((run.peak_memory_gb for run in self.runs if run.peak_memory_gb is not None), default=None)
 
@@ -175,10 +155,6 @@ class JobRow(SettingRow[JobTimes]):
     def causes(self) -> list[FoundCause]:
         """Returns the findings of its first run that has traces, the most worthwhile first."""
         return next((run.causes for run in self.runs if run.causes), [])
-
-    @property
-    def main_cause(self) -> str | None:
-        return self.causes[0].cause if self.causes else None
 
     @property
     def timed_by(self) -> str:

@@ -138,12 +138,7 @@ class JobStudy(Study[JobCase, JobRow]):
             yield f"Exposed communication, of a profiled step: {'; '.join(known)}."
 
     def cautions(self, analysis: Analysis) -> Iterable[str]:
-        return [
-            *_different_work(analysis),
-            *_timed_differently(analysis),
-            *_uneven_steps(analysis),
-            *_multicast(analysis),
-        ]
+        return _cautions(analysis)
 
     def environments(self, analysis: Analysis) -> list[str]:
         # Variables that settings set make no other environment.
@@ -178,11 +173,7 @@ class JobStudy(Study[JobCase, JobRow]):
         return [f"Command: {analysis.case.command}"]
 
     def report_of_row(self, row: JobRow) -> Mapping[str, Any]:
-        return {
-            "options": row.options,
-            "exposed_us_by_group": row.exposed_us_by_group,
-            "causes": row.causes,
-        }
+        return {"options": row.options, "exposed_us_by_group": row.exposed_us_by_group, "causes": row.causes}
 
     def key(self, analysis: Analysis, row: JobRow) -> Key:
         return Key(
@@ -205,7 +196,7 @@ class JobStudy(Study[JobCase, JobRow]):
         return {f"{ranks}{on_nodes(nodes(result.recorded))}, {NAMING.in_words(options_of(result.recorded))}": sample}
 
 
-def _different_work(analysis: Analysis) -> Iterator[str]:
+def _cautions(analysis: Analysis) -> Iterator[str]:
     rows, work = analysis.rows, analysis.work
     unknown = [row.setting for row in rows if not row.samples_per_step]
     if work == STEP and any(row.samples_per_step or row.tokens_per_step for row in rows):
@@ -223,16 +214,10 @@ def _different_work(analysis: Analysis) -> Iterator[str]:
             f"Steps have different numbers of optimizer calls ({calls}), so they may not be the same work; set "
             "job.optimizer_steps."
         )
-
-
-def _timed_differently(analysis: Analysis) -> Iterator[str]:
-    if len({row.timed_by for row in analysis.rows}) > 1:
-        by = some_of(f"{row.setting} by {row.timed_by}" for row in analysis.rows)
+    if len({row.timed_by for row in rows}) > 1:
+        by = some_of(f"{row.setting} by {row.timed_by}" for row in rows)
         yield f"Settings were timed in different ways ({by}), so small differences mean nothing."
-
-
-def _uneven_steps(analysis: Analysis) -> Iterator[str]:
-    """Yields that a few slow steps make up much of the time, of which a short measurement has few."""
+    # A few slow steps make up much of the time, of which a short measurement has few.
     shares = {row.setting: row.time_us / row.median_us - 1 for row in analysis.shown_first}
     asked = analysis.points[0].config_as(Resolved).job.steps
     more = "; raise job.steps" if analysis.best.step.repeats >= asked * len(analysis.best.points) else ""
@@ -241,11 +226,8 @@ def _uneven_steps(analysis: Analysis) -> Iterator[str]:
             f"Steps vary: the mean, which counts, is above the median by {some_of(uneven)}. Few steps measure rare "
             f"events (waiting for data, logging, garbage collection) poorly{more}."
         )
-
-
-def _multicast(analysis: Analysis) -> Iterator[str]:
     on_gpus = analysis.case.ranks > 1 and analysis.points[0].config.runtime.device == "cuda"
-    if on_gpus and not all(map(_has_multicast, analysis.rows)):
+    if on_gpus and not all(map(_has_multicast, rows)):
         yield "NVLink multicast was off (runtime.multicast=false); a training run with it may differ."
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 from overlap_sweep.diagnosis import as_share
 from overlap_sweep.report.nodes import NODES
-from overlap_sweep.report.numbers import as_rate, as_us, some_of
+from overlap_sweep.report.numbers import as_rate, as_us, shortened, some_of
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.report.table import (
     DEVICE,
@@ -40,6 +41,8 @@ from overlap_sweep.workloads.job.command import command_line
 from overlap_sweep.workloads.job.result import FoundCause
 from overlap_sweep.workloads.job.rows import NAMING, JobRow, options_of, script_of
 
+LONGEST_GROUP = 40
+"""Longest name of a process group in a cell, in characters."""
 MOST_FINDINGS = 3
 """Findings of a setting in the table of all settings."""
 MOST_FOUND_ROWS = 12
@@ -63,8 +66,18 @@ def _us(name: str, about: str = "", read: str = "", **more: Any) -> C:
     return attribute(name, about, read=read, show=as_time, **more)
 
 
-def _rate(name: str, header: str, about: str = "", **more: Any) -> C:
-    return attribute(name, about, header=header, show=as_rate, high_first=True, **more)
+def _rate(name: str, header: str, amount: Callable[[JobRow], float | None], about: str = "", **more: Any) -> C:
+    def rate(row: JobRow) -> float | None:
+        work = amount(row)
+        return work / row.time_us * 1e6 if work else None
+
+    return C(name, rate, about, header=header, show=as_rate, high_first=True, **more)
+
+
+def _groups(row: JobRow) -> str | None:
+    groups = row.exposed_us_by_group.items()
+    texts = [f"{shortened(group, LONGEST_GROUP)} {as_us(time_us)}" for group, time_us in groups]
+    return some_of(texts, separator="; ") or None
 
 
 TIMES = (
@@ -80,12 +93,13 @@ MEASURED = (
     C("us_per_sample", lambda row: row.per("sample").time_us if row.samples_per_step else None, show=as_time),
     attribute("samples_per_step", kind="number"),
     attribute("tokens_per_step", "Tokens of all ranks in one step.", kind="number"),
-    _rate("samples_per_s", "samples/s", dropped=11),
-    _rate("tokens_per_s", "tokens/s", dropped=10),
+    _rate("samples_per_s", "samples/s", lambda row: row.samples_per_step, dropped=11),
+    _rate("tokens_per_s", "tokens/s", lambda row: row.tokens_per_step, dropped=10),
     attribute("unit", "Name of the metric, if time_us is the time of one unit of it.", "text"),
     _rate(
         "units_per_s",
         "rate",
+        lambda row: 1.0 if row.unit else None,
         "The metric's rate, if time_us is the time of one unit of it.",
         words=lambda row: row.rate if row.unit else "",
         dropped=11,
@@ -99,21 +113,23 @@ MEASURED = (
         queried=True,
     ),
     attribute("exposed_fraction", "exposed_comm_us / profiled_us.", header="exposed", show=as_share, dropped=8),
-    attribute(
+    C(
         "exposed_by_group",
+        _groups,
         "exposed_comm_us of each process group, the largest first.",
         "text",
         header="exposed us by group",
         dropped=2,
     ),
     attribute("peak_memory_gb", header="peak GB", show="{:.1f}".format, dropped=5),
-    attribute(
+    C(
         "main_cause",
+        lambda row: row.causes[0].cause if row.causes else None,
         "Cause of exposed communication that costs most, as found when it was measured.",
         "text",
         header="main cause",
         dropped=4,
-        words=lambda row: f"{row.main_cause} {as_share(row.causes[0].share)}" if row.causes else "",
+        words=lambda row: f"{row.causes[0].cause} {as_share(row.causes[0].share)}" if row.causes else "",
     ),
     C(
         "main_cause_share",
