@@ -359,7 +359,7 @@ def _overlay(compared: RunComparison) -> Chart:
         both = ((match.theirs, match.reference, "series1"), (match.ours, match.dataset, "series2"))
         for quantity, axis in OVERLAID.items():
             # The hidden share is undefined without communication.
-            if all(len(run.known(quantity)) for run, *_ in both):
+            if all(run.known(quantity) for run, *_ in both):
                 lines = [(run, quantity, shortened(label, LONGEST_WORD), colour) for run, label, colour in both]
                 panels.append(_lines(match.ours, axis, lines))
     title = shortened(f"{', '.join(compared.candidates)} against {compared.reference}", LONGEST_WORD)
@@ -372,9 +372,8 @@ def _lines(named: Run, y: Axis, lines: Sequence[tuple[Run, str, str, str]]) -> L
     name and colour of each."""
     drawn = []
     for run, quantity, name, colour in lines:
-        known = run.known(quantity).iloc[:: math.ceil(len(run.counted) / MOST_POINTS)]
-        points = [LinePoint(*point) for point in zip(known.index.tolist(), known.tolist(), strict=True)]
-        drawn.append(Line(name, points, colour, shape=""))
+        known = list(run.known(quantity).items())[:: math.ceil(len(run.counted) / MOST_POINTS)]
+        drawn.append(Line(name, [LinePoint(*point) for point in known], colour, shape=""))
     return Lines(named.name[-LONGEST_WORD:], "", Axis("global step"), y, drawn)
 
 

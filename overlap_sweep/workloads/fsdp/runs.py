@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, median
+from typing import Any
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.comparison import flat
 from overlap_sweep.report.numbers import some_of
-from overlap_sweep.report.table import Column, Table, attribute, to_frame
+from overlap_sweep.report.table import Column, Table, attribute
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.points import Point, read_points
 from overlap_sweep.results.provenance import describe_machine
@@ -33,9 +33,6 @@ from overlap_sweep.workloads.fsdp.telemetry import (
     RankStep,
     read_rank,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 WARM_UP_SHARE = 0.1
 """Share of the steps that counts as warm-up."""
@@ -194,22 +191,20 @@ class Run:
         return [Step(self.name, number, ranks, samples, number in counted) for number, ranks in recorded.items()]
 
     @cached_property
-    def counted(self) -> pd.DataFrame:
-        """Returns the steps that count, by number, with the columns of STEPS that any of them has."""
-        rows = to_frame(STEPS.records(step for step in self.steps if step.counted), STEPS.types)
-        return rows.set_index("step").dropna(axis="columns", how="all")
+    def counted(self) -> list[Step]:
+        return [step for step in self.steps if step.counted]
 
-    def known(self, quantity: str) -> pd.Series[float]:
+    def known(self, quantity: str) -> dict[int, float]:
         """Returns the known values of a quantity of the steps that count, by step."""
-        return self.counted[quantity].dropna() if quantity in self.counted else self.counted.iloc[:0, 0].astype(float)
+        (value,) = (column.value for column in QUANTITIES_OF_STEPS if column.name == quantity)
+        return {step.number: known for step in self.counted if (known := value(step)) is not None}
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
         """Returns median and noise of each known quantity, in its own unit. The noise of a single value is NaN."""
         samples: dict[str, Sequence[float | None]]
-        samples = {column.name: self.known(column.name).tolist() for column in QUANTITIES_OF_STEPS}
-        last = max((step for step in self.steps if step.counted), key=lambda step: step.number, default=None)
-        samples["final_loss"] = [last.ranks[0].loss] if last else []
+        samples = {column.name: list(self.known(column.name).values()) for column in QUANTITIES_OF_STEPS}
+        samples["final_loss"] = [step.ranks[0].loss for step in self.counted[-1:]]
         found = {}
         if self.result:
             result = self.result.measured_as(TrainingRun)
@@ -227,9 +222,11 @@ class Run:
     def dips(self) -> list[int]:
         """Returns the steps that hide a much smaller share of their communication than the run's median."""
         shares = self.known("hidden_comm_fraction")
-        usual = shares.median()
-        tolerance = max(LESS_HIDDEN_BY, MADS * (shares - usual).abs().median())
-        return shares.index[shares < usual - tolerance].tolist()
+        if not shares:
+            return []
+        usual = median(shares.values())
+        tolerance = max(LESS_HIDDEN_BY, MADS * median(abs(share - usual) for share in shares.values()))
+        return [step for step, share in shares.items() if share < usual - tolerance]
 
     @property
     def warnings(self) -> Iterator[str]:
@@ -264,9 +261,8 @@ class Run:
     def dips_in_words(self) -> str:
         """Returns a sentence on the steps that hide less, with their SM clock and the run's."""
         clocks, clock = self.known("sm_clock_mhz"), ""
-        in_dips = clocks[clocks.index.isin(self.dips)]
-        if len(in_dips):
-            clock = f" (SM clock {in_dips.mean():,.0f} MHz, median of the run {clocks.median():,.0f} MHz)"
+        if in_dips := [clocks[step] for step in self.dips if step in clocks]:
+            clock = f" (SM clock {fmean(in_dips):,.0f} MHz, median of the run {median(clocks.values()):,.0f} MHz)"
         which = f"steps {some_of(self.dips)} hide" if len(self.dips) > 1 else f"step {self.dips[0]} hides"
         others = len(self.counted) - len(self.dips)
         return f"{self.name}: {which} much less communication than the other {others}{clock}."

@@ -19,7 +19,7 @@ from overlap_sweep.workloads.fsdp import telemetry
 from overlap_sweep.workloads.fsdp.compare import UNKNOWN, compare, match_runs
 from overlap_sweep.workloads.fsdp.runs import STEPS, Dataset, Run, read_dataset
 from tests.analyze import analyze
-from tests.make_point import make_point
+from tests.make_point import make_point, missing_point, resolved
 from tests.workloads.fsdp.telemetry_logs import SLOW_DEVICE, record, wobbling, write_logs, write_run
 
 
@@ -33,7 +33,7 @@ def only_run(directory: Path) -> Run:
 
 
 def counted(run: Run) -> list[int]:
-    return list(run.counted.index)
+    return [step.number for step in run.counted]
 
 
 @pytest.mark.parametrize("step", [{"spread_us": 600.0}, {"step_us": 1000.0, "none_us": 1000.0, "floor_us": 1000.0}])
@@ -68,6 +68,17 @@ def test_many_runs_of_a_sweep_and_their_names(tmp_path: Path) -> None:
     for place in ("a/fsdp_1", "a/fsdp_2", "b/fsdp_2"):
         write_run(tmp_path / place, steps=5)
     assert [run.name for run in read(tmp_path).runs] == ["fsdp_1", "a/fsdp_2", "b/fsdp_2"]
+
+
+@pytest.mark.parametrize(("asked", "ranks"), [(None, 3), (4, 4)])
+def test_a_killed_run_that_left_its_ranks_to_the_machine_has_those_of_its_logs(
+    tmp_path: Path, asked: int | None, ranks: int
+) -> None:
+    point = resolved("fsdp")
+    point["distributed"]["dp_size"] = asked
+    run = only_run(write_run(missing_point(tmp_path, point), ranks=3))
+    assert run.point
+    assert (run.num_ranks, run.point.status, run.settings["distributed.dp_size"]) == (ranks, "missing", asked)
 
 
 @pytest.mark.parametrize("cut", [1, 400])
@@ -255,7 +266,7 @@ def test_learning_rate_norm_and_rocm_smi_are_columns_of_its_steps(tmp_path: Path
     # The mean of both ranks' own GPUs.
     assert (row["power_w"], row["temperature_c"], row["sm_clock_mhz"]) == ((301.0 + 344.5) / 2, (47.0 + 52.0) / 2, None)
     (run,) = read_dataset("b", write(tmp_path / "b", grad_norm=float("inf"), rocm_smi_output="no GPU found")).runs
-    assert (STEPS.records(run.steps)[3]["grad_norm"], "power_w" in run.counted) == (None, False)
+    assert (STEPS.records(run.steps)[3]["grad_norm"], bool(run.known("power_w"))) == (None, False)
 
 
 def test_a_single_directory_is_reported_alone(tmp_path: Path) -> None:
