@@ -19,7 +19,7 @@ from overlap_sweep.search.knob_sweeper import sweep
 from tests.make_point import job_run, training_run
 from tests.search.stand_in import ON_CPU, StandIn, operator_result, results, sweep_of
 from tests.sweeps import ROOT, Launch
-from tests.workloads.job.composed import point as point_of
+from tests.workloads.job.commands import point as point_of
 
 pytestmark = pytest.mark.end_to_end
 

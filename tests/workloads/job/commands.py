@@ -10,15 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import DictConfig
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import PointFailed
+from overlap_sweep.hydra_adapter.composition import compose_point
+from overlap_sweep.hydra_adapter.overrides import quoted_for_hydra
 from overlap_sweep.keeper import Command
 from overlap_sweep.recorder.recording import Recording, write_recording
+from overlap_sweep.results.run_directory import clear
+from overlap_sweep.runtime.point import resolve
 from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import WORKLOAD
 from overlap_sweep.workloads.job.result import JobRun
 from overlap_sweep.workloads.job.run import run
+from tests.workloads.fsdp.points import base_sweep
 
 OPTIONS = asdict(workloads.schema("job")())
 
@@ -94,9 +100,11 @@ class Tagged:
 
 
 def measured(folder: Path, command: str, limit_s: float = 30.0, **changes: Any) -> dict[str, Any]:
-    """What a run returns. None of its processes is left, whatever it does."""
+    """What a run returns, in a directory that is cleared as before any attempt. None of its processes is left, whatever
+    it does."""
     tag, directory = Tagged(), folder / "run"
     directory.mkdir(exist_ok=True)
+    clear(directory)
     point = job_point(command, **changes)
     try:
         return run(point, directory, Here(environment=tag.environment, limit_s=limit_s))
@@ -113,3 +121,20 @@ def failure(folder: Path, command: str, limit_s: float = 30.0, **changes: Any) -
 def job(found: dict[str, Any]) -> JobRun:
     assert isinstance(found["measured"], JobRun)
     return found["measured"]
+
+
+COMMAND = "job.command=python t.py"
+
+
+def composed(*typed: str) -> DictConfig:
+    return compose_point(*base_sweep(), ["workload=job", "runtime.device=cpu", *quoted_for_hydra(typed)])
+
+
+def point(*typed: str) -> dict[str, Any]:
+    """The completed point."""
+    return resolve(composed(*typed))
+
+
+def refusal(*typed: str) -> str | None:
+    found = point(*typed)
+    return workloads.of(found).refusal(found)

@@ -28,7 +28,7 @@ from overlap_sweep.study.words import headline
 from overlap_sweep.workloads.job.command import command_line
 from overlap_sweep.workloads.job.rows import NAMING, options_of
 from overlap_sweep.workloads.job.study import STUDY, Analysis
-from overlap_sweep.workloads.job.tables import ANSWERS, TABLE
+from overlap_sweep.workloads.job.tables import ANSWERS
 from overlap_sweep.workloads.sections import read_sources
 from tests.make_point import ENVIRONMENT, job_config, make_point
 
@@ -187,23 +187,6 @@ def test_how_it_was_measured_makes_no_other_setting(tmp_path: Path, other: dict[
     assert (row.setting, len(row.points), row.standing) == ("defaults", 2, "only")
 
 
-def test_settings_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
-    common = {"lr": 0.1}
-    for values, env, runtime in (
-        ({}, {}, {}),
-        ({"bucket": 100, "compile": True}, {"NCCL_ALGO": "Ring"}, {}),
-        ({"overlap": "/far/away/tuned_tp2.yaml"}, {}, {"max_connections": 8}),
-    ):
-        run(tmp_path, {**common, **values}, env, config={"runtime": runtime, "job.command": "torchrun train.py"})
-    analysis = analysis_of(tmp_path)
-    assert {row.setting for row in analysis.rows} == {
-        "defaults",
-        "bucket=100, compile=true, NCCL_ALGO=Ring",
-        "overlap=tuned_tp2.yaml, max_connections=8",
-    }
-    assert analysis.shared == "lr=0.1"
-
-
 def test_files_of_one_name_are_numbered(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         run(tmp_path, {"overlap": f"/{folder}/tuned.yaml"})
@@ -242,26 +225,6 @@ def test_advice_names_the_settings_that_it_is_for(tmp_path: Path) -> None:
         "Try for issued_late with bucket=25, bucket=100",
         "Try for dependency with bucket=100",
     ]
-
-
-def test_what_was_found_is_kept_for_programs(tmp_path: Path) -> None:
-    run(
-        tmp_path,
-        {"bucket": 25},
-        exposed={"TP, ranks 0,1": 9_000.0, "DP, ranks 0,2": 11_000.0},
-        causes={"issued_late": 0.09, "dependency": 0.03},
-    )
-    found = section(STUDY, read_sources(tmp_path, AnalysisConfig()))
-    assert found
-    (row,) = found.records
-    assert (row["exposed_comm_us"], row["exposed_fraction"]) == (20_000.0, pytest.approx(20 / 110))
-    assert row["exposed_by_group"] == "DP, ranks 0,2 11,000; TP, ranks 0,1 9,000.0"
-    assert (row["main_cause"], row["main_cause_share"]) == ("issued_late", 0.09)
-    (setting,) = found.report["jobs"][0]["settings"]
-    assert setting["exposed_us_by_group"] == {"DP, ranks 0,2": 11_000.0, "TP, ranks 0,1": 9_000.0}
-    assert [cause.cause for cause in setting["causes"]] == ["issued_late", "dependency"]
-    # A query adds columns of these names, from the traces.
-    assert not {"cause", "cause_share", "cause_try", "cause_lost_us"} & set(TABLE.types)
 
 
 def test_a_search_that_proved_its_answer_decides(tmp_path: Path) -> None:

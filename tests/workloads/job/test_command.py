@@ -16,7 +16,7 @@ from overlap_sweep.runtime.group_config import NO_MULTICAST, environment_of
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.template import Filling, filled, split
 from tests.sweeps import ROOT
-from tests.workloads.job.composed import COMMAND, point, refusal
+from tests.workloads.job.commands import COMMAND, point, refusal
 
 ALL = (
     "job.command=torchrun --nproc-per-node={ranks} t.py -b {b} --lr {lr} {flag} --ok={ok} {no} --to {run}/{repetition}",

@@ -15,7 +15,7 @@ from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import SETTINGS_FILE
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.operator.exports import megatron_yaml
-from tests.workloads.job.composed import point, refusal
+from tests.workloads.job.commands import point, refusal
 
 MEGATRON = "job.command=torchrun pretrain_gpt.py {overlap:megatron} --x"
 CONFIGS = ("job.command=python t.py --config {config}", "+job.values.config=a.yaml")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from overlap_sweep.hydra_adapter.overrides import quoted_for_hydra
 from overlap_sweep.results.run_directory import LOG_FILE
 from tests.sweeps import Launch, launch_here
-from tests.workloads.job.composed import composed
+from tests.workloads.job.commands import composed
 
 PRINTS = """\
 import json, sys

@@ -15,7 +15,7 @@ import pytest
 from overlap_sweep.errors import UserError
 from overlap_sweep.recorder.recording import STEPS_FILE
 from overlap_sweep.results.measured import summarise
-from overlap_sweep.results.run_directory import LOG_FILE, clear
+from overlap_sweep.results.run_directory import LOG_FILE
 from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import run as job_run
 from overlap_sweep.workloads.job.output import ending, first_error
@@ -55,7 +55,6 @@ def test_gpus_clocks_count_if_all_ranks_have_them(tmp_path: Path) -> None:
     assert (job(found).step.median_us, job(found).timed_by, job(found).peak_memory_gb) == (51.5, "gpu", 4.0)
     assert found["warnings"] == []
     one = [both[0], recording(1, 2, device="cuda", problems=["The GPU's times are lost."])]
-    clear(tmp_path / "run")
     found = measured(tmp_path, shell(recorded(tmp_path / "made", *one)), ranks=2)
     assert (job(found).step.median_us, job(found).timed_by) == (101.5, "host")
     device, problem = found["warnings"]
@@ -77,7 +76,6 @@ def test_an_earlier_attempt_s_recordings_are_not_read(tmp_path: Path) -> None:
     command = shell(f"test ! -e {{run}}/job_rank0.json && {recorded(tmp_path / 'made', recording())}")
     measured(tmp_path, command)
     assert (tmp_path / "run" / "job_rank0.json").exists()
-    clear(tmp_path / "run")
     measured(tmp_path, command)
 
 
@@ -119,10 +117,8 @@ def test_a_command_that_is_to_finish_is_waited_for(tmp_path: Path) -> None:
     record = recorded(tmp_path / "made", recording())
     measured(tmp_path, shell(f"{record}; sleep 0.5; touch {tmp_path}/finished"), finish=True)
     assert (tmp_path / "finished").exists()
-    clear(tmp_path / "run")
     assert "exit status 4" in str(failure(tmp_path, shell(f"{record}; sleep 0.3; exit 4"), finish=True))
     # Otherwise what comes after the last measured step does not count.
-    clear(tmp_path / "run")
     assert job(measured(tmp_path, shell(f"{record}; exit 4")))
 
 
@@ -131,13 +127,11 @@ def test_a_script_that_ends_early_may_have_enough(tmp_path: Path) -> None:
     ranks = [recording(0, 2, host_us=[100.0] * 3, problems=[early]), recording(1, 2, host_us=[101.0] * 4)]
     found = measured(tmp_path, shell(recorded(tmp_path / "made", *ranks)), ranks=2)
     assert (job(found).step.samples_us, found["warnings"]) == ([101.0] * 3, [f"Rank 0: {early}"])
-    clear(tmp_path / "run")
     ranks[0] = recording(0, 2, host_us=[100.0] * 2)
     failed = failure(tmp_path, shell(recorded(tmp_path / "made", *ranks)), ranks=2)
     assert failed.final
     assert "only 2 timed steps of 4" in str(failed)
     # A crash is one, however many steps were timed.
-    clear(tmp_path / "run")
     ranks[0] = recording(0, 2, host_us=[100.0] * 3)
     failed = failure(tmp_path, shell(f"{recorded(tmp_path / 'made', *ranks)}; exit 9"), ranks=2)
     assert (failed.final, "exit status 9" in str(failed)) == (False, True)
@@ -212,15 +206,12 @@ def test_snapshots_in_the_working_folder_are_warned_of(tmp_path: Path) -> None:
     more = {"directory": str(made), "finish": True}
     (wrote,) = measured(tmp_path, train, **more)["warnings"]
     assert wrote.startswith("A run wrote snapshot.pt, deep/0.ckpt into job.directory")
-    clear(tmp_path / "run")
     (again,) = measured(tmp_path, train, **more)["warnings"][:1]
     assert again.startswith("A run found snapshot.pt")
     # One that has nothing left to train says what it may have gone on from.
-    clear(tmp_path / "run")
     assert "it found snapshot.pt, pytorch_model.bin, " in str(failure(tmp_path, "true", directory=str(made)))
     # In run directories nobody else loads them.
     for directory, where in (("{run}", "."), (str(tmp_path), "{run}"), (str(tmp_path.parent), "{run}")):
-        clear(tmp_path / "run")
         own = shell(f"{record}; mkdir -p {where}/o; date +%N%s >> {where}/o/snapshot.pt")
         assert measured(tmp_path, own, directory=directory, finish=True)["warnings"] == []
 
@@ -231,7 +222,6 @@ def test_a_recorder_that_gives_up_is_not_waited_for(tmp_path: Path, monkeypatch:
     enough, less = (recording(host_us=[100.0] * steps, problems=[error]) for steps in (3, 2))
     found = measured(tmp_path, shell(f"{recorded(tmp_path / 'made', enough)}; {LONG}"))
     assert (len(job(found).step.samples_us), found["warnings"]) == (3, [f"Rank 0: {error}"])
-    clear(tmp_path / "run")
     failed = failure(tmp_path, shell(f"{recorded(tmp_path / 'made', less)}; {LONG}"))
     assert (failed.timed_out, error in str(failed)) == (False, True)
 
