@@ -66,8 +66,7 @@ class Recording(msgspec.Struct, kw_only=True):
     calls_per_step: Count
     """Calls that made up one step."""
     host_us: list[Us]
-    """Host time from the end of one step to the end of the next, for every timed step; empty if the script ended before
-    the first."""
+    """Host time between the ends of timed steps; empty if the script ended before the first."""
     gpu_us: list[Us]
     """The same between events on the GPU's current stream; empty on a CPU."""
     peak_memory_gb: Gb | None = None

@@ -169,8 +169,7 @@ class StepRecorder:
             self.give_up(error)
 
     def marked(self) -> None:
-        """Ends a step by hand, after which optimizers don't: what they have marked is forgotten, even if it has been
-        recorded."""
+        """Ends a step by hand, after which optimizers don't: what they have marked is forgotten, even if recorded."""
         is_first = self._marked_by == "optimizer"
         if self.is_over and not is_first:
             return
@@ -235,8 +234,7 @@ class StepRecorder:
             self._rank = distributed.get_rank(), distributed.get_world_size()
 
     def _finish(self) -> None:
-        """Writes the trace and the recording. The hooks stay, since torch is going through them; they return at
-        once."""
+        """Writes trace and recording. The hooks stay, since torch is going through them; they return at once."""
         self.is_over = True
         self._ask_rank()
         trace, self._trace = self._trace, None

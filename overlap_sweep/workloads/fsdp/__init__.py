@@ -119,8 +119,7 @@ def _environment(variables: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_choice(name: str, value: Any, lowest: int, unit: str, *words: str) -> None:
-    """Raises UserError unless `value` is true, false or a number from `lowest` on. `words`: others that are replaced
-    before."""
+    """Raises UserError unless `value` is true, false or a number from `lowest` on. `words`: others."""
     if not isinstance(value, bool) and not (isinstance(value, int) and lowest <= value <= 1024):
         others = ", ".join(("true", "false", *words))
         raise UserError(f"{name}={value} is invalid; give {others} or a number of {unit} from {lowest} to 1024.")

@@ -145,8 +145,7 @@ def resolve(spans: list[Span], origin: Mark, anchor: Anchor) -> Spans:
 
 
 class Streams:
-    """The compute stream, and one for each kind of communication. There are none on a CPU, where gloo's threads run
-    concurrently with the computation."""
+    """The compute stream, and one for each kind of communication; none on a CPU, where gloo's threads run beside it."""
 
     def __init__(self, priorities: Mapping[str, str], device: torch.device) -> None:
         self._streams: dict[str, torch.cuda.Stream] = {}
@@ -174,8 +173,7 @@ class Streams:
 
 class Collectives:
     def __init__(self, ranks: Ranks, streams: Streams, recorder: Recorder, own_streams: bool) -> None:
-        """Creates the issuer. `own_streams`: in mode `point`, run every collective on the stream of its kind instead of
-        the library's."""
+        """`own_streams`: in mode `point`, run every collective on the stream of its kind instead of the library's."""
         self.mode = POINT
         self.blocked_s = 0.0
         """Time for which the host has waited for the device in `wait_for_layers`."""
@@ -256,8 +254,7 @@ class Collectives:
         return span, work
 
     def reduced(self, stream: str, issue: Issue, value: Tensor) -> Future[Tensor]:
-        """Returns a future of `value`, which the collective changes in place. A stream that waits for the future waits
-        for the collective."""
+        """Returns a future of `value`, changed in place; a stream that waits for it waits for the collective."""
         if self.mode == NONE:
             self.alone(stream, issue)
         if self.mode != POINT:

@@ -83,8 +83,7 @@ class Match:
 
     @cached_property
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Returns the settings that differ, with the value by label, the reference's first: knobs if both are known,
-        and `ranks`."""
+        """Returns the settings that differ, with values by label, the reference's first: knobs if known, `ranks`."""
         own, others = ({**run.settings, "ranks": run.num_ranks} for run in (self.ours, self.theirs or self.ours))
         # Logs without a result only have the number of ranks.
         names = own.keys() & others.keys() if min(len(own), len(others)) == 1 else {**others, **own}
@@ -223,8 +222,7 @@ def compare(
 
 
 def match_runs(datasets: Sequence[Dataset], reference: str, candidate: str | None = None) -> RunComparison:
-    """Returns the comparison with the dataset labelled `reference`, of `candidate` or else all others. UserError if no
-    run of any is in the reference."""
+    """Returns the comparison with the dataset labelled `reference`. UserError if no run of any is in the reference."""
     base = next(dataset for dataset in datasets if dataset.label == reference)
     if len(datasets) == 1:
         alone = [Match(reference, reference, run) for run in base.runs]
@@ -368,8 +366,7 @@ def _overlay(compared: RunComparison) -> Chart:
 
 
 def _lines(named: Run, y: Axis, lines: Sequence[tuple[Run, str, str, str]]) -> Lines:
-    """Returns a panel of quantities over the steps that count, thinned to at most MOST_POINTS. `lines`: run, quantity,
-    name and colour of each."""
+    """Returns a panel, thinned to at most MOST_POINTS. `lines`: run, quantity, name and colour of each."""
     drawn = []
     for run, quantity, name, colour in lines:
         known = list(run.known(quantity).items())[:: math.ceil(len(run.counted) / MOST_POINTS)]

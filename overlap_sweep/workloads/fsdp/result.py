@@ -1,5 +1,4 @@
-"""Measurements of a point of workload=fsdp: training steps as configured, with no overlap, and without
-communication."""
+"""What a point of workload=fsdp measured: steps as configured, with no overlap, and without communication."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class TrainingRun(Measured, kw_only=True, tag="fsdp"):
 
     @classmethod
     def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the config with sharding, backend and precision filled in; a precision left to the device is
-        unknown."""
+        """Returns the config with sharding, backend and precision; a precision left to the device is unknown."""
         mixed_precision = config["training"]["mixed_precision"]
         precision = "fp32" if mixed_precision == "none" else mixed_precision
         return {

@@ -66,8 +66,7 @@ USUAL: Options = {
 
 
 def knobs_of(config: Mapping[str, Any]) -> Options:
-    """Returns the setting of a training point. Points with ineffective options are skipped (`refusal`), so that
-    equivalent settings are equal."""
+    """Returns the setting of a point. Points with ineffective options are skipped, so equivalent settings are equal."""
     options = {}
     for name, default in USUAL.items():
         section, _, option = name.partition(".")

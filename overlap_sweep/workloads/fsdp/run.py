@@ -31,8 +31,7 @@ from overlap_sweep.workloads.fsdp.telemetry import Device, StepRecord, overlap_o
 
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """Trains with telemetry, profiles, and compares with no overlap and without communication. Returns the measured
-    fields of the point's Result. Collective."""
+    """Trains with telemetry, profiles, and compares. Returns the measured fields of the point's Result. Collective."""
     with ranks.memory_freed():
         return _run(point, directory, ranks)
 

@@ -160,8 +160,7 @@ class _Gather(AllGather):
 
 
 class _Scatter(ReduceScatter):
-    """Reduce-scatters of gradients, in `group`. FSDP2 uses the sum at once, on its own stream: on a CPU nothing can
-    overlap it."""
+    """Reduce-scatters in `group`. FSDP2 uses the sum at once, on its own stream: on a CPU nothing can overlap it."""
 
     def __init__(self, collectives: Collectives, memory: Allocate, group: dist.ProcessGroup) -> None:
         self._collectives, self._memory, self._group = collectives, memory, group
@@ -220,8 +219,7 @@ def _add_load(gradients: Tensor, clone: bool, ranks: Ranks, collectives: Collect
 
 @cache
 def _another_group(world_size: int, size: int) -> dist.ProcessGroup:
-    """Returns a second group of this rank's `size` neighbouring ranks, whose collectives don't wait for those of the
-    first; cached like the mesh."""
+    """Returns a second group of this rank's `size` neighbours, which waits for no other; cached like the mesh."""
     neighbours = [list(range(first, first + size)) for first in range(0, world_size, size)]
     group, _ = dist.new_subgroups_by_enumeration(neighbours)
     assert group is not None

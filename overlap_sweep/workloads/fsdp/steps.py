@@ -34,8 +34,7 @@ LEAD = 0.05
 
 
 class MicroBatches(Iterator[Batch]):
-    """This rank's parts of the micro batches, in turn for ever. The samples depend neither on the number of ranks nor
-    on that of workers."""
+    """This rank's parts of the micro batches, for ever. Samples depend neither on ranks nor on workers."""
 
     def __init__(self, point: Mapping[str, Any], ranks: Ranks) -> None:
         """Draws them once and keeps them on the device, so that no loader disturbs the measurement; with
@@ -160,8 +159,7 @@ class TrainingSteps:
         self._micro_batches.close()
 
     def freeze(self) -> None:
-        """Freezes weights and loss scale for further steps, which take as long as before: without communication, ranks
-        would diverge."""
+        """Freezes weights and loss scale, which would diverge without communication; further steps take as long."""
         self._fixed_scale = self._scaler.get_scale() if self._scaler.is_enabled() else None
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0
@@ -216,8 +214,7 @@ class TrainingSteps:
 
 
 class SteadyClock:
-    """Times several consecutive whole steps, after an untimed one. Without a spin kernel: the host runs ahead as far as
-    in training."""
+    """Times consecutive whole steps after an untimed one. No spin kernel: the host runs ahead as in training."""
 
     def __init__(self, ranks: Ranks, steps: int) -> None:
         self._ranks, self._steps = ranks, steps

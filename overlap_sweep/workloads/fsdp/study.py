@@ -57,8 +57,7 @@ _PROBLEMS = {
 
 
 class FsdpCase(NamedTuple):
-    """Properties that must be equal for training steps to be compared. Batch size, accumulation and precision may
-    differ: settings are compared by time per sample."""
+    """What must be equal for steps to be compared; batch size, accumulation and precision may differ."""
 
     model: str
     sizes: str

@@ -42,8 +42,7 @@ class Device(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
 
 
 class RankStep(msgspec.Struct, kw_only=True, frozen=True):
-    """The fields of one step of one rank that analysis reads. None for undefined values, and for those that another
-    recorder does not report."""
+    """The fields of a step that analysis reads. None for undefined values, and those that another recorder lacks."""
 
     step: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
     """Number of the step in the run; profiled steps that are discarded have no line."""
@@ -202,8 +201,7 @@ class _AortaLine(msgspec.Struct):
 
 
 def read_rank(path: Path, root: Path, rank: int) -> tuple[dict[int, RankStep], str]:
-    """Returns the steps of a file by number, and what is wrong with it in a sentence; empty if nothing. An incomplete
-    last line is ignored, since runs may be killed."""
+    """Returns the steps of a file by number, and what is wrong with it. A last line that is cut off is ignored."""
     steps: dict[int, RankStep] = {}
     wrong: list[str] = []
     try:

@@ -18,8 +18,7 @@ _KEPT = ("runtime", "profile", "repetition", "job")
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the point with the contents of the files that it names, and without unused options. UserError if the
-    command cannot be understood."""
+    """Returns the point with the contents of its files, without unused options. UserError if it makes no sense."""
     if point["backend"] != "auto":
         raise UserError(f"backend={point['backend']}: workload=job has no backends; leave it out.")
     return as_measured(point) | command.completed(point)

@@ -128,8 +128,7 @@ def environment(point: Mapping[str, Any], directory: Path, place: Place = ALONE)
 
 
 def amount(point: Mapping[str, Any], option: str) -> float | None:
-    """Returns the value of one of AMOUNTS, a product of numbers and placeholders; None if it is not given. UserError if
-    it is no positive number."""
+    """Returns one of AMOUNTS, a product of numbers and placeholders, if given. UserError if it is not positive."""
     template = point["job"][option]
     if template is None:
         return None

@@ -31,8 +31,7 @@ _SAID = re.compile(
     r"|\S*python\S*: (?:No module named|Error while finding module specification for) .+"
     r"|(?<=: )Signal \d+ \((?!SIGTERM)SIG\w+\) received by PID \d+"
 )
-"""Lines of argparse and us, of Python about a module that it is to run, and of torchrun about a worker that a signal
-ended; SIGTERM is its own."""
+"""Lines of argparse and us, of Python about a module, and of torchrun about a signal; SIGTERM is its own."""
 
 _AMOUNTS = ("samples", "tokens")
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
@@ -46,8 +45,7 @@ _KINDS = {"rate": "rate", "seconds": "time", "milliseconds": "time"}
 
 
 def ending(status: int, log: Path, start: int) -> str:
-    """Returns how the command ended, and the first error in its log from byte `start` on, or else what it printed
-    last."""
+    """Returns how the command ended, and the first error in its log from byte `start` on, or its last words."""
     if error := first_error(_lines(log, start)):
         return f"{_ended(status)}: {error[:LONGEST]}"
     said = last_words(log, start)
@@ -186,8 +184,7 @@ class Output:
             self.name = self.name or (before[1][-LONGEST_UNIT:] if before else "unit")
 
     def _counted(self, numbers: Sequence[_Number]) -> list[str]:
-        """Returns the numbers of a rank that are about time in which nothing disturbed it. Each is about the time since
-        the one before."""
+        """Returns the numbers of a rank about undisturbed time; each is about the time since the one before."""
         earlier_s = [-math.inf, *(number.after_s for number in numbers)]
         return [
             number.text

@@ -28,8 +28,7 @@ LONGEST_VALUE = 60
 
 
 def options_of(config: Mapping[str, Any]) -> Options:
-    """Returns the setting of a point, by names such as `job.values.bucket`: what was put into its command and
-    environment."""
+    """Returns the setting of a point, by names such as `job.values.bucket`."""
     job, runtime = config["job"], config["runtime"]
     # Sorted, since a search has other orders than a sweep.
     found = {f"{VALUES}{name}": value for name, value in sorted(job["values"].items())}

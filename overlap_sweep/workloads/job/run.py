@@ -1,5 +1,4 @@
-"""Runs a point's command until its steps are recorded, and returns what was measured. Without torch: that is in the
-user's processes."""
+"""Runs a point's command until its steps are recorded. Without torch: that is in the user's processes."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ _UNREACHED = f"put -m {ATTACH} in front of the script if it ignores PYTHONPATH, 
 
 
 def run(point: Mapping[str, Any], directory: Path, here: Here) -> dict[str, Any]:
-    """Returns the measured fields of the point's Result. PointFailed if nothing was measured. No process of the command
-    is left."""
+    """Returns the measured fields of the point's Result, or raises PointFailed. No process of the command is left."""
     job = point["job"]
     wanted = Wanted(
         directory=str(directory.resolve()),
@@ -121,8 +119,7 @@ class Watched:
     """What a command has recorded and printed so far."""
 
     def __init__(self, point: Mapping[str, Any], directory: Path, log_starts: Mapping[Path, int], hint: str) -> None:
-        """`log_starts`: the logs of all nodes, with the bytes that were there before. `hint`: why the command may end
-        without a step."""
+        """`log_starts`: bytes of the logs that were there before. `hint`: why the command may end without a step."""
         self._job, self._directory = point["job"], directory
         self._log_starts, self._hint = log_starts, hint
         self._timeout_s = point["runtime"]["timeout_s"]

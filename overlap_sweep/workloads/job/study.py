@@ -43,8 +43,7 @@ UNEVEN = 0.05
 
 
 class JobCase(NamedTuple):
-    """Properties that must be equal for jobs to be compared. The values in the command and its environment may
-    differ."""
+    """What must be equal for jobs to be compared; the values in the command and its environment may differ."""
 
     script: str
     ranks: int
