@@ -60,10 +60,6 @@ def step() -> None:
         recorder.marked()
 
 
-class NoGpuTimes(Exception):
-    """Why there are no times of the GPU, in one sentence."""
-
-
 class GpuClock:
     """Marks moments on the stream that is current when this is made.
 
@@ -94,24 +90,20 @@ class GpuClock:
             self._has_moved = self._has_moved or self._cuda.current_stream() != self._stream
         return True
 
-    def times_us(self) -> list[float]:
-        """Waits for the last mark, and returns the times between marks. NoGpuTimes if they say nothing."""
+    def times_us(self) -> tuple[list[float], str]:
+        """Waits for the last mark. Returns the times between marks; or none, and why they say nothing."""
         if self._has_moved:
-            raise NoGpuTimes(
-                "The script changed its CUDA stream between steps, so only the host's times are known; raise "
-                "job.skip_steps beyond the change."
-            )
-        if not self._marked:
-            return []
+            moved = "The script changed its CUDA stream between steps, so only the host's times are known"
+            return [], f"{moved}; raise job.skip_steps beyond the change."
         try:
-            self._marked[-1].synchronize()
+            for last in self._marked[-1:]:
+                last.synchronize()
             times_us = [start.elapsed_time(end) * 1e3 for start, end in pairwise(self._marked)]
         except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            raise NoGpuTimes(f"The GPU's times could not be read ({reason}).") from None
+            return [], f"The GPU's times could not be read ({_line(error)})."
         if any(time_us <= 0 for time_us in times_us):
-            raise NoGpuTimes("The GPU had nothing to do in some steps, so only the host's times are known.")
-        return times_us
+            return [], "The GPU had nothing to do in some steps, so only the host's times are known."
+        return times_us, ""
 
 
 def uses_gpu() -> bool:
@@ -210,14 +202,14 @@ class StepRecorder:
     def _end_of_times(self) -> None:
         if self._clock is not None:
             self._peak_memory_gb = sys.modules["torch"].cuda.max_memory_allocated() / 1e9
-        if self._wanted.profile_steps and self._begins_trace():
-            return
-        self._finish()
+        if self._wanted.profile_steps:
+            self._begin_trace()
+        if self._trace is None:
+            self._finish()
 
-    def _begins_trace(self) -> bool:
+    def _begin_trace(self) -> None:
         if "torch" not in sys.modules:
-            self._problem("torch is not imported, so there is no trace.")
-            return False
+            return self._problem("torch is not imported, so there is no trace.")
         from overlap_sweep.recorder.step_trace import NoTrace, StepTrace
 
         self._profiled_from_s = time.time()
@@ -225,7 +217,6 @@ class StepRecorder:
             self._trace = StepTrace(self._wanted.profile_steps, on_gpu=self._clock is not None)
         except NoTrace as error:
             self._problem(str(error))
-        return self._trace is not None
 
     def _ask_rank(self) -> None:
         """Remembers the rank, which nobody knows any more when the process group is destroyed."""
@@ -278,11 +269,9 @@ class StepRecorder:
         return False
 
     def _gpu_us(self) -> list[float]:
-        try:
-            times_us = self._clock.times_us() if self._clock else []
-        except NoGpuTimes as error:
-            self._problem(str(error))
-            return []
+        times_us, problem = self._clock.times_us() if self._clock else ([], "")
+        if problem:
+            self._problem(problem)
         # What went wrong between both clocks has left one of them a time ahead.
         return times_us if len(times_us) + 1 == len(self._ends_s) else []
 
