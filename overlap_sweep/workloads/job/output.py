@@ -133,7 +133,7 @@ class _Number(NamedTuple):
 
 
 class Output:
-    """The numbers in the logs of a command's nodes, which are being written: some trainings print on the last rank."""
+    """The numbers in the logs of a command's nodes, which are being written: some training runs print on the last rank."""
 
     def __init__(self, job: Mapping[str, Any], logs: Mapping[Path, int]) -> None:
         self._job, self._offsets = job, dict(logs)
@@ -197,8 +197,8 @@ class Output:
         PointFailed if a number cannot be a time or a rate."""
         skip, most = self._job["skip_steps"], self._job["steps"]
         counted = [self._counted(own)[skip : skip + most] for own in self._by_source.values()]
-        of_ranks = [list(map(self._time_us, own)) for own in counted]
-        return list(map(max, zip(*of_ranks, strict=False)))
+        by_rank = [list(map(self._time_us, own)) for own in counted]
+        return list(map(max, zip(*by_rank, strict=False)))
 
     def _time_us(self, number: str) -> float:
         try:

@@ -214,8 +214,8 @@ class Watched:
         else:
             have = f"no rank had finished all of {wanted} steps"
             have += f" and {self._job['profile_steps']} profiled ones" if self._job["profile_steps"] else ""
-        learnt = limit_s < self._timeout_s
-        limit = "runtime.timeout_factor (similar points took less)" if learnt else "runtime.timeout_s"
+        by_others = limit_s < self._timeout_s
+        limit = "runtime.timeout_factor (similar points took less)" if by_others else "runtime.timeout_s"
         first = "" if self._is_reached or self.output else f"{_UNREACHED}, or "
         return f"not measured within {limit_s:g} s: {have}; {first}raise {limit}, or lower job.steps"
 

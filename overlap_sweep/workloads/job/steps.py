@@ -39,7 +39,7 @@ def fields_of(
     else:
         times_us, timed_by = slowest_us(recordings)
     traces = [one.trace for one in recordings if one.trace and (directory / one.trace).exists()]
-    traced, of_them = of_traces([directory / name for name in traces], ranks_of_each(point))
+    traced, trace_warnings = read_traces([directory / name for name in traces], ranks_of_each(point))
     memory_gb = [one.peak_memory_gb for one in recordings if one.peak_memory_gb is not None]
     measured = JobRun(
         step=summarise(times_us),
@@ -56,7 +56,7 @@ def fields_of(
         "objective_us": measured.mean_us / measured.amount,
         "launch_bound": is_launch_bound(measured),
         "traces": traces,
-        "warnings": [*_warnings(point, recordings, len(times_us), traces), *of_them],
+        "warnings": [*_warnings(point, recordings, len(times_us), traces), *trace_warnings],
         "environment": recordings[0].environment if recordings else {},
     }
 
@@ -73,10 +73,10 @@ def slowest_us(recordings: Sequence[Recording]) -> tuple[list[float], Literal["g
     """Returns the time of every step on the slowest rank, by the GPUs' clocks if all have them. Not of the slowest rank
     of each step: ranks don't wait for each other at its end, so what one loses in a step it gains in the next."""
     on_gpu = all(len(one.gpu_us) == len(one.host_us) for one in recordings)
-    of_ranks = [one.gpu_us if on_gpu else one.host_us for one in recordings]
+    times_by_rank = [one.gpu_us if on_gpu else one.host_us for one in recordings]
     # A rank that was still at work when the command ended has recorded less.
-    steps = min(map(len, of_ranks))
-    return max((times_us[:steps] for times_us in of_ranks), key=sum), "gpu" if on_gpu else "host"
+    steps = min(map(len, times_by_rank))
+    return max((times_us[:steps] for times_us in times_by_rank), key=sum), "gpu" if on_gpu else "host"
 
 
 def _warnings(
@@ -104,7 +104,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {some_of(ranks, RANKS_NAMED)}"
 
 
-def of_traces(paths: Sequence[Path], ranks_per_node: int | None = None) -> tuple[dict[str, Any], list[str]]:
+def read_traces(paths: Sequence[Path], ranks_per_node: int | None = None) -> tuple[dict[str, Any], list[str]]:
     """Returns fields of `JobRun`, and a sentence for each trace that was left out or is missing: not the diagnosis's
     other notes, which every recording has. `ranks_per_node`: None on a single node."""
     if not paths:

@@ -50,8 +50,8 @@ def _parts(template: str, fillings: Mapping[str, Filling], option: str) -> Itera
         if name is not None:
             if name not in fillings:
                 if template[: found.start()].endswith("$"):
-                    mend = f"give bash -c '...', and in there ${{{{{name}}}}}."
-                    raise UserError(f"{option} has ${{{name}}}, but is run without a shell; {mend}")
+                    instead = f"give bash -c '...', and in there ${{{{{name}}}}}."
+                    raise UserError(f"{option} has ${{{name}}}, but is run without a shell; {instead}")
                 raise UserError(_unknown(name, fillings, option))
             yield _Placeholder(name, fillings[name])
         elif len(found[0]) == 2:
@@ -68,8 +68,8 @@ def _unknown(name: str, fillings: Mapping[str, Filling], option: str) -> str:
     if not plain.isidentifier():
         return f"{option} has {{{name}}}, which is not a placeholder; write {{{{ and }}}} for braces."
     near = nearest(plain, [known for known in fillings if ":" not in known])
-    mend = f"did you mean {{{near}}}?" if near else f"give +job.values.{plain}=... ."
-    return f"{option} has the placeholder {{{name}}} without a value; {mend}"
+    instead = f"did you mean {{{near}}}?" if near else f"give +job.values.{plain}=... ."
+    return f"{option} has the placeholder {{{name}}} without a value; {instead}"
 
 
 def split(template: str, fillings: Mapping[str, Filling], option: str) -> list[str]:
@@ -81,8 +81,8 @@ def split(template: str, fillings: Mapping[str, Filling], option: str) -> list[s
     words: list[str] = []
     for word, is_plain in _words([*_parts(template, fillings, option)], option):
         if not words and (variable := _ASSIGNMENT.match(word)):
-            mend = f"give +job.env.{variable[1]}=... ."
-            raise UserError(f"{option} begins with {word}, but is run without a shell; {mend}")
+            instead = f"give +job.env.{variable[1]}=... ."
+            raise UserError(f"{option} begins with {word}, but is run without a shell; {instead}")
         if is_plain and (_OPERATOR.fullmatch(word) or word.startswith("~/")):
             raise UserError(_no_shell(option, word))
         words.append(word)
