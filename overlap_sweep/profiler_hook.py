@@ -100,7 +100,7 @@ class _Hook:
                 self._diagnose([written], [alone] if world_size > 1 else [])
 
     def _announce(self, store: Any, rank: int) -> None:
-        """Tells the others, once, that this rank has the hook."""
+        """Announces, once, that this rank has the hook."""
         if store and self._announced_in is not store:
             _Messages(store, self._prefix).send(f"hook/{rank}", "")
             self._announced_in = store
@@ -273,7 +273,7 @@ def _while_there() -> Iterator[None]:
 
 @contextmanager
 def _going_on() -> Iterator[None]:
-    """Prints errors instead of raising them: a diagnosis is no reason to end a training."""
+    """Prints errors instead of raising them: a diagnosis is no reason to end a training run."""
     from overlap_sweep.commands.output import print_error
 
     try:

@@ -28,7 +28,7 @@ from overlap_sweep.recorder.step_calls import StepCalls
 from overlap_sweep.startup.sitecustomize import say
 
 MOST_CHANGES = 10
-"""Changes of what makes up a step after which the script is told to say it."""
+"""Changes of what makes up a step after which the sentence at its end asks for job.optimizer_steps."""
 
 _RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
@@ -133,7 +133,7 @@ class StepRecorder:
         self._changes = 0
         self._marked_by: Literal["optimizer", "step"] = "optimizer"
         self._ends = 0
-        self._has_told = False
+        self._has_begun = False
         self._trace: Any = None
         self._drop()
 
@@ -186,9 +186,9 @@ class StepRecorder:
             self._skip()
 
     def _skip(self) -> None:
-        if not self._has_told:
+        if not self._has_begun:
             (Path(self._wanted.directory) / STEPS_FILE).touch()
-            self._has_told = True
+            self._has_begun = True
         self._ask_rank()
         if self._ends < self._skipped or (uses_gpu() and is_capturing()):
             return

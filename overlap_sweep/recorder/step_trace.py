@@ -1,4 +1,4 @@
-"""Profiles some of the training's steps from within its process.
+"""Profiles some steps of a training run from within its process.
 
 Two profilers at once end a process by a segmentation fault (torch 2.13), so one that the script has comes first.
 """

@@ -99,9 +99,9 @@ def numbered_sharding(config: Mapping[str, Any]) -> dict[str, Any]:
     if replicas == PER_NODE:
         replicas = nodes(config)
     if reshard == WITHIN_NODE and ranks:
-        of_node = ranks // nodes(config)
+        per_node = ranks // nodes(config)
         # One rank alone keeps what it has gathered.
-        reshard = replicas * of_node >= ranks or (of_node > 1 and of_node)
+        reshard = replicas * per_node >= ranks or (per_node > 1 and per_node)
     return {**fsdp, "replicas": replicas, "reshard_after_forward": reshard}
 
 

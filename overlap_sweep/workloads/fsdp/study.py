@@ -136,7 +136,7 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
         return overrides(analysis.best.options, analysis.differing)
 
     def cautions(self, analysis: Analysis) -> Iterable[str]:
-        return [*_wrong_losses(analysis), *_of_settings(analysis), *_drift(analysis)]
+        return [*_wrong_losses(analysis), *_doubtful_settings(analysis), *_drift(analysis)]
 
     def legend_of(self, analysis: Analysis) -> str:
         return f"{self.legend} {how_timed(analysis)}"
@@ -202,17 +202,17 @@ def _wrong_losses(analysis: Analysis) -> Iterator[str]:
         groups[seed, those_of(TRAINS_DIFFERENTLY, knobs_of(point.recorded))].append(point)
     for group in groups.values():
         losses = [(point.name, _numbers(point.measured_as(TrainingRun).losses)) for point in group]
-        steps = min(len(of_point) for _, of_point in losses)
-        middle = [statistics.median(of_point[step] for _, of_point in losses) for step in range(steps)]
+        steps = min(len(found) for _, found in losses)
+        middle = [statistics.median(found[step] for _, found in losses) for step in range(steps)]
         precision = group[0].config_as(Resolved).precision
         tolerance = LOSS_TOLERANCE.get(precision, DEFAULT_LOSS_TOLERANCE)
-        for name, of_point in losses:
-            pairs = enumerate(zip(of_point, middle, strict=False))
+        for name, found in losses:
+            pairs = enumerate(zip(found, middle, strict=False))
             off = [(abs(a - b) / max(abs(b), abs(middle[0])), step) for step, (a, b) in pairs if b or middle[0]]
             error, step = max(off, default=(0.0, 0))
             if error > tolerance:
                 yield (
-                    f"{name} has a loss of {of_point[step]:.4g} after step {step + 1}, equivalent settings have "
+                    f"{name} has a loss of {found[step]:.4g} after step {step + 1}, equivalent settings have "
                     f"{middle[step]:.4g}: find out why before you use it."
                 )
 
@@ -221,7 +221,7 @@ def _numbers(losses: Iterable[float | None]) -> list[float]:
     return [loss for loss in takewhile(lambda loss: loss is not None, losses) if loss is not None]
 
 
-def _of_settings(analysis: Analysis) -> Iterator[str]:
+def _doubtful_settings(analysis: Analysis) -> Iterator[str]:
     if which := those_with([(row.setting, not row.hidden.known) for row in analysis.rows]):
         yield f"Hidden fraction unknown, since none - floor is within the noise: {which}."
     for note, problem in _PROBLEMS.items():

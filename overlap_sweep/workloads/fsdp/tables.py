@@ -113,15 +113,15 @@ def node_traffic(
     reshard_after_forward: as in FSDP2; with a number of ranks the backward pass gathers among that many.
     """
     shards, per_node = ranks // replicas, ranks // nodes
-    of_model = [range(first, first + shards) for first in range(0, ranks, shards)]
-    of_shard = [range(first, ranks, shards) for first in range(shards)]
-    collectives = [(micro_batches * parameter_bytes, of_model), (gradient_bytes, of_model)]
+    shard_groups = [range(first, first + shards) for first in range(0, ranks, shards)]
+    replica_groups = [range(first, ranks, shards) for first in range(shards)]
+    collectives = [(micro_batches * parameter_bytes, shard_groups), (gradient_bytes, shard_groups)]
     if reshard_after_forward:
         group = shards if reshard_after_forward is True else int(reshard_after_forward)
         again = [range(first, first + group) for first in range(0, ranks, group)]
         collectives.append((micro_batches * parameter_bytes, again))
     # Each rank has one part of the reduced gradients.
-    collectives.append((2 * gradient_bytes / shards, of_shard))
+    collectives.append((2 * gradient_bytes / shards, replica_groups))
     within = between = 0.0
     for size, groups in collectives:
         count = len(groups[0])

@@ -133,7 +133,7 @@ class _Number(NamedTuple):
 
 
 class Output:
-    """The numbers in the logs of a command's nodes, which are being written: some training runs print on the last rank."""
+    """The numbers in the logs of all nodes, which are being written: some training runs print on the last rank."""
 
     def __init__(self, job: Mapping[str, Any], logs: Mapping[Path, int]) -> None:
         self._job, self._offsets = job, dict(logs)

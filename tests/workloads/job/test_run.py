@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from overlap_sweep.diagnosis import RECORDING_SLOWS
+from overlap_sweep.diagnosis.runs import read_runs
 from overlap_sweep.errors import UserError
 from overlap_sweep.recorder.recording import STEPS_FILE
 from overlap_sweep.results.measured import summarise
@@ -21,7 +23,8 @@ from overlap_sweep.workloads.job import run as job_run
 from overlap_sweep.workloads.job.output import ending, first_error
 from overlap_sweep.workloads.job.result import FoundCause, JobRun
 from overlap_sweep.workloads.job.run import run
-from overlap_sweep.workloads.job.steps import is_launch_bound
+from overlap_sweep.workloads.job.steps import is_launch_bound, read_traces
+from tests.results.traces_by_hand import write_trace
 from tests.workloads.job.commands import failure, job, job_point, measured, recorded, recording, shell
 
 LONG = "sleep 600"
@@ -444,3 +447,17 @@ def test_a_metric_that_cannot_be_understood_is_refused(metric: str, changes: dic
     given = {"tokens_per_step": "2", "samples_per_step": "2", "metric": metric, **changes}
     with pytest.raises(UserError, match=r"job\.metric=") if refused else nullcontext():
         job_point("true", **given)
+
+
+def test_what_every_recording_has_is_no_warning_but_a_missing_rank_is(tmp_path: Path) -> None:
+    ranks = [write_trace(tmp_path / f"trace_rank{rank}.json", rank, [800.0, 100.0, 110.0], 10.0) for rank in range(2)]
+    (run,) = read_runs(ranks)
+    assert run.found
+    start, slows = run.found.diagnosis.notes[::-1]
+    assert start.startswith("Step 0 left out: it contains the profiler's start")
+    assert slows == RECORDING_SLOWS
+    fields, warnings = read_traces(ranks)
+    assert [cause.cause for cause in fields["causes"]] == ["host_bound"]
+    assert warnings == []
+    _, warnings = read_traces(ranks[:1])
+    assert warnings == ["No trace of rank 1: whether the other ranks wait for it is unknown."]
