@@ -18,11 +18,10 @@ from timeline_svg import Bar, Row, Window, drawn
 from overlap_sweep.diagnosis import NEVER
 from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.cause import Loss
-from overlap_sweep.diagnosis.exposure import exposure_of
+from overlap_sweep.diagnosis.exposure import exposure_of, slowed_gemms
 from overlap_sweep.diagnosis.facts import facts_of
 from overlap_sweep.diagnosis.losses import losses_of
 from overlap_sweep.diagnosis.rank import RankView, views_of
-from overlap_sweep.diagnosis.slowdown import slowed_gemms
 from overlap_sweep.trace import startup_iterations
 from overlap_sweep.trace.activity import activity_of
 from overlap_sweep.trace.intervals import intersect, merge

@@ -175,7 +175,7 @@ def _key(
         common = ()
     if not call.is_message:
         return (common, call.collective if not call.group else "")
-    size = len(group.ranks) or group.size if group else call.group_size or rank.world_size or len(facts)
+    size = group.size if group else call.group_size or rank.world_size or len(facts)
     if size != 2:
         return None
     first = rank.rank == min(group.ranks) if group and group.ranks else _is_first(facts, number)

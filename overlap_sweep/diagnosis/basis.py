@@ -18,12 +18,11 @@ from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.cause import Loss
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
-from overlap_sweep.diagnosis.facts import RankFacts, size_of
+from overlap_sweep.diagnosis.exposure import lost_of_hidden
+from overlap_sweep.diagnosis.facts import RankFacts, place_of, size_of
 from overlap_sweep.diagnosis.host import paused_ns
 from overlap_sweep.diagnosis.lateness import Often, Share
-from overlap_sweep.diagnosis.nodes import place_of
 from overlap_sweep.diagnosis.rank import RankView
-from overlap_sweep.diagnosis.slowdown import lost_of_hidden
 from overlap_sweep.trace.intervals import intersect, intervals_of, merge
 
 TRAINING = {"optimizer", "loader", "ddp", "fsdp1", "fsdp2", "deepspeed"}

@@ -95,12 +95,13 @@ def collective_of(detail: Detail, name: str, library: str) -> str:
 def group_of(name: str, detail: Detail | None, configured: ProcessGroup | None) -> Group:
     """Returns a process group from the trace's list of groups and from a collective's own fields."""
     about = (configured.about if configured else None) or (detail.group_about if detail else None) or ""
-    ranks = configured.ranks if configured else ()
+    ranks = (tuple(configured.ranks) if configured else ()) or _ranks(detail.group_ranks if detail else None)
+    size = (configured.size if configured else None) or (detail.group_size if detail else None)
     return Group(
         name=name,
         about="" if about in ("undefined", "default_pg") else about,
-        ranks=tuple(ranks) or _ranks(detail.group_ranks if detail else None),
-        size=(configured.size if configured else None) or (detail.group_size if detail else None),
+        ranks=ranks,
+        size=len(ranks) or size,
         backend=configured.backend if configured else "",
     )
 

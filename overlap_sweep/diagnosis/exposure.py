@@ -1,4 +1,5 @@
-"""Finds when nothing computes, and what the computation that ends each such gap had waited for.
+"""Finds when nothing computes, what the computation that ends each such gap had waited for, and how much slower GEMMs
+are next to communication than the same GEMMs alone.
 
 A gap ends with the first kernel that computes again. Either that kernel was launched just before, so the host was late;
 or it had been launched and was blocked, by the communication that ended just before it.
@@ -8,17 +9,17 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import LATENCY_NS, NEVER, UNBLOCKED_NS
-from overlap_sweep.diagnosis.calls import Call
-from overlap_sweep.diagnosis.facts import RankFacts, Step
-from overlap_sweep.trace.intervals import Intervals, intervals_of, length, merge, subtract
+from overlap_sweep.diagnosis.facts import RankFacts
+from overlap_sweep.trace.intervals import Intervals, intervals_of, merge, places_by_value, subtract
 
 UNBLOCKED_CPU_NS = 1_000_000
 """UNBLOCKED_NS on a CPU, where the thread that waited has to wake up and to run Python first."""
@@ -26,6 +27,21 @@ UNBLOCKED_CPU_NS = 1_000_000
 
 UNBLOCKED_CPU = 0.25
 """The same as a share of the time that was waited: on a busy CPU waking up takes longer."""
+
+ALONE = 0.02
+"""Most of a GEMM's time that communication may overlap for the GEMM to count as alone."""
+
+BESIDE = 0.1
+"""Least of a GEMM's time that communication must overlap for its slowdown to be counted."""
+
+ANOTHER_GEMM = 1.12
+"""Kernels of one name and grid whose times differ by this factor multiply different sizes."""
+
+ENOUGH_ALONE = 2
+
+ENOUGH_SHARES, SPREAD_OF_SHARES, FITS = 6, 0.4, 0.8
+"""Of GEMMs that never run alone: how many are needed, how much the share that communication overlaps must vary between
+them, and how well (correlation) their times must follow it, to tell the time alone."""
 
 
 class Measure:
@@ -216,16 +232,111 @@ def _late(facts: RankFacts, comm: Measure, busy: Measure, start: int, end: int, 
         yield Late(a, b, max(0.0, b - a - busy.between(a, b)), after, comm.between(a, b))
 
 
-def counted_steps(steps: list[Step]) -> list[Step]:
-    """Returns the steps without start-up; all if there are no others."""
-    return [step for step in steps if not step.startup] or steps
+@dataclass(frozen=True)
+class Slowed:
+    """GEMMs next to communication, and what it cost them. Columns of equal length."""
+
+    work: NDArray[np.intp]
+    """Index into the rank's work."""
+    alone_ns: NDArray[np.float64]
+    """Median time of the same GEMM alone."""
+    extra_ns: NDArray[np.float64]
+    """Time beyond it; negative if it was faster."""
 
 
-def exposed_per_step(calls: list[Call], steps: list[Step], compute: Measure) -> list[tuple[int, int]]:
-    """Returns, for each step, how long the calls took and how much of it was without computation."""
-    by_step: dict[int, list[Call]] = {step.number: [] for step in steps}
-    for call in calls:
-        by_step[call.step].append(call)
-    unions = [merge(intervals_of(own)) for own in by_step.values()]
-    busy_ns = [round(compute.within(union).sum()) for union in unions]
-    return [(length(union), length(union) - busy) for union, busy in zip(unions, busy_ns, strict=True)]
+def slowed_gemms(facts: RankFacts) -> Slowed:
+    """Returns the GEMMs next to communication with the times of the same GEMMs alone, from all steps.
+
+    A kernel's name and grid may stand for several sizes: then the times alone fall into groups, and a GEMM is compared
+    with the slowest group that is not slower than it, which makes the slowdown a lower bound.
+    """
+    work = facts.work
+    comm = Measure(intervals_of(call for call in facts.calls if not call.is_wait))
+    took = (work.end_ns - work.start_ns).astype(np.float64)
+    beside = comm.within(work.intervals) / np.maximum(took, 1)
+    steady = ~np.isin(work.step, [step.number for step in facts.steps if step.startup])
+    gemms = np.flatnonzero(work.is_gemm & (took > 0))
+    chosen: list[int] = []
+    alone_ns: list[float] = []
+    for _, places in places_by_value(work.signature[gemms]):
+        own = gemms[places]
+        levels = _levels(took[own[(beside[own] <= ALONE) & steady[own]]])
+        overlapped = own[beside[own] >= BESIDE]
+        if not len(levels):
+            here = overlapped[steady[overlapped]]
+            levels = _level_without_overlap(beside[here], took[here])
+        if len(levels):
+            level = np.searchsorted(levels, took[overlapped], side="right") - 1
+            chosen += overlapped.tolist()
+            alone_ns += levels[np.maximum(level, 0)].tolist()
+    works, baseline = np.array(chosen, np.intp), np.array(alone_ns, np.float64)
+    return Slowed(works, baseline, took[works] - baseline)
+
+
+def _levels(times_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the medians of the groups that the times fall into, ascending; a single time is no group."""
+    if len(times_ns) < ENOUGH_ALONE:
+        return np.empty(0)
+    times_ns = np.sort(times_ns)
+    cuts = np.flatnonzero(times_ns[1:] > ANOTHER_GEMM * times_ns[:-1]) + 1
+    return np.array([np.median(group) for group in np.split(times_ns, cuts)])
+
+
+def _level_without_overlap(shares: NDArray[np.float64], times_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the time alone that the times of overlapped GEMMs lead to as a line over the overlapped share; empty if
+    they don't follow one."""
+    if len(shares) < ENOUGH_SHARES or np.ptp(shares) < SPREAD_OF_SHARES or not np.ptp(times_ns):
+        return np.empty(0)
+    if np.corrcoef(shares, times_ns)[0, 1] < FITS:
+        return np.empty(0)
+    _, alone_ns = np.polyfit(shares, times_ns, 1)
+    return np.array([alone_ns]) if alone_ns > 0 else np.empty(0)
+
+
+def slowed_by_call(facts: RankFacts) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns for each call the time that GEMMs next to it lost, and how long GEMMs next to it would have run alone."""
+    slowed, spans = slowed_gemms(facts), intervals_of(facts.calls)
+    lost, alone = np.zeros(len(spans)), np.zeros(len(spans))
+    reach = np.maximum.accumulate(spans[:, 1])
+    for i, extra, baseline in zip(slowed.work.tolist(), slowed.extra_ns, slowed.alone_ns, strict=True):
+        start, end = int(facts.work.start_ns[i]), int(facts.work.end_ns[i])
+        near = slice(np.searchsorted(reach, start, side="right"), np.searchsorted(spans[:, 0], end))
+        common = np.maximum(np.minimum(spans[near, 1], end) - np.maximum(spans[near, 0], start), 0)
+        shares = common / max(common.sum(), 1)
+        lost[near] += shares * extra
+        alone[near] += shares * baseline
+    return lost, alone
+
+
+class SlowedCall(NamedTuple):
+    """What GEMMs lost next to a call. Nanoseconds."""
+
+    extra_ns: float
+    """Negative if they were faster than alone."""
+    alone_ns: float
+    """How long they would have taken alone."""
+    hidden_ns: float
+    """How long computation ran next to the call."""
+
+
+def slowed_calls(facts: RankFacts, gaps: Intervals, moving_ns: Sequence[float]) -> dict[int, SlowedCall]:
+    """Returns what GEMMs lost next to each call. `gaps`: when nothing computes; `moving_ns`: by call, how long it ran
+    without waiting, before its end."""
+    extra, alone = slowed_by_call(facts)
+    ends_ns = intervals_of(facts.calls)[:, 1]
+    hidden = _hidden_ns(np.stack((ends_ns - np.rint(moving_ns).astype(np.int64), ends_ns), axis=1), gaps)
+    return {i: SlowedCall(float(extra[i]), float(alone[i]), float(hidden[i])) for i in np.flatnonzero(extra).tolist()}
+
+
+def lost_of_hidden(facts: RankFacts, gaps: Intervals) -> float:
+    """Returns what GEMMs lost next to communication, as a share of the time that computation hid. `gaps`: when nothing
+    computes."""
+    steady = np.isin([call.step for call in facts.calls], [step.number for step in facts.steps if not step.startup])
+    lost, _ = slowed_by_call(facts)
+    hidden = _hidden_ns(intervals_of(facts.calls), gaps)[steady].sum()
+    return float(lost[steady].sum() / hidden) if hidden > 0 else 0.0
+
+
+def _hidden_ns(spans: Intervals, gaps: Intervals) -> NDArray[np.float64]:
+    """Returns how long computation runs in each of the spans. `gaps`: when nothing computes."""
+    return (spans[:, 1] - spans[:, 0]) - Measure(gaps).within(spans)

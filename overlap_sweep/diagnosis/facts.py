@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,14 @@ from overlap_sweep.trace.activity import COMPUTE, GEMM, MEMORY, Activity, activi
 from overlap_sweep.trace.columns import Trace
 from overlap_sweep.trace.intervals import Intervals, merge, no_intervals
 from overlap_sweep.trace.iterations import iteration_spans
+
+Place = Literal["within", "between", ""]
+"""Within a node, between nodes, or empty: unknown."""
+
+PLACES: tuple[Place, ...] = get_args(Place)
+
+_PEER_MEMORY = frozenset({"peer_copy", "userbuffers"})
+"""Libraries that write into another GPU's memory, which they map through CUDA's handles for processes of one host."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +235,51 @@ def _work(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None) -> 
 def size_of(rank: RankFacts, call: Call) -> int | None:
     """Returns the number of ranks in the call's group, also as its sizes tell it."""
     group = rank.groups.get(call.group)
-    known = (len(group.ranks) or group.size if group else None) or call.group_size
+    known = (group.size if group else None) or call.group_size
     if known or not call.sent or not call.received:
         return known
     larger, smaller = max(call.sent, call.received), min(call.sent, call.received)
     return larger // smaller if call.collective in ("all_gather", "reduce_scatter") else None
+
+
+def place_of(facts: RankFacts, call: Call) -> Place:
+    """Returns where a call's communication goes. Ranks are on nodes in order: rank r is on r // ranks per node.
+
+    A send or recv goes to its peer, any other call to all ranks of its process group. Where the trace does not name the
+    group, as those of gloo, all groups of its size that the rank belongs to must agree.
+    """
+    per_node, world_size = facts.ranks_per_node, facts.world_size
+    if per_node is None:
+        return ""
+    if world_size is not None and world_size <= per_node:
+        return "within"
+    if facts.rank is not None and call.peer is not None:
+        return _place_of_ranks((facts.rank, call.peer), per_node)
+    size = size_of(facts, call)
+    if size == 1 or (not call.group and call.library in _PEER_MEMORY):
+        return "within"
+    if per_node == 1:
+        return "between"
+    groups = [facts.groups[call.group]] if call.group in facts.groups else []
+    if not call.group:
+        own = (group for group in facts.known_groups if not group.ranks or facts.rank in (None, *group.ranks))
+        groups = [group for group in own if group.size != 1 and size in (None, group.size)]
+    # Without any, its size may show that it has more ranks than a node.
+    places = {_place_of_group(group, facts, per_node, call) for group in groups or [Group("", "", (), size)]}
+    return places.pop() if len(places) == 1 else ""
+
+
+def _place_of_group(group: Group, facts: RankFacts, per_node: int, call: Call) -> Place:
+    size = group.size or 0
+    # A trace cuts the list of a large group's ranks.
+    ranks = group.ranks or (range(size) if size == facts.world_size else ())
+    if ranks and _place_of_ranks(ranks, per_node) == "within":
+        return "within"
+    if call.is_message and size != 2:
+        # Two of its ranks, but not which.
+        return ""
+    return "between" if ranks or size > per_node else ""
+
+
+def _place_of_ranks(ranks: Iterable[int], per_node: int) -> Place:
+    return "within" if len({rank // per_node for rank in ranks}) == 1 else "between"

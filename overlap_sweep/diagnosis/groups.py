@@ -1,27 +1,30 @@
-"""Communication by process group: sizes, times with and without waiting, bandwidths, skew, and what is exposed."""
+"""Communication by process group, and within and between nodes: sizes, times, bandwidths, skew, and what is exposed."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import Pass
 from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals, common_names
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group, type_of
-from overlap_sweep.diagnosis.exposure import Measure, counted_steps, exposed_per_step
-from overlap_sweep.diagnosis.facts import RankFacts, Step, size_of
-from overlap_sweep.diagnosis.nodes import Place, place_of
-from overlap_sweep.diagnosis.slowdown import slowed_by_call, slowed_gemms
+from overlap_sweep.diagnosis.exposure import Measure, slowed_by_call
+from overlap_sweep.diagnosis.facts import PLACES, Place, RankFacts, Step, place_of, size_of
+from overlap_sweep.trace.intervals import intervals_of, length, merge
 
 Known = Literal["measured", "at_most", ""]
+
+_Names = Sequence[Mapping[str, Hashable]]
+"""As `common_names` returns them."""
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Kind(NamedTuple):
@@ -74,10 +77,10 @@ def alike_calls(facts: Sequence[RankFacts], arrived: Arrivals) -> list[Alike]:
     kinds: list[dict[int, Kind]] = [{} for _ in facts]
     fastest_ns: dict[Kind, int] = {}
     for number, rank in enumerate(facts):
-        counted = {step.number for step in counted_steps(rank.steps)}
+        counted = {step.number for step in _counted_steps(rank)}
         for i, call in enumerate(rank.calls):
             if call.step in counted:
-                kind = _kind(rank, call, name_of(names, number, call))
+                kind = _kind(facts, names, number, call)
                 chosen[kind][number].append(i)
                 kinds[number][i] = kind
                 same, took_ns = kind._replace(pass_=""), call.end_ns - call.start_ns
@@ -92,27 +95,20 @@ def alike_calls(facts: Sequence[RankFacts], arrived: Arrivals) -> list[Alike]:
     ]
 
 
-def name_of(names: Sequence[Mapping[str, Hashable]], rank: int, call: Call) -> Hashable:
-    """Returns what a call's group has in common on all its ranks. `names`: as `common_names` returns them."""
-    return names[rank].get(call.group, (rank, call.group)) if call.group else ""
+def _counted_steps(rank: RankFacts) -> list[Step]:
+    """Returns the steps without start-up; all if there are no others."""
+    return [step for step in rank.steps if not step.startup] or rank.steps
 
 
-def members_of(
-    facts: Sequence[RankFacts], calls: Mapping[int, Sequence[int]], met: Iterable[Met]
-) -> tuple[int | None, tuple[int, ...]]:
-    """Returns the number of ranks of the calls' group, None if unknown, and the ranks, empty if unknown."""
-    rank, own = next(iter(calls.items()))
-    first, call = facts[rank], facts[rank].calls[own[0]]
-    if not call.group and {one.ranks for one in met} == {first.world_size}:
-        # All ranks of the run were in it.
-        return first.world_size, tuple(range(first.world_size or 0))
-    group = first.groups.get(call.group)
-    return size_of(first, call), group.ranks if group else ()
+def _group_key(names: _Names, rank: int, group: str) -> Hashable:
+    """Returns what a group has in common on all its ranks."""
+    return names[rank].get(group, (rank, group)) if group else ""
 
 
-def _kind(rank: RankFacts, call: Call, group: Hashable) -> Kind:
+def _kind(facts: Sequence[RankFacts], names: _Names, number: int, call: Call) -> Kind:
+    rank = facts[number]
     return Kind(
-        group=group,
+        group=_group_key(names, number, call.group),
         collective=call.collective,
         dtype=type_of(call.dtype),
         bytes=None if call.collective == "all_to_all" else call.buffer_bytes(size_of(rank, call)),
@@ -140,27 +136,35 @@ def _alike(
 ) -> Alike:
     size_bytes = kind.bytes
     if kind.collective == "all_to_all":
-        sizes = [
-            size
-            for rank, own in calls.items()
-            for i in own
-            if (size := facts[rank].calls[i].buffer_bytes()) is not None
-        ]
+        every = (facts[rank].calls[i].buffer_bytes() for rank, own in calls.items() for i in own)
+        sizes = [size for size in every if size is not None]
         size_bytes = round(median(sizes)) if sizes else None
-    transfer_us: float | None = None
-    known: Known = ""
     if met:
-        size, _ = members_of(facts, calls, met)
+        size, _ = _members(facts, calls, met)
+        is_whole = size is not None and all(one.ranks >= size for one in met)
         transfer_us = median(one.transfer_ns for one in met) / 1e3
-        known = "measured" if size is not None and all(one.ranks >= size for one in met) else "at_most"
-    elif kind.bytes is not None:
-        transfer_us, known = fastest_ns / 1e3, "at_most"
-    return Alike(kind, calls, met, size_bytes, transfer_us, known)
+        return Alike(kind, calls, met, size_bytes, transfer_us, "measured" if is_whole else "at_most")
+    if kind.bytes is not None:
+        return Alike(kind, calls, met, size_bytes, fastest_ns / 1e3, "at_most")
+    return Alike(kind, calls, met, size_bytes, None, "")
+
+
+def _members(
+    facts: Sequence[RankFacts], calls: Mapping[int, Sequence[int]], met: Iterable[Met]
+) -> tuple[int | None, tuple[int, ...]]:
+    """Returns the number of ranks of the calls' group, None if unknown, and the ranks, empty if unknown."""
+    rank, own = next(iter(calls.items()))
+    first, call = facts[rank], facts[rank].calls[own[0]]
+    if not call.group and {one.ranks for one in met} == {first.world_size}:
+        # All ranks of the run were in it.
+        return first.world_size, tuple(range(first.world_size or 0))
+    group = first.groups.get(call.group)
+    return size_of(first, call), group.ranks if group else ()
 
 
 class GroupRow(msgspec.Struct, kw_only=True):
     """Calls of one kind and size in one process group, of all its ranks whose traces are there, without start-up
-    steps."""
+    steps. docs/columns.md explains the numbers; they are None where they are unknown."""
 
     group: str
     """Name on the first rank that has it; empty if the trace does not know the group."""
@@ -170,39 +174,31 @@ class GroupRow(msgspec.Struct, kw_only=True):
     """Empty if unknown."""
     size: int | None
     place: Place
-    """Whether it is within a node or between nodes."""
     backend: str
-    """Whose kernels they are: nccl, rccl, gloo, userbuffers, symm_mem, peer_copy, custom..."""
     collective: str
     pass_: Pass = msgspec.field(name="pass")
     dtype: str
-    """As PyTorch calls it; empty if unknown."""
     bytes: int | None
-    """Of one call, as nccl-tests counts: the whole buffer, which is an all-gather's output and a reduce-scatter's
-    input. Of all-to-alls, whose sizes may change from call to call, the median."""
     calls: float
     """Per step of a rank, on average."""
     time_us: float
-    """Median of all calls, as recorded: with the wait for the last rank."""
+    """Median of all calls, with the wait for the last rank."""
     transfer_us: float | None
-    """The same without waiting: from the last rank's start to the end."""
     transfer_is: Known
     """`measured` with the traces of all ranks of the group. `at_most` if some are missing, who may have come still
     later; of a single rank's trace it is the fastest call of the same size, in any pass. Empty if unknown."""
     algbw_gbs: float | None
-    """bytes / transfer_us, in 10^9 bytes per second; where the transfer took at most so long, at least so much."""
+    """10^9 bytes per second."""
     busbw_gbs: float | None
-    """algbw_gbs times the part of the data that each rank's links carry; comparable between collectives and sizes."""
     skew_us: float | None
     """Median of the time from the first rank's start to the last rank's; None if only one rank's calls are known."""
     skew_max_us: float | None
     exposed_us: float
-    """Per step, median: part of the calls' time in which their rank computes nothing; of the rank with most of it.
-    What several groups expose at once counts for each."""
+    """Per step, median, of the rank with most of it. What several groups expose at once counts for each."""
     hidden: float | None
-    """Part of the calls' time, of all ranks, in which their rank computes; None if they took no time."""
+    """Part of the calls' time, of all ranks, in which their rank computes."""
     slowdown: float | None
-    """Time of the GEMMs next to the calls / time of the same GEMMs alone; None if none of them ever ran alone."""
+    """Time of the GEMMs next to the calls / time of the same GEMMs alone."""
 
 
 class GroupTotal(msgspec.Struct, kw_only=True):
@@ -210,14 +206,45 @@ class GroupTotal(msgspec.Struct, kw_only=True):
     most."""
 
     group: str
-    """As of GroupRow."""
     about: str
     ranks: list[int]
     backend: str
     exposed_us: float
-    """Time in which a call runs and its rank computes nothing."""
     hidden_us: float
-    """Time in which a call runs and its rank computes."""
+
+
+class NodeTimes(msgspec.Struct, kw_only=True):
+    """The communication of a run on several nodes: medians per step of the rank that communicates most between them.
+    Times include the wait for the last rank and count calls at the same time once; bandwidths are bus bandwidths in
+    10^9 bytes per second of the calls whose sizes are known, weighted by their time without that wait."""
+
+    ranks_per_node: int
+    comm_us: float
+    within_us: float
+    between_us: float
+    unknown_us: float
+    """Time of calls whose process group the trace does not know."""
+    exposed_between_us: float
+    within_gb_s: float | None
+    between_gb_s: float | None
+    at_least: bool
+    """Whether the bandwidths may be higher: without the traces of all ranks of a group, the last rank's start is
+    unknown."""
+
+
+def _times_by(rank: RankFacts, key_of: Callable[[Call], Key]) -> defaultdict[Key, list[tuple[int, int]]]:
+    """Returns, for each kind of calls, how long they took in each step that counts, and the part of it in which nothing
+    computed, in nanoseconds. Calls at the same time count once."""
+    compute, counted = Measure(rank.work.intervals), [step.number for step in _counted_steps(rank)]
+    calls: dict[Key, dict[int, list[Call]]] = defaultdict(lambda: {number: [] for number in counted})
+    for call in rank.calls:
+        if call.step in counted:
+            calls[key_of(call)][call.step].append(call)
+    found: defaultdict[Key, list[tuple[int, int]]] = defaultdict(lambda: [(0, 0)])
+    for key, by_step in calls.items():
+        unions = [merge(intervals_of(own)) for own in by_step.values()]
+        found[key] = [(length(union), length(union) - round(compute.within(union).sum())) for union in unions]
+    return found
 
 
 def group_totals(facts: Sequence[RankFacts]) -> list[GroupTotal]:
@@ -225,35 +252,69 @@ def group_totals(facts: Sequence[RankFacts]) -> list[GroupTotal]:
     names = common_names(facts)
     found: dict[tuple[Hashable, str], list[GroupTotal]] = defaultdict(list)
     for number, rank in enumerate(facts):
-        steps, compute = counted_steps(rank.steps), Measure(rank.work.intervals)
-        counted = {step.number for step in steps}
-        own: dict[tuple[Hashable, str], list[Call]] = defaultdict(list)
-        for call in rank.calls:
-            if call.step in counted:
-                own[name_of(names, number, call), call.library].append(call)
-        for key, calls in own.items():
-            each = exposed_per_step(calls, steps, compute)
-            group = rank.groups.get(calls[0].group) or Group("", "", (), None)
+        for (name, library), each in _times_by(rank, lambda call: (call.group, call.library)).items():
+            group = rank.groups.get(name) or Group("", "", (), None)
             total = GroupTotal(
                 group=group.name,
                 about=group.about,
                 ranks=list(group.ranks),
-                backend=key[1],
+                backend=library,
                 exposed_us=median(exposed for _, exposed in each) / 1e3,
                 hidden_us=median(took - exposed for took, exposed in each) / 1e3,
             )
-            found[key].append(total)
+            found[_group_key(names, number, name), library].append(total)
     most = [max(by_rank, key=lambda total: total.exposed_us) for by_rank in found.values()]
     return sorted(most, key=lambda total: -total.exposed_us)
 
 
 def group_rows(facts: Sequence[RankFacts], arrived: Arrivals) -> list[GroupRow]:
     """Returns a row for each process group, collective, type, size and pass; what costs most first."""
-    steps = [counted_steps(rank.steps) for rank in facts]
-    compute = [Measure(rank.work.intervals) for rank in facts]
-    slowed = [slowed_by_call(rank, slowed_gemms(rank)) for rank in facts]
-    rows = [_row(facts, one, steps, compute, slowed) for one in alike_calls(facts, arrived)]
+    names = common_names(facts)
+    times = [_times_by(rank, partial(_kind, facts, names, number)) for number, rank in enumerate(facts)]
+    slowed = [slowed_by_call(rank) for rank in facts]
+    rows = []
+    for one in alike_calls(facts, arrived):
+        lost_ns, alone_ns = (
+            sum(float(slowed[number][column][own].sum()) for number, own in one.calls.items()) for column in (0, 1)
+        )
+        of_ranks = [times[number][one.kind] for number in one.calls]
+        rows.append(_row(facts, one, of_ranks, 1 + lost_ns / alone_ns if alone_ns else None))
     return sorted(rows, key=lambda row: (-row.exposed_us, -row.calls * row.time_us, row.group, row.collective))
+
+
+def _row(
+    facts: Sequence[RankFacts], alike: Alike, times: list[list[tuple[int, int]]], slowdown: float | None
+) -> GroupRow:
+    """Returns the row of alike calls. `times`: of each of their ranks, as of `_times_by`."""
+    kind, met, rate_gbs = alike.kind, alike.met, alike.rate_gbs
+    every = [facts[number].calls[i] for number, own in alike.calls.items() for i in own]
+    group = facts[next(iter(alike.calls))].groups.get(every[0].group) or Group("", "", (), None)
+    size, ranks = _members(facts, alike.calls, met)
+    factor = bus_factor(kind.collective, size)
+    total_ns, exposed_ns = (sum(step[column] for steps in times for step in steps) for column in (0, 1))
+    return GroupRow(
+        group=group.name,
+        about=group.about,
+        ranks=list(ranks),
+        size=size,
+        place=kind.place,
+        backend=kind.backend,
+        collective=kind.collective,
+        pass_=kind.pass_,
+        dtype=kind.dtype,
+        bytes=alike.bytes,
+        calls=len(every) / sum(map(len, times)),
+        time_us=median(call.end_ns - call.start_ns for call in every) / 1e3,
+        transfer_us=alike.transfer_us,
+        transfer_is=alike.transfer_is,
+        algbw_gbs=rate_gbs,
+        busbw_gbs=None if rate_gbs is None or factor is None else rate_gbs * factor,
+        skew_us=median(one.skew_ns for one in met) / 1e3 if met else None,
+        skew_max_us=max(one.skew_ns for one in met) / 1e3 if met else None,
+        exposed_us=max(median(exposed for _, exposed in steps) for steps in times) / 1e3,
+        hidden=1 - exposed_ns / total_ns if total_ns else None,
+        slowdown=slowdown,
+    )
 
 
 def bus_factor(collective: str, size: int | None) -> float | None:
@@ -274,48 +335,41 @@ def bus_factor(collective: str, size: int | None) -> float | None:
     return None
 
 
-def _row(
-    facts: Sequence[RankFacts],
-    alike: Alike,
-    steps: list[list[Step]],
-    compute: list[Measure],
-    slowed: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]],
-) -> GroupRow:
-    kind, met, rate_gbs = alike.kind, alike.met, alike.rate_gbs
-    calls = {number: [facts[number].calls[i] for i in own] for number, own in alike.calls.items()}
-    every = [call for own in calls.values() for call in own]
-    group = facts[next(iter(calls))].groups.get(every[0].group) or Group("", "", (), None)
-    size, ranks = members_of(facts, alike.calls, met)
-    factor = bus_factor(kind.collective, size)
-    exposed, total_ns, exposed_ns = [], 0, 0
-    for number, own in calls.items():
-        each = exposed_per_step(own, steps[number], compute[number])
-        exposed.append(median(per_step for _, per_step in each))
-        total_ns += sum(per_step for per_step, _ in each)
-        exposed_ns += sum(per_step for _, per_step in each)
-    lost_ns, alone_ns = (
-        sum(float(slowed[number][of][own].sum()) for number, own in alike.calls.items()) for of in (0, 1)
+def node_times_of(facts: Sequence[RankFacts], rows: Sequence[GroupRow]) -> NodeTimes | None:
+    """Returns what communication within and between nodes costs; `rows`: of the process groups. None if the run is
+    known to have one node, or the ranks of a node are unknown."""
+    per_node = facts[0].ranks_per_node
+    world_size = max((own.world_size or 0 for own in facts), default=0)
+    if per_node is None or (0 < world_size <= per_node):
+        return None
+    most = max(map(_by_place, facts), key=lambda times: (times["between"][0], times["all"][0]))
+    within_gb_s, between_gb_s = (_bandwidth([row for row in rows if row.place == place]) for place in PLACES[:2])
+    return NodeTimes(
+        ranks_per_node=per_node,
+        comm_us=most["all"][0],
+        within_us=most["within"][0],
+        between_us=most["between"][0],
+        unknown_us=most[""][0],
+        exposed_between_us=most["between"][1],
+        within_gb_s=within_gb_s,
+        between_gb_s=between_gb_s,
+        at_least=any(row.place and row.busbw_gbs is not None and row.transfer_is == "at_most" for row in rows),
     )
-    return GroupRow(
-        group=group.name,
-        about=group.about,
-        ranks=list(ranks),
-        size=size,
-        place=kind.place,
-        backend=kind.backend,
-        collective=kind.collective,
-        pass_=kind.pass_,
-        dtype=kind.dtype,
-        bytes=alike.bytes,
-        calls=len(every) / sum(len(steps[number]) for number in calls),
-        time_us=median(call.end_ns - call.start_ns for call in every) / 1e3,
-        transfer_us=alike.transfer_us,
-        transfer_is=alike.transfer_is,
-        algbw_gbs=rate_gbs,
-        busbw_gbs=None if rate_gbs is None or factor is None else rate_gbs * factor,
-        skew_us=median(one.skew_ns for one in met) / 1e3 if met else None,
-        skew_max_us=max(one.skew_ns for one in met) / 1e3 if met else None,
-        exposed_us=max(exposed) / 1e3,
-        hidden=1 - exposed_ns / total_ns if total_ns else None,
-        slowdown=1 + lost_ns / alone_ns if alone_ns else None,
-    )
+
+
+def _by_place(rank: RankFacts) -> dict[str, tuple[float, float]]:
+    """Returns the time of a rank's calls per step, and the exposed part of it, by place and of `all`, in
+    microseconds."""
+    place: Callable[[Call], str] = partial(place_of, rank)
+    times = _times_by(rank, place) | _times_by(rank, lambda call: "all")
+    return {
+        name: (median(took for took, _ in times[name]) / 1e3, median(exposed for _, exposed in times[name]) / 1e3)
+        for name in (*PLACES, "all")
+    }
+
+
+def _bandwidth(rows: Iterable[GroupRow]) -> float | None:
+    """Returns the bus bandwidth over all calls of the rows; None if none is known."""
+    known = [(row.busbw_gbs, row.calls * row.transfer_us) for row in rows if row.busbw_gbs and row.transfer_us]
+    total_us = sum(took_us for _, took_us in known)
+    return sum(rate * took_us for rate, took_us in known) / total_us if total_us else None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from overlap_sweep.diagnosis import NEVER, TOGETHER_NS, UNKNOWN_RANK, Role
 from overlap_sweep.diagnosis.arrivals import Arrivals
 from overlap_sweep.diagnosis.calls import Call, roles_of
-from overlap_sweep.diagnosis.exposure import Exposure, Measure
+from overlap_sweep.diagnosis.exposure import Exposure, Measure, SlowedCall, slowed_calls
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.groups import Alike, alike_calls
 from overlap_sweep.diagnosis.lateness import (
@@ -24,7 +24,6 @@ from overlap_sweep.diagnosis.lateness import (
     waitings_of,
     with_assumed_waits,
 )
-from overlap_sweep.diagnosis.slowdown import SlowedCall, slowed_calls
 from overlap_sweep.trace.activity import BWD, FWD, NO_ITERATION, RECOMPUTE
 from overlap_sweep.trace.intervals import intervals_of, length, merge, places_by_value, within
 

@@ -14,8 +14,7 @@ from overlap_sweep.diagnosis import Diagnosis, causes
 from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.facts import RankFacts, facts_of
 from overlap_sweep.diagnosis.findings import diagnosis_of
-from overlap_sweep.diagnosis.groups import GroupRow, GroupTotal, group_rows, group_totals
-from overlap_sweep.diagnosis.nodes import NodeTimes, node_times_of
+from overlap_sweep.diagnosis.groups import GroupRow, GroupTotal, NodeTimes, group_rows, group_totals, node_times_of
 from overlap_sweep.trace.files import (
     TraceFile,
     cache,

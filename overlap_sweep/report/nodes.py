@@ -10,7 +10,7 @@ from overlap_sweep.report.numbers import as_rate, as_us
 from overlap_sweep.report.table import Column, PointRow, Table, through
 
 if TYPE_CHECKING:
-    from overlap_sweep.diagnosis.nodes import NodeTimes
+    from overlap_sweep.diagnosis.groups import NodeTimes
 
 NODES: Column[PointRow] = Column("nodes", lambda row: row.point.case.nodes, kind="count", header="nodes", usual=1)
 """Column of tables of points."""

@@ -11,9 +11,8 @@ import pytest
 
 from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.collectives import Group
-from overlap_sweep.diagnosis.facts import RankFacts
-from overlap_sweep.diagnosis.groups import group_rows
-from overlap_sweep.diagnosis.nodes import NodeTimes, node_times_of, place_of
+from overlap_sweep.diagnosis.facts import RankFacts, place_of
+from overlap_sweep.diagnosis.groups import NodeTimes, group_rows, node_times_of
 from overlap_sweep.diagnosis.runs import read_runs
 from overlap_sweep.report.nodes import NODE_TIMES
 from tests.diagnosis.made_facts import call, rank_facts, work
