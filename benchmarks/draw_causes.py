@@ -20,8 +20,7 @@ from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.cause import Loss
 from overlap_sweep.diagnosis.exposure import exposure_of, slowed_gemms
 from overlap_sweep.diagnosis.facts import facts_of
-from overlap_sweep.diagnosis.losses import losses_of
-from overlap_sweep.diagnosis.rank import RankView, views_of
+from overlap_sweep.diagnosis.losses import RankView, losses_of, views_of
 from overlap_sweep.trace import startup_iterations
 from overlap_sweep.trace.activity import activity_of
 from overlap_sweep.trace.intervals import intersect, merge

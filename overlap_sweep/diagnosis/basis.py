@@ -22,7 +22,7 @@ from overlap_sweep.diagnosis.exposure import lost_of_hidden
 from overlap_sweep.diagnosis.facts import RankFacts, place_of, size_of
 from overlap_sweep.diagnosis.host import paused_ns
 from overlap_sweep.diagnosis.lateness import Often, Share
-from overlap_sweep.diagnosis.rank import RankView
+from overlap_sweep.diagnosis.losses import RankView
 from overlap_sweep.trace.intervals import intersect, intervals_of, merge
 
 TRAINING = {"optimizer", "loader", "ddp", "fsdp1", "fsdp2", "deepspeed"}

@@ -20,8 +20,7 @@ from overlap_sweep.diagnosis import LISTED, UNKNOWN_RANK, Finding, Role, StepLos
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
-    from overlap_sweep.diagnosis.losses import ExposedTime, IdleTime
-    from overlap_sweep.diagnosis.rank import RankView
+    from overlap_sweep.diagnosis.losses import ExposedTime, IdleTime, RankView
 
 Time = TypeVar("Time")
 

@@ -92,6 +92,10 @@ class Exposed:
     ended_by: int | None = None
     """Call that the work waited for last: this one, or one that waited for this one."""
 
+    @property
+    def total_ns(self) -> float:
+        return float(sum(end - start for start, end in self.pieces))
+
 
 @dataclass(frozen=True)
 class Late:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,34 +18,34 @@ from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.causes.straggler import IN_TURN
 from overlap_sweep.diagnosis.exposure import Measure, exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
-from overlap_sweep.diagnosis.lateness import Often, Share, often_of
-from overlap_sweep.diagnosis.losses import losses_of
-from overlap_sweep.diagnosis.rank import RankView, views_of
+from overlap_sweep.diagnosis.lateness import Often, Share, by_root, often_of
+from overlap_sweep.diagnosis.losses import RankView, losses_of, views_of
 from overlap_sweep.trace.intervals import intersect, merge, subtract
 
 MOST_OF_SMALL = 3
 """Most causes of exposed communication that are listed if each costs little, but all together something."""
 
 
-@dataclass(frozen=True)
-class _Kind:
+_Calls = tuple[str, str, Pass]
+"""Process group, collective and pass."""
+
+
+class _Kind(NamedTuple):
     """What losses have in common that make one finding."""
 
     cause: str
-    group: str = ""
-    collective: str = ""
-    pass_: Pass = ""
+    calls: _Calls = ("", "", "")
     about: str = ""
     """As `Loss.about`."""
 
 
-@dataclass
-class _Lost:
-    """The losses of one finding on one rank."""
+@dataclass(frozen=True)
+class _Exposed:
+    """Exposed time of calls, by step, in microseconds."""
 
-    by_step: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    by_place: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    losses: list[Loss] = field(default_factory=list)
+    waiting_us: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """Empty if nobody knows when the last rank started: then all counts as transfer, which takes at most that."""
+    transfer_us: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class _Run:
     views: Sequence[RankView]
     often: list[Often]
     turns: dict[int, Share]
-    separated: list[dict[_Calls, _Separated]]
+    """The waiting of all ranks for ranks that are late in turn, by the rank that caused it."""
+    exposed: list[dict[_Calls, _Exposed]]
+    steady: list[list[StepLoss]]
 
 
 def diagnosis_of(name: str, facts: Sequence[RankFacts], met: Arrivals | None = None) -> Diagnosis:
@@ -62,18 +65,24 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts], met: Arrivals | None = N
     met = met or arrivals(facts)
     views = views_of(facts, [exposure_of(own) for own in facts], met)
     losses = [losses_of(view) for view in views]
-    run = _Run(views, often_of(facts, met), _turns(facts, losses), [_separated(view) for view in views])
     steps = [_steps(view) for view in views]
     every_step = [step for own in steps for step in own]
+    turns = by_root(
+        Share(loss.late_rank, loss.lost_ns, loss.why)
+        for own, lost in zip(facts, losses, strict=True)
+        for loss in lost
+        if loss.about == IN_TURN and loss.step in own.steady_steps
+    )
+    steady = [[step for step in own if not step.startup] for own in steps]
+    run = _Run(views, often_of(facts, met), turns, [_exposed_by_calls(view) for view in views], steady)
     of_run = [found for cause in CAUSES.values() if cause.of_run and (found := cause.of_run(every_step))]
-    findings = _findings(run, steps, losses)
-    listed = _listed(findings, of_run, on_device=facts[0].on_device)
+    listed = _listed(_findings(run, losses), of_run, on_device=facts[0].on_device)
     if stragglers := {finding.rank for finding in listed if finding.cause == "straggler"} - {None}:
         counted = [
             [loss for loss in own if not (loss.makes_late and rank.rank in stragglers)]
             for rank, own in zip(facts, losses, strict=True)
         ]
-        listed = _listed(_findings(run, steps, counted), of_run, on_device=facts[0].on_device)
+        listed = _listed(_findings(run, counted), of_run, on_device=facts[0].on_device)
     return Diagnosis(
         run=name,
         ranks=[own.rank for own in facts],
@@ -84,14 +93,18 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts], met: Arrivals | None = N
     )
 
 
-def _findings(run: _Run, steps: list[list[StepLoss]], losses: list[list[Loss]]) -> list[Finding]:
-    """Returns each finding, of the rank that loses most. `steps`, `losses`: by rank."""
+def _findings(run: _Run, losses: list[list[Loss]]) -> list[Finding]:
+    """Returns each finding, of the rank that loses most. `losses`: by rank."""
     found: dict[_Kind, list[Finding]] = defaultdict(list)
     for rank, view in enumerate(run.views):
-        steady = [step for step in steps[rank] if not step.startup]
-        for kind, lost in _lost_by_kind(view.facts, losses[rank]).items():
-            if lost.losses:
-                found[kind].append(_finding(run, rank, kind, lost, steady))
+        by_kind: dict[_Kind, list[Loss]] = defaultdict(list)
+        for loss in losses[rank]:
+            call = None if loss.call is None or loss.about else view.facts.calls[loss.call]
+            calls: _Calls = (call.group, call.collective, call.pass_) if call else ("", "", "")
+            by_kind[_Kind(loss.cause, calls, loss.about)].append(loss)
+        for kind, own in by_kind.items():
+            if any(loss.step in view.facts.steady_steps for loss in own):
+                found[kind].append(_finding(run, rank, kind, own))
     return [max(same, key=lambda finding: finding.lost_us) for same in found.values()]
 
 
@@ -119,23 +132,6 @@ def _listed(found: Sequence[Finding], of_run: list[Finding], *, on_device: bool)
     return sorted(listed, key=lambda finding: (-gain_us[finding.cause], finding.cause, -finding.lost_us))
 
 
-def _lost_by_kind(facts: RankFacts, losses: Sequence[Loss]) -> dict[_Kind, _Lost]:
-    """Returns the losses of each finding, those that count: in steady steps."""
-    found: dict[_Kind, _Lost] = defaultdict(_Lost)
-    for loss in losses:
-        call = None if loss.call is None else facts.calls[loss.call]
-        if call is None or loss.about:
-            kind = _Kind(loss.cause, about=loss.about)
-        else:
-            kind = _Kind(loss.cause, call.group, call.collective, call.pass_)
-        lost = found[kind]
-        lost.by_step[loss.step] += loss.lost_ns
-        lost.by_place[loss.where or (call.where if call else "")] += loss.lost_ns
-        if loss.step in facts.steady_steps:
-            lost.losses.append(loss)
-    return found
-
-
 def _steps(view: RankView) -> list[StepLoss]:
     facts, exposure = view.facts, view.exposure
     exposed = Measure(intersect(exposure.gaps, exposure.comm.union))
@@ -158,101 +154,80 @@ def _steps(view: RankView) -> list[StepLoss]:
     ]
 
 
-_Calls = tuple[str, str, Pass]
-"""Process group, collective and pass."""
-
-
-@dataclass(frozen=True)
-class _Separated:
-    """Exposed time of calls, by step, in microseconds."""
-
-    waiting_us: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    transfer_us: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-
-
-def _turns(facts: Sequence[RankFacts], losses: Sequence[list[Loss]]) -> dict[int, Share]:
-    """Returns the waiting of all ranks for ranks that are late in turn, by the rank that caused it."""
-    found: dict[int, Share] = {}
-    for own, lost in zip(facts, losses, strict=True):
-        for loss in lost:
-            if loss.about == IN_TURN and loss.step in own.steady_steps:
-                before = found.get(loss.late_rank, Share(loss.late_rank, 0.0))
-                waited_ns = before.waited_ns + loss.lost_ns
-                found[loss.late_rank] = Share(loss.late_rank, waited_ns, before.why.plus(loss.why))
-    return found
-
-
-def _separated(view: RankView) -> dict[_Calls, _Separated]:
-    """Returns the waiting and the transfer of a rank's calls. Where nobody knows when the last rank started, all counts
-    as transfer, which takes at most that."""
-    found: dict[_Calls, _Separated] = defaultdict(_Separated)
+def _exposed_by_calls(view: RankView) -> dict[_Calls, _Exposed]:
+    """Returns the exposed waiting and transfer of a rank's calls."""
+    found: dict[_Calls, _Exposed] = defaultdict(_Exposed)
     for i, exposed in view.exposure.exposed.items():
         call, waiting = view.facts.calls[i], view.waitings.get(i)
         if not call.is_message:
             own = found[call.group, call.collective, call.pass_]
             if view.last_ns[i] != NEVER:
                 own.waiting_us[call.step] += waiting.waited_ns / 1000 if waiting else 0.0
-            pieces = waiting.rest if waiting else exposed.pieces
-            own.transfer_us[call.step] += sum(end - start for start, end in pieces) / 1000
+            own.transfer_us[call.step] += (waiting.rest_ns if waiting else exposed.total_ns) / 1000
     return found
 
 
 def _waiting_and_transfer(
-    run: _Run, rank: int, kind: _Kind, lost: _Lost, steady: Sequence[StepLoss]
+    run: _Run, rank: int, kind: _Kind, losses: list[Loss], lost_us: dict[int, float]
 ) -> tuple[float | None, float | None]:
     """Returns the waiting and the transfer per step of the calls that a finding is about: the waiting of the rank that
-    waits most, and the transfer of its own rank."""
-    steps = [step.step for step in steady]
-    if not CAUSES[kind.cause].is_exposed or not steps:
+    waits most, and the transfer of its own rank. `lost_us`: by steady step."""
+    if not CAUSES[kind.cause].is_exposed:
         return None, None
     if kind.about:
         # Of a straggler: the exposed time of calls that waited, without that waiting.
         exposed_us: dict[int, float] = defaultdict(float)
-        for step, call in {(loss.step, loss.call) for loss in lost.losses}:
+        for step, call in {(loss.step, loss.call) for loss in losses}:
             if call is not None:
-                pieces = run.views[rank].exposure.exposed[call].pieces
-                exposed_us[step] += sum(end - start for start, end in pieces) / 1000
-        waiting_us = {step: lost.by_step.get(step, 0.0) / 1000 for step in steps}
-        return median(waiting_us.values()), median(exposed_us[step] - waiting_us[step] for step in steps)
-    calls = (kind.group, kind.collective, kind.pass_)
-    own = run.separated[rank].get(calls)
+                exposed_us[step] += run.views[rank].exposure.exposed[call].total_ns / 1000
+        return median(lost_us.values()), median(exposed_us[step] - lost for step, lost in lost_us.items())
+    own = run.exposed[rank].get(kind.calls)
     if not own:
         return None, None
-    known = [of_rank[calls].waiting_us for of_rank in run.separated if calls in of_rank]
-    waiting = [median(one.get(step, 0.0) for step in steps) for one in known if one]
-    return max(waiting, default=None), median(own.transfer_us.get(step, 0.0) for step in steps)
+    known = [by_calls[kind.calls].waiting_us for by_calls in run.exposed if kind.calls in by_calls]
+    waiting_us = (median(waiting.get(step, 0.0) for step in lost_us) for waiting in known if waiting)
+    return max(waiting_us, default=None), median(own.transfer_us.get(step, 0.0) for step in lost_us)
 
 
-def _finding(run: _Run, rank: int, kind: _Kind, lost: _Lost, steady: Sequence[StepLoss]) -> Finding:
+def _finding(run: _Run, rank: int, kind: _Kind, losses: list[Loss]) -> Finding:
     own = run.views[rank].facts
-    step_us = median([step.step_us for step in steady]) if steady else 0.0
-    lost_us = median([lost.by_step.get(step.step, 0.0) / 1000 for step in steady]) if steady else 0.0
-    group = own.groups.get(kind.group)
-    places = {place: ns for place, ns in lost.by_place.items() if place}
-    waiting_us, transfer_us = _waiting_and_transfer(run, rank, kind, lost, steady)
+    lost_ns = {step.step: 0.0 for step in run.steady[rank]}
+    places: dict[str, float] = defaultdict(float)
+    for loss in losses:
+        if loss.step in lost_ns:
+            lost_ns[loss.step] += loss.lost_ns
+        where = loss.where or ("" if loss.call is None else own.calls[loss.call].where)
+        if where:
+            places[where] += loss.lost_ns
+    steady = [loss for loss in losses if loss.step in lost_ns]
+    step_us = median([step.step_us for step in run.steady[rank]])
+    by_step_us = {step: ns / 1000 for step, ns in lost_ns.items()}
+    lost_us = median(by_step_us.values())
+    waiting_us, transfer_us = _waiting_and_transfer(run, rank, kind, steady, by_step_us)
     basis = Basis(
         views=run.views,
         rank=rank,
         cause=kind.cause,
         about=kind.about,
-        losses=lost.losses,
+        losses=steady,
         lost_us=lost_us,
-        num_steps=len(steady),
+        num_steps=len(lost_ns),
         often=run.often,
         turns=run.turns,
         waiting_us=waiting_us,
         transfer_us=transfer_us,
     )
-    late = UNKNOWN_RANK if kind.about == IN_TURN else lost.losses[0].late_rank
+    late = UNKNOWN_RANK if kind.about == IN_TURN else steady[0].late_rank
+    group, collective, pass_ = kind.calls
     return Finding(
         cause=kind.cause,
         lost_us=round(lost_us, 3),
         share=lost_us / step_us if step_us else 0.0,
         rank=own.rank if kind.cause != "straggler" else run.views[late].facts.rank if late != UNKNOWN_RANK else None,
-        process_group=group.title if group else kind.group,
-        collective=kind.collective,
-        pass_=kind.pass_,
-        where=max(places, key=lambda place: places[place]) if places else "",
+        process_group=own.groups[group].title if group in own.groups else group,
+        collective=collective,
+        pass_=pass_,
+        where=max(places, key=lambda place: places[place], default=""),
         evidence=f"{CAUSES[kind.cause].evidence(basis)}{basis.waiting_and_transfer}",
         try_=advice_for(kind.cause, conditions_of(basis)),
         waiting_us=None if waiting_us is None else round(waiting_us, 3),

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +20,10 @@ from overlap_sweep.diagnosis import LATENCY_NS, NEVER, UNKNOWN_RANK
 from overlap_sweep.diagnosis.arrivals import MEETING, SAME_HOST_CLOCK_NS, Arrivals
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.cause import Why
-from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Measure
+from overlap_sweep.diagnosis.exposure import Exposure, Measure
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.trace.activity import NO_ITERATION
-from overlap_sweep.trace.intervals import intersect, intervals_of, merge, subtract
+from overlap_sweep.trace.intervals import intersect
 
 MOSTLY = 0.6
 """Share of a process group's waiting that one rank must have caused for the others to wait for it; else ranks are late
@@ -37,39 +36,36 @@ STARTS_NS = 30_000
 """Most that starting a collective adds to the time of moving its bytes."""
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """Part of a call's waiting."""
 
     root: int
     """Index of the rank that caused it; UNKNOWN_RANK."""
     waited_ns: float
-    why: Why = field(default_factory=Why)
+    why: Why = Why()
 
 
-@dataclass(frozen=True)
-class Waiting:
+def by_root(shares: Iterable[Share]) -> dict[int, Share]:
+    """Returns the sum of the shares of each root."""
+    found: dict[int, Share] = {}
+    for root, waited_ns, why in shares:
+        before = found.get(root, Share(root, 0.0))
+        found[root] = Share(root, before.waited_ns + waited_ns, before.why.plus(why))
+    return found
+
+
+class Waiting(NamedTuple):
     """The exposed time in which a call waited for the last rank."""
 
     late: int
     """Index of the rank that started last; UNKNOWN_RANK."""
     shares: list[Share]
-    rest: list[tuple[int, int]]
-    """Exposed time after the last rank's start, in nanoseconds."""
+    rest_ns: float
+    """Exposed time after the last rank's start."""
 
     @property
     def waited_ns(self) -> float:
         return sum(share.waited_ns for share in self.shares)
-
-
-def waited_of(exposed: Exposed, call: Call, last_ns: int, *, on_device: bool) -> tuple[float, list[tuple[int, int]]]:
-    """Returns the exposed time before the last rank arrived, and the pieces after it. On a CPU what is within the noise
-    of its threads is no waiting."""
-    if last_ns == NEVER or last_ns <= call.start_ns + (0 if on_device else SAME_HOST_CLOCK_NS):
-        return 0.0, exposed.pieces
-    waited = sum(max(0, min(end, last_ns) - start) for start, end in exposed.pieces)
-    rest = [(max(start, last_ns), end) for start, end in exposed.pieces if end > last_ns]
-    return float(waited), rest
 
 
 def waitings_of(
@@ -83,19 +79,21 @@ def waitings_of(
     found: list[dict[int, Waiting]] = [{} for _ in facts]
     for rank, exposure in enumerate(exposures):
         for i, exposed in exposure.exposed.items():
-            call = facts[rank].calls[i]
-            if call.is_message:
-                continue
-            waited, rest = waited_of(exposed, call, int(last_ns[rank][i]), on_device=facts[rank].on_device)
+            call, last = facts[rank].calls[i], int(last_ns[rank][i])
             late = int(arrivals.last_rank[rank][i])
-            if waited and (late != UNKNOWN_RANK or call.group in facts[rank].groups):
-                found[rank][i] = Waiting(late, [Share(late, waited)], rest)
+            # On a CPU what is within the noise of its threads is no waiting.
+            noise_ns = 0 if facts[rank].on_device else SAME_HOST_CLOCK_NS
+            if last == NEVER or last <= call.start_ns + noise_ns or call.is_message:
+                continue
+            waited_ns = float(sum(max(0, min(end, last) - start) for start, end in exposed.pieces))
+            if waited_ns and (late != UNKNOWN_RANK or call.group in facts[rank].groups):
+                found[rank][i] = Waiting(late, [Share(late, waited_ns)], exposed.total_ns - waited_ns)
     known = ((rank, i) for rank, own in enumerate(found) for i, one in own.items() if one.late != UNKNOWN_RANK)
     history = _History(facts, exposures, arrivals)
     # What a rank had waited for itself is known before what others wait for it.
     for rank, i in sorted(known, key=lambda one: int(last_ns[one[0]][one[1]]) + arrivals.offsets_ns[one[0]]):
         waiting = found[rank][i]
-        found[rank][i] = replace(waiting, shares=history.shares(rank, i, waiting, found))
+        found[rank][i] = waiting._replace(shares=history.shares(rank, i, waiting, found))
     return found
 
 
@@ -114,7 +112,7 @@ class _History:
                     self._meetings[rank].append(number)
         self._common: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._starts = [[call.start_ns for call in rank.calls] for rank in facts]
-        self._idle = [_host_late(own, exposure) for own, exposure in zip(facts, exposures, strict=True)]
+        self._idle = [Measure(exposure.host_late) for exposure in exposures]
         self._loading = [
             Measure(intersect(idle.union, own.loading)) for own, idle in zip(facts, self._idle, strict=True)
         ]
@@ -126,7 +124,7 @@ class _History:
         before = self._waited(late, late_window, known[late])
         for root, share in self._waited(rank, own_window, known[rank]).items():
             if root in before:
-                before[root] = replace(before[root], waited_ns=before[root].waited_ns - share.waited_ns)
+                before[root] = before[root]._replace(waited_ns=before[root].waited_ns - share.waited_ns)
         found = []
         for root, share in before.items():
             if root not in (rank, late) and share.waited_ns > 0 and left > 0:
@@ -160,15 +158,8 @@ class _History:
 
     def _waited(self, rank: int, window: tuple[int, int], known: dict[int, Waiting]) -> dict[int, Share]:
         """Returns what a rank waited for in a window, by root."""
-        found: dict[int, Share] = {}
         first, beyond = (bisect_left(self._starts[rank], moment) for moment in window)
-        for i in range(first, beyond):
-            if i in known:
-                for share in known[i].shares:
-                    before = found.get(share.root, Share(share.root, 0.0))
-                    waited_ns = before.waited_ns + share.waited_ns
-                    found[share.root] = Share(share.root, waited_ns, before.why.plus(share.why))
-        return found
+        return by_root(share for i in range(first, beyond) if i in known for share in known[i].shares)
 
     def _more(
         self, late: int, its: tuple[int, int], rank: int, own: tuple[int, int], waited_ns: float, *, met: bool
@@ -185,17 +176,8 @@ class _History:
         return Why().plus(Why(host_ns, loading_ns, work_ns, before_ns), times)
 
     def _spent(self, rank: int, window: tuple[int, int]) -> Why:
-        start_ns, end_ns = window
-        return Why(
-            self._idle[rank].between(start_ns, end_ns),
-            self._loading[rank].between(start_ns, end_ns),
-            self._exposures[rank].compute.between(start_ns, end_ns),
-        )
-
-
-def _host_late(facts: RankFacts, exposure: Exposure) -> Measure:
-    spans = merge(intervals_of(exposure.late))
-    return Measure(subtract(spans, merge(np.concatenate((exposure.comm.union, facts.copies)))))
+        measures = self._idle[rank], self._loading[rank], self._exposures[rank].compute
+        return Why(*(measure.between(*window) for measure in measures))
 
 
 def stragglers_of(
@@ -300,8 +282,7 @@ def delayed_by_stragglers(
             left = Delay(0.0, UNKNOWN_RANK)
         waiting, exposed = waitings.get(i), exposure.exposed.get(i)
         if exposed:
-            pieces = waiting.rest if waiting else exposed.pieces
-            lost_ns = min(left.lost_ns, float(sum(end - start for start, end in pieces)))
+            lost_ns = min(left.lost_ns, waiting.rest_ns if waiting else exposed.total_ns)
             if lost_ns:
                 found[i] = Delay(lost_ns, left.late_rank)
                 left = left._replace(lost_ns=left.lost_ns - lost_ns)

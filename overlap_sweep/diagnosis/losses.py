@@ -1,23 +1,198 @@
-"""Asks the rules of all causes what each rank lost to which cause: of the time in which a call is exposed, and of
-that in which the host was late.
+"""What one rank lost to which cause: of the time in which a call is exposed, and of that in which the host was late.
 
 Each nanosecond is given to one cause, but for what `dependency` and `issued_late` both are given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
-from overlap_sweep.diagnosis import NEVER
+import numpy as np
+from numpy.typing import NDArray
+
+from overlap_sweep.diagnosis import NEVER, TOGETHER_NS, UNKNOWN_RANK, Role
+from overlap_sweep.diagnosis.arrivals import Arrivals
+from overlap_sweep.diagnosis.calls import roles_of
 from overlap_sweep.diagnosis.cause import Loss, Rule
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.causes.repeated_reduction import repeated_reductions
-from overlap_sweep.diagnosis.exposure import Exposed, Late
-from overlap_sweep.diagnosis.lateness import Share
-from overlap_sweep.diagnosis.rank import RankView
+from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Late, Measure, SlowedCall, slowed_calls
+from overlap_sweep.diagnosis.facts import RankFacts
+from overlap_sweep.diagnosis.groups import Alike, alike_calls
+from overlap_sweep.diagnosis.lateness import (
+    Delay,
+    Share,
+    Waiting,
+    delayed_by_stragglers,
+    stragglers_of,
+    waitings_of,
+    with_assumed_waits,
+)
+from overlap_sweep.trace.activity import BWD, FWD, NO_ITERATION, RECOMPUTE
+from overlap_sweep.trace.intervals import intervals_of, length, merge, places_by_value, within
+
+ENOUGH_CALLS = 10
+"""Fewest calls of which it shows that none overtook a kernel of another stream."""
+
+OVERTAKING = 0.005
+"""Most kernels that may start before earlier ones of other streams if all streams share a queue: threads launch at the
+same time."""
+
+COMPUTES = 0.1
+"""Least share of the computation of a stream that computes."""
+
+_CODES = {"fwd": (FWD,), "bwd": (BWD, RECOMPUTE)}
+
+Computed = TypeVar("Computed")
+
+
+@dataclass
+class Hiding:
+    """What one pass of one step has for hiding communication. Nanoseconds."""
+
+    start_ns: int
+    compute_ns: float
+    comm_ns: float = 0.0
+    """Communication that could be hidden, without waiting."""
+    used_ns: float = 0.0
+    """Computation that hid communication so far, or could have."""
+    last_launch_ns: int | None = None
+    """When the last of the calls so far was launched."""
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank among the others."""
+
+    facts: RankFacts
+    exposure: Exposure
+    last_ns: NDArray[np.int64]
+    """By call: start of the last rank; NEVER if unknown. Where no trace of another rank is there, as estimated."""
+    waitings: dict[int, Waiting]
+    """By call, those that waited for another rank while nothing computed."""
+    stragglers: set[tuple[str, int]]
+    """Pairs of process group and index of the rank that the others wait for."""
+    delayed: dict[int, Delay]
+    """By call: exposed time that calls before it caused by waiting for a straggler while computation ran."""
+    alike: dict[int, Alike]
+    """By call of a step that counts: those like it of all ranks, with their size and time."""
+    _computed: dict[Callable[[RankView], Any], Any] = field(default_factory=dict)
+
+    def once(self, compute: Callable[[RankView], Computed]) -> Computed:
+        """Returns what the function returns for this rank, computed once."""
+        if compute not in self._computed:
+            self._computed[compute] = compute(self)
+        return self._computed[compute]
+
+    @cached_property
+    def roles(self) -> list[Role]:
+        return roles_of(self.facts.calls)
+
+    @cached_property
+    def moving_ns(self) -> list[float]:
+        """Returns how long each call ran without waiting for other ranks, as far as their traces are there."""
+        starts, ends = intervals_of(self.facts.calls).T
+        last = np.where(self.last_ns == NEVER, starts, np.clip(self.last_ns, starts, ends))
+        return (ends - last).astype(np.float64).tolist()
+
+    @cached_property
+    def slowed(self) -> dict[int, SlowedCall]:
+        """Returns the calls next to which GEMMs were slower or faster than alone."""
+        return slowed_calls(self.facts, self.exposure.gaps, self.moving_ns)
+
+    @cached_property
+    def host_late(self) -> Measure:
+        """Returns when nothing ran, because the host was late."""
+        return Measure(self.exposure.host_late)
+
+    @cached_property
+    def waits(self) -> Measure:
+        """Returns when the host waited for the device."""
+        return Measure(intervals_of(self.facts.waits))
+
+    @cached_property
+    def by_launch(self) -> NDArray[np.intp]:
+        """Returns the indices of work in the order of launches."""
+        return np.argsort(self.facts.work.launch_ns, kind="stable")
+
+    @cached_property
+    def compute_lanes(self) -> set[int]:
+        """Returns the streams that compute, other than copies into buffers."""
+        work = self.facts.work
+        lanes, place = np.unique(work.lane, return_inverse=True)
+        took = np.bincount(place, work.end_ns - work.start_ns, len(lanes))
+        return set(lanes[took > COMPUTES * took.sum()].tolist())
+
+    @cached_property
+    def one_queue(self) -> bool:
+        """Returns whether next to no kernel started before one that was launched before it, which is then on another
+        stream. False if there are too few calls to show it."""
+        work, calls = self.facts.work, self.facts.calls
+        starts = np.concatenate((work.start_ns, [call.start_ns for call in calls])).astype(np.int64)
+        launches = np.concatenate((work.launch_ns, [call.launch_ns for call in calls])).astype(np.int64)
+        known = launches != NEVER
+        if known[len(work) :].sum() < ENOUGH_CALLS:
+            return False
+        in_order = starts[known][np.lexsort((starts[known], launches[known]))]
+        overtook = np.maximum.accumulate(in_order) > in_order + TOGETHER_NS
+        return bool(overtook.sum() <= OVERTAKING * len(in_order))
+
+    @cached_property
+    def hiding(self) -> dict[tuple[int, str], Hiding]:
+        """Returns what each step and pass has for hiding communication."""
+        work = self.facts.work
+        found: dict[tuple[int, str], Hiding] = {}
+        for name, codes in _CODES.items():
+            own = np.flatnonzero(np.isin(work.pass_, codes))
+            for step, places in places_by_value(work.step[own]):
+                here = own[places]
+                union = merge(work.intervals[here])
+                found[step, name] = Hiding(int(work.start_ns[here].min()), float(length(union)))
+        return found
+
+    def hiding_of(self, index: int) -> Hiding | None:
+        """Returns the pass whose computation could hide the call; None if none could."""
+        call, role = self.facts.calls[index], self.roles[index]
+        if role == "activation":
+            return None
+        after = "bwd" if role == "gradient" else "fwd"
+        return self.hiding.get((call.step, after if call.pass_ == "other" else call.pass_))
+
+    def is_backward(self, work: int) -> bool:
+        """Returns whether the work is of the backward pass."""
+        return self.facts.work.pass_[work] in _CODES["bwd"]
+
+    def step_at(self, gap_end_ns: int) -> int:
+        """Returns the step that a gap in the computation belongs to, given its end: that in which it is, even if the
+        next one's first kernel ends it."""
+        steps = self.facts.steps
+        place = bisect_left(steps, gap_end_ns, key=lambda step: step.start_ns) - 1
+        return steps[place].number if place >= 0 and gap_end_ns <= steps[place].end_ns else NO_ITERATION
+
+    def computed_while_waiting_ns(self, start_ns: int, end_ns: int) -> float:
+        """Returns how long computation ran between two moments while the host waited for the device."""
+        waits = within(self.waits.union, start_ns, end_ns) if start_ns < end_ns else self.waits.union[:0]
+        return sum(self.exposure.compute.between(start, end) for start, end in waits.tolist())
+
+
+def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals: Arrivals) -> list[RankView]:
+    """Returns the views of all ranks of a run."""
+    last_ns = [with_assumed_waits(own, last) for own, last in zip(facts, arrivals.last_ns, strict=True)]
+    waitings = waitings_of(facts, exposures, arrivals, last_ns)
+    stragglers = stragglers_of(facts, arrivals, waitings)
+    alike = alike_calls(facts, arrivals)
+    views = []
+    for rank, (own, exposure) in enumerate(zip(facts, exposures, strict=True)):
+        own_stragglers = stragglers | {(group, UNKNOWN_RANK) for group in own.groups}
+        last = last_ns[rank], arrivals.last_rank[rank]
+        delayed = delayed_by_stragglers(own, exposure, waitings[rank], own_stragglers, *last)
+        own_alike = {i: one for one in alike for i in one.calls.get(rank, ())}
+        views.append(RankView(own, exposure, last_ns[rank], waitings[rank], own_stragglers, delayed, own_alike))
+    return views
 
 
 @dataclass
@@ -159,8 +334,7 @@ def _of_exposed_time(view: RankView) -> Iterator[Loss]:
             continue
         exposed, waiting, exposed_ns = view.exposure.exposed.get(i), view.waitings.get(i), 0.0
         if exposed:
-            pieces = waiting.rest if waiting else exposed.pieces
-            exposed_ns = float(sum(end - start for start, end in pieces))
+            exposed_ns = waiting.rest_ns if waiting else exposed.total_ns
             time = ExposedTime(view, exposed, exposed_ns, waiting.shares if waiting else ())
             yield from _explained(time, _EXPOSED)
         if hiding := view.hiding_of(i):

@@ -16,7 +16,7 @@ from overlap_sweep.diagnosis.cause import Loss, advice_by_cause, advice_for
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.exposure import exposure_of
 from overlap_sweep.diagnosis.facts import LIBRARIES
-from overlap_sweep.diagnosis.rank import views_of
+from overlap_sweep.diagnosis.losses import views_of
 from tests.diagnosis.made_facts import call, rank_facts
 
 DOCUMENTATION = (Path(__file__).parents[2] / "docs/diagnosis.md").read_text()

@@ -9,7 +9,7 @@ import pytest
 from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.findings import diagnosis_of
 from overlap_sweep.diagnosis.groups import group_rows
-from overlap_sweep.diagnosis.rank import ENOUGH_CALLS
+from overlap_sweep.diagnosis.losses import ENOUGH_CALLS
 from tests.diagnosis.made_timeline import AUTOGRAD, COMPUTE, SIDE, Timeline, diagnosed, findings
 
 

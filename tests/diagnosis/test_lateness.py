@@ -12,8 +12,7 @@ import pytest
 from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.exposure import Measure, exposure_of
 from overlap_sweep.diagnosis.groups import group_rows
-from overlap_sweep.diagnosis.losses import losses_of
-from overlap_sweep.diagnosis.rank import views_of
+from overlap_sweep.diagnosis.losses import losses_of, views_of
 from overlap_sweep.diagnosis.runs import read_rank
 from overlap_sweep.trace.intervals import intersect, merge, subtract
 from tests.diagnosis.made_timeline import Timeline, diagnosed, findings

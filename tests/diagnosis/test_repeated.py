@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.causes.repeated_reduction import repeated_reductions
 from overlap_sweep.diagnosis.exposure import exposure_of, lost_of_hidden
-from overlap_sweep.diagnosis.rank import views_of
+from overlap_sweep.diagnosis.losses import views_of
 from tests.diagnosis.made_facts import call, rank_facts, work
 from tests.diagnosis.made_timeline import AUTOGRAD, Timeline, diagnosed
 
@@ -38,7 +37,8 @@ def repeated(
         optimizer_steps=(np.array(optimizer_us).reshape(-1, 2) * US).astype(np.int64),
     )
     (view,) = views_of([facts], [exposure_of(facts)], arrivals([facts]))
-    found = repeated_reductions(replace(view, roles=[role] * len(facts.calls)))
+    view.roles[:] = [role] * len(facts.calls)
+    found = repeated_reductions(view)
     return {facts.calls[i].start_ns / US: passes for i, passes in found.items()}
 
 

@@ -11,7 +11,7 @@ from overlap_sweep.diagnosis.causes.repeated_reduction import repeated_reduction
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
-    from overlap_sweep.diagnosis.rank import RankView
+    from overlap_sweep.diagnosis.losses import RankView
 
 
 def slower_gemms(view: RankView) -> Iterator[Loss]:

@@ -18,8 +18,7 @@ from overlap_sweep.diagnosis.causes.queue_order import queued_since
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
     from overlap_sweep.diagnosis.host import Wait
-    from overlap_sweep.diagnosis.losses import ExposedTime, IdleTime
-    from overlap_sweep.diagnosis.rank import RankView
+    from overlap_sweep.diagnosis.losses import ExposedTime, IdleTime, RankView
 
 COPIED_NS = 300_000
 """Longest time from a collective's launch to its start in which only its buffer is filled: half a GB on an H200."""

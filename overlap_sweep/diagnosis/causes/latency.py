@@ -17,8 +17,7 @@ from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
-    from overlap_sweep.diagnosis.losses import ExposedTime
-    from overlap_sweep.diagnosis.rank import RankView
+    from overlap_sweep.diagnosis.losses import ExposedTime, RankView
 
 MANY = 10
 """Fewest small calls of a kind in one step that are worth merging."""

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
     from overlap_sweep.diagnosis.calls import Call
     from overlap_sweep.diagnosis.facts import RankFacts
-    from overlap_sweep.diagnosis.losses import ExposedTime
-    from overlap_sweep.diagnosis.rank import RankView
+    from overlap_sweep.diagnosis.losses import ExposedTime, RankView
 
 _Reduction = tuple[str, int | None, int | None]
 

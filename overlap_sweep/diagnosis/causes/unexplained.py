@@ -11,7 +11,7 @@ from overlap_sweep.diagnosis.cause import Cause, Loss
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
     from overlap_sweep.diagnosis.host import Stall
-    from overlap_sweep.diagnosis.rank import RankView
+    from overlap_sweep.diagnosis.losses import RankView
 
 
 def stalls_without_cause(view: RankView) -> Iterator[Loss]:
