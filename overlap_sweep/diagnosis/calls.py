@@ -30,7 +30,7 @@ from overlap_sweep.diagnosis.collectives import (
     sizes_of_host,
     type_of,
 )
-from overlap_sweep.diagnosis.places import Places
+from overlap_sweep.diagnosis.host import Places, named
 from overlap_sweep.trace.activity import BWD, COMM, FWD, NEITHER, NO_ITERATION, RECOMPUTE, WAIT, Activity
 from overlap_sweep.trace.columns import NO_CORRELATION, Detail, Trace
 
@@ -186,11 +186,11 @@ def _detail_at_launch(trace: Trace, places: Places, thread: int, launch_ns: int)
     def described(at: int) -> tuple[str, Detail]:
         return trace.labels[trace.host.label[at]][1], trace.details[trace.host.detail[at]]
 
-    around = places.collectives_at(thread, launch_ns)
+    around = [at for at, _, _ in places.collectives.around(thread, launch_ns)]
     found = detail_around(tuple(map(described, around)))
     if found is None and around:
         # nccl:coalesced
-        before = islice(places.collectives_before(thread, launch_ns), len(around), None)
+        before = islice(places.collectives.begun_before(thread, launch_ns), len(around), None)
         found = batched(map(described, before))
     return found
 
@@ -219,8 +219,7 @@ def _launched_by(trace: Trace, activity: Activity, chosen: NDArray[np.intp]) -> 
     has none yet. A span on the calling thread is inside its operator.
     """
     host = trace.host
-    is_call = np.array([_C10D.match(name) is not None for _, name in trace.labels], bool)[host.label]
-    operators = np.flatnonzero(is_call)
+    operators = np.flatnonzero(named(trace, _C10D)[host.label])
     operators = operators[np.lexsort((-host.end_ns[operators], host.start_ns[operators]))]
     outermost: list[int] = []
     reach: dict[int, int] = defaultdict(lambda: -1)

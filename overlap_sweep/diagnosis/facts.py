@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from overlap_sweep.diagnosis import LOADING
 from overlap_sweep.diagnosis.calls import Call, calls_of, groups_of
 from overlap_sweep.diagnosis.collectives import Group, group_of
-from overlap_sweep.diagnosis.host import Pause, Stall, Wait, launched_ns, pauses_of, stalls_of, waits_of
-from overlap_sweep.diagnosis.places import Places
+from overlap_sweep.diagnosis.host import Pause, Places, Stall, Wait, launched_ns, named, pauses_of, stalls_of, waits_of
 from overlap_sweep.trace.activity import COMPUTE, GEMM, MEMORY, Activity, activity_of, launches_of
 from overlap_sweep.trace.columns import Trace
 from overlap_sweep.trace.intervals import Intervals, merge, no_intervals
@@ -207,9 +206,8 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
 
 def _named(trace: Trace, pattern: re.Pattern[str], threads: NDArray[np.int32] | None = None) -> Intervals:
     """Returns the union of the host's events whose names begin with the pattern, on these threads or all."""
-    host = trace.host
-    named = np.array([pattern.match(name) is not None for _, name in trace.labels], bool)[host.label]
-    return merge(host[named if threads is None else named & np.isin(host.lane, threads)].intervals)
+    own = trace.host[named(trace, pattern)[trace.host.label]]
+    return merge((own if threads is None else own[np.isin(own.lane, threads)]).intervals)
 
 
 def _work(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None) -> tuple[list[str], Work]:

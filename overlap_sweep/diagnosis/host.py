@@ -1,28 +1,159 @@
-"""Finds what the host did instead of launching, and when the device ran dry: waits for the device, pauses, and stalls.
+"""Finds what ran on the host at a moment, what it did instead of launching, and when the device ran dry.
 
 A host that launches many small kernels starts one every some microseconds. One that starts none for a millisecond is
-busy with something else: it loads data, writes, sleeps, or collects garbage. A device that ran nothing at all, though
-the host had launched what ran next, stalls: what it waited for is unknown.
+busy with something else: it loads data, writes, sleeps, or collects garbage.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import LATENCY_NS, LOADING, NEVER, PAUSE_NS
-from overlap_sweep.diagnosis.places import Nested, Places, is_no_place
 from overlap_sweep.trace.activity import Activity, step_ranges
 from overlap_sweep.trace.columns import Events, Trace, concatenated
-from overlap_sweep.trace.intervals import Intervals, merge
+from overlap_sweep.trace.intervals import Intervals, contains, merge, no_intervals, places_by_value
 from overlap_sweep.trace.kernel_classes import short_name
 from overlap_sweep.trace.kineto import MODULE
+
+_BACKWARD = "autograd::engine::evaluate_function: "
+_AUTOGRAD = re.compile(_BACKWARD)
+_NO_PLACE = re.compile(r"ProfilerStep#|(nccl|gloo|mpi|ucc|rccl|xccl):|## |PyTorch Profiler|Optimizer\.zero_grad")
+"""Annotations that say nothing of where the program is, such as a step's or a backend's."""
+_NO_FUNCTION = re.compile(rf"aten::|c10d::|_c10d_functional::|record_param_comms|{_BACKWARD}")
+_OPERATOR = re.compile(r"aten::|c10d::")
+_C10D = re.compile(r"c10d::")
+_COLLECTIVE = re.compile(r"c10d::|nccl:|record_param_comms")
+
+
+def named(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+    """Returns a mask of the trace's labels whose names begin with the pattern."""
+    return np.array([pattern.match(name) is not None for _, name in trace.labels], bool)
+
+
+class Nested:
+    """Ranges of several threads; those of one thread contain each other or are apart."""
+
+    def __init__(self, events: Events) -> None:
+        self._by_lane: dict[int, tuple[list[int], list[int], list[int], list[int]]] = {}
+        for lane, here in places_by_value(events.lane):
+            own = events[here[np.lexsort((-events.end_ns[here], events.start_ns[here]))]]
+            starts, ends = own.start_ns.tolist(), own.end_ns.tolist()
+            self._by_lane[lane] = starts, ends, own.label.tolist(), _parents(starts, ends)
+
+    def around(self, lane: int, moment_ns: int) -> Iterator[tuple[int, int, int]]:
+        """Yields label, start and end of the ranges that contain the moment, from the innermost outwards."""
+        starts, ends, labels, parents = self._by_lane.get(lane, ([], [], [], []))
+        i = bisect_right(starts, moment_ns) - 1
+        while i >= 0:
+            if ends[i] > moment_ns:
+                yield labels[i], starts[i], ends[i]
+            i = parents[i]
+
+    def innermost(self, lane: int, moment_ns: int) -> tuple[int, int, int] | None:
+        return next(self.around(lane, moment_ns), None)
+
+    def begun_before(self, lane: int, moment_ns: int) -> Iterator[int]:
+        """Yields the labels, the last first."""
+        starts, _, labels, _ = self._by_lane.get(lane, ([], [], [], []))
+        return (labels[i] for i in range(bisect_right(starts, moment_ns) - 1, -1, -1))
+
+
+def _parents(starts: list[int], ends: list[int]) -> list[int]:
+    """Returns the index of the range around each range, or -1."""
+    parents: list[int] = []
+    open_: list[int] = []
+    for i, start in enumerate(starts):
+        while open_ and ends[open_[-1]] <= start:
+            open_.pop()
+        parents.append(open_[-1] if open_ else -1)
+        open_.append(i)
+    return parents
+
+
+class Places:
+    """The modules, annotations and operators that were running on a thread at a moment."""
+
+    def __init__(self, trace: Trace, launches: Events) -> None:
+        """`launches`: of computation."""
+        host = trace.host
+        is_annotation = np.array([category == "user_annotation" for category, _ in trace.labels], bool)
+        annotations = host[(is_annotation & ~named(trace, _NO_PLACE))[host.label]]
+        is_backward, is_call = (named(trace, pattern)[host.label] for pattern in (_AUTOGRAD, _C10D))
+        is_function = trace.forward & ~named(trace, _NO_FUNCTION)[host.label]
+        backward = host[is_backward]
+        self._names = [name for _, name in trace.labels]
+        self._named = Nested(concatenated(annotations, trace.modules))
+        self._functions = Nested(host[is_backward | is_function])
+        self._numbered = Nested(host[is_function])
+        self._nodes = Nested(backward)
+        self._backward = backward[np.argsort(backward.start_ns, kind="stable")]
+        begun_ns = np.sort(host.start_ns[trace.forward & ~is_call])
+        # Not what checkpoints compute again.
+        self._forward_ns = begun_ns[~contains(merge(backward.intervals), begun_ns)]
+        self._begun_before = np.searchsorted(self._forward_ns, self._backward.start_ns)
+        self._launches = {lane: np.sort(launches.start_ns[here]) for lane, here in places_by_value(launches.lane)}
+        self._operators = Nested(host[named(trace, _OPERATOR)[host.label]])
+        collectives = np.flatnonzero(named(trace, _COLLECTIVE)[host.label])
+        self.collectives = Nested(replace(host[collectives], label=collectives.astype(np.int32)))
+        """Operators and annotations of collectives; in place of labels, their indices in `trace.host`."""
+
+    def at(self, thread: int, moment_ns: int) -> str:
+        """Returns the innermost module, annotation or function of autograd; empty if there is none.
+
+        If a function runs inside a module, both: `Attention_0: RowParallel`.
+        """
+        inside, function = (ranges.innermost(thread, moment_ns) for ranges in (self._named, self._functions))
+        name, called = (self._names[found[0]] if found else "" for found in (inside, function))
+        called = called.removeprefix(_BACKWARD).removeprefix("torch::autograd::")
+        if inside is None or function is None or inside[1] >= function[1]:
+            return name.removeprefix(MODULE) or called
+        return f"{name.removeprefix(MODULE)}: {called}" if name.startswith(MODULE) else called
+
+    def operator_at(self, thread: int, moment_ns: int) -> str:
+        """Returns the outermost operator of PyTorch; empty if there is none."""
+        around = list(self._operators.around(thread, moment_ns))
+        return self._names[around[-1][0]] if around else ""
+
+    def in_function(self, thread: int, moment_ns: int) -> bool:
+        """Returns whether a function that autograd numbered as part of a forward computation runs at the moment."""
+        return self._numbered.innermost(thread, moment_ns) is not None
+
+    def computed_before(self, thread: int, moment_ns: int) -> bool:
+        """Returns whether the function of a forward computation that runs at the moment has launched computation."""
+        function, launches = self._numbered.innermost(thread, moment_ns), self._launches.get(thread)
+        if function is None or launches is None:
+            return False
+        return bool(np.searchsorted(launches, function[1]) < np.searchsorted(launches, moment_ns))
+
+    def is_backward(self, thread: int, moment_ns: int) -> bool:
+        """Returns whether autograd runs a function of the backward pass at the moment."""
+        return self._nodes.innermost(thread, moment_ns) is not None
+
+    def accumulates(self, thread: int, moment_ns: int) -> bool:
+        """Returns whether autograd accumulates gradients at the moment, or runs the hooks there."""
+        node = self._nodes.innermost(thread, moment_ns)
+        return node is not None and "AccumulateGrad" in self._names[node[0]]
+
+    def follows_backward(self, moment_ns: int) -> bool:
+        """Returns whether a backward pass has begun and no forward computation since, on any thread."""
+        begun = int(np.searchsorted(self._backward.start_ns, moment_ns, side="right")) - 1
+        return begun >= 0 and bool(self._begun_before[begun] == np.searchsorted(self._forward_ns, moment_ns))
+
+    def backward_passes(self) -> Intervals:
+        """Returns when the backward passes ran, each after the forward computation of a microbatch."""
+        if not len(self._backward):
+            return no_intervals()
+        first = np.unique(self._begun_before, return_index=True)[1]
+        return np.stack((self._backward.start_ns[first], np.maximum.reduceat(self._backward.end_ns, first)), axis=1)
+
 
 BLOCKS_FROM_NS = 10_000
 """Shortest call that counts as a wait of the host; synchronising an idle device takes a few microseconds."""
@@ -42,9 +173,8 @@ class Wait:
     start_ns: int
     end_ns: int
     name: str
-    """The call of the runtime."""
     operator: str
-    """Operator that called it, such as aten::item; empty if none did."""
+    """What called it, such as aten::item; empty if none did."""
     where: str
     ends_step: bool = False
     """Whether it waits for the whole device at the end of a ProfilerStep, as programs do to take times."""
@@ -61,10 +191,7 @@ def waits_of(trace: Trace, places: Places, *, apart: bool) -> Iterator[Wait]:
         return
     on_device = np.isin(launches.correlation, trace.device.correlation)
     with_kernels = np.unique(launches.lane[on_device])
-    sync, copy = (
-        np.array([pattern.match(name) is not None for _, name in trace.labels], bool)[launches.label]
-        for pattern in (SYNC, _COPY)
-    )
+    sync, copy = (named(trace, pattern)[launches.label] for pattern in (SYNC, _COPY))
     took = launches.end_ns - launches.start_ns
     blocked = (sync & (took >= BLOCKS_FROM_NS)) | (copy & (took >= COPY_BLOCKS_FROM_NS))
     chosen = np.flatnonzero(blocked & np.isin(launches.lane, with_kernels))
@@ -93,7 +220,7 @@ MAINLY = 0.5
 
 _BUILT_IN = re.compile(r"<built-in (?:function|method) (\w+).*>")
 _PYTHON = re.compile(r"(?P<file>[^<>]+)\(\d+\): ")
-_COLLECTIVE = re.compile(r"c10d::|_c10d_functional::wait_tensor")
+_WAITS = re.compile(r"c10d::|_c10d_functional::wait_tensor")
 """On a CPU they wait for other ranks, which is no pause of the host's own."""
 _TORCHS = re.compile(r"(DistributedDataParallel|FullyShardedDataParallel)\.|FSDP::|Optimizer\.step#")
 """Torch's own annotations, in which all of a pass or an optimizer runs: they name nothing that the program does."""
@@ -144,7 +271,7 @@ class _Scopes:
 
     def __init__(self, trace: Trace, threads: NDArray[np.int32]) -> None:
         every = concatenated(trace.host, trace.launches, trace.modules, trace.functions)
-        is_place = np.array([not (is_no_place(name) or _TORCHS.match(name)) for _, name in trace.labels], bool)
+        is_place = ~(named(trace, _NO_PLACE) | named(trace, _TORCHS))
         long = every.end_ns - every.start_ns >= COVERS * PAUSE_NS
         self._scopes = Nested(every[long & is_place[every.label] & np.isin(every.lane, threads)])
         self._names = [name for _, name in trace.labels]
@@ -164,7 +291,7 @@ class _Scopes:
         between = f"between {f'{_short(before)} and' if before != after else 'two'} {_short(after)}"
         place = between
         if names:
-            if SYNC.match(names[0]) or _COLLECTIVE.match(names[0]):
+            if SYNC.match(names[0]) or _WAITS.match(names[0]):
                 return None
             innermost, took = around[0]
             place = f"{'inside' if self._is_operator[innermost] else 'in'} {_short(names[0])}{_caller(names)}"
@@ -174,12 +301,10 @@ class _Scopes:
 
 
 def _caller(names: list[str]) -> str:
-    """Returns who called the innermost function, as far as it is built in or of a library: the program's own function
-    nearest to it. `names`: from the innermost outwards."""
-    if _is_own(names[0]):
-        return ""
-    caller = next((name for name in names[1:] if _is_own(name)), "")
-    return f", called by {caller}" if caller else ""
+    """Returns who called the innermost function, if it is built in or of a library: the program's own function nearest
+    to it. `names`: from the innermost outwards."""
+    own = next((i for i, name in enumerate(names) if _is_own(name)), 0)
+    return f", called by {names[own]}" if own else ""
 
 
 def _is_own(name: str) -> bool:
@@ -188,10 +313,9 @@ def _is_own(name: str) -> bool:
 
 
 def _short(name: str) -> str:
-    built_in = _BUILT_IN.match(name)
-    if built_in:
+    if built_in := _BUILT_IN.match(name):
         return f"{built_in[1]}()"
-    return name.removeprefix("autograd::engine::evaluate_function: ").removeprefix(MODULE)
+    return name.removeprefix(_BACKWARD).removeprefix(MODULE)
 
 
 LOOKED_AT = 256
@@ -209,13 +333,12 @@ class Stall:
     start_ns: int
     end_ns: int
     launch_ns: int
-    """Of what ended it; NEVER if unknown."""
+    """Launch of what ended it; NEVER if unknown."""
     before: str
     """What had run before."""
     after: str
-    """What ended it."""
+    """What ended it, on `stream`."""
     stream: str
-    """Of what ended it."""
     holds_back: str
     """Call of the runtime that makes a stream wait, between the launches of what ran before on this stream and of what
     ended the stall; empty if there is none."""
@@ -245,8 +368,7 @@ def stalls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp]) -> Ite
     launch_ns = launched_ns(trace, launched, ends)
     since = np.maximum(starts, launch_ns)
     by_end = np.argsort(events.end_ns, kind="stable")
-    holds = np.array([_HOLDS_BACK.match(name) is not None for _, name in trace.labels], bool)
-    holding = trace.launches[holds[trace.launches.label]]
+    holding = trace.launches[named(trace, _HOLDS_BACK)[trace.launches.label]]
     for i in np.flatnonzero(ends - since >= LATENCY_NS).tolist():
         after = int(order[places[i]])
         earlier = order[max(0, places[i] - LOOKED_AT) : places[i]]
