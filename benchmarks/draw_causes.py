@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 from timeline_svg import Bar, Row, Window, drawn
 
-from overlap_sweep.diagnosis import NEVER
+from overlap_sweep.diagnosis import NEVER, Loss
 from overlap_sweep.diagnosis.arrivals import arrivals
-from overlap_sweep.diagnosis.cause import Loss
 from overlap_sweep.diagnosis.exposure import exposure_of, slowed_gemms
 from overlap_sweep.diagnosis.facts import facts_of
 from overlap_sweep.diagnosis.losses import RankView, losses_of, views_of

@@ -1,12 +1,27 @@
-"""Diagnoses why communication is exposed in Kineto traces, and which setting to try. This module: what is found."""
+"""Diagnoses why communication is exposed in Kineto traces, and which setting to try.
+
+This module: what is found, and what a cause consists of. Each module of `causes` declares one, and needs neither numpy
+nor pandas to be imported, since help lists all causes. What to try is chosen from `advice.yaml` by what the calls carry
+and by the libraries in the trace; causes are decided without names of libraries.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
+
+if TYPE_CHECKING:
+    from overlap_sweep.diagnosis.basis import Basis
+    from overlap_sweep.diagnosis.losses import ExposedTime, IdleTime, RankView
+
+Time = TypeVar("Time")
 
 Role = Literal["activation", "parameter", "gradient"]
 """What a collective carries."""
@@ -52,6 +67,9 @@ MUCH = 0.3
 
 MENTIONED = 0.1
 """Least share of the time lost that evidence mentions."""
+
+
+IF_CORES_ARE_FREE = " It gains time only if cores are free: gloo computes on those that GEMMs use."
 
 
 def as_share(share: float) -> str:
@@ -142,3 +160,117 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     """Steps of every rank."""
     notes: list[str] = []
     """A sentence for everything that is unknown, or was left out."""
+
+
+class Why(NamedTuple):
+    """What late ranks did more than those that waited. Nanoseconds."""
+
+    host_ns: float = 0.0
+    """Time in which their hosts had launched nothing."""
+    loading_ns: float = 0.0
+    """Part of it in which their hosts waited for a DataLoader's next batch."""
+    work_ns: float = 0.0
+    """Time in which they computed."""
+    before_ns: float = 0.0
+    """Time by which their recording of the step begins later, where no collective in common came before."""
+
+    def plus(self, other: Why, times: float = 1.0) -> Why:
+        return Why(*(own + times * more for own, more in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Time lost in one step of one rank. Rules leave cause, call, step, work and role to `losses.py`. `call`, `wait`,
+    `pause`, `stall` and `work` are indices into the rank's lists; work is what was late."""
+
+    lost_ns: float
+    cause: str = ""
+    step: int = -1
+    call: int | None = None
+    wait: int | None = None
+    pause: int | None = None
+    work: int | None = None
+    stall: int | None = None
+    role: Role | None = None
+    about: str = ""
+    """What losses have in common that make one finding, if that is not the kind of call, such as IN_TURN."""
+    where: str = ""
+    """Where it happened; empty: where the call was launched."""
+    late_rank: int = UNKNOWN_RANK
+    """Index of the straggler that is waited for."""
+    why: Why = field(default_factory=Why)
+    """What the straggler did more."""
+    numbers: dict[str, float] = field(default_factory=dict)
+    """What decided, for the evidence."""
+    makes_late: bool = False
+    """Whether it does not count for a rank that is listed as a straggler, of which it is the reason."""
+    takes: bool = True
+    """Whether it is part of the time that is left for other causes: what is waited for others is not."""
+
+
+@dataclass(frozen=True)
+class Rule(Generic[Time]):
+    """Says which part of a time is lost to a cause."""
+
+    order: int
+    """Rules are asked in this order: each takes of what those before have left."""
+    losses: Callable[[Time], Iterable[Loss]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """A cause of lost time."""
+
+    order: int
+    """Place in lists of all causes."""
+    meaning: str
+    """In help and docs: what is so if this is the cause."""
+    name: str = ""
+    """That of its module."""
+    evidence: Callable[[Basis], str] = lambda basis: ""
+    """Returns the sentence with the numbers that decided."""
+    exposed: Rule[ExposedTime] | None = None
+    """For the time in which a call ran and nothing computed."""
+    idle: Sequence[Rule[IdleTime]] = ()
+    """For the time in which nothing ran, because the host was late."""
+    others: Callable[[RankView], Iterable[Loss]] = lambda view: ()
+    """Returns other losses of a rank."""
+    conditions: Mapping[str, Callable[[Basis], bool]] = field(default_factory=dict)
+    """The cause's own conditions of `advice.yaml`, by name."""
+    is_exposed: bool = False
+    """Whether it is not listed if exposed communication costs next to nothing."""
+    least_share: float = LISTED
+    """Share of a step from which on a finding is listed."""
+    least_total: float = 0.0
+    """Share of a step that all findings of this cause must have together."""
+    least_total_on_cpu: float = 0.0
+
+
+class Advice(msgspec.Struct, forbid_unknown_fields=True):
+    """An entry of `advice.yaml`, which explains the fields."""
+
+    when: list[str] = []
+    try_: str = msgspec.field(name="try", default="")
+    overlap: str = ""
+
+    @property
+    def sentence(self) -> str:
+        return self.try_ or self.overlap
+
+
+@cache
+def advice_by_cause() -> dict[str, list[Advice]]:
+    """Returns the entries of `advice.yaml`, by cause."""
+    return msgspec.yaml.decode(Path(__file__).with_name("advice.yaml").read_bytes(), type=dict[str, list[Advice]])
+
+
+def advice_for(cause: str, conditions: Mapping[str, str]) -> str:
+    """Returns the sentence with the setting to try. `conditions`: those that hold, each with its value if it has
+    one."""
+    advice = next(
+        one
+        for one in advice_by_cause()[cause]
+        if all((name.removeprefix("!") in conditions) != name.startswith("!") for name in one.when)
+    )
+    suffix = IF_CORES_ARE_FREE if advice.overlap and "cpu" in conditions else ""
+    return advice.sentence.format_map(conditions) + suffix

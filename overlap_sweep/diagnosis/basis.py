@@ -13,9 +13,8 @@ from statistics import median
 
 import numpy as np
 
-from overlap_sweep.diagnosis import as_time, counted
+from overlap_sweep.diagnosis import Loss, as_time, counted
 from overlap_sweep.diagnosis.calls import Call
-from overlap_sweep.diagnosis.cause import Loss
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
 from overlap_sweep.diagnosis.exposure import lost_of_hidden
@@ -44,7 +43,7 @@ _MEGATRON = re.compile(r"_PARALLEL_GROUP")
 """In the descriptions of Megatron-Core's process groups."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Basis:
     """What a finding rests on."""
 
@@ -195,7 +194,7 @@ def conditions_of(basis: Basis) -> dict[str, str]:
     names = {
         *(basis.own.libraries | basis.roles),
         *(name for call in calls for name in (call.collective, call.library, call.pass_)),
-        *CAUSES[basis.cause].conditions(basis),
+        *(name for name, holds in CAUSES[basis.cause].conditions.items() if holds(basis)),
     }
     found = {name: condition(basis) for name, condition in CONDITIONS.items()}
     return dict.fromkeys(names, "") | {

@@ -10,10 +10,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overlap_sweep.diagnosis import NEVER, RECORDING_SLOWS, UNKNOWN_RANK, Diagnosis, Finding, Pass, StepLoss
+from overlap_sweep.diagnosis import (
+    NEGLIGIBLE,
+    NEVER,
+    RECORDING_SLOWS,
+    UNKNOWN_RANK,
+    Diagnosis,
+    Finding,
+    Loss,
+    Pass,
+    StepLoss,
+    advice_for,
+    as_share,
+)
 from overlap_sweep.diagnosis.arrivals import Arrivals, arrivals
 from overlap_sweep.diagnosis.basis import Basis, conditions_of
-from overlap_sweep.diagnosis.cause import Loss, advice_for
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.causes.straggler import IN_TURN
 from overlap_sweep.diagnosis.exposure import Measure, exposure_of
@@ -75,14 +86,14 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts], met: Arrivals | None = N
     )
     steady = [[step for step in own if not step.startup] for own in steps]
     run = _Run(views, often_of(facts, met), turns, [_exposed_by_calls(view) for view in views], steady)
-    of_run = [found for cause in CAUSES.values() if cause.of_run and (found := cause.of_run(every_step))]
-    listed = _listed(_findings(run, losses), of_run, on_device=facts[0].on_device)
+    nothing = nothing_lost(every_step)
+    listed = _listed(_findings(run, losses), nothing, on_device=facts[0].on_device)
     if stragglers := {finding.rank for finding in listed if finding.cause == "straggler"} - {None}:
         counted = [
             [loss for loss in own if not (loss.makes_late and rank.rank in stragglers)]
             for rank, own in zip(facts, losses, strict=True)
         ]
-        listed = _listed(_findings(run, counted), of_run, on_device=facts[0].on_device)
+        listed = _listed(_findings(run, counted), nothing, on_device=facts[0].on_device)
     return Diagnosis(
         run=name,
         ranks=[own.rank for own in facts],
@@ -108,21 +119,21 @@ def _findings(run: _Run, losses: list[list[Loss]]) -> list[Finding]:
     return [max(same, key=lambda finding: finding.lost_us) for same in found.values()]
 
 
-def _listed(found: Sequence[Finding], of_run: list[Finding], *, on_device: bool) -> list[Finding]:
-    """Returns the findings to list, the most worthwhile first. `of_run`: that exposed communication costs nothing worth
-    fixing; then its causes are not listed."""
+def _listed(found: Sequence[Finding], nothing: Finding | None, *, on_device: bool) -> list[Finding]:
+    """Returns the findings to list, the most worthwhile first. `nothing`: that exposed communication costs next to
+    nothing; then its causes are not listed."""
     ordered = sorted(found, key=lambda finding: -finding.lost_us)
     total: dict[str, float] = defaultdict(float)
     for finding in ordered:
         total[finding.cause] += finding.share
-    listed = [
-        finding
-        for finding in ordered
-        if CAUSES[finding.cause].is_listed(finding.share, total[finding.cause], on_device=on_device)
-        and not (of_run and CAUSES[finding.cause].is_exposed)
-    ]
-    if of_run:
-        listed += of_run
+    listed = []
+    for finding in ordered:
+        cause = CAUSES[finding.cause]
+        is_enough = total[cause.name] >= (cause.least_total if on_device else cause.least_total_on_cpu)
+        if finding.share >= cause.least_share and is_enough and not (nothing and cause.is_exposed):
+            listed.append(finding)
+    if nothing:
+        listed.append(nothing)
     elif not any(CAUSES[finding.cause].is_exposed for finding in listed):
         listed += [finding for finding in ordered if CAUSES[finding.cause].is_exposed][:MOST_OF_SMALL]
     # One change may fix all findings of a cause, so their sum is what it can gain.
@@ -232,6 +243,31 @@ def _finding(run: _Run, rank: int, kind: _Kind, losses: list[Loss]) -> Finding:
         try_=advice_for(kind.cause, conditions_of(basis)),
         waiting_us=None if waiting_us is None else round(waiting_us, 3),
         transfer_us=None if transfer_us is None else round(transfer_us, 3),
+    )
+
+
+def nothing_lost(steps: Sequence[StepLoss]) -> Finding | None:
+    """Returns the finding that exposed communication costs next to nothing, as the mean of the ranks; None if it does
+    not."""
+    by_rank: dict[int | None, list[StepLoss]] = defaultdict(list)
+    for step in steps:
+        if not step.startup:
+            by_rank[step.rank].append(step)
+    costs_us = {rank: median(step.exposed_comm_us for step in own) for rank, own in by_rank.items()}
+    total_us = sum(median(step.step_us for step in own) for own in by_rank.values())
+    if not total_us or sum(costs_us.values()) / total_us >= NEGLIGIBLE:
+        return None
+    cost_us, share = sum(costs_us.values()) / len(costs_us), sum(costs_us.values()) / total_us
+    return Finding(
+        cause="none",
+        lost_us=round(cost_us, 3),
+        share=share,
+        rank=max(costs_us, key=lambda rank: costs_us[rank]),
+        process_group="",
+        collective="",
+        where="",
+        evidence=f"Exposed communication costs {cost_us:,.1f} us per step, {as_share(share)} of it.",
+        try_=advice_for("none", {}),
     )
 
 

@@ -16,10 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis import LATENCY_NS, NEVER, UNKNOWN_RANK
+from overlap_sweep.diagnosis import LATENCY_NS, NEVER, UNKNOWN_RANK, Why
 from overlap_sweep.diagnosis.arrivals import MEETING, SAME_HOST_CLOCK_NS, Arrivals
 from overlap_sweep.diagnosis.calls import Call
-from overlap_sweep.diagnosis.cause import Why
 from overlap_sweep.diagnosis.exposure import Exposure, Measure
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.trace.activity import NO_ITERATION

@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis import NEVER, TOGETHER_NS, UNKNOWN_RANK, Role
+from overlap_sweep.diagnosis import NEVER, TOGETHER_NS, UNKNOWN_RANK, Loss, Role, Rule
 from overlap_sweep.diagnosis.arrivals import Arrivals
 from overlap_sweep.diagnosis.calls import roles_of
-from overlap_sweep.diagnosis.cause import Loss, Rule
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.causes.repeated_reduction import repeated_reductions
 from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Late, Measure, SlowedCall, slowed_calls
@@ -313,12 +312,12 @@ _IDLE = sorted(((one.name, rule) for one in CAUSES.values() for rule in one.idle
 
 def losses_of(view: RankView) -> list[Loss]:
     """Returns the losses of one rank."""
-    return [*_of_idle_time(view), *_of_rank(view), *_of_exposed_time(view)]
+    return [*_of_idle_time(view), *_other_losses(view), *_of_exposed_time(view)]
 
 
-def _of_rank(view: RankView) -> Iterator[Loss]:
+def _other_losses(view: RankView) -> Iterator[Loss]:
     for cause in CAUSES.values():
-        for loss in cause.of_rank(view) if cause.of_rank else ():
+        for loss in cause.others(view):
             step = loss.step if loss.call is None else view.facts.calls[loss.call].step
             yield replace(loss, cause=cause.name, step=step)
 

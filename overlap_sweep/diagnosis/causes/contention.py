@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import as_time
-from overlap_sweep.diagnosis.cause import Cause, Loss
+from overlap_sweep.diagnosis import Cause, Loss, as_time
 from overlap_sweep.diagnosis.causes.repeated_reduction import repeated_reductions
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ CAUSE = Cause(
     order=100,
     meaning="hidden, but GEMMs beside it are slower than the same GEMMs alone",
     evidence=evidence,
-    of_rank=slower_gemms,
+    others=slower_gemms,
     # Their times also vary with clocks and power.
     least_total=0.05,
     least_total_on_cpu=0.05,

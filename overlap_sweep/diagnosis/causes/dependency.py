@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import NEVER, as_time
-from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
+from overlap_sweep.diagnosis import NEVER, Cause, Loss, Rule, as_time
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import MENTIONED, MUCH, NEVER, PAUSE_NS, as_time, counted
-from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
+from overlap_sweep.diagnosis import MENTIONED, MUCH, NEVER, PAUSE_NS, Cause, Loss, Rule, as_time, counted
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
@@ -89,6 +88,9 @@ def _pauses(basis: Basis) -> str:
     )
 
 
+KINDS_OF_PAUSES = ("named", "unnamed", "stalled", "allocates")
+
+
 def kind_of_pause(place: str) -> str:
     """Returns `unnamed` for a place that is only what ran before and after, `stalled` for one inside of an operator,
     which nothing in the program makes long, or `allocates` if that asks the driver for memory; else `named`."""
@@ -121,12 +123,9 @@ def evidence(basis: Basis) -> str:
     )
 
 
-def conditions(basis: Basis) -> set[str]:
-    found = {"loading"} if _loading_share(basis) >= MUCH else set()
-    if basis.about == PAUSES:
-        place, _ = _paused_ns(basis).most_common(1)[0]
-        found |= {"pauses", kind_of_pause(place)}
-    return found
+def _pauses_are(kind: str) -> Callable[[Basis], bool]:
+    """Returns the condition that the longest pauses are of a kind, as of `kind_of_pause`."""
+    return lambda basis: basis.about == PAUSES and kind_of_pause(_paused_ns(basis).most_common(1)[0][0]) == kind
 
 
 CAUSE = Cause(
@@ -134,8 +133,11 @@ CAUSE = Cause(
     meaning="the GPU waits for launches",
     evidence=evidence,
     idle=[Rule(10, paused), Rule(30, launched_late)],
-    conditions=conditions,
-    condition_names=frozenset({"loading", "pauses", "named", "unnamed", "stalled", "allocates"}),
+    conditions={
+        "loading": lambda basis: _loading_share(basis) >= MUCH,
+        "pauses": lambda basis: basis.about == PAUSES,
+        **{kind: _pauses_are(kind) for kind in KINDS_OF_PAUSES},
+    },
     # The time between operators on a CPU is Python's.
     least_total_on_cpu=0.2,
 )

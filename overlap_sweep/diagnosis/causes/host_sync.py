@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import END_OF_STEP, NEVER, UNBLOCKED_NS, as_time, counted
-from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
+from overlap_sweep.diagnosis import END_OF_STEP, NEVER, UNBLOCKED_NS, Cause, Loss, Rule, as_time, counted
 from overlap_sweep.diagnosis.causes.queue_order import queued_since
 
 if TYPE_CHECKING:
@@ -111,15 +110,9 @@ def evidence(basis: Basis) -> str:
     )
 
 
-def conditions(basis: Basis) -> set[str]:
-    names = {f"{wait.operator or wait.name} {wait.name}" for wait in _waits(basis)}
-    found = {
-        "item": any("aten::item" in name or "_local_scalar_dense" in name for name in names),
-        "copy": any(re.match(r"(cuda|hip)Memcpy|aten::(copy_|to|_to_copy) ", name) for name in names),
-        "device_sync": any("DeviceSynchronize" in name for name in names),
-        "end_of_step": basis.about == END_OF_STEP,
-    }
-    return {name for name, holds in found.items() if holds}
+def _waits_in(pattern: str) -> Callable[[Basis], bool]:
+    """Returns the condition that the name of a wait, after what called it, has the pattern."""
+    return lambda basis: any(re.search(pattern, f"{wait.operator or wait.name} {wait.name}") for wait in _waits(basis))
 
 
 CAUSE = Cause(
@@ -128,6 +121,10 @@ CAUSE = Cause(
     evidence=evidence,
     exposed=Rule(40, launched_after_wait),
     idle=[Rule(20, idle_after_wait)],
-    conditions=conditions,
-    condition_names=frozenset({"item", "copy", "device_sync", "end_of_step"}),
+    conditions={
+        "item": _waits_in("aten::item|_local_scalar_dense"),
+        "copy": _waits_in("^((cuda|hip)Memcpy|aten::(copy_|to|_to_copy) )"),
+        "device_sync": _waits_in("DeviceSynchronize"),
+        "end_of_step": lambda basis: basis.about == END_OF_STEP,
+    },
 )

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import as_time
-from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
+from overlap_sweep.diagnosis import Cause, Loss, Rule, as_time
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
@@ -62,7 +61,6 @@ CAUSE = Cause(
     meaning="launched only when it was needed, though its input was ready earlier",
     evidence=evidence,
     exposed=Rule(60, started_late),
-    conditions=lambda basis: {"before_gather"} if stands_before_gather(basis) else (),
-    condition_names=frozenset({"before_gather"}),
+    conditions={"before_gather": stands_before_gather},
     is_exposed=True,
 )

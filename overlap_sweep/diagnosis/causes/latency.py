@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import as_rate, as_time
-from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
+from overlap_sweep.diagnosis import Cause, Loss, Rule, as_rate, as_time
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import LATENCY_NS, NEVER, TOGETHER_NS, as_time
-from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
+from overlap_sweep.diagnosis import LATENCY_NS, NEVER, TOGETHER_NS, Cause, Loss, Rule, as_time
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
@@ -142,7 +141,6 @@ CAUSE = Cause(
     meaning="launched in time, but it stood behind kernels of other streams",
     evidence=evidence,
     exposed=Rule(50, queued),
-    conditions=lambda basis: {"occupied"} if is_occupied(basis) else (),
-    condition_names=frozenset({"occupied"}),
+    conditions={"occupied": is_occupied},
     is_exposed=True,
 )

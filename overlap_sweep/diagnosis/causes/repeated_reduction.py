@@ -11,8 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import MENTIONED, NEVER, as_time
-from overlap_sweep.diagnosis.cause import Cause, Loss, Rule
+from overlap_sweep.diagnosis import MENTIONED, NEVER, Cause, Loss, Rule, as_time
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
@@ -99,5 +98,5 @@ CAUSE = Cause(
     meaning="the same gradients are reduced several times for one optimizer's step",
     evidence=evidence,
     exposed=Rule(20, all_but_last),
-    of_rank=slower_gemms,
+    others=slower_gemms,
 )

@@ -5,13 +5,12 @@ A call's waiting is split by who caused it and why in `lateness.py`; here is wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import reduce
+from collections.abc import Callable, Iterator
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, NamedTuple
 
-from overlap_sweep.diagnosis import LOADING, MUCH, UNKNOWN_RANK, as_time, counted
-from overlap_sweep.diagnosis.cause import Cause, Loss, Rule, Why
-from overlap_sweep.diagnosis.causes.host_bound import kind_of_pause
+from overlap_sweep.diagnosis import LOADING, MUCH, UNKNOWN_RANK, Cause, Loss, Rule, Why, as_time, counted
+from overlap_sweep.diagnosis.causes.host_bound import KINDS_OF_PAUSES, kind_of_pause
 from overlap_sweep.trace.kernel_classes import short_name
 
 if TYPE_CHECKING:
@@ -39,17 +38,29 @@ def waited(time: ExposedTime) -> Iterator[Loss]:
         yield Loss(delay.lost_ns, about=str(delay.late_rank), late_rank=delay.late_rank)
 
 
+REASONS = (
+    "host_late",
+    "loads_longer",
+    "more_work",
+    "slower_kernels",
+    "late_before",
+    "as_much_work",
+    "unknown_rank",
+    "pauses",
+)
+
+
 class Lateness(NamedTuple):
     """Why ranks are late."""
 
-    kind: str
-    """`host_late`, `loads_longer`, `more_work`, `slower_kernels`, `late_before`, `as_much_work`, `unknown_rank`; or
-    `pauses`."""
+    reason: str
+    """One of REASONS."""
     words: str
     pause: str = ""
     """As of `kind_of_pause`."""
 
 
+@lru_cache(1)
 def lateness_of(basis: Basis) -> Lateness:
     """Returns what the late rank does more than the waiting one in the whole step, or, where that explains nothing,
     before the collectives that it is late for."""
@@ -151,7 +162,7 @@ def _shares(basis: Basis) -> str:
     for rank, share in sorted(basis.turns.items(), key=lambda item: -item[1].waited_ns):
         if share.waited_ns >= NAMED * total and len(named) < MOST_NAMED:
             late = _why_late(share.waited_ns, share.why, basis, basis.own.on_device)
-            why = f": {_WHY[late.kind]}" if late else ""
+            why = f": {_WHY[late.reason]}" if late else ""
             verb, part = "" if named else "causes ", f"{share.waited_ns / total:.0%}"
             named.append(f"rank {basis.views[rank].facts.rank} {verb}{part} ({_often(basis, rank)}{why})")
     if not named:
@@ -159,9 +170,8 @@ def _shares(basis: Basis) -> str:
     return f"Of what all ranks wait so, {', '.join(named)}"
 
 
-def conditions(basis: Basis) -> set[str]:
-    late = lateness_of(basis)
-    return {late.kind, late.pause, IN_TURN if basis.about == IN_TURN else ""} - {""}
+def _is_late_by(reason: str) -> Callable[[Basis], bool]:
+    return lambda basis: reason in lateness_of(basis)[::2]
 
 
 CAUSE = Cause(
@@ -169,10 +179,9 @@ CAUSE = Cause(
     meaning="ranks wait for one that is late, always the same or in turn",
     evidence=evidence,
     exposed=Rule(10, waited),
-    conditions=conditions,
-    condition_names=frozenset(
-        {"in_turn", "host_late", "loads_longer", "more_work", "slower_kernels", "late_before", "as_much_work"}
-        | {"unknown_rank", "pauses", "named", "unnamed", "stalled", "allocates"}
-    ),
+    conditions={
+        "in_turn": lambda basis: basis.about == IN_TURN,
+        **{reason: _is_late_by(reason) for reason in (*REASONS, *KINDS_OF_PAUSES)},
+    },
     is_exposed=True,
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import LATENCY_NS, NEVER, as_time, counted
-from overlap_sweep.diagnosis.cause import Cause, Loss
+from overlap_sweep.diagnosis import LATENCY_NS, NEVER, Cause, Loss, as_time, counted
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
@@ -47,9 +46,10 @@ CAUSE = Cause(
     order=110,
     meaning="nothing runs, though the next kernel had been launched",
     evidence=evidence,
-    of_rank=stalls_without_cause,
-    conditions=lambda basis: {stall.holds_back for stall in _stalls(basis) if stall.holds_back},
-    condition_names=frozenset({"cudaLaunchHostFunc"}),
+    others=stalls_without_cause,
+    conditions={
+        "cudaLaunchHostFunc": lambda basis: any(stall.holds_back == "cudaLaunchHostFunc" for stall in _stalls(basis))
+    },
     # Many short pauses say nothing.
     least_share=0.02,
 )
