@@ -16,7 +16,7 @@ import numpy as np
 from overlap_sweep.diagnosis import Loss, as_time, counted
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.causes import CAUSES
-from overlap_sweep.diagnosis.collectives import BYTES_OF, type_of
+from overlap_sweep.diagnosis.collectives import element_bytes
 from overlap_sweep.diagnosis.exposure import lost_of_hidden
 from overlap_sweep.diagnosis.facts import RankFacts, place_of, size_of
 from overlap_sweep.diagnosis.host import paused_ns
@@ -245,7 +245,7 @@ def _gathered_twice(basis: Basis) -> bool:
 
 def _low_precision(basis: Basis) -> bool:
     calls = basis.calls
-    return bool(calls) and all(BYTES_OF.get(type_of(call.dtype), 4) < 4 for call in calls)
+    return bool(calls) and all((element_bytes(call.dtype) or 4) < 4 for call in calls)
 
 
 def _bucket_mib(basis: Basis) -> list[float]:

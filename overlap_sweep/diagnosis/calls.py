@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import NEVER, Pass, Role
 from overlap_sweep.diagnosis.collectives import (
-    BYTES_OF,
     REDUCTIONS,
     Group,
     batched,
     collective_of,
     detail_around,
+    element_bytes,
     group_of,
     sizes_of_host,
-    type_of,
 )
 from overlap_sweep.diagnosis.host import Places, named
 from overlap_sweep.trace.activity import BWD, COMM, FWD, NEITHER, NO_ITERATION, RECOMPUTE, WAIT, Activity
@@ -81,9 +79,9 @@ class Call:
     accumulates: bool = False
     """Whether it was launched where autograd accumulates gradients, or by a hook there."""
     peer: int | None = None
-    """Rank that a send or recv is to or from; None if unknown."""
+    """Rank that a send or recv is to or from."""
     blocks: int | None = None
-    """Thread blocks of its kernel; None if unknown."""
+    """Thread blocks of its kernel."""
 
     @property
     def is_in_step(self) -> bool:
@@ -92,8 +90,8 @@ class Call:
     def buffer_bytes(self, group_size: int | None = None) -> int | None:
         """Returns the size of the whole buffer as nccl-tests counts it: an all-gather's output, a reduce-scatter's
         input, also where the trace has only the other one and the size of the group is given; None if unknown."""
-        element_bytes, sent, received = BYTES_OF.get(type_of(self.dtype)), self.sent, self.received
-        if element_bytes is None or (sent is None and received is None):
+        bytes_each, sent, received = element_bytes(self.dtype), self.sent, self.received
+        if bytes_each is None or (sent is None and received is None):
             return None
         if self.collective in ("all_gather", "gather"):
             elements = max(received or 0, (sent or 0) * group_size) if group_size else received
@@ -101,7 +99,7 @@ class Call:
             elements = max(sent or 0, (received or 0) * group_size) if group_size else sent
         else:
             elements = sent if sent is not None else received
-        return None if elements is None else elements * element_bytes
+        return None if elements is None else elements * bytes_each
 
     @property
     def is_message(self) -> bool:
@@ -135,9 +133,10 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
         grid = _GRID.match(detail.shape or "") if launch is not None else None
         name, pass_ = activity.labels[events.label[i]][1], int(activity.assignment.pass_[i])
         if launch is None:
-            at = launched_by.get(i, i)
-            launch_ns, thread = int(_called_at(trace, activity, at, i)), _thread(trace, activity, at, i)
-            if at == i:
+            at = launched_by.get(i)
+            source, place = (events, i) if at is None else (trace.host, at)
+            launch_ns, thread = int(source.start_ns[place]), int(source.lane[place])
+            if at is None:
                 detail = sizes_of_host(name, detail)
             else:
                 # gloo names some collectives after others, and its threads know no pass.
@@ -186,22 +185,12 @@ def _detail_at_launch(trace: Trace, places: Places, thread: int, launch_ns: int)
     def described(at: int) -> tuple[str, Detail]:
         return trace.labels[trace.host.label[at]][1], trace.details[trace.host.detail[at]]
 
-    around = [at for at, _, _ in places.collectives.around(thread, launch_ns)]
-    found = detail_around(tuple(map(described, around)))
-    if found is None and around:
-        # nccl:coalesced
-        before = islice(places.collectives.begun_before(thread, launch_ns), len(around), None)
-        found = batched(map(described, before))
-    return found
-
-
-def _called_at(trace: Trace, activity: Activity, operator: int, event: int) -> int:
-    """Returns when the collective was called: the operator's start, or the event's own if it has none."""
-    return int(trace.host.start_ns[operator] if operator != event else activity.events.start_ns[event])
-
-
-def _thread(trace: Trace, activity: Activity, operator: int, event: int) -> int:
-    return int(trace.host.lane[operator] if operator != event else activity.events.lane[event])
+    around = [described(at) for at, _, _ in places.collectives.around(thread, launch_ns)]
+    found = detail_around(tuple(around))
+    if found or not around:
+        return found
+    # nccl:coalesced
+    return batched(map(described, islice(places.collectives.begun_before(thread, launch_ns), len(around), None)))
 
 
 def _details_by_operator(trace: Trace) -> dict[int, Detail]:
@@ -227,18 +216,13 @@ def _launched_by(trace: Trace, activity: Activity, chosen: NDArray[np.intp]) -> 
         if host.start_ns[i] >= reach[int(host.lane[i])]:
             outermost.append(i)
             reach[int(host.lane[i])] = int(host.end_ns[i])
-    waiting: deque[int] = deque(outermost)
     found: dict[int, int] = {}
     for event in chosen[np.argsort(activity.events.start_ns[chosen], kind="stable")].tolist():
         start_ns = int(activity.events.start_ns[event])
         name = activity.labels[activity.events.label[event]][1]
-        own = None
-        for i in waiting:
-            if host.start_ns[i] > start_ns or _same_kind(trace, i, name):
-                own = i if host.start_ns[i] <= start_ns else None
-                break
-        if own is not None:
-            waiting.remove(own)
+        own = next((i for i in outermost if host.start_ns[i] > start_ns or _same_kind(trace, i, name)), None)
+        if own is not None and host.start_ns[own] <= start_ns:
+            outermost.remove(own)
             found[event] = own
     return found
 
@@ -319,41 +303,28 @@ def _volume(calls: Iterable[Call]) -> float:
     return sum(float(max(call.sent or 0, call.received or 0) or 1) for call in calls)
 
 
-class _Gathers(NamedTuple):
-    """How the all-gathers of parameters in a group are recognised."""
-
-    in_functions: bool
-    elsewhere: bool
-
-
-def _gathers_parameters(calls: Sequence[Call]) -> _Gathers:
+def _gathers_parameters(calls: Sequence[Call]) -> tuple[bool, bool]:
+    """Returns whether functions gather the group's parameters, and whether hooks or plain code do."""
     forward = [
         call for call in calls if call.collective == "all_gather" and call.pass_ == "fwd" and not call.is_of_scalars
     ]
     gathered = _volume(forward)
-    reduced_forward = _volume(call for call in calls if call.collective in REDUCTIONS and call.pass_ == "fwd")
-    reduced_after = _volume(call for call in calls if call.collective in REDUCTIONS and call.pass_ != "fwd")
-    if not gathered or reduced_after < SMALL * gathered:
-        return _Gathers(False, False)
+    reductions = [call for call in calls if call.collective in REDUCTIONS]
+    reduced_forward = _volume(call for call in reductions if call.pass_ == "fwd")
+    if not gathered or _volume(call for call in reductions if call.pass_ != "fwd") < SMALL * gathered:
+        return False, False
     elsewhere = _volume(call for call in forward if not call.in_function) >= SMALL * gathered
     computed = sum(1 if call.computed_before else -1 for call in forward if call.in_function) > 0
-    return _Gathers(reduced_forward < SMALL * gathered and not computed, elsewhere)
+    return reduced_forward < SMALL * gathered and not computed, elsewhere
 
 
-def _role(call: Call, gathers: _Gathers) -> Role:
+def _role(call: Call, gathers: tuple[bool, bool]) -> Role:
+    in_functions, elsewhere = gathers
     if call.collective == "all_gather":
-        if call.is_of_scalars:
-            return "activation"
-        if call.pass_ == "other":
-            return "parameter"
         # Functions of the backward pass look like hooks there.
-        elsewhere = gathers.elsewhere and not call.in_function
-        return "parameter" if gathers.in_functions or elsewhere else "activation"
-    if call.collective not in REDUCTIONS or call.pass_ == "fwd":
+        is_of_parameters = call.pass_ == "other" or in_functions or (elsewhere and not call.in_function)
+        return "parameter" if is_of_parameters and not call.is_of_scalars else "activation"
+    if call.collective not in REDUCTIONS or call.pass_ == "fwd" or (call.pass_ == "other" and call.is_of_scalars):
+        # The last is the norm of all gradients, which the optimizer's step needs at once.
         return "activation"
-    if call.pass_ == "other" and call.is_of_scalars:
-        # The norm of all gradients, which the optimizer's step needs at once.
-        return "activation"
-    if gathers.in_functions or call.pass_ == "other" or call.accumulates:
-        return "gradient"
-    return "activation"
+    return "gradient" if in_functions or call.pass_ == "other" or call.accumulates else "activation"

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -21,27 +21,16 @@ _C10D, _NCCL = "c10d::", "nccl:"
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 
-BYTES_OF = {
-    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
-    **dict.fromkeys(("float4_e2m1fn_x2", "bool", "uint8", "int8"), 1),
-    **dict.fromkeys(("bfloat16", "float16", "int16", "uint16"), 2),
-    **dict.fromkeys(("float32", "int32", "uint32", "complex32"), 4),
-    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
-    "complex128": 16,
-}
-"""Bytes of one element, by type."""
-
 _TYPES = {
-    **{"half": "float16", "float": "float32", "double": "float64"},
+    **{"half": "float16", "float": "float32", "double": "float64", "byte": "uint8", "char": "int8"},
+    **{"short": "int16", "int": "int32", "long": "int64", "long long": "int64"},
     **{"complexhalf": "complex32", "complexfloat": "complex64", "complexdouble": "complex128"},
-    **{"complex<half>": "complex32", "complex<float>": "complex64", "complex<double>": "complex128"},
-    **{"byte": "uint8", "char": "int8", "short": "int16", "int": "int32", "long": "int64"},
-    **{"unsigned char": "uint8", "signed char": "int8", "short int": "int16", "long int": "int64"},
-    **{"short unsigned int": "uint16", "unsigned short": "uint16", "unsigned int": "uint32"},
-    **{"long long": "int64", "long unsigned int": "uint64", "unsigned long": "uint64"},
 }
-"""Types as collectives on GPUs, and as operators record them."""
+"""Types as collectives on GPUs record them, and C++ spells them, without `signed` and `unsigned`."""
 
+_BITS = re.compile(r"(?:bfloat|float|u?int|complex)(\d+)")
+
+_MESSAGES = ("send", "recv")
 _KINDS = (
     ("all_gather", re.compile(r"all_?gather", re.IGNORECASE)),
     ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
@@ -57,9 +46,6 @@ _KINDS = (
     ("gather", re.compile(r"gather", re.IGNORECASE)),
     ("scatter", re.compile(r"scatter", re.IGNORECASE)),
 )
-
-
-_MESSAGES = ("send", "recv")
 
 
 @dataclass(frozen=True)
@@ -117,15 +103,22 @@ def _ranks(written: str | None) -> tuple[int, ...]:
 
 def type_of(written: str | None) -> str:
     """Returns the type as PyTorch calls it, such as bfloat16; as it is written if it is unknown."""
-    name = (written or "").replace("c10::", "").lower()
-    return _TYPES.get(name, name)
+    name = re.sub(r"c10::|[<>]", "", (written or "").lower())
+    words = [word for word in name.split() if word not in ("signed", "unsigned")]
+    # Such as `long unsigned int`.
+    known = _TYPES.get(" ".join(words[:-1] if len(words) > 1 and words[-1] == "int" else words))
+    return f"{'u' if 'unsigned' in name else ''}{known}" if known else name
 
 
-class _Argument(NamedTuple):
-    """Tensors that an operator was given."""
+def element_bytes(written: str | None) -> int | None:
+    """Returns the bytes of one element of a type; None if it is unknown."""
+    name = type_of(written)
+    bits = _BITS.match(name)
+    return max(int(bits[1]) // 8, 1) if bits else 1 if name == "bool" else None
 
-    elements: int
-    dtype: str | None
+
+_Argument = tuple[int, str | None]
+"""Elements and type of tensors that an operator was given."""
 
 
 def sizes_of_host(name: str, detail: Detail, span: Detail | None = None) -> Detail:
@@ -137,8 +130,8 @@ def sizes_of_host(name: str, detail: Detail, span: Detail | None = None) -> Deta
     lists of tensors are not recorded, nor the types in a list.
     """
     given = _arguments(detail.shape)
-    dtypes = [one.dtype for one in (*given, *_arguments(span.shape if span else None)) if one and one.dtype]
-    sent, received = _sent_and_received(name, [one and one.elements for one in given])
+    dtypes = [one[1] for one in (*given, *_arguments(span.shape if span else None)) if one and one[1]]
+    sent, received = _sent_and_received(name, [one and one[0] for one in given])
     return detail._replace(
         # gloo reduces and scatters by an all-reduce: the operator knows better than the span.
         collective=name if "c10d" in name else None,
@@ -236,4 +229,4 @@ def _argument(dimensions: Any, dtype: Any) -> _Argument | None:
     elements = sum(map(math.prod, dimensions)) if dtype == "TensorList" else math.prod(dimensions)
     if not 0 <= elements < MOST_ELEMENTS:
         return None
-    return _Argument(elements, None if dtype == "TensorList" else dtype)
+    return elements, None if dtype == "TensorList" else dtype

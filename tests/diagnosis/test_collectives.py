@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_sweep.diagnosis.collectives import BYTES_OF, collective_of, group_of, sizes_of_host, type_of
+from overlap_sweep.diagnosis.collectives import collective_of, element_bytes, group_of, sizes_of_host, type_of
 from overlap_sweep.trace.columns import Detail
 from overlap_sweep.trace.document import ProcessGroup
 
@@ -54,31 +54,33 @@ def test_names(said: str | None, name: str, library: str, expected: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("written", "expected"),
+    ("written", "expected", "each"),
     [
-        ("Float", "float32"),
-        ("BFloat16", "bfloat16"),
-        ("Float8_e4m3fn", "float8_e4m3fn"),
-        ("ComplexFloat", "complex64"),
-        ("Long", "int64"),
-        ("Byte", "uint8"),
-        ("Bool", "bool"),
-        ("float", "float32"),
-        ("c10::BFloat16", "bfloat16"),
-        ("c10::Half", "float16"),
-        ("c10::complex<double>", "complex128"),
-        ("long int", "int64"),
-        ("unsigned char", "uint8"),
+        ("Float", "float32", 4),
+        ("BFloat16", "bfloat16", 2),
+        ("Float8_e4m3fn", "float8_e4m3fn", 1),
+        ("Float4_e2m1fn_x2", "float4_e2m1fn_x2", 1),
+        ("ComplexHalf", "complex32", 4),
+        ("ComplexFloat", "complex64", 8),
+        ("Long", "int64", 8),
+        ("Byte", "uint8", 1),
+        ("UInt16", "uint16", 2),
+        ("Bool", "bool", 1),
+        ("c10::BFloat16", "bfloat16", 2),
+        ("c10::complex<double>", "complex128", 16),
+        ("long int", "int64", 8),
+        ("int", "int32", 4),
+        ("signed char", "int8", 1),
+        ("unsigned char", "uint8", 1),
+        ("short unsigned int", "uint16", 2),
+        ("unsigned int", "uint32", 4),
+        ("unsigned long", "uint64", 8),
+        ("Bits1x8", "bits1x8", None),
+        (None, "", None),
     ],
 )
-def test_types_of_gpus_and_of_operators(written: str, expected: str) -> None:
-    assert type_of(written) == expected
-    assert expected in BYTES_OF
-
-
-def test_an_unknown_type_keeps_its_name() -> None:
-    assert type_of("Float2_e1m0") == "float2_e1m0"
-    assert type_of(None) == ""
+def test_types_of_gpus_and_of_operators(written: str | None, expected: str, each: int | None) -> None:
+    assert (type_of(written), element_bytes(written)) == (expected, each)
 
 
 @pytest.mark.parametrize(
