@@ -29,20 +29,21 @@ SAME_HOST_CLOCK_NS = 500_000
 TRANSFER_SHARE = 0.25
 """Ranks that waited see a long collective end later than the rank that came last, by up to a fifth of its transfer."""
 
-_MESSAGES = frozenset({"send", "recv"})
 MEETING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Nobody ends before the last one has started: everybody needs something of everybody."""
 
 _END_TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
-_EQUAL_SIZES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
-_IN_GROUPS = MEETING | {"broadcast", "reduce", "gather", "scatter", "send_recv"}
+_IN_GROUPS = MEETING | {"broadcast", "reduce", "gather", "scatter"}
 _MOST_FAILURES = 0.1
-_QUANTILES = (0.1, 0.9)
 _ENOUGH = 5
 """Collectives that a median is taken of, if there are as many."""
 
 _Member = tuple[int, int]
 """Index of a rank, and of one of its calls."""
+
+_Difference = tuple[float, int]
+"""Of a collective of two ranks: how much later a rank may see its end on one clock, and how much later the second rank
+saw it, each on its own clock. Nanoseconds."""
 
 
 class _Sequence(NamedTuple):
@@ -154,7 +155,7 @@ def _streams(facts: Sequence[RankFacts]) -> list[dict[int, int]]:
 
 
 def _is_nameless(rank: RankFacts, call: Call) -> bool:
-    return rank.on_device and not call.group and not call.is_wait and call.collective in _IN_GROUPS - {"send_recv"}
+    return rank.on_device and not call.group and not call.is_wait and call.collective in _IN_GROUPS
 
 
 def _key(
@@ -163,28 +164,21 @@ def _key(
     """Returns what calls that may be one collective have in common; None if only their streams can tell."""
     rank = facts[number]
     group = rank.groups.get(call.group)
-    if call.group:
-        common = names.get(call.group)
-        if common is None:
+    common = names.get(call.group, ())
+    if call.group and not common:
+        return None
+    if not call.group and rank.on_device:
+        if call.is_wait or not (call.is_message or call.collective in _IN_GROUPS):
             return None
-    elif rank.on_device and (call.is_wait or call.collective not in _IN_GROUPS | _MESSAGES):
-        return None
-    elif streams and _is_nameless(rank, call):
-        return (streams[call.lane], "")
-    else:
-        common = ()
+        if streams and not call.is_message:
+            return (streams[call.lane], "")
     if not call.is_message:
-        return (common, call.collective if not call.group else "")
-    size = group.size if group else call.group_size or rank.world_size or len(facts)
-    if size != 2:
+        return (common, "" if call.group else call.collective)
+    if (group.size if group else call.group_size or rank.world_size or len(facts)) != 2:
         return None
-    first = rank.rank == min(group.ranks) if group and group.ranks else _is_first(facts, number)
-    return (common, call.collective if call.collective == "send_recv" else (call.collective == "send") == first)
-
-
-def _is_first(facts: Sequence[RankFacts], number: int) -> bool:
-    """Returns whether it is the lower one of two ranks."""
-    return number == min(range(len(facts)), key=lambda i: (facts[i].rank is None, facts[i].rank or 0))
+    lowest = min(range(len(facts)), key=lambda i: (facts[i].rank is None, facts[i].rank or 0))
+    is_first = rank.rank == min(group.ranks) if group and group.ranks else number == lowest
+    return (common, call.collective if call.collective == "send_recv" else (call.collective == "send") == is_first)
 
 
 def common_names(facts: Sequence[RankFacts]) -> list[dict[str, Hashable]]:
@@ -242,17 +236,16 @@ def _in_order(facts: Sequence[RankFacts], ranks: dict[int, list[int]]) -> Iterat
 
 
 def _launched_in_order(calls: Sequence[Call], chosen: list[int]) -> list[int]:
-    """Returns the calls in the order of their launches; kernels of a CUDA graph, which have one launch, as they ran."""
-    if any(calls[i].launch_ns == NEVER for i in chosen):
-        return sorted(chosen, key=lambda i: (calls[i].start_ns, calls[i].end_ns))
-    return sorted(chosen, key=lambda i: (calls[i].launch_ns, calls[i].start_ns))
+    """Returns the calls in the order of their launches; as they ran if those are unknown."""
+    is_known = all(calls[i].launch_ns != NEVER for i in chosen)
+    return sorted(chosen, key=lambda i: (calls[i].launch_ns * is_known, calls[i].start_ns, calls[i].end_ns))
 
 
 def _kind(call: Call) -> Hashable:
     """Returns what every rank's call of one collective has."""
-    if call.collective in _MESSAGES:
+    if call.collective in ("send", "recv"):
         return ("", call.received if call.collective == "recv" else call.sent, call.dtype)
-    sizes = (call.sent, call.received, call.dtype) if call.collective in _EQUAL_SIZES else ()
+    sizes = (call.sent, call.received, call.dtype) if call.collective in _END_TOGETHER | {"broadcast"} else ()
     return (call.collective, call.is_wait, *sizes)
 
 
@@ -277,19 +270,17 @@ def _on_streams(facts: Sequence[RankFacts], ranks: dict[int, list[int]]) -> Iter
     """Yields matched kernels of one step, if every rank has the same ones in the same order on as many streams."""
     if len(ranks) < 2 or len(ranks) < len(facts):
         return
-    streams: list[list[list[_Member]]] = []
-    kinds = []
+    streams = []
     for number, chosen in ranks.items():
-        calls = facts[number].calls
         lanes: dict[int, list[int]] = defaultdict(list)
         for i in chosen:
-            lanes[calls[i].lane].append(i)
+            lanes[facts[number].calls[i].lane].append(i)
+        kinds = {lane: [_kind(facts[number].calls[i]) for i in own] for lane, own in lanes.items()}
         # Numbers of streams differ between ranks; streams with the same kernels are taken in the order of their use.
-        ordered = sorted(lanes.values(), key=lambda own: (str([_kind(calls[i]) for i in own]), own[0]))
-        streams.append([[(number, i) for i in own] for own in ordered])
-        kinds.append([[_kind(calls[i]) for i in own] for own in ordered])
-    if all(own == kinds[0] for own in kinds):
-        for same_stream in zip(*streams, strict=True):
+        ordered = sorted(lanes, key=lambda lane: (str(kinds[lane]), lanes[lane][0]))
+        streams.append(([kinds[lane] for lane in ordered], [[(number, i) for i in lanes[lane]] for lane in ordered]))
+    if all(kinds_of_rank == streams[0][0] for kinds_of_rank, _ in streams):
+        for same_stream in zip(*(own for _, own in streams), strict=True):
             yield from zip(*same_stream, strict=True)
 
 
@@ -335,8 +326,8 @@ def _offsets(facts: Sequence[RankFacts], matches: list[tuple[_Member, ...]]) -> 
             explained_ns = _explained_ns(one.collective, min(call.end_ns - call.start_ns for _, call in calls))
             for rank, call in calls[1:]:
                 later_ns = call.end_ns + facts[rank].base_time_ns - one.end_ns - facts[first].base_time_ns
-                differences[first][rank].append(_Difference(explained_ns, later_ns))
-                differences[rank][first].append(_Difference(explained_ns, -later_ns))
+                differences[first][rank].append((explained_ns, later_ns))
+                differences[rank][first].append((explained_ns, -later_ns))
     offsets = [rank.base_time_ns - facts[0].base_time_ns for rank in facts]
     compared, waiting = {0}, deque([0] if facts else [])
     while waiting:
@@ -351,15 +342,6 @@ def _offsets(facts: Sequence[RankFacts], matches: list[tuple[_Member, ...]]) -> 
     return offsets
 
 
-class _Difference(NamedTuple):
-    """A collective of two ranks."""
-
-    explained_ns: float
-    """How much later a rank may see its end on one clock."""
-    later_ns: int
-    """How much later the second rank saw its end, each on its own clock."""
-
-
 def _explained_ns(collective: str, transfer_ns: int) -> float:
     """Returns how much later one rank may see the end than another. `transfer_ns`: time of the rank that came last."""
     # Ranks exchange different amounts.
@@ -368,8 +350,6 @@ def _explained_ns(collective: str, transfer_ns: int) -> float:
 
 def _clock_difference_ns(seen: list[_Difference], least_ns: int) -> int:
     """Returns what two clocks differ by; 0 if one clock explains the differences."""
-    lowest, highest = np.quantile([one.later_ns for one in seen], _QUANTILES)
-    shortest = sorted(seen)[: max(len(seen) // 4, _ENOUGH)]
-    later_ns = float(np.median([one.later_ns for one in shortest]))
-    explained_ns = least_ns + float(np.median([one.explained_ns for one in shortest]))
-    return 0 if abs(later_ns) < explained_ns or lowest <= 0 <= highest else round(later_ns)
+    lowest, highest = np.quantile([later_ns for _, later_ns in seen], (0.1, 0.9))
+    explained_ns, later_ns = np.median(sorted(seen)[: max(len(seen) // 4, _ENOUGH)], axis=0)
+    return 0 if abs(later_ns) < least_ns + explained_ns or lowest <= 0 <= highest else round(later_ns)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
@@ -117,21 +117,13 @@ class Basis:
     def per_step(self, number: float) -> float:
         return number / max(self.num_steps, 1)
 
+    def numbers_us(self, name: str) -> list[float]:
+        """Returns a number of each loss, in microseconds."""
+        return [loss.numbers.get(name, 0.0) / 1000 for loss in self.losses]
+
     def sum_us(self, name: str) -> float:
         """Returns the sum of a number of the losses per step, in microseconds."""
         return self.per_step(sum(loss.numbers.get(name, 0.0) for loss in self.losses)) / 1000
-
-    def largest_us(self, name: str) -> float:
-        """Returns the largest of a number of the losses, in microseconds."""
-        return max((loss.numbers.get(name, 0.0) for loss in self.losses), default=0.0) / 1000
-
-    def median_number_us(self, name: str) -> float:
-        """Returns the median of a number of the losses, in microseconds."""
-        return self.median_us(loss.numbers.get(name, 0.0) for loss in self.losses)
-
-    def median_us(self, values_ns: Iterable[float]) -> float:
-        values = list(values_ns)
-        return median(values) / 1000 if values else 0.0
 
     def host_late_us(self, rank: int) -> tuple[float, float]:
         """Returns the time per step in which a rank's host was late, and the part of it in which it waited for data."""
@@ -153,14 +145,13 @@ class Basis:
         """Returns such as `12 calls of 67.1 MB per step`, or `4 calls of 67.1 MB in 3 steps`."""
         count, rest = divmod(len(self.calls), max(self.num_steps, 1))
         per = f"in {self.num_steps} steps" if rest else "per step"
-        count = len(self.calls) if rest else count
         sizes = [size for call in self.calls if (size := call.buffer_bytes(size_of(self.own, call)))]
         of = ""
         if sizes:
             low, high = min(sizes), max(sizes)
             of = f" of {_megabytes(high)}" if high < 1.1 * low else f" of {_megabytes(low)} to {_megabytes(high)}"
         between = " between nodes" if self.between_nodes else ""
-        return f"{counted(count, 'call')}{of}{between} {per}"
+        return f"{counted(len(self.calls) if rest else count, 'call')}{of}{between} {per}"
 
     @property
     def pass_in_words(self) -> str:
@@ -190,13 +181,11 @@ def _megabytes(size: int) -> str:
 
 def conditions_of(basis: Basis) -> dict[str, str]:
     """Returns the conditions that hold, each with its value for the sentence, if it has one."""
-    calls = basis.calls
     names = {
         *(basis.own.libraries | basis.roles),
-        *(name for call in calls for name in (call.collective, call.library, call.pass_)),
-        *(name for name, holds in CAUSES[basis.cause].conditions.items() if holds(basis)),
+        *(name for call in basis.calls for name in (call.collective, call.library, call.pass_)),
     }
-    found = {name: condition(basis) for name, condition in CONDITIONS.items()}
+    found = {name: holds(basis) for name, holds in (CONDITIONS | dict(CAUSES[basis.cause].conditions)).items()}
     return dict.fromkeys(names, "") | {
         name: value if isinstance(value, str) else "" for name, value in found.items() if value
     }
@@ -204,13 +193,8 @@ def conditions_of(basis: Basis) -> dict[str, str]:
 
 def _few_numbers(basis: Basis) -> bool:
     """Returns whether the calls move a norm, losses or counts of tokens."""
-    calls = basis.calls
-    return (
-        basis.roles == {"activation"}
-        and bool(calls)
-        and all(call.pass_ == "other" or call.is_of_scalars for call in calls)
-        and not _point_to_point(basis)
-    )
+    are_few = all(call.pass_ == "other" or call.is_of_scalars for call in basis.calls)
+    return basis.roles == {"activation"} and bool(basis.calls) and are_few and not _point_to_point(basis)
 
 
 def _point_to_point(basis: Basis) -> bool:
@@ -221,31 +205,21 @@ def _after_step(basis: Basis) -> bool:
     return basis.roles == {"parameter"} and all(call.pass_ == "other" for call in basis.calls)
 
 
+def _gathers(basis: Basis) -> list[Call]:
+    """Returns the all-gathers of both passes in the process groups of the calls."""
+    groups = {call.group for call in basis.calls}
+    every = (call for call in basis.own.calls if call.group in groups and call.collective == "all_gather")
+    return [call for call in every if call.pass_ in ("fwd", "bwd")]
+
+
 def _one_unit(basis: Basis) -> bool:
     """Returns whether the parameters of a sharded model are gathered all at once: by one call in each pass."""
-    groups = {call.group for call in basis.calls}
-    gathers = [
-        call
-        for call in basis.own.calls
-        if call.group in groups and call.collective == "all_gather" and call.pass_ in ("fwd", "bwd")
-    ]
+    gathers = _gathers(basis)
     begun = sorted(basis.own.backward_passes.reshape(-1).tolist())
     # Even numbers are forward passes, odd ones backward passes.
     by_pass = Counter(bisect_right(begun, call.launch_ns) for call in gathers)
     alike = {(call.sent, call.received, call.where) for call in gathers if not call.is_of_scalars}
     return basis.roles == {"parameter"} and len(alike) == 1 and max(by_pass.values()) == 1
-
-
-def _gathered_twice(basis: Basis) -> bool:
-    groups = {call.group for call in basis.calls}
-    return any(
-        call.collective == "all_gather" and call.pass_ == "bwd" and call.group in groups for call in basis.own.calls
-    )
-
-
-def _low_precision(basis: Basis) -> bool:
-    calls = basis.calls
-    return bool(calls) and all((element_bytes(call.dtype) or 4) < 4 for call in calls)
 
 
 def _bucket_mib(basis: Basis) -> list[float]:
@@ -286,8 +260,10 @@ CONDITIONS: dict[str, Callable[[Basis], bool | str]] = {
     "few_numbers": _few_numbers,
     "after_step": _after_step,
     "one_unit": _one_unit,
-    "gathered_twice": _gathered_twice,
-    "low_precision": _low_precision,
+    "gathered_twice": lambda basis: any(call.pass_ == "bwd" for call in _gathers(basis)),
+    "low_precision": lambda basis: (
+        bool(basis.calls) and all((element_bytes(call.dtype) or 4) < 4 for call in basis.calls)
+    ),
     "blocks_backward": lambda basis: basis.blocks_backward,
     "between_nodes": lambda basis: basis.between_nodes,
     "parameters_between_nodes": lambda basis: (

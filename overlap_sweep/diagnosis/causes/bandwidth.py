@@ -34,12 +34,12 @@ def too_long(time: ExposedTime) -> Iterator[Loss]:
 
 def evidence(basis: Basis) -> str:
     if basis.roles <= {"activation"}:
-        moving, hidden = basis.median_number_us("comm_ns"), basis.median_number_us("compute_ns")
+        moving, hidden = median(basis.numbers_us("comm_ns")), median(basis.numbers_us("compute_ns"))
         return (
             f"{basis.calls_in_words} take {as_time(moving)} each, and computation runs next to them for "
             f"{as_time(hidden)}: {as_time(moving - hidden)} of each have nothing that hides them."
         )
-    comm, compute = basis.largest_us("comm_ns"), basis.largest_us("compute_ns")
+    comm, compute = max(basis.numbers_us("comm_ns")), max(basis.numbers_us("compute_ns"))
     alike = [basis.view.alike[loss.call] for loss in basis.losses if loss.call is not None]
     rates = [one.rate_gbs for one in alike if one.rate_gbs is not None]
     rate = f" (these calls at {as_rate(median(rates))} GB/s)" if rates else ""

@@ -7,6 +7,7 @@ and reductions that the program itself makes the backward pass wait for, which a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 from typing import TYPE_CHECKING
 
 from overlap_sweep.diagnosis import NEVER, Cause, Loss, Rule, as_time
@@ -24,7 +25,7 @@ def rest(time: ExposedTime) -> Iterator[Loss]:
 
 
 def evidence(basis: Basis) -> str:
-    head = f"{basis.calls_in_words}, {as_time(basis.median_us(loss.lost_ns for loss in basis.losses))} each"
+    head = f"{basis.calls_in_words}, {as_time(median(loss.lost_ns for loss in basis.losses) / 1000)} each"
     if not basis.own.on_device:
         return f"{head}: the next operator started when the call ended, and nothing else ran meanwhile."
     if basis.blocks_backward:
@@ -45,8 +46,8 @@ def _next_kernel(basis: Basis) -> str:
     waited = [(gap, work) for gap, work in after if 0 <= gap <= AT_ONCE_NS and own.work.launch_ns[work] != NEVER]
     if not waited:
         return ""
-    ahead = basis.median_us(float(own.work.start_ns[work] - own.work.launch_ns[work]) for _, work in waited)
-    gap = basis.median_us(gap for gap, _ in waited)
+    ahead = median(int(own.work.start_ns[work] - own.work.launch_ns[work]) for _, work in waited) / 1000
+    gap = median(gap for gap, _ in waited) / 1000
     launched, started = f"launched {as_time(ahead)} before", f"started {as_time(gap)} after the call ended"
     return f" The next kernel waited for it: {launched}, it {started}."
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import TYPE_CHECKING
 
 from overlap_sweep.diagnosis import END_OF_STEP, NEVER, UNBLOCKED_NS, Cause, Loss, Rule, as_time, counted
@@ -96,9 +97,9 @@ def evidence(basis: Basis) -> str:
     if basis.calls:
         return (
             f"Before it launched {calls}, the host waited for the device in {name}; meanwhile "
-            f"{as_time(basis.median_number_us('waited_ns'))} of computation ran that could have hidden each."
+            f"{as_time(median(basis.numbers_us('waited_ns')))} of computation ran that could have hidden each."
         )
-    took = as_time(basis.median_us(wait.end_ns - wait.start_ns for wait in waits))
+    took = as_time(median(wait.end_ns - wait.start_ns for wait in waits) / 1000)
     if basis.about == END_OF_STEP:
         return (
             f"At the end of the step the host waits {took} for the device, in {name}; then the GPU has nothing to run "

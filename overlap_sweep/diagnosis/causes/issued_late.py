@@ -8,6 +8,7 @@ are given all of it, this one and `dependency`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 from typing import TYPE_CHECKING
 
 from overlap_sweep.diagnosis import Cause, Loss, Rule, as_time
@@ -37,12 +38,12 @@ def stands_before_gather(basis: Basis) -> bool:
 def evidence(basis: Basis) -> str:
     calls = basis.calls_in_words
     if basis.blocks_backward:
-        each = as_time(basis.median_us(loss.lost_ns for loss in basis.losses))
+        each = as_time(median(loss.lost_ns for loss in basis.losses) / 1000)
         return (
             f"The backward pass waited for {calls}, {each} each, whose result it does not need: what computes "
             "after them could have hidden them."
         )
-    free = f"up to {as_time(basis.largest_us('available_ns'))} of the {basis.pass_in_words}"
+    free = f"up to {as_time(max(basis.numbers_us('available_ns')))} of the {basis.pass_in_words}"
     if stands_before_gather(basis):
         return (
             f"{calls} ran while the pass waited for the all_gather after them; before, {free} had no communication "

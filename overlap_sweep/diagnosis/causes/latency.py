@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 from overlap_sweep.diagnosis import Cause, Loss, Rule, as_rate, as_time
@@ -105,7 +106,7 @@ def _mergeable(view: RankView, same: list[int]) -> Iterator[list[int]]:
 
 
 def evidence(basis: Basis) -> str:
-    took, transfer = (as_time(basis.median_number_us(name)) for name in ("took_ns", "transfer_ns"))
+    took, transfer = (as_time(median(basis.numbers_us(name))) for name in ("took_ns", "transfer_ns"))
     numbers = max((loss.numbers for loss in basis.losses), key=lambda numbers: numbers["num_calls"])
     rate = f"{as_rate(numbers['rate_gbs'])} GB/s"
     if numbers["rate_gbs"] == SLOWEST_GBS:

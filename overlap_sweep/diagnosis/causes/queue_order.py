@@ -8,6 +8,7 @@ it ends.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 from typing import TYPE_CHECKING
 
 from overlap_sweep.diagnosis import LATENCY_NS, NEVER, TOGETHER_NS, Cause, Loss, Rule, as_time
@@ -120,16 +121,13 @@ def is_occupied(basis: Basis) -> bool:
 def evidence(basis: Basis) -> str:
     if basis.blocks_backward:
         work = basis.own.work
-        ahead = basis.median_us(
-            float(work.start_ns[loss.work] - work.launch_ns[loss.work])
-            for loss in basis.losses
-            if loss.work is not None
-        )
+        late = [loss.work for loss in basis.losses if loss.work is not None]
+        ahead = median((work.start_ns[late] - work.launch_ns[late]).tolist()) / 1000
         return (
             f"The backward pass waited for {basis.calls_in_words}, whose result it does not need: its next kernel, "
             f"launched {as_time(ahead)} before, started when the call ended."
         )
-    ready, behind = (as_time(basis.median_number_us(name)) for name in ("ready_ns", "behind_ns"))
+    ready, behind = (as_time(median(basis.numbers_us(name))) for name in ("ready_ns", "behind_ns"))
     head = f"{basis.calls_in_words} started {ready} after they were launched, though their stream was free"
     if is_occupied(basis):
         return f"{head}: when a kernel of another stream ended, which had run for {behind} of it."
