@@ -111,16 +111,13 @@ class Finding(msgspec.Struct, kw_only=True):
     """Rank that loses most; of a straggler the rank that the others wait for. None if ranks are late in turn, or if the
     trace does not record it."""
     process_group: str
-    """Name and description of the process group; empty if unknown, or if the cause is not about one."""
+    """Name and description; like collective, pass and where empty if unknown, or if the cause is not about one."""
     collective: str
-    """Such as all_gather; empty if the cause is not about one."""
     pass_: Pass = msgspec.field(name="pass", default="")
     where: str
-    """Module, annotation or operator that launched it; empty if the trace does not know."""
+    """Module, annotation or operator that launched it."""
     evidence: str
-    """A sentence with the numbers that decided."""
     try_: str = msgspec.field(name="try", default="")
-    """A sentence with the setting to change."""
     waiting_us: float | None = None
     """Exposed time per step in which the calls waited for the last rank to start, median, of the rank that waits most.
     None if the cause is not about a collective, or if nobody knows when the last rank started."""
@@ -133,18 +130,16 @@ class StepLoss(msgspec.Struct, kw_only=True):
 
     rank: int | None
     step: int
-    """N of ProfilerStep#N; counted from 0 in a trace without such steps."""
     step_us: float
     comm_us: float
-    """Union of communication and of waiting in communication kernels."""
+    """Of communication and of waiting in communication kernels."""
     exposed_comm_us: float
-    """Part of comm_us in which nothing computes."""
     idle_us: float
-    """Time in which nothing computes or communicates."""
+    """Of neither computation nor communication."""
     slowed_us: float
     """What GEMMs lost to communication next to them."""
     startup: bool
-    """Whether the step was left out, because it contains the profiler's start."""
+    """Whether it was left out, because it contains the profiler's start."""
 
 
 class Diagnosis(msgspec.Struct, kw_only=True):
@@ -157,7 +152,6 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     findings: list[Finding]
     """The most worthwhile first."""
     steps: list[StepLoss]
-    """Steps of every rank."""
     notes: list[str] = []
     """A sentence for everything that is unknown, or was left out."""
 

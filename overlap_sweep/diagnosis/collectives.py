@@ -58,7 +58,6 @@ class Group:
     ranks: tuple[int, ...]
     """Empty if unknown."""
     size: int | None
-    backend: str = ""
 
     @property
     def title(self) -> str:
@@ -88,7 +87,6 @@ def group_of(name: str, detail: Detail | None, configured: ProcessGroup | None) 
         about="" if about in ("undefined", "default_pg") else about,
         ranks=ranks,
         size=len(ranks) or size,
-        backend=configured.backend if configured else "",
     )
 
 

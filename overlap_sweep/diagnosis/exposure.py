@@ -86,7 +86,7 @@ class Exposed:
     call: int
     """Index into the rank's calls."""
     pieces: list[tuple[int, int]] = field(default_factory=list)
-    """Intervals in nanoseconds, in which computation was blocked by this call, or by one that waited for it."""
+    """When computation was blocked by this call, or by one that waited for it. Nanoseconds."""
     first_blocked: int | None = None
     """Index of the work that waited; None if nothing came after."""
     ended_by: int | None = None
@@ -107,7 +107,7 @@ class Late:
     """Part without communication or copies."""
     work: int
     """Index of the work that was launched late."""
-    comm_ns: float = 0.0
+    comm_ns: float
     """Part with communication that nothing waited for."""
 
 

@@ -91,32 +91,27 @@ class RankFacts:
     known_groups: list[Group] = field(default_factory=list)
     """All process groups that the trace lists."""
     ranks_per_node: int | None = None
-    """None if unknown."""
     names: list[str] = field(default_factory=list)
     """Kernel or operator name, by signature."""
     lanes: list[tuple[str, str]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
     libraries: frozenset[str] = frozenset()
     """What the names in the trace show to be in use, by the names of `LIBRARIES`: for advice alone."""
     loading: Intervals = field(default_factory=no_intervals)
     """When a thread that launches or computes waited for a DataLoader's next batch: a union."""
     pauses: list[Pause] = field(default_factory=list)
-    """When no thread that launches or computes started anything, by start; see `pauses.paused_ns`."""
+    """By start, as stalls and the next two, which are those of the host."""
     stalls: list[Stall] = field(default_factory=list)
-    """When the device ran nothing, though what ran next had been launched. Sorted by start."""
     optimizer_steps: Intervals = field(default_factory=no_intervals)
-    """On the host, by start."""
     backward_passes: Intervals = field(default_factory=no_intervals)
-    """On the host, by start: one for each microbatch."""
+    """One for each microbatch."""
 
     @cached_property
     def steady_steps(self) -> list[int]:
-        """Returns the numbers of the steps without start-up."""
         return [step.number for step in self.steps if not step.startup]
 
     @cached_property
     def is_steady(self) -> NDArray[np.bool_]:
-        """Returns a mask of the work in steady steps."""
+        """Returns a mask of the work in steps without start-up."""
         return np.isin(self.work.step, self.steady_steps)
 
     @property
@@ -191,7 +186,6 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
         known_groups=[group_of(name, None, group) for name, group in trace.groups.items()],
         names=names,
         lanes=trace.lanes,
-        warnings=trace.warnings,
         libraries=frozenset(
             library for library, pattern in LIBRARIES.items() if any(pattern.search(name) for _, name in trace.labels)
         ),

@@ -55,7 +55,7 @@ def work(*spans_us: tuple[float, float], step: int = 1) -> Work:
 def rank_facts(
     rank: int | None,
     calls: Sequence[Call],
-    groups: Sequence[Group] = (Group("0", "", (0, 1), 2, "cuda:nccl"),),
+    groups: Sequence[Group] = (Group("0", "", (0, 1), 2),),
     **others: Any,
 ) -> RankFacts:
     """Returns the facts of a rank whose steps are those of its calls, each 10 ms long."""

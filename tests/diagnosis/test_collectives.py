@@ -147,4 +147,4 @@ def test_ranks_of_a_group(written: str | None, expected: tuple[int, ...]) -> Non
 
 def test_the_list_of_groups_knows_more() -> None:
     found = group_of("1", Detail(group_size=2), ProcessGroup("1", "tp", "cuda:nccl", 2, (0, 1)))
-    assert (found.title, found.ranks, found.size, found.backend) == ("1 (tp)", (0, 1), 2, "cuda:nccl")
+    assert (found.title, found.ranks, found.size) == ("1 (tp)", (0, 1), 2)

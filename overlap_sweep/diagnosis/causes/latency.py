@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -37,34 +36,17 @@ _Link = tuple[str, str]
 """Process group, and the library that communicates."""
 
 
-@dataclass(frozen=True)
-class Small:
-    """A call that could be merged with others."""
-
-    num_calls: int
-    """Calls that could be one, itself included."""
-    transfer_ns: float
-    """Time of its bytes at the best rate."""
-    rate_gbs: float
-
-
 def latency_of_small(time: ExposedTime) -> Iterator[Loss]:
     """Yields what would be saved if one call did the work of all: their latency but once."""
-    small = time.view.once(small_calls).get(time.index)
-    if small:
-        took_ns = float(time.call.end_ns - time.call.start_ns)
-        latency_ns = min(time.rest_ns, took_ns - small.transfer_ns)
-        numbers = {
-            "took_ns": took_ns,
-            "transfer_ns": small.transfer_ns,
-            "rate_gbs": small.rate_gbs,
-            "num_calls": float(small.num_calls),
-        }
-        yield Loss(latency_ns * (1 - 1 / small.num_calls), numbers=numbers)
+    numbers = time.view.once(small_calls).get(time.index)
+    if numbers:
+        latency_ns = min(time.rest_ns, numbers["took_ns"] - numbers["transfer_ns"])
+        yield Loss(latency_ns * (1 - 1 / numbers["num_calls"]), numbers=numbers)
 
 
-def small_calls(view: RankView) -> dict[int, Small]:
-    """Returns the calls of a rank whose time is mostly latency, and that could be merged, by index."""
+def small_calls(view: RankView) -> dict[int, dict[str, float]]:
+    """Returns the calls of a rank whose time is mostly latency, and that could be merged, by index: the time of each,
+    that of its bytes at the best rate, and how many calls could be one."""
     sizes = {i: size for i, call in enumerate(view.facts.calls) if (size := call.buffer_bytes()) and not call.is_wait}
     alike: dict[tuple[_Link, tuple[object, ...]], list[int]] = defaultdict(list)
     latencies_ns: dict[_Link, float] = defaultdict(lambda: MOST_LATENCY_NS)
@@ -81,13 +63,14 @@ def small_calls(view: RankView) -> dict[int, Small]:
         small = size < latencies_ns[link] * rates[link]
         if small and not call.is_message and call.is_in_step:
             alike[link, (call.step, call.collective, call.pass_, view.roles[i])].append(i)
-    return {
-        i: Small(len(run), sizes[i] / rates[link], rates[link])
-        for (link, _), same in alike.items()
-        for run in _mergeable(view, same)
-        if len(run) >= MANY
-        for i in run
-    }
+    found = {}
+    for (link, _), same in alike.items():
+        for run in _mergeable(view, same):
+            for i in run if len(run) >= MANY else ():
+                call, transfer_ns = view.facts.calls[i], sizes[i] / rates[link]
+                numbers = {"took_ns": float(call.end_ns - call.start_ns), "transfer_ns": transfer_ns}
+                found[i] = numbers | {"rate_gbs": rates[link], "num_calls": float(len(run))}
+    return found
 
 
 def _mergeable(view: RankView, same: list[int]) -> Iterator[list[int]]:
