@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.diagnosis.made_timeline import AUTOGRAD, Timeline
 from tests.make_point import ENVIRONMENT, make_point, resolved
+from tests.timeline import AUTOGRAD, Timeline
 
 RANKS, NODES = 4, 2
 ALL, NODE, ACROSS = "0", "1", "2"

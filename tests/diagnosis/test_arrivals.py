@@ -25,11 +25,6 @@ def matched(facts: list[RankFacts]) -> set[tuple[tuple[int, int], ...]]:
     return set(arrivals(facts).matches)
 
 
-def in_turn(*kinds: str, late_us: float = 0) -> list[Call]:
-    """Returns calls of these collectives, one each 100 us."""
-    return [call(100 * i + late_us, 100 * i + 50, kind) for i, kind in enumerate(kinds)]
-
-
 def pairs(*indices: int) -> set[tuple[tuple[int, int], ...]]:
     return {((0, i), (1, i)) for i in indices}
 
@@ -54,110 +49,91 @@ def test_a_rank_that_a_recording_shows_late_comes_last() -> None:
     assert [last.tolist() for last in found.last_rank] == [[0] * 12, [0] * 12]
 
 
-def test_exchanges_of_two_ranks() -> None:
-    assert matched(recorded("send_recv")) == pairs(0, 1)
-
-
 def test_one_rank() -> None:
-    found = arrivals([rank_facts(0, in_turn("all_reduce"))])
+    found = arrivals([rank_facts(0, [call(0, 9)])])
     assert found.last_ns[0].tolist() == [NEVER]
     assert found.last_rank[0].tolist() == [UNKNOWN_RANK]
     assert arrivals([]).offsets_ns == []
 
 
+def in_group(number: int, name: str, ranks: tuple[int, ...], size: int = 2, **given: Any) -> RankFacts:
+    return rank_facts(number, [call(0, 9, group=name)], [Group(name, "", ranks, size)], **given)
+
+
+def in_groups(number: int, *groups: tuple[str, str]) -> RankFacts:
+    """Returns a rank of two that calls once in each of these groups, of which it has the name and what they are for."""
+    calls = [call(i, i + 9, group=name) for i, (name, _) in enumerate(groups)]
+    return rank_facts(number, calls, [Group(name, about, (0, 1), 2) for name, about in groups])
+
+
+def at_once(number: int, *kinds: str) -> RankFacts:
+    """Returns calls in one long moment, so that only the sequences decide."""
+    return rank_facts(number, [call(i, 99, kind) for i, kind in enumerate(kinds)])
+
+
+def exchanging(number: int, *sizes: int) -> RankFacts:
+    return rank_facts(number, [call(i, 99, "all_to_all", sent=size, received=size) for i, size in enumerate(sizes)])
+
+
+def kernels(number: int, *lanes: int) -> RankFacts:
+    own = [call(10 * i, 10 * i + 5, "userbuffers", "", lane=lane) for i, lane in enumerate(lanes)]
+    return rank_facts(number, own)
+
+
+PAIRS = [("1", (0, 1)), ("2", (0, 1)), ("1", (2, 3)), ("1", (3, 2))]
+EARLY, LATE = call(0, 9, launch_ns=1), call(0, 9, "all_gather", launch_ns=2)
+SENDS = [call(0, 5, "send"), call(10, 15, "send"), call(20, 25, "recv")]
+RECEIVES = [call(0, 15, "recv"), call(2, 30, "send"), call(10, 35, "recv")]
+OF_THREE = [Group("0", "", (0, 1, 2), 3)]
+AR, AG, B = "all_reduce", "all_gather", "barrier"
+# By what it shows, the ranks, and the matched calls of the first two, or of all.
+MATCHED: dict[str, tuple[list[RankFacts], set[tuple[int, ...]]]] = {
+    "exchanges of two ranks": (recorded("send_recv"), {(0, 0), (1, 1)}),
+    "groups of one name": ([in_groups(n, ("1", ""), ("2", "")) for n in (0, 1)], {(0, 0), (1, 1)}),
+    "groups for one thing": (
+        [in_groups(0, ("1", "dp"), ("2", "cp")), in_groups(1, ("7", "dp"), ("8", "cp"))],
+        {(0, 0), (1, 1)},
+    ),
+    "groups of no common name": ([in_groups(0, ("1", ""), ("2", "")), in_groups(1, ("7", ""), ("8", ""))], set()),
+    "a name of more ranks than members says nothing": ([in_group(n, "tp", ()) for n in range(3)], set()),
+    "a name": ([in_group(n, "tp", ()) for n in range(2)], {(0, 0)}),
+    "order is that of launches": ([rank_facts(0, [EARLY, LATE]), rank_facts(1, [LATE, EARLY])], {(0, 1), (1, 0)}),
+    "a trace ends within the step": ([at_once(0, AR, AG, B), at_once(1, AR, AG)], {(0, 0), (1, 1)}),
+    "a trace begins within the step": ([at_once(0, B, AR, AG), at_once(1, AR, AG)], {(1, 0), (2, 1)}),
+    "other calls in the middle": ([at_once(0, AR, B, AG), at_once(1, AR, "all_to_all", AG)], {(0, 0), (2, 2)}),
+    "either end would do": ([at_once(0, AR, AR, AR), at_once(1, AR, AR)], set()),
+    "other sizes": ([rank_facts(0, [call(0, 9)]), rank_facts(1, [call(0, 9, sent=8)])], set()),
+    "a send and its receipt": ([rank_facts(0, SENDS), rank_facts(1, RECEIVES)], {(0, 0), (1, 2), (2, 1)}),
+    "sends in larger groups": ([rank_facts(0, SENDS, OF_THREE), rank_facts(1, RECEIVES, OF_THREE)], set()),
+    "kernels of the same streams": ([kernels(0, 1, 2, 1), kernels(1, 8, 9, 8)], {(0, 0), (1, 1), (2, 2)}),
+    "kernels of fewer streams": ([kernels(0, 1, 2, 1), kernels(1, 8, 8, 8)], set()),
+    "more kernels": ([kernels(0, 1, 2), kernels(1, 8, 8, 9)], set()),
+    "exchanges that one trace begins within": (
+        [exchanging(0, 1, 2, 3, 1), exchanging(1, 2, 3, 1)],
+        {(1, 0), (2, 1), (3, 2)},
+    ),
+    "experts are sent different amounts": ([exchanging(0, 1, 2, 3), exchanging(1, 4, 5, 6)], {(0, 0), (1, 1), (2, 2)}),
+    "different amounts, and how often": ([exchanging(0, 1, 2, 3), exchanging(1, 5, 6)], set()),
+    "the same amounts in another order are other exchanges": ([exchanging(0, 1, 2), exchanging(1, 2, 1)], set()),
+    "pairs whose groups are unknown, at different times": (
+        [
+            rank_facts(n, [call(at, at + 50, group="", group_size=None) for at in times], [], on_device=False)
+            for n, times in enumerate([(0, 1000), (0, 1000), (5000, 6000), (5000, 6000)])
+        ],
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize(("facts", "expected"), MATCHED.values(), ids=list(MATCHED))
+def test_matches(facts: list[RankFacts], expected: set[tuple[int, ...]]) -> None:
+    assert matched(facts) == {tuple(enumerate(calls)) for calls in expected}
+
+
 def test_groups_are_their_ranks() -> None:
     # Two pairs of ranks: they call their group differently, or different groups the same.
-    def rank(number: int, name: str, ranks: tuple[int, int]) -> RankFacts:
-        return rank_facts(number, [call(0, 9, group=name)], [Group(name, "", ranks, 2)], world_size=4)
-
-    facts = [rank(0, "1", (0, 1)), rank(1, "2", (0, 1)), rank(2, "1", (2, 3)), rank(3, "1", (3, 2))]
+    facts = [in_group(number, name, ranks, world_size=4) for number, (name, ranks) in enumerate(PAIRS)]
     assert matched(facts) == {((0, 0), (1, 0)), ((2, 0), (3, 0))}
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
-        ([("1", ""), ("2", "")], [("1", ""), ("2", "")], pairs(0, 1)),
-        ([("1", "dp"), ("2", "cp")], [("7", "dp"), ("8", "cp")], pairs(0, 1)),
-        ([("1", ""), ("2", "")], [("7", ""), ("8", "")], set()),
-    ],
-)
-def test_several_groups_of_the_same_ranks(
-    first: list[tuple[str, str]], second: list[tuple[str, str]], expected: set[tuple[tuple[int, int], ...]]
-) -> None:
-    facts = [
-        rank_facts(
-            number,
-            [call(i, i + 9, group=name) for i, (name, _) in enumerate(groups)],
-            [Group(name, about, (0, 1), 2) for name, about in groups],
-        )
-        for number, groups in enumerate([first, second])
-    ]
-    assert matched(facts) == expected
-
-
-def test_a_name_of_more_ranks_than_members_says_nothing() -> None:
-    groups = [Group("tp", "", (), 2)]
-    facts = [rank_facts(number, [call(0, 9, group="tp")], groups) for number in range(3)]
-    assert matched(facts) == set()
-    assert matched(facts[:2]) == pairs(0)
-
-
-def test_order_is_that_of_launches() -> None:
-    early, late = call(0, 9, launch_ns=1), call(0, 9, "all_gather", launch_ns=2)
-    facts = [rank_facts(0, [early, late]), rank_facts(1, [late, early])]
-    assert matched(facts) == {((0, 0), (1, 1)), ((0, 1), (1, 0))}
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
-        # The second trace ends, or begins, within the step.
-        (("all_reduce", "all_gather", "barrier"), ("all_reduce", "all_gather"), {(0, 0), (1, 1)}),
-        (("barrier", "all_reduce", "all_gather"), ("all_reduce", "all_gather"), {(1, 0), (2, 1)}),
-        # They differ in the middle.
-        (("all_reduce", "barrier", "all_gather"), ("all_reduce", "all_to_all", "all_gather"), {(0, 0), (2, 2)}),
-        # Either end would do.
-        (("all_reduce",) * 3, ("all_reduce",) * 2, set()),
-    ],
-)
-def test_calls_that_differ(first: tuple[str, ...], second: tuple[str, ...], expected: set[tuple[int, int]]) -> None:
-    # One long moment, so that only the sequences decide.
-    facts = [
-        rank_facts(number, [call(i, 99, kind) for i, kind in enumerate(kinds)])
-        for number, kinds in enumerate([first, second])
-    ]
-    assert {(i, j) for (_, i), (_, j) in matched(facts)} == expected
-
-
-def test_sizes_differ() -> None:
-    facts = [rank_facts(0, [call(0, 9)]), rank_facts(1, [call(0, 9, sent=8)])]
-    assert matched(facts) == set()
-    exchanged = [rank_facts(number, [call(0, 9, "all_to_all", sent=number)]) for number in range(2)]
-    assert matched(exchanged) == pairs(0)
-
-
-def test_a_send_and_its_receipt() -> None:
-    facts = [
-        rank_facts(0, [call(0, 5, "send"), call(10, 15, "send"), call(20, 25, "recv")]),
-        rank_facts(1, [call(0, 15, "recv"), call(2, 30, "send"), call(10, 35, "recv")]),
-    ]
-    assert matched(facts) == {((0, 0), (1, 0)), ((0, 1), (1, 2)), ((0, 2), (1, 1))}
-
-
-def test_sends_in_larger_groups_stay_alone() -> None:
-    groups = [Group("0", "", (0, 1, 2), 3)]
-    facts = [rank_facts(0, [call(0, 5, "send")], groups), rank_facts(1, [call(0, 5, "recv")], groups)]
-    assert matched(facts) == set()
-
-
-def test_kernels_without_a_group_need_the_same_streams() -> None:
-    def kernels(*lanes: int) -> list[Call]:
-        return [call(10 * i, 10 * i + 5, "userbuffers", "", lane=lane) for i, lane in enumerate(lanes)]
-
-    assert matched([rank_facts(0, kernels(1, 2, 1)), rank_facts(1, kernels(8, 9, 8))]) == pairs(0, 1, 2)
-    assert matched([rank_facts(0, kernels(1, 2, 1)), rank_facts(1, kernels(8, 8, 8))]) == set()
-    assert matched([rank_facts(0, kernels(1, 2)), rank_facts(1, kernels(8, 8, 9))]) == set()
 
 
 def nameless(at_us: float, end_us: float, kind: str, stream: int, **others: Any) -> Call:
@@ -217,37 +193,6 @@ def test_short_all_to_alls_tell_the_clocks_of_one_host() -> None:
         )
 
     assert arrivals([rank(0), rank(1)]).offsets_ns == [0, -70_000]
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
-        # The second trace begins within the step.
-        ((1, 2, 3, 1), (2, 3, 1), {(1, 0), (2, 1), (3, 2)}),
-        # Experts are sent different amounts, so that sizes don't tell.
-        ((1, 2, 3), (4, 5, 6), {(0, 0), (1, 1), (2, 2)}),
-        ((1, 2, 3), (5, 6), set()),
-        # The same sizes in another order are other exchanges.
-        ((1, 2), (2, 1), set()),
-    ],
-)
-def test_sizes_that_all_ranks_exchange(
-    first: tuple[int, ...], second: tuple[int, ...], expected: set[tuple[int, int]]
-) -> None:
-    facts = [
-        rank_facts(number, [call(i, 99, "all_to_all", sent=size, received=size) for i, size in enumerate(sizes)])
-        for number, sizes in enumerate([first, second])
-    ]
-    assert {(i, j) for (_, i), (_, j) in matched(facts)} == expected
-
-
-def test_collectives_that_did_not_meet_are_not_one() -> None:
-    # Two pairs of ranks, whose groups the traces do not know, communicate at different times.
-    facts = [
-        rank_facts(number, [call(at, at + 50, group="", group_size=None) for at in times], [], on_device=False)
-        for number, times in enumerate([(0, 1000), (0, 1000), (5000, 6000), (5000, 6000)])
-    ]
-    assert matched(facts) == set()
 
 
 @pytest.mark.parametrize(

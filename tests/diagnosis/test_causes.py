@@ -10,7 +10,7 @@ from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.findings import diagnosis_of
 from overlap_sweep.diagnosis.groups import group_rows
 from overlap_sweep.diagnosis.losses import ENOUGH_CALLS
-from tests.diagnosis.made_timeline import AUTOGRAD, COMPUTE, SIDE, Timeline, diagnosed, findings
+from tests.timeline import AUTOGRAD, COMPUTE, SIDE, Timeline, diagnosed, findings
 
 
 def tensor_parallel(start: float = 0) -> Timeline:
@@ -351,10 +351,10 @@ def test_a_cuda_graph_of_both_passes_tells_no_order(tmp_path: Path) -> None:
     made = Timeline()
     made.step(0, -1000, 3000)
     made._correlation = 1
-    made._add("cuda_runtime", "cudaGraphLaunch", -500, -490, 100, 1, correlation=1)
+    made.add("cuda_runtime", "cudaGraphLaunch", -500, -490, 100, 1, correlation=1)
     for start, end, name, stream in ((0, 1000, "nvjet_gemm", 7), (1000, 1500, "ncclDevKernel_AllReduce", 17)):
-        made._add("kernel", name, start, end, 0, stream, correlation=1)
-    made._add("kernel", "nvjet_gemm", 1500, 2500, 0, 7, correlation=1)
+        made.add("kernel", name, start, end, 0, stream, correlation=1)
+    made.add("kernel", "nvjet_gemm", 1500, 2500, 0, 7, correlation=1)
     found = findings(tmp_path, made)
     assert list(found) == ["dependency"]
     assert (found["dependency"].pass_, found["dependency"].collective) == ("", "all_reduce")
@@ -382,7 +382,7 @@ def stalled(*, launch: float, function: bool = False) -> Timeline:
     made.step(0, -3000, 3500)
     made.kernel(0, 1000)
     if function:
-        made._add("cuda_runtime", "cudaLaunchHostFunc", -400, -396, 100, 1, correlation=0)
+        made.add("cuda_runtime", "cudaLaunchHostFunc", -400, -396, 100, 1, correlation=0)
     made.kernel(3000, 4000, launch=launch)
     return made
 

@@ -14,7 +14,7 @@ from overlap_sweep.diagnosis.findings import diagnosis_of
 from overlap_sweep.diagnosis.groups import GroupRow, bus_factor, group_rows, group_totals
 from overlap_sweep.trace.kineto import read_trace
 from tests.diagnosis.made_facts import call, rank_facts, work
-from tests.diagnosis.made_timeline import AUTOGRAD, Timeline
+from tests.timeline import AUTOGRAD, Timeline
 from tests.trace.conftest import HandMadeTrace
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"

@@ -9,7 +9,7 @@ import pytest
 from overlap_sweep.diagnosis import as_share
 from overlap_sweep.diagnosis.causes.latency import MANY
 from overlap_sweep.report.numbers import as_rate
-from tests.diagnosis.made_timeline import AUTOGRAD, Timeline, diagnosed, findings
+from tests.timeline import AUTOGRAD, Timeline, diagnosed, findings
 
 SMALL, LARGE = 1 << 10, 1 << 24
 """Elements of two bytes: 2 KB, and 34 MB that take 340 us at 100 GB/s."""

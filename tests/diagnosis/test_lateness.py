@@ -15,8 +15,8 @@ from overlap_sweep.diagnosis.groups import group_rows
 from overlap_sweep.diagnosis.losses import losses_of, views_of
 from overlap_sweep.diagnosis.runs import read_rank
 from overlap_sweep.trace.intervals import intersect, merge, subtract
-from tests.diagnosis.made_timeline import Timeline, diagnosed, findings
 from tests.diagnosis.planted import ARCHIVES, archives, unpack
+from tests.timeline import Timeline, diagnosed, findings
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
 

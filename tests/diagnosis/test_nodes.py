@@ -16,8 +16,8 @@ from overlap_sweep.diagnosis.groups import NodeTimes, group_rows, node_times_of
 from overlap_sweep.diagnosis.runs import read_runs
 from overlap_sweep.report.nodes import NODE_TIMES
 from tests.diagnosis.made_facts import call, rank_facts, work
-from tests.diagnosis.made_timeline import Timeline
 from tests.made_nodes import RANKS, training_trace
+from tests.timeline import Timeline
 
 WORLD, NODE, ACROSS = Group("0", "", (0, 1, 2, 3), 4), Group("1", "", (0, 1), 2), Group("2", "", (0, 2), 2)
 UNLISTED, OF_TWO = Group("3", "", (), 64), Group("4", "", (), 2)

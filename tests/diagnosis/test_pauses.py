@@ -9,7 +9,7 @@ import pytest
 
 from overlap_sweep.diagnosis.host import Pause, paused_ns
 from overlap_sweep.trace.kineto import read_trace
-from tests.diagnosis.made_timeline import Timeline, diagnosed
+from tests.timeline import Timeline, diagnosed
 
 
 def paused() -> Timeline:

@@ -15,7 +15,7 @@ from overlap_sweep.diagnosis.causes.repeated_reduction import repeated_reduction
 from overlap_sweep.diagnosis.exposure import exposure_of, lost_of_hidden
 from overlap_sweep.diagnosis.losses import views_of
 from tests.diagnosis.made_facts import call, rank_facts, work
-from tests.diagnosis.made_timeline import AUTOGRAD, Timeline, diagnosed
+from tests.timeline import AUTOGRAD, Timeline, diagnosed
 
 US = 1000
 

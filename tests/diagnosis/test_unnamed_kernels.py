@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.diagnosis.calls import Call
-from tests.diagnosis.made_timeline import NCCL, Timeline, findings
+from tests.timeline import NCCL, Timeline, findings
 
 SEND_RECV = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)"
 ALL_REDUCE = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)"

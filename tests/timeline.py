@@ -30,35 +30,35 @@ class Timeline:
         self.events: list[dict[str, Any]] = []
         self._correlation = 100
 
-    def _add(self, cat: str, name: str, start: float, end: float, pid: int, tid: int, **args: Any) -> None:
+    def add(self, cat: str, name: str, start: float, end: float, pid: int, tid: int, **args: Any) -> None:
         event = {"ph": "X", "cat": cat, "name": name, "ts": start, "dur": end - start, "pid": pid, "tid": tid}
         self.events.append({**event, "args": args})
 
     def step(self, number: int, start: float, end: float) -> None:
-        self._add("user_annotation", f"ProfilerStep#{number}", start, end, 100, HOST)
+        self.add("user_annotation", f"ProfilerStep#{number}", start, end, 100, HOST)
 
     def backward(self, start: float, end: float, node: str = "MmBackward0") -> None:
-        self._add("cpu_op", f"autograd::engine::evaluate_function: {node}", start, end, 100, AUTOGRAD)
+        self.add("cpu_op", f"autograd::engine::evaluate_function: {node}", start, end, 100, AUTOGRAD)
 
     def function(self, name: str, start: float, end: float) -> None:
-        self._add("cpu_op", name, start, end, 100, HOST, **{"Sequence number": 7, "Fwd thread id": 0})
+        self.add("cpu_op", name, start, end, 100, HOST, **{"Sequence number": 7, "Fwd thread id": 0})
 
     def operator(self, name: str, start: float, end: float, **args: Any) -> None:
-        self._add("cpu_op", name, start, end, 100, HOST, **args)
+        self.add("cpu_op", name, start, end, 100, HOST, **args)
 
     def annotation(self, name: str, start: float, end: float, **args: Any) -> None:
-        self._add("user_annotation", name, start, end, 100, HOST, **args)
+        self.add("user_annotation", name, start, end, 100, HOST, **args)
 
     def python(self, name: str, start: float, end: float) -> None:
-        self._add("python_function", name, start, end, 100, HOST)
+        self.add("python_function", name, start, end, 100, HOST)
 
     def copy(self, start: float, end: float) -> None:
         self._correlation += 1
-        self._add("cuda_runtime", "cudaMemcpyAsync", start - 4, start, 100, HOST, correlation=self._correlation)
-        self._add("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", start, end, 0, SIDE, correlation=self._correlation)
+        self.add("cuda_runtime", "cudaMemcpyAsync", start - 4, start, 100, HOST, correlation=self._correlation)
+        self.add("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", start, end, 0, SIDE, correlation=self._correlation)
 
     def wait(self, start: float, end: float, name: str = "cudaStreamSynchronize") -> None:
-        self._add("cuda_runtime", name, start, end, 100, HOST, correlation=0)
+        self.add("cuda_runtime", name, start, end, 100, HOST, correlation=0)
 
     def kernel(
         self,
@@ -72,8 +72,8 @@ class Timeline:
     ) -> None:
         self._correlation += 1
         at = start - LEAD if launch is None else launch
-        self._add("cuda_runtime", "cudaLaunchKernel", at, at + 4, 100, thread, correlation=self._correlation)
-        self._add("kernel", name, start, end, 0, stream, correlation=self._correlation, **args)
+        self.add("cuda_runtime", "cudaLaunchKernel", at, at + 4, 100, thread, correlation=self._correlation)
+        self.add("kernel", name, start, end, 0, stream, correlation=self._correlation, **args)
 
     def collective(
         self,
