@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "workloads": BELOW_RESULTS | {"results", "measure", "backends", "report", "study", "recorder"},
     "runtime": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "store"},
     "search": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "runtime"},
-    "compare": BELOW_RESULTS | {"results", "report", "workloads"},
+    "compare": BELOW_RESULTS | {"results", "report", "workloads", "store"},
     "tuner": BELOW_RESULTS | {"results", "report", "workloads", "runtime", "search"},
     "commands": BELOW_RESULTS | {"results", "report", "workloads", "store", "runtime", "search", "compare", "tuner"},
     "profiler_hook": BELOW_RESULTS | {"results", "report", "commands"},

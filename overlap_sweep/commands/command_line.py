@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from overlap_sweep.commands.compare import CompareCommand, compare
-from overlap_sweep.commands.diagnose import DiagnoseCommand, diagnose
-from overlap_sweep.commands.history import HistoryCommand, history
 from overlap_sweep.commands.output import print_error
-from overlap_sweep.commands.query import QueryCommand, query
-from overlap_sweep.commands.report import ReportCommand, report
-from overlap_sweep.commands.timeline import timeline
-from overlap_sweep.commands.trace import TraceCommand, trace
 from overlap_sweep.errors import UserError, in_words, is_of_users_system, nearest
 from overlap_sweep.program import analyze_program, end_unread, print_version, stdout_is_closed
 
-DEFAULT_COMMAND = "report"
+COMMANDS = ("report", "query", "trace", "diagnose", "compare", "timeline", "history")
+"""Names of the modules, each of which has a function of its name, and may have its class as `Command`. They are
+imported when they are run, or their help is shown. The first is the default."""
 USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 """Click's, of which some versions of Typer have a copy of their own."""
 
@@ -54,14 +50,27 @@ DIR without a command is short for `report DIR`. Results are read, never changed
 class _CommandOrDirectory(TyperGroup):
     """Treats a first argument that is not a command as the directory of the default command."""
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*COMMANDS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"overlap_sweep.commands.{cmd_name}")
+        function = getattr(module, cmd_name)
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        help = function.__doc__.replace("python analyze.py", analyze_program())
+        single.command(cmd_name, cls=getattr(module, "Command", TyperCommand), help=help)(function)
+        return typer.main.get_command(single)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = {option for parameter in self.get_params(ctx) for option in parameter.opts}
-        if args and args[0] not in self.commands and args[0] not in own:
-            near = nearest(args[0], list(self.commands))
+        if args and args[0] not in COMMANDS and args[0] not in own:
+            near = nearest(args[0], COMMANDS)
             if near and not Path(args[0]).exists():
                 print_error(f"Unknown command {args[0]}. Did you mean {near}?")
                 ctx.exit(2)
-            args = [DEFAULT_COMMAND, *args]
+            args = [COMMANDS[0], *args]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -99,6 +108,7 @@ def _usage_error(error: Any, program: str) -> str:
 
 app = typer.Typer(
     cls=_CommandOrDirectory,
+    callback=lambda: None,
     help=EXAMPLES,
     no_args_is_help=True,
     add_completion=False,
@@ -106,14 +116,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-app.command(name=DEFAULT_COMMAND, cls=ReportCommand)(report)
-app.command(cls=QueryCommand)(query)
-app.command(cls=TraceCommand)(trace)
-app.command(cls=DiagnoseCommand)(diagnose)
-app.command(cls=CompareCommand)(compare)
-app.command()(timeline)
-app.command(cls=HistoryCommand)(history)
 
 
 def main() -> None:
@@ -126,7 +128,4 @@ def main() -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     program = analyze_program()
     app.info.help = EXAMPLES.replace("python analyze.py", program)
-    for command in app.registered_commands:
-        assert command.callback
-        command.help = (command.callback.__doc__ or "").replace("python analyze.py", program)
     app(prog_name=program.removeprefix("python "))

@@ -1,32 +1,46 @@
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from overlap_sweep.commands.output import (
-    FormatOption,
-    TableFormat,
-    check_fail_if,
-    fail_for,
-    fail_if,
-    fail_if_option,
-    print_rows,
-    print_warning,
-    with_columns,
-)
+from overlap_sweep import workloads
+from overlap_sweep.commands import output as out
+from overlap_sweep.compare import sweep_report, traces
 from overlap_sweep.errors import UserError
+from overlap_sweep.report.charts.renderer import left_out
+from overlap_sweep.report.comparison import Comparison, write_files
+from overlap_sweep.report.console import console_for, print_lines
+from overlap_sweep.report.table import Table
+from overlap_sweep.report.terminal import print_written
+from overlap_sweep.results.run_directory import find_points, find_telemetry
+from overlap_sweep.trace.disk import find_traces, refused_links
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from overlap_sweep.compare.operands import Kind, Operand
-    from overlap_sweep.report.comparison import Comparison
-    from overlap_sweep.report.table import Table
+
+class Kind(StrEnum):
+    """Kind of content of an operand; only operands of the same kind are compared."""
+
+    results = "results"
+    traces = "traces"
+    telemetry = "telemetry"
+
+
+class Operand(NamedTuple):
+    """One of the directories or traces to compare."""
+
+    label: str
+    path: Path
+    kind: Kind
+    traces: list[Path]
+    """The trace files; empty for other kinds."""
 
 
 class By(StrEnum):
@@ -39,22 +53,20 @@ class By(StrEnum):
     stream = "stream"
 
 
-BY_OF_SWEEPS = (By.point, By.slot)
-BY_OF_TELEMETRY = (By.point,)
-BY_OF_TRACES = (By.phase, By.rank, By.class_, By.kernel, By.stream)
+ALLOWED_BY = {
+    Kind.results: (By.point, By.slot),
+    Kind.telemetry: (By.point,),
+    Kind.traces: (By.phase, By.rank, By.class_, By.kernel, By.stream),
+}
 
 
 def tables() -> dict[str, Table]:
     """Returns the tables of comparisons, by heading."""
-    from overlap_sweep import workloads
-    from overlap_sweep.compare.sweep_report import POINTS, SLOTS
-    from overlap_sweep.compare.traces import PARTS, QUANTITIES
-
     found: dict[str, Table] = {
-        "of points": POINTS,
-        "with --by slot": SLOTS,
-        "of traces by phase or rank": QUANTITIES,
-        "of traces by class, kernel or stream": PARTS,
+        "of points": sweep_report.POINTS,
+        "with --by slot": sweep_report.SLOTS,
+        "of traces by phase or rank": traces.QUANTITIES,
+        "of traces by class, kernel or stream": traces.PARTS,
     }
     for workload in map(workloads.comparing, workloads.names()):
         if workload and workload.telemetry:
@@ -62,7 +74,7 @@ def tables() -> dict[str, Table]:
     return found
 
 
-CompareCommand = with_columns(tables)
+Command = out.with_columns(tables)
 
 
 def compare(
@@ -92,8 +104,8 @@ def compare(
         Path | None, typer.Option(metavar="DIR", help="Also write JSON and tables to this directory.")
     ] = None,
     plots: Annotated[bool, typer.Option("--plots", help="Also write charts (PNG) to --output.")] = False,
-    format: FormatOption = TableFormat.table,
-    fail_expressions: Annotated[list[str] | None, fail_if_option("ratio > 1.05")] = None,
+    format: out.FormatOption = out.TableFormat.table,
+    fail_expressions: Annotated[list[str] | None, out.fail_if_option("ratio > 1.05")] = None,
 ) -> None:
     """Compare sweeps, training runs, machines, backends or traces: what is faster or slower, and what else changed.
 
@@ -130,9 +142,6 @@ def compare(
 
     Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
-    from overlap_sweep.compare.operands import Kind, find_operands, only_kind, reference_and_candidate
-    from overlap_sweep.report.console import print_lines
-
     if plots and not output:
         raise typer.BadParameter("--plots requires --output.")
     found = find_operands(operands)
@@ -140,43 +149,30 @@ def compare(
         raise typer.BadParameter("give at least two paths to compare.", param_hint="[LABEL=]PATH")
     base, wanted = reference_and_candidate(reference, candidate, found)
     kind = only_kind(found)
-    allowed = {Kind.traces: BY_OF_TRACES, Kind.results: BY_OF_SWEEPS, Kind.telemetry: BY_OF_TELEMETRY}[kind]
-    if by and by not in allowed:
-        raise UserError(f"--by {by.value} is not for {kind}; choose one of {', '.join(allowed)}.")
+    if by and by not in ALLOWED_BY[kind]:
+        raise UserError(f"--by {by.value} is not for {kind}; choose one of {', '.join(ALLOWED_BY[kind])}.")
     compared = _compared(kind, found, base, wanted, by)
     for warning in compared.warnings:
-        print_warning(warning)
+        out.print_warning(warning)
     frame = compared.frame()
-    check_fail_if(fail_expressions, frame)
-    written = []
+    out.check_fail_if(fail_expressions, frame)
 
     def show(console: Console) -> None:
         print_lines(compared.headlines, console, indent=0)
         compared.show(console)
 
-    if output:
-        from overlap_sweep.report.comparison import write_files
-
-        # Before anything is printed: whoever reads that may stop, as `head` does.
-        written = write_files(output, compared, frame, plots)
-    print_rows(frame, format, print_table=show)
+    # Before anything is printed: whoever reads that may stop, as `head` does.
+    written = write_files(output, compared, frame, plots) if output else []
+    out.print_rows(frame, format, show)
     if written:
-        from overlap_sweep.report.charts.renderer import left_out
-        from overlap_sweep.report.console import console_for
-        from overlap_sweep.report.terminal import print_written
-
-        print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))
+        print_written(written, console_for(sys.stdout if format is out.TableFormat.table else sys.stderr))
         for warning in left_out(page=False, images=plots):
-            print_warning(warning)
-    fail_for(compared.problems, answered=not frame.empty)
-    fail_if(fail_expressions, frame, compared.table.name)
+            out.print_warning(warning)
+    out.fail_for(compared.problems, answered=not frame.empty)
+    out.fail_if(fail_expressions, frame, compared.table.name)
 
 
 def _compared(kind: Kind, operands: Sequence[Operand], base: str, wanted: str | None, by: By | None) -> Comparison:
-    from overlap_sweep import workloads
-    from overlap_sweep.compare import sweep_report, traces
-    from overlap_sweep.compare.operands import Kind
-
     if kind is Kind.telemetry:
         comparing = filter(None, map(workloads.comparing, workloads.names()))
         telemetry = next(one.telemetry for one in comparing if one.telemetry)
@@ -186,3 +182,93 @@ def _compared(kind: Kind, operands: Sequence[Operand], base: str, wanted: str | 
     if kind is Kind.traces:
         return traces.compare([(one.label, one.path, one.traces) for one in compared], base, by or By.phase)
     return sweep_report.compare([(one.label, one.path) for one in compared], base, by)
+
+
+def find_operands(written: Sequence[str]) -> list[Operand]:
+    """Returns the operands. UserError where one is missing, not results, telemetry or traces, or repeats a label."""
+    parsed = [label_and_path(one) for one in written]
+    short = iter(short_names([path for label, path in parsed if not label]))
+    named: dict[str, Path] = {}
+    for given, path in parsed:
+        label = given or next(short)
+        if label in named:
+            first = named[label]
+            raise UserError(f"{first} and {path} are both called {label}; give them labels, as in a={first} b={path}.")
+        named[label] = path
+    return [Operand(label, path, *_content(path)) for label, path in named.items()]
+
+
+def label_and_path(written: str) -> tuple[str | None, Path]:
+    """Returns an operand's label, if any, and path: run directories may have `=` in their names."""
+    label, equals, path = written.partition("=")
+    # Path.exists raises for a label that is longer than any path.
+    if os.path.exists(written) or not equals or "/" in label:  # noqa: PTH110
+        return None, Path(written)
+    if not label or not path:
+        raise UserError(f"{written} is not LABEL=PATH; write it as in new=multirun/2026-11-21.")
+    return label, Path(path)
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Returns the part of each path that distinguishes it: its name, or the folder where they part, such as `r4` and
+    `r6` for `/a/r4/tp4` and `/a/r6/tp4`."""
+    whole = [path.resolve() for path in paths]
+    names = [path.name.removesuffix(".gz").removesuffix(".json") for path in whole]
+    levels = zip(*(path.parts for path in whole), strict=False)
+    return next((list(level) for level in (names, *levels) if len(set(level)) == len(level)), names)
+
+
+def _content(path: Path) -> tuple[Kind, list[Path]]:
+    """Returns the kind of a path's content, and its traces. A file is a trace; a directory is telemetry of training
+    runs if it has any, else results, else traces. UserError where there is neither."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give a directory with results or traces.")
+    if path.is_file():
+        if path.name.endswith("_metrics.jsonl"):
+            raise UserError(f"{path} is the telemetry of one rank; give its directory: {path.parent}.")
+        if not path.name.endswith((".json", ".json.gz")):
+            raise UserError(f"{path} is neither results nor a trace; give a directory, or .json or .json.gz files.")
+        return Kind.traces, [path]
+    if find_telemetry(path):
+        return Kind.telemetry, []
+    if find_points(path):
+        return Kind.results, []
+    if refused := refused_links(path):
+        raise UserError(refused[0])
+    if found := find_traces(path):
+        return Kind.traces, found
+    raise UserError(f"{path} holds neither results nor traces; give a directory that launch.py wrote, or traces.")
+
+
+def only_kind(operands: Sequence[Operand]) -> Kind:
+    """Returns the kind of all operands. UserError where they are of several kinds."""
+    first = operands[0]
+    for other in operands:
+        if other.kind != first.kind:
+            found = f"{first.path} holds {first.kind} and {other.path} holds {other.kind}"
+            both_may_be_runs = Kind.traces not in (first.kind, other.kind)
+            hint = ", and copy the rank_<r>_metrics.jsonl files too" if both_may_be_runs else ""
+            raise UserError(f"{found}; compare like with like{hint}.")
+    return first.kind
+
+
+def reference_and_candidate(
+    reference: str | None, candidate: str | None, operands: Sequence[Operand]
+) -> tuple[str, str | None]:
+    """Returns the labels of both, each named by its label or path. The default reference is the first that is not the
+    candidate; no candidate means all others. UserError for an unknown name, or the same name for both."""
+    candidate_label = None if candidate is None else _label_of("--candidate", candidate, operands)
+    others = (operand.label for operand in operands if operand.label != candidate_label)
+    default = next(others, operands[0].label)
+    reference_label = default if reference is None else _label_of("--reference", reference, operands)
+    if reference_label == candidate_label:
+        raise UserError(f"--candidate {candidate} is also the reference; choose another.")
+    return reference_label, candidate_label
+
+
+def _label_of(option: str, wanted: str, operands: Sequence[Operand]) -> str:
+    for operand in operands:
+        if wanted in (operand.label, str(operand.path)) or Path(wanted).resolve() == operand.path.resolve():
+            return operand.label
+    labels = ", ".join(operand.label for operand in operands)
+    raise UserError(f"{option} {wanted} is not among the operands; choose one of {labels}.")

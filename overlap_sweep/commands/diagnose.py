@@ -8,20 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from overlap_sweep.commands.frames import find_traces, read_runs_of_nodes
-from overlap_sweep.commands.output import (
-    FormatOption,
-    TableFormat,
-    fail_if_option,
-    print_checked,
-    print_warning,
-    with_columns,
-)
+from overlap_sweep.commands import output
+from overlap_sweep.commands.frames import read_runs_of_nodes
+from overlap_sweep.diagnosis.causes import CAUSES
+from overlap_sweep.report.console import print_table
+from overlap_sweep.report.diagnosis import TABLE_BY, TABLES, print_diagnosis, warnings_of
+from overlap_sweep.report.table import Listing, to_frame
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from overlap_sweep.report.table import Table
 
 
 class Rows(StrEnum):
@@ -30,16 +25,12 @@ class Rows(StrEnum):
     step = "step"
 
 
-def _tables() -> dict[str, Table]:
-    from overlap_sweep.report.diagnosis import TABLES
-
-    return TABLES
+GROUPED_BY = {Rows.group: "process_group", Rows.step: "rank"}
+"""Column whose values a blank line separates in tables."""
 
 
-class DiagnoseCommand(with_columns(_tables)):  # type: ignore[misc]
+class Command(output.with_columns(lambda: TABLES)):  # type: ignore[misc]
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        from overlap_sweep.diagnosis.causes import CAUSES
-
         causes = "\n".join(f"  {name:<11}  {cause.meaning}" for name, cause in CAUSES.items())
         self.help: str = self.help.replace("{causes}", causes)
         super().format_help_text(ctx, formatter)
@@ -54,12 +45,14 @@ def diagnose(
         Rows,
         typer.Option(help="One row per finding; per process group and collective; or per step: what each rank lost."),
     ] = Rows.finding,
-    format: FormatOption = TableFormat.table,
+    format: output.FormatOption = output.TableFormat.table,
     ranks_per_node: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Ranks on each node; for the traces of points it is known."),
     ] = None,
-    fail_expressions: Annotated[list[str] | None, fail_if_option('cause == "straggler" and share > 0.05')] = None,
+    fail_expressions: Annotated[
+        list[str] | None, output.fail_if_option('cause == "straggler" and share > 0.05')
+    ] = None,
 ) -> None:
     """Say why communication is exposed in Kineto traces, and which setting to try.
 
@@ -84,24 +77,14 @@ def diagnose(
 
     Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
-    from overlap_sweep.report.diagnosis import TABLE_BY, warnings_of
-    from overlap_sweep.report.table import to_frame
-
-    found, problems = find_traces(paths)
-    runs, unknown = read_runs_of_nodes(found, ranks_per_node)
-    problems += [file.problem for run in runs for file in run.files if file.problem]
-    diagnoses = [run.found for run in runs if run.found]
-    for warning in (*unknown, *warnings_of(runs)):
-        print_warning(warning)
+    runs, problems, warnings = read_runs_of_nodes(paths, ranks_per_node)
+    for warning in (*warnings, *warnings_of(runs)):
+        output.print_warning(warning)
     table, rows_of = TABLE_BY[by]
-    rows = rows_of(runs)
+    rows, diagnoses = rows_of(runs), [run.found for run in runs if run.found]
     frame = to_frame(table.records(rows), table.types)
 
     def show(console: Console) -> None:
-        from overlap_sweep.report.console import print_table
-        from overlap_sweep.report.diagnosis import print_diagnosis
-        from overlap_sweep.report.table import Listing
-
         if by is Rows.finding:
             for one in diagnoses:
                 print_diagnosis(one, console)
@@ -110,8 +93,8 @@ def diagnose(
             own = list(same)
             print_table(run, Listing(table, own).columns, own, console, group=itemgetter(GROUPED_BY[by]))
 
-    print_checked(frame, format, show, fail_expressions=fail_expressions, problems=problems, silent=not diagnoses)
-
-
-GROUPED_BY = {Rows.group: "process_group", Rows.step: "rank"}
-"""Column whose values a blank line separates in tables."""
+    output.check_fail_if(fail_expressions, frame)
+    if diagnoses:
+        output.print_rows(frame, format, show)
+    output.fail_for(problems)
+    output.fail_if(fail_expressions, frame)

@@ -1,25 +1,133 @@
-"""Reads the rows of `analyze.py query`, `trace` and `diagnose` as DataFrames, for these commands and for Python."""
+"""Rows of points, traces and diagnoses as DataFrames, for the commands and for Python; and the tables of traces."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from statistics import median as median_of
+from statistics import median_low
+from typing import TYPE_CHECKING, Any, Literal
 
+from overlap_sweep import workloads
+from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
+from overlap_sweep.report.numbers import shortened
+from overlap_sweep.report.table import PointRow, Row, Table, item, to_frame
+from overlap_sweep.results.checks import check_place
+from overlap_sweep.trace.kernel_classes import function_name
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from overlap_sweep.diagnosis.runs import Run
-    from overlap_sweep.report.table import PointRow, Table
+    from overlap_sweep.trace.files import TraceFile
+
+PARTS_BY = ("class", "kernel", "stream")
+PART_TIMES = ("busy_us", "total_us", "alone_us")
+LONGEST_NAME = 56
+"""Most characters of a kernel's name in a table."""
+NOTHING_GIVEN = "No traces given; give files or directories."
+
+_count, _text = partial(item, kind="count"), partial(item, kind="text")
+_FILE = _text("file")
+_RANK = _count("rank", "rank", "Rank that recorded the trace, from the trace or else from its name.")
+_ITERATION = _count("iteration", "iteration")
+_PHASE = _text(
+    "phase",
+    "phase",
+    "fwd, bwd, recompute (part of bwd: checkpointed layers run forward again), or all (the whole iteration).",
+)
+_STARTUP = item("startup", kind="flag")
+_LEFT_OUT = _count("startup_iterations")
+OF_MEDIANS = {"iteration": _count("iterations", "iterations"), "startup": _LEFT_OUT}
+"""Columns of the tables of medians, by the column that they replace."""
+_EXPOSED = item(
+    "exposed_comm_us",
+    "exposed us",
+    "Time in which communication runs while nothing computes, also for no other phase or iteration.",
+)
+_WAITING = item("wait_us", "wait us")
+_RATIO = item("overlap_ratio", "ratio", "overlap_us / min(gemm_us, comm_us).", show="{:.2f}".format)
+PHASES: Table[Row] = Table(
+    "phases",
+    "one row per iteration and phase",
+    (
+        _FILE,
+        _RANK,
+        _ITERATION,
+        _PHASE,
+        item(
+            "span_us",
+            "span us",
+            "Time from the start of the first kernel to the end of the last; of all until the next iteration starts.",
+        ),
+        item("gemm_us", "GEMM us"),
+        item("comm_us", "comm us"),
+        _WAITING,
+        item("overlap_us", "overlap us"),
+        _EXPOSED,
+        item("idle_us", "idle us", "Part of the span in which nothing runs, of no phase and iteration."),
+        _RATIO,
+        _count("num_gemm_events", "GEMMs"),
+        _count("num_comm_events", "comms"),
+        _count("num_wait_events", "waits"),
+        _count("num_compute_events", "others"),
+        _STARTUP,
+    ),
+)
+PARTS: Table[Row] = Table(
+    "parts",
+    "one row per iteration, phase and part",
+    (
+        _FILE,
+        _RANK,
+        _ITERATION,
+        _PHASE,
+        _text("by"),
+        _text(
+            "kind", "kind", "Class of the kernels: gemm, comm, wait, compute or memory; for a stream all its classes."
+        ),
+        _text("library", "library"),
+        _text("name", "name", show=lambda name: shortened(function_name(name) or name, LONGEST_NAME)),
+        _count("num_events", "events"),
+        item("busy_us", "busy us"),
+        item("total_us", "sum us"),
+        item("alone_us", "alone us"),
+        _STARTUP,
+    ),
+)
+RANKS: Table[Row] = Table(
+    "runs",
+    "one row per run and phase: medians",
+    (
+        _text("run"),
+        _PHASE,
+        _count("num_ranks", "ranks"),
+        _count("world_size"),
+        _text("missing"),
+        _count("slowest_rank", "slowest"),
+        item("slowest_us", "span us"),
+        _count("fastest_rank", "fastest"),
+        item("fastest_us", "span us"),
+        item("skew_us", "skew us"),
+        _EXPOSED,
+        _WAITING,
+        _RATIO,
+        _LEFT_OUT,
+    ),
+)
+TRACE_TABLES = {"of phases": PHASES, "with --by class, kernel or stream": PARTS, "with --by rank": RANKS}
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one table."""
+    """The rows of one table of points."""
 
     frame: pd.DataFrame
     table: Table
@@ -41,8 +149,7 @@ def read(directory: Path | str, table: str | None = None) -> pd.DataFrame:
     read cause a warning; UserError if nothing can be read.
     """
     found = point_rows(Path(directory), table)
-    for sentence in (*found.problems, *found.warnings):
-        warnings.warn(sentence, stacklevel=2)
+    _warn([*found.problems, *found.warnings])
     return found.frame
 
 
@@ -54,23 +161,16 @@ def read_trace(
 
     Times are in microseconds. Traces that cannot be read cause a warning; UserError if none can be read.
     """
-    from overlap_sweep.commands import trace_rows
-    from overlap_sweep.report.table import to_frame
-    from overlap_sweep.trace.files import read_trace_files
-
-    if by not in ("phase", *trace_rows.PARTS_BY):
-        raise UserError(f"by={by!r} is not known; choose one of phase, {', '.join(trace_rows.PARTS_BY)}.")
-    found, problems = find_traces([Path(path) for path in paths])
-    files = read_trace_files(found, with_parts=by != "phase")
-    problems += [file.problem for file in files if file.problem]
+    if by not in ("phase", *PARTS_BY):
+        raise UserError(f"by={by!r} is not known; choose one of phase, {', '.join(PARTS_BY)}.")
+    files, problems = read_files([Path(path) for path in paths], with_parts=by != "phase")
     good = [file for file in files if not file.problem]
     if not good:
-        raise UserError(" ".join(problems) or "No traces given; give files or directories.")
-    for sentence in (*problems, *(warning for file in good for warning in file.warnings)):
-        warnings.warn(sentence, stacklevel=2)
-    table = trace_rows.PHASES if by == "phase" else trace_rows.PARTS
-    written = trace_rows.of_medians(table) if median else table
-    return to_frame(written.records(trace_rows.rows_of(good, by, medians=median)), written.types)
+        raise UserError(" ".join(problems) or NOTHING_GIVEN)
+    _warn([*problems, *(warning for file in good for warning in file.warnings)])
+    table = PHASES if by == "phase" else PARTS
+    written = of_medians(table) if median else table
+    return to_frame(written.records(trace_rows(good, by, medians=median)), written.types)
 
 
 def read_diagnosis(
@@ -85,47 +185,29 @@ def read_diagnosis(
     read.
     """
     from overlap_sweep.report.diagnosis import TABLE_BY, warnings_of
-    from overlap_sweep.report.table import to_frame
 
     if by not in TABLE_BY:
         raise UserError(f"by={by!r} is not known; choose one of {', '.join(TABLE_BY)}.")
-    found, problems = find_traces([Path(path) for path in paths])
-    runs, unknown = read_runs_of_nodes(found, ranks_per_node)
-    problems += [file.problem for run in runs for file in run.files if file.problem]
+    runs, problems, unknown = read_runs_of_nodes([Path(path) for path in paths], ranks_per_node)
     if not any(run.found for run in runs):
-        raise UserError(" ".join(problems) or "No traces given; give files or directories.")
-    for sentence in (*problems, *unknown, *warnings_of(runs)):
-        warnings.warn(sentence, stacklevel=2)
+        raise UserError(" ".join(problems) or NOTHING_GIVEN)
+    _warn([*problems, *unknown, *warnings_of(runs)])
     table, rows_of = TABLE_BY[by]
     return to_frame(table.records(rows_of(runs)), table.types)
 
 
-def read_runs_of_nodes(traces: Sequence[Path], ranks_per_node: int | None) -> tuple[list[Run], list[str]]:
-    """Returns the runs of traces, and a sentence for each result.json that does not tell their nodes. `ranks_per_node`:
-    None: as the results next to the traces tell."""
-    from overlap_sweep.diagnosis.runs import read_runs
-    from overlap_sweep.results.nodes import ranks_of_each_trace
-
-    if ranks_per_node is not None:
-        if ranks_per_node < 1:
-            raise UserError(f"ranks_per_node={ranks_per_node} is not possible; give the number of ranks on each node.")
-        return read_runs(traces, dict.fromkeys(traces, ranks_per_node)), []
-    known, problems = ranks_of_each_trace(traces)
-    return read_runs(traces, known), problems
+def _warn(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        warnings.warn(sentence, stacklevel=3)
 
 
 def tables() -> dict[str, Table]:
     """Returns the tables of points of all workloads by name."""
-    from overlap_sweep.workloads import names, section_module
-
-    return {table.name: table for table in (section_module(name).TABLE for name in names())}
+    return {table.name: table for table in (workloads.section_module(name).TABLE for name in workloads.names())}
 
 
 def point_rows(directory: Path, table: str | None) -> Rows:
     """Returns all rows of the named table; None: of the first workload that has points."""
-    from overlap_sweep import workloads
-    from overlap_sweep.config import AnalysisConfig
-    from overlap_sweep.report.table import to_frame
     from overlap_sweep.workloads.sections import read_sources
 
     known = tables()
@@ -135,15 +217,14 @@ def point_rows(directory: Path, table: str | None) -> Rows:
     try:
         sources = read_sources(directory, AnalysisConfig())
     except UserError:
-        written = {name: directory / f"{name}.parquet" for name in known}
-        there = [name for name, path in written.items() if path.is_file()]
+        there = [name for name in known if (directory / f"{name}.parquet").is_file()]
         if table and there and table not in there:
             found = ", ".join(f"{name}.parquet" for name in there)
             raise UserError(f"{directory} has no {table}.parquet, only {found}; choose one of these tables.") from None
-        there = [table] if table in there else there
         if not there:
             raise
-        return Rows(_written(written[there[0]], known[there[0]].types), known[there[0]])
+        name = table or there[0]
+        return Rows(_written(directory / f"{name}.parquet", known[name].types), known[name])
     points = {name: len(sources.points(workload)) for name, workload in workload_of.items()}
     name = table or next((name for name, number in points.items() if number), next(iter(known)))
     section = workloads.section_module(workload_of[name]).section(sources)
@@ -161,8 +242,6 @@ def _written(path: Path, types: dict[str, str]) -> pd.DataFrame:
     """Returns the rows of a Parquet file that an analysis wrote with --output."""
     import pandas as pd
     from pyarrow import ArrowException
-
-    from overlap_sweep.results.checks import check_place
 
     check_place(path, path.parent)
     try:
@@ -188,3 +267,87 @@ def find_traces(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
         for one in below:
             found.setdefault(one.resolve(), one)
     return list(found.values()), problems
+
+
+def read_files(paths: Sequence[Path], *, with_parts: bool) -> tuple[list[TraceFile], list[str]]:
+    """Returns the traces at or below the paths, and a sentence for everything that cannot be read."""
+    from overlap_sweep.trace.files import read_trace_files
+
+    found, problems = find_traces(paths)
+    files = read_trace_files(found, with_parts=with_parts)
+    return files, [*problems, *(file.problem for file in files if file.problem)]
+
+
+def read_runs_of_nodes(paths: Sequence[Path], ranks_per_node: int | None) -> tuple[list[Run], list[str], list[str]]:
+    """Returns the runs of the traces at or below the paths, a sentence for everything that cannot be read, and one for
+    each result.json that does not say their nodes. `ranks_per_node`: None: as the results next to the traces say."""
+    from overlap_sweep.diagnosis.runs import read_runs
+    from overlap_sweep.results.nodes import ranks_of_each_trace
+
+    if ranks_per_node is not None and ranks_per_node < 1:
+        raise UserError(f"ranks_per_node={ranks_per_node} is not possible; give the number of ranks on each node.")
+    found, problems = find_traces(paths)
+    if ranks_per_node is None:
+        known, unknown = ranks_of_each_trace(found)
+    else:
+        known, unknown = dict.fromkeys(found, ranks_per_node), []
+    runs = read_runs(found, known)
+    return runs, [*problems, *(file.problem for run in runs for file in run.files if file.problem)], unknown
+
+
+def of_medians(table: Table[Row]) -> Table[Row]:
+    """Returns the table of medians: the number of iterations replaces iteration, and startup_iterations replaces
+    startup."""
+    return replace(table, columns=tuple(OF_MEDIANS.get(column.name, column) for column in table.columns))
+
+
+def trace_rows(
+    files: Sequence[TraceFile], by: str, phases: Sequence[str] = (), top: int | None = None, *, medians: bool
+) -> list[Row]:
+    """Returns the rows of all files: one per iteration and phase, or per part of these if `by` is one of PARTS_BY,
+    sorted by busy time; or one of medians per phase or part. `phases`: default all; `top`: most parts of each phase."""
+    from overlap_sweep.trace import summarise
+
+    found = []
+    for file in files:
+        if by in PARTS_BY:
+            parts = _rows(file, [part for part in file.parts if part.by == by], phases)
+            found += _medians_of_parts(file, parts, top) if medians else _first(parts, top, "iteration", "phase")
+        else:
+            found += _rows(file, summarise(file.steady_rows) if medians else file.rows, phases)
+    return found
+
+
+def _medians_of_parts(file: TraceFile, parts: Sequence[Row], top: int | None) -> list[Row]:
+    """Medians are over all iterations that have the phase, without start-up: an iteration that lacks the part counts 0.
+    `iterations` is the number of iterations that have the part."""
+    members: dict[tuple[str, ...], list[Row]] = {}
+    for row in parts:
+        if not row["startup"]:
+            members.setdefault((row["phase"], row["kind"], row["library"], row["name"]), []).append(row)
+    iterations = Counter(row.phase for row in file.steady_rows)
+    rows = []
+    for (phase, *_), same in members.items():
+        absent = [0] * (iterations[phase] - len(same))
+        # A median may be half a nanosecond; further digits are rounding errors.
+        times = {name: round(median_of([*map(itemgetter(name), same), *absent]), 4) for name in PART_TIMES}
+        num_events = median_low([*map(itemgetter("num_events"), same), *absent])
+        rows.append({**same[0], "iterations": len(same), "num_events": num_events, **times})
+    order = list(iterations)
+    rows.sort(key=lambda row: (order.index(row["phase"]), -row["busy_us"]))
+    return _first(rows, top, "phase")
+
+
+def _first(rows: Iterable[Row], top: int | None, *by: str) -> list[Row]:
+    return [row for _, same in groupby(rows, key=itemgetter(*by)) for row in list(same)[:top]]
+
+
+def _rows(file: TraceFile, rows: Iterable[Any], phases: Sequence[str]) -> list[Row]:
+    from msgspec.structs import asdict
+
+    from overlap_sweep.trace.files import rank_of
+
+    # If a trace does not record its rank, the file's name may have it.
+    common = {"rank": rank_of(file), "startup_iterations": len(file.startup)}
+    found = [{**asdict(row), **common} for row in rows if not phases or row.phase in phases]
+    return [{**row, "startup": row.get("iteration") in file.startup} for row in found]

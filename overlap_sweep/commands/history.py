@@ -1,32 +1,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from overlap_sweep.commands import output
 from overlap_sweep.commands.expressions import condition
-from overlap_sweep.commands.output import (
-    FormatOption,
-    TableFormat,
-    fail_if_option,
-    print_aside,
-    print_checked,
-    with_columns,
-)
+from overlap_sweep.compare.history import ROWS, print_history
+from overlap_sweep.compare.history import history as history_of
+from overlap_sweep.report.table import to_frame
+from overlap_sweep.store import read_store
 
-if TYPE_CHECKING:
-    from overlap_sweep.report.table import Table
-
-
-def tables() -> dict[str, Table]:
-    """Returns the table of a history, by heading."""
-    from overlap_sweep.compare.history import ROWS
-
-    return {"of a history": ROWS}
-
-
-HistoryCommand = with_columns(tables)
+TABLES = {"of a history": ROWS}
+Command = output.with_columns(lambda: TABLES)
 
 
 def history(
@@ -36,8 +23,8 @@ def history(
     expression: Annotated[
         str | None, typer.Argument(metavar="EXPRESSION", help="Condition that selects rows; default: all rows.")
     ] = None,
-    format: FormatOption = TableFormat.table,
-    fail_expressions: Annotated[list[str] | None, fail_if_option("ratio > 1.05")] = None,
+    format: output.FormatOption = output.TableFormat.table,
+    fail_expressions: Annotated[list[str] | None, output.fail_if_option("ratio > 1.05")] = None,
 ) -> None:
     """Show how each point's time moved from one version of driver and libraries to the next.
 
@@ -57,25 +44,16 @@ def history(
 
     Exit status: 0 success (also if no row matches), 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
-    from overlap_sweep.compare.history import ROWS, print_history
-    from overlap_sweep.compare.history import history as history_of
-    from overlap_sweep.report.table import to_frame
-    from overlap_sweep.store import read_store
-
     reading = read_store(store)
     found = history_of(reading.measurements)
     rows = found.rows
     table = to_frame(ROWS.records(rows), ROWS.types)
     matching = table[condition(table, expression).mask] if expression is not None else table
-    none_to_show = matching.empty and format is TableFormat.table
-    if none_to_show:
-        print_aside(f"None of the {len(table)} rows matches.")
-    print_checked(
-        matching,
-        format,
-        lambda console: print_history([rows[i] for i in matching.index], found.left_out, console),
-        fail_expressions=fail_expressions,
-        problems=reading.problems,
-        silent=none_to_show,
-        rows="matching rows" if expression else "rows",
-    )
+    output.check_fail_if(fail_expressions, matching)
+    if matching.empty and format is output.TableFormat.table:
+        output.print_aside(f"None of the {len(table)} rows matches.")
+    else:
+        shown = [rows[i] for i in matching.index]
+        output.print_rows(matching, format, lambda console: print_history(shown, found.left_out, console))
+    output.fail_for(reading.problems)
+    output.fail_if(fail_expressions, matching, "matching rows" if expression else "rows")

@@ -8,21 +8,20 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from typer.core import TyperCommand
 
 from overlap_sweep.commands.expressions import condition
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.numbers import as_us, visible
+from overlap_sweep.report.numbers import as_us, finite, visible, visible_json
+from overlap_sweep.report.table import Column, Kind, Row, Table, csv_of, item
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
-
-    from overlap_sweep.report.table import Column, Kind, Row, Table
 
 FAILED_IF = 3
 HELP_WIDTH = 116
@@ -75,17 +74,9 @@ def fail_if_option(example: str) -> Any:
     return typer.Option("--fail-if", metavar="EXPRESSION", help=help)
 
 
-def print_rows(
-    frame: pd.DataFrame, format: TableFormat, print_table: Callable[[Console], None] = lambda console: None
-) -> None:
-    """Prints the rows to stdout; `print_table` prints a table.
-
-    csv, json and parquet have all rows and nothing else. UserError for parquet on a terminal.
-    """
-    refuse_on_terminal(format)
+def print_rows(frame: pd.DataFrame, format: TableFormat, print_table: Callable[[Console], None]) -> None:
+    """Prints the rows to stdout, and nothing else: as `print_table` does, or in another format."""
     if format is TableFormat.csv:
-        from overlap_sweep.report.table import csv_of
-
         sys.stdout.write(csv_of(frame))
     elif format is TableFormat.json:
         sys.stdout.write(as_json(frame) + "\n")
@@ -102,10 +93,6 @@ def print_rows(
 
 def as_json(frame: pd.DataFrame) -> str:
     """Returns a JSON list of objects; null for missing values, NaN and infinities."""
-    import msgspec
-
-    from overlap_sweep.report.numbers import finite, visible_json
-
     columns = [[finite(plain(value)) for value in frame[column]] for column in frame.columns]
     rows = [dict(zip(map(str, frame.columns), cells, strict=True)) for cells in zip(*columns, strict=True)]
     return visible_json(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
@@ -115,12 +102,10 @@ def columns_of(frame: pd.DataFrame) -> list[Column[Row]]:
     """Returns a printable column for each column of the frame."""
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-    from overlap_sweep.report.table import Column
-
     def shown(name: str) -> Column[Row]:
         is_number = is_numeric_dtype(frame[name]) and not is_bool_dtype(frame[name])
         kind: Kind = "number" if is_number else "text"
-        return Column(name, itemgetter(name), kind=kind, header=name, words=lambda row: cell(name, row[name]))
+        return item(name, name, kind=kind, words=lambda row: cell(name, row[name]))
 
     return [shown(str(name)) for name in frame.columns]
 
@@ -180,45 +165,19 @@ def fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame, rows: str = 
         raise typer.Exit(FAILED_IF)
 
 
-def print_checked(
-    frame: pd.DataFrame,
-    format: TableFormat,
-    print_table: Callable[[Console], None],
-    *,
-    fail_expressions: Sequence[str] | None,
-    problems: Sequence[str] = (),
-    answered: bool = False,
-    silent: bool = False,
-    rows: str = "rows",
-) -> None:
-    """Prints the rows as `print_rows`, unless `silent`, then the problems as `fail_for`, and exits as `fail_if`.
-    UserError, before anything is printed, if an expression is wrong."""
-    check_fail_if(fail_expressions, frame)
-    if not silent:
-        print_rows(frame, format, print_table)
-    fail_for(problems, answered=answered)
-    fail_if(fail_expressions, frame, rows)
-
-
 NAMING = (
-    *("model", "dataset", "run", "file", "point", "variant", "rank", "iteration", "tp_size", "slot", "phase"),
-    *("setting", "name", "quantity", "kernel", "m", "implementation"),
+    "model dataset run file point variant rank iteration tp_size slot phase setting name quantity kernel m "
+    "implementation"
 )
 """The columns that identify a row that failed."""
 
 
 def _described(row: pd.Series[Any], columns: Sequence[str]) -> str:
-    naming = {name: plain(row[name]) for name in NAMING if name in row}
+    naming = {name: plain(row[name]) for name in NAMING.split() if name in row}
     known = {name: value for name, value in naming.items() if value is not None}
     names = [value if isinstance(value, str) else f"{name} {value}" for name, value in known.items()]
     values = [f"{name} {cell(name, row[name])}" for name in columns]
     return f"{' '.join(names)} ({', '.join(values)})".strip()
-
-
-def listed(heading: str, table: Table) -> str:
-    """Returns a paragraph that lists the names of the table's columns."""
-    names = textwrap.wrap(" ".join(table.types), HELP_WIDTH, break_on_hyphens=False)
-    return "\b\n" + "\n  ".join([f"Columns {heading}, {table.rows}:", *names])
 
 
 def with_columns(tables: Callable[[], Mapping[str, Table]]) -> type[TyperCommand]:
@@ -231,7 +190,11 @@ def with_columns(tables: Callable[[], Mapping[str, Table]]) -> type[TyperCommand
             return tables()
 
         def format_epilog(self, ctx: Any, formatter: Any) -> None:
-            self.epilog = "\n\n".join(listed(heading, table) for heading, table in self.headed(ctx).items())
+            paragraphs = []
+            for heading, table in self.headed(ctx).items():
+                names = textwrap.wrap(" ".join(table.types), HELP_WIDTH, break_on_hyphens=False)
+                paragraphs.append("\b\n" + "\n  ".join([f"Columns {heading}, {table.rows}:", *names]))
+            self.epilog = "\n\n".join(paragraphs)
             super().format_epilog(ctx, formatter)
 
     return WithColumns

@@ -1,37 +1,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from overlap_sweep.commands import output
 from overlap_sweep.commands.expressions import condition, names_in, nearest_columns
 from overlap_sweep.commands.frames import Rows, point_rows, tables
-from overlap_sweep.commands.output import (
-    FormatOption,
-    TableFormat,
-    check_fail_if,
-    columns_of,
-    fail_for,
-    fail_if,
-    fail_if_option,
-    print_aside,
-    print_rows,
-    print_warning,
-    with_columns,
-)
 from overlap_sweep.errors import UsageError, UserError
+from overlap_sweep.report import causes
+from overlap_sweep.report.console import print_table
+from overlap_sweep.report.nodes import NODE_TIMES
 from overlap_sweep.report.numbers import counted
+from overlap_sweep.report.table import Row, Table, to_frame
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from overlap_sweep.report.table import Row, Table
-
 ALL = "all"
+ADDED_TYPES = causes.OF_POINT.types | NODE_TIMES.types
+"""Types of the columns that are added if they are named: what costs most in the traces of each point, and what its
+communication between nodes costs. Reading the traces of all points may take minutes."""
 CASE = ("model", "backend", "device", "precision", "tokens")
 _FLAGS = "overlap_sweep.tables"
 
@@ -43,14 +35,11 @@ def flags_of_tables() -> dict[str, str]:
 
 def headed() -> dict[str, Table]:
     """Returns the tables of points by heading, and the columns that can be added to any."""
-    from overlap_sweep.report.causes import OF_POINT
-    from overlap_sweep.report.nodes import NODE_TIMES
-
     own = {f"with {flag}": tables()[name] for flag, name in flags_of_tables().items()}
-    return own | {"added if named": OF_POINT, "of points on several nodes, added if named": NODE_TIMES}
+    return own | {"added if named": causes.OF_POINT, "of points on several nodes, added if named": NODE_TIMES}
 
 
-class QueryCommand(with_columns(headed)):  # type: ignore[misc]
+class Command(output.with_columns(headed)):  # type: ignore[misc]
     """Has a flag for the rows of each workload, including those of other packages. With a flag, the help lists only the
     columns of that table."""
 
@@ -87,8 +76,8 @@ def query(
         str | None, typer.Option(metavar="NAME,-NAME", help="Columns to sort by; - for descending.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Print at most this many rows.")] = None,
-    format: FormatOption = TableFormat.table,
-    fail_expressions: Annotated[list[str] | None, fail_if_option("hidden_fraction < 0.3")] = None,
+    format: output.FormatOption = output.TableFormat.table,
+    fail_expressions: Annotated[list[str] | None, output.fail_if_option("hidden_fraction < 0.3")] = None,
 ) -> None:
     """Print the measured points that match a condition; --fail-if checks these rows.
 
@@ -119,15 +108,13 @@ def query(
 
     Exit status: 0 success (also if no row matches), 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
-    from overlap_sweep.report.console import print_table
-
     flags = context.meta[_FLAGS]
     if len(flags) > 1:
         raise typer.BadParameter(f"{' and '.join(flags)}: give only one.")
     found = point_rows(directory, flags_of_tables()[flags[0]] if flags else None)
     frame, table, problems = _with_added(found.frame, None), found.table, found.problems
     for warning in found.warnings:
-        print_warning(warning)
+        output.print_warning(warning)
     named = _added([expression, *(fail_expressions or [])], [columns, sort])
     in_condition = _added([expression], [])
     if in_condition:
@@ -136,7 +123,7 @@ def query(
     matching = frame[wanted.mask] if wanted else frame
     if named and not in_condition:
         matching = _with_added(matching, found, directory)
-    check_fail_if(fail_expressions, matching)
+    output.check_fail_if(fail_expressions, matching)
     if sort is not None:
         keys = _columns(sort, frame)
         # Missing values come last in both directions.
@@ -144,49 +131,36 @@ def query(
         matching = matching.sort_values([key.removeprefix("-") for key in keys], ascending=ascending, kind="stable")
     shown = matching.head(limit) if limit else matching
     names = [*found.frame, *named] if columns in (None, ALL) else _columns(columns, frame)
-    if format is TableFormat.table and columns is None:
+    if format is output.TableFormat.table and columns is None:
         mentioned = [*(wanted.columns if wanted else ()), *named]
         names = _main_columns(shown, table, mentioned) or names
     if frame.empty:
-        print_aside(_empty(table.name, found.points_by_table))
-    elif matching.empty and format is TableFormat.table:
-        print_aside(f"None of the {len(frame)} rows matches.")
-    if not matching.empty or format is not TableFormat.table:
+        output.print_aside(_empty(table.name, found.points_by_table))
+    elif matching.empty and format is output.TableFormat.table:
+        output.print_aside(f"None of the {len(frame)} rows matches.")
+    if not matching.empty or format is not output.TableFormat.table:
         chosen = shown[names]
 
         def show(console: Console) -> None:
             rows: list[Row] = chosen.to_dict("records")  # type: ignore[assignment]
-            print_table("", columns_of(chosen), rows, console)
+            print_table("", output.columns_of(chosen), rows, console)
             found = counted(len(matching), "row")
             console.print(f"{len(shown)} of {found}" if len(shown) < len(matching) else found, style="dim")
 
-        print_rows(chosen, format, show)
-    fail_for(problems, answered=not frame.empty)
-    fail_if(fail_expressions, matching, "matching rows" if expression else "rows")
-
-
-@cache
-def _added_types() -> dict[str, str]:
-    """Returns the types of the columns that are added if they are named: what costs most in the traces of each point,
-    and what its communication between nodes costs. Reading the traces of all points may take minutes."""
-    from overlap_sweep.report.causes import OF_POINT
-    from overlap_sweep.report.nodes import NODE_TIMES
-
-    return {**OF_POINT.types, **NODE_TIMES.types}
+        output.print_rows(chosen, format, show)
+    output.fail_for(problems, answered=not frame.empty)
+    output.fail_if(fail_expressions, matching, "matching rows" if expression else "rows")
 
 
 def _with_added(frame: pd.DataFrame, rows: Rows | None, directory: Path | None = None) -> pd.DataFrame:
     """Returns the frame, some of the rows, with the added columns; without `rows` they are empty. UserError where there
     are no traces."""
-    from overlap_sweep.report.causes import of_points
-    from overlap_sweep.report.table import to_frame
-
     if rows is None or frame.empty:
-        return frame.assign(**to_frame([{}] * len(frame), _added_types()))
+        return frame.assign(**to_frame([{}] * len(frame), ADDED_TYPES))
     if not rows.points:
-        names = ", ".join(_added_types())
+        names = ", ".join(ADDED_TYPES)
         raise UserError(f"{directory} has no traces, from which {names} are found; give the directory of the sweep.")
-    values = to_frame(of_points([rows.points[place] for place in frame.index]), _added_types())
+    values = to_frame(causes.of_points([rows.points[place] for place in frame.index]), ADDED_TYPES)
     return frame.assign(**values.set_index(frame.index))
 
 
@@ -194,7 +168,7 @@ def _added(expressions: Iterable[str | None], lists: Iterable[str | None]) -> li
     """Returns the added columns that the expressions mention, or the comma-separated lists of names."""
     named = {name for expression in expressions if expression for name in names_in(expression)}
     named |= {name.strip().removeprefix("-") for listed in lists if listed for name in listed.split(",")}
-    return [name for name in _added_types() if name in named]
+    return [name for name in ADDED_TYPES if name in named]
 
 
 def _empty(name: str, points_by_table: Mapping[str, int]) -> str:

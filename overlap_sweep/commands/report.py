@@ -7,37 +7,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from overlap_sweep.commands.output import (
-    FormatOption,
-    TableFormat,
-    check_fail_if,
-    fail_for,
-    fail_if,
-    fail_if_option,
-    print_aside,
-    print_rows,
-    print_warning,
-    with_columns,
-)
+from overlap_sweep import workloads
+from overlap_sweep.commands import output as out
+from overlap_sweep.config import analysis_config
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import analyze_program
+from overlap_sweep.report.charts.renderer import left_out
+from overlap_sweep.report.console import console_for
+from overlap_sweep.report.files import write_reports
+from overlap_sweep.report.section import Analysis
+from overlap_sweep.report.table import Table, to_frame
+from overlap_sweep.report.terminal import print_answers, print_written
+from overlap_sweep.workloads.sections import analyse
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from overlap_sweep.report.section import Analysis
-    from overlap_sweep.report.table import Table
-
 
 def tables() -> dict[str, Table]:
     """Returns the tables of answers by heading: a workload's own one, else its table of points."""
-    from overlap_sweep.workloads import names, section_module
-
-    modules = {name: section_module(name) for name in names()}
+    modules = {name: workloads.section_module(name) for name in workloads.names()}
     return {f"of workload={name}": getattr(module, "ANSWERS", module.TABLE) for name, module in modules.items()}
 
 
-ReportCommand = with_columns(tables)
+Command = out.with_columns(tables)
 
 
 def report(
@@ -48,8 +41,8 @@ def report(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the files to this directory instead of DIR.")] = None,
     plots: Annotated[bool, typer.Option("--plots", help="Also write the charts of report.html as PNGs.")] = False,
-    format: FormatOption = TableFormat.table,
-    fail_expressions: Annotated[list[str] | None, fail_if_option("hidden_fraction < 0.3")] = None,
+    format: out.FormatOption = out.TableFormat.table,
+    fail_expressions: Annotated[list[str] | None, out.fail_if_option("hidden_fraction < 0.3")] = None,
 ) -> None:
     """Choose the best overlap of every slot; write a report, YAML, JSON and tables.
 
@@ -70,17 +63,10 @@ def report(
 
     Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
-    from overlap_sweep.config import analysis_config
-    from overlap_sweep.report.charts.renderer import left_out
-    from overlap_sweep.report.console import console_for
-    from overlap_sweep.report.files import write_reports
-    from overlap_sweep.report.terminal import print_answers, print_written
-    from overlap_sweep.workloads.sections import analyse
-
     config = analysis_config(overrides or [])
     analysis = analyse(directory, config, shlex.join([*analyze_program().split(), *sys.argv[1:]]))
     answers = _answers(analysis, format)
-    check_fail_if(fail_expressions, answers)
+    out.check_fail_if(fail_expressions, answers)
     answered, written, not_written = bool(analysis.sources.reading.points), [], []
     if answered:
         # Before anything is printed: whoever reads that may stop, as `head` does.
@@ -88,27 +74,24 @@ def report(
             written = write_reports(analysis, output or directory, with_plots=plots)
         except UserError as error:
             not_written.append(str(error))
-        print_rows(answers, format, print_table=lambda console: print_answers(analysis, console))
+        out.print_rows(answers, format, lambda console: print_answers(analysis, console))
     if written:
-        console = console_for(sys.stdout if format is TableFormat.table else sys.stderr)
+        console = console_for(sys.stdout if format is out.TableFormat.table else sys.stderr)
         print_written(written, console, analysis.sections)
     for warning in (*analysis.warnings, *(left_out(images=plots) if written else [])):
-        print_warning(warning)
-    fail_for(analysis.problems, answered=answered)
-    fail_for(not_written)
-    fail_if(fail_expressions, answers, "answers")
+        out.print_warning(warning)
+    out.fail_for(analysis.problems, answered=answered)
+    out.fail_for(not_written)
+    out.fail_if(fail_expressions, answers, "answers")
 
 
-def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
+def _answers(analysis: Analysis, format: out.TableFormat) -> pd.DataFrame:
     """Returns the answers of the first section as rows; operators come first, then layers, kernels, training runs,
     copies and tensor-parallel stacks."""
-    from overlap_sweep import workloads
-    from overlap_sweep.report.table import to_frame
-
     if not analysis.sections:
         return to_frame([], workloads.section_module(workloads.names()[0]).TABLE.types)
     first, *others = analysis.sections
-    if format is not TableFormat.table:
+    if format is not out.TableFormat.table:
         for other in others:
-            print_aside(f"These are the answers on {first.what}; those on {other.what} are in {other.file}.")
+            out.print_aside(f"These are the answers on {first.what}; those on {other.what} are in {other.file}.")
     return to_frame(first.answered.records, first.answered.table.types)

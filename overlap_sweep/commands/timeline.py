@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import re
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,8 @@ import typer
 from overlap_sweep.commands.output import print_warning
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import counted, some_of
+from overlap_sweep.results.run_directory import find_points, write_atomically
+from overlap_sweep.trace.disk import find_traces, is_timeline, refused_links
 
 ALL = "all"
 FEW = 3
@@ -39,7 +42,8 @@ def timeline(
     """
     from overlap_sweep.report.timeline import build, read_rank
 
-    number = _iteration(iteration)
+    if iteration != ALL and not re.fullmatch(r"\d+", iteration):
+        raise typer.BadParameter(f"{iteration} is not a number; give one, or all.", param_hint="--iteration")
     _check_output(output, force)
     ranks = []
     traces = {one.resolve(): one for path in paths for one in _traces_of(path)}
@@ -48,7 +52,7 @@ def timeline(
         ranks.append(rank)
         for warning in warnings:
             print_warning(warning)
-    made = build(ranks, number)
+    made = build(ranks, None if iteration == ALL else int(iteration))
     for note in made.notes:
         print_warning(note)
     _write(output, made.content)
@@ -58,19 +62,8 @@ def timeline(
     typer.echo(f"Written to {output}: {content}. Open it in https://ui.perfetto.dev.")
 
 
-def _iteration(written: str) -> int | None:
-    if written == ALL:
-        return None
-    if not re.fullmatch(r"\d+", written):
-        raise typer.BadParameter(f"{written} is not a number; give one, or all.", param_hint="--iteration")
-    return int(written)
-
-
 def _traces_of(path: Path) -> list[Path]:
     """Returns the traces at the path. UserError where there are none or several points."""
-    from overlap_sweep.results.run_directory import find_points
-    from overlap_sweep.trace.disk import find_traces, refused_links
-
     if not path.exists():
         raise UserError(f"{path} does not exist; give the directory of a point, or traces.")
     if path.is_file():
@@ -95,8 +88,6 @@ def _traces_of(path: Path) -> list[Path]:
 
 
 def _check_output(output: Path, force: bool) -> None:
-    from overlap_sweep.trace.disk import is_timeline
-
     if output.is_dir():
         raise UserError(f"{output} is a directory; give a file with --output.")
     if output.exists() and not force and not is_timeline(output):
@@ -106,10 +97,6 @@ def _check_output(output: Path, force: bool) -> None:
 
 
 def _write(output: Path, content: bytes) -> None:
-    import gzip
-
-    from overlap_sweep.results.run_directory import write_atomically
-
     # mtime=0: the same traces make the same file.
     packed = gzip.compress(content, compresslevel=6, mtime=0) if output.suffix == ".gz" else content
     try:

@@ -8,22 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from overlap_sweep.commands.frames import find_traces
-from overlap_sweep.commands.output import (
-    FormatOption,
-    TableFormat,
-    fail_if_option,
-    print_aside,
-    print_checked,
-    print_warning,
-    with_columns,
-)
+from overlap_sweep.commands import frames, output
+from overlap_sweep.report.console import print_table
 from overlap_sweep.report.numbers import some_of
+from overlap_sweep.report.table import Listing, Row, Table, to_frame
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from overlap_sweep.report.table import Row, Table
 
 
 class Grouping(StrEnum):
@@ -45,13 +36,7 @@ class Phase(StrEnum):
     all = "all"
 
 
-def _tables() -> dict[str, Table]:
-    from overlap_sweep.commands.trace_rows import TABLES
-
-    return TABLES
-
-
-TraceCommand = with_columns(_tables)
+Command = output.with_columns(lambda: frames.TRACE_TABLES)
 
 
 def trace(
@@ -69,8 +54,8 @@ def trace(
         bool, typer.Option("--median", help="Medians over the iterations instead of every iteration.")
     ] = False,
     top: Annotated[int | None, typer.Option(min=1, help="At most this many parts per phase.")] = None,
-    format: FormatOption = TableFormat.table,
-    fail_expressions: Annotated[list[str] | None, fail_if_option("exposed_comm_us > 0.1 * span_us")] = None,
+    format: output.FormatOption = output.TableFormat.table,
+    fail_expressions: Annotated[list[str] | None, output.fail_if_option("exposed_comm_us > 0.1 * span_us")] = None,
 ) -> None:
     """GEMM, communication, overlap and exposed time of any Kineto trace, per rank, iteration and phase.
 
@@ -97,15 +82,11 @@ def trace(
 
     Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
-    from overlap_sweep.commands import trace_rows
-    from overlap_sweep.report.table import to_frame
-    from overlap_sweep.trace.files import ranks_of, read_trace_files, startup_warnings
+    from overlap_sweep.trace.files import ranks_of, startup_warnings
 
     if top and by in WITHOUT_PARTS:
         raise typer.BadParameter("requires --by class, kernel or stream.", param_hint="--top")
-    found, problems = find_traces(paths)
-    files = read_trace_files(found, with_parts=by not in WITHOUT_PARTS)
-    problems += [file.problem for file in files if file.problem]
+    files, problems = frames.read_files(paths, with_parts=by not in WITHOUT_PARTS)
     runs = ranks_of(files)
     several = [run for run in runs if len(run.ranks) > 1]
     alone = [run for run in runs if len(run.ranks) == 1 and (run.world_size or 1) > 1]
@@ -115,40 +96,40 @@ def trace(
         first = some_of((f"{run.name}: only rank {run.ranks[0]} of {run.world_size}" for run in alone), 1, "; ")
         warnings.append(f"{first}. Other ranks may be slower, or wait for this one.")
     for warning in warnings:
-        print_warning(warning)
+        output.print_warning(warning)
     good = [file for file in files if not file.problem]
     wanted = [phase.value for phase in phases or []]
 
     def rows_of(table: Table[Row], medians: bool) -> list[Row]:
-        if table is trace_rows.RANKS:
+        if table is frames.RANKS:
             return [row for run in several for row in run.rows if not wanted or row["phase"] in wanted]
-        return trace_rows.rows_of(
-            good, by.value if table is trace_rows.PARTS else "phase", wanted, top, medians=medians
-        )
+        return frames.trace_rows(good, by.value, wanted, top, medians=medians)
 
-    table = {Grouping.phase: trace_rows.PHASES, Grouping.rank: trace_rows.RANKS}.get(by, trace_rows.PARTS)
-    written = trace_rows.of_medians(table) if medians and by is not Grouping.rank else table
+    table = {Grouping.phase: frames.PHASES, Grouping.rank: frames.RANKS}.get(by, frames.PARTS)
+    written = frames.of_medians(table) if medians and by is not Grouping.rank else table
     frame = to_frame(written.records(rows_of(table, medians)), written.types)
     if good and not several and by is Grouping.rank:
         problems.append("--by rank: no run has traces of two ranks; give those of all its ranks, or use --by phase.")
     elif good and frame.empty:
-        print_aside(f"No rows: the traces have no events in {' or '.join(wanted)}.")
+        output.print_aside(f"No rows: the traces have no events in {' or '.join(wanted)}.")
 
     def show(console: Console) -> None:
         if by is Grouping.phase and not medians:
             _print("", table, rows_of(table, medians=False), console)
         if by is not Grouping.rank:
-            _print("medians", trace_rows.of_medians(table), rows_of(table, medians=True), console)
+            _print("medians", frames.of_medians(table), rows_of(table, medians=True), console)
         if by in WITHOUT_PARTS:
-            _print("medians", trace_rows.RANKS, rows_of(trace_rows.RANKS, medians=True), console)
+            _print("medians", frames.RANKS, rows_of(frames.RANKS, medians=True), console)
 
-    print_checked(frame, format, show, fail_expressions=fail_expressions, problems=problems, silent=not good)
+    output.check_fail_if(fail_expressions, frame)
+    if good:
+        output.print_rows(frame, format, show)
+    output.fail_for(problems)
+    output.fail_if(fail_expressions, frame)
 
 
 def _print(kind: str, table: Table[Row], rows: Sequence[Row], console: Console) -> None:
     """Prints a table for each file or run; `kind` follows its name in the title."""
-    from overlap_sweep.report.console import print_table
-    from overlap_sweep.report.table import Listing
 
     def parts_of(row: Row) -> str:
         return str(row["phase"]) if "name" in row else ""

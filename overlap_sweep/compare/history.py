@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import chain
+from operator import itemgetter
+from typing import Any
 
 from rich.console import Console
 
@@ -23,36 +25,24 @@ from overlap_sweep.report.table import Column, Listing, Table, attribute
 from overlap_sweep.results.comparable import Sample
 from overlap_sweep.results.estimate import Estimate, estimate, pooled_none
 from overlap_sweep.results.identity import environment_identity, key_of, point_identity
-from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import MARGIN, VERDICTS, Verdict, ratio, verdict
+from overlap_sweep.store import Measurement
 
 CHANGES_NOTHING = ("repetition", "profile")
 """Options of a point that do not change its time."""
 
 MOST_ROWS = 80
 """Rows printed as a table; the other formats have all."""
-_VERSIONS = ("torch", "transformer-engine", "megatron-core", "nccl", "driver")
-
+VERSIONS = ("torch", "transformer-engine", "megatron-core", "nccl", "driver")
 MACHINE = ("device", "gpus", "links", "cpu", "cpu_count")
 """The hardware fields of an environment's identity; the others are versions."""
-
-
-class Kept(Protocol):
-    """A measurement in a store."""
-
-    @property
-    def result(self) -> Result: ...
-    @property
-    def directory(self) -> str: ...
-    @property
-    def host(self) -> str: ...
 
 
 @dataclass(frozen=True)
 class Times:
     """The times of one setting of a point in one environment, over all measurements there, in microseconds."""
 
-    latest: Kept
+    latest: Measurement
     setting: str
     """Name of the part of the point: settings of slots, a variant, an implementation, or knobs."""
     sample: Sample
@@ -88,11 +78,6 @@ class Times:
         return ratio(self.time.time_us, self.previous.time.time_us if self.previous else None)
 
     @property
-    def none_ratio(self) -> float:
-        """Returns the ratio of the none times: how much the machine itself changed."""
-        return ratio(self.none_us, self.previous.none_us if self.previous else None)
-
-    @property
     def verdict(self) -> Verdict | None:
         """Returns the verdict on the change; None for the first."""
         return verdict(self.time, self.previous.time) if self.previous else None
@@ -102,10 +87,11 @@ class Times:
         """Returns what differs from the previous environment, in words; None for the first."""
         return describe_change(self.previous.environment, self.environment) if self.previous else None
 
-    def version(self, package: str) -> str | None:
-        """Returns the version of the driver or of a library."""
-        found = {**self.environment.get("packages", {}), "driver": self.environment.get("driver")}.get(package)
-        return None if found is None else str(found)
+    @property
+    def versions(self) -> dict[str, str]:
+        """Returns the known versions of libraries and driver."""
+        found = {**self.environment.get("packages", {}), "driver": self.environment.get("driver")}
+        return {name: str(found[name]) for name in VERSIONS if found.get(name) is not None}
 
 
 Series = list[Times]
@@ -124,13 +110,12 @@ class History:
         return [times for series in self.series for times in series]
 
 
-def _version(name: str, package: str = "") -> Column[Times]:
-    return Column(name, lambda times: times.version(package or name), kind="text")
+def _of_point(name: str, value: Callable[[Mapping[str, Any]], Any]) -> Column[Times]:
+    return Column(name, lambda times: value(times.point), kind="text", header=name, differing=True)
 
 
-def _versions(times: Times) -> str:
-    """Returns the versions of a first environment; its other settings are in result.json."""
-    return ", ".join(f"{name} {version}" for name in _VERSIONS if (version := times.version(name)))
+def _version(name: str) -> Column[Times]:
+    return Column(name, lambda times: times.versions.get(name.replace("_", "-")), kind="text")
 
 
 ROWS: Table[Times] = Table(
@@ -138,9 +123,9 @@ ROWS: Table[Times] = Table(
     "one row per point and environment",
     (
         attribute("point", "Short key of the point: different for every configuration and setting.", "text", "key"),
-        Column("model", lambda times: times.point["model"]["name"], kind="text", header="model", differing=True),
-        Column("backend", lambda times: times.point["backend"], kind="text", header="backend", differing=True),
-        Column("precision", lambda times: times.point["precision"], kind="text", header="precision", differing=True),
+        _of_point("model", lambda point: point["model"]["name"]),
+        _of_point("backend", itemgetter("backend")),
+        _of_point("precision", itemgetter("precision")),
         attribute("tokens", read="sample.tokens", kind="count", header="tokens", differing=True),
         Column("tp_size", lambda times: times.point["tp_size"], kind="count", header="TP"),
         Column(
@@ -155,8 +140,7 @@ ROWS: Table[Times] = Table(
             header="device",
             differing=True,
         ),
-        *(_version("driver"), _version("torch"), _version("transformer_engine", "transformer-engine")),
-        *(_version("megatron_core", "megatron-core"), _version("nccl")),
+        *map(_version, ("driver", "torch", "transformer_engine", "megatron_core", "nccl")),
         Column("hosts", lambda times: ", ".join(times.hosts), kind="text"),
         attribute(
             "first",
@@ -179,7 +163,7 @@ ROWS: Table[Times] = Table(
         ),
         ratio_column(
             "none_ratio",
-            lambda times: times.none_ratio,
+            lambda times: ratio(times.none_us, times.previous.none_us if times.previous else None),
             "none",
             about="none_us / none_us in the previous environment: how much the machine itself changed.",
             dropped=1,
@@ -189,7 +173,7 @@ ROWS: Table[Times] = Table(
             "changed",
             kind="text",
             header="versions or changes",
-            words=lambda times: times.changed or _versions(times),
+            words=lambda times: times.changed or ", ".join(map(" ".join, times.versions.items())),
         ),
         attribute(
             "directory",
@@ -200,14 +184,13 @@ ROWS: Table[Times] = Table(
     ),
 )
 
-_Measurement = tuple[Kept, Sample]
-_SeriesKey = tuple[str, str, str]
-"""Key of the point, setting, and key of the machine."""
+_Measured = tuple[Measurement, Sample]
 
 
-def history(measurements: Iterable[Kept]) -> History:
+def history(measurements: Iterable[Measurement]) -> History:
     """Returns the history of measurements, which must be sorted oldest first."""
-    found: dict[_SeriesKey, dict[str, list[_Measurement]]] = defaultdict(lambda: defaultdict(list))
+    # By key of the point, setting and key of the machine; then by key of the environment.
+    found: dict[tuple[str, str, str], dict[str, list[_Measured]]] = defaultdict(lambda: defaultdict(list))
     left_out: Counter[str] = Counter()
     for kept in measurements:
         result = kept.result
@@ -216,19 +199,11 @@ def history(measurements: Iterable[Kept]) -> History:
         if not samples:
             left_out["launch-bound" if result.status == "ok" else result.status] += 1
             continue
-        point, environment = (
-            key_of(_timed_configuration(result.recorded)),
-            environment_identity(result.environment),
-        )
+        point, environment = key_of(_timed_configuration(result.recorded)), environment_identity(result.environment)
         for setting, sample in samples.items():
             found[point, setting, _machine(environment)][key_of(environment)].append((kept, sample))
     series = [_series(setting, environments.values()) for (_, setting, _), environments in found.items()]
     return History(sorted(series, key=_order), left_out)
-
-
-def _hosts(kept: Kept) -> list[str]:
-    """Returns the host that measured it, or all of a point on several nodes."""
-    return kept.result.environment.get("hosts") or [kept.host]
 
 
 def describe_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -269,9 +244,10 @@ def _timed_configuration(point: Mapping[str, Any]) -> dict[str, Any]:
     return identity
 
 
-def _series(setting: str, environments: Iterable[Sequence[_Measurement]]) -> Series:
+def _series(setting: str, environments: Iterable[Sequence[_Measured]]) -> Series:
     found: Series = []
     for measurements in environments:
+        hosts = [kept.result.environment.get("hosts") or [kept.host] for kept, _ in measurements]
         nones_us = [sample.none_us for _, sample in measurements if sample.none_us is not None]
         started = sorted(kept.result.started for kept, _ in measurements if kept.result.started)
         latest, sample = measurements[-1]
@@ -285,7 +261,7 @@ def _series(setting: str, environments: Iterable[Sequence[_Measurement]]) -> Ser
                 measurements=len(measurements),
                 first=started[0] if started else None,
                 last=started[-1] if started else None,
-                hosts=tuple(dict.fromkeys(host for kept, _ in measurements for host in _hosts(kept))),
+                hosts=tuple(dict.fromkeys(chain(*hosts))),
                 previous=found[-1] if found else None,
             )
         )
@@ -318,7 +294,8 @@ def print_history(rows: Sequence[Times], left_out: Mapping[str, int], console: C
     verdicts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
     reasons = [f"{count} {reason} left out" for reason, count in sorted(left_out.items())]
     measurements = counted(sum(times.measurements for times in rows), "measurement")
-    print_lines([f"{measurements}: {', '.join([*verdicts, *reasons]) or 'nothing to compare'}"], console, indent=0)
+    lines = [f"{measurements}: {', '.join([*verdicts, *reasons]) or 'nothing to compare'}"]
     if any(times.previous for times in rows):
         legend = "ratio: time / time in the previous environment, below 1 is faster. none: ratio of the none times."
-        print_lines([f"{legend} same: within the noise of both, or within {MARGIN:.1%}."], console, indent=0)
+        lines.append(f"{legend} same: within the noise of both, or within {MARGIN:.1%}.")
+    print_lines(lines, console, indent=0)

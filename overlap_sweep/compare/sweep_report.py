@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
-from overlap_sweep.compare.datasets import read_dataset
-from overlap_sweep.compare.headline import headline
-from overlap_sweep.compare.sweeps import Aggregate, Match, SlotChange, SweepComparison, compare_sweeps
+from overlap_sweep.compare.sweeps import (
+    Aggregate,
+    Match,
+    SlotChange,
+    SweepComparison,
+    compare_sweeps,
+    read_dataset,
+)
+from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE
 from overlap_sweep.report.charts import TICK, Axis, Dot, Reference, Row, Rows
 from overlap_sweep.report.charts import Key as LegendKey
 from overlap_sweep.report.comparison import (
+    Change,
     Chart,
     Comparison,
+    Times,
     by_label,
+    mean_change,
     ratio_column,
     ratios_file,
     verdict_style,
@@ -31,6 +41,8 @@ from overlap_sweep.results.verdict import MARGIN, mean_ratio
 
 R = TypeVar("R", Aggregate, Match, SlotChange)
 
+MACHINE_CHANGE = 0.01
+"""Change of the baselines from which the machine is said to have changed."""
 FEW_POINTS = 15
 COLOURS = {"faster": "good", "slower": "bad", "same": "wait", "unknown": "wait"}
 
@@ -129,7 +141,7 @@ def compare(operands: Sequence[tuple[str, Path]], reference: str, by: str | None
             if _of(compared.matches, label)
         ],
         problems=[problem for dataset in compared.datasets for problem in dataset.problems],
-        headlines=[" ".join(headline(compared, label)) for label in compared.candidates],
+        headlines=[_headline(compared, label) for label in compared.candidates],
     )
 
 
@@ -237,3 +249,67 @@ def _ratio_dots(compared: SweepComparison, label: str) -> Rows:
             LegendKey("geometric mean", "ink", shape=TICK),
         ],
     )
+
+
+def _headline(compared: SweepComparison, label: str) -> str:
+    """Returns by how much a dataset is faster or slower than the reference, and if the machine changed, by how much
+    relative to no overlap."""
+    *passes, whole = _of(compared.aggregates, label)
+    # The baselines show the machine, and count only where nothing else was measured.
+    *shown, all_shown = (
+        replace(one, matches=[m for m in one.matches if not _is_baseline(m)]) for one in (*passes, whole)
+    )
+    if not all_shown.matches:
+        shown, all_shown = passes, whole
+    change = _mean(shown, lambda match: (match.ours.time, match.theirs.time))
+    if not change:
+        return f"{label} and {compared.reference} have no points in common."
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in all_shown.counts.items() if count)
+    number = len(all_shown.matches)
+    mean = f" in the geometric mean of {number} points ({counts})" if number > 1 else ""
+    return " ".join([f"{change.in_words(label, compared.reference)}{mean}.", *_machine(compared, label, passes)])
+
+
+def _machine(compared: SweepComparison, label: str, passes: Sequence[Aggregate]) -> list[str]:
+    """Returns that the machine changed, if the times without overlap and those without communication moved alike: no
+    setting of an overlap changes either. Empty where the two differ in what was measured."""
+    none = _mean(passes, lambda match: _with_noise_of(match, match.ours.none_us, match.theirs.none_us))
+    floor = _mean(passes, lambda match: _with_noise_of(match, match.ours.floor_us, match.theirs.floor_us))
+    if compared.compared or not none or not floor or not _moved_alike(none, floor):
+        return []
+    floor_change = f"the same GEMMs without communication {abs(floor.ratio - 1):.1%}"
+    changed = f"The machine changed: no overlap is {abs(none.ratio - 1):.1%} {none.word}, and {floor_change}."
+    relative = _mean(passes, _relative_to_none)
+    words = relative and f"Relative to no overlap, {relative.in_words(label, compared.reference)}."
+    return [changed, *([words] if words else [])]
+
+
+def _moved_alike(none: Change, floor: Change) -> bool:
+    moved = [math.log(change.ratio) for change in (none, floor)]
+    notable = all(change.differs for change in (none, floor)) and min(map(abs, moved)) > MACHINE_CHANGE
+    return notable and moved[0] * moved[1] > 0 and abs(moved[0] - moved[1]) < min(map(abs, moved)) / 2
+
+
+def _mean(passes: Sequence[Aggregate], times: Callable[[Match], Times | None]) -> Change | None:
+    """Returns the mean change over the matches that have such times; None if none has."""
+    found = [[known for match in one.matches if (known := times(match))] for one in passes]
+    return mean_change(found) if any(found) else None
+
+
+def _with_noise_of(match: Match, ours_us: float | None, theirs_us: float | None) -> Times | None:
+    """Returns baselines' times, with the noise of those next to which they were measured: as shares they are alike."""
+    if not ours_us or not theirs_us:
+        return None
+    ours, theirs = match.ours.time, match.theirs.time
+    return ours.relative_to(ours.time_us / ours_us), theirs.relative_to(theirs.time_us / theirs_us)
+
+
+def _is_baseline(match: Match) -> bool:
+    return match.ours.key.setting in (NONE, FLOOR)
+
+
+def _relative_to_none(match: Match) -> Times | None:
+    ours, theirs = match.ours, match.theirs
+    if not ours.none_us or not theirs.none_us or _is_baseline(match):
+        return None
+    return ours.time.relative_to(ours.none_us), theirs.time.relative_to(theirs.none_us)

@@ -14,9 +14,8 @@ from rich.console import Console
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts import TICK, Axis, Dot, Key, Row, Rows
-from overlap_sweep.report.comparison import Chart, Comparison, ratio_column, ratios_file, verdict_style
+from overlap_sweep.report.comparison import Chart, Comparison, mean_change, ratio_column, ratios_file, verdict_style
 from overlap_sweep.report.console import print_lines, print_table
-from overlap_sweep.report.headline import mean_change
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.table import Column, Listing, Table, attribute
 from overlap_sweep.results.estimate import estimate
@@ -61,17 +60,14 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class QuantityMatch:
-    """One quantity of one phase: of one rank, or over all ranks in common."""
+class Match:
+    """A value of a dataset and of the reference: a median over the iterations, and over the ranks."""
 
     dataset: str
     reference: str
-    rank: int | None
-    """None for the median over the ranks."""
     phase: str
-    quantity: str
     value: float | None
-    """Median over the iterations, and over the ranks; None where it is undefined."""
+    """None where it is undefined."""
     reference_value: float | None
 
     @property
@@ -88,33 +84,27 @@ class QuantityMatch:
 
 
 @dataclass(frozen=True)
-class PartMatch:
-    """Busy time of a kernel class, kernel or stream: median over the ranks, then over the iterations without start-up.
-    A rank or iteration that lacks it counts 0."""
+class QuantityMatch(Match):
+    """One quantity of one phase."""
 
-    dataset: str
-    reference: str
-    phase: str
+    rank: int | None
+    """None for the median over the ranks in common."""
+    quantity: str
+
+
+@dataclass(frozen=True)
+class PartMatch(Match):
+    """Busy time of a kernel class, kernel or stream in microseconds, the length of the union of its spans: median over
+    the ranks, then over the iterations without start-up. A rank or iteration that lacks it counts 0."""
+
     by: Grouping
     kind: str
     library: str
     name: str
-    busy_us: float
-    """Length of the union of its spans, in microseconds."""
-    reference_busy_us: float
     num_events: float
     reference_num_events: float
     change: Change
     """`same` where the ranges of the iterations' times overlap."""
-
-    @property
-    def difference_us(self) -> float:
-        return self.busy_us - self.reference_busy_us
-
-    @property
-    def ratio(self) -> float:
-        """Returns the ratio; NaN for a part that appeared."""
-        return ratio(self.busy_us, self.reference_busy_us)
 
 
 @dataclass(frozen=True)
@@ -155,9 +145,9 @@ PARTS: Table[PartMatch] = Table(
     (
         *_WHO,
         *(attribute(name, kind="text") for name in ("phase", "by", "kind", "library")),
-        attribute("reference_busy_us", header="reference us"),
-        attribute("busy_us", header="busy us"),
-        attribute("difference_us", header="difference", show="{:+,.1f}".format),
+        attribute("reference_busy_us", read="reference_value", header="reference us"),
+        attribute("busy_us", read="value", header="busy us"),
+        attribute("difference_us", read="difference", header="difference", show="{:+,.1f}".format),
         RATIO,
         attribute("reference_num_events", header="reference runs", show="{:g}".format, dropped=1),
         attribute("num_events", header="runs", show="{:g}".format, dropped=1),
@@ -241,20 +231,20 @@ def _pairs(dataset: TraceDataset, base: TraceDataset) -> list[Pair]:
 
 
 def _quantities(dataset: str, reference: str, pairs: Sequence[Pair]) -> Iterator[QuantityMatch]:
-    both = [(pair.rank, _summaries(pair.ours), _summaries(pair.theirs)) for pair in pairs]
     for phase in PHASES:
-        each = [
-            (rank, [(ours[phase], theirs[phase])]) for rank, ours, theirs in both if phase in ours and phase in theirs
-        ]
-        whole = [(None, [values for _, of_rank in each for values in of_rank])] if each else []
-        for rank, members in [*whole, *(one for one in each if one[0] is not None)]:
+        # By rank, and first over all ranks.
+        members: dict[int | None, list[list[PhaseSummary]]] = {None: []}
+        for pair in pairs:
+            rows = [
+                row for file in (pair.ours, pair.theirs) for row in summarise(file.steady_rows) if row.phase == phase
+            ]
+            if len(rows) == 2:
+                members[None].append(rows)
+                members[pair.rank] = members[None] if pair.rank is None else [rows]
+        for rank, summaries in members.items() if members[None] else ():
             for name in Overlap.__struct_fields__:
-                value, other = (_median(getattr(summaries[i], name) for summaries in members) for i in (0, 1))
-                yield QuantityMatch(dataset, reference, rank, phase, name, value, other)
-
-
-def _summaries(file: TraceFile) -> dict[str, PhaseSummary]:
-    return {summary.phase: summary for summary in summarise(file.steady_rows)}
+                value, other = (_median(getattr(both[i], name) for both in summaries) for i in (0, 1))
+                yield QuantityMatch(dataset, reference, phase, value, other, rank, name)
 
 
 def _median(values: Iterable[Any]) -> Any:
@@ -278,8 +268,8 @@ def _parts(dataset: str, reference: str, pairs: Sequence[Pair], phase: str) -> l
         one, other = (side[part] if part in side else next(iter(side.values())) * 0 for side in (ours, theirs))
         (busy_us, count), (other_us, other_count) = (map(float, np.median(turns, axis=0)) for turns in (one, other))
         change = _change(one, other)
-        found.append(PartMatch(dataset, reference, phase, *part, busy_us, other_us, count, other_count, change))
-    return sorted(found, key=lambda part: (part.by, -abs(part.difference_us)))
+        found.append(PartMatch(dataset, reference, phase, busy_us, other_us, *part, count, other_count, change))
+    return sorted(found, key=lambda part: (part.by, -abs(part.difference)))
 
 
 def _by_turn(files: Sequence[TraceFile], phase: str) -> dict[_Part, NDArray[Any]]:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.commands.command_line import app
+from overlap_sweep.commands.command_line import COMMANDS
 from tests.analyze import ROOT, analyze
 from tests.report.conftest import Made
 from tests.sweeps import launch_here
 
-NAMES = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
 ROWS = {
     **{"report": "operators", "query": "operators", "history": "store/measurements.sqlite", "trace": "traces"},
     **{"diagnose": "traces", "compare": "compared/old compared/new"},
@@ -28,7 +27,7 @@ def place(tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_commands_of_analysis_end_alike(place: Path, name: str) -> None:
     nowhere = ["nowhere", "elsewhere"] if name == "compare" else ["nowhere"]
     ends = {

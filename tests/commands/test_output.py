@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from overlap_sweep.commands.expressions import condition
-from overlap_sweep.commands.output import TableFormat, cell, fail_if, print_rows
+from overlap_sweep.commands.output import as_json, cell, fail_if
 from overlap_sweep.errors import UserError
 
 TYPES = {"slot": "string", "pass": "string", "num_sm": "Int64", "tp_size": "Int64", "launch_bound": "boolean"}
@@ -156,10 +156,9 @@ def test_a_wrong_expression_is_one_sentence(expression: str, tmp_path: Path, mon
     assert not list(tmp_path.iterdir())
 
 
-def test_json_has_no_numbers_that_json_has_not(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_json_has_no_numbers_that_json_has_not() -> None:
     rows = pd.DataFrame({"relative_error": [math.inf, math.nan, 0.5], "names": [["a"], [], None]})
-    print_rows(rows, TableFormat.json)
-    assert json.loads(capsysbinary.readouterr().out) == [
+    assert json.loads(as_json(rows)) == [
         {"relative_error": None, "names": ["a"]},
         {"relative_error": None, "names": []},
         {"relative_error": 0.5, "names": None},

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from overlap_sweep.commands.trace_rows import PARTS, PHASES, RANKS
+from overlap_sweep.commands.frames import PARTS, PHASES, RANKS
 from overlap_sweep.compare import history, sweep_report, traces
 from overlap_sweep.report.terminal import print_section
 from overlap_sweep.results.points import read_points

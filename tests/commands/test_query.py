@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from overlap_sweep.commands.compare import label_and_path
 from overlap_sweep.commands.output import FAILED_IF
-from overlap_sweep.compare.operands import label_and_path
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.causes import of_points
 from overlap_sweep.report.table import PointRow, Row, to_frame

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.compare.datasets import read_dataset
 from overlap_sweep.compare.sweep_report import POINTS
-from overlap_sweep.compare.sweeps import Match, SweepComparison, compare_sweeps
+from overlap_sweep.compare.sweeps import Match, SweepComparison, compare_sweeps, read_dataset
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.results.estimate import Estimate

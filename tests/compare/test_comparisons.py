@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
+from overlap_sweep.commands.compare import short_names
 from overlap_sweep.compare import sweep_report, traces
-from overlap_sweep.compare.datasets import read_dataset
-from overlap_sweep.compare.operands import short_names
-from overlap_sweep.compare.sweeps import SweepComparison, compare_sweeps
+from overlap_sweep.compare.sweeps import SweepComparison, compare_sweeps, read_dataset
 from overlap_sweep.compare.traces import compare_traces, read_trace_dataset
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.headline import mean_change
+from overlap_sweep.report.comparison import mean_change
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.workloads.fsdp import compare as telemetry
 from tests.make_point import (

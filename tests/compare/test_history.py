@@ -4,7 +4,6 @@ files."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from overlap_sweep.compare.history import ROWS, History, describe_change, history
 from overlap_sweep.results.estimate import estimate
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.store import Measurement
 from overlap_sweep.workloads.kernel.result import KernelTimes
 from overlap_sweep.workloads.layer.result import LayerTimes
 from tests.make_point import (
@@ -36,15 +36,8 @@ NEWEST = environment(packages={"torch": "2.14.0"}, driver="580.2")
 H100 = environment(gpus=["NVIDIA H100"], gpu="NVIDIA H100")
 
 
-@dataclass
-class Kept:
-    result: Result
-    directory: str = "/results/p"
-    host: str = "node7"
-
-
 def of(*results: Result) -> History:
-    return history(map(Kept, results))
+    return history(Measurement(result, "/results/p", "node7", "") for result in results)
 
 
 def measured(on: Mapping[str, Any] = OLD, **fields: Any) -> Result:
@@ -68,7 +61,7 @@ def test_a_point_by_environment_in_time_order() -> None:
     assert [times.time.time_us for times in series] == [100.0, 110.0, 99.0]
     assert verdicts(found) == [[None, "slower", "faster"]]
     assert [times.ratio for times in series[1:]] == pytest.approx([1.1, 0.9])
-    assert series[2].none_ratio == pytest.approx(0.95)
+    assert ROWS.records(series)[2]["none_ratio"] == pytest.approx(0.95)
     assert [times.changed for times in series] == [
         None,
         "torch 2.12.0 -> 2.13.0, driver 570.1 -> 580.2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlap_sweep.commands import compare, history, query, report, trace_rows
+from overlap_sweep.commands import compare, frames, history, query, report
 from overlap_sweep.report import diagnosis
 
 COLUMNS_MD = Path(__file__).parent.parent.parent / "docs" / "columns.md"
@@ -21,10 +21,10 @@ def reference() -> str:
     tables_of = {
         "query": query.headed(),
         "report": report.tables(),
-        "trace": trace_rows.TABLES,
+        "trace": frames.TRACE_TABLES,
         "diagnose": diagnosis.TABLES,
         "compare": compare.tables(),
-        "history": history.tables(),
+        "history": history.TABLES,
     }
     for command, tables in tables_of.items():
         for heading, table in tables.items():

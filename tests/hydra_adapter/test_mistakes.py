@@ -97,7 +97,7 @@ def test_each_spelling_yields_an_option_that_there_is(tool: str, theirs: str, ou
     hydras = {name for action in get_args_parser()._actions for name in action.option_strings}
     schemas = [workloads.schema(name) for name in workloads.names()]
     if ours.startswith("analyze.py compare"):
-        compare = get_command(app).commands["compare"]  # type: ignore[attr-defined]
+        compare = get_command(app).get_command(None, "compare")  # type: ignore[attr-defined]
         flags = {name for each in compare.params for name in each.opts}
         assert {word for word in ours.split() if word.startswith("--")} <= flags
         return

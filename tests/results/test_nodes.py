@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.compare.datasets import read_dataset
-from overlap_sweep.compare.sweeps import compare_sweeps
+from overlap_sweep.compare.sweeps import compare_sweeps, read_dataset
 from overlap_sweep.results.nodes import on_nodes, ranks_of_each, ranks_of_each_trace
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.provenance import describe_machine

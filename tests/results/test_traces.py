@@ -220,7 +220,7 @@ def test_slower_only_where_every_iteration_is(tmp_path: Path) -> None:
     mixed = write_trace(tmp_path / "mixed.json", 0, [119.0, 140.0, 125.0], 50.0)
     found = compared(old=old, apart=apart, mixed=mixed)
     gemms = {part.dataset: part for part in found.parts if (part.by, part.phase, part.kind) == ("class", "all", "gemm")}
-    assert {label: (part.busy_us, part.change) for label, part in gemms.items()} == {
+    assert {label: (part.value, part.change) for label, part in gemms.items()} == {
         "apart": (130.0, "slower"),
         "mixed": (125.0, "same"),
     }
@@ -231,8 +231,8 @@ def test_kernels_that_only_some_iterations_or_ranks_have_count_as_nothing_elsewh
     new = [write_trace(tmp_path / "new" / f"{rank}.json", rank, [100.0], 50.0, gemm=f"nvjet_{'ab'[rank]}") for rank in (0, 1)]  # fmt: skip # noqa: E501
     found = compared(old=old, new=new)
     kernels = {part.name: part for part in found.parts if (part.by, part.phase, part.kind) == ("kernel", "all", "gemm")}
-    assert (kernels["nvjet_a"].reference_busy_us, kernels["nvjet_a"].busy_us) == (100.0, 50.0)
-    assert (kernels["nvjet_b"].busy_us, kernels["nvjet_b"].change) == (50.0, "appeared")
+    assert (kernels["nvjet_a"].reference_value, kernels["nvjet_a"].value) == (100.0, 50.0)
+    assert (kernels["nvjet_b"].value, kernels["nvjet_b"].change) == (50.0, "appeared")
 
 
 def test_a_dataset_without_a_readable_trace_is_an_error(tmp_path: Path) -> None:

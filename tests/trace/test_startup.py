@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.commands.trace_rows import median_part_rows, median_rows, phase_rows
+from overlap_sweep.commands.frames import trace_rows
 from overlap_sweep.report.iterations import typical_iteration
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.traces import read_traces
@@ -74,10 +74,10 @@ def test_recorded_ones() -> None:
 def test_medians_leave_startup_out_and_rows_mark_it(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.json", 0, [800.0, 100.0, 110.0], 10.0)
     (file,) = read_trace_files([path])
-    assert [row["startup"] for row in phase_rows(file, ["all"])] == [True, False, False]
-    (median,) = median_rows(file, ["all"])
+    assert [row["startup"] for row in trace_rows([file], "phase", ["all"], medians=False)] == [True, False, False]
+    (median,) = trace_rows([file], "phase", ["all"], medians=True)
     assert (median["gemm_us"], median["iterations"], median["startup_iterations"]) == (105.0, 2, 1)
-    gemm = next(row for row in median_part_rows(file, "class", ["all"]) if row["kind"] == "gemm")
+    gemm = next(row for row in trace_rows([file], "class", ["all"], medians=True) if row["kind"] == "gemm")
     assert (gemm["busy_us"], gemm["iterations"], gemm["startup_iterations"]) == (105.0, 2, 1)
     # The lower median of all three would be number 2.
     assert typical_iteration(path).number == 1

@@ -20,12 +20,12 @@ from overlap_sweep.report.comparison import (
     Telemetry,
     as_ratio,
     by_label,
+    mean_change,
     ratio_column,
     timeline_file,
     verdict_style,
 )
 from overlap_sweep.report.console import print_lines, print_table
-from overlap_sweep.report.headline import mean_change
 from overlap_sweep.report.numbers import counted, shortened, some_of
 from overlap_sweep.report.table import Column, Listing, Table, attribute
 from overlap_sweep.results.comparable import Comparable

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from overlap_sweep.compare.datasets import read_dataset
-from overlap_sweep.compare.sweeps import compare_sweeps
+from overlap_sweep.compare.sweeps import compare_sweeps, read_dataset
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.report.searches import knob_lines

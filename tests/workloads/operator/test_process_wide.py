@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep import workloads
-from overlap_sweep.compare.datasets import compared_fields, read_dataset
+from overlap_sweep.compare.sweeps import compared_fields, read_dataset
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.workloads.sections import analyse
