@@ -33,7 +33,7 @@ from overlap_sweep.overlap import space
 from overlap_sweep.results.estimate import Estimate, estimate, normalised
 from overlap_sweep.results.measured import summarise
 from overlap_sweep.results.points import read_points
-from overlap_sweep.results.repeats import enough_of_pass, enough_of_rounds
+from overlap_sweep.results.verdict import enough_of_pass, enough_of_rounds
 from overlap_sweep.search import conduct
 from overlap_sweep.search.bisect import bisect
 from overlap_sweep.search.cell import NONE, Candidate, Trail

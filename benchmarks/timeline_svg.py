@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from overlap_sweep.report.charts.palette import COLOURS, FONT
+from overlap_sweep.report.charts import COLOURS, FONT
 
 WIDTH_PX, NAMES_PX, ROW_PX, BAR_PX, LETTER_PX = 800, 118, 23, 16, 5.9
 SHORTEST_PX = 0.7

@@ -13,7 +13,7 @@ from overlap_sweep import workloads
 from overlap_sweep.commands import output as out
 from overlap_sweep.compare import sweep_report, traces
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.charts.renderer import left_out
+from overlap_sweep.report.charts.figures import left_out
 from overlap_sweep.report.comparison import Comparison, write_files
 from overlap_sweep.report.console import console_for, print_lines
 from overlap_sweep.report.table import Table

@@ -97,7 +97,7 @@ def _write_files(section: Section) -> None:
 def write_report(*, headlines: bool) -> None:
     """Analyses the sweep, writes all files into its directory as analyze.py does, and prints the headlines."""
     from overlap_sweep.config import AnalysisConfig
-    from overlap_sweep.report.charts.renderer import left_out
+    from overlap_sweep.report.charts.figures import left_out
     from overlap_sweep.report.console import console_for
     from overlap_sweep.report.files import write_reports
     from overlap_sweep.report.page import FILE_NAME

@@ -12,7 +12,7 @@ from overlap_sweep.commands.frames import Rows, point_rows, tables
 from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.report import causes
 from overlap_sweep.report.console import print_table
-from overlap_sweep.report.nodes import NODE_TIMES
+from overlap_sweep.report.diagnosis import NODE_TIMES
 from overlap_sweep.report.numbers import counted
 from overlap_sweep.report.table import Row, Table, to_frame
 

@@ -12,7 +12,7 @@ from overlap_sweep.commands import output as out
 from overlap_sweep.config import analysis_config
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import analyze_program
-from overlap_sweep.report.charts.renderer import left_out
+from overlap_sweep.report.charts.figures import left_out
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.section import Analysis

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -13,11 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from overlap_sweep.diagnosis import END_OF_STEP, LISTED, RECORDING_SLOWS, Finding, as_share
-from overlap_sweep.report.diagnosis import FINDINGS, headline
-from overlap_sweep.report.nodes import NODE_TIMES, between_nodes_in_a_sentence
+from overlap_sweep.report.diagnosis import FINDINGS, NODE_TIMES, between_nodes_in_a_sentence, headline
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Exhibit
-from overlap_sweep.report.table import Column, Kind, Listing, PointRow, Row, RowText, Table, through
+from overlap_sweep.report.table import Listing, PointRow, Row, RowText, Table, item
 from overlap_sweep.results.nodes import ranks_of_each
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import is_trace_of
@@ -117,22 +115,8 @@ def _causes_in_a_sentence(side: Side, run: Run | None) -> str:
     return f"Why communication is exposed: {named} of a profiled step; report.html has the evidence and what to try."
 
 
-_DROPPED = {
-    "waiting_us": 1,
-    "transfer_us": 1,
-    "where": 2,
-    "process_group": 3,
-    "pass": 4,
-    "rank": 5,
-    "collective": 6,
-}
-
-
-def _on_page(column: Column[Row]) -> Column[Row]:
-    return replace(column, dropped=_DROPPED.get(column.name, 0), style="setting" if column.name == "where" else "")
-
-
-ON_PAGE: Table[Row] = replace(FINDINGS, columns=tuple(map(_on_page, FINDINGS.columns)))
+DROPPED = {"waiting_us": 1, "transfer_us": 1, "where": 2, "process_group": 3, "pass": 4, "rank": 5, "collective": 6}
+"""Order in which a narrow page drops columns."""
 
 
 def first_traced(points: Iterable[Point], variant: str = "", time_us: float | None = None) -> Side | None:
@@ -167,21 +151,23 @@ def _tables(cases: Mapping[str, Mapping[str, Side | None]]) -> Iterator[Exhibit]
             for one in findings_of(side, run)
         ]
         with_causes = {row["run"] for row in rows}
-        without = [f"{name}: {_nothing(side, run)}" for name, (side, run) in found.items() if name not in with_causes]
+        without = []
+        for name, (side, run) in found.items():
+            if name not in with_causes:
+                small = [f"No cause costs {side.least_share:.0%} of it."] if run.found else []
+                without.append(" ".join([f"{name}:", *_about(side, run), *small]))
         if found:
             yield Exhibit(folded=title, listing=_listing(rows, found) if rows else None, notes=without)
-
-
-def _nothing(side: Side, run: Run) -> str:
-    """Returns what is said of a side without causes."""
-    small = [f"No cause costs {side.least_share:.0%} of it."] if run.found else []
-    return " ".join([*_about(side, run), *small])
 
 
 def _listing(rows: Sequence[Row], found: Mapping[str, tuple[Side, Run]]) -> Listing[Row]:
     about = {name: list(_about(side, run)) for name, (side, run) in found.items()}
     one_group = len({row["process_group"] for row in rows} - {""}) < 2
-    columns = (column for column in ON_PAGE.columns if not (one_group and column.name == "process_group"))
+    columns = [
+        replace(column, dropped=DROPPED.get(column.name, 0), style="setting" if column.name == "where" else "")
+        for column in FINDINGS.columns
+        if not (one_group and column.name == "process_group")
+    ]
     advice_before: list[str] = []
     listed = []
     for row in rows:
@@ -190,7 +176,7 @@ def _listing(rows: Sequence[Row], found: Mapping[str, tuple[Side, Run]]) -> List
         tries = [] if says_nothing else [f"Try: {'as above.' if advice in advice_before else advice}"]
         listed.append({**row, "text": RowText(row["run"], about[row["run"]], [row["evidence"], *tries])})
         advice_before.append(advice)
-    return Listing(replace(ON_PAGE, columns=tuple(columns)), listed, text=itemgetter("text"))
+    return Listing(replace(FINDINGS, columns=tuple(columns)), listed, text=itemgetter("text"))
 
 
 def _about(side: Side, run: Run) -> Iterator[str]:
@@ -218,51 +204,29 @@ def _about(side: Side, run: Run) -> Iterator[str]:
         )
 
 
-def _cause(name: str, read: str, kind: Kind = "number") -> Column[Finding | None]:
-    column: Column[Finding] = Column(name, attrgetter(read), kind=kind)
-    return through(column, lambda finding: finding)
-
-
-OF_POINT: Table[Finding | None] = Table(
+OF_POINT: Table[Row] = Table(
     "causes",
     "what costs most in the traces of each row's point",
-    (
-        _cause("cause", "cause", "text"),
-        _cause("cause_lost_us", "lost_us"),
-        _cause("cause_share", "share"),
-        _cause("cause_try", "try_", "text"),
-    ),
+    (item("cause", kind="text"), item("cause_lost_us"), item("cause_share"), item("cause_try", kind="text")),
 )
 """Columns that a query can add to any table of points. They are in none, as reports would diagnose every point."""
-
-
-NOTHING = Finding(
-    cause="none",
-    lost_us=math.nan,
-    share=math.nan,
-    rank=None,
-    process_group="",
-    collective="",
-    where="",
-    evidence="",
-)
-"""Of traces in which no cause is listed."""
 
 
 def of_points(rows: Sequence[PointRow]) -> list[Row]:
     """Returns the columns of OF_POINT and NODE_TIMES for each row, empty without traces. host_bound only counts if the
     host was late without the profiler, too."""
-    sides = {_key(row): Side(row.point, row.variant, row.pass_name) for row in rows}
+    keys = [(row.point.directory, row.variant, row.pass_name) for row in rows]
+    sides = {key: Side(row.point, row.variant, row.pass_name) for key, row in zip(keys, rows, strict=True)}
     found: dict[tuple[Path, str, str], Row] = {}
-    keys = list(sides)
-    for some in (keys[first : first + AT_ONCE] for first in range(0, len(keys), AT_ONCE)):
-        for key, run in zip(some, diagnosed([sides[key] for key in some]), strict=True):
-            side = sides[key]
+    for start in range(0, len(sides), AT_ONCE):
+        some = dict(list(sides.items())[start : start + AT_ONCE])
+        for (key, side), run in zip(some.items(), diagnosed([*some.values()]), strict=True):
             own = (one for one in findings_of(side, run) if one.cause != "host_bound" or not side.host_was_ahead)
-            finding, times = (next(own, NOTHING), run.found.node_times) if run and run.found else (None, None)
-            found[key] = OF_POINT.records([finding])[0] | NODE_TIMES.records([times])[0]
-    return [found[_key(row)] for row in rows]
-
-
-def _key(row: PointRow) -> tuple[Path, str, str]:
-    return row.point.directory, row.variant, row.pass_name
+            row: Row = dict.fromkeys(OF_POINT.types)
+            if first := next(own, None):
+                shown = (first.cause, first.lost_us, first.share, first.try_)
+                row = dict(zip(OF_POINT.types, shown, strict=True))
+            elif run and run.found:
+                row |= {"cause": "none", "cause_try": ""}
+            found[key] = row | NODE_TIMES.records([run.found.node_times if run and run.found else None])[0]
+    return [found[key] for key in keys]

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts import Form, figures
-from overlap_sweep.report.charts.renderer import why_it_cannot_run
+from overlap_sweep.report.charts.figures import why_it_cannot_run
 from overlap_sweep.report.numbers import shortened, some_of
 from overlap_sweep.report.table import Column, Listing, Table, table_files, to_frame
 from overlap_sweep.results.comparable import Comparable, Sample

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from functools import partial
+from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -12,32 +13,45 @@ import msgspec
 
 from overlap_sweep.diagnosis import Diagnosis, Finding, StepLoss, as_share
 from overlap_sweep.diagnosis.causes import CAUSES_IN_WORDS
-from overlap_sweep.report.nodes import between_nodes_in_a_sentence
 from overlap_sweep.report.numbers import PASS_WORDS, as_count, as_percent, as_rate, as_us, counted
-from overlap_sweep.report.table import Column, Row, Table
+from overlap_sweep.report.table import Column, PointRow, Row, Table, item, through
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from overlap_sweep.diagnosis.groups import NodeTimes
     from overlap_sweep.diagnosis.runs import Found, Run
 
 
-def _text(name: str, about: str, header: str = "", **more: Any) -> Column[Row]:
-    return Column(name, itemgetter(name), about, "text", header, **more)
+NODES: Column[PointRow] = Column("nodes", lambda row: row.point.case.nodes, kind="count", header="nodes", usual=1)
+"""Column of tables of points."""
 
 
-def _count(name: str, about: str, header: str = "", **more: Any) -> Column[Row]:
-    return Column(name, itemgetter(name), about, "count", header, **more)
+def _times(name: str, read: str) -> Column[NodeTimes | None]:
+    known = attrgetter(read)
+    # Of unknown process groups a part may be on either side.
+    column: Column[NodeTimes] = Column(name, lambda times: None if times.unknown_us else known(times))
+    return through(column, lambda times: times)
 
 
-def _number(name: str, about: str, show: Callable[[float], str], header: str = "", **more: Any) -> Column[Row]:
-    return Column(name, itemgetter(name), about, header=header or name, show=show, **more)
+NODE_TIMES: Table[NodeTimes | None] = Table(
+    "nodes",
+    "communication within and between nodes, from the traces of each row's point",
+    (
+        _times("within_node_us", "within_us"),
+        _times("between_nodes_us", "between_us"),
+        _times("within_node_gb_s", "within_gb_s"),
+        _times("between_nodes_gb_s", "between_gb_s"),
+    ),
+)
+"""Columns that a query can add to any table of points."""
 
 
-def _us(name: str, about: str, header: str = "", **more: Any) -> Column[Row]:
-    return Column(name, itemgetter(name), about, header=header, show=as_us, **more)
+def _item(name: str, about: str, header: str = "", **more: Any) -> Column[Row]:
+    return item(name, header, about, **more)
 
 
+_text, _count = partial(_item, kind="text"), partial(_item, kind="count")
 RUN = _text("run", "Common name of the traces of all ranks, with their directory.")
 PASS = "fwd, bwd, or other (the optimizer and what follows the backward pass); empty if several or unknown."
 GROUP = _text("process_group", "Name and description of the process group; empty if unknown.", "group")
@@ -52,13 +66,13 @@ FINDINGS: Table[Row] = Table(
             f"none (communication costs less than 2 % of the step), {CAUSES_IN_WORDS}.",
             "cause",
         ),
-        _us(
+        _item(
             "lost_us",
             "Time lost per step, median over the steps, of the rank that loses most: an upper bound of what fixing "
             "this cause alone could gain.",
             "lost us",
         ),
-        _number("share", "lost_us / time of the step.", as_share),
+        _item("share", "lost_us / time of the step.", "share", show=as_share),
         _count(
             "rank",
             "Rank that loses most; for a straggler the rank that the others wait for. Empty if ranks are late in turn, "
@@ -71,14 +85,14 @@ FINDINGS: Table[Row] = Table(
         _text(
             "where", "Module, annotation or operator that launched it; empty if the trace does not show it.", "where"
         ),
-        _us(
+        _item(
             "waiting_us",
             "Exposed time per step in which calls wait for the last rank to start, median, of the rank that waits "
             "most; it is lost to stragglers. Empty if the cause is not about collectives, or if it is unknown.",
             "waiting us",
             dropped=1,
         ),
-        _us(
+        _item(
             "transfer_us",
             "The rest of these calls' exposed time, of the rank that loses most.",
             "transfer us",
@@ -95,21 +109,20 @@ STEPS: Table[Row] = Table(
         RUN,
         _count("rank", "Rank that recorded the trace; empty if the trace does not name it.", "rank"),
         _count("step", "N of ProfilerStep#N, or counted from 0.", "step"),
-        _us("step_us", "Time from the first work of the step to that of the next one.", "step us"),
-        _us(
+        _item("step_us", "Time from the first work of the step to that of the next one.", "step us"),
+        _item(
             "comm_us",
             "Time in which a communication kernel runs or waits for other ranks; at the same time they count once.",
             "comm us",
         ),
-        _us("exposed_comm_us", "Part of comm_us in which nothing computes.", "exposed us"),
-        _us("idle_us", "Time in which nothing computes or communicates.", "idle us"),
-        _us("slowed_us", "Time that GEMMs lost to communication beside them.", "slowed us"),
-        Column(
+        _item("exposed_comm_us", "Part of comm_us in which nothing computes.", "exposed us"),
+        _item("idle_us", "Time in which nothing computes or communicates.", "idle us"),
+        _item("slowed_us", "Time that GEMMs lost to communication beside them.", "slowed us"),
+        _item(
             "startup",
-            itemgetter("startup"),
             "Whether the step contains the profiler's start, on any rank.",
+            "start-up",
             kind="flag",
-            header="start-up",
             words=lambda row: "left out" if row["startup"] else "",
         ),
     ),
@@ -123,7 +136,7 @@ def _transfer(name: str, about: str, header: str, bound: str, show: Callable[[fl
         value = row[name]
         return "" if value is None else f"{bound if row['transfer_is'] == 'at_most' else ''}{show(value)}"
 
-    return Column(name, itemgetter(name), about, header=header, words=words)
+    return _item(name, about, header, words=words)
 
 
 GROUPS: Table[Row] = Table(
@@ -150,8 +163,8 @@ GROUPS: Table[Row] = Table(
             "bytes",
             show=as_count,
         ),
-        _number("calls", "Calls per step of a rank, on average.", "{:.4g}".format),
-        _us("time_us", "Median of all calls, with the wait for the last rank.", "time us"),
+        _item("calls", "Calls per step of a rank, on average.", "calls", show="{:.4g}".format),
+        _item("time_us", "Median of all calls, with the wait for the last rank.", "time us"),
         _transfer(
             "transfer_us",
             "Median of all calls without waiting: from the last rank's start to the end.",
@@ -173,38 +186,35 @@ GROUPS: Table[Row] = Table(
             bound=">= ",
             show=as_rate,
         ),
-        _us(
+        _item(
             "skew_us",
             "Time from the first rank's start to the last rank's, median of all calls; empty with one rank's trace.",
             "skew us",
             dropped=4,
         ),
-        _us("skew_max_us", "The same, largest.", "max us", dropped=3),
-        _us(
+        _item("skew_max_us", "The same, largest.", "max us", dropped=3),
+        _item(
             "exposed_comm_us",
             "Time per step in which its calls run while their rank computes nothing, median, of the rank with most of "
             "it. What several groups expose at once counts for each.",
             "exposed us",
         ),
-        _number("hidden", "Part of the calls' time, over all ranks, in which their rank computes.", as_percent),
-        _number(
+        _item(
+            "hidden",
+            "Part of the calls' time, over all ranks, in which their rank computes.",
+            "hidden",
+            show=as_percent,
+        ),
+        _item(
             "slowdown",
             "Time of the GEMMs beside the calls / time of the same GEMMs alone; empty if none of them ever ran alone.",
-            "{:.2f}x".format,
-            header="GEMMs",
+            "GEMMs",
+            show="{:.2f}x".format,
             dropped=5,
         ),
     ),
 )
 TABLES = {"of findings": FINDINGS, "with --by group": GROUPS, "with --by step": STEPS}
-
-
-def finding_rows(runs: Iterable[Run]) -> list[Row]:
-    return _rows((run.name, run.found.diagnosis.findings) for run in runs if run.found)
-
-
-def step_rows(runs: Iterable[Run]) -> list[Row]:
-    return _rows((run.name, run.found.diagnosis.steps) for run in runs if run.found)
 
 
 def group_rows(runs: Iterable[Run]) -> list[Row]:
@@ -227,9 +237,9 @@ def group_rows(runs: Iterable[Run]) -> list[Row]:
 
 
 TABLE_BY: dict[str, tuple[Table[Row], Callable[[Iterable[Run]], list[Row]]]] = {
-    "finding": (FINDINGS, finding_rows),
+    "finding": (FINDINGS, lambda runs: _rows((run.name, run.found.diagnosis.findings) for run in runs if run.found)),
     "group": (GROUPS, group_rows),
-    "step": (STEPS, step_rows),
+    "step": (STEPS, lambda runs: _rows((run.name, run.found.diagnosis.steps) for run in runs if run.found)),
 }
 """Table and its rows by what a row is."""
 
@@ -320,3 +330,19 @@ def print_diagnosis(found: Found, console: Console) -> None:
         first = tries.setdefault(finding.try_, number)
         advice = finding.try_ if first == number else f"as for {first}."
         print_lines([finding.evidence, *([f"Try: {advice}"] if finding.try_ else [])], console, indent=5, hanging=0)
+
+
+def between_nodes_in_a_sentence(times: NodeTimes | None) -> str:
+    """Returns how much communication is between nodes, and at which bandwidth; empty for a single node."""
+    if times is None or not times.comm_us:
+        return ""
+    if not times.between_us and times.unknown_us:
+        return "How much of the communication is between nodes is unknown: the traces do not name its process groups."
+    least = "at least " if times.at_least else ""
+    rate = f", at {least}{as_rate(times.between_gb_s)} GB/s" if times.between_gb_s else ""
+    exposed = f" ({as_us(times.exposed_between_us)} us exposed)" if times.between_us else ""
+    unknown = f"; of {as_us(times.unknown_us)} us it is unknown" if times.unknown_us else ""
+    return (
+        f"{as_us(times.between_us)} of {as_us(times.comm_us)} us of communication is between nodes{rate}"
+        f"{exposed}{unknown}."
+    )

@@ -71,18 +71,24 @@ class Timeline:
     """A sentence for each variant that is missing."""
 
 
-def timeline(title: str, sides: Mapping[str, Path | None], pass_name: str | None = None) -> Timeline | None:
+def timeline(
+    title: str, sides: Mapping[str, Path | None], pass_name: str | None = None, *, by_stream: bool = False
+) -> Timeline | None:
     """Returns typical iterations below each other, or one pass of them; None if there is no trace. `sides`: traces by
-    name of the variant."""
+    name of the variant; `by_stream`: with a lane per stream and one for exposed communication, instead of one per class
+    of kernels."""
     lanes: list[charts.Lane] = []
     notes = []
     for name, trace in sides.items():
         iteration = _cached_iteration(trace) if trace else None
         shown = [span for span in iteration.spans if pass_name in (None, span.phase)] if iteration else []
-        if shown:
-            lanes += _lanes(name, shown)
-        else:
+        if not iteration or not shown:
             notes.append(f"Trace missing: {name}.")
+        elif by_stream:
+            rank = "" if iteration.rank is None else f"rank {iteration.rank}, "
+            lanes += _stream_lanes(f"{name}: {rank}step {iteration.number}", shown)
+        else:
+            lanes += _lanes(name, shown)
     return Timeline(charts.Gantt(title, "us", lanes), notes) if lanes else None
 
 
@@ -94,31 +100,14 @@ COLLECTIVES = {
 """Patterns of the names of kernels, or on a CPU of operators."""
 
 
-def stream_timeline(title: str, sides: Mapping[str, Path | None]) -> Timeline | None:
-    """Returns a typical step of each side, with a lane per stream and one for exposed communication; None if there is
-    no trace. `sides`: traces by name of the variant."""
-    lanes: list[charts.Lane] = []
-    notes = []
-    for name, trace in sides.items():
-        step = _cached_iteration(trace) if trace else None
-        if step and step.spans:
-            rank = "" if step.rank is None else f"rank {step.rank}, "
-            lanes += _stream_lanes(f"{name}: {rank}step {step.number}", step.spans)
-        else:
-            notes.append(f"Trace missing: {name}.")
-    return Timeline(charts.Gantt(title, "us", lanes), notes) if lanes else None
-
-
 def _stream_lanes(title: str, spans: Sequence[Span]) -> Iterator[charts.Lane]:
     from overlap_sweep.trace.intervals import rows_without_overlap
 
     # Kernels of one pass may run late, during the other: a pass is where its GEMMs run.
     yield _passes(title, [span for span in spans if span.kind == "gemm"] or spans, 0.0, with_times=False)
     streams: dict[tuple[str, str], list[Span]] = defaultdict(list)
-    longest = set(sorted(range(len(spans)), key=lambda i: spans[i].start_us - spans[i].end_us)[:MOST_SPANS])
-    for i, span in enumerate(spans):
-        if i in longest:
-            streams[span.process, span.stream].append(span)
+    for span in _longest(spans):
+        streams[span.process, span.stream].append(span)
     for (_, stream), own in sorted(streams.items(), key=lambda item: (_carries(item[1]) != "compute", item[0])):
         for row in rows_without_overlap((span.start_us, span.end_us) for span in own):
             yield charts.Lane(f"{_carries(own)}, stream {stream}", [_drawn(own[i], 0.0) for i in row])
@@ -217,11 +206,16 @@ def _lanes(title: str, shown: Sequence[Span]) -> Iterator[charts.Lane]:
 
     origin_us = min(span.start_us for span in shown)
     yield _passes(title, shown, origin_us)
-    longest = sorted(shown, key=lambda span: span.start_us - span.end_us)[:MOST_SPANS]
+    longest = _longest(shown)
     for kind, name in CLASSES.items():
-        of_kind = sorted((span for span in longest if span.kind == kind), key=lambda span: span.start_us)
-        for row in rows_without_overlap((span.start_us, span.end_us) for span in of_kind):
-            yield charts.Lane(name, [_drawn(of_kind[i], origin_us) for i in row])
+        own = [span for span in longest if span.kind == kind]
+        for row in rows_without_overlap((span.start_us, span.end_us) for span in own):
+            yield charts.Lane(name, [_drawn(own[i], origin_us) for i in row])
+
+
+def _longest(spans: Sequence[Span]) -> list[Span]:
+    longest = sorted(range(len(spans)), key=lambda i: spans[i].start_us - spans[i].end_us)[:MOST_SPANS]
+    return [spans[i] for i in sorted(longest)]
 
 
 def _passes(title: str, shown: Sequence[Span], origin_us: float, *, with_times: bool = True) -> charts.Lane:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.program import launch_program
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_us
-from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.gain import Gain, gain_over, nothing_beat
 from overlap_sweep.results.records import (
     EQUIVALENT,
@@ -27,6 +25,7 @@ from overlap_sweep.results.records import (
     SearchRecord,
     without_operator,
 )
+from overlap_sweep.results.verdict import pairs_among
 
 Titled = Iterable[tuple[str, list[str]]]
 """Headings with lines of text."""
@@ -146,13 +145,8 @@ def _final_headline(finalists: Sequence[Finalist]) -> str:
     others = [one for one in sound if one.label != labels[0]]
     if not others:
         return f"{labels[0]} is the fastest"
-    pairs = max(len(sound) * (len(sound) - 1) // 2, 1)
-    gain = gain_over(_estimate(others[0]), _estimate(best[0]), pairs)
+    gain = gain_over(others[0].time, best[0].time, pairs_among(sound))
     return f"{labels[0]} is the fastest{f', {gain.in_words(others[0].label)}' if gain.faster else ''}"
-
-
-def _estimate(one: Finalist) -> Estimate:
-    return Estimate(one.time_us, one.noise_us, len(one.points), math.inf if one.freedom is None else one.freedom)
 
 
 def _knob_search_lines(search: KnobSearch) -> Iterator[str]:

@@ -106,7 +106,6 @@ _TRACES = {
     "file": "Path of the trace.",
     "rank": "Rank that recorded the trace; empty for a median over ranks.",
     "iteration": "Number of the profiled iteration: N of ProfilerStep#N, or counted from 0.",
-    "iterations": "Number of iterations in the medians.",
     "startup": "Whether the iteration is start-up: slower than later ones, and left out of medians.",
     "startup_iterations": "Number of iterations that are left out as start-up.",
     "span_us": "Time from the start of the first kernel to the end of the last.",

@@ -196,46 +196,30 @@ def correlation(samples: Sequence[float]) -> float:
     return min(max(weighted, 0.0), 0.9)
 
 
-def estimate(*series: Sequence[float]) -> Estimate:
+def estimate(*series: Sequence[float], by_mean: bool = False) -> Estimate:
     """Returns the median of all samples of one or several series, each in the order of measuring, and its noise.
+    `by_mean`: the mean, for samples that add up, as a training's steps do, of which rare slow ones count as much as
+    they take.
 
-    Its noise is that of a median of n (1 - r) / (1 + r) independent samples, where r is the correlation between
-    successive ones; NaN of a single sample.
+    The noise is that of n (1 - r) / (1 + r) independent samples, where r is the correlation between successive ones;
+    NaN of a single sample.
     """
     samples = [sample for one in series for sample in one]
-    median = statistics.median(samples)
+    time_us = statistics.fmean(samples) if by_mean else statistics.median(samples)
     if len(samples) == 1:
-        return Estimate(median, math.nan, 1, 1.0)
-    q1, _, q3 = statistics.quantiles(samples, n=4, method="inclusive")
-    independent, freedom = 0.0, 0.0
-    for one in series:
-        r = correlation(one)
-        independent += len(one) * (1 - r) / (1 + r)
-        freedom += _EFFICIENCY * (len(one) - 1) * (1 - r**2) / (1 + r**2)
-    error = _MEDIAN_OF_MEAN * (q3 - q1) / _IQR_OF_SD / math.sqrt(independent)
-    freedom = max(freedom, 2.0)
-    return Estimate(median, _half_width(error, freedom), len(samples), freedom)
-
-
-def estimate_of_mean(*series: Sequence[float]) -> Estimate:
-    """Returns the mean of all samples of one or several series, each in the order of measuring, and its noise: for
-    samples that add up, as a training's steps do, of which rare slow ones count as much as they take.
-
-    Its noise is that of a mean of n (1 - r) / (1 + r) independent samples, as in `estimate`; NaN of a single sample.
-    """
-    samples = [sample for one in series for sample in one]
-    mean = statistics.fmean(samples)
-    if len(samples) == 1:
-        return Estimate(mean, math.nan, 1, 1.0)
+        return Estimate(time_us, math.nan, 1, 1.0)
     independent, freedom = 0.0, 0.0
     for one in series:
         r = correlation(one)
         independent += len(one) * (1 - r) / (1 + r)
         freedom += (len(one) - 1) * (1 - r**2) / (1 + r**2)
+    if by_mean:
+        error = statistics.stdev(samples) / math.sqrt(independent)
+    else:
+        q1, _, q3 = statistics.quantiles(samples, n=4, method="inclusive")
+        error, freedom = _MEDIAN_OF_MEAN * (q3 - q1) / _IQR_OF_SD / math.sqrt(independent), _EFFICIENCY * freedom
     freedom = max(freedom, 2.0)
-    return Estimate(
-        mean, _half_width(statistics.stdev(samples) / math.sqrt(independent), freedom), len(samples), freedom
-    )
+    return Estimate(time_us, _half_width(error, freedom), len(samples), freedom)
 
 
 def normalised(pairs: Iterable[tuple[Timing, Timing]], none: Estimate) -> Estimate:

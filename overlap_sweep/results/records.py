@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -11,6 +12,7 @@ import msgspec
 from overlap_sweep.declared import Count, FileName
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import check_place
+from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.measured import Slot, WholeSetting
 from overlap_sweep.results.run_directory import one_line, write_json
@@ -277,6 +279,11 @@ class Finalist(msgspec.Struct, kw_only=True):
     """`tie`: within the noise of the fastest, which is a tie then, too."""
     deviation: str = ""
     """How it computes something else than the finalists of other searches; empty if it doesn't."""
+
+    @property
+    def time(self) -> Estimate:
+        freedom = math.inf if self.freedom is None else self.freedom
+        return Estimate(self.time_us, self.noise_us, len(self.points), freedom)
 
 
 class KnobFinal(msgspec.Struct, kw_only=True):

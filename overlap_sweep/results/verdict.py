@@ -14,7 +14,7 @@ from typing import Generic, Literal, TypeVar
 
 from overlap_sweep.results.estimate import Estimate, RunNoise, estimate, gap_noise_us, normalised
 from overlap_sweep.results.gain import NO_GAIN, Gain, gain_over
-from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.measured import Timing, summarise
 
 T = TypeVar("T")
 
@@ -247,3 +247,21 @@ def mean_ratio(ratios: Iterable[float]) -> float:
     """Returns the geometric mean of the known ratios; NaN if there are none."""
     known = [one for one in ratios if not isnan(one)]
     return geometric_mean(known) if known else nan
+
+
+def enough_of_pass(point_us: Sequence[float], none_us: Sequence[float], noise_goal: float, best: float) -> bool:
+    """Returns whether a pass with these samples needs no more.
+
+    That is if the noise of its time is at most the fraction `noise_goal` of it, or if it is slower than the best
+    setting so far by more than that fraction and the noise. `best`: time of that setting over that of no overlap.
+    """
+    none = estimate(none_us)
+    time = normalised([(summarise(list(point_us)), summarise(list(none_us)))], none).relative_to(none.time_us)
+    return time.noise_us <= noise_goal * time.time_us or time.time_us - time.noise_us > (1 + noise_goal) * best
+
+
+def enough_of_rounds(others_us: Iterable[Sequence[float]], reference_us: Sequence[float], noise_goal: float) -> bool:
+    """Returns whether variants that took turns need no further rounds: the noise of the ratio of each one's time to
+    that of the reference in the same round is at most `noise_goal`. False if there is none to compare."""
+    ratios = [[time / reference for time, reference in zip(one, reference_us, strict=True)] for one in others_us]
+    return bool(ratios) and all(estimate(one).noise_us <= noise_goal for one in ratios)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from overlap_sweep.results.estimate import Estimate, estimate, estimate_of_mean
+from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.records import Noises
 from overlap_sweep.workloads import Sample
 
@@ -188,7 +188,7 @@ class Samples:
 
 def _plain(sample: Sample) -> Estimate:
     """Returns the sample's own time."""
-    return estimate_of_mean(sample.times_us) if sample.by_mean else estimate(sample.times_us)
+    return estimate(sample.times_us, by_mean=sample.by_mean)
 
 
 def _ratio(sample: Sample) -> Estimate:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from overlap_sweep.report import causes
 from overlap_sweep.report.charts import Axis, Form, Row, Rows
-from overlap_sweep.report.iterations import stream_timeline
+from overlap_sweep.report.iterations import timeline
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.study import C, CaseAnalysis, R, Study
@@ -86,7 +86,7 @@ def _streams(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[Exhibit]:
         return []
 
     def drawn() -> Form | None:
-        shown = stream_timeline(f"Streams of a step, {analysis.case.brief}", dict(traces))
+        shown = timeline(f"Streams of a step, {analysis.case.brief}", dict(traces), by_stream=True)
         return shown.chart if shown else None
 
     return [

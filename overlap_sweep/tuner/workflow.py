@@ -24,7 +24,7 @@ from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, FILE, NONE, TUNED, OverlapConfig
 from overlap_sweep.program import launch_command
-from overlap_sweep.report.charts.renderer import left_out
+from overlap_sweep.report.charts.figures import left_out
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.page import FILE_NAME

@@ -14,7 +14,7 @@ from overlap_sweep.diagnosis.collectives import Group
 from overlap_sweep.diagnosis.facts import RankFacts, place_of
 from overlap_sweep.diagnosis.groups import NodeTimes, group_rows, node_times_of
 from overlap_sweep.diagnosis.runs import read_runs
-from overlap_sweep.report.nodes import NODE_TIMES
+from overlap_sweep.report.diagnosis import NODE_TIMES
 from tests.diagnosis.made_facts import call, rank_facts, work
 from tests.made_nodes import RANKS, training_trace
 from tests.timeline import Timeline

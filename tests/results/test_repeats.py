@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from overlap_sweep.results.repeats import enough_of_pass, enough_of_rounds
+from overlap_sweep.results.verdict import enough_of_pass, enough_of_rounds
 
 
 def drawn(median_us: float, deviation: float, count: int = 6, seed: int = 0) -> list[float]:

@@ -5,19 +5,28 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup, escape
+
 from overlap_sweep.overlap.models import CUSTOM, title_of
-from overlap_sweep.report.charts.figures import Figure, figure, png, script_safe
-from overlap_sweep.report.charts.palette import FONT, chart_config, style_sheet
-from overlap_sweep.report.charts.renderer import left_out, page_script, why_it_cannot_run
+from overlap_sweep.report.charts import FONT, chart_config, style_sheet
+from overlap_sweep.report.charts.figures import (
+    Figure,
+    figure,
+    left_out,
+    page_script,
+    png,
+    script_safe,
+    why_it_cannot_run,
+)
 from overlap_sweep.report.comparison import flat
 from overlap_sweep.report.numbers import as_sentence, counted, some_of
-from overlap_sweep.report.page.terms import Terms
 from overlap_sweep.report.searches import knob_searches
 from overlap_sweep.report.section import Analysis, Answer, Exhibit, Section
 from overlap_sweep.report.table import Column, Listing, PointRow, RowText, is_unknown
@@ -38,6 +47,16 @@ MOST_SUBJECTS = 3
 """Most subjects, and most topics, in the page's title."""
 BEYOND = 1e300
 """Sort key after all measured values."""
+WORDS = {
+    "none_us": ("without overlap", "no overlap", "none"),
+    "floor_us": ("GEMMs alone", "floor"),
+    "hidden_fraction": ("hidden",),
+    "noise_us": ("noise",),
+    "exposed_comm_us": ("exposed",),
+    "over_bound": ("the bound",),
+    "speedup": ("speedup",),
+}
+"""Words in sentences for columns, by column."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +149,41 @@ class ShownSection:
         """Returns the table of all points; None if there are too many."""
         listing = self.section.points
         return points_table(listing) if len(listing.rows) <= MOST_ROWS else None
+
+
+@dataclass
+class Terms:
+    """The explanations of columns, and of the words for them in sentences, each of which is on a page once."""
+
+    explained: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Ids by name and explanation."""
+
+    def id_of(self, column: Column) -> str:
+        """Returns the id of the column's explanation; empty if there is none."""
+        plain_header = column.header.replace(" ", "_")
+        in_files = f"In files: {column.name}." if column.name not in ("", plain_header) else ""
+        text = " ".join(filter(None, [column.about, in_files]))
+        return self.explained.setdefault((column.header, text), f"term-{len(self.explained) + 1}") if text else ""
+
+    def marked(self, text: str, columns: Iterable[Column]) -> Markup:
+        """Returns the sentence, in which the first word for each column refers to its explanation."""
+        known = {word: column for column in columns for word in WORDS.get(column.name, ())}
+        if not known:
+            return escape(text)
+        ordered = sorted(known, key=len, reverse=True)
+        words = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, ordered))})(?![\w-])")
+        return Markup("").join(self._pieces(text, words, known))
+
+    def _pieces(self, text: str, words: re.Pattern[str], known: dict[str, Column]) -> Iterator[Markup]:
+        explained: set[str] = set()
+        for i, piece in enumerate(words.split(text)):
+            column = known.get(piece) if i % 2 else None
+            term = self.id_of(column) if column and column.name not in explained else ""
+            if column and term:
+                explained.add(column.name)
+                yield Markup('<span class="term" tabindex="0" aria-describedby="{}">{}</span>').format(term, piece)
+            else:
+                yield escape(piece)
 
 
 def page_files(

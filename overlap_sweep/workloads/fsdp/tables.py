@@ -15,7 +15,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from overlap_sweep.report.nodes import NODES
+from overlap_sweep.report.diagnosis import NODES
 from overlap_sweep.report.numbers import as_loss, as_us
 from overlap_sweep.report.table import (
     DEVICE,

@@ -13,7 +13,7 @@ from typing import Any
 
 from overlap_sweep.report.numbers import as_us, shortened
 from overlap_sweep.results import verdict
-from overlap_sweep.results.estimate import Estimate, estimate_of_mean
+from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.points import Point
 from overlap_sweep.study import SettingRow
@@ -193,7 +193,7 @@ def pooled(points: Sequence[Point]) -> Estimate:
         [sample * time_us / mean_us for sample in point.measured_as(JobRun).step.samples_us]
         for point, mean_us in zip(points, means_us, strict=True)
     ]
-    return replace(estimate_of_mean(*scaled), time_us=time_us)
+    return replace(estimate(*scaled, by_mean=True), time_us=time_us)
 
 
 def _means_us(points: Iterable[Point]) -> list[float]:

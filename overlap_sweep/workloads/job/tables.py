@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from overlap_sweep.diagnosis import as_share
-from overlap_sweep.report.nodes import NODES
+from overlap_sweep.report.diagnosis import NODES
 from overlap_sweep.report.numbers import as_rate, as_us, shortened, some_of
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.report.table import (

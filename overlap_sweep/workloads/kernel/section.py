@@ -11,9 +11,9 @@ from pathlib import Path
 
 from overlap_sweep.overlap.models import COMM_ONLY, GEMM_ONLY, KERNELS, SEQUENTIAL
 from overlap_sweep.report import causes, charts
-from overlap_sweep.report.charts.palette import looks_of
+from overlap_sweep.report.charts import looks_of
 from overlap_sweep.report.comparison import Comparing
-from overlap_sweep.report.nodes import NODES
+from overlap_sweep.report.diagnosis import NODES
 from overlap_sweep.report.numbers import as_percent, as_rate, as_us, some_of
 from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
 from overlap_sweep.report.table import (

@@ -17,7 +17,7 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import Enough, Samples, Variant, relative_error, summarise, time_variants
 from overlap_sweep.overlap import recipes
-from overlap_sweep.results.repeats import enough_of_rounds
+from overlap_sweep.results.verdict import enough_of_rounds
 from overlap_sweep.workloads import layer as workload
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from overlap_sweep.overlap.overlap_cfg import FLOOR
 from overlap_sweep.report import causes, charts
+from overlap_sweep.report.diagnosis import NODES
 from overlap_sweep.report.iterations import Timeline, timeline
-from overlap_sweep.report.nodes import NODES
 from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
 from overlap_sweep.report.table import (

@@ -29,8 +29,8 @@ from overlap_sweep.report.charts import (
     Reference,
     Row,
     Rows,
+    looks_of,
 )
-from overlap_sweep.report.charts.palette import looks_of
 from overlap_sweep.report.iterations import Timeline, timeline
 from overlap_sweep.report.numbers import PASS_WORDS, as_duration, as_percent, as_sentence, as_us
 from overlap_sweep.report.section import Exhibit, Sources

@@ -34,8 +34,8 @@ from overlap_sweep.measure.timing import (
 from overlap_sweep.overlap import models, recipes, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.results.measured import Timing
-from overlap_sweep.results.repeats import enough_of_pass
 from overlap_sweep.results.run_directory import now
+from overlap_sweep.results.verdict import enough_of_pass
 from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes
 
 TP1_REPEATS = 7

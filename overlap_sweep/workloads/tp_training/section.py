@@ -8,8 +8,8 @@ from operator import attrgetter
 from typing import Any
 
 from overlap_sweep.report import causes, charts
-from overlap_sweep.report.charts.palette import SERIES
-from overlap_sweep.report.nodes import NODES
+from overlap_sweep.report.charts import SERIES
+from overlap_sweep.report.diagnosis import NODES
 from overlap_sweep.report.numbers import as_count, as_loss, as_percent, as_us
 from overlap_sweep.report.section import Answer, Card, Exhibit, File, Section, Sources
 from overlap_sweep.report.table import (

@@ -14,10 +14,20 @@ from typing import Any
 import altair as alt
 import pytest
 
-from overlap_sweep.report.charts import LOST, Lines, cut, renderer
+from overlap_sweep.report.charts import (
+    COLOURS,
+    LOST,
+    Lines,
+    chart_config,
+    colour,
+    cut,
+    figures,
+    in_light,
+    looks_of,
+    style_sheet,
+)
 from overlap_sweep.report.charts.figures import Figure, figure, png
-from overlap_sweep.report.charts.palette import COLOURS, chart_config, colour, in_light, looks_of, style_sheet
-from overlap_sweep.report.iterations import CLASSES, MOST_SPANS, stream_timeline
+from overlap_sweep.report.iterations import CLASSES, MOST_SPANS, timeline
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.study.charts import MOST_BARS, settings_bars
@@ -290,7 +300,7 @@ def test_the_timeline_of_a_layer_has_no_overlap_above_the_best(tmp_path: Path) -
 def test_the_streams_of_a_training_step_say_when_communication_is_exposed(tmp_path: Path) -> None:
     traces = sorted(unpack("fsdp", tmp_path).glob("*/trace_*rank0.json.gz"))
     none, best = (next(one for one in traces if ("none" in one.name) is is_none) for is_none in (True, False))
-    drawn = stream_timeline("a step", {"no overlap": none, "best": best, "missing": None})
+    drawn = timeline("a step", {"no overlap": none, "best": best, "missing": None}, by_stream=True)
     assert drawn
     assert drawn.notes == ["Trace missing: missing."]
     names = [lane.name for lane in drawn.chart.lanes]
@@ -355,10 +365,10 @@ def test_pngs_of_a_comparison(made: Made, tmp_path: Path, images: None) -> None:
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing was drawn here before."""
     monkeypatch.setenv("OVERLAP_SWEEP_CACHE", str(tmp_path / "cache"))
-    for known in (renderer.page_script, renderer.why_it_cannot_run):
+    for known in (figures.page_script, figures.why_it_cannot_run):
         known.cache_clear()
     yield
-    for known in (renderer.page_script, renderer.why_it_cannot_run):
+    for known in (figures.page_script, figures.why_it_cannot_run):
         known.cache_clear()
 
 
@@ -380,7 +390,7 @@ def test_a_limit_of_address_space_leaves_charts_out(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("empty_cache")
 def test_without_vl_convert_charts_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renderer, "find_spec", lambda name: None)
+    monkeypatch.setattr(figures, "find_spec", lambda name: None)
     make_point("operator", tmp_path / "sweep")
     done = analyze(tmp_path / "sweep", "--plots")
     why = "vl-convert is not installed; pip install vl-convert-python"
