@@ -91,24 +91,6 @@ def test_a_directory_is_read_whole_and_each_run_apart(tmp_path: Path) -> None:
     assert runs == {f"{tmp_path}/{name}_rank*.json.gz": {0, 1} for name in names}
 
 
-def test_conditions_and_problems_decide_the_exit_status(tmp_path: Path) -> None:
-    assert analyze("diagnose", *FSDP, "--fail-if", "lost_us >= 0").returncode == 3
-    assert analyze("diagnose", *FSDP, "--fail-if", "lost_us < 0").returncode == 0
-    failed = analyze("diagnose", *GRAPH, "--by", "step", "--fail-if", "not startup and exposed_comm_us >= 0")
-    assert "holds for 4 of 6 rows; first:" in failed.stderr
-    analyze("diagnose", *FSDP, "--fail-if", "lots_us > 0").assert_error("Did you mean lost_us", status=2)
-    bad = tmp_path / "trace_rank0.json"
-    bad.write_text("[")
-    process = analyze("diagnose", bad, *FSDP)
-    process.assert_error(str(bad))
-    assert "h200x2_fsdp2_checkpoint" in process.stdout
-    nothing = analyze("diagnose", bad)
-    nothing.assert_error(str(bad))
-    assert nothing.stdout == ""
-    analyze("diagnose", tmp_path / "nowhere.json").assert_error("does not exist")
-    analyze("diagnose", FSDP[0], "--by", "kernel").assert_usage_error("--by")
-
-
 @pytest.mark.parametrize("traces", [FSDP, FSDP[:1], GRAPH])
 def test_what_is_unknown_is_said_once(traces: list[Path]) -> None:
     (found,) = runs.diagnose(traces)

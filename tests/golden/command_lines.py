@@ -8,19 +8,20 @@ from __future__ import annotations
 import re
 import shlex
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.sweeps import launch_here
 
 FILE = Path(__file__).with_suffix(".txt")
-_START = "$ launch.py "
+_LINE = re.compile(r"^(\$ \w+\.py (.*)\n)((?:(?!\$|#|\n).*\n)*)", re.MULTILINE)
 
 
-def answers() -> dict[str, str]:
+def answers(file: Path = FILE) -> dict[str, str]:
     """Returns the answer that the file has, by command line."""
-    found = re.findall(rf"^{re.escape(_START)}(.*)\n((?:(?!\$|#|\n).*\n)*)", FILE.read_text(), re.MULTILINE)
-    assert len({typed for typed, _ in found}) == len(found)
-    return dict(found)
+    found = _LINE.findall(file.read_text())
+    assert len({typed for _, typed, _ in found}) == len(found)
+    return {typed: said for _, typed, said in found}
 
 
 def answer(typed: str, folder: Path) -> str:
@@ -31,10 +32,11 @@ def answer(typed: str, folder: Path) -> str:
     return f"{said}exit status {done.returncode}\n"
 
 
-def write() -> None:
+def _in_empty_folder(typed: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        return answer(typed, Path(folder))
+
+
+def write(file: Path = FILE, answer_to: Callable[[str], str] = _in_empty_folder) -> None:
     """Writes the present answers into the file."""
-    text = FILE.read_text()
-    for typed, before in answers().items():
-        with tempfile.TemporaryDirectory() as folder:
-            text = text.replace(f"{_START}{typed}\n{before}", f"{_START}{typed}\n{answer(typed, Path(folder))}")
-    FILE.write_text(text)
+    file.write_text(_LINE.sub(lambda line: line[1] + answer_to(line[2]), file.read_text()))

@@ -19,7 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 from tests.analyze import analyze
-from tests.golden import command_lines, options, workload_files
+from tests.golden import analysis_lines, command_lines, options, workload_files
 from tests.golden.cases import CASES, Case
 from tests.golden.columns import COLUMNS_MD, reference
 from tests.golden.page_text import DATA, chart_text, page_text
@@ -108,6 +108,7 @@ if __name__ == "__main__":
         if case.name in sys.argv[1:] or not sys.argv[1:]:
             write(case)
     command_lines.write()
+    analysis_lines.write()
     COLUMNS_MD.write_text(reference())
     options.OPTIONS_MD.write_text(options.reference())
     for path, text in workload_files.files().items():

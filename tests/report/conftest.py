@@ -12,11 +12,10 @@ import pytest
 
 from overlap_sweep.report import comparison
 from overlap_sweep.report.charts import figures
-from overlap_sweep.store import Store
 from tests import made_sweeps
 from tests.golden.made_report import TRACES, write_compared, write_ranks
 from tests.golden.outputs import drawing_no_images
-from tests.store.measured import environment, result
+from tests.store.measured import write_history
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -24,18 +23,6 @@ if TYPE_CHECKING:
 Made = Callable[[str], Path]
 
 RENDERED, AS_PNG = figures.rendered, comparison.as_png
-
-
-def _write_store(directory: Path) -> None:
-    """Three settings before and after another torch: the same, slower, faster; and one that was launch-bound."""
-    directory.mkdir()
-    new = environment(packages={"torch": "2.13.0"}, driver="580.2")
-    with Store(directory / "measurements.sqlite") as kept:
-        for num_sm, before_us, after_us in ((1, 100.0, 100.1), (2, 100.0, 120.0), (4, 100.0, 70.0)):
-            for minute in (1, 2):
-                kept.add(result(num_sm, before_us, minute), directory / "old")
-            kept.add(result(num_sm, after_us, 5, new), directory / "new")
-        kept.add(result(8, minute=6, on=new, launch_bound=True), directory / "new")
 
 
 BUILDERS: dict[str, Callable[[Path], object]] = {
@@ -49,7 +36,7 @@ BUILDERS: dict[str, Callable[[Path], object]] = {
     "compared": write_compared,
     "ranks": write_ranks,
     "traces": lambda directory: shutil.copytree(TRACES, directory),
-    "store": _write_store,
+    "store": lambda directory: write_history(directory / "measurements.sqlite"),
 }
 
 

@@ -104,3 +104,15 @@ def added(process: subprocess.Popen[str]) -> list[int]:
     assert process.stdout
     with process:
         return list(map(int, process.stdout.read().split()))
+
+
+def write_history(path: Path) -> None:
+    """Three settings before and after another torch: the same, slower, faster; and one that was launch-bound."""
+    path.parent.mkdir(exist_ok=True)
+    new = environment(packages={"torch": "2.13.0"}, driver="580.2")
+    with Store(path) as kept:
+        for num_sm, before_us, after_us in ((1, 100.0, 100.1), (2, 100.0, 120.0), (4, 100.0, 70.0)):
+            for minute in (1, 2):
+                kept.add(result(num_sm, before_us, minute), path.parent / "old")
+            kept.add(result(num_sm, after_us, 5, new), path.parent / "new")
+        kept.add(result(8, minute=6, on=new, launch_bound=True), path.parent / "new")
