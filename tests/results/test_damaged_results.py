@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,13 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import RESULT_FILE
 from overlap_sweep.workloads.sections import analyse
-from tests.make_point import MEASURED, default_timing, make_point, pass_times, rewrite, variant
-
-Change = Callable[[dict[str, Any]], Any]
-Damages = dict[str, tuple[Change, str]]
+from tests.make_point import MEASURED, RING, default_timing, implementation, make_point, pass_times, rewrite, variant
+from tests.report.hostile_sweeps import PAYLOAD
 
 WHOLE: dict[str, dict[str, Any]] = {
     "operator": {"bwd": pass_times(90.0, default=default_timing(90.0))},
     "layer": {"variants": {"none": variant([100.0, 101.0]), "default": variant([100.0, 101.0], step_us=1.0)}},
+    "kernel": {"implementations": {"ring_exchange": implementation(150.0, setting=RING)}},
 }
 
 
@@ -34,230 +33,209 @@ def write(workload: str, directory: Path) -> Path:
 
 TEXTS = {
     "": "Input data was truncated",
+    "\0": "JSON is malformed",
     '{"schema": 1, "name": "x"': "truncated",
+    '{"schema": NaN}': "JSON is malformed",
+    "[" * 100_000: "recursion depth exceeded",
+    '{"environment":' + '{"a":' * 100_000: "recursion depth exceeded",
     "{}": "missing required field",
     '{"name": "x", "status": "ok", "point": {"operator": "fc1"}}': "required field `workload` - at `$.point`",
 }
 
-ANY: Damages = {
-    "no point": (lambda r: r.pop("point"), "missing required field"),
-    "no number": (lambda r: r.update(name=math.nan), "JSON is malformed"),
-    "wrong type": (lambda r: r.update(environment=[1]), "Expected `object`"),
-    "no status": (lambda r: r.update(status="fine"), "Invalid enum value"),
-    "no workload's name": (
-        lambda r: r["point"].update(workload={"tokens": 1}),
-        "missing required field `name` - at `$.point.workload`",
-    ),
-    "a later workload": (
-        lambda r: r["point"]["workload"].update(name="model"),
-        "workload=model is not known); install the package that has it.",
-    ),
-    "tp_size": (lambda r: r["point"].update(tp_size="2"), "`$.point.tp_size`"),
-    "no model": (lambda r: r["point"].pop("model"), "missing required field `model` - at `$.point`"),
-}
+GONE = object()
+Damage = tuple[str, Any, str]
+"""What a dotted place in the result becomes, or a function of what was there; and what is said of it."""
+LESS = operator.itemgetter(slice(-1))
+LONG = "x" * 200
 
-TRAINING: Damages = {
-    "nothing measured": (lambda r: r.update(measured=None), "ok, but nothing measured"),
-    "no none": (lambda r: r["measured"]["step"].pop("none"), "no none times of a step"),
-    "samples": (lambda r: r["measured"]["step"]["none"]["samples_us"].pop(), "unequal numbers of samples"),
-    "negative": (
-        lambda r: r["measured"]["step"]["floor"].update(samples_us=[-1.0] * 5),
-        "`$.measured.step[...].samples_us[0]`",
-    ),
-    "zero": (
-        lambda r: r["measured"]["step"]["floor"]["samples_us"].__setitem__(0, 0.0),
-        "`$.measured.step[...].samples_us[0]`",
-    ),
-    "huge": (lambda r: r["measured"]["step"]["point"].update(median_us=1e300), "`$.measured.step[...].median_us`"),
-    "quartiles": (lambda r: r["measured"]["step"]["point"].update(q1_us=1600.0), "is outside its quartiles"),
-    "outside": (lambda r: r["measured"]["step"]["point"].update(samples_us=[1.0] * 5), "is outside its samples"),
-    "variant": (
-        lambda r: r["measured"]["step"].update({"\x1b[2J": r["measured"]["step"]["none"]}),
-        "`key` in `$.measured.step`",
-    ),
-    "variants": (
-        lambda r: r["measured"]["step"].update({f"v{i}": r["measured"]["step"]["none"] for i in range(30)}),
+
+def damage(result: dict[str, Any], place: str, value: Any) -> None:
+    *above, last = place.split("/")
+    found = functools.reduce(lambda inner, key: inner[int(key) if isinstance(inner, list) else key], above, result)
+    key: Any = int(last) if isinstance(found, list) else last
+    if value is GONE:
+        del found[key]
+    else:
+        found[key] = value(found[key]) if callable(value) else value
+
+
+ANY: list[Damage] = [
+    ("point", GONE, "missing required field"),
+    ("name", math.nan, "JSON is malformed"),
+    ("environment", [1], "Expected `object`"),
+    ("status", "fine", "Invalid enum value"),
+    ("point/workload", {"tokens": 1}, "missing required field `name` - at `$.point.workload`"),
+    ("point/workload/name", "model", "workload=model is not known); install the package that has it."),
+    ("point/tp_size", "2", "`$.point.tp_size`"),
+    ("point/tp_size", 10**12, "`$.point.tp_size`"),
+    ("point/model", GONE, "missing required field `model` - at `$.point`"),
+    ("environment/cpu_count", 10**30, "beyond 64 bits"),
+    ("environment/deep", json.loads("[" * 100 + "]" * 100), "nested more than 32 deep"),
+    ("environment/gpu", ["a"], "`$.environment.gpu`"),
+    ("environment/packages", [1], "`$.environment.packages`"),
+    ("conditions/start", {"all": [0] * 200_000}, "holds more than 100000 values"),
+    ("conditions/start", {"gpus": [{"temperature_c": "hot"}]}, "`$.conditions[...].gpus[0][...]`"),
+]
+STEP = "measured/step"
+TRAINING: list[Damage] = [
+    ("measured", None, "ok, but nothing measured"),
+    (f"{STEP}/none", GONE, "no none times of a step"),
+    (f"{STEP}/none/samples_us", LESS, "unequal numbers of samples"),
+    (f"{STEP}/floor/samples_us", [-1.0] * 5, "`$.measured.step[...].samples_us[0]`"),
+    (f"{STEP}/floor/samples_us/0", 0.0, "`$.measured.step[...].samples_us[0]`"),
+    (f"{STEP}/point/median_us", 1e300, "`$.measured.step[...].median_us`"),
+    (f"{STEP}/point/q1_us", 1600.0, "is outside its quartiles"),
+    (f"{STEP}/point/samples_us", [1.0] * 5, "is outside its samples"),
+    (STEP, lambda step: {**step, "\x1b[2J": step["none"]}, "`key` in `$.measured.step`"),
+    (
+        STEP,
+        lambda step: step | {f"v{i}": step["none"] for i in range(30)},
         "Expected `object` of length <= 20 - at `$.measured.step`",
     ),
-    "batch": (lambda r: r["point"]["training"].update(batch_size=None), "`$.point.training.batch_size`"),
-    "count": (lambda r: r["measured"].update(samples_per_step=1), "1 samples in a step of 256"),
-    "parameters": (lambda r: r["measured"].update(parameters=-1), "`$.measured.parameters`"),
-    "tokens": (lambda r: r["point"]["workload"].update(tokens=None), "`$.point.workload.tokens`"),
-    "host": (lambda r: r["measured"].update(host_us={"point": -1.0}), "`$.measured.host_us[...]`"),
-    "host's variant": (
-        lambda r: r["measured"].update(host_us={"x" * 101: 1.0}),
-        "Expected `str` of length <= 100 - at `key` in `$.measured.host_us`",
-    ),
-    "losses": (lambda r: r["measured"].update(losses=[]), "Expected `array` of length >= 1 - at `$.measured.losses`"),
-    "loss": (lambda r: r["measured"].update(losses=["0.5"]), "`$.measured.losses[0]`"),
-    "memory": (lambda r: r["measured"].update(peak_memory_gb=-2.0), "`$.measured.peak_memory_gb`"),
-    "compiled": (
-        lambda r: r["measured"].update(compiled="x" * 20_000),
-        "Expected `str` of length <= 10000 - at `$.measured.compiled`",
-    ),
-    "telemetry": (lambda r: r["measured"].update(telemetry=["../../etc/passwd"]), "`$.measured.telemetry[0]`"),
-    "strategy": (lambda r: r["point"]["distributed"].update(strategy="zero3"), "`$.point.distributed.strategy`"),
-    "ranks": (lambda r: r["point"]["distributed"].update(dp_size=0), "`$.point.distributed.dp_size`"),
-    "prefetch": (lambda r: r["point"]["fsdp"].update(forward_prefetch=[1]), "`$.point.fsdp.forward_prefetch`"),
-    "variable": (
-        lambda r: r["point"]["distributed"].update(env={"A": "x" * 200}),
-        "Expected `str` of length <= 100 - at `$.point.distributed.env[...]`",
-    ),
-    "variable's name": (
-        lambda r: r["point"]["distributed"].update(env={"\x07": 1}),
-        "`key` in `$.point.distributed.env`",
-    ),
-    "knob": (lambda r: r["point"]["fsdp"].update(backward_prefetch="\u202egnp"), "`$.point.fsdp.backward_prefetch`"),
-    "variables": (
-        lambda r: r["point"]["distributed"].update(env={f"NCCL_{i}": 1 for i in range(101)}),
-        "Expected `object` of length <= 100 - at `$.point.distributed.env`",
-    ),
-    "options": (
-        lambda r: r["point"]["compile"].update(options={"a": ["b" * 99] * 50}),
-        "very long options of torch.compile",
-    ),
-    "no section": (lambda r: r["point"].pop("streams"), "missing required field `streams` - at `$.point`"),
-    "precision": (lambda r: r["point"].update(precision=None), "`$.point.precision`"),
-}
-
-COPIES: Damages = {
-    "nothing measured": (lambda r: r.update(measured=None), "ok, but nothing measured"),
-    "no copy": (lambda r: r["measured"]["times"].pop("copy"), "no copy times"),
-    "samples": (lambda r: r["measured"]["times"]["copy"]["samples_us"].pop(), "unequal numbers of samples"),
-    "zero": (
-        lambda r: r["measured"]["times"]["gemm"].update(samples_us=[0.0] * 5),
-        "`$.measured.times[...].samples_us[0]`",
-    ),
-    "quartiles": (lambda r: r["measured"]["times"]["gemm"].update(q3_us=1.0), "is outside its quartiles"),
-    "bytes": (lambda r: r["measured"].update(bytes_copied=0), "`$.measured.bytes_copied`"),
-    "operations": (lambda r: r["measured"].update(flops=-1), "`$.measured.flops`"),
-    "variant": (lambda r: r["measured"]["launch_bound"].update({"\x00": True}), "`key` in `$.measured.launch_bound`"),
-    "direction": (
-        lambda r: r["point"]["copy_engine"].update(direction="x" * 200),
-        "`$.point.copy_engine.direction`",
-    ),
-    "size": (lambda r: r["point"]["copy_engine"].update(matrix_size=0), "`$.point.copy_engine.matrix_size`"),
-    "MiB": (lambda r: r["point"]["copy_engine"].update(copy_mb=-1.0), "`$.point.copy_engine.copy_mb`"),
-    "no section": (lambda r: r["point"].pop("copy_engine"), "missing required field `copy_engine` - at `$.point`"),
-    "tokens": (lambda r: r["point"]["workload"].update(tokens="${x}"), "`$.point.workload.tokens`"),
-}
-
-
-def _step(number: int, **changes: Any) -> Change:
-    return lambda r: r["measured"]["steps"][number].update(changes)
-
-
-STACKS: Damages = {
-    "nothing measured": (lambda r: r.update(measured=None), "ok, but nothing measured"),
-    "no step": (lambda r: r["measured"].update(steps=[]), "no timed step"),
-    "warm-up only": (lambda r: [s.update(warmup=True) for s in r["measured"]["steps"]], "no timed step"),
-    "zero": (_step(3, step_us=0.0), "`$.measured.steps[3].step_us`"),
-    "negative": (_step(3, forward_us=-1.0), "`$.measured.steps[3].forward_us`"),
-    "huge": (_step(3, backward_us=1e300), "`$.measured.steps[3].backward_us`"),
-    "norm": (_step(3, grad_norm=-1.0), "`$.measured.steps[3].grad_norm`"),
-    "memory": (_step(3, memory_peak_gb=1e300), "`$.measured.steps[3].memory_peak_gb`"),
-    "twice": (_step(3, step=2), "don't follow each other"),
-    "backwards": (lambda r: r["measured"]["steps"].reverse(), "don't follow each other"),
-    "late": (_step(6, step=10**12), "`$.measured.steps[6].step`"),
-    "samples": (lambda r: r["measured"].update(samples_per_step=7), "(7, 7, 1024) steps, samples and tokens"),
-    "tokens": (lambda r: r["measured"].update(tokens_per_step=7), "(7, 2, 7) steps, samples and tokens"),
-    "parameters": (lambda r: r["measured"].update(parameters=0), "`$.measured.parameters`"),
-    "flops": (lambda r: r["measured"].update(flops_per_step=-1.0), "`$.measured.flops_per_step`"),
-    "host": (lambda r: r["measured"].update(host_ahead_us=1e300), "`$.measured.host_ahead_us`"),
-    "details": (lambda r: r["measured"].update(details={"a": [0] * 200_000}), "holds more than"),
-    "unprintable impl": (lambda r: r["point"].update(impl="a\x1b[31m"), "`$.point.impl`"),
-    "no impl": (lambda r: r["point"].update(impl=None), "`$.point.impl`"),
-    "dp_size": (lambda r: r["point"].update(dp_size=0), "`$.point.dp_size`"),
-    "huge tp_size": (lambda r: r["point"].update(tp_size=10**12), "`$.point.tp_size`"),
-    "dtype": (lambda r: r["point"]["tp_training"].update(dtype="float64"), "`$.point.tp_training.dtype`"),
-    "batch": (lambda r: r["point"]["tp_training"].update(batch_size=None), "`$.point.tp_training.batch_size`"),
-    "sequence": (
-        lambda r: r["point"]["tp_training"].update(seq_length=None),
-        "Expected `int`, got `null` - at `$.point.tp_training.seq_length`",
-    ),
-    "rate": (lambda r: r["point"]["tp_training"].update(learning_rate="a"), "`$.point.tp_training.learning_rate`"),
-    "peak": (lambda r: r["point"]["tp_training"].update(peak_tflops=0.0), "`$.point.tp_training.peak_tflops`"),
-    "attention": (lambda r: r["point"]["tp_training"].update(attn_impl="fast"), "`$.point.tp_training.attn_impl`"),
-    "file": (
-        lambda r: r["point"]["tp_training"].update(tp_comm_overlap_cfg="\u202egnp"),
-        "`$.point.tp_training.tp_comm_overlap_cfg`",
-    ),
-    "layers": (
-        lambda r: r["point"]["language_model"].update(num_hidden_layers=0),
-        "`$.num_hidden_layers`",
-    ),
-    "no language model": (
-        lambda r: r["point"].pop("language_model"),
-        "missing required field `language_model` - at `$.point`",
-    ),
-    "no section": (lambda r: r["point"].pop("tp_training"), "missing required field `tp_training` - at `$.point`"),
-}
-
-
-def _layer(change: Change) -> Change:
-    return lambda r: change(r["measured"]["variants"]["default"]["times"])
-
-
-LAYERS: Damages = {
-    "no variant": (
-        lambda r: r["measured"].update(variants={}),
-        "Expected `object` of length >= 1 - at `$.measured.variants`",
-    ),
-    "no backward": (_layer(lambda times: times.pop("bwd")), "a variant has no bwd times"),
-    "no whole": (_layer(lambda times: times.pop("all")), "a variant has no all times"),
-    "unequal rounds": (
-        _layer(lambda times: [one["samples_us"].append(102.0) for one in times.values()]),
-        "unequal numbers of samples",
-    ),
-    "a sample of 0": (_layer(lambda times: times["all"].update(samples_us=[0.0, 101.0])), "times[...].samples_us[0]`"),
-    "a step of 0": (
-        _layer(lambda times: times["step"].update(median_us=0.0, q1_us=0.0, samples_us=[0.0, 0.0])),
-        "times[...].median_us`",
-    ),
-    "no kind": (lambda r: r["point"]["layer"].update(kind="x" * 200), "`$.point.layer.kind`"),
-}
-
-OPERATORS: Damages = {
-    "no pass": (lambda r: r["measured"]["times"].pop("fwd"), "no fwd times"),
-    "median": (
-        lambda r: r["measured"]["times"]["fwd"]["point"].update(median_us=0.0),
-        "`$.measured.times[...].point.median_us`",
-    ),
-    "default": (
-        lambda r: r["measured"]["times"]["bwd"]["default"]["none"].update(median_us=0.0),
-        "`$.measured.times[...].default.none.median_us`",
-    ),
-    "samples": (
-        lambda r: r["measured"]["times"]["fwd"]["point"].update(samples_us=[0.0] * 5),
-        "`$.measured.times[...].point.samples_us[0]`",
-    ),
-    "a negative sample": (
-        lambda r: r["measured"]["times"]["fwd"]["none"]["samples_us"].append(-1.0),
-        "`$.measured.times[...].none.samples_us[5]`",
-    ),
-    "quartile": (
-        lambda r: r["measured"]["times"]["fwd"]["point"].update(q1_us=0.0),
-        "`$.measured.times[...].point.q1_us`",
-    ),
-    "nearly nothing": (
-        lambda r: r["measured"]["times"]["fwd"]["floor"].update(q1_us=5e-324),
-        "`$.measured.times[...].floor.q1_us`",
-    ),
-    "outside": (lambda r: r["measured"]["times"]["fwd"]["floor"].update(q1_us=1e9), "is outside its quartiles"),
-}
-
-OF_WORKLOAD = {"fsdp": TRAINING, "copy_engine": COPIES, "tp_training": STACKS, "layer": LAYERS, "operator": OPERATORS}
-CASES = [
-    pytest.param(workload, *damage, id=f"{workload} {name}")
-    for workload in MEASURED
-    for name, damage in {**ANY, **OF_WORKLOAD.get(workload, {})}.items()
+    ("point/training/batch_size", None, "`$.point.training.batch_size`"),
+    ("measured/samples_per_step", 1, "1 samples in a step of 256"),
+    ("measured/parameters", -1, "`$.measured.parameters`"),
+    ("point/workload/tokens", None, "`$.point.workload.tokens`"),
+    ("measured/host_us", {"point": -1.0}, "`$.measured.host_us[...]`"),
+    ("measured/host_us", {"x" * 101: 1.0}, "Expected `str` of length <= 100 - at `key` in `$.measured.host_us`"),
+    ("measured/losses", [], "Expected `array` of length >= 1 - at `$.measured.losses`"),
+    ("measured/losses", ["0.5"], "`$.measured.losses[0]`"),
+    ("measured/peak_memory_gb", -2.0, "`$.measured.peak_memory_gb`"),
+    ("measured/compiled", "x" * 20_000, "Expected `str` of length <= 10000 - at `$.measured.compiled`"),
+    ("measured/telemetry", ["../../etc/passwd"], "`$.measured.telemetry[0]`"),
+    ("point/distributed/strategy", "zero3", "`$.point.distributed.strategy`"),
+    ("point/distributed/dp_size", 0, "`$.point.distributed.dp_size`"),
+    ("point/fsdp/forward_prefetch", [1], "`$.point.fsdp.forward_prefetch`"),
+    ("point/distributed/env", {"A": LONG}, "Expected `str` of length <= 100 - at `$.point.distributed.env[...]`"),
+    ("point/distributed/env", {"\x07": 1}, "`key` in `$.point.distributed.env`"),
+    ("point/distributed/env", {f"NCCL_{i}": 1 for i in range(101)}, "Expected `object` of length <= 100 - at"),
+    ("point/fsdp/backward_prefetch", "\u202egnp", "`$.point.fsdp.backward_prefetch`"),
+    ("point/compile/options", {"a": ["b" * 99] * 50}, "very long options of torch.compile"),
+    ("point/streams", GONE, "missing required field `streams` - at `$.point`"),
+    ("point/precision", None, "`$.point.precision`"),
 ]
+COPIES: list[Damage] = [
+    ("measured", None, "ok, but nothing measured"),
+    ("measured/times/copy", GONE, "no copy times"),
+    ("measured/times/copy/samples_us", LESS, "unequal numbers of samples"),
+    ("measured/times/gemm/samples_us", [0.0] * 5, "`$.measured.times[...].samples_us[0]`"),
+    ("measured/times/gemm/q3_us", 1.0, "is outside its quartiles"),
+    ("measured/bytes_copied", 0, "`$.measured.bytes_copied`"),
+    ("measured/flops", -1, "`$.measured.flops`"),
+    ("measured/launch_bound/\x00", True, "`key` in `$.measured.launch_bound`"),
+    ("point/copy_engine/direction", LONG, "`$.point.copy_engine.direction`"),
+    ("point/copy_engine/matrix_size", 0, "`$.point.copy_engine.matrix_size`"),
+    ("point/copy_engine/copy_mb", -1.0, "`$.point.copy_engine.copy_mb`"),
+    ("point/copy_engine", GONE, "missing required field `copy_engine` - at `$.point`"),
+    ("point/workload/tokens", "${x}", "`$.point.workload.tokens`"),
+]
+STACKS: list[Damage] = [
+    ("measured", None, "ok, but nothing measured"),
+    ("measured/steps", [], "no timed step"),
+    ("measured/steps", lambda steps: [{**step, "warmup": True} for step in steps], "no timed step"),
+    ("measured/steps/3/step_us", 0.0, "`$.measured.steps[3].step_us`"),
+    ("measured/steps/3/forward_us", -1.0, "`$.measured.steps[3].forward_us`"),
+    ("measured/steps/3/backward_us", 1e300, "`$.measured.steps[3].backward_us`"),
+    ("measured/steps/3/grad_norm", -1.0, "`$.measured.steps[3].grad_norm`"),
+    ("measured/steps/3/memory_peak_gb", 1e300, "`$.measured.steps[3].memory_peak_gb`"),
+    ("measured/steps/3/step", 2, "don't follow each other"),
+    ("measured/steps", lambda steps: steps[::-1], "don't follow each other"),
+    ("measured/steps/6/step", 10**12, "`$.measured.steps[6].step`"),
+    ("measured/samples_per_step", 7, "(7, 7, 1024) steps, samples and tokens"),
+    ("measured/tokens_per_step", 7, "(7, 2, 7) steps, samples and tokens"),
+    ("measured/parameters", 0, "`$.measured.parameters`"),
+    ("measured/flops_per_step", -1.0, "`$.measured.flops_per_step`"),
+    ("measured/host_ahead_us", 1e300, "`$.measured.host_ahead_us`"),
+    ("measured/details", {"a": [0] * 200_000}, "holds more than"),
+    ("point/impl", "a\x1b[31m", "`$.point.impl`"),
+    ("point/impl", None, "`$.point.impl`"),
+    ("point/dp_size", 0, "`$.point.dp_size`"),
+    ("point/tp_training/dtype", "float64", "`$.point.tp_training.dtype`"),
+    ("point/tp_training/batch_size", None, "`$.point.tp_training.batch_size`"),
+    ("point/tp_training/seq_length", None, "Expected `int`, got `null` - at `$.point.tp_training.seq_length`"),
+    ("point/tp_training/learning_rate", "a", "`$.point.tp_training.learning_rate`"),
+    ("point/tp_training/peak_tflops", 0.0, "`$.point.tp_training.peak_tflops`"),
+    ("point/tp_training/attn_impl", "fast", "`$.point.tp_training.attn_impl`"),
+    ("point/tp_training/tp_comm_overlap_cfg", "\u202egnp", "`$.point.tp_training.tp_comm_overlap_cfg`"),
+    ("point/language_model/num_hidden_layers", 0, "`$.num_hidden_layers`"),
+    ("point/language_model", GONE, "missing required field `language_model` - at `$.point`"),
+    ("point/tp_training", GONE, "missing required field `tp_training` - at `$.point`"),
+]
+TIMES = "measured/variants/default/times"
+LAYERS: list[Damage] = [
+    ("measured/variants", {}, "Expected `object` of length >= 1 - at `$.measured.variants`"),
+    (f"{TIMES}/bwd", GONE, "a variant has no bwd times"),
+    (f"{TIMES}/all", GONE, "a variant has no all times"),
+    (f"{TIMES}/all/samples_us", [100.0, 101.0, 102.0], "unequal numbers of samples"),
+    (f"{TIMES}/all/samples_us", [0.0, 101.0], "times[...].samples_us[0]`"),
+    (f"{TIMES}/step/median_us", 0.0, "times[...].median_us`"),
+    ("point/layer/kind", LONG, "`$.point.layer.kind`"),
+]
+FWD = "measured/times/fwd"
+OPERATORS: list[Damage] = [
+    (FWD, GONE, "no fwd times"),
+    (f"{FWD}/point/median_us", 0.0, "`$.measured.times[...].point.median_us`"),
+    ("measured/times/bwd/default/none/median_us", 0.0, "`$.measured.times[...].default.none.median_us`"),
+    (f"{FWD}/point/samples_us", [0.0] * 5, "`$.measured.times[...].point.samples_us[0]`"),
+    (f"{FWD}/none/samples_us/4", -1.0, "`$.measured.times[...].none.samples_us[4]`"),
+    (f"{FWD}/point/q1_us", 0.0, "`$.measured.times[...].point.q1_us`"),
+    (f"{FWD}/floor/q1_us", 5e-324, "`$.measured.times[...].floor.q1_us`"),
+    (f"{FWD}/floor/q1_us", 1e9, "is outside its quartiles"),
+    (f"{FWD}/point/median_us", 1e300, "`$.measured.times[...].point.median_us`"),
+    (f"settings/{PAYLOAD.replace('/', '')}", {"method": "bulk"}, "`key` in `$.settings`"),
+    ("settings/qkv_dgrad", {"method": "bulk"}, "qkv_dgrad"),
+    ("settings/fc1_dgrad", {"method": PAYLOAD}, "`$.settings[...].method`"),
+    ("settings/fc1_dgrad", {"method": "bulk", PAYLOAD: 1}, "Object contains unknown field"),
+    ("settings/fc1_dgrad", {"method": "bulk", "num_sm": "4)]; import os"}, "`$.settings[...].num_sm`"),
+    ("point/phases", {PAYLOAD: {"method": "bulk"}}, "Expected `str` matching regex"),
+]
+IMPLEMENTATIONS = "measured/implementations"
+GEMM, RING_EXCHANGE = f"{IMPLEMENTATIONS}/gemm_only/time", f"{IMPLEMENTATIONS}/ring_exchange"
+KERNELS: list[Damage] = [
+    ("point/kernel", PAYLOAD, "`$.point.kernel`"),
+    ("point/n", 10**12, "`$.point.n`"),
+    ("point/workload/tokens", "${m}", "`$.point.workload.tokens`"),
+    ("point/precision", "fp7", "fp7"),
+    ("point/implementations/a\n", {}, "`key` in `$.point.implementations`"),
+    ("point/backend", "a\nb", "`$.point.backend`"),
+    ("point/operator", "x" * 101, "`$.point.operator`"),
+    ("point", lambda point: {**point, "m": 7, "tp_size": 2**31 - 1}, "tp_size"),
+    (f"{RING_EXCHANGE}/setting", {"method": "x", "a": {"b": 1}}, "setting"),
+    (f"{RING_EXCHANGE}/setting", {"method": "x", "num_sm": "4"}, "`$.num_sm`"),
+    (f"{RING_EXCHANGE}/relative_error", -1.0, "relative_error"),
+    (f"{RING_EXCHANGE}/time/samples_us", [1.0, 2.0, 3.0, 4.0, 5.0], "is outside its samples"),
+    (f"{IMPLEMENTATIONS}/comm_only", GONE, "an implementation and all baselines are needed"),
+    (RING_EXCHANGE, GONE, "an implementation and all baselines are needed"),
+    (f"{IMPLEMENTATIONS}/sequential/time/samples_us", LESS, "unequal numbers of samples"),
+    (f"{IMPLEMENTATIONS}/sequential/independent", True, "a baseline cannot be independent"),
+    (f"{GEMM}/samples_us", [0.0, 1.0, 1.0, 1.0, 1.0], "samples_us[0]`"),
+    (f"{GEMM}/median_us", 1e-300, "median_us`"),
+    (f"{GEMM}/median_us", 99.0, "is outside its"),
+    (f"{GEMM}/q3_us", 1e300, "q3_us`"),
+    (f"{GEMM}/q1_us", 101.0, "is outside its quartiles"),
+    (IMPLEMENTATIONS, lambda own: own | {f"ring{i}": own["ring_exchange"] for i in range(3000)}, "of length <="),
+    (IMPLEMENTATIONS, lambda own: own | {"a\x1b[2J": own["ring_exchange"]}, "`key` in `$.measured.implementations`"),
+    ("measured/left_out", {f"ring{i}": "too large" for i in range(3000)}, "of length <="),
+    ("measured/left_out", {"x" * 101: "too large"}, "`key` in `$.measured.left_out`"),
+    ("measured/left_out", {"gemm_only": "too large"}, "all baselines are needed"),
+]
+OF_WORKLOAD = {
+    "operator": OPERATORS,
+    "layer": LAYERS,
+    "kernel": KERNELS,
+    "fsdp": TRAINING,
+    "copy_engine": COPIES,
+    "tp_training": STACKS,
+}
+CASES = [(workload, *one) for workload in MEASURED for one in (*ANY, *OF_WORKLOAD.get(workload, ()))]
 
 
-@pytest.mark.parametrize(("workload", "change", "said"), CASES)
-def test_a_result_that_cannot_be_is_one_sentence(tmp_path: Path, workload: str, change: Change, said: str) -> None:
+@pytest.mark.parametrize(("workload", "place", "value", "said"), CASES)
+def test_a_result_that_cannot_be_is_one_sentence(
+    tmp_path: Path, workload: str, place: str, value: Any, said: str
+) -> None:
     directory = write(workload, tmp_path)
-    rewrite(directory, change)
+    rewrite(directory, lambda result: damage(result, place, value))
     reading = read_points(tmp_path)
     (problem,) = reading.problems
     assert str(directory / RESULT_FILE) in problem
