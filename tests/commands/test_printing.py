@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from rich.console import Console
 
 from overlap_sweep.commands.frames import PARTS, PHASES, RANKS
 from overlap_sweep.compare import history, sweep_report, traces
+from overlap_sweep.report import diagnosis
 from overlap_sweep.report.terminal import print_section
 from overlap_sweep.results.points import read_points
 from overlap_sweep.workloads.copy_engine import section as copies
@@ -33,24 +33,12 @@ from overlap_sweep.workloads.tp_training.rows import StepCommunication
 from tests.analyze import ROOT, analyze, analyze_process, on_terminal, shown
 from tests.made_sweeps import WINS, write_tuned_sweep
 from tests.make_point import implementation, kernel_config, make_point, stack_config, variant
-from tests.report.conftest import Made
+from tests.report.conftest import BUILDERS, Made
 
 DEFAULT, NONE = (f"traces/h200x4_llama3_70b_layer_{name}.json.gz" for name in ("te_default", "none"))
 pytestmark = pytest.mark.usefixtures("no_page")
 CPU = "traces/cpu_gloo_tp2_rank0.json.gz"
-NAMES = (
-    "operators",
-    "tuned",
-    "layers",
-    "kernels",
-    "training",
-    "copies",
-    "stacks",
-    "compared",
-    "ranks",
-    "traces",
-    "store",
-)
+FSDP2 = " ".join(f"traces/h200x2_fsdp2_checkpoint_rank{rank}.json.gz" for rank in (0, 1))
 
 
 def of_medians(fields: Sequence[str]) -> list[str]:
@@ -87,6 +75,9 @@ TABLES: dict[str, Sequence[str]] = {
     f"compare {NONE} {DEFAULT} --by stream": list(traces.PARTS.types),
     "compare compared/cuda compared/rocm": list(telemetry.ROWS.types),
     "history store/measurements.sqlite": list(history.ROWS.types),
+    f"diagnose {FSDP2}": list(diagnosis.FINDINGS.types),
+    f"diagnose {FSDP2} --by group": list(diagnosis.GROUPS.types),
+    f"diagnose {FSDP2} --by step": list(diagnosis.STEPS.types),
 }
 UNTOLD = {"measurements", "reference_measurements", "iterations"}
 """Columns that no list of a help names."""
@@ -96,7 +87,7 @@ UNTOLD = {"measurements", "reference_measurements", "iterations"}
 def place(tmp_path_factory: pytest.TempPathFactory, made: Made) -> Path:
     """A folder with links to made-up sweeps and recorded traces, and sweeps with long names."""
     directory = tmp_path_factory.mktemp("place")
-    for name in NAMES:
+    for name in BUILDERS:
         (directory / name).symlink_to(made(name))
     variants = {
         "none": variant([60_000.0] * 6, step_us=1234.0),
@@ -130,7 +121,7 @@ def test_every_format_has_the_same_rows_and_nothing_else(
     assert parquet.empty == ("tp_size==16" in command)
 
 
-@pytest.mark.parametrize("command", ["report", "query", "trace", "compare", "history"])
+@pytest.mark.parametrize("command", ["report", "query", "trace", "compare", "history", "diagnose"])
 def test_help_names_every_column(command: str) -> None:
     # What copies answer is the rows that query shows.
     asked = (command, "query") if command == "report" else (command,)
@@ -236,7 +227,7 @@ def test_what_is_imported(made: Made, tmp_path: Path) -> None:
     cpu, default, none = (made("traces") / Path(path).name for path in (CPU, DEFAULT, NONE))
     compared = made("compared")
     analyze("trace", cpu)
-    commands = [["--help"], *([name, "--help"] for name in ("report", "compare", "timeline"))]
+    commands = [["--help"], *([name, "--help"] for name in ("report", "compare", "timeline", "diagnose"))]
     commands += [["trace", str(cpu), "--format", "csv"], ["compare", f"{compared}/old", f"{compared}/new"]]
     commands += [
         ["compare", f"{compared}/cuda", f"{compared}/rocm"],
@@ -276,14 +267,6 @@ def test_a_terminal_of_160_columns_shows_every_column_of_stacks(tmp_path: Path) 
     assert max(map(len, lines)) <= 160
     headers = next(line for line in lines if line.startswith("TP"))
     assert all(column.header in headers for column in tp_training.COMPARED.shown[:-1] if not column.page_only)
-
-
-@pytest.mark.parametrize("command", ["report", "query", "compare", "trace", "diagnose", "history"])
-def test_help_has_examples_and_options_before_columns(command: str) -> None:
-    shown = analyze(command, "--help").stdout
-    columns = re.search(r"^  Columns .*:$", shown, re.MULTILINE)
-    assert columns
-    assert shown.index("Examples:") < shown.index("Options:") < columns.start()
 
 
 def test_help_of_one_table_has_its_columns_only() -> None:

@@ -26,7 +26,6 @@ from tests.make_point import (
     make_point,
     operator_config,
     pass_times,
-    stack_config,
     variant,
 )
 
@@ -238,14 +237,6 @@ def test_the_same_implementations_match(tmp_path: Path) -> None:
     assert row["hidden_fraction"] == pytest.approx(55 / 120)
 
 
-def test_two_backends_are_compared_by_the_names_of_their_implementations(tmp_path: Path) -> None:
-    ring(tmp_path / "old", 150.0, backend="torch")
-    ring(tmp_path / "new", 120.0, backend="symm_mem")
-    found = compared(tmp_path / "old", tmp_path / "new")
-    assert found.compared == {"backend": {"old": ["torch"], "new": ["symm_mem"]}}
-    assert {match.ours.key.setting: match.ratio for match in found.matches}["ring"] == 0.8
-
-
 def test_operators_beside_kernels_match_operators(tmp_path: Path) -> None:
     for name, time_us in (("old", 320.0), ("new", 400.0)):
         bulk = operator_config(2, "fc1", "all", "bulk", num_sm=4)
@@ -272,44 +263,3 @@ def test_what_was_not_launch_bound_of_copies_is_compared(tmp_path: Path) -> None
     both = compared(tmp_path / "old", tmp_path / "new")
     assert [match.ours.key.setting for match in both.matches] == ["gemm", "overlapped"]
     assert both.matches[1].theirs.none_us is None
-
-
-def test_training_without_telemetry_is_to_be_copied_not_measured_again(tmp_path: Path) -> None:
-    make_point("fsdp", tmp_path)
-    with pytest.raises(UserError, match=r"copy the rank_<r>_metrics\.jsonl"):
-        read_dataset("old", tmp_path)
-
-
-def stack(directory: Path, impl: str = "fsdp_dtensor", tp_size: int = 2, dp_size: int = 1, **run: Any) -> None:
-    changes = {f"tp_training.{name}": value for name, value in run.pop("options", {}).items()}
-    make_point("tp_training", directory, stack_config(impl, tp_size, dp_size, **changes), **run)
-
-
-def test_a_sweep_of_one_stack_against_a_sweep_of_another(tmp_path: Path) -> None:
-    for tp_size in (2, 4):
-        stack(tmp_path / "old", "autotp", tp_size, step_us=10_000.0)
-        stack(tmp_path / "new", "megatron", tp_size, step_us=5_000.0)
-    both = compared(tmp_path / "old", tmp_path / "new")
-    assert [match.ratio for match in both.matches] == [0.5, 0.5]
-    assert both.compared == {"backend": {"old": ["autotp"], "new": ["megatron"]}}
-
-
-def test_several_stacks_against_another_one_are_refused_with_their_names(tmp_path: Path) -> None:
-    for impl in ("autotp", "megatron"):
-        stack(tmp_path / "old", impl)
-    stack(tmp_path / "new", "async_tp")
-    with pytest.raises(UserError, match=r"old has .*backend autotp/megatron; new has .*backend async_tp\."):
-        compared(tmp_path / "old", tmp_path / "new")
-
-
-def test_other_sizes_and_settings_of_stacks_do_not_match(tmp_path: Path) -> None:
-    for label in ("old", "new"):
-        stack(tmp_path / label, "autotp")
-    stack(tmp_path / "old", "autotp", options={"zero_stage": 2})
-    stack(tmp_path / "new", "autotp", 2, 2)
-    both = compared(tmp_path / "old", tmp_path / "new")
-    (match,) = both.matches
-    assert (match.ours.key.setting, match.ours.key.operator) == ("defaults", "DP=1, 2 layers, batch 2")
-    names = {found.only_in: found.points for found in both.unmatched}
-    assert "zero_stage=2" in names["old"][0]
-    assert "DP=2" in names["new"][0]

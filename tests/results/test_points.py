@@ -4,7 +4,7 @@ the tables of recorded sweeps, among the golden files."""
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,12 @@ from omegaconf import OmegaConf
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.table import Row, to_frame
+from overlap_sweep.report.table import to_frame
 from overlap_sweep.results.estimate import hidden_fraction
-from overlap_sweep.results.points import Point, Reading, group_cases, read_points
+from overlap_sweep.results.points import Point, group_cases, read_points
 from overlap_sweep.results.run_directory import Status
 from overlap_sweep.workloads.copy_engine.config import CopyEngine
-from overlap_sweep.workloads.copy_engine.section import TABLE as COPIES
-from overlap_sweep.workloads.fsdp.tables import TABLE as TRAINING
-from overlap_sweep.workloads.kernel.section import TABLE as KERNELS
-from overlap_sweep.workloads.layer.section import TABLE as LAYERS
-from overlap_sweep.workloads.operator.section import TABLE as OPERATORS
 from overlap_sweep.workloads.sections import sections_of_points
-from overlap_sweep.workloads.tp_training.section import TABLE as STACKS
 from tests.made_sweeps import write_sweep_of_copies, write_sweep_of_training
 from tests.make_point import (
     MEASURED,
@@ -180,31 +174,24 @@ def test_a_point_that_died_without_a_result_is_missing_as_hydra_composed_it(
     assert died.recorded.get("dp_size", 1) == 1
 
 
-TABLES: dict[str, tuple[Callable[[Reading], list[Row]], dict[str, str]]] = {
-    "operator": (lambda reading: sections_of_points(reading.points)[0].records, OPERATORS.types),
-    "layer": (lambda reading: sections_of_points(reading.points)[0].records, LAYERS.types),
-    "kernel": (lambda reading: sections_of_points(reading.points)[0].records, KERNELS.types),
-    "fsdp": (lambda reading: sections_of_points(reading.points)[0].records, TRAINING.types),
-    "copy_engine": (lambda reading: sections_of_points(reading.points)[0].records, COPIES.types),
-    "tp_training": (lambda reading: sections_of_points(reading.points)[0].records, STACKS.types),
-}
-"""By workload the rows of its table, and the table's columns and their types."""
+def types_of(workload: str) -> dict[str, str]:
+    types: dict[str, str] = workloads.section_module(workload).TABLE.types
+    return types
 
 
 def frame_of(directory: Path, workload: str = "operator") -> pd.DataFrame:
-    rows, columns = TABLES[workload]
-    return to_frame(rows(read_points(directory)), columns)
+    return to_frame(sections_of_points(read_points(directory).points)[0].records, types_of(workload))
 
 
-@pytest.mark.parametrize("workload", TABLES)
+@pytest.mark.parametrize("workload", workloads.names())
 def test_columns_and_types_do_not_depend_on_what_was_measured(tmp_path: Path, workload: str) -> None:
     make_point(workload, tmp_path, status="failed", error="boom")
     table = frame_of(tmp_path, workload)
-    assert {name: str(kind) for name, kind in table.dtypes.items()} == TABLES[workload][1]
+    assert {name: str(kind) for name, kind in table.dtypes.items()} == types_of(workload)
     assert (table["status"].tolist(), table["error"].tolist()) == (["failed"], ["boom"])
     stream = io.BytesIO()
     table.to_parquet(stream)
-    assert {name: str(kind) for name, kind in pd.read_parquet(stream).dtypes.items()} == TABLES[workload][1]
+    assert {name: str(kind) for name, kind in pd.read_parquet(stream).dtypes.items()} == types_of(workload)
 
 
 def test_hidden_fraction_is_undefined_where_communication_costs_nothing() -> None:
