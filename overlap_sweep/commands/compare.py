@@ -15,9 +15,8 @@ from overlap_sweep.compare import sweep_report, traces
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts.figures import left_out
 from overlap_sweep.report.comparison import Comparison, write_files
-from overlap_sweep.report.console import console_for, print_lines
+from overlap_sweep.report.console import console_for, print_lines, print_written
 from overlap_sweep.report.table import Table
-from overlap_sweep.report.terminal import print_written
 from overlap_sweep.results.run_directory import find_points, find_telemetry
 from overlap_sweep.trace.disk import find_traces, refused_links
 

@@ -61,8 +61,7 @@ def report_measured() -> bool:
     ok = [outcome for outcome in outcomes.all if outcome.result.status == "ok"]
     measured = [one.directory for one in ok if is_wanted(workloads.of(one.result.recorded))]
     if measured:
-        from overlap_sweep.report.console import console_for
-        from overlap_sweep.report.terminal import print_section
+        from overlap_sweep.report.console import console_for, print_section
         from overlap_sweep.results.points import read_points
         from overlap_sweep.workloads.sections import sections_of_points
 
@@ -98,10 +97,9 @@ def write_report(*, headlines: bool) -> None:
     """Analyses the sweep, writes all files into its directory as analyze.py does, and prints the headlines."""
     from overlap_sweep.config import AnalysisConfig
     from overlap_sweep.report.charts.figures import left_out
-    from overlap_sweep.report.console import console_for
+    from overlap_sweep.report.console import console_for, print_headlines
     from overlap_sweep.report.files import write_reports
     from overlap_sweep.report.page import FILE_NAME
-    from overlap_sweep.report.terminal import print_headlines
     from overlap_sweep.workloads.sections import analyse
 
     root = outcomes.root

@@ -13,11 +13,10 @@ from overlap_sweep.config import analysis_config
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import analyze_program
 from overlap_sweep.report.charts.figures import left_out
-from overlap_sweep.report.console import console_for
+from overlap_sweep.report.console import console_for, print_answers, print_written
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.section import Analysis
 from overlap_sweep.report.table import Table, to_frame
-from overlap_sweep.report.terminal import print_answers, print_written
 from overlap_sweep.workloads.sections import analyse
 
 if TYPE_CHECKING:

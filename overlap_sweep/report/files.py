@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from overlap_sweep.errors import UserError, in_words, is_of_users_system
+from overlap_sweep.report.console import SUMMARY_FILE, summary_text
 from overlap_sweep.report.numbers import finite
 from overlap_sweep.report.page import page_files
 from overlap_sweep.report.section import Analysis
 from overlap_sweep.report.table import table_files, to_frame
-from overlap_sweep.report.terminal import SUMMARY_FILE, summary_text
 from overlap_sweep.results.provenance import launch_commands
 from overlap_sweep.results.run_directory import now, write_atomically
 from overlap_sweep.trace.disk import is_below

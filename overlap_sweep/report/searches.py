@@ -6,11 +6,8 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.program import launch_program
-from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_us
 from overlap_sweep.results.gain import Gain, gain_over, nothing_beat
 from overlap_sweep.results.records import (
@@ -29,12 +26,6 @@ from overlap_sweep.results.verdict import pairs_among
 
 Titled = Iterable[tuple[str, list[str]]]
 """Headings with lines of text."""
-
-
-def print_titled(found: Titled, console: Console) -> None:
-    for heading, lines in found:
-        console.print(f"\n{heading}", style="bold")
-        print_lines(lines, console)
 
 
 def pass_searches(records: Records, root: Path) -> Titled:

@@ -25,10 +25,9 @@ from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, FILE, NONE, TUNED, OverlapConfig
 from overlap_sweep.program import launch_command
 from overlap_sweep.report.charts.figures import left_out
-from overlap_sweep.report.console import console_for
+from overlap_sweep.report.console import console_for, print_answers, print_uses, print_written
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.page import FILE_NAME
-from overlap_sweep.report.terminal import print_answers, print_uses, print_written
 from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.results.run_directory import Result, now, write_atomically
 from overlap_sweep.runtime.outcome import outcomes

@@ -18,7 +18,7 @@ from rich.console import Console
 from overlap_sweep.commands.frames import PARTS, PHASES, RANKS
 from overlap_sweep.compare import history, sweep_report, traces
 from overlap_sweep.report import diagnosis
-from overlap_sweep.report.terminal import print_section
+from overlap_sweep.report.console import print_section
 from overlap_sweep.results.points import read_points
 from overlap_sweep.workloads.copy_engine import section as copies
 from overlap_sweep.workloads.fsdp import compare as telemetry

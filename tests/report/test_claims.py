@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.report.console import summary_text
 from overlap_sweep.report.section import Analysis, Card
-from overlap_sweep.report.terminal import summary_text
 from overlap_sweep.results.gain import Gain, gain_of_sum
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, analyse_operators
 from overlap_sweep.workloads.sections import analyse, read_sources

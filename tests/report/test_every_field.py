@@ -17,9 +17,8 @@ import yaml
 
 from overlap_sweep.config import analysis_config
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.console import console_for
+from overlap_sweep.report.console import console_for, print_answers
 from overlap_sweep.report.files import write_reports
-from overlap_sweep.report.terminal import print_answers
 from overlap_sweep.results.points import HYDRA_CONFIG
 from overlap_sweep.results.run_directory import RESULT_FILE, decoded_result, find_points, read_result
 from overlap_sweep.workloads.sections import analyse

@@ -13,8 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from overlap_sweep.report.console import console_for
-from overlap_sweep.report.terminal import print_section
+from overlap_sweep.report.console import console_for, print_section
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.provenance import launch_commands
 from overlap_sweep.results.run_directory import RESULT_FILE, find_points, read_result

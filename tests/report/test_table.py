@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from overlap_sweep.overlap.overlap_cfg import without_folders
+from overlap_sweep.report.console import print_section
 from overlap_sweep.report.numbers import as_percent
 from overlap_sweep.report.page import page_table, summary_table
 from overlap_sweep.report.section import Answer, Section
 from overlap_sweep.report.table import Column, Listing, PointRow, Table
-from overlap_sweep.report.terminal import print_section
 
 N = Column[tuple[str, int]]
 TABLE = Table(

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from rich.console import Console
 
-from overlap_sweep.report.searches import knob_searches, pasted, print_titled
+from overlap_sweep.report.console import print_titled
+from overlap_sweep.report.searches import knob_searches, pasted
 from overlap_sweep.results.records import KnobRecord, KnobSearch, read_records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime import placement
