@@ -44,18 +44,26 @@ def timeline(
 
     if iteration != ALL and not re.fullmatch(r"\d+", iteration):
         raise typer.BadParameter(f"{iteration} is not a number; give one, or all.", param_hint="--iteration")
-    _check_output(output, force)
-    ranks = []
+    if output.is_dir():
+        raise UserError(f"{output} is a directory; give a file with --output.")
+    if output.exists() and not force and not is_timeline(output):
+        raise UserError(
+            f"{output} exists and is not a timeline; choose another with --output, or overwrite it with --force."
+        )
     traces = {one.resolve(): one for path in paths for one in _traces_of(path)}
-    for path in traces.values():
-        rank, warnings = read_rank(path)
-        ranks.append(rank)
-        for warning in warnings:
-            print_warning(warning)
-    made = build(ranks, None if iteration == ALL else int(iteration))
+    read = [read_rank(path) for path in traces.values()]
+    for warning in (warning for _, warnings in read for warning in warnings):
+        print_warning(warning)
+    made = build([rank for rank, _ in read], None if iteration == ALL else int(iteration))
     for note in made.notes:
         print_warning(note)
-    _write(output, made.content)
+    # mtime=0: the same traces make the same file.
+    packed = gzip.compress(made.content, compresslevel=6, mtime=0) if output.suffix == ".gz" else made.content
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(output, packed)
+    except OSError as error:
+        raise UserError(f"{output} cannot be written ({error.strerror}); give another with --output.") from None
     content = ", ".join(
         [counted(made.ranks, "rank"), counted(len(made.iterations), "iteration"), f"{made.spans:,} spans"]
     )
@@ -85,22 +93,3 @@ def _traces_of(path: Path) -> list[Path]:
         example = directory / f"{variants[0]}_rank*.json.gz"
         raise UserError(f"{directory} has traces of {', '.join(variants)}; give those of one: {example}.")
     return own or traces
-
-
-def _check_output(output: Path, force: bool) -> None:
-    if output.is_dir():
-        raise UserError(f"{output} is a directory; give a file with --output.")
-    if output.exists() and not force and not is_timeline(output):
-        raise UserError(
-            f"{output} exists and is not a timeline; choose another with --output, or overwrite it with --force."
-        )
-
-
-def _write(output: Path, content: bytes) -> None:
-    # mtime=0: the same traces make the same file.
-    packed = gzip.compress(content, compresslevel=6, mtime=0) if output.suffix == ".gz" else content
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(output, packed)
-    except OSError as error:
-        raise UserError(f"{output} cannot be written ({error.strerror}); give another with --output.") from None

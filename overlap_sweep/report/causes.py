@@ -100,19 +100,17 @@ def in_a_sentence(side: Side | None) -> str:
         return ""
     run = diagnosed([side])[0]
     between = between_nodes_in_a_sentence(run.found.node_times if run and run.found else None)
-    return " ".join(filter(None, (between and f"In a profiled step, {between}", _causes_in_a_sentence(side, run))))
-
-
-def _causes_in_a_sentence(side: Side, run: Run | None) -> str:
+    sentences = [f"In a profiled step, {between}"] if between else []
     shares: dict[str, float] = {}
     for one in findings_of(side, run):
         if one.share >= WORTH_A_SENTENCE:
             shares.setdefault(one.cause, one.share)
     # If the profiler made the host late, it disturbed the rest, too.
-    if not shares or (side.host_was_ahead and "host_bound" in shares):
-        return ""
-    named = ", ".join(f"{cause} up to {as_share(share)}" for cause, share in list(shares.items())[:MOST_NAMED])
-    return f"Why communication is exposed: {named} of a profiled step; report.html has the evidence and what to try."
+    if shares and not (side.host_was_ahead and "host_bound" in shares):
+        named = ", ".join(f"{cause} up to {as_share(share)}" for cause, share in list(shares.items())[:MOST_NAMED])
+        evidence = "report.html has the evidence and what to try"
+        sentences.append(f"Why communication is exposed: {named} of a profiled step; {evidence}.")
+    return " ".join(sentences)
 
 
 DROPPED = {"waiting_us": 1, "transfer_us": 1, "where": 2, "process_group": 3, "pass": 4, "rank": 5, "collective": 6}

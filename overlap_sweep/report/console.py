@@ -105,9 +105,11 @@ def print_table(
         return
     # Laid out here, because rich would measure each cell of thousands of rows.
     widths[-1] = min(widths[-1], room)
-    cells = [
-        [_padded(column, text, width) for text in texts] for (column, texts), width in zip(kept, widths, strict=True)
-    ]
+    cells = []
+    for (column, texts), width in zip(kept, widths, strict=True):
+        cut = [shortened(text, width) if len(text) > width else text for text in texts]
+        gaps = [" " * (width - cell_len(text)) for text in cut]
+        cells.append([gap + text if column.is_number else text + gap for text, gap in zip(cut, gaps, strict=True)])
     header, *body = ((" " * GAP).join(line).rstrip() for line in zip(*cells, strict=True))
     rule = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (sum(widths) + GAP * (len(widths) - 1))
     styled = [(header, "bold"), (rule, "")]
@@ -122,14 +124,7 @@ def print_table(
         print_lines([f"Hidden columns: {names}. A wider terminal shows them."], console, indent=0)
 
 
-def _padded(column: Column, text: str, width: int) -> str:
-    cut = shortened(text, width) if len(text) > width else text
-    gap = " " * (width - cell_len(cut))
-    return gap + cut if column.is_number else cut + gap
-
-
 def _print_stacked(columns: Sequence[Column[R]], rows: Sequence[R], console: Console) -> None:
-    """Prints each row as lines: first its texts, then its numbers with their headers."""
     for row in rows:
         texts = [column.text(row) for column in columns if column.kind == "text" and column.header != "note"]
         notes = [column.text(row) for column in columns if column.header == "note"]
@@ -227,7 +222,6 @@ def print_section(section: Section, console: Console, whole: bool = False) -> No
 
 
 def _cautions_of_all(answers: Sequence[Answer]) -> list[str]:
-    """Returns each caution once, with the answers that it applies to."""
     found: dict[str, list[str]] = {}
     for answer in answers:
         for caution in answer.cautions:

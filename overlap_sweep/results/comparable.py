@@ -50,16 +50,8 @@ class Key(NamedTuple):
         """Returns a sort key: case, TP size, operators in the layer's order, others last; settings keep their order."""
         operators = list(space.OPERATORS)
         place = operators.index(self.operator) if self.operator in operators else len(operators)
-        case = (
-            str(self.model),
-            self.tokens or 0,
-            str(self.precision),
-            str(self.backend),
-            str(self.device),
-            self.nodes or 0,
-            str(self.process_wide),
-        )
-        return (*case, self.tp_size, place, self.operator, self.pass_name != "fwd")
+        names = map(str, (self.precision, self.backend, self.device, self.nodes or 0, self.process_wide))
+        return (str(self.model), self.tokens or 0, *names, self.tp_size, place, self.operator, self.pass_name != "fwd")
 
 
 def key_of_pass(case: Case, tp_size: int, operator: str, pass_name: str) -> Key:
@@ -161,6 +153,5 @@ class Sample(NamedTuple):
     timings: tuple[Timing, ...]
     """Timings of the passes whose times add up to the point's."""
     none_us: float | None
-    """Time with no overlap; None if it was not measured."""
     pass_name: str
     tokens: int | None

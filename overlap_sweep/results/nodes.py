@@ -26,22 +26,14 @@ def ranks_of_each(config: Mapping[str, Any]) -> int | None:
 def ranks_of_each_trace(traces: Iterable[Path]) -> tuple[dict[Path, int], list[str]]:
     """Returns the number of ranks on each node by trace, for traces of points on several nodes; and a sentence for each
     result.json next to traces that cannot be read."""
+    paths = list(traces)
     found: dict[Path, int | None] = {}
     problems = []
-    folders: dict[Path, int | None] = {}
-    for trace in traces:
-        folder = trace.parent
-        if folder not in folders:
-            folders[folder] = None
-            try:
-                folders[folder] = _of_folder(folder)
-            except UserError as error:
-                problems.append(f"{str(error).rstrip('.')}; whether these traces are of several nodes is unknown.")
-        found[trace] = folders[folder]
-    return {trace: ranks for trace, ranks in found.items() if ranks is not None}, problems
-
-
-def _of_folder(folder: Path) -> int | None:
-    path = folder / RESULT_FILE
-    check_place(path, folder)
-    return ranks_of_each(read_result(path).recorded) if path.exists() else None
+    for folder in dict.fromkeys(path.parent for path in paths):
+        result = folder / RESULT_FILE
+        try:
+            check_place(result, folder)
+            found[folder] = ranks_of_each(read_result(result).recorded) if result.exists() else None
+        except UserError as error:
+            problems.append(f"{str(error).rstrip('.')}; whether these traces are of several nodes is unknown.")
+    return {path: ranks for path in paths if (ranks := found.get(path.parent)) is not None}, problems

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +83,8 @@ def describe_machine(environment: dict[str, Any]) -> str:
     versions = {"driver": environment.get("driver"), "nccl": environment.get("nccl"), "cuda": environment.get("cuda")}
     versions |= environment.get("packages", {})
     shown = [f"{name} {version}" for name, version in versions.items() if version]
-    hosts = " and ".join(hosts_of(environment))
+    hosts = " and ".join(filter(None, environment.get("hosts") or [environment.get("host")]))
     return "; ".join(filter(None, (hosts, device, ", ".join(shown)))) or "an unrecorded machine"
-
-
-def hosts_of(environment: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the point's nodes in the order of their ranks, as far as recorded."""
-    hosts: list[str] = environment.get("hosts") or [environment.get("host")]
-    return [host for host in hosts if host]
 
 
 def multicast(points: Sequence[Point]) -> str | None:
@@ -159,10 +155,11 @@ def slowed_gpus(points: Iterable[Point]) -> list[str]:
     for point in points:
         moments = point.result.conditions.values() if point.result else ()
         found = [int(gpu.get("throttle_reasons", 0)) for moment in moments for gpu in moment.get("gpus", [])]
-        slowed = [value for value in found if value & sum(SLOWDOWNS)]
-        names += [point.name] * bool(slowed)
-        for value in slowed:
-            reasons |= value
+        own = reduce(or_, found, 0) & sum(SLOWDOWNS)
+        names += [point.name] * bool(own)
+        reasons |= own
     why = ", ".join(reason for bit, reason in SLOWDOWNS.items() if reasons & bit)
-    count = f"{len(names)} point{'s' if len(names) > 1 else ''}"
-    return [f"GPUs were throttled ({why}) in {count}, first in {names[0]}: times may be too long."] if names else []
+    points_named = f"{len(names)} point{'s' if len(names) > 1 else ''}"
+    return (
+        [f"GPUs were throttled ({why}) in {points_named}, first in {names[0]}: times may be too long."] if names else []
+    )
