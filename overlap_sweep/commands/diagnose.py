@@ -47,8 +47,7 @@ def diagnose(
     ] = Rows.finding,
     format: output.FormatOption = output.TableFormat.table,
     ranks_per_node: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Ranks on each node; for the traces of points it is known."),
+        int | None, typer.Option(min=1, metavar="N", help="Ranks on each node; for the traces of points it is known.")
     ] = None,
     fail_expressions: Annotated[
         list[str] | None, output.fail_if_option('cause == "straggler" and share > 0.05')

@@ -60,8 +60,7 @@ class Command(output.with_columns(headed)):  # type: ignore[misc]
 def query(
     context: typer.Context,
     directory: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Directory of a date, a sweep or a point, or one with points.parquet."),
+        Path, typer.Argument(metavar="DIR", help="Directory of a date, a sweep or a point, or one with points.parquet.")
     ],
     expression: Annotated[
         str | None, typer.Argument(metavar="EXPRESSION", help="Condition that selects rows; default: all rows.")

@@ -35,8 +35,7 @@ Command = out.with_columns(tables)
 def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a date, a sweep or a point.")],
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="analysis.NAME=VALUE", help="Options of the analysis, see above."),
+        list[str] | None, typer.Argument(metavar="analysis.NAME=VALUE", help="Options of the analysis, see above.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the files to this directory instead of DIR.")] = None,
     plots: Annotated[bool, typer.Option("--plots", help="Also write the charts of report.html as PNGs.")] = False,

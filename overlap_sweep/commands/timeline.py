@@ -19,8 +19,7 @@ FEW = 3
 
 def timeline(
     paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="DIR|FILE...", help="Directory of a point, or the traces of its ranks."),
+        list[Path], typer.Argument(metavar="DIR|FILE...", help="Directory of a point, or the traces of its ranks.")
     ],
     output: Annotated[Path, typer.Option(metavar="FILE", help="File to write; compressed if it ends in .gz.")] = Path(
         "timeline.json.gz"

@@ -10,14 +10,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from overlap_sweep.compare.sweeps import (
-    Aggregate,
-    Match,
-    SlotChange,
-    SweepComparison,
-    compare_sweeps,
-    read_dataset,
-)
+from overlap_sweep.compare.sweeps import Aggregate, Match, SlotChange, SweepComparison, compare_sweeps, read_dataset
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE
 from overlap_sweep.report.charts import TICK, Axis, Dot, Reference, Row, Rows
 from overlap_sweep.report.charts import Key as LegendKey

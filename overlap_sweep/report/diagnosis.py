@@ -61,11 +61,7 @@ FINDINGS: Table[Row] = Table(
     "one row per finding, in each run the most worthwhile first",
     (
         RUN,
-        _text(
-            "cause",
-            f"none (communication costs less than 2 % of the step), {CAUSES_IN_WORDS}.",
-            "cause",
-        ),
+        _text("cause", f"none (communication costs less than 2 % of the step), {CAUSES_IN_WORDS}.", "cause"),
         _item(
             "lost_us",
             "Time lost per step, median over the steps, of the rank that loses most: an upper bound of what fixing "

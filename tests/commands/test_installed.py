@@ -49,11 +49,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
             1,
             "error: There is nothing to search: none of the operator's slots takes a swept method.\n",
         ),
-        (
-            ["tune", "tp_size=2"],
-            2,
-            "error: The model comes first, not tp_size=2: overlap-sweep tune llama3_8b ...\n",
-        ),
+        (["tune", "tp_size=2"], 2, "error: The model comes first, not tp_size=2: overlap-sweep tune llama3_8b ...\n"),
     ],
 )
 def test_wrong_usage_is_one_line(tmp_path: Path, arguments: list[str], status: int, said: str) -> None:

@@ -229,10 +229,7 @@ def test_what_is_imported(made: Made, tmp_path: Path) -> None:
     analyze("trace", cpu)
     commands = [["--help"], *([name, "--help"] for name in ("report", "compare", "timeline", "diagnose"))]
     commands += [["trace", str(cpu), "--format", "csv"], ["compare", f"{compared}/old", f"{compared}/new"]]
-    commands += [
-        ["compare", f"{compared}/cuda", f"{compared}/rocm"],
-        ["compare", str(default), str(none)],
-    ]
+    commands += [["compare", f"{compared}/cuda", f"{compared}/rocm"], ["compare", str(default), str(none)]]
     commands += [["query", str(made("kernels"))], ["report", str(made("layers")), "--output", str(tmp_path)]]
     command = [sys.executable, "-c", IMPORTS]
     process = subprocess.run(command, cwd=ROOT, input=json.dumps(commands), text=True, capture_output=True, timeout=120)

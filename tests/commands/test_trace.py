@@ -57,7 +57,7 @@ def test_each_trace_of_a_directory_is_read_once_and_nothing_else(tmp_path: Path,
     arguments = ("trace", tmp_path, run / "trace_rank0.json.gz", "--phase", "all", "--median", "--format", "json")
     process = analyze(*arguments)
     assert [Path(row["file"]).relative_to(tmp_path).as_posix() for row in process.rows] == [
-        *("elsewhere/named_anyhow.json", "elsewhere/worker0.1234.pt.trace.json", f"{run.name}/trace_rank0.json.gz"),
+        *("elsewhere/named_anyhow.json", "elsewhere/worker0.1234.pt.trace.json", f"{run.name}/trace_rank0.json.gz")
     ]
     assert "and 2 more" in process.stderr
 
@@ -67,7 +67,7 @@ def test_the_row_of_a_run_has_the_slowest_rank_the_skew_and_what_is_missing(made
     directory = made("ranks") / "ranks"
     (row,) = rows("trace", directory, "--by", "rank", "--phase", "all")
     assert {name: row[name] for name in ("run", "num_ranks", "world_size", "missing", "slowest_rank")} == {
-        **{"run": f"{directory}/trace_rank*.json", "num_ranks": 3, "world_size": 4, "missing": "2", "slowest_rank": 1},
+        **{"run": f"{directory}/trace_rank*.json", "num_ranks": 3, "world_size": 4, "missing": "2", "slowest_rank": 1}
     }
     assert row["skew_us"] == pytest.approx(row["slowest_us"] / 2)
     for rank in range(4):
@@ -137,7 +137,7 @@ def test_tracks_are_named_in_order_and_coloured_by_class() -> None:
     tracks = names(events, "thread_name")
     titles = [name.partition(" (")[0] for _, name in sorted(tracks.items())]
     assert list(dict.fromkeys(titles)) == [
-        *("iterations", "passes", "GEMM", "computation", "communication", "wait", "copies"),
+        *("iterations", "passes", "GEMM", "computation", "communication", "wait", "copies")
     ]
     order = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"}
     assert sorted(order, key=lambda tid: order[tid]) == sorted(order)

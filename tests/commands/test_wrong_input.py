@@ -42,8 +42,7 @@ def test_wrong_usage_has_a_status_of_its_own(typed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "status"),
-    [("--help", 0), ("--version", 0), ("--fromat", 2), ("-m resume=nowhere", 1), ("tp_size=3", 1)],
+    ("typed", "status"), [("--help", 0), ("--version", 0), ("--fromat", 2), ("-m resume=nowhere", 1), ("tp_size=3", 1)]
 )
 def test_launch_ends_like_them(tmp_path: Path, typed: str, status: int) -> None:
     assert launch_here(*typed.split(), "runtime.device=cpu", cwd=tmp_path).returncode == status

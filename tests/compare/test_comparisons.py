@@ -212,10 +212,7 @@ def test_each_is_compared_with_the_reference(tmp_path: Path, kind: str) -> None:
     for label, factor in (("a", 1.0), ("b", 1.25), ("c", 2.5)):
         ALL[kind].write(tmp_path / label, factor)
     found = compared(kind, tmp_path, "a", "b", "c", reference="b").found
-    assert found == {
-        "a": (pytest.approx(0.8, rel=1e-3), "faster"),
-        "c": (pytest.approx(2.0, rel=1e-3), "slower"),
-    }
+    assert found == {"a": (pytest.approx(0.8, rel=1e-3), "faster"), "c": (pytest.approx(2.0, rel=1e-3), "slower")}
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -111,9 +111,7 @@ def test_activations_of_tensor_parallelism_are_needed_at_once(recorded: dict[str
     assert causes_of(Side(both, least_share=0.02)) == ["none"]
 
 
-def test_our_recordings_wait_for_the_device_after_each_step_which_is_no_cause(
-    recorded: dict[str, list[Point]],
-) -> None:
+def test_our_recordings_wait_for_the_device_after_each_step_which_is_no_cause(recorded: dict[str, list[Point]]) -> None:
     sides = [Side(point) for point in recorded["tp_training"]]
     found = [(side, run) for side, run in zip(sides, diagnosed(sides), strict=True) if run and run.found]
     assert any(one.where == END_OF_STEP for _, run in found if run.found for one in run.found.diagnosis.findings)

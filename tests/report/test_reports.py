@@ -25,14 +25,7 @@ from overlap_sweep.workloads.sections import sections_of_points
 from tests.analyze import analyze, analyzing, files_below, rows
 from tests.golden.made_report import BEST_TRACE
 from tests.made_sweeps import write_every_workload, write_tuner
-from tests.make_point import (
-    implementation,
-    kernel_config,
-    make_point,
-    operator_config,
-    pass_times,
-    resolved,
-)
+from tests.make_point import implementation, kernel_config, make_point, operator_config, pass_times, resolved
 from tests.report.conftest import Made
 from tests.sweeps import SMALL, Launch
 

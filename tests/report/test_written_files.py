@@ -39,14 +39,7 @@ from tests.made_sweeps import (
     write_tuned_sweep,
     write_tuner,
 )
-from tests.make_point import (
-    falling,
-    layer_config,
-    make_point,
-    operator_config,
-    pass_times,
-    stack_config,
-)
+from tests.make_point import falling, layer_config, make_point, operator_config, pass_times, stack_config
 from tests.report.page.reports import analysis_of
 from tests.results.reading import operator_rows, operators_of
 

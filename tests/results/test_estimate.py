@@ -65,8 +65,7 @@ def test_quantiles_are_those_of_students_table(freedom: float, quantile: float) 
 
 
 @pytest.mark.parametrize(
-    ("samples", "expected"),
-    [([5.0] * 9, 0.0), ([1.0, 2.0] * 30, 0.0), ([1.0] * 30 + [2.0] * 30, 0.9)],
+    ("samples", "expected"), [([5.0] * 9, 0.0), ([1.0, 2.0] * 30, 0.0), ([1.0] * 30 + [2.0] * 30, 0.9)]
 )
 def test_correlation_is_from_none_to_nine_tenths(samples: list[float], expected: float) -> None:
     assert correlation(samples) == expected

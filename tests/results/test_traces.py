@@ -63,12 +63,7 @@ def test_an_iteration_that_lacks_a_pass_is_not_the_typical_one() -> None:
 
 def test_where_nothing_tells_the_passes_apart_the_operator_is_the_whole_iteration() -> None:
     metrics = summarise([trace_row(0, 0, "all", 100.0)])
-    assert metrics == {
-        "total_span_us": 100.0,
-        "total_overlap_ratio": 0.5,
-        "num_gemm_events": 4,
-        "num_comm_events": 2,
-    }
+    assert metrics == {"total_span_us": 100.0, "total_overlap_ratio": 0.5, "num_gemm_events": 4, "num_comm_events": 2}
 
 
 @pytest.fixture(scope="module")
