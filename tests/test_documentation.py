@@ -14,17 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 import typer
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from overlap_sweep import workloads
 from overlap_sweep.commands.command_line import app
 from overlap_sweep.declared import has_key
-from overlap_sweep.hydra_adapter.overrides import as_choice, quoted_for_hydra
+from overlap_sweep.hydra_adapter.overrides import quoted_for_hydra
 from overlap_sweep.runtime import placement, point
-from overlap_sweep.runtime.resolvers import register
 from overlap_sweep.tuner import model_overrides
+from tests.composed import configuration
 from tests.sweeps import ROOT
 
 PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")})
@@ -99,16 +97,13 @@ def composing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     for name in ("", "_tp2", "_tp8"):
         for where in (folder, folder / "multirun/date"):
             shutil.copy(MADE, where / f"optimal_tp_comm_overlap_cfg{name}.yaml")
-    register()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(point, "visible_gpus", lambda: 8)
         patch.setattr(placement, "nodes_here", lambda: 2)
         # Profilers that start the workers need not be installed.
         patch.setattr(point, "check_wrapper", lambda _: None)
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            yield
+        yield
 
 
 @pytest.mark.usefixtures("composing")
@@ -173,17 +168,10 @@ def resolved(arguments: list[str], monkeypatch: pytest.MonkeyPatch, ends: tuple[
     found = set()
     on_slurm = "hydra/launcher=slurm" in arguments
     parsed = OverridesParser.create().parse_overrides(quoted_for_hydra(arguments))
-    swept = {one.input_line: list(one.sweep_string_iterator()) for one in parsed if one.is_sweep_override()}
-    for each in ends if swept else (0,):
-        config = compose(
-            "config",
-            [
-                as_choice(f"{one.get_key_element()}={swept[one.input_line][each]}")
-                if one.input_line in swept
-                else one.input_line
-                for one in parsed
-            ],
-            return_hydra_config=on_slurm,
+    given = {one.input_line: list(one.sweep_string_iterator()) if one.is_sweep_override() else [] for one in parsed}
+    for each in ends if any(given.values()) else (0,):
+        config = configuration(
+            *(f"{line.partition('=')[0]}={values[each]}" if values else line for line, values in given.items())
         )
         if on_slurm:
             # As in a launch, where the launcher's options decide on how many machines a point is.

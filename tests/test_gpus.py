@@ -10,7 +10,7 @@ from overlap_sweep import gpus, workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import visible_gpus
 from overlap_sweep.runtime import point
-from tests.workloads.fsdp.points import composed
+from tests.composed import composed
 
 LAYER, STACK, FSDP = "workload=layer", "workload=tp_training", "workload=fsdp"
 MOE = ("layer=moe", "model=qwen3_moe_tiny")

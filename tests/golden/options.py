@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-
 from overlap_sweep import workloads
 from overlap_sweep.hydra_adapter.help import GROUPS, Page, choices, launcher_page, section_page, sentences
 from overlap_sweep.hydra_adapter.overrides import NUMBERED
 from overlap_sweep.hydra_adapter.plugins import LAUNCHERS, SWEEPERS
 from overlap_sweep.hydra_adapter.schemas import workloads_with_section
 from overlap_sweep.options import sections_of
+from tests.composed import hydra
 from tests.sweeps import ROOT
 
 OPTIONS_MD = ROOT / "docs" / "options.md"
@@ -47,10 +45,8 @@ def reference() -> str:
 
 
 def _groups() -> str:
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra
-        loader, groups = hydra.config_loader, [group for group in GROUPS if not group.startswith("hydra/")]
+    with hydra() as found:
+        loader, groups = found.config_loader, [group for group in GROUPS if not group.startswith("hydra/")]
         rows = [(group, choices(loader, group)) for group in groups]
         said = [
             (f"`{group}={choice}`", sentence)

@@ -24,10 +24,10 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.runtime.resolvers import point_name
 from overlap_sweep.workloads import layer as layer_variants
+from tests.composed import composed as composed_point
+from tests.composed import fsdp_point, tp_point
 from tests.make_point import resolved
 from tests.points import gpu_point, kernel_point, layer_point
-from tests.workloads.fsdp.points import composed as composed_point
-from tests.workloads.fsdp.points import fsdp_point, tp_point
 
 Point = dict[str, Any]
 PACKAGES = ("transformer_engine", "megatron", "megatron.core", "deepspeed", "flash_attn", "flux")

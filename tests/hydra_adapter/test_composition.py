@@ -6,18 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigNode, ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.hydra_adapter.composition import as_was_typed, compose_point
 from overlap_sweep.hydra_adapter.overrides import as_choice
+from tests.composed import hydra, multirun
 from tests.golden.command_lines import answers
-from tests.sweeps import ROOT, launch_here
+from tests.sweeps import launch_here
 
 Sweep = tuple[ConfigLoader, DictConfig]
 
@@ -26,11 +25,8 @@ Sweep = tuple[ConfigLoader, DictConfig]
 def sweep() -> Iterator[Sweep]:
     """What a launcher is given of `launch.py -m runtime.device=cpu hydra.sweep.subdir=...`."""
     given = ["runtime.device=cpu", "hydra.sweep.subdir=${hydra.job.override_dirname}_${backend}_${num_sm}"]
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra
-        config = hydra.compose_config("config", given, RunMode.MULTIRUN, with_log_configuration=False)
-        yield hydra.config_loader, config
+    with hydra() as found:
+        yield multirun(found, *given)
 
 
 @pytest.mark.parametrize(

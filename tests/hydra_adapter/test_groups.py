@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -19,6 +17,7 @@ from overlap_sweep.hydra_adapter.composition import as_was_typed, compose_point
 from overlap_sweep.hydra_adapter.help import GROUPS, choices, sentences
 from overlap_sweep.hydra_adapter.overrides import NUMBERED, as_choice, as_typed
 from overlap_sweep.options import options_of
+from tests.composed import hydra, multirun
 from tests.golden.workload_files import files
 from tests.sweeps import ROOT, launch_here
 
@@ -37,20 +36,16 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ConfigLoad
         path = folder / f"{name}.yaml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra
-        hydra.config_loader.get_search_path().prepend("mine", str(folder))
-        hydra.config_loader.repository.initialize_sources(hydra.config_loader.get_search_path())  # type: ignore[attr-defined]
-        yield hydra.config_loader, hydra.compose_config("config", [], RunMode.MULTIRUN, with_log_configuration=False)
+    with hydra() as found:
+        found.config_loader.get_search_path().prepend("mine", str(folder))
+        found.config_loader.repository.initialize_sources(found.config_loader.get_search_path())  # type: ignore[attr-defined]
+        yield multirun(found)
 
 
 @pytest.mark.parametrize("group", CARD)
 def test_each_file_has_a_sentence_and_sets_what_it_is_called(group: str) -> None:
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra
-        found, said = choices(hydra.config_loader, group), sentences(hydra.config_loader, group)
+    with hydra() as its:
+        found, said = choices(its.config_loader, group), sentences(its.config_loader, group)
     assert set(found) == {path.stem for path in (ROOT / "conf" / group).iterdir()}
     assert set(said) == set(found)
     assert all(sentence.endswith(".") for sentence in said.values())

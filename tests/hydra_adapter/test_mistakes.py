@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from typer.main import get_command
 
@@ -17,6 +16,7 @@ from overlap_sweep.errors import UserError, nearest
 from overlap_sweep.hydra_adapter.mistakes import flags_first, spellings, unknown_option
 from overlap_sweep.runtime import point
 from overlap_sweep.runtime.resolvers import point_name, register
+from tests.composed import configuration
 from tests.golden.command_lines import answer, answers
 from tests.sweeps import ROOT, launch_here
 
@@ -47,11 +47,9 @@ def test_flags_may_follow_options() -> None:
 )
 def test_a_type_has_two_names_and_is_one_point(workload: str, typed: str, same: str) -> None:
     points, names = [], []
-    register()
     for each in (typed, same):
         given = [f"workload={workload}", each, "runtime.device=cpu"]
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            config = compose("config", given)
+        config = configuration(*given)
         points.append(point.resolve(config))
         names.append(point_name(config, given))
     assert points[0] == points[1]

@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from overlap_sweep import workloads
@@ -21,6 +20,7 @@ from overlap_sweep.results.points import Point, group_cases, read_points
 from overlap_sweep.results.run_directory import Status
 from overlap_sweep.workloads.copy_engine.config import CopyEngine
 from overlap_sweep.workloads.sections import sections_of_points
+from tests.composed import configuration
 from tests.made_sweeps import write_sweep_of_copies, write_sweep_of_training
 from tests.make_point import (
     MEASURED,
@@ -33,7 +33,6 @@ from tests.make_point import (
     stack_config,
     variant,
 )
-from tests.sweeps import ROOT
 
 
 def test_dates_sweeps_and_single_points_are_all_directories_of_points(tmp_path: Path) -> None:
@@ -139,10 +138,10 @@ _KERNEL = {
 
 
 def test_what_hydra_composes_describes_a_point_of_every_workload(tmp_path: Path) -> None:
-    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
-        for name in workloads.names():
-            config = compose("config", overrides=[f"workload={name}"])
-            missing_point(tmp_path, OmegaConf.to_container(config), name)
+    for name in workloads.names():
+        config = configuration(f"workload={name}")
+        del config.hydra
+        missing_point(tmp_path, OmegaConf.to_container(config), name)
     reading = read_points(tmp_path)
     assert (reading.problems, {point.workload for point in reading.points}) == ([], set(workloads.names()))
     assert all(point.case.name for point in reading.points)

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.points import read_points
 from overlap_sweep.runtime.group_config import GroupConfig, check_instruments, environment_of
 from overlap_sweep.runtime.kept import remember
 from overlap_sweep.store import read_store
+from tests.composed import configuration
 from tests.make_point import make_point, resolved
-from tests.sweeps import ROOT, SMALL, Launch
+from tests.sweeps import SMALL, Launch
 
 LAYER = ("workload=layer", "tp_size=2", "model=llama3_8b", *SMALL)
 
@@ -66,8 +66,7 @@ def test_its_times_are_neither_compared_nor_stored(option: str, tmp_path: Path) 
     looked_into, usual = read_points(tmp_path / "runs").points
     assert (usual.status, looked_into.status) == ("ok", "skipped")
     assert looked_into.why_not_ok == f"measured with runtime.{option}=true, which costs time: not compared"
-    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
-        config = compose("config", overrides=[f"store={tmp_path / 'store'}"])
+    config = configuration(f"store={tmp_path / 'store'}")
     for one in (usual, looked_into):
         assert one.result
         remember(config, one.result, one.directory)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.config_store import ConfigStore
 
 from overlap_sweep import workloads
 from overlap_sweep.config import ModelConfig
 from overlap_sweep.errors import UserError
-from overlap_sweep.hydra_adapter.overrides import as_choice
 from overlap_sweep.runtime import group_config, point
+from tests.composed import composed, hydra
 from tests.sweeps import ROOT, Launch, launch_here
 
 
@@ -25,7 +25,7 @@ def test_cfg_job_shows_the_composed_configuration() -> None:
 
 
 def test_configurations_share_nothing_although_hydra_does_not_copy_what_is_registered() -> None:
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with hydra():
         changed, untouched = compose("config"), compose("config")
         changed.model.hidden_size, changed.workload.tokens = 7, 8
         assert compose("config") == untouched
@@ -46,8 +46,8 @@ def test_more_ranks_than_gpus_are_refused(
     monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], says: str
 ) -> None:
     monkeypatch.setattr(point, "visible_gpus", lambda: 1)
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"), pytest.raises(UserError, match=says):
-        point.resolve(compose("config", list(map(as_choice, overrides))))
+    with pytest.raises(UserError, match=says):
+        composed(*overrides)
 
 
 PRESETS = sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml") if path.stem != "hf")
@@ -58,13 +58,12 @@ WITH_MODEL = [name for name in workloads.names() if issubclass(workloads.schema(
 
 @pytest.mark.parametrize("workload", WITH_MODEL)
 def test_what_a_preset_says_is_refused_by_no_workload(workload: str) -> None:
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        for name in PRESETS:
-            if workload != "tp_training" or "architecture" in (ROOT / f"conf/model/{name}.yaml").read_text():
-                # The only operator that all of them have.
-                operator = ["operator=proj"] if workload == "kernel" else []
-                config = compose("config", [f"workload={workload}", f"model={name}", "runtime.device=cpu", *operator])
-                assert point.resolve(config)["workload"]["name"] == workload
+    for name in PRESETS:
+        if workload != "tp_training" or "architecture" in (ROOT / f"conf/model/{name}.yaml").read_text():
+            # The only operator that all of them have.
+            operator = ["operator=proj"] if workload == "kernel" else []
+            found = composed(f"workload={workload}", f"model={name}", "runtime.device=cpu", *operator)
+            assert found["workload"]["name"] == workload
 
 
 def test_a_key_of_model_that_a_file_of_ones_own_gives_in_vain_is_refused(tmp_path: Path) -> None:
@@ -73,7 +72,7 @@ def test_a_key_of_model_that_a_file_of_ones_own_gives_in_vain_is_refused(tmp_pat
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "own.yaml").write_text((ROOT / "conf/model/qwen3_tiny.yaml").read_text())
     search = f"hydra.searchpath=[file://{tmp_path}]"
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with hydra():
         point.resolve(compose("config", [search, "model=own", "runtime.device=cpu"]))
         config = compose("config", [search, "model=own", "+experiment=mine", "runtime.device=cpu"])
         with pytest.raises(UserError, match=r"does not use model\.num_layers=1;"):

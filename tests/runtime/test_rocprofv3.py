@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from overlap_sweep import gpus
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.group_config import GroupConfig, check_wrapper
 from overlap_sweep.runtime.point import resolve
+from tests.composed import composed, configuration
 from tests.make_point import operator_config
-from tests.sweeps import ROOT, Launch
+from tests.sweeps import Launch
 
 pytestmark = pytest.mark.end_to_end
 
@@ -64,10 +64,8 @@ def rocprofv3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def point(*overrides: str, arguments: str = "--kernel-trace", profiled: bool = True) -> dict[str, Any]:
     """As it is resolved."""
-    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
-        resolved = resolve(compose("config", overrides=[*FSDP, *overrides]))
-    profiling = resolved["profiling"] | {"rocprofv3": profiled, "rocprofv3_args": arguments}
-    return {**resolved, "profiling": profiling}
+    found = composed(*FSDP, *overrides)
+    return {**found, "profiling": found["profiling"] | {"rocprofv3": profiled, "rocprofv3_args": arguments}}
 
 
 @pytest.mark.parametrize(("workload", "ranks"), [(FSDP, 2), (COPIES, 1)], ids=["fsdp", "copy_engine"])
@@ -103,8 +101,7 @@ def test_what_cannot_be_started_is_an_error_of_the_user_unless_the_launcher_only
         check_wrapper(point(arguments="--name 'a"))
     check_wrapper(point(arguments="--name 'a", profiled=False))
     check_wrapper(operator_config())
-    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
-        config = compose("config", overrides=[*FSDP, "profiling.rocprofv3=true"])
+    config = configuration(*FSDP, "profiling.rocprofv3=true")
     with pytest.raises(UserError, match="requires rocprofv3 in PATH"):
         resolve(config)
     monkeypatch.setattr(gpus, "_elsewhere", True)

@@ -8,23 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.hydra_adapter.overrides import as_choice
 from overlap_sweep.runtime.cluster.launcher import adopt
 from overlap_sweep.runtime.cluster.packs import LEAST, options_of, pack
 from overlap_sweep.runtime.cluster.records import JobRecord
 from overlap_sweep.runtime.cluster.slurm import CLUSTER
 from overlap_sweep.runtime.jobs import Job
-from overlap_sweep.runtime.resolvers import register
+from tests.composed import configuration
 from tests.points import operator_point
-from tests.sweeps import ROOT
 
 TP_SIZES = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=20)
 
@@ -75,10 +71,7 @@ def test_options_out_of_range_are_named(option: str, value: int) -> None:
 
 def asked_for(*overrides: str) -> dict[str, Any]:
     """The options of one point's job, as launch.py composes them."""
-    GlobalHydra.instance().clear()
-    register()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        config = compose("config", list(map(as_choice, overrides)), return_hydra_config=True)
+    config = configuration(*overrides)
     HydraConfig.instance().set_config(config)
     common, own = options_of(CLUSTER, Job(0, [], config, {}, Path("/sweep/0")))
     return {**own, **common, "_target_": config.hydra.launcher._target_}

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext, RunMode, TaskFunction
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import workloads
@@ -28,8 +26,8 @@ from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.measured import SearchInputs
 from overlap_sweep.workloads.layer.result import LayerTimes
 from overlap_sweep.workloads.operator.result import OperatorTimes
+from tests.composed import hydra, multirun
 from tests.make_point import pass_times, variant
-from tests.sweeps import ROOT
 
 NONE_US = {"fwd": 1000.0, "bwd": 2000.0}
 SIZES = ("model.hidden_size=256", "model.ffn_hidden_size=512", "model.num_attention_heads=8", "model.num_kv_heads=4")
@@ -113,12 +111,9 @@ class StandIn(Launcher):
 def sweep_of(directory: Path, *overrides: str, answer: Answer = operator_result) -> Iterator[StandIn]:
     """A launcher with the configuration and the context of a multirun into `directory`."""
     before = outcomes.searching, outcomes.answered
-    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra
-        given = [*map(as_choice, overrides), f"hydra.sweep.dir={directory}"]
-        config = hydra.compose_config("config", given, RunMode.MULTIRUN, with_log_configuration=False)
-        context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config))
+    with hydra() as found:
+        loader, config = multirun(found, *overrides, f"hydra.sweep.dir={directory}")
+        context = HydraContext(config_loader=loader, callbacks=Callbacks(config))
         directory.mkdir(parents=True, exist_ok=True)
         try:
             yield StandIn(config, context, answer)

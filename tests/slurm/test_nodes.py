@@ -20,9 +20,9 @@ from overlap_sweep.results.run_directory import log_file
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.job.result import JobRun
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
+from tests.composed import TINY_FSDP, TINY_MODEL, TINY_OPTIONS
 from tests.slurm.cluster import GPUS_PER_NODE, Slurm
 from tests.slurm.sweep import SlurmSweep, ok
-from tests.workloads.fsdp.points import TINY_FSDP, TINY_MODEL, TINY_OPTIONS
 
 pytestmark = pytest.mark.slurm
 

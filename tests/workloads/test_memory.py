@@ -16,8 +16,8 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.runtime import point as runtime_point
 from overlap_sweep.runtime import worker
 from overlap_sweep.workloads import memory
+from tests.composed import composed
 from tests.processes import run_ranks
-from tests.workloads.fsdp.points import composed
 
 SIZED = (
     *("runtime.device=cpu", "profile=none", "model.hidden_size=512", "model.ffn_hidden_size=2048"),

@@ -19,8 +19,8 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.runtime.group_config import GroupConfig, worker_environment
 from overlap_sweep.workloads.copy_engine import WORKLOAD
 from overlap_sweep.workloads.copy_engine.run import run
+from tests.composed import composed
 from tests.trace.conftest import analyse_trace
-from tests.workloads.fsdp.points import composed
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 

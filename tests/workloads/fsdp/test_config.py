@@ -17,9 +17,9 @@ from overlap_sweep.workloads import fsdp
 from overlap_sweep.workloads.fsdp import sharding
 from overlap_sweep.workloads.fsdp.config import Resolved
 from overlap_sweep.workloads.fsdp.tables import NodeTraffic, node_traffic, traffic_of
+from tests.composed import fsdp_point
 from tests.make_point import resolved
 from tests.sweeps import ROOT
-from tests.workloads.fsdp.points import fsdp_point
 
 
 def test_conf_lists_variables_that_are_not_set() -> None:

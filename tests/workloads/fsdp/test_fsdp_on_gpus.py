@@ -14,9 +14,9 @@ import pytest
 from overlap_sweep.measure import Ranks
 from overlap_sweep.trace import TraceRow
 from overlap_sweep.workloads.fsdp.telemetry import StepRecord
+from tests.composed import fsdp_point
 from tests.processes import run_ranks
 from tests.trace.conftest import analyse_trace
-from tests.workloads.fsdp.points import fsdp_point
 from tests.workloads.fsdp.test_training_runs import telemetry
 
 LAYERS = (

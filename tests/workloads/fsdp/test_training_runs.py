@@ -21,9 +21,9 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.results.run_directory import metrics_file
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.telemetry import StepRecord
+from tests.composed import fsdp_point
 from tests.processes import run_ranks
 from tests.trace.conftest import analyse_trace
-from tests.workloads.fsdp.points import fsdp_point
 
 Pair = tuple[Path, dict[str, dict[str, Any]]]
 FSDP2 = {

@@ -10,23 +10,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import PointFailed
-from overlap_sweep.hydra_adapter.composition import compose_point
-from overlap_sweep.hydra_adapter.overrides import quoted_for_hydra
 from overlap_sweep.keeper import Command
 from overlap_sweep.recorder.recording import Recording, write_recording
 from overlap_sweep.results.run_directory import clear
-from overlap_sweep.runtime.point import resolve
 from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import WORKLOAD
 from overlap_sweep.workloads.job.result import JobRun
 from overlap_sweep.workloads.job.run import run
-from tests.workloads.fsdp.points import base_sweep
+from tests.composed import composed
 
 OPTIONS = asdict(workloads.schema("job")())
+COMMAND = "job.command=python t.py"
+
+
+def point(*typed: str) -> dict[str, Any]:
+    """The completed point of a command line."""
+    return composed("workload=job", "runtime.device=cpu", *typed)
+
+
+def refusal(*typed: str) -> str | None:
+    found = point(*typed)
+    return workloads.of(found).refusal(found)
 
 
 def job_point(command: str, **changes: Any) -> dict[str, Any]:
@@ -121,20 +128,3 @@ def failure(folder: Path, command: str, limit_s: float = 30.0, **changes: Any) -
 def job(found: dict[str, Any]) -> JobRun:
     assert isinstance(found["measured"], JobRun)
     return found["measured"]
-
-
-COMMAND = "job.command=python t.py"
-
-
-def composed(*typed: str) -> DictConfig:
-    return compose_point(*base_sweep(), ["workload=job", "runtime.device=cpu", *quoted_for_hydra(typed)])
-
-
-def point(*typed: str) -> dict[str, Any]:
-    """The completed point."""
-    return resolve(composed(*typed))
-
-
-def refusal(*typed: str) -> str | None:
-    found = point(*typed)
-    return workloads.of(found).refusal(found)

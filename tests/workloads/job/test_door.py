@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from overlap_sweep.hydra_adapter.overrides import quoted_for_hydra
 from overlap_sweep.results.run_directory import LOG_FILE
+from tests.composed import configuration
 from tests.sweeps import Launch, launch_here
-from tests.workloads.job.commands import composed
 
 PRINTS = """\
 import json, sys
@@ -57,7 +57,7 @@ def test_what_is_in_quotes_as_a_whole_is_hydras(typed: str, meant: str) -> None:
 def meant_by(typed: str) -> tuple[str, bool]:
     """Returns the command that is composed, and whether what is printed of it means the same when it is pasted."""
     printed = quoted_for_hydra([f"job.command={typed}"])
-    return composed(f"job.command={typed}").job.command, quoted_for_hydra(printed) == printed
+    return configuration("workload=job", f"job.command={typed}").job.command, quoted_for_hydra(printed) == printed
 
 
 def sweep(folder: Path, *typed: str) -> tuple[str, dict[str, str]]:

@@ -19,9 +19,9 @@ from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, read_result, write_result
 from overlap_sweep.runtime.group_config import environment_of
+from tests.composed import TINY_FSDP, TINY_MODEL, TINY_OPTIONS, composed
 from tests.processes import run_ranks
 from tests.sweeps import ROOT
-from tests.workloads.fsdp.points import TINY_FSDP, TINY_MODEL, TINY_OPTIONS, composed
 
 QUICK = ("runtime.device=cpu", "workload.tokens=16", "workload.repeats=3", "workload.warmup=1", "workload.profiled=1")
 OPERATOR = ("tp_size=2", *TINY_MODEL, *QUICK, "profile=all")

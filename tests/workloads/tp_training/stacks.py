@@ -20,8 +20,8 @@ from overlap_sweep.workloads.tp_training import autotp, hugging_face, run
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, architecture
 from overlap_sweep.workloads.tp_training.run import groups_of, initial_weights, token_batches, training_step
 from tests.backends import symm_mem_on_cpu
+from tests.composed import TINY_OPTIONS, composed, tp_point
 from tests.processes import run_ranks
-from tests.workloads.fsdp.points import TINY_OPTIONS, composed, tp_point
 
 
 class Trained(NamedTuple):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
@@ -17,8 +16,7 @@ from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training import hugging_face
 from overlap_sweep.workloads.tp_training.config import OF_DATA_PARALLEL, data_parallel
 from overlap_sweep.workloads.tp_training.language_model import flops_per_token, parameters
-from tests.sweeps import ROOT
-from tests.workloads.fsdp.points import composed, tp_point
+from tests.composed import composed, configuration, tp_point
 
 
 def test_a_point_says_all_that_is_trained() -> None:
@@ -201,8 +199,7 @@ def test_parameters_and_flops_are_those_that_are_published() -> None:
 
 
 def test_the_experiment_is_the_references_two_commands_for_all_implementations() -> None:
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        config = compose("config", ["+experiment=tp_training"], return_hydra_config=True)
+    config = configuration("+experiment=tp_training")
     swept = {"model": "qwen3_32b", "tp_size": "4", "dp_size": "2", "impl": "fsdp_dtensor,autotp,async_tp,megatron"}
     assert dict(config.hydra.sweeper.params) == swept
     training = config.tp_training

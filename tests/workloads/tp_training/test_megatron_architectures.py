@@ -20,8 +20,8 @@ from overlap_sweep.overlap import model_forms
 from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture
 from overlap_sweep.workloads.tp_training.run import groups_of
+from tests.composed import TINY_OPTIONS, composed, tp_point
 from tests.processes import run_ranks
-from tests.workloads.fsdp.points import TINY_OPTIONS, composed, tp_point
 from tests.workloads.tp_training.stacks import Trained, differences, train_points
 
 pytestmark = pytest.mark.skipif(find_spec("megatron") is None, reason="needs Megatron-Core")

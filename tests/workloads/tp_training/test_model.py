@@ -18,7 +18,7 @@ from overlap_sweep.workloads.tp_training import fsdp_dtensor, hugging_face, run
 from overlap_sweep.workloads.tp_training.hugging_face import vocab_parallel_cross_entropy
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture, architecture
 from overlap_sweep.workloads.tp_training.run import initial_weights, padded_vocab_size, token_batches
-from tests.workloads.fsdp.points import tp_point
+from tests.composed import tp_point
 from tests.workloads.tp_training.stacks import FUSED, config_point, whole_model
 
 ALONE = Ranks(0, 1, torch.device("cpu"))

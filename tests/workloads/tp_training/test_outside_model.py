@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture
+from tests.composed import tp_point
 from tests.processes import run_ranks
-from tests.workloads.fsdp.points import tp_point
 from tests.workloads.tp_training.stacks import Trained, differences, train_points
 
 OWN = "decoder"

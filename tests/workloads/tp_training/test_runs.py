@@ -14,9 +14,9 @@ import torch
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
+from tests.composed import tp_point
 from tests.processes import run_ranks
 from tests.trace.conftest import analyse_trace
-from tests.workloads.fsdp.points import tp_point
 from tests.workloads.tp_training.stacks import differences, train_points
 
 

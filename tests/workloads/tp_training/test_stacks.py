@@ -18,8 +18,8 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import autotp, run
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture
 from overlap_sweep.workloads.tp_training.run import groups_of, initial_weights, token_batches
+from tests.composed import tp_point
 from tests.processes import run_ranks
-from tests.workloads.fsdp.points import tp_point
 from tests.workloads.tp_training.stacks import (
     ASYNC_TP,
     CASES,

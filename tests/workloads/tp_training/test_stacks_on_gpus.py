@@ -13,8 +13,8 @@ import pytest
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, text
+from tests.composed import tp_point
 from tests.processes import run_ranks
-from tests.workloads.fsdp.points import tp_point
 from tests.workloads.tp_training.stacks import Trained, train_points, train_whole
 
 pytestmark = pytest.mark.gpu(count=2)
