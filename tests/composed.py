@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -36,32 +34,27 @@ TINY_MODEL = (
 )
 
 
-@contextmanager
-def hydra() -> Iterator[Hydra]:
+@cache
+def hydra() -> Hydra:
     """Hydra with the files in conf/."""
     register()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         found = GlobalHydra.instance().hydra
         assert found
-        yield found
-
-
-def multirun(found: Hydra, *typed: str) -> tuple[ConfigLoader, DictConfig]:
-    """What Hydra gives to launchers of `launch.py -m`."""
-    config = found.compose_config("config", quoted_for_hydra(typed), RunMode.MULTIRUN, with_log_configuration=False)
-    return found.config_loader, config
+        return found
 
 
 @cache
-def _sweep() -> tuple[ConfigLoader, DictConfig]:
-    with hydra() as found:
-        return multirun(found)
+def multirun(*typed: str) -> tuple[ConfigLoader, DictConfig]:
+    """What Hydra gives to launchers of `launch.py -m`. Not to be changed."""
+    config = hydra().compose_config("config", quoted_for_hydra(typed), RunMode.MULTIRUN, with_log_configuration=False)
+    return hydra().config_loader, config
 
 
 def configuration(*typed: str) -> DictConfig:
     """The composed point with Hydra's part."""
-    return compose_point(*_sweep(), quoted_for_hydra(typed))
+    return compose_point(*multirun(), quoted_for_hydra(typed))
 
 
 def composed(*typed: str) -> dict[str, Any]:

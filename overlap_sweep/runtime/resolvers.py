@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -20,6 +21,7 @@ from overlap_sweep.runtime.placement import requested
 from overlap_sweep.workloads import Config
 
 
+@cache
 def register() -> None:
     """Registers the workloads' schemas and config groups with Hydra, and the resolvers that conf/ and the launchers'
     options use. Calling it again changes nothing."""

@@ -45,15 +45,14 @@ def reference() -> str:
 
 
 def _groups() -> str:
-    with hydra() as found:
-        loader, groups = found.config_loader, [group for group in GROUPS if not group.startswith("hydra/")]
-        rows = [(group, choices(loader, group)) for group in groups]
-        said = [
-            (f"`{group}={choice}`", sentence)
-            for group in groups
-            for choice, sentence in sentences(loader, group).items()
-            if group != "experiment"
-        ]
+    loader, groups = hydra().config_loader, [group for group in GROUPS if not group.startswith("hydra/")]
+    rows = [(group, choices(loader, group)) for group in groups]
+    said = [
+        (f"`{group}={choice}`", sentence)
+        for group in groups
+        for choice, sentence in sentences(loader, group).items()
+        if group != "experiment"
+    ]
     return (
         "| group | choices |\n|---|---|\n"
         + _rows(

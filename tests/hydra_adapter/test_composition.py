@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from overlap_sweep.errors import UserError
 from overlap_sweep.hydra_adapter.composition import as_was_typed, compose_point
 from overlap_sweep.hydra_adapter.overrides import as_choice
-from tests.composed import hydra, multirun
+from tests.composed import multirun
 from tests.golden.command_lines import answers
 from tests.sweeps import launch_here
 
@@ -22,11 +21,10 @@ Sweep = tuple[ConfigLoader, DictConfig]
 
 
 @pytest.fixture(scope="module")
-def sweep() -> Iterator[Sweep]:
+def sweep() -> Sweep:
     """What a launcher is given of `launch.py -m runtime.device=cpu hydra.sweep.subdir=...`."""
     given = ["runtime.device=cpu", "hydra.sweep.subdir=${hydra.job.override_dirname}_${backend}_${num_sm}"]
-    with hydra() as found:
-        yield multirun(found, *given)
+    return multirun(*given)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +98,8 @@ def test_an_experiment_brings_its_sweeper(sweep: Sweep, overrides: tuple[str, ..
     assert config.hydra.runtime.choices["hydra/sweeper"] == sweeper
 
 
-@pytest.mark.usefixtures("sweep")
 @pytest.mark.parametrize("group", ["launcher", "sweeper"])
-def test_what_a_slurm_job_is_given_names_no_class_of_a_plugin(group: str) -> None:
+def test_what_a_slurm_job_is_given_names_no_class_of_a_plugin(sweep: Sweep, group: str) -> None:
     """Hydra executes the plugins' modules again there, after which their classes are others."""
     stored = ConfigStore.instance().repo["hydra"][group].values()
     ours = [one for one in stored if isinstance(one, ConfigNode) and one.provider == "overlap_sweep"]

@@ -3,7 +3,7 @@ file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
 from pathlib import Path
 
 import pytest
@@ -30,22 +30,22 @@ OVERRIDING = "# @package _global_\ndefaults:\n  - override /num_sm: '5'\n  - ove
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ConfigLoader, DictConfig]]:
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[ConfigLoader, DictConfig]:
     folder = tmp_path_factory.mktemp("conf")
     for name, text in {"num_sm/deep": DEEP, "experiment/sets": EXPERIMENT, "experiment/overrides": OVERRIDING}.items():
         path = folder / f"{name}.yaml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    with hydra() as found:
-        found.config_loader.get_search_path().prepend("mine", str(folder))
-        found.config_loader.repository.initialize_sources(found.config_loader.get_search_path())  # type: ignore[attr-defined]
-        yield multirun(found)
+    loader, config = copy.deepcopy(multirun())
+    loader.get_search_path().prepend("mine", str(folder))
+    loader.repository.initialize_sources(loader.get_search_path())  # type: ignore[attr-defined]
+    return loader, config
 
 
 @pytest.mark.parametrize("group", CARD)
 def test_each_file_has_a_sentence_and_sets_what_it_is_called(group: str) -> None:
-    with hydra() as its:
-        found, said = choices(its.config_loader, group), sentences(its.config_loader, group)
+    loader = hydra().config_loader
+    found, said = choices(loader, group), sentences(loader, group)
     assert set(found) == {path.stem for path in (ROOT / "conf" / group).iterdir()}
     assert set(said) == set(found)
     assert all(sentence.endswith(".") for sentence in said.values())

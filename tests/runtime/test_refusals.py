@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra import compose
 from hydra.core.config_store import ConfigStore
 
 from overlap_sweep import workloads
 from overlap_sweep.config import ModelConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime import group_config, point
-from tests.composed import composed, hydra
+from tests.composed import composed, multirun
 from tests.sweeps import ROOT, Launch, launch_here
 
 
@@ -25,10 +24,9 @@ def test_cfg_job_shows_the_composed_configuration() -> None:
 
 
 def test_configurations_share_nothing_although_hydra_does_not_copy_what_is_registered() -> None:
-    with hydra():
-        changed, untouched = compose("config"), compose("config")
-        changed.model.hidden_size, changed.workload.tokens = 7, 8
-        assert compose("config") == untouched
+    changed, untouched, again = (multirun.__wrapped__()[1] for _ in range(3))
+    changed.model.hidden_size, changed.workload.tokens = 7, 8
+    assert again == untouched
     assert copy.deepcopy(ConfigStore.instance()) is ConfigStore.instance()
 
 
@@ -72,11 +70,9 @@ def test_a_key_of_model_that_a_file_of_ones_own_gives_in_vain_is_refused(tmp_pat
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "own.yaml").write_text((ROOT / "conf/model/qwen3_tiny.yaml").read_text())
     search = f"hydra.searchpath=[file://{tmp_path}]"
-    with hydra():
-        point.resolve(compose("config", [search, "model=own", "runtime.device=cpu"]))
-        config = compose("config", [search, "model=own", "+experiment=mine", "runtime.device=cpu"])
-        with pytest.raises(UserError, match=r"does not use model\.num_layers=1;"):
-            point.resolve(config)
+    composed(search, "model=own", "runtime.device=cpu")
+    with pytest.raises(UserError, match=r"does not use model\.num_layers=1;"):
+        composed(search, "model=own", "+experiment=mine", "runtime.device=cpu")
 
 
 def test_a_refused_start_leaves_what_was_there(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import workloads
-from overlap_sweep.hydra_adapter.overrides import as_choice
+from overlap_sweep.hydra_adapter.composition import compose_point
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import Result, read_result, write_result
@@ -26,7 +26,7 @@ from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.measured import SearchInputs
 from overlap_sweep.workloads.layer.result import LayerTimes
 from overlap_sweep.workloads.operator.result import OperatorTimes
-from tests.composed import hydra, multirun
+from tests.composed import multirun
 from tests.make_point import pass_times, variant
 
 NONE_US = {"fwd": 1000.0, "bwd": 2000.0}
@@ -93,10 +93,10 @@ class StandIn(Launcher):
         return [self._run(list(overrides)) for overrides in job_overrides]
 
     def _run(self, overrides: list[str]) -> JobReturn:
-        job = self.context.config_loader.load_sweep_config(self.config, list(map(as_choice, overrides)))
+        job = compose_point(self.context.config_loader, self.config, overrides)
         HydraConfig.instance().set_config(job)
         directory = Path(str(job.hydra.sweep.dir)) / str(job.hydra.sweep.subdir)
-        point = resolve(OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"]))
+        point = resolve(job)
         self.batches[-1].append(point)
         refusal = workloads.of(point).refusal(point)
         result = Result(name="", recorded=point, status="skipped", error=refusal) if refusal else self.answer(point)
@@ -111,15 +111,14 @@ class StandIn(Launcher):
 def sweep_of(directory: Path, *overrides: str, answer: Answer = operator_result) -> Iterator[StandIn]:
     """A launcher with the configuration and the context of a multirun into `directory`."""
     before = outcomes.searching, outcomes.answered
-    with hydra() as found:
-        loader, config = multirun(found, *overrides, f"hydra.sweep.dir={directory}")
-        context = HydraContext(config_loader=loader, callbacks=Callbacks(config))
-        directory.mkdir(parents=True, exist_ok=True)
-        try:
-            yield StandIn(config, context, answer)
-        finally:
-            outcomes.searching, outcomes.answered = before
-            HydraConfig.instance().cfg = None
+    loader, config = multirun(*overrides, f"hydra.sweep.dir={directory}")
+    context = HydraContext(config_loader=loader, callbacks=Callbacks(config))
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        yield StandIn(config, context, answer)
+    finally:
+        outcomes.searching, outcomes.answered = before
+        HydraConfig.instance().cfg = None
 
 
 def results(directory: Path) -> dict[str, Result]:
