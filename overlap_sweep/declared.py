@@ -86,6 +86,7 @@ def _annotations(schema: type) -> dict[str, list[Any]]:
     }
 
 
+@cache
 def metas_of(schema: type) -> dict[str, msgspec.Meta]:
     """Returns each field's constraint; an empty one for a field without."""
     annotations = _annotations(schema).items()
@@ -109,11 +110,13 @@ def _leaf_metas(schema: type) -> Iterator[tuple[str, msgspec.Meta]]:
             yield name, metas_of(schema)[name]
 
 
+@cache
 def spellings(schema: type) -> dict[str, Mapping[str, str]]:
     """Returns the other spellings of each option's values, by dotted name."""
     return {name: also for name, meta in _leaf_metas(schema) if (also := (meta.extra or {}).get("also"))}
 
 
+@cache
 def verbatim_options(schema: type) -> list[str]:
     """Returns the dotted names of the options that are taken as they were typed."""
     return [name for name, meta in _leaf_metas(schema) if meta is VERBATIM]
