@@ -128,7 +128,7 @@ def of_fsdp(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:
             )
             times = {name: samples_us(1e5 * (1 - by), noise) for name in ("point",)}
             times |= {name: samples_us(t, noise, False) for name, t in (("none", 1.1e5), ("floor", 8e4))}
-            run = training_run(1e5)
+            run = training_run(config, 1e5)
             run.step = times
             points.append(_point(f"{number}_{repetition}", config, run))
     (analysis,) = analyse(TRAINING, points)

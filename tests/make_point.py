@@ -1,6 +1,6 @@
-"""Run directories with made-up numbers that one can compute with by hand, of every workload.
+"""Points with made-up numbers that one can compute with by hand, of every workload.
 
-`resolved` returns the configuration of a point, `make_point` writes its run directory.
+`resolved` returns the configuration of a point, `MEASURED` what it measures, `make_point` writes its run directory.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import yaml
 from overlap_sweep import workloads
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
-from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.measured import Measured, Timing
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, write_result
 from overlap_sweep.runtime.resolvers import point_name
 from overlap_sweep.workloads.copy_engine.result import CopyTimes
@@ -58,14 +59,16 @@ _OF_ALL_STACKS = {
     **{"zero_stage": None, "sequence_parallel": False, "tp_comm_overlap": None, "batch_size": 2, "seq_length": 512},
     **{"num_training_steps": 7, "warmup_steps": 2, "dtype": "bfloat16"},
 }
+Point = Mapping[str, Any]
 JOB_COMMAND = "torchrun --nproc-per-node={ranks} train.py --size 512"
 TOKENS_PER_SAMPLE = 145
 """Of a training run of workload=fsdp."""
 
 _OPTIONS_OF = {name: asdict(workloads.schema(name)()) for name in workloads.names()}
-_OWN = {"layer": ("layer",), "copy_engine": ("copy_engine",), "tp_training": ("tp_training",)}
-_OWN |= {"job": ("job",)}
-_OWN |= {"fsdp": ("ranking", "fsdp", "training", "distributed", "streams", "compile", "profiling", "telemetry")}
+_OWN = {
+    **{name: (name,) for name in ("layer", "copy_engine", "tp_training", "job")},
+    "fsdp": ("ranking", "fsdp", "training", "distributed", "streams", "compile", "profiling", "telemetry"),
+}
 _MEASURING = {"tokens": 8192, "warmup": 0, "repeats": 5, "profiled": 1, "seed": 0, "tolerance": None}
 _USUAL: dict[str, Any] = {
     "model": MODEL,
@@ -96,8 +99,8 @@ _USUAL_OF: dict[str, dict[str, Any]] = {
 }
 
 
-def resolved(workload: str, /, **changes: Any) -> dict[str, Any]:
-    """Returns a resolved configuration: on GPUs, in bf16, unless it is changed.
+def resolved(workload: str, /, *before: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """Returns a resolved configuration: on GPUs, in bf16, unless it is changed; first as in the dicts `before`.
 
     A change is a top-level key, a dict that is merged into one, or a dotted name: `**{"fsdp.forward_prefetch": 1}`.
     `tokens`, `device` and, as a string, `model` are short for `workload.tokens`, `runtime.device` and `model.name`.
@@ -111,7 +114,7 @@ def resolved(workload: str, /, **changes: Any) -> dict[str, Any]:
     if isinstance(changes.get("model"), str):
         short["model"] = "model.name"
     of_stack = {"tp_training": STACKS[changes.get("impl", "fsdp_dtensor")]} if workload == "tp_training" else {}
-    for key, value in (*_USUAL_OF[workload].items(), *of_stack.items(), *changes.items()):
+    for key, value in chain.from_iterable(one.items() for one in (_USUAL_OF[workload], of_stack, *before, changes)):
         section, _, name = short.get(key, key).partition(".")
         if name:
             point[section][name] = value
@@ -125,8 +128,7 @@ def resolved(workload: str, /, **changes: Any) -> dict[str, Any]:
     return point
 
 
-def _derived(workload: str, point: Mapping[str, Any]) -> dict[str, Any]:
-    """What follows from the other keys of such a point."""
+def _derived(workload: str, point: Point) -> dict[str, Any]:
     if workload == "kernel":
         return {"workload": {"tokens": point["m"], "warmup": 3}}
     if workload == "copy_engine":
@@ -145,13 +147,43 @@ def _derived(workload: str, point: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _samples(point: Mapping[str, Any]) -> int:
-    """Of a training step on all ranks."""
+def _samples(point: Point) -> int:
     if "tp_training" in point:
         options = point["tp_training"]
         return int(options["batch_size"] * options["gradient_accumulation_steps"] * point["dp_size"])
     training = point["training"]
     return int((training["batch_size"] or 1) * training["gradient_accumulation"] * point["distributed"]["dp_size"])
+
+
+SMALL: dict[str, Any] = {
+    **{"model": {"name": "m"}, "backend": "torch", "precision": "fp32", "runtime": {"device": "cpu"}, "tp_size": 2},
+    **{"method": "bulk", "num_sm": 4, "workload": {"tokens": 128, "repeats": 3}},
+}
+_ON_GPUS = {"backend": "transformer_engine", "precision": "bf16", "runtime": {"device": "cuda"}}
+_KERNEL = {
+    **{"kernel": "ag_gemm", "n": 48, "k": 32, "workload": {"name": "kernel", "tokens": 24}},
+    **dict.fromkeys(("m", "iters", "warmup_iters", "dtype", "implementations")),
+}
+
+
+def operator_point(**changes: Any) -> dict[str, Any]:
+    """fc1 by bulk on two ranks of plain torch on a CPU."""
+    return resolved("operator", SMALL, **changes)
+
+
+def gpu_point(**changes: Any) -> dict[str, Any]:
+    """fc1 by bulk on two ranks of Transformer Engine, in bf16."""
+    return resolved("operator", SMALL, _ON_GPUS, **changes)
+
+
+def layer_point(**changes: Any) -> dict[str, Any]:
+    """A whole transformer layer on two GPUs."""
+    return resolved("layer", SMALL, _ON_GPUS, **changes)
+
+
+def kernel_point(**changes: Any) -> dict[str, Any]:
+    """What `complete` gets of an all-gather and a GEMM on two ranks of plain torch on a CPU."""
+    return resolved("operator", SMALL, _KERNEL, **changes)
 
 
 def make_point(
@@ -171,13 +203,15 @@ def make_point(
     point = dict(point or resolved(workload))
     number = len(list(directory.glob("*")))
     name = name or f"{point_name(point, []) if workload == 'operator' else workload}_{number}"
-    settings = space.settings(point) if workload == "operator" else {}
-    fields = {"environment": ENVIRONMENT, "started": STARTED, "settings": settings}
     also_taken = "launch_bound" if workload == "copy_engine" else None
     taken = {key for key in overrides if key not in Result.__struct_fields__ or key == also_taken}
     measured = {key: overrides.pop(key) for key in taken}
-    if status == "ok":
-        fields |= MEASURED[workload](point, **measured)
+    fields = {
+        "environment": ENVIRONMENT,
+        "started": STARTED,
+        "settings": space.settings(point) if workload == "operator" else {},
+        "measured": MEASURED[workload](point, **measured) if status == "ok" else None,
+    }
     (directory / name).mkdir(parents=True)
     write_result(directory / name, Result(name=name, recorded=point, status=status, **{**fields, **overrides}))
     return directory / name
@@ -236,12 +270,9 @@ def pass_times(
     return PassTimes(timing(point_us, spread_us), timing(none_us, spread_us), timing(floor_us), tp1, default)
 
 
-def _measured_operator(
-    point: Mapping[str, Any], fwd: PassTimes | None = None, bwd: PassTimes | None = None
-) -> dict[str, Any]:
+def operator_times(_: Point, fwd: PassTimes | None = None, bwd: PassTimes | None = None) -> OperatorTimes:
     """A pass that is not given took as long as none."""
-    times = {"fwd": fwd or pass_times(100.0), "bwd": bwd or pass_times(200.0, none_us=200.0, floor_us=150.0)}
-    return {"measured": OperatorTimes(times=times)}
+    return OperatorTimes(times={"fwd": fwd or pass_times(100.0), "bwd": bwd or pass_times(200.0, 200.0, 150.0)})
 
 
 def layer_config(
@@ -264,14 +295,10 @@ def variant(whole_us: Sequence[float], step_us: float | None = None, **changed: 
     return VariantTimes(times={name: timing_of(samples) for name, samples in parts.items()}, **changed)
 
 
-def _measured_layer(
-    _: Mapping[str, Any],
-    variants: Mapping[str, VariantTimes] | None = None,
-    attention_backend: str | None = None,
-) -> dict[str, Any]:
+def layer_times(_: Point, variants: Mapping[str, VariantTimes] | None = None, **changed: Any) -> LayerTimes:
     """Without variants `none` alone."""
     given = {"none": variant([100.0, 101.0])} if variants is None else dict(variants)
-    return {"measured": LayerTimes(variants=given, attention_backend=attention_backend)}
+    return LayerTimes(variants=given, **{"attention_backend": None, **changed})
 
 
 def kernel_config(m: int = 1024, backend: str = "torch", **changes: Any) -> dict[str, Any]:
@@ -298,39 +325,32 @@ def baselines(
     }
 
 
-def _measured_kernel(
-    _: Mapping[str, Any],
-    implementations: Mapping[str, ImplementationTimes] | None = None,
-    left_out: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
+def kernel_times(
+    _: Point, implementations: Mapping[str, ImplementationTimes] | None = None, **changed: Any
+) -> KernelTimes:
     """Baselines that are not given are the usual ones."""
     given = {"ring_exchange": implementation(150.0)} if implementations is None else implementations
-    return {"measured": KernelTimes(implementations={**baselines(), **given}, left_out=dict(left_out or {}))}
+    return KernelTimes(implementations={**baselines(), **given}, **changed)
 
 
 def training_run(
-    step_us: float,
+    point: Point,
+    step_us: float = 1500.0,
     none_us: float = 2000.0,
     floor_us: float = 1000.0,
     spread_us: float = 0.0,
-    point: Mapping[str, Any] | None = None,
     **changed: Any,
 ) -> TrainingRun:
-    """Five samples whose interquartile range is twice the spread."""
     times = {"point": step_us, "none": none_us, "floor": floor_us}
     measured: dict[str, Any] = {
         "step": {name: timing(time_us, spread_us) for name, time_us in times.items()},
         "host_us": {"point": 300.0, "none": 300.0, "floor": 200.0},
-        "samples_per_step": _samples(point or resolved("fsdp")),
+        "samples_per_step": _samples(point),
         "parameters": 12_345_678,
         "losses": [0.7, 0.6, 0.5],
         "peak_memory_gb": 11.5,
     }
     return TrainingRun(**{**measured, **changed})
-
-
-def _measured_fsdp(point: Mapping[str, Any], step_us: float = 1500.0, **measured: Any) -> dict[str, Any]:
-    return {"measured": training_run(step_us, point=point, **measured), "objective_us": step_us}
 
 
 def copy_config(
@@ -342,7 +362,8 @@ def copy_config(
 
 
 def copy_times(
-    overlapped_us: float,
+    _: Point,
+    overlapped_us: float = 1100.0,
     gemm_us: float = 1000.0,
     copy_us: float = 400.0,
     spread_us: float = 0.0,
@@ -351,24 +372,15 @@ def copy_times(
 ) -> CopyTimes:
     """One after the other they take the sum; four GEMMs of 4096 and four copies of 64 MiB. `in_chunks_us`: times of
     the GEMMs in chunks, alone and overlapped."""
-    times = {
-        "gemm": timing(gemm_us, spread_us),
-        "copy": timing(copy_us, spread_us),
-        "sequential": timing(gemm_us + copy_us, spread_us),
-        "overlapped": timing(overlapped_us, spread_us, order=(1, -2, 2, 0, -1)),
-    }
+    overlapped = {"overlapped": overlapped_us}
+    times_us = {"gemm": gemm_us, "copy": copy_us, "sequential": gemm_us + copy_us}
     if in_chunks_us:
-        alone_us, with_copies_us = in_chunks_us
-        times["chunked_gemm"] = timing(alone_us, spread_us)
-        times["chunked_overlapped"] = timing(with_copies_us, spread_us, order=(1, -2, 2, 0, -1))
+        times_us["chunked_gemm"], overlapped["chunked_overlapped"] = in_chunks_us
+    times = {name: timing(time_us, spread_us) for name, time_us in times_us.items()}
+    times |= {name: timing(time_us, spread_us, order=(1, -2, 2, 0, -1)) for name, time_us in overlapped.items()}
     bound = dict.fromkeys(times, False)
     known: dict[str, Any] = {"launch_bound": bound, "bytes_copied": 4 * 64 * 2**20, "flops": 4 * 2 * 4096**3}
     return CopyTimes(times=times, **{**known, **changed})
-
-
-def _measured_copies(_: Mapping[str, Any], overlapped_us: float = 1100.0, **measured: Any) -> dict[str, Any]:
-    times = copy_times(overlapped_us, **measured)
-    return {"measured": times, "objective_us": times.times[times.asked].median_us}
 
 
 def stack_config(
@@ -384,7 +396,7 @@ def falling(steps: int = 7, off: Mapping[int, float | None] | None = None, times
 
 
 def tp_training_run(
-    point: Mapping[str, Any],
+    point: Point,
     step_us: float = 10_000.0,
     spread_us: float = 50.0,
     losses: Sequence[float | None] | None = None,
@@ -403,8 +415,8 @@ def tp_training_run(
         time_us = 10 * step_us if number < warmup else step_us + slower * spread_us
         parts = {"forward_us": 0.3 * time_us, "backward_us": 0.5 * time_us, "optimizer_us": 0.1 * time_us}
         memory = {"memory_allocated_gb": 10.0 + number / 10, "memory_peak_gb": 20.0}
-        told = {"step": number, "warmup": number < warmup, "loss": loss, "grad_norm": norm, "step_us": time_us}
-        steps.append(TpTrainingStep(**told, **parts, **memory))
+        known = {"step": number, "warmup": number < warmup, "loss": loss, "grad_norm": norm, "step_us": time_us}
+        steps.append(TpTrainingStep(**known, **parts, **memory))
     measured: dict[str, Any] = {
         "steps": steps,
         "parameters": 200_000_000,
@@ -417,10 +429,6 @@ def tp_training_run(
     return TpTrainingRun(**{**measured, **changed})
 
 
-def _measured_stack(point: Mapping[str, Any], step_us: float = 10_000.0, **measured: Any) -> dict[str, Any]:
-    return {"measured": tp_training_run(point, step_us, **measured), "objective_us": step_us}
-
-
 def job_config(
     values: Mapping[str, Any] | None = None, env: Mapping[str, Any] | None = None, **changes: Any
 ) -> dict[str, Any]:
@@ -431,6 +439,7 @@ def job_config(
 
 
 def job_run(
+    _: Point,
     step_us: float = 100_000.0,
     spread_us: float = 100.0,
     exposed: Mapping[str, float] | None = None,
@@ -452,17 +461,14 @@ def job_run(
     return JobRun(step=timing(step_us, spread_us), **{**measured, **changed})
 
 
-def _measured_job(_: Mapping[str, Any], step_us: float = 100_000.0, **measured: Any) -> dict[str, Any]:
-    return {"measured": job_run(step_us, **measured), "objective_us": step_us}
-
-
-MEASURED: dict[str, Callable[..., dict[str, Any]]] = {
-    "operator": _measured_operator,
-    "layer": _measured_layer,
-    "kernel": _measured_kernel,
-    "fsdp": _measured_fsdp,
-    "copy_engine": _measured_copies,
-    "tp_training": _measured_stack,
-    "job": _measured_job,
+MEASURED: dict[str, Callable[..., Measured]] = {
+    "operator": operator_times,
+    "layer": layer_times,
+    "kernel": kernel_times,
+    "fsdp": training_run,
+    "copy_engine": copy_times,
+    "tp_training": tp_training_run,
+    "job": job_run,
 }
-"""By workload, from a point and what else is known of it, the fields of Result that were measured."""
+"""By workload, from a point and what else is known of it, what was measured. A spread is half the interquartile range
+of five samples."""

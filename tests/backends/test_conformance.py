@@ -12,7 +12,7 @@ import pytest
 from overlap_sweep import backends, workloads
 from overlap_sweep.backends import symm_mem, transformer_engine
 from overlap_sweep.overlap import space
-from tests.points import gpu_point, kernel_point, operator_point
+from tests.make_point import gpu_point, kernel_point, operator_point
 
 FUNCTIONS = ("refusal", "default_knobs", "knobs", "has_default", "parameter_shapes", "prepare", "build", "close")
 

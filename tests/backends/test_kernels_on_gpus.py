@@ -14,7 +14,7 @@ from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import KERNELS
 from overlap_sweep.workloads import kernel
 from overlap_sweep.workloads.kernel import run as kernel_run
-from tests.points import kernel_point
+from tests.make_point import kernel_point
 from tests.processes import run_ranks
 
 SIZES: dict[str, Any] = {"n": 2048, "k": 1024, "workload": {"tokens": 512}, "runtime": {"device": "cuda"}}

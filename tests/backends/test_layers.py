@@ -22,7 +22,7 @@ from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.workloads import layer as layer_variants
 from tests.backends import symm_mem_on_cpu
-from tests.points import layer_point
+from tests.make_point import layer_point
 from tests.processes import run_ranks
 
 CPU = torch.device("cpu")

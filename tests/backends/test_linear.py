@@ -22,7 +22,7 @@ from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.workloads.operator.run import draw_parameters
 from tests.backends import symm_mem_on_cpu
-from tests.points import operator_point
+from tests.make_point import operator_point
 from tests.processes import run_ranks
 
 ROWS_PER_RANK, IN_FEATURES, OUT_FEATURES = 5, 24, 40

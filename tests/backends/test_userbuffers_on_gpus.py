@@ -20,7 +20,7 @@ from overlap_sweep.overlap.recipes import RECIPES, notes
 from overlap_sweep.overlap.space import LAYER_KINDS
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.operator.run import draw_parameters
-from tests.points import gpu_point, layer_point
+from tests.make_point import gpu_point, layer_point
 from tests.processes import run_ranks
 from tests.sweeps import Launch
 

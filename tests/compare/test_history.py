@@ -152,11 +152,11 @@ def training(factor: float) -> dict[str, Any]:
     telemetry = {"telemetry": {"sample_interval_s": factor}}
     point = resolved("fsdp", **{"fsdp.forward_prefetch": 1, **recorded, **telemetry})
     # A step takes what it takes, also where the host is what limits it.
-    return {"recorded": point, "measured": training_run(1500.0 * factor, point=point), "launch_bound": factor < 1}
+    return {"recorded": point, "measured": training_run(point, 1500.0 * factor), "launch_bound": factor < 1}
 
 
 def copies(factor: float) -> dict[str, Any]:
-    return {"recorded": copy_config(), "measured": copy_times(1100.0 * factor)}
+    return {"recorded": copy_config(), "measured": copy_times({}, 1100.0 * factor)}
 
 
 def stack(factor: float, **options: Any) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def stack(factor: float, **options: Any) -> dict[str, Any]:
 def job(factor: float) -> dict[str, Any]:
     # How many steps are looked at changes nothing.
     point = job_config({"bucket": 25}, **{"job.steps": round(20 * factor)})
-    return {"recorded": point, "measured": job_run(1e5 * factor, tokens_per_step=8192.0)}
+    return {"recorded": point, "measured": job_run(point, 1e5 * factor, tokens_per_step=8192.0)}
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ from overlap_sweep.overlap import space
 from overlap_sweep.runtime.resolvers import point_name
 from overlap_sweep.workloads import layer as layer_variants
 from tests.composed import TINY_FSDP, TINY_MODEL, TINY_OPTIONS, composed
-from tests.make_point import resolved
-from tests.points import gpu_point, kernel_point, layer_point
+from tests.make_point import gpu_point, kernel_point, layer_point, resolved
 
 Point = dict[str, Any]
 PACKAGES = ("transformer_engine", "megatron", "megatron.core", "deepspeed", "flash_attn", "flux")

@@ -14,8 +14,7 @@ from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, cle
 from overlap_sweep.runtime.group_config import machine_of
 from overlap_sweep.runtime.kept import kept_result, whole_result
 from overlap_sweep.workloads.operator.result import OperatorTimes
-from tests.make_point import pass_times
-from tests.points import operator_point
+from tests.make_point import operator_point, pass_times
 
 POINT = operator_point()
 

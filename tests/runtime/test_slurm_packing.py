@@ -20,7 +20,7 @@ from overlap_sweep.runtime.cluster.records import JobRecord
 from overlap_sweep.runtime.cluster.slurm import CLUSTER
 from overlap_sweep.runtime.jobs import Job
 from tests.composed import configuration
-from tests.points import operator_point
+from tests.make_point import operator_point
 
 TP_SIZES = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=20)
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from overlap_sweep.results.run_directory import Result, Status
 from overlap_sweep.runtime.point import LEAST_LIMIT_S, TimeLimits
-from tests.make_point import copy_config, resolved
-from tests.points import layer_point, operator_point
+from tests.make_point import copy_config, layer_point, operator_point, resolved
 
 
 def limits_after(*walls: float, of: dict[str, Any] | None = None, status: Status = "ok", **more: Any) -> TimeLimits:

@@ -12,7 +12,7 @@ from overlap_sweep.backends import transformer_engine
 from overlap_sweep.overlap import space
 from overlap_sweep.search.cell import NONE, Candidate, distance
 from overlap_sweep.search.tasks import candidates
-from tests.points import gpu_point, operator_point
+from tests.make_point import gpu_point, operator_point
 from tests.search.surfaces import cell, method_of, num_sm, one_slot, pair, pairs, settings
 
 KNOBS: dict[str, Sequence[Any]] = {**dict.fromkeys(space.KNOBS, (None,)), "num_sm": (1, 16)}

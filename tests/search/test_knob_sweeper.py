@@ -31,7 +31,7 @@ FEW = {"fsdp.forward_prefetch": "false,1,2", "fsdp.reshard_after_forward": "true
 
 
 def training_result(point: Mapping[str, Any], time_us: float) -> Result:
-    run = training_run(time_us, 12_000.0, 8_000.0, spread_us=0.003 * time_us, point=point)
+    run = training_run(point, time_us, 12_000.0, 8_000.0, spread_us=0.003 * time_us)
     return Result(name="", recorded=dict(point), status="ok", measured=run, objective_us=time_us)
 
 
@@ -162,7 +162,7 @@ def test_placeholders_and_variables_of_a_command_are_knobs(tmp_path: Path, capsy
     def job_result(point: Mapping[str, Any]) -> Result:
         values, env = point["job"]["values"], point["job"]["env"]
         time_us = 1000.0 * values["bucket"] - 500.0 * (env["QUEUES"] == 8) + 50 * (values["flag"] is not None)
-        run = job_run(time_us, spread_us=0.002 * time_us)
+        run = job_run(point, time_us, spread_us=0.002 * time_us)
         return Result(name="", recorded=dict(point), status="ok", measured=run, objective_us=time_us)
 
     fixed = ("workload=job", "runtime.device=cpu", "profile=none", 'job.command="python t.py {bucket} {flag}"')

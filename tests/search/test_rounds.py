@@ -24,8 +24,7 @@ from overlap_sweep.search.cell import Candidate, Cell, together
 from overlap_sweep.search.measured import CHUNK, Budget, Measurements
 from overlap_sweep.search.tasks import Request, Task
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
-from tests.make_point import pass_times
-from tests.points import operator_point
+from tests.make_point import operator_point, pass_times
 from tests.search.surfaces import one_slot, pairs, settings, two_methods
 
 RINGS = one_slot(settings("ring_exchange", num_sm=(1, 16)), "fc1_fprop")

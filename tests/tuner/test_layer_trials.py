@@ -25,8 +25,7 @@ from overlap_sweep.workloads.layer.result import PASSES, LayerTimes, VariantTime
 from overlap_sweep.workloads.operator.choice import Candidate as Choosable
 from overlap_sweep.workloads.operator.choice import PassChoice
 from overlap_sweep.workloads.operator.switches import plan
-from tests.make_point import timing_of
-from tests.points import operator_point
+from tests.make_point import operator_point, timing_of
 
 Setting = dict[str, Any]
 RING, RING4 = {"method": "ring_exchange", "num_sm": 1}, {"method": "ring_exchange", "num_sm": 4}

@@ -16,7 +16,7 @@ from overlap_sweep.backends import Purpose, transformer_engine
 from overlap_sweep.backends.transformer_engine import DEFAULTS, MEGATRON_NAMES, operator_switches
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, methods_allowed
-from tests.points import gpu_point
+from tests.make_point import gpu_point
 
 COLUMN_FPROP, ROW_FPROP = ("qkv_fprop", "fc1_fprop"), ("proj_fprop", "fc2_fprop")
 COLUMN_DGRAD, ROW_DGRAD = ("qkv_dgrad", "fc1_dgrad"), ("proj_dgrad", "fc2_dgrad")

@@ -13,7 +13,7 @@ from overlap_sweep.backends import Purpose, transformer_engine
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
 from tests.backends.transformer_engine.fake_library import FakeBase, Mode, fake_library
-from tests.points import gpu_point
+from tests.make_point import gpu_point
 from tests.processes import run_ranks
 
 BULK = {"fc1_dgrad": {"method": "bulk", "num_sm": 4}, "fc1_wgrad": {"method": "bulk", "num_sm": 4}}

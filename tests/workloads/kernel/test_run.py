@@ -21,7 +21,7 @@ from overlap_sweep.overlap.models import BASELINES, KERNELS, KernelShape
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads import kernel
 from overlap_sweep.workloads.kernel import run as kernel_run
-from tests.points import kernel_point
+from tests.make_point import kernel_point
 from tests.processes import run_ranks
 
 

@@ -28,8 +28,7 @@ from overlap_sweep.workloads.layer.answer import LayerAnalysis, analyse_layer, d
 from overlap_sweep.workloads.layer.card import card
 from overlap_sweep.workloads.layer.config import Moe, Resolved
 from overlap_sweep.workloads.layer.result import VariantTimes
-from tests.make_point import make_point, variant
-from tests.points import layer_point
+from tests.make_point import layer_point, make_point, variant
 from tests.processes import run_ranks
 from tests.results.reading import layer_point as read_layer_point
 

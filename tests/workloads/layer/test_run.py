@@ -16,7 +16,7 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads import layer
 from overlap_sweep.workloads.layer import run as layer_run
 from overlap_sweep.workloads.layer.result import VariantTimes
-from tests.points import layer_point
+from tests.make_point import layer_point
 from tests.processes import run_ranks
 
 ON_TORCH: dict[str, Any] = {"backend": "torch", "precision": "fp32", "runtime": {"device": "cpu"}}

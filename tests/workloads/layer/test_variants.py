@@ -14,7 +14,7 @@ from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, me
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.workloads import layer as layer_variants
 from overlap_sweep.workloads.layer import PRESETS
-from tests.points import layer_point
+from tests.make_point import layer_point
 
 
 @pytest.mark.parametrize(

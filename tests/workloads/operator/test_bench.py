@@ -11,7 +11,7 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.timing import Variant
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.workloads.operator.run import Bench, bench_for, draw_parameters
-from tests.points import operator_point
+from tests.make_point import operator_point
 
 CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, CPU)
