@@ -186,35 +186,34 @@ def kernel_point(**changes: Any) -> dict[str, Any]:
     return resolved("operator", SMALL, _KERNEL, **changes)
 
 
-def make_point(
-    workload: str,
-    directory: Path,
-    point: Mapping[str, Any] | None = None,
-    *,
-    name: str | None = None,
-    status: Status = "ok",
-    **overrides: Any,
-) -> Path:
-    """Writes result.json of a point into a new folder of `directory` and returns the folder.
+def made_result(workload: str, point: Point | None = None, status: Status = "ok", **overrides: Any) -> Result:
+    """Returns the result of a point, by default of `resolved(workload)`.
 
-    `point` is its configuration, by default `resolved(workload)`. `overrides` are fields of Result, or what the
-    workload's function in `MEASURED` takes; a point that is not ok has measured nothing.
+    `overrides` are fields of Result, or what the workload's function in `MEASURED` takes; a point that is not ok has
+    measured nothing.
     """
     point = dict(point or resolved(workload))
-    number = len(list(directory.glob("*")))
-    name = name or f"{point_name(point, []) if workload == 'operator' else workload}_{number}"
     also_taken = "launch_bound" if workload == "copy_engine" else None
     taken = {key for key in overrides if key not in Result.__struct_fields__ or key == also_taken}
     measured = {key: overrides.pop(key) for key in taken}
     fields = {
-        "environment": ENVIRONMENT,
-        "started": STARTED,
+        **{"name": "", "recorded": point, "status": status, "environment": ENVIRONMENT, "started": STARTED},
         "settings": space.settings(point) if workload == "operator" else {},
         "measured": MEASURED[workload](point, **measured) if status == "ok" else None,
     }
-    (directory / name).mkdir(parents=True)
-    write_result(directory / name, Result(name=name, recorded=point, status=status, **{**fields, **overrides}))
-    return directory / name
+    return Result(**{**fields, **overrides})
+
+
+def make_point(workload: str, directory: Path, point: Point | None = None, **overrides: Any) -> Path:
+    """Writes result.json of a point into a new folder of `directory` and returns the folder. `overrides` are as of
+    `made_result`; the folder's name is the result's."""
+    result = made_result(workload, point, **overrides)
+    number = len(list(directory.glob("*")))
+    named = point_name(result.recorded, []) if workload == "operator" else workload
+    result.name = result.name or f"{named}_{number}"
+    (directory / result.name).mkdir(parents=True)
+    write_result(directory / result.name, result)
+    return directory / result.name
 
 
 def missing_point(directory: Path, config: Mapping[str, Any], name: str = "missing") -> Path:

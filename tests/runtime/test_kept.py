@@ -13,23 +13,14 @@ from overlap_sweep.results import identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, clear, write_atomically, write_result
 from overlap_sweep.runtime.group_config import machine_of
 from overlap_sweep.runtime.kept import kept_result, whole_result
-from overlap_sweep.workloads.operator.result import OperatorTimes
-from tests.make_point import operator_point, pass_times
+from tests.make_point import made_result, operator_point
 
 POINT = operator_point()
 
 
 @pytest.fixture
 def result() -> Result:
-    times = dict.fromkeys(("fwd", "bwd", "all"), pass_times(10.0))
-    return Result(
-        name="p",
-        recorded=POINT,
-        status="ok",
-        measured=OperatorTimes(times=times),
-        environment=machine_of(POINT),
-        wall_s=0.5,
-    )
+    return made_result("operator", POINT, environment=machine_of(POINT), wall_s=0.5)
 
 
 def test_a_result_that_was_cut_short_or_has_a_hole_anywhere_is_none(tmp_path: Path, result: Result) -> None:

@@ -13,8 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import space
-from overlap_sweep.results.run_directory import Result, write_result
+from overlap_sweep.results.run_directory import write_result
 from overlap_sweep.runtime.cluster import End, JobHere, JobState
 from overlap_sweep.runtime.cluster.launcher import Watch
 from overlap_sweep.runtime.cluster.packs import Pack, Submitted
@@ -29,8 +28,7 @@ from overlap_sweep.runtime.cluster.slurm import CLUSTER, ENDS, GONE, here, state
 from overlap_sweep.runtime.jobs import Job
 from overlap_sweep.runtime.lock import CLAIM_FILE
 from overlap_sweep.runtime.outcome import Outcomes
-from overlap_sweep.workloads.operator.result import OperatorTimes
-from tests.make_point import operator_config, pass_times
+from tests.make_point import made_result, operator_config
 
 FOLDER = Path("/sweep/.submitit")
 RUNNING = JobState("RUNNING")
@@ -210,8 +208,7 @@ def test_what_an_ended_job_leaves_is_handed_on(
         for one in pack.jobs:
             if len(submitted) > len(ends) or one.number == finished:
                 one.directory.mkdir(exist_ok=True)
-                measured = OperatorTimes(times=dict.fromkeys(space.PASSES, pass_times(100.0)))
-                write_result(one.directory, Result(name=one.name, recorded=one.point, status="ok", measured=measured))
+                write_result(one.directory, made_result("operator", one.point, name=one.name))
             elif one.number == begun:
                 one.directory.mkdir(exist_ok=True)
                 (one.directory / CLAIM_FILE).touch()

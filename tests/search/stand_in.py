@@ -24,10 +24,8 @@ from overlap_sweep.runtime.group_config import machine_of
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.measured import SearchInputs
-from overlap_sweep.workloads.layer.result import LayerTimes
-from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.composed import multirun
-from tests.make_point import pass_times, variant
+from tests.make_point import made_result, pass_times, variant
 
 NONE_US = {"fwd": 1000.0, "bwd": 2000.0}
 SIZES = ("model.hidden_size=256", "model.ffn_hidden_size=512", "model.num_attention_heads=8", "model.num_kv_heads=4")
@@ -47,8 +45,7 @@ def operator_result(
         own = {s: setting for s, setting in given.items() if space.PASS_OF_PHASE[s.partition("_")[2]] == name}
         point_us = none_us * (ratio(name, own) if own else 1.0)
         times[name] = pass_times(point_us, none_us, none_us / 2, tp1_us=none_us / 2 * point["tp_size"])
-    known = {"status": "ok", "settings": given, "measured": OperatorTimes(times=times), "objective_us": 1.0}
-    return Result(name="", recorded=dict(point), **{**known, **fields})
+    return made_result("operator", point, **{**times, "objective_us": 1.0, "started": None, **fields})
 
 
 def layer_result(point: Mapping[str, Any], ratio: Callable[[OverlapConfig], float]) -> Result:
@@ -62,8 +59,8 @@ def layer_result(point: Mapping[str, Any], ratio: Callable[[OverlapConfig], floa
         config = configs.get(name, OverlapConfig({}, {}))
         times_us = [time_us * share for time_us in rounds_us]
         variants[name] = variant(times_us, settings=config.slots, switches=config.switches)
-    known = {"measured": LayerTimes(variants=variants, attention_backend="made up"), "objective_us": 10_000.0}
-    return Result(name="", recorded=dict(point), status="ok", **known)
+    known = {"attention_backend": "made up", "objective_us": 10_000.0, "started": None}
+    return made_result("layer", point, variants=variants, **known)
 
 
 @dataclass

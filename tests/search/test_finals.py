@@ -14,7 +14,7 @@ from overlap_sweep.results.records import KnobFinal, KnobRecord, read_records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search.knob_sweeper import sweep
 from overlap_sweep.workloads.tp_training.answer import analyse_tp_training, headline
-from tests.make_point import falling, tp_training_run
+from tests.make_point import falling, made_result
 from tests.search.stand_in import StandIn, sweep_of
 
 pytestmark = pytest.mark.end_to_end
@@ -28,8 +28,8 @@ Answer = Callable[[Mapping[str, Any]], Result]
 
 
 def result(point: Mapping[str, Any], step_us: float, **changed: Any) -> Result:
-    run = tp_training_run(point, step_us, spread_us=0.002 * step_us, **changed)
-    return Result(name="", recorded=dict(point), status="ok", measured=run, objective_us=step_us)
+    run = {"step_us": step_us, "spread_us": 0.002 * step_us, "objective_us": step_us, "started": None}
+    return made_result("tp_training", point, **run, **changed)
 
 
 def stacks(point: Mapping[str, Any]) -> Result:

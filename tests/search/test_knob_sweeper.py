@@ -17,7 +17,7 @@ from overlap_sweep.results.records import KnobRecord, KnobSearch, read_records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime import placement
 from overlap_sweep.search.knob_sweeper import sweep
-from tests.make_point import job_run, training_run
+from tests.make_point import made_result
 from tests.search.stand_in import ON_CPU, StandIn, operator_result, results, sweep_of
 from tests.sweeps import ROOT, Launch
 from tests.workloads.job.commands import point as point_of
@@ -31,8 +31,8 @@ FEW = {"fsdp.forward_prefetch": "false,1,2", "fsdp.reshard_after_forward": "true
 
 
 def training_result(point: Mapping[str, Any], time_us: float) -> Result:
-    run = training_run(point, time_us, 12_000.0, 8_000.0, spread_us=0.003 * time_us)
-    return Result(name="", recorded=dict(point), status="ok", measured=run, objective_us=time_us)
+    run = {"step_us": time_us, "none_us": 12_000.0, "floor_us": 8_000.0, "spread_us": 0.003 * time_us}
+    return made_result("fsdp", point, **run, objective_us=time_us, started=None)
 
 
 def answer(point: Mapping[str, Any]) -> Result:
@@ -162,8 +162,8 @@ def test_placeholders_and_variables_of_a_command_are_knobs(tmp_path: Path, capsy
     def job_result(point: Mapping[str, Any]) -> Result:
         values, env = point["job"]["values"], point["job"]["env"]
         time_us = 1000.0 * values["bucket"] - 500.0 * (env["QUEUES"] == 8) + 50 * (values["flag"] is not None)
-        run = job_run(point, time_us, spread_us=0.002 * time_us)
-        return Result(name="", recorded=dict(point), status="ok", measured=run, objective_us=time_us)
+        run = {"step_us": time_us, "spread_us": 0.002 * time_us}
+        return made_result("job", point, **run, objective_us=time_us, started=None)
 
     fixed = ("workload=job", "runtime.device=cpu", "profile=none", 'job.command="python t.py {bucket} {flag}"')
     typed = ("+job.values.bucket=25,10,100", "+job.env.QUEUES=1,8", "+job.values.flag=null,'--a b'")

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.overlap import space
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.store import Measurement, Store
-from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import ENVIRONMENT as MACHINE
-from tests.make_point import operator_config, pass_times
+from tests.make_point import made_result, operator_config, pass_times
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -43,21 +41,11 @@ def result(
     """An operator's backward pass by bulk, measured at that minute of the hour; a spread is half the IQR. Of another
     workload `resolved` is the whole point, and `fields` what it measured."""
     resolved = resolved or operator_config(method="bulk", num_sm=num_sm, **(point or {}))
-    times = {"fwd": pass_times(50.0), "bwd": pass_times(time_us, none_us, spread_us=spread_us)}
-    usual: dict[str, Any] = {
-        **{
-            "name": "p",
-            "recorded": resolved,
-            "status": "ok",
-            "measured": OperatorTimes(times=times),
-            "objective_us": time_us,
-        },
-        "settings": space.settings(resolved) if "operator" in resolved else {},
-        "environment": on or ENVIRONMENT,
-        "started": f"2026-11-20T21:{minute:02}:00+00:00",
-        "wall_s": 1.5,
-    }
-    return Result(**{**usual, **fields})
+    usual: dict[str, Any] = {"name": "p", "objective_us": time_us, "environment": on or ENVIRONMENT, "wall_s": 1.5}
+    if "operator" in resolved:
+        usual |= {"fwd": pass_times(50.0), "bwd": pass_times(time_us, none_us, spread_us=spread_us)}
+    usual["started"] = f"2026-11-20T21:{minute:02}:00+00:00"
+    return made_result(resolved["workload"]["name"], resolved, **{**usual, **fields})
 
 
 def minutes(measurements: Sequence[Measurement]) -> list[int]:
