@@ -32,7 +32,7 @@ from overlap_sweep.workloads.layer import answer as layers
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 from overlap_sweep.workloads.operator.choice import Observation, choose
 from overlap_sweep.workloads.operator.result import PassTimes
-from overlap_sweep.workloads.tp_training import answer as tp_training
+from overlap_sweep.workloads.tp_training.study import STUDY as STACKS
 from tests.make_point import (
     copy_config,
     kernel_config,
@@ -138,7 +138,6 @@ def of_fsdp(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:
 
 
 def of_stacks(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:
-    """All but the fastest must be told slower for a winner."""
     points = []
     for number, by in enumerate([0.0, *faster]):
         for repetition in range(noise.repetitions):
@@ -149,11 +148,10 @@ def of_stacks(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]
             warmup, timed = [s for s in run.steps if s.warmup], next(s for s in run.steps if not s.warmup)
             run.steps = warmup + [_at(timed, step_us) for step_us in steps]
             points.append(_point(f"{number}_{repetition}", config, run))
-    (analysis,) = tp_training.analyse_tp_training(points, {})
-    (answer,) = analysis.answers
-    best = answer.rows[0]
+    (analysis,) = analyse(STACKS, points)
+    best, reference = analysis.best, analysis.reference
     number = int(best.points[0].name.partition("_")[0]) - 1
-    return (number if len(answer.ties) < len(answer.rows) else None), _noise(answer.rows[0].step, answer.rows[-1].step)
+    return (number if best is not reference else None), _noise(analysis.rows[0].step, analysis.rows[-1].step)
 
 
 def of_copies(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:

@@ -34,8 +34,8 @@ from overlap_sweep.workloads.kernel import answer as kernels
 from overlap_sweep.workloads.kernel.result import KernelTimes
 from overlap_sweep.workloads.layer import answer as layers
 from overlap_sweep.workloads.operator import choice
-from overlap_sweep.workloads.tp_training import answer as tp_training
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
+from overlap_sweep.workloads.tp_training.study import STUDY as STACKS
 
 GROUPS = 300
 COUNTS = (1, 4)
@@ -146,13 +146,11 @@ def fsdp_tells(group: Sequence[Point]) -> bool:
 
 
 def stacks_tell(group: Sequence[Point]) -> bool:
-    """Whether anything is told slower."""
     named = [
         _changed(point, runtime={**point.recorded["runtime"], "max_connections": number + 1})
         for number, point in enumerate(group)
     ]
-    answers = [answer for analysis in tp_training.analyse_tp_training(named, {}) for answer in analysis.answers]
-    return any(len(answer.ties) < len(answer.rows) for answer in answers)
+    return any(analysis.best is not analysis.reference for analysis in analyse(STACKS, named))
 
 
 def compared(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[bool]]]:

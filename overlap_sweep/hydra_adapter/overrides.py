@@ -71,7 +71,12 @@ def override_value(value: Any) -> str:
 def quoted_for_hydra(words: Sequence[str]) -> list[str]:
     """Returns the command line with quotes for Hydra around values that are taken as they were typed, such as those of
     `job.command`, and around numbers that are choices of a group. What this returned once is left as it is."""
-    verbatim = {name for each in schemas.workload_names() for name in verbatim_options(schemas.schema(each))}
+    # mypy takes the class for its instances, which have no hash.
+    verbatim = {
+        name
+        for each in schemas.workload_names()
+        for name in verbatim_options(schemas.schema(each))  # type: ignore[arg-type]
+    }
 
     def quoted(word: str) -> str:
         key, _, value = word.partition("=")

@@ -102,7 +102,8 @@ def point_name(config: Config, overrides: Sequence[str], fixed: Collection[str] 
     """
     workload, config = workloads.of(config), workloads.with_ranks(config)
     schema, named = workloads.schema(workload.name), _ALWAYS_NAMED | {*workload.named}
-    varying, rest, also = [], [], spellings(schema)
+    # mypy takes the class for its instances, which have no hash.
+    varying, rest, also = [], [], spellings(schema)  # type: ignore[arg-type]
     for override in (override.lstrip("+~") for override in overrides):
         key, equals, value = override.partition("=")
         if key in named or override.startswith(_NOT_NAMED):

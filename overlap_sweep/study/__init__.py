@@ -11,20 +11,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from overlap_sweep.declared import SCHEDULES, Role
 from overlap_sweep.report.causes import Side, first_traced
 from overlap_sweep.report.charts import Key as Part
 from overlap_sweep.report.numbers import as_us
-from overlap_sweep.report.section import Exhibit
-from overlap_sweep.report.table import Table
+from overlap_sweep.report.section import Exhibit, File
+from overlap_sweep.report.table import PointRow, Table
 from overlap_sweep.results.comparable import Key, Sample
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import different_environments
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.traces import TraceReading
 from overlap_sweep.study.settings import Naming, Options, key
 
 STEP = "step"
@@ -248,10 +249,18 @@ class Study(ABC, Generic[C, R]):
     """Settings whose traces are diagnosed on the page, where all ranks' traces of each are read. 0: only the best and
     the reference."""
 
+    reads_traces: ClassVar[bool] = False
+    """Whether rows have values from the points' traces."""
+
     matched: ClassVar[Sequence[str]] = ()
     """As in `report.comparison.Comparing`."""
     changes_nothing: ClassVar[Sequence[str]] = ()
     """As in `report.comparison.Comparing`."""
+
+    def over(self, points: Sequence[Point], traces: Mapping[Path, TraceReading]) -> Self:
+        """Returns the study of these `ok` points, for values of rows that depend on other points or on the traces.
+        `traces`: by run directory, if the study reads them."""
+        return self
 
     @abstractmethod
     def case(self, point: Point) -> C:
@@ -333,6 +342,10 @@ class Study(ABC, Generic[C, R]):
         """Returns lines for summary.txt only."""
         return []
 
+    def files(self, rows: Sequence[PointRow[R]]) -> list[File]:
+        """Returns files besides tables and charts. `rows`: all points."""
+        return []
+
     def report(self, analysis: CaseAnalysis[C, R]) -> Mapping[str, Any]:
         """Returns further contents of a case's entry in tuning_report.json."""
         return {}
@@ -342,8 +355,8 @@ class Study(ABC, Generic[C, R]):
         return {"options": row.options}
 
     def key(self, analysis: CaseAnalysis[C, R], row: R) -> Key:
-        """Returns what identifies the row's time in comparisons, without device, nodes and setting. A workload with a
-        module `compare` needs neither this nor `samples`."""
+        """Returns what identifies the row's time in comparisons, without device and nodes; `setting`, if it is None, is
+        that of the row. A workload with a module `compare` needs neither this nor `samples`."""
         raise AssertionError(f"{self.workload} is compared by its module `compare`")
 
     def samples(self, result: Result) -> Mapping[str, Sample]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import ceil, isnan
+from math import ceil, inf, isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlap_sweep.report.numbers import counted, shortened
+from overlap_sweep.report.numbers import counted, shortened, some_of
 from overlap_sweep.results import verdict
-from overlap_sweep.results.estimate import LEAST_FREEDOM, LEAST_RUNS, gap_noise_us
-from overlap_sweep.results.gain import Gain
+from overlap_sweep.results.estimate import LEAST_FREEDOM, LEAST_RUNS, Estimate, gap_noise_us
+from overlap_sweep.results.gain import Gain, gain_over
 from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.results.records import KnobRecord, KnobSearch
 from overlap_sweep.study import STEP, C, CaseAnalysis, R, Study
@@ -93,13 +93,13 @@ def _start(point: Point) -> tuple[str, str]:
 def _analysis(study: Study[C, R], case: C, title: str, points: list[Point], searches: Searches) -> CaseAnalysis[C, R]:
     rows = _in_order(study, _with_times_of_proof(study, rows_of(study, points), searches))
     work, reference = compared_by(rows), rows[0]
-    decision = _of_searches(study, rows, work, searches) or choose(rows, work)
+    decision = _of_finals(rows, searches) or _of_searches(study, rows, work, searches) or choose(rows, work)
     unjudged = {
         number
         for number, row in enumerate(rows)
         if number and not decision.searched and isnan(gap_noise_us(row.per(work), reference.per(work)))
     }
-    decided = len(rows) == 1 or len(unjudged) < len(rows) - 1
+    decided = rows[decision.best].may_win and (len(rows) == 1 or len(unjudged) < len(rows) - 1)
 
     def standing(number: int) -> str:
         best = "best, proven" if decision.proven else "best"
@@ -217,6 +217,31 @@ def _with_times_of_proof(study: Study[C, R], rows: Sequence[R], searches: Search
 def _timed(row: R, time_us: float) -> R:
     times: Any = row.times
     return replace(row, times=replace(times, step=replace(row.step, time_us=time_us)))
+
+
+def _of_finals(rows: Sequence[R], searches: Searches) -> Decision | None:
+    """Returns what the end of competing searches decided, in which their best settings took turns: the simplest of
+    those that none beat, and its gain over the fastest of the others. None without a winner."""
+    for directory, final in ((directory, final) for directory, one in searches.items() for final in one.finals):
+        numbers = {_number_of(rows, directory, one.points): one for one in final.finalists}
+        found = {number: one for number, one in numbers.items() if number is not None and rows[number].may_win}
+        first = [number for number in sorted(found) if found[number].place]
+        others = [number for number in found if not found[number].place]
+        if not first:
+            continue
+        best, reason = first[0], f"{final.rounds} rounds side by side with the best settings of other searches"
+        if len(first) > 1:
+            reason = f"{reason}, of which {some_of(rows[number].setting for number in first[1:])} tie"
+        if not others:
+            return Decision(best, None, reason, rows[0].setting, searched=True)
+        second = min(others, key=lambda number: found[number].time_us)
+        theirs, own = (
+            Estimate(one.time_us, one.noise_us, len(one.points), one.freedom or inf)
+            for one in (found[second], found[best])
+        )
+        gain = gain_over(theirs, own, verdict.pairs_among(list(found)))
+        return Decision(best, gain, reason, rows[second].setting, searched=True)
+    return None
 
 
 def _of_searches(study: Study[C, R], rows: Sequence[R], work: str, searches: Searches) -> Decision | None:

@@ -33,9 +33,8 @@ def comparing(study: Study[C, R]) -> Comparing:
 def _time(study: Study[C, R], analysis: CaseAnalysis[C, R], row: R, *, several: bool) -> KeyedTime:
     """Returns the row's time. `several`: whether the dataset has other cases with the same brief name, so that the key
     must tell them apart; else a sweep can be compared with one of a changed command."""
-    key = study.key(analysis, row)._replace(
-        device=analysis.case.device, nodes=analysis.case.nodes, setting=row.whole_setting
-    )
-    if several:
-        key = key._replace(operator=f"{key.operator}: {analysis.title.removeprefix(f'{analysis.case}, ')}")
+    key = study.key(analysis, row)
+    key = key._replace(device=analysis.case.device, nodes=analysis.case.nodes, setting=key.setting or row.whole_setting)
+    if several and (more := analysis.title.removeprefix(str(analysis.case)).removeprefix(", ")):
+        key = key._replace(operator=f"{key.operator}: {more}")
     return KeyedTime(key, row.step, row.none_us, row.floor_us, tuple(point.name for point in row.points))

@@ -29,6 +29,7 @@ from overlap_sweep.report.table import (
 )
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import measured_on, recorded
+from overlap_sweep.results.traces import read_traces
 from overlap_sweep.study import C, CaseAnalysis, R, Study
 from overlap_sweep.study.analysis import analyse, point_row
 from overlap_sweep.study.charts import exhibits
@@ -170,7 +171,10 @@ def section(study: Study[C, R], sources: Sources) -> Section | None:
     points, root = sources.points(study.workload), sources.reading.root
     if not points:
         return None
-    analyses = analyse(study, points, sources.records.knobs)
+    ok = [point for point in points if point.status == "ok"]
+    traces = read_traces(ok) if study.reads_traces else {}
+    study = study.over(ok, traces)
+    analyses = analyse(study, ok, sources.records.knobs)
     standing = {point.directory: row.standing for one in analyses for row in one.rows for point in row.points}
     rows: list[PointRow[R]] = [
         PointRow(point, root, point_row(study, point, standing[point.directory]) if point.status == "ok" else None)
@@ -194,7 +198,10 @@ def section(study: Study[C, R], sources: Sources) -> Section | None:
             study.points_key: study.points_table.records(rows),
         },
         decided=Listing(study.answers, analyses),
+        files=study.files(rows),
         launch_bound=sum(row.is_launch_bound for row in rows),
+        problems=[problem for reading in traces.values() for problem in reading.problems],
+        warnings=[warning for reading in traces.values() for warning in reading.warnings],
     )
 
 

@@ -21,6 +21,8 @@ LAUNCH_BOUND = "Launch-bound, so the times are the host's, not the GPU's"
 def headline(analysis: CaseAnalysis[C, R]) -> str:
     """Returns the setting to use, in a few words."""
     best = analysis.best
+    if not best.may_win:
+        return "No answer: no setting trains as it should"
     if len(analysis.rows) == 1:
         return f"{best.setting}: nothing to compare with"
     if analysis.too_few_runs:
@@ -33,7 +35,7 @@ def headline(analysis: CaseAnalysis[C, R]) -> str:
 
 def sentences(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[str]:
     """Returns sentences on the best setting, how to get it, and what the workload adds."""
-    use = study.to_use(analysis)
+    use = _use(study, analysis)
     return [
         f"{headline(analysis)}.",
         _times_and_reason(analysis),
@@ -46,7 +48,7 @@ def sentences(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[str]:
 def card(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Card:
     """Returns the answer at a glance."""
     more = [*study.sentences(analysis), *_shared(analysis)]
-    use = study.to_use(analysis)
+    use = _use(study, analysis)
     return Card(
         analysis.title,
         headline(analysis),
@@ -54,6 +56,10 @@ def card(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Card:
         use=[use] if use else [],
         limits=study.limits(analysis),
     )
+
+
+def _use(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> str:
+    return study.to_use(analysis) if analysis.best.may_win else ""
 
 
 def _times_and_reason(analysis: CaseAnalysis[C, R]) -> str:

@@ -9,17 +9,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from unittest.mock import patch
 
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from overlap_sweep.commands.frames import PARTS, PHASES, RANKS
 from overlap_sweep.compare import history, sweep_report, traces
 from overlap_sweep.report import diagnosis
-from overlap_sweep.report.console import print_section
-from overlap_sweep.results.points import read_points
 from overlap_sweep.workloads.copy_engine import section as copies
 from overlap_sweep.workloads.fsdp import compare as telemetry
 from overlap_sweep.workloads.fsdp import tables as training
@@ -27,12 +23,10 @@ from overlap_sweep.workloads.fsdp.runs import QUANTITIES
 from overlap_sweep.workloads.kernel import section as kernels
 from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator import section as operators
-from overlap_sweep.workloads.sections import sections_of_points
-from overlap_sweep.workloads.tp_training import section as tp_training
-from overlap_sweep.workloads.tp_training.rows import StepCommunication
+from overlap_sweep.workloads.tp_training import study as tp_training
 from tests.analyze import ROOT, analyze, analyze_process, on_terminal, shown
 from tests.made_sweeps import WINS, write_tuned_sweep
-from tests.make_point import implementation, kernel_config, make_point, stack_config, variant
+from tests.make_point import implementation, kernel_config, make_point, variant
 from tests.report.conftest import BUILDERS, Made
 
 DEFAULT, NONE = (f"traces/h200x4_llama3_70b_layer_{name}.json.gz" for name in ("te_default", "none"))
@@ -142,7 +136,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "report two_kernels": ("torch ring", "1.33x", "150.0"),
     "report training": ("gradient_accumulation=2", "best", "2,100.0", "88%", "-4.2%"),
     "report copies": ("902.0", "90%"),
-    "report stacks": ("autotp zero_stage=2", "51,200"),
+    "report stacks": ("zero_stage=2", "51,200"),
     "query operators num_splits==4": (*("tp2_fc2_fprop_pipeline_sm8_split4", "150.0", "1.333", "num_splits", "1 row"),),
     f"trace {DEFAULT}": ("34,252", "3,180.9"),
     f"trace {DEFAULT} --by class --phase bwd": ("cublas", "medians", "11,953"),
@@ -251,19 +245,6 @@ def test_a_narrow_terminal_leaves_out_the_least_important_columns(made: Made, tm
         assert "time us" in header
         sentence = f"Hidden columns: {', '.join(reversed(optional[:missing]))}. A wider terminal shows them."
         assert (sentence in " ".join(text.split())) == ("Hidden columns:" in text) == bool(missing)
-
-
-def test_a_terminal_of_160_columns_shows_every_column_of_stacks(tmp_path: Path) -> None:
-    longest = {"tp_training.attn_impl": "eager", "tp_training.activation_checkpointing": True}
-    make_point("tp_training", tmp_path, stack_config("fsdp_dtensor", **longest), step_us=1_234_567.0)
-    seen, stream = StepCommunication(100_000.0, 50_000.0), io.StringIO()
-    with patch.object(tp_training, "step_communication", lambda _: seen):
-        (section,) = sections_of_points(read_points(tmp_path).points)
-    print_section(section, Console(file=stream, width=160, highlight=False, markup=False))
-    lines = stream.getvalue().splitlines()
-    assert max(map(len, lines)) <= 160
-    headers = next(line for line in lines if line.startswith("TP"))
-    assert all(column.header in headers for column in tp_training.COMPARED.shown[:-1] if not column.page_only)
 
 
 def test_help_of_one_table_has_its_columns_only() -> None:

@@ -22,9 +22,8 @@ from overlap_sweep.tuner import Report
 from overlap_sweep.workloads.operator.answer import OperatorAnalysis
 from overlap_sweep.workloads.operator.choice import of_pass
 from overlap_sweep.workloads.sections import analyse
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.workloads.tp_training.rows import results, step_communication
-from overlap_sweep.workloads.tp_training.section import COMPARED as STACKS
+from overlap_sweep.workloads.tp_training.tables import RESULTS as STACKS
 from tests.golden.archives import unpack
 from tests.made_sweeps import (
     BEST_SLOTS,
@@ -41,7 +40,7 @@ from tests.made_sweeps import (
 )
 from tests.make_point import falling, layer_config, make_point, operator_config, pass_times, stack_config
 from tests.report.page.reports import analysis_of
-from tests.results.reading import operator_rows, operators_of
+from tests.results.reading import operator_rows, operators_of, stacks_of
 
 YAML = "optimal_tp_comm_overlap_cfg_tp4.yaml"
 BEST_CONFIG = OverlapConfig(BEST_SLOTS, BEST_SWITCHES)
@@ -192,14 +191,10 @@ def test_the_best_setting_of_a_slot_is_not_in_the_yaml_where_a_switch_overrules_
 # results_{impl}_tp{n}_dp{m}.json, whose names a recorded sweep holds
 
 
-def stacks_of(directory: Path) -> TpTrainingAnalysis:
-    (analysis,) = analyse_tp_training(read_points(directory).points, {})
-    return analysis
-
-
 def test_rates_of_a_stack_are_of_all_data_parallel_ranks_and_leave_out_the_warm_up(tmp_path: Path) -> None:
     make_point("tp_training", tmp_path, stack_config("megatron", 2, 2), step_us=10_000.0, spread_us=100.0)
-    content = results(stacks_of(tmp_path).of_points[0], STACKS)
+    (analysis,) = stacks_of(tmp_path)
+    content = results(analysis.best, STACKS)
     assert [step["step"] for step in content["steps"]] == [2, 3, 4, 5, 6]
     # 2048 tokens of 4 samples in 9.8 ms.
     per_s = {"tokens_per_sec": 2048 / 0.0098, "samples_per_sec": 4 / 0.0098}
@@ -214,7 +209,8 @@ def test_a_stack_whose_losses_deviate_has_the_step(tmp_path: Path) -> None:
     make_point("tp_training", tmp_path, stack_config("autotp"), losses=falling(off={3: None}))
     for impl in ("megatron", "fsdp_dtensor"):
         make_point("tp_training", tmp_path, stack_config(impl))
-    found = {row.impl: results(row, STACKS) for row in stacks_of(tmp_path).of_points}
+    (analysis,) = stacks_of(tmp_path)
+    found = {row.config.impl: results(row, STACKS) for row in analysis.rows}
     assert {impl: content["deviates"] for impl, content in found.items()} == {
         "autotp": "loss is NaN instead of 6.7 at step 3",
         "megatron": "",

@@ -18,6 +18,8 @@ from overlap_sweep.workloads.operator import section as operators
 from overlap_sweep.workloads.operator.answer import OperatorAnalysis, analyse_operators
 from overlap_sweep.workloads.operator.choice import PassChoice, choose_all
 from overlap_sweep.workloads.sections import read_sources
+from overlap_sweep.workloads.tp_training.study import STUDY as STACKS
+from overlap_sweep.workloads.tp_training.study import Analysis as Stacks
 from tests.make_point import make_point, resolved
 
 
@@ -69,6 +71,12 @@ def training_of(directory: Path) -> Analysis:
     """The directory's only case, with what searches in it settled."""
     (analysis,) = analyse(STUDY, read_points(directory).points, read_records(directory).knobs)
     return analysis
+
+
+def stacks_of(directory: Path) -> list[Stacks]:
+    """The cases of workload=tp_training, with what searches in it settled."""
+    points = read_points(directory).points
+    return analyse(STACKS.over(points, {}), points, read_records(directory).knobs)
 
 
 PREFETCH = {"fsdp.forward_prefetch": 1}

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from overlap_sweep.report.searches import knob_lines
-from overlap_sweep.results.points import read_points
-from overlap_sweep.results.records import KnobFinal, KnobRecord, read_records
+from overlap_sweep.results.records import KnobFinal, KnobRecord
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search.knob_sweeper import sweep
-from overlap_sweep.workloads.tp_training.answer import analyse_tp_training, headline
+from overlap_sweep.study.words import headline
 from tests.make_point import falling, made_result
+from tests.results.reading import stacks_of
 from tests.search.stand_in import StandIn, sweep_of
 
 pytestmark = pytest.mark.end_to_end
@@ -75,9 +75,9 @@ def test_each_stack_competes_at_its_best_settings(tmp_path: Path) -> None:
     (command,) = [line for line in lines if line.startswith("  python launch.py") and "impl=fsdp_dtensor" in line][-1:]
     assert command.endswith("tp_training.sequence_parallel=true")
     # It has the last word in the report.
-    reading, records = read_points(tmp_path), read_records(tmp_path)
-    (analysis,) = analyse_tp_training(reading.points, {}, records.knobs)
-    assert headline(analysis) == "Use fsdp_dtensor sequence_parallel=true on TP=2 DP=1"
+    (analysis,) = stacks_of(tmp_path)
+    assert headline(analysis).startswith("Use impl=fsdp_dtensor, sequence_parallel=true: ")
+    assert "faster per token and GPU than impl=autotp, zero_stage=2 (" in headline(analysis)
     assert searched(tmp_path, stacks, "tp_size=2", "impl=autotp,fsdp_dtensor,async_tp").points == []
     assert final_of(tmp_path) == final
 

@@ -19,9 +19,9 @@ from overlap_sweep.workloads.memory import ADAM_BYTES, Memory, layer_activations
 from overlap_sweep.workloads.tp_training import megatron_model
 from overlap_sweep.workloads.tp_training.config import (
     BYTES_OF,
+    DATA_PARALLEL_OPTIONS,
     DEFAULT_IMPL,
     IMPLEMENTATIONS,
-    OF_DATA_PARALLEL,
     PRECISION_OF,
     SEQUENCE_PARALLEL,
     TP_TRAINING_ON,
@@ -113,7 +113,7 @@ def _data_parallel(training: Mapping[str, Any], impl: str, dp_size: int) -> dict
         **({"backward_prefetch": True} if used.get("reshard_after_forward") is False else {}),
     }
     changed = {name: value for name, value in used.items() if value != usual[name] and not idle[name]}
-    return {name: None for names in OF_DATA_PARALLEL.values() for name in names} | changed
+    return dict.fromkeys(DATA_PARALLEL_OPTIONS) | changed
 
 
 def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:

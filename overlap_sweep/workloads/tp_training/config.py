@@ -223,6 +223,7 @@ OF_DATA_PARALLEL = {
 }
 """Options of each implementation's data parallelism. In a completed point they are null at their defaults, and where
 they have no effect, so that it is the point that it was before there was the option."""
+DATA_PARALLEL_OPTIONS = tuple(dict.fromkeys(name for names in OF_DATA_PARALLEL.values() for name in names))
 
 
 def dp_size_of(point: Mapping[str, Any]) -> int:
@@ -239,7 +240,7 @@ def dp_size_of(point: Mapping[str, Any]) -> int:
 def data_parallel(training: Mapping[str, Any], impl: str) -> dict[str, Any]:
     """Returns the options of a point's data parallelism, with their defaults in place of null; those of all for another
     package's implementation. Earlier results don't have them."""
-    names = OF_DATA_PARALLEL.get(impl) or {name for names in OF_DATA_PARALLEL.values() for name in names}
+    names = OF_DATA_PARALLEL.get(impl, DATA_PARALLEL_OPTIONS)
     found = {name: training.get(name) for name in sorted(names)}
     found |= {name: getattr(TpTraining(), name) for name, value in found.items() if value is None}
     if impl == "megatron" and found["overlap_param_gather"] is None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.tp_training.config import Resolved
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
-
-if TYPE_CHECKING:
-    from overlap_sweep.workloads.tp_training.rows import TpTrainingRow
 
 
 class Losses(NamedTuple):
@@ -33,28 +30,23 @@ def tolerance_of(precision: str) -> dict[str, float]:
     return {"loss": 1e-4, "grad_norm": 1e-3} if precision == "fp32" else {"loss": 1e-2, "grad_norm": 5e-2}
 
 
-def losses_by_point(rows: Iterable[TpTrainingRow]) -> dict[Path, Losses]:
-    """Returns how losses compare by run directory, for runs with the same data as others. Implementations are compared
-    with each other, or settings if there is only one implementation. The reference is the median of all, which shows a
+def losses_by_point(points: Iterable[Point], setting: Callable[[Point], Hashable]) -> dict[Path, Losses]:
+    """Returns how the losses of points with the same data compare, by run directory. Implementations are compared with
+    each other, or settings if there is only one implementation. The reference is the median of all, which shows a
     single wrong one among three or more; two are compared with each other."""
     found: dict[Path, Losses] = {}
-    for _, group in groupby(sorted(rows, key=_dp_size), _dp_size):
-        same_data = list(group)
-        several = len({row.impl for row in same_data}) > 1
-        votes: dict[str, dict[Path, list[TpTrainingStep]]] = defaultdict(dict)
-        for row in same_data:
-            steps = {point.directory: point.measured_as(TpTrainingRun).steps for point in row.points}
-            votes[row.impl if several else row.name] |= steps
-        tolerance = tolerance_of(same_data[0].points[0].config_as(Resolved).precision)
-        for who, runs in votes.items():
-            others = [list(other.values()) for name, other in votes.items() if len(votes) > 2 or name != who]
-            if others:
-                found |= {directory: _compared(steps, others, tolerance) for directory, steps in runs.items()}
+    same_data = list(points)
+    several = len({point.config_as(Resolved).impl for point in same_data}) > 1
+    votes: dict[Hashable, dict[Path, list[TpTrainingStep]]] = defaultdict(dict)
+    for point in same_data:
+        who = point.config_as(Resolved).impl if several else setting(point)
+        votes[who][point.directory] = point.measured_as(TpTrainingRun).steps
+    tolerance = tolerance_of(same_data[0].config_as(Resolved).precision)
+    for who, runs in votes.items():
+        others = [list(other.values()) for name, other in votes.items() if len(votes) > 2 or name != who]
+        if others:
+            found |= {directory: _compared(steps, others, tolerance) for directory, steps in runs.items()}
     return found
-
-
-def _dp_size(row: TpTrainingRow) -> int:
-    return row.grid.dp_size
 
 
 def _compared(

@@ -3,53 +3,67 @@ communication. Also results_{impl}_tp{n}_dp{m}.json of a run, with field names a
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
+from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.table import Table
 from overlap_sweep.results.estimate import Estimate
-from overlap_sweep.results.measured import Timing
-from overlap_sweep.results.points import Point
-from overlap_sweep.results.records import Finalist
 from overlap_sweep.results.traces import TraceReading
-from overlap_sweep.study import in_brief
-from overlap_sweep.study.settings import key, numbered
-from overlap_sweep.study.times import step_times, time_of_point
+from overlap_sweep.study import SettingRow
+from overlap_sweep.study.settings import Naming, Options, last_part, value_in_words
 from overlap_sweep.trace import TraceRow
-from overlap_sweep.workloads.tp_training.config import OF_DATA_PARALLEL, SEQUENCE_PARALLEL, Asked, Resolved, TpTraining
+from overlap_sweep.workloads.tp_training.config import (
+    DATA_PARALLEL_OPTIONS,
+    SEQUENCE_PARALLEL,
+    Asked,
+    Resolved,
+    TpTraining,
+)
 from overlap_sweep.workloads.tp_training.language_model import peak_tflops
 from overlap_sweep.workloads.tp_training.losses import Losses
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
-_OF_SETTING = (
+GRID = ("tp_size", "dp_size")
+STACK_OPTIONS = (
     *("zero_stage", "attn_impl", "vocab_parallel", "sequence_parallel", "compile", "tp_comm_overlap"),
-    *("tp_comm_overlap_cfg", "autocast", "activation_checkpointing"),
-    *dict.fromkeys(name for names in OF_DATA_PARALLEL.values() for name in names),
+    *("tp_comm_overlap_cfg", "autocast", "activation_checkpointing", *DATA_PARALLEL_OPTIONS),
 )
-"""Options that change how a step is computed, not what."""
+"""Options of `tp_training` that change how a step is computed, not what."""
+WORK = "token and GPU"
 
 
-class Grid(NamedTuple):
-    """The grid of ranks."""
+def options_of(config: Asked) -> Options:
+    """Returns the setting of a point: grid of ranks, implementation and its options."""
+    training = {f"tp_training.{name}": getattr(config.tp_training, name) for name in STACK_OPTIONS}
+    first = {**{name: getattr(config, name) for name in ("impl", *GRID)}, **training}
+    found = {**first, "runtime.max_connections": config.runtime.max_connections}
+    return {name: value for name, value in found.items() if value is not None}
 
-    tp_size: int
-    dp_size: int
 
-    @property
-    def ranks(self) -> int:
-        return self.tp_size * self.dp_size
+def _usual(options: Options, name: str) -> Any:
+    impl, option = options.get("impl"), last_part(name)
+    if option == "compile":
+        return impl == "async_tp"
+    if option == "sequence_parallel":
+        return impl in SEQUENCE_PARALLEL and options.get("tp_size", 1) > 1
+    return getattr(TpTraining, option, None)
 
-    def __str__(self) -> str:
-        return f"TP={self.tp_size} DP={self.dp_size}"
+
+def _value(value: Any) -> str:
+    # A file's name without its folder.
+    return PurePath(value).stem[:40] if isinstance(value, str) else value_in_words(value)
+
+
+NAMING = Naming(value=_value, usual=_usual)
 
 
 @dataclass(frozen=True)
@@ -72,36 +86,30 @@ class StepCommunication:
         return 1 - self.exposed_us / self.total_us if self.total_us else float("nan")
 
 
-@dataclass(eq=False)
-class TpTrainingRow:
-    """One setting of one implementation on one grid of ranks, over all its points."""
+@dataclass(frozen=True)
+class TpTrainingTimes:
+    """The step time of a setting, and what is known of it from traces and from other settings."""
 
-    grid: Grid
-    setting: str
-    """The implementation, with its options that are not at their defaults."""
-    points: list[Point]
     step: Estimate
-    """Step time."""
     communication: StepCommunication | None
     """Communication in its first point with traces."""
-    losses: Losses | None = None
+    losses: Losses | None
     """Comparison of losses; None if no other run has the same data."""
-    chosen: bool = False
-    """Whether it is the fastest on its grid."""
-    place: str = ""
-    """`fastest`, `tie` or empty, among the settings on its grid."""
-    final: Finalist | None = None
-    """Its times in the end of a search, where the best settings of all were measured side by side."""
+
+
+@dataclass(frozen=True)
+class TpTrainingRow(SettingRow[TpTrainingTimes]):
+    """One setting over all its points, or one point by itself."""
 
     @property
-    def name(self) -> str:
-        return f"{self.grid} {self.setting}"
+    def communication(self) -> StepCommunication | None:
+        return self.times.communication
 
     @property
-    def impl(self) -> str:
-        return self.config.impl
+    def losses(self) -> Losses | None:
+        return self.times.losses
 
-    @property
+    @cached_property
     def config(self) -> Resolved:
         """Returns the configuration of its first point."""
         return self.points[0].config_as(Resolved)
@@ -111,22 +119,18 @@ class TpTrainingRow:
         """Returns the run of its first point."""
         return self.points[0].measured_as(TpTrainingRun)
 
+    @property
+    def ranks(self) -> int:
+        return self.config.tp_size * self.config.dp_size
+
+    @property
+    def amounts(self) -> Mapping[str, float | None]:
+        return {WORK: self.run.tokens_per_step / self.ranks}
+
     @cached_property
     def steps(self) -> list[TpTrainingStep]:
         """Returns the timed steps."""
         return [step for point in self.points for step in point.measured_as(TpTrainingRun).timed_steps]
-
-    @property
-    def time_us(self) -> float:
-        return self.step.time_us
-
-    @property
-    def decisive(self) -> Estimate:
-        """Returns the time by which it wins: that of the final, for which no setting was chosen by its time."""
-        final = self.final
-        if final is None:
-            return self.step
-        return Estimate(final.time_us, final.noise_us, len(final.points), final.freedom or math.inf)
 
     @cached_property
     def shares(self) -> dict[str, float]:
@@ -140,17 +144,12 @@ class TpTrainingRow:
         return {"forward": forward, "backward": backward, "optimizer": optimizer, "other": other}
 
     @property
-    def tokens_per_s(self) -> float:
-        """Returns the throughput of all ranks together."""
-        return self.run.tokens_per_step / self.time_us * 1e6
-
-    @property
     def tokens_per_s_per_gpu(self) -> float:
-        return self.tokens_per_s / self.grid.ranks
+        return self.amount / self.time_us * 1e6
 
     @property
     def tflops_per_gpu(self) -> float:
-        return self.run.flops_per_step / self.time_us / 1e6 / self.grid.ranks
+        return self.run.flops_per_step / self.time_us / 1e6 / self.ranks
 
     @property
     def mfu(self) -> float | None:
@@ -170,10 +169,6 @@ class TpTrainingRow:
         return self.run.steps[-1].loss
 
     @property
-    def launch_bound(self) -> bool:
-        return any(point.launch_bound for point in self.points)
-
-    @property
     def deviates(self) -> bool:
         """Returns whether its losses or gradient norms deviate from the others'."""
         return self.losses is not None and bool(self.losses.deviates)
@@ -183,83 +178,12 @@ class TpTrainingRow:
         return not self.deviates and self.loss is not None
 
     @property
-    def note(self) -> str:
-        """Returns what distinguishes it from rows that are simply slower."""
-        return in_brief(
-            {
-                self.place: bool(self.place),
-                "deviates": self.deviates,
-                "diverges": self.loss is None,
-                "launch-bound": self.launch_bound,
-                f"{len(self.points)} points": len(self.points) > 1,
-            }
-        )
+    def in_words(self) -> str:
+        return f"{as_us(self.time_us)} us per step, {self.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
 
-
-def setting_of(config: Asked) -> str:
-    """Returns `autotp zero_stage=2`: the implementation of a point, and its options that are not at their defaults."""
-    impl, schema = str(config.impl), TpTraining()
-    usual = {name: getattr(schema, name) for name in _OF_SETTING}
-    usual["compile"] = impl == "async_tp"
-    usual["sequence_parallel"] = impl in SEQUENCE_PARALLEL and (config.tp_size or 1) > 1
-    given = {name: getattr(config.tp_training, name) for name in _OF_SETTING}
-    return " ".join([impl, *(_word(name, given[name]) for name in usual if given[name] not in (None, usual[name]))])
-
-
-def _word(name: str, value: Any) -> str:
-    # A file's name without its folder.
-    return f"{name}={str(value).lower() if isinstance(value, bool) else PurePath(str(value)).stem[:40]}"
-
-
-def rows_of(
-    points: Sequence[Point], communication: Mapping[Path, StepCommunication]
-) -> tuple[list[TpTrainingRow], list[TpTrainingRow]]:
-    """Returns a row for each setting, and one for each point by itself. `points`: the `ok` points of one case;
-    `communication`: by run directory."""
-    alike: dict[Hashable, list[Point]] = defaultdict(list)
-    for point in points:
-        alike[_identity(point.recorded)].append(point)
-    groups = list(alike.values())
-    # Differences that a setting omits, such as connections, get a number.
-    names = numbered(f"{_grid(own[0])} {setting_of(own[0].config_as(Resolved))}" for own in groups)
-
-    def row(name: str, points: list[Point], step: Estimate) -> TpTrainingRow:
-        grid = _grid(points[0])
-        of_traces = next((communication[p.directory] for p in points if p.directory in communication), None)
-        return TpTrainingRow(grid, name.removeprefix(f"{grid} "), points, step, of_traces)
-
-    times = [time.step for time in step_times(groups, _timing)]
-    return (
-        list(map(row, names, groups, times)),
-        [
-            row(name, [point], _time_of_run(point, step))
-            for name, own, step in zip(names, groups, times, strict=True)
-            for point in own
-        ],
-    )
-
-
-def _grid(point: Point) -> Grid:
-    config = point.config_as(Resolved)
-    return Grid(config.tp_size, config.dp_size)
-
-
-def _timing(point: Point) -> Timing:
-    return point.measured_as(TpTrainingRun).timing
-
-
-def _time_of_run(point: Point, setting: Estimate) -> Estimate:
-    """Returns the time of one run, with the noise between runs that is known from all settings."""
-    assert setting.between
-    own = time_of_point(_timing(point)).step
-    return setting.between.of_runs(own, [own.time_us])
-
-
-def _identity(config: Mapping[str, Any]) -> Hashable:
-    options = {name: config["tp_training"].get(name) for name in _OF_SETTING}
-    overlap_cfg, connections = config.get("overlap_cfg"), config["runtime"].get("max_connections")
-    more = {name: config[name] for name in ("impl", "tp_size", "dp_size")}
-    return key({**options, **more, "overlap_cfg": overlap_cfg, "max_connections": connections})
+    @property
+    def notes(self) -> Mapping[str, bool]:
+        return {"deviates": self.deviates, "diverges": self.loss is None, "launch-bound": self.launch_bound}
 
 
 def step_communication(reading: TraceReading) -> StepCommunication | None:

@@ -36,8 +36,7 @@ from overlap_sweep.workloads.kernel.answer import analyse_kernels
 from overlap_sweep.workloads.kernel.section import kernel_lines
 from overlap_sweep.workloads.layer.section import layer_timeline
 from overlap_sweep.workloads.operator.chart import hidden_bars
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
-from overlap_sweep.workloads.tp_training.section import MOST_CURVES, MOST_POINTS, loss_lines, stacks_bars
+from overlap_sweep.workloads.tp_training.study import MOST_CURVES, MOST_POINTS, loss_lines
 from tests.analyze import analyze, analyze_process
 from tests.commands.test_query import DEFAULT, NONE
 from tests.golden.archives import unpack
@@ -57,7 +56,7 @@ from tests.make_point import (
 )
 from tests.report.conftest import Made
 from tests.report.page.reports import Parsed, files_of, page_of
-from tests.results.reading import layer_point, operators_of, training_of
+from tests.results.reading import layer_point, operators_of, stacks_of, training_of
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +121,9 @@ def test_colours_are_those_of_the_palette() -> None:
 # Parts of charts, and what is left out of those with too much in them.
 
 
-def stacks_of(directory: Path) -> TpTrainingAnalysis:
-    (analysis,) = analyse_tp_training(read_points(directory).points, {})
-    return analysis
-
-
 def curves_of(directory: Path) -> Lines:
-    return loss_lines(stacks_of(directory))
+    (analysis,) = stacks_of(directory)
+    return loss_lines(analysis)
 
 
 def test_no_two_lines_of_a_panel_look_the_same() -> None:
@@ -234,15 +229,6 @@ def test_of_many_settings_the_fastest_and_the_simplest_are_drawn(tmp_path: Path)
     chart = settings_bars(STUDY, training_of(tmp_path))
     assert (len(chart.rows), chart.rows[-1].name) == (MOST_BARS + 1, "defaults")
     assert f"{MOST_BARS + 1} of {MOST_BARS + 5} settings" in chart.axis.title
-
-
-def test_of_many_stacks_the_first_are_drawn(tmp_path: Path) -> None:
-    for dp_size in range(1, MOST_BARS + 3):
-        make_point("tp_training", tmp_path, stack_config("megatron", 1, dp_size))
-    chart = stacks_bars(stacks_of(tmp_path))
-    assert len(chart.rows) == MOST_BARS
-    assert f"first {MOST_BARS} of {MOST_BARS + 2}" in chart.axis.title
-    assert len(curves_of(tmp_path).lines) == MOST_CURVES
 
 
 def test_curves_that_lie_on_each_other_differ_in_width_and_colour(made: Made) -> None:
