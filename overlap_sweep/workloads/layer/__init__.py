@@ -260,11 +260,6 @@ def _memory(point: Mapping[str, Any]) -> Memory:
     return Memory(parameters=weights, gradients=weights, optimizer=optimizer, activations=kept)
 
 
-def bench(point: Mapping[str, Any]) -> str:
-    """Returns the module that builds the variants of the point's kind of layer."""
-    return "moe_bench" if point["layer"]["kind"] == MOE_KIND else "tp_bench"
-
-
 def _by_kind(tensor_parallel: Callable[..., Any], of_moe: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a call of the workload that depends on the point's kind of layer."""
     return lambda point, *more: (of_moe if point["layer"]["kind"] == MOE_KIND else tensor_parallel)(point, *more)

@@ -25,9 +25,9 @@ from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.workloads import layer
 from overlap_sweep.workloads.layer import run as layer_run
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, analyse_layer, described
-from overlap_sweep.workloads.layer.card import card
 from overlap_sweep.workloads.layer.config import Moe, Resolved
 from overlap_sweep.workloads.layer.result import VariantTimes
+from overlap_sweep.workloads.layer.section import card
 from tests.make_point import layer_point, make_point, variant
 from tests.processes import run_ranks
 from tests.results.reading import layer_point as read_layer_point
