@@ -1,7 +1,9 @@
-"""The report of a study: its tables, the answer for each case, and the columns that all studies have."""
+"""The report of a study: its tables, the answer for each case, and the columns that all studies have; and its part in
+comparisons and histories, by keys that are the same for all sweeps."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +29,14 @@ from overlap_sweep.report.table import (
     points_table,
     through,
 )
+from overlap_sweep.results.comparable import Comparable, KeyedTime
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import measured_on, recorded
+from overlap_sweep.results.records import Records
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.study import C, CaseAnalysis, R, Study
 from overlap_sweep.study.analysis import analyse, point_row
 from overlap_sweep.study.charts import exhibits
-from overlap_sweep.study.comparison import comparing
 from overlap_sweep.study.words import card, cautions, sentences
 
 MOST_ROWS = 40
@@ -245,3 +248,30 @@ def _report(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> dict[str, Any]:
         ],
         **study.report(analysis),
     }
+
+
+def comparing(study: Study[C, R]) -> Comparing:
+    """Returns how the study takes part in comparisons and histories."""
+
+    def measured(points: Sequence[Point], records: Records) -> Comparable:
+        analyses = analyse(study, points)
+        briefs = Counter(analysis.case.brief for analysis in analyses)
+        return Comparable(
+            [
+                _time(study, analysis, row, several=briefs[analysis.case.brief] > 1)
+                for analysis in analyses
+                for row in analysis.rows
+            ]
+        )
+
+    return Comparing(measured, study.samples, matched=study.matched, changes_nothing=study.changes_nothing)
+
+
+def _time(study: Study[C, R], analysis: CaseAnalysis[C, R], row: R, *, several: bool) -> KeyedTime:
+    """Returns the row's time. `several`: whether the dataset has other cases with the same brief name, so that the key
+    must tell them apart; else a sweep can be compared with one of a changed command."""
+    key = study.key(analysis, row)
+    key = key._replace(device=analysis.case.device, nodes=analysis.case.nodes, setting=key.setting or row.whole_setting)
+    if several and (more := analysis.title.removeprefix(str(analysis.case)).removeprefix(", ")):
+        key = key._replace(operator=f"{key.operator}: {more}")
+    return KeyedTime(key, row.step, row.none_us, row.floor_us, tuple(point.name for point in row.points))

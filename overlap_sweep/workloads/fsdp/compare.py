@@ -34,7 +34,7 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import launch_commands
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.verdict import MARGIN, differ, mean_ratio, ratio
-from overlap_sweep.study.comparison import comparing
+from overlap_sweep.study.section import comparing
 from overlap_sweep.workloads.fsdp.runs import QUANTITIES, STEPS, Dataset, Run, pairs, read_dataset
 from overlap_sweep.workloads.fsdp.study import STUDY
 

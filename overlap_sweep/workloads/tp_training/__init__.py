@@ -16,7 +16,6 @@ from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, run_of, tp_groups_on_nodes, tp_ranks
 from overlap_sweep.workloads.memory import ADAM_BYTES, Memory, layer_activations
-from overlap_sweep.workloads.tp_training import megatron_model
 from overlap_sweep.workloads.tp_training.config import (
     BYTES_OF,
     DATA_PARALLEL_OPTIONS,
@@ -30,7 +29,12 @@ from overlap_sweep.workloads.tp_training.config import (
     dp_size_of,
     registered_implementations,
 )
-from overlap_sweep.workloads.tp_training.language_model import language_model, layers_parameters, parameters
+from overlap_sweep.workloads.tp_training.language_model import (
+    language_model,
+    layers_parameters,
+    megatron_refusals,
+    parameters,
+)
 
 if TYPE_CHECKING:
     from overlap_sweep.results.run_directory import Result
@@ -182,7 +186,7 @@ def _megatron_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
     yield lacking, f"impl=megatron requires Megatron-Core: {lacking}"
     for option, only in {"autocast": False, "compile": False, "vocab_parallel": True}.items():
         yield training[option] != only, f"impl=megatron supports only tp_training.{option}={only}; leave it out"
-    yield from megatron_model.refusals(model, training["seq_length"])
+    yield from megatron_refusals(model, training["seq_length"])
     schedule = data_parallel(training, "megatron")
     for name in ("use_distributed_optimizer", "overlap_grad_reduce"):
         reason = f"tp_training.overlap_param_gather=true requires tp_training.{name}=true; leave one of them out"
@@ -281,7 +285,7 @@ def _sample(result: Result) -> Sample:
 
 
 def _deviation(result: Result, reference: Result) -> str:
-    from overlap_sweep.workloads.tp_training.losses import deviation
+    from overlap_sweep.workloads.tp_training.rows import deviation
 
     return deviation(result, reference)
 

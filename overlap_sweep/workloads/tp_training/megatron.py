@@ -23,12 +23,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from overlap_sweep.backends import transformer_engine
-from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
-from overlap_sweep.overlap import model_forms
-from overlap_sweep.workloads.tp_training import hugging_face, megatron_model, overlaps
+from overlap_sweep.workloads.tp_training import overlaps
 from overlap_sweep.workloads.tp_training.config import data_parallel
-from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, architecture
+from overlap_sweep.workloads.tp_training.language_model import architecture
 from overlap_sweep.workloads.tp_training.run import Facts, Groups, Implementation, initial_weights, padded_vocab_size
 
 Draw = Callable[[str, Sequence[int]], Tensor]
@@ -37,12 +35,9 @@ _kept_groups: dict[str, dist.ProcessGroup] = {}
 
 
 class Megatron(Implementation):
-    """An Implementation. Refused if userbuffers don't take the overlap configuration, or if another package says that
-    this is its model, but it is not. Collective."""
+    """An Implementation. Refused if userbuffers don't take the overlap configuration. Collective."""
 
     def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
-        if point["language_model"]["model_type"] not in ARCHITECTURES:
-            _refuse_another_model(point)
         self._point = point
         self._micro_batches = point["tp_training"]["gradient_accumulation_steps"]
         with ExitStack() as stack:
@@ -105,33 +100,6 @@ class Megatron(Implementation):
 
     def close(self) -> None:
         self._closing.close()
-
-
-def _refuse_another_model(point: Mapping[str, Any]) -> None:
-    """Raises Refused if Hugging Face's model has other weights than GPTModel, or another config than is known of it.
-    What its class computes otherwise with them does not show here."""
-    fields = point["language_model"]
-    with torch.device("meta"):
-        theirs: Any = hugging_face.whole_model(fields, "sdpa")
-        asked: dict[str, list[int]] = {}
-
-        def draw(name: str, shape: Sequence[int]) -> Tensor:
-            asked[name] = list(shape)
-            return torch.empty(*shape)
-
-        for _ in initial_parts(point, draw, 0):
-            pass
-    reasons = megatron_model.refusals(model_forms.fields_of(theirs.config), point["tp_training"]["seq_length"])
-    if reason := next((reason for refused, reason in reasons if refused), None):
-        raise Refused(reason)
-    has = {name: list(parameter.shape) for name, parameter in theirs.named_parameters()}
-    of, rows = architecture(fields["model_type"]), padded_vocab_size(fields["vocab_size"], point["tp_size"])
-    for name in {f"{of.embedding}.weight", f"{of.output}.weight"} & has.keys():
-        has[name][0] = rows
-    for name in sorted(has.keys() | asked.keys()):
-        if has.get(name) != asked.get(name):
-            shapes = f"{has.get(name, 'missing')} in {fields['model_type']} and {asked.get(name, 'missing')} here"
-            raise Refused(f"impl=megatron has Llama's layers, and {name} is {shapes}; leave megatron=True out")
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
@@ -193,11 +192,15 @@ def _draw(point: Mapping[str, Any], ranks: Ranks, dp_rank: int, index: int) -> t
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the measured fields of the point's Result. Collective."""
     training, tokens, model = point["tp_training"], point["workload"]["tokens"], point["language_model"]
-    with ranks.memory_freed(), _less_memory_named():
-        recording, profiled, facts = _train(point, directory, ranks)
-    ahead_us = recording.least_ahead_us()
+    with ranks.memory_freed():
+        try:
+            steps, profiled, facts = _train(point, directory, ranks)
+        except torch.OutOfMemoryError as error:
+            reason = str(error).partition("\n")[0]
+            raise torch.OutOfMemoryError(f"{LESS_MEMORY} ({reason})") from error
+    ahead_us = steps.least_ahead_us()
     measured = TpTrainingRun(
-        steps=recording.steps,
+        steps=steps.read_steps,
         parameters=parameters(model),
         tokens_per_step=tokens,
         samples_per_step=tokens // training["seq_length"],
@@ -215,18 +218,18 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     }
 
 
-def _train(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> tuple[Recording, ProfiledSteps, Facts]:
+def _train(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> tuple[StepReader, ProfiledSteps, Facts]:
     """Trains, then profiles. The result holds nothing of the model, which is garbage then. After a failure the
     processes end, so that nothing is closed: other ranks might not be there to do it, too."""
     groups, profiled = groups_of(ranks, point["tp_size"], point["dp_size"]), ProfiledSteps()
     batches = cycle(token_batches(point, ranks, groups.dp_rank))
     built = load(point["impl"])(point, ranks, groups)
     step = partial(training_step, built, batches, point["tp_training"]["gradient_accumulation_steps"], ranks)
-    recording = Recording(ranks, groups.dp, point["tp_training"])
+    steps = StepReader(ranks, groups.dp, point["tp_training"])
     for number in range(point["tp_training"]["num_training_steps"]):
         with named_range(f"step {number}"):
-            recording.add(step())
-    recording.read()
+            steps.add(step())
+    steps.read()
     if point["profile"] != "none":
         schedule = {"wait": 0, "warmup": 1, "active": point["workload"]["profiled"], "repeat": 1}
         output = {"chrome_trace": True, "tensorboard": False}
@@ -234,17 +237,7 @@ def _train(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> tuple[Rec
         profiled = profile_steps(step, ranks, {**schedule, **output, **recorded}, directory)
     facts = built.facts()
     built.close()
-    return recording, profiled, facts
-
-
-@contextmanager
-def _less_memory_named() -> Iterator[None]:
-    """Adds to the error of too little memory what would take less."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        reason = str(error).partition("\n")[0]
-        raise torch.OutOfMemoryError(f"{LESS_MEMORY} ({reason})") from error
+    return steps, profiled, facts
 
 
 @dataclass(frozen=True)
@@ -296,11 +289,11 @@ def training_step(
     return Step(marks, end, torch.stack(losses).mean(), grad_norm, memory_bytes)
 
 
-class Recording:
+class StepReader:
     """Keeps steps until `read`, since reading a mark waits for the device."""
 
     def __init__(self, ranks: Ranks, dp: dist.ProcessGroup, training: Mapping[str, Any]) -> None:
-        self.steps: list[TpTrainingStep] = []
+        self.read_steps: list[TpTrainingStep] = []
         self._ahead_us: list[float] = []
         """By timed step how much later than the host the device came to the end of the backward, on this rank."""
         self._ranks, self._dp = ranks, dp
@@ -315,7 +308,7 @@ class Recording:
         """Adds a step; reads at the end of the warm-up, whose peak of memory counts for nothing, and every
         `log_interval` steps. Collective."""
         self._waiting.append(step)
-        taken = len(self.steps) + len(self._waiting)
+        taken = len(self.read_steps) + len(self._waiting)
         if taken == self._warmup_steps or taken % self._log_interval == 0:
             self.read()
         if taken == self._warmup_steps:
@@ -332,10 +325,10 @@ class Recording:
         of_rank = [step.of_rank() for step in self._waiting]
         slowest = iter(self._ranks.slowest([value for values in of_rank for value in values]))
         for step, loss, values in zip(self._waiting, losses, of_rank, strict=True):
-            number, of_step = len(self.steps), dict(zip(_OF_RANK, islice(slowest, len(values)), strict=False))
+            number, of_step = len(self.read_steps), dict(zip(_OF_RANK, islice(slowest, len(values)), strict=False))
             of_step["loss"] = loss
             found: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in of_step.items()}
-            self.steps.append(TpTrainingStep(step=number, warmup=number < self._warmup_steps, **found))
+            self.read_steps.append(TpTrainingStep(step=number, warmup=number < self._warmup_steps, **found))
             if number >= self._warmup_steps:
                 self._ahead_us.append(self._anchor.lead_ns(step.computed) / 1e3)
         self._waiting.clear()

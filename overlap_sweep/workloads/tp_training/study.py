@@ -31,14 +31,15 @@ from overlap_sweep.study.settings import DEFAULTS, Options, key, value_in_words
 from overlap_sweep.study.times import step_times, time_of_point
 from overlap_sweep.workloads import nodes
 from overlap_sweep.workloads.tp_training.config import Resolved
-from overlap_sweep.workloads.tp_training.losses import Losses, losses_by_point
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 from overlap_sweep.workloads.tp_training.rows import (
     NAMING,
     STACK_OPTIONS,
+    Losses,
     StepCommunication,
     TpTrainingRow,
     TpTrainingTimes,
+    losses_by_point,
     options_of,
     results_json,
     step_communication,

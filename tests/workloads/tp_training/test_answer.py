@@ -10,8 +10,7 @@ import pytest
 
 from overlap_sweep.results.traces import TraceReading
 from overlap_sweep.study.words import cautions
-from overlap_sweep.workloads.tp_training.losses import tolerance_of
-from overlap_sweep.workloads.tp_training.rows import StepCommunication, step_communication
+from overlap_sweep.workloads.tp_training.rows import StepCommunication, step_communication, tolerance_of
 from overlap_sweep.workloads.tp_training.study import STUDY, Analysis
 from tests.make_point import LANGUAGE_MODEL, falling, make_point, stack_config
 from tests.results.reading import stacks_of, trace_row
