@@ -194,6 +194,16 @@ def test_whoever_is_killed_nothing_is_left(tmp_path: Path, names: tuple[str, ...
         wait_for(lambda: tag.processes() == [], 20)
 
 
+def test_without_keepers_what_has_no_environment_is_known_by_its_session(tmp_path: Path) -> None:
+    script = "env -i sleep 600 & echo $! > bare; touch ready; wait"
+    with launched(tmp_path, Tagged(), "sh", "-c", script) as pids:
+        bare = Path("/proc", (tmp_path / "bare").read_text().strip())
+        assert bare.exists()
+        for name in ("guard", "keeper"):
+            os.kill(pids[name], signal.SIGKILL)
+        wait_for(lambda: not bare.exists(), 20)
+
+
 def test_if_all_are_killed_the_kernel_ends_the_command_and_who_asked_for_it(tmp_path: Path) -> None:
     """As ranks do, even inside a library that never returns. Then nothing is left that could end anything else."""
     script = """

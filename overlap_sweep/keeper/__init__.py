@@ -1,8 +1,8 @@
 """Commands whose processes all end with them, and with us, whoever is killed and in whatever order.
 
 Each runs under two keepers (`process.py`), a process and its parent, which end all that the command has started once
-it has ended or we have; either does if the other is killed. If both are, we end whatever carries the command's mark in
-its environment. Of what is left if we are killed, too, the kernel ends what has asked for it (`end_with_parent`).
+it has ended or we have; either does if the other is killed. If both are, we end whatever is in the command's session or
+has its mark in the environment. If we are killed, too, the kernel ends what has asked for it (`end_with_parent`).
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class OwnKeeper:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHERS_OWN)
         self.pid, self.is_gone = self._process.pid, False
+        self._session: int | None = None
 
     def fileno(self) -> int:
         """Returns the descriptor that is readable when `hear` has news; it is open until `is_gone`."""
@@ -120,8 +121,13 @@ class OwnKeeper:
                 said = b""
             self._heard += said
             self.is_gone = not said
-        *lines, self._heard = self._heard.split(b"\n")
-        return [line.decode() for line in lines]
+        *heard, self._heard = self._heard.split(b"\n")
+        lines = [line.decode() for line in heard]
+        for line in lines:
+            if line.startswith(process.STARTED):
+                # The command leads a session.
+                self._session = int(line.split()[1])
+        return lines
 
     def hang_up(self) -> None:
         # They may have ended.
@@ -143,25 +149,24 @@ class OwnKeeper:
         with contextlib.suppress(subprocess.TimeoutExpired):
             if self._process.wait(LAST_S) == 0:
                 return
-        _kill_marked(f"{_MARK}={self._mark}".encode())
+        until = time.monotonic() + process.KILLED_S
+        while (left := self._left()) and time.monotonic() < until:
+            for pid in left:
+                process.send(pid, signal.SIGKILL)
+            time.sleep(process.POLL_S)
         self._process.wait()
 
-
-def _kill_marked(mark: bytes) -> None:
-    """Kills all processes whose environment has the variable, until none is left or the rest does not end."""
-    until = time.monotonic() + process.KILLED_S
-    while (pids := [pid for pid, _ in process.all_processes() if _is_marked(pid, mark)]) and time.monotonic() < until:
-        for pid in pids:
-            process.send(pid, signal.SIGKILL)
-        time.sleep(process.POLL_S)
-
-
-def _is_marked(pid: int, mark: bytes) -> bool:
-    try:
-        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        # It has just ended, or is another user's.
-        return False
+    def _left(self) -> list[int]:
+        """Returns the processes of the command's session, and those whose environment has the mark."""
+        left, mark = [], f"{_MARK}={self._mark}".encode()
+        for pid, _, session, has_ended in process.all_processes():
+            # It may end just now, or be another user's.
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") or (
+                    session == self._session and not has_ended
+                ):
+                    left.append(pid)
+        return left
 
 
 class Command:

@@ -184,7 +184,7 @@ def _cut_output(written: int) -> None:
 def _descendants() -> list[int]:
     """Returns the processes below this one, also those that nobody has collected yet."""
     children: dict[int, list[int]] = {}
-    for pid, parent in all_processes():
+    for pid, parent, _, _ in all_processes():
         children.setdefault(parent, []).append(pid)
     found, below = [], [os.getpid()]
     while below:
@@ -194,17 +194,17 @@ def _descendants() -> list[int]:
     return found
 
 
-def all_processes() -> Iterator[tuple[int, int]]:
-    """Yields every process with its parent."""
+def all_processes() -> Iterator[tuple[int, int, int, bool]]:
+    """Yields every process with its parent, its session, and whether it has ended but was not collected."""
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
                 with open(f"/proc/{entry.name}/stat", "rb") as file:
-                    _, parent, *_ = file.read().rpartition(b")")[2].split()
+                    state, parent, _, session, *_ = file.read().rpartition(b")")[2].split()
             except OSError:
                 # It has just ended.
                 continue
-            yield int(entry.name), int(parent)
+            yield int(entry.name), int(parent), int(session), state == b"Z"
 
 
 def send(pid: int, number: signal.Signals) -> None:
