@@ -23,8 +23,8 @@ from overlap_sweep.diagnosis.losses import RankView, losses_of, views_of
 from overlap_sweep.trace import startup_iterations
 from overlap_sweep.trace.activity import activity_of
 from overlap_sweep.trace.intervals import intersect, merge
+from overlap_sweep.trace.iterations import overlap_rows
 from overlap_sweep.trace.kineto import read_trace
-from overlap_sweep.trace.measured import overlap_rows
 
 SHORTEST_COPY_NS = 5_000
 SOON_NS = 300_000

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from overlap_sweep.trace.columns import MOST_ELEMENTS, Detail
-from overlap_sweep.trace.document import MOST_RANKS, ProcessGroup
+from overlap_sweep.trace import MOST_RANKS
+from overlap_sweep.trace.columns import MOST_ELEMENTS, Detail, ProcessGroup
 
 _C10D, _NCCL = "c10d::", "nccl:"
 

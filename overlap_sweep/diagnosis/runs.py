@@ -25,10 +25,10 @@ from overlap_sweep.trace.files import (
     key_of,
     missing_ranks,
     rank_of,
+    read_each,
     read_with_trace,
     runs_of,
 )
-from overlap_sweep.trace.processes import read_each
 
 RANKS_NAMED = 16
 _KIND = "diagnoses"

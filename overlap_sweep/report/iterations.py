@@ -148,9 +148,8 @@ def _exposed_us(spans: Sequence[Span]) -> list[tuple[float, float]]:
 def typical_iteration(path: Path | str) -> Iteration:
     """Returns the iteration of (lower) median time, without start-up. UserError when there is none."""
     from overlap_sweep.trace.activity import activity_of
-    from overlap_sweep.trace.iterations import phases_of
+    from overlap_sweep.trace.iterations import overlap_rows, phases_of
     from overlap_sweep.trace.kineto import read_trace
-    from overlap_sweep.trace.measured import overlap_rows
 
     trace = read_trace(path)
     activity = activity_of(trace)

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 import msgspec
 
-NOTABLE = 1.1
-"""A first iteration is start-up only if it exceeds this times the longest of the others."""
+NOTABLE, NOTABLE_BESIDE_ONE = 1.1, 1.5
+"""A first iteration is start-up only if it exceeds this times the longest of the others; the second, with a single
+other iteration, where the variation is unknown."""
 
-NOTABLE_BESIDE_ONE = 1.5
-"""The same factor with a single other iteration, where the variation is unknown."""
+MOST_RANKS = 1 << 20
+"""More than any run has; a trace with a higher rank is damaged."""
 
 Grouping = Literal["class", "kernel", "stream"]
 
@@ -77,9 +78,9 @@ def summarise(rows: Iterable[TraceRow]) -> list[PhaseSummary]:
     phases: dict[str, list[TraceRow]] = {}
     for row in rows:
         phases.setdefault(row.phase, []).append(row)
+    quantities = [name for name in Overlap.__struct_fields__ if name != "overlap_ratio"]
     summaries = []
     for phase, members in phases.items():
-        quantities = [name for name in Overlap.__struct_fields__ if name != "overlap_ratio"]
         medians = {name: _median([getattr(row, name) for row in members]) for name in quantities}
         shorter_us = min(medians["gemm_us"], medians["comm_us"])
         medians["overlap_ratio"] = medians["overlap_us"] / shorter_us if shorter_us else None
@@ -141,7 +142,7 @@ def startup_sentence(name: str, rows: Iterable[TraceRow], iterations: Sequence[i
 
 
 class PartRow(msgspec.Struct, kw_only=True):
-    """A part of one iteration and phase of one trace. Microseconds, exact to the nanosecond."""
+    """A part of one iteration and phase of one trace."""
 
     file: str
     rank: int | None

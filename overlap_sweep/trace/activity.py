@@ -47,7 +47,6 @@ class Assignment:
     """Iteration and pass of events, as columns."""
 
     iteration: NDArray[np.int64]
-    """N of ProfilerStep#N; without such steps, counted from 0. NO_ITERATION outside all steps."""
     pass_: NDArray[np.int8]
 
     def __getitem__(self, chosen: NDArray[np.intp]) -> Assignment:
@@ -67,18 +66,16 @@ def assign_device(trace: Trace, is_gemm: NDArray[np.bool_]) -> Assignment:
     launch = launches_of(trace)
     known = launch >= 0
     if not known.any():
-        nothing = np.zeros(len(launch), np.int64)
-        return Assignment(nothing, nothing.astype(np.int8))
+        return Assignment(np.zeros(len(launch), np.int64), np.full(len(launch), FWD, np.int8))
     moments, moment = np.unique(launch[known], return_inverse=True)
     launches_gemm = np.bincount(moment, is_gemm[known], len(moments)) > 0
     assigned = _assign_moments(trace, trace.launches[moments], launches_gemm)
     is_graph = _matches(trace, _GRAPH_LAUNCH)[trace.launches.label[moments]]
     if is_graph.any() and not np.isin(assigned.pass_, (BWD, RECOMPUTE)).any():
-        neither = np.full(len(moments), NEITHER, np.int8)
-        iteration = assigned.iteration
+        assigned.pass_[:] = NEITHER
         if not _named(trace, _STEP).any():
-            iteration = _iterations_by_graph(trace, trace.launches.start_ns[moments], is_graph, known, moment)
-        assigned = Assignment(iteration, neither)
+            by_graph = _iterations_by_graph(trace, trace.launches.start_ns[moments], is_graph, known, moment)
+            assigned.iteration[:] = by_graph
     rank = np.cumsum(known) - 1
     leader = _leaders(known, trace.device.lane, trace.device.start_ns)
     found = assigned[moment[rank[np.maximum(leader, 0)]]]
@@ -158,9 +155,8 @@ def _assign_moments(trace: Trace, moments: Events, is_gemm: NDArray[np.bool_]) -
     else:
         # All that is not backward counts as forward; a GEMM is the best sign that another iteration has begun.
         surely = is_forward & (is_gemm | (not (is_forward & is_gemm).any()))
-    steps = _named(trace, _STEP)
-    if steps.any():
-        iteration = _iterations_by_step(trace, trace.host[steps], moments.start_ns)
+    if len(steps := _steps(trace)):
+        iteration = _iterations_by_step(trace, steps, moments.start_ns)
     else:
         iteration = _iterations_by_turn(moments.start_ns, pass_, surely)
     if len(numbered):
@@ -185,12 +181,15 @@ def _last_backward_ns(
 
 def step_ranges(trace: Trace) -> Intervals:
     """Returns the ProfilerSteps on the host, by start."""
+    return _steps(trace).intervals
+
+
+def _steps(trace: Trace) -> Events:
     steps = trace.host[_named(trace, _STEP)]
-    return steps.intervals[np.argsort(steps.start_ns)]
+    return steps[np.argsort(steps.start_ns)]
 
 
 def _iterations_by_step(trace: Trace, steps: Events, moments_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    steps = steps[np.argsort(steps.start_ns)]
     numbers = np.array([int(trace.labels[label][1].partition("#")[2]) for label in steps.label])
     step = np.searchsorted(steps.start_ns, moments_ns, side="right") - 1
     inside = (step >= 0) & (moments_ns < steps.end_ns[step])
@@ -235,7 +234,6 @@ def _leaders(known: NDArray[np.bool_], lane: NDArray[np.int32], start_ns: NDArra
 
 
 def _last_known(known: NDArray[np.bool_], order: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Returns for each event the index of the last known event up to it in this order, or -1."""
     place = np.maximum.accumulate(np.where(known[order], np.arange(len(order)), -1))
     last = np.empty(len(order), np.intp)
     last[order] = np.where(place >= 0, order[place], -1)
@@ -274,11 +272,9 @@ class Activity:
     """Index into KINDS."""
     assignment: Assignment
     labels: list[tuple[str, str]]
-    """Category and name, by `events.label`."""
     classes: dict[int, KernelClass]
     """Kernel classes by `events.label`."""
     lanes: list[tuple[str, str]]
-    """Process and thread, or device and stream, by `events.lane`."""
 
 
 def activity_of(trace: Trace) -> Activity:
@@ -310,8 +306,9 @@ def _outermost(trace: Trace, kind: NDArray[np.int8]) -> NDArray[np.intp]:
     swallowing = np.isin(kind[kept], (COMM, WAIT)) & ~calling[kept]
     kept = kept[~_within(host[kept], swallowing) | np.isin(kind[kept], (COMM, WAIT))]
     gemm = kept[kind[kept] == GEMM]
-    callers = gemm[_calls_next(host[gemm])]
-    kept = kept[~np.isin(kept, callers)]
+    gemms = host[gemm]
+    calls_next = (gemms.lane[1:] == gemms.lane[:-1]) & (gemms.start_ns[1:] < gemms.end_ns[:-1])
+    kept = kept[~np.isin(kept, gemm[:-1][calls_next])]
     kept = kept[~_within(host[kept], kind[kept] == GEMM)]
     other = np.isin(kind[kept], (COMPUTE, MEMORY))
     return kept[~(other & _within(host[kept], other))]
@@ -325,10 +322,3 @@ def _within(events: Events, outer: NDArray[np.bool_]) -> NDArray[np.bool_]:
         reach = np.maximum.accumulate(np.where(outer[here], events.end_ns[here], np.iinfo(np.int64).min))
         within[here[1:]] = events.start_ns[here[1:]] < reach[:-1]
     return within
-
-
-def _calls_next(events: Events) -> NDArray[np.bool_]:
-    """Returns a mask of the events that contain the start of the next one on their thread. Sorted as for `_within`."""
-    calls = np.zeros(len(events), bool)
-    calls[:-1] = (events.lane[1:] == events.lane[:-1]) & (events.start_ns[1:] < events.end_ns[:-1])
-    return calls

@@ -9,18 +9,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace.document import ProcessGroup
 
 NO_CORRELATION = -1
 
 MOST_DIFFERENT = 1 << 16
 """Most names of events, or pairs of process and thread. Traces of torch have some hundreds; this many take seconds, a
 million took minutes and a gigabyte."""
-
 
 MOST_ELEMENTS = 1 << 38
 """Elements or bytes of one collective or copy; even those of MOST_RANKS ranks are a 64-bit number of bytes."""
@@ -79,6 +78,15 @@ class Detail(NamedTuple):
 
 
 NO_DETAIL = Detail()
+
+
+class ProcessGroup(msgspec.Struct, frozen=True):
+    name: str = msgspec.field(name="pg_name", default="")
+    about: str = msgspec.field(name="pg_desc", default="")
+    """What the program calls the group; `undefined` if it does not say."""
+    backend: str = msgspec.field(name="backend_config", default="")
+    size: int = msgspec.field(name="pg_size", default=0)
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

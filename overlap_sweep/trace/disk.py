@@ -24,6 +24,7 @@ TENSORBOARD_FOLDER = "torch_profiler"
 
 TIMELINE_MARK = "overlap_sweep timeline"
 """Made-by mark at the beginning of a timeline of several ranks."""
+_MADE_BY = f'"made_by":"{TIMELINE_MARK}"'.encode()
 
 ROCPROFV3 = "rocprofiler-sdk-tool"
 """The key that all of a file of rocprofv3 is below."""
@@ -82,20 +83,19 @@ def links_out(root: Path, denied: Callable[[OSError], object] | None = None) -> 
 def find_traces(directory: Path) -> list[Path]:
     """Returns all traces at or below a directory, `rank2` before `rank10`, without merged timelines and without
     TensorBoard's copies of a point's traces."""
-    files = [path for path in _candidates(directory) if not _leads_out(path, directory)]
-    files = [path for path in files if not _is_copy(path, directory)]
+    files = (path for path in _candidates(directory) if not (_leads_out(path, directory) or _is_copy(path, directory)))
     return [path for path in files if path.is_file() and _is_trace(path)]
 
 
 def refused_links(directory: Path) -> list[str]:
     """Returns a sentence for each possible trace that is a link to outside; it is not read."""
-    links = [path for path in _candidates(directory) if _leads_out(path, directory)]
+    links = (path for path in _candidates(directory) if _leads_out(path, directory))
     return [f"{link} is a link that leads out of {directory}, so it is not read; copy the file." for link in links]
 
 
 def is_timeline(path: Path) -> bool:
     """Returns whether the file is a merged timeline, which may be overwritten."""
-    return _marked(beginning(path)[0])
+    return _MADE_BY in beginning(path)[0]
 
 
 def natural_order(path: Path) -> list[list[str | int]]:
@@ -109,9 +109,9 @@ def _candidates(directory: Path) -> list[Path]:
 
 def _is_copy(path: Path, directory: Path) -> bool:
     """Returns whether the file is a copy for TensorBoard of a trace below `directory`."""
-    of_rank, point = path.parent, path.parent.parent.parent
-    is_for_tensorboard = of_rank.parent.name == TENSORBOARD_FOLDER and point.is_relative_to(directory)
-    return is_for_tensorboard and (point / f"trace_{of_rank.name}.json.gz").exists()
+    rank, point = path.parent, path.parent.parent.parent
+    is_for_tensorboard = rank.parent.name == TENSORBOARD_FOLDER and point.is_relative_to(directory)
+    return is_for_tensorboard and (point / f"trace_{rank.name}.json.gz").exists()
 
 
 def _leads_out(path: Path, directory: Path) -> bool:
@@ -122,14 +122,10 @@ def _is_trace(path: Path) -> bool:
     """Returns whether the file is a trace. Results and reports are .json files too, but only traces are compressed: a
     damaged compressed file counts as a trace, so that reading it reports the damage."""
     text, whole = beginning(path)
-    if _marked(text):
+    if _MADE_BY in text:
         return False
     known = any(f'"{key}"'.encode() in text for key in ("traceEvents", ROCPROFV3))
     return "trace" in path.name or known or (not whole and path.name.endswith(".gz"))
-
-
-def _marked(text: bytes) -> bool:
-    return f'"made_by":"{TIMELINE_MARK}"'.encode() in text
 
 
 def beginning(path: Path) -> tuple[bytes, bool]:
@@ -200,17 +196,14 @@ def _inflated(file: BinaryIO, path: Path, report_damage: Report) -> Iterator[byt
 
 def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Yields blocks with small ones joined, because each block has a fixed cost for its reader."""
-    held = bytearray()
+    held: list[bytes] = []
     for block in blocks:
-        if not held and len(block) > BLOCK_BYTES // 2:
-            yield block
-            continue
-        held += block
-        if len(held) > BLOCK_BYTES // 2:
-            yield bytes(held)
+        held.append(block)
+        if sum(map(len, held)) > BLOCK_BYTES // 2:
+            yield b"".join(held)
             held.clear()
     if held:
-        yield bytes(held)
+        yield b"".join(held)
 
 
 def as_written_and_mended(text: bytes) -> Iterator[bytes]:

@@ -1,14 +1,20 @@
-"""Analyses trace files, caches the results, and groups the traces into runs: one trace per rank, the slowest rank,
-missing ranks.
+"""Analyses trace files, in several processes where that is worth it, caches the results, and groups the traces into
+runs: one trace per rank, the slowest rank, missing ranks.
 
-The cache's key has the trace's path and content and the code that reads it, see `overlap_sweep.cache`.
+`python -m overlap_sweep.trace.files` is one of these processes. The cache's key has the trace's path and content and
+the code that reads it, see `overlap_sweep.cache`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import os
+import pkgutil
 import re
+import subprocess
+import sys
+import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,14 +26,29 @@ import msgspec
 
 from overlap_sweep.cache import code_digest, find, keep
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace import PartRow, PhaseSummary, TraceRow, startup_iterations, startup_sentence, summarise
-from overlap_sweep.trace.document import MOST_RANKS
-from overlap_sweep.trace.processes import decoded, encoded, read_each
+from overlap_sweep.program import environment_with_package
+from overlap_sweep.trace import (
+    MOST_RANKS,
+    PartRow,
+    PhaseSummary,
+    TraceRow,
+    startup_iterations,
+    startup_sentence,
+    summarise,
+)
+from overlap_sweep.trace.disk import is_gzip
 
 if TYPE_CHECKING:
     from overlap_sweep.trace.columns import Trace
 
 _T = TypeVar("_T")
+
+TEXT_BYTES_PER_S = 200e6
+GZIP_RATIO = 13
+"""Size of Kineto's text / size of its gzip. Only for estimating how long a file takes, like the line above."""
+
+WORTH_A_PROCESS_S = 0.4
+"""Work that justifies a process, which needs about 0.2 s to start."""
 
 _KIND = "traces"
 
@@ -62,12 +83,10 @@ class TraceFile(msgspec.Struct, dict=True):
 
     @property
     def steady_rows(self) -> list[TraceRow]:
-        """Returns the rows without start-up."""
         return [row for row in self.rows if row.iteration not in self.startup]
 
     @property
     def steady_parts(self) -> list[PartRow]:
-        """Returns the parts without start-up."""
         return [part for part in self.parts if part.iteration not in self.startup]
 
 
@@ -110,8 +129,8 @@ def read_with_trace(path: Path, with_parts: bool) -> tuple[TraceFile, Trace | No
     """Reads a trace and returns its analysis, without the cache, and the trace; None if there is a problem."""
     # Imported here, because numpy is only needed to read traces.
     from overlap_sweep.trace.activity import activity_of
+    from overlap_sweep.trace.iterations import breakdown, overlap_rows
     from overlap_sweep.trace.kineto import read_trace
-    from overlap_sweep.trace.measured import breakdown, overlap_rows
 
     try:
         trace = read_trace(path)
@@ -136,7 +155,7 @@ def key_of(path: Path) -> str | None:
     """Returns a key of the trace's content and of the code that reads it; None if the file cannot be read."""
     try:
         with path.open("rb") as file:
-            return f"{reader_digest()} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+            return f"{code_digest(__package__)} {hashlib.file_digest(file, 'sha256').hexdigest()}"
     except OSError:
         return None
 
@@ -173,16 +192,6 @@ def is_of(key: str | None, file: TraceFile) -> bool:
         return False
     # A file that is still being written has more content than the key.
     return not (file.warnings or file.problem) or key_of(file.path) == key
-
-
-def reader_digest() -> str:
-    """Returns a hash that changes with the code and the kernel classes."""
-    return code_digest(__package__)
-
-
-def ranks_of(files: Iterable[TraceFile]) -> list[RunRanks]:
-    """Returns runs in the order of their first file. Traces whose rank is unknown are in none."""
-    return [_ranks_of_run(name, by_rank) for name, by_rank in runs_of(files).items()]
 
 
 def runs_of(files: Iterable[TraceFile]) -> dict[str, dict[int, TraceFile]]:
@@ -235,6 +244,99 @@ def run_name(path: Path) -> str:
     return str(path.with_name(_DIGITS.sub("*", path.name)))
 
 
+def read_each(paths: Sequence[Path], reader: str, kind: type[_T], *arguments: bool | str) -> list[_T]:
+    """Returns what the function named `reader`, as `module:function`, returns for each path and the arguments.
+
+    `kind`: the type of the results, which msgspec encodes. The processes run this module instead of using
+    multiprocessing, which would run the caller's main module again.
+    """
+    shares = _shares(paths, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    others = [_start(share, reader, arguments) for share in shares[1:]]
+    read = pkgutil.resolve_name(reader)
+    found = {path: read(path, *arguments) for path in shares[0]}
+    for share, process in zip(shares[1:], others, strict=True):
+        # The files of a process that was killed are read here.
+        results = _results(process, len(share), kind) or [read(path, *arguments) for path in share]
+        found |= zip(share, results, strict=True)
+    return [found[path] for path in paths]
+
+
+def encoded(found: object) -> bytes:
+    """Returns MessagePack of a value that msgspec knows, with paths and numpy arrays in it."""
+    return msgspec.msgpack.encode(found, enc_hook=_plain)
+
+
+def decoded(content: bytes, kind: type[_T]) -> _T:
+    """Returns the value of that type. MsgspecError where the content is not one."""
+    return msgspec.msgpack.decode(content, type=kind, dec_hook=_of_plain)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else (value.dtype.str, value.shape, value.tobytes())
+
+
+def _of_plain(kind: Any, plain: Any) -> Any:
+    if kind is Path:
+        return Path(plain)
+    # Imported here, because numpy is only needed to read traces.
+    import numpy as np
+
+    dtype, shape, content = plain
+    # A copy, because an array over bytes cannot be written.
+    return np.frombuffer(content, dtype).reshape(shape).copy()
+
+
+def _start(paths: Sequence[Path], reader: str, arguments: Sequence[object]) -> subprocess.Popen[bytes] | None:
+    """Starts a process that reads these traces; None if it cannot be started."""
+    command = [sys.executable, "-m", "overlap_sweep.trace.files"]
+    try:
+        with tempfile.TemporaryFile() as request:
+            request.write(msgspec.msgpack.encode((list(map(str, paths)), reader, arguments)))
+            request.seek(0)
+            return subprocess.Popen(command, stdin=request, stdout=subprocess.PIPE, env=environment_with_package())
+    except (OSError, UnicodeError):
+        # UnicodeError: a path that is not valid text.
+        return None
+
+
+def _results(process: subprocess.Popen[bytes] | None, count: int, kind: type[_T]) -> list[_T] | None:
+    """Returns the process's results; None if it failed."""
+    try:
+        # mypy does not take a list of a type that is a variable.
+        found = decoded(process.communicate()[0], list[kind]) if process else []  # type: ignore[valid-type]
+    except msgspec.MsgspecError:
+        return None
+    return found if len(found) == count else None
+
+
+def _serve_request() -> None:
+    """Reads the traces named on stdin and writes what the reader returns to stdout."""
+    paths, reader, arguments = msgspec.msgpack.decode(sys.stdin.buffer.read())
+    read = pkgutil.resolve_name(reader)
+    sys.stdout.buffer.write(encoded([read(Path(path), *arguments) for path in paths]))
+
+
+def _shares(paths: Sequence[Path], processes: int) -> list[list[Path]]:
+    """Returns a list of paths for each process worth starting, dealt out largest first."""
+    times_s = {path: _guess_s(path) for path in paths}
+    count = max(1, min(processes, len(paths), int(sum(times_s.values()) / WORTH_A_PROCESS_S)))
+    largest_first = sorted(times_s, key=lambda path: -times_s[path])
+    return [largest_first[number::count] for number in range(count)]
+
+
+def _guess_s(path: Path) -> float:
+    try:
+        return path.stat().st_size * (GZIP_RATIO if is_gzip(path) else 1) / TEXT_BYTES_PER_S
+    except OSError:
+        # Reading it will report the error.
+        return 0.0
+
+
+def ranks_of(files: Iterable[TraceFile]) -> list[RunRanks]:
+    """Returns runs in the order of their first file. Traces whose rank is unknown are in none."""
+    return [_ranks_of_run(name, by_rank) for name, by_rank in runs_of(files).items()]
+
+
 def _ranks_of_run(name: str, files: dict[int, TraceFile]) -> RunRanks:
     world_size, missing = world_size_of(files.values()), missing_ranks(files)
     read = {rank: file for rank, file in sorted(files.items()) if not file.problem}
@@ -265,3 +367,7 @@ def _ranks_of_run(name: str, files: dict[int, TraceFile]) -> RunRanks:
             }
         )
     return RunRanks(name=name, world_size=world_size, ranks=list(read), missing=missing, rows=rows)
+
+
+if __name__ == "__main__":
+    _serve_request()

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.trace import MOST_RANKS
 from overlap_sweep.trace.columns import (
     MOST_ELEMENTS,
     NO_CORRELATION,
@@ -28,9 +29,8 @@ from overlap_sweep.trace.columns import (
     numbering,
 )
 from overlap_sweep.trace.disk import RECORD_AGAIN
-from overlap_sweep.trace.document import MOST_RANKS, Document, Event, ExactEvent
 from overlap_sweep.trace.rocprofv3 import is_rocprofv3, read_rocprofv3
-from overlap_sweep.trace.stream import pieces
+from overlap_sweep.trace.stream import Document, Event, ExactEvent, pieces
 
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
@@ -42,43 +42,27 @@ file are shorter ones."""
 LAUNCH_SUFFIXES = ("_runtime", "_driver")
 """cuda_runtime, cuda_driver, and the like of other devices. HIP's calls are in cuda_runtime."""
 
-OLD_CATEGORIES = {
-    "Kernel": "kernel",
-    "Memcpy": "gpu_memcpy",
-    "Memset": "gpu_memset",
-    "Operator": "cpu_op",
-    "Runtime": "cuda_runtime",
-}
-"""Names of the categories in older versions of PyTorch."""
-
 _MOST_US = 2.0**51
 """71 years. Integer nanoseconds can hold a time of this size plus a duration, and differences of two."""
 
 EXACT_UNTIL_US = 2.0**43
 """Up to here (100 days) a float holds microseconds with three decimals to the nanosecond."""
 
-
 _ON_HOST = ("c10d::", "nccl:", "gloo:", "mpi:", "ucc:")
 """Beginnings of the names of operators, annotations and spans whose dimensions are kept."""
-
 
 _NEITHER, _DEVICE, _LAUNCH, _HOST, _MODULE, _FUNCTION = range(6)
 
 
-def _group(written: str | None) -> int:
+def _group(category: str | None) -> int:
     """Returns the group of columns that an event belongs to, by its category; functions are all _MODULE."""
-    category = _category(written)
     if category in HOST_CATEGORIES:
         return _HOST
     if category in DEVICE_CATEGORIES:
         return _DEVICE
     if category == MODULE_CATEGORY:
         return _MODULE
-    return _LAUNCH if category.endswith(LAUNCH_SUFFIXES) else _NEITHER
-
-
-def _category(written: str | None) -> str:
-    return OLD_CATEGORIES.get(written or "", written or "")
+    return _LAUNCH if (category or "").endswith(LAUNCH_SUFFIXES) else _NEITHER
 
 
 class _NeedExactTimes(Exception):
@@ -95,10 +79,9 @@ def read_trace(path: Path | str) -> Trace:
     if is_rocprofv3(path):
         return read_rocprofv3(path)
     try:
-        trace = _read(path, Document())
+        return _read(path, Document())
     except _NeedExactTimes:
-        trace = _read(path, Document(kind=ExactEvent))
-    return trace
+        return _read(path, Document(kind=ExactEvent))
 
 
 def _read(path: Path, document: Document) -> Trace:
@@ -139,32 +122,27 @@ def _read(path: Path, document: Document) -> Trace:
     # The same process and thread may be written as numbers and as strings.
     spelled = numbering()
     same = np.array([spelled[str(process), str(thread)] for process, thread in lanes], np.int32)
-    device, _ = _joined(parts.pop(_DEVICE), same)
-    launches, _ = _joined(parts.pop(_LAUNCH), same)
-    host, forward = _joined(parts.pop(_HOST), same)
-    modules, _ = _joined(parts.pop(_MODULE), same)
-    functions, _ = _joined(parts.pop(_FUNCTION), same)
+    events_by_group = {group: _joined(parts.pop(group), same) for group in groups}
     info = document.distributed
     return Trace(
         rank=_number(info.rank),
         world_size=_number(info.world_size),
         base_time_ns=document.base_time_ns,
-        labels=[(_category(category), name or "") for category, name in labels],
+        labels=[(category or "", name or "") for category, name in labels],
         lanes=list(spelled),
         details=list(details),
         groups={group.name: group for group in info.groups},
-        device=device,
-        launches=launches,
-        host=host,
-        forward=forward,
-        modules=modules,
-        functions=functions,
+        device=events_by_group[_DEVICE][0],
+        launches=events_by_group[_LAUNCH][0],
+        host=events_by_group[_HOST][0],
+        forward=events_by_group[_HOST][1],
+        modules=events_by_group[_MODULE][0],
+        functions=events_by_group[_FUNCTION][0],
         warnings=_warnings(path, document),
     )
 
 
 def _is_long(event: Event) -> bool:
-    """Returns whether a function runs long enough to be kept; one that a damaged file gives no number does not."""
     return isinstance(event.dur, int | float | Decimal) and event.dur >= LONG_FUNCTION_US
 
 

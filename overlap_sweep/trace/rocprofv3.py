@@ -79,6 +79,10 @@ class _Record(msgspec.Struct, gc=False):
     stream_id: _Handle | None = None
     """Only of later versions."""
 
+    @property
+    def times(self) -> tuple[int, int, int]:
+        return self.start_timestamp, max(self.start_timestamp, self.end_timestamp), self.correlation_id.internal
+
 
 class _Dispatch(_Record, gc=False, kw_only=True):
     dispatch_info: _DispatchInfo
@@ -132,7 +136,8 @@ def read_rocprofv3(path: Path) -> Trace:
             found = msgspec.json.decode(text, type=_File).processes
         except NO_JSON as error:
             raise UserError(f"{path} {_damage(error, len(text))}; {RECORD_AGAIN}.") from None
-        processes = [one for one in (found if isinstance(found, list) else [found]) if _count(one)]
+        read = ((one, one.buffer_records) for one in (found if isinstance(found, list) else [found]))
+        processes = [one for one, records in read if records.kernel_dispatch or records.memory_copy]
         if not processes:
             raise UserError(
                 f"{path} has neither kernels nor copies; record with rocprofv3 --kernel-trace --memory-copy-trace."
@@ -143,10 +148,6 @@ def read_rocprofv3(path: Path) -> Trace:
                 "write a file for each (its default)."
             )
         return _trace(path, processes[0])
-
-
-def _count(process: _Process) -> int:
-    return len(process.buffer_records.kernel_dispatch) + len(process.buffer_records.memory_copy)
 
 
 def _damage(error: Exception, length: int) -> str:
@@ -173,8 +174,6 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
 
 
 class _Row(NamedTuple):
-    """A kernel or copy."""
-
     label: tuple[str, str]
     lane: tuple[str, str]
     detail: Detail
@@ -193,12 +192,11 @@ def _trace(path: Path, process: _Process) -> Trace:
         check_number(path, details, "sizes of kernels and copies", "fewer steps")
     if not numbers:
         raise UserError(f"{path} has no usable kernel or copy ({left_out[0]}); {RECORD_AGAIN}.")
-    label, lane, detail, start_ns, end_ns, correlation = np.array(numbers, np.int64).reshape(-1, 6).T
-    unknown = np.full(len(label), NO_CORRELATION)
-    narrow = (column.astype(np.int32) for column in (label, lane, detail))
-    device = Events(next(narrow), next(narrow), start_ns, end_ns, correlation, unknown, next(narrow))
+    columns = np.array(numbers, np.int64).reshape(-1, 6).T
+    label, lane, detail = columns[:3].astype(np.int32)
+    start_ns, end_ns, correlation = columns[3:]
+    device = Events(label, lane, start_ns, end_ns, correlation, np.full(len(label), NO_CORRELATION), detail)
     nothing = device[np.zeros(len(device), bool)]
-    several = f"{path}: {len(left_out)} malformed records were left out ({left_out[0]})." if left_out else ""
     return Trace(
         rank=None,
         world_size=None,
@@ -213,7 +211,7 @@ def _trace(path: Path, process: _Process) -> Trace:
         forward=np.zeros(0, bool),
         modules=nothing,
         functions=nothing,
-        warnings=list(filter(None, [several])),
+        warnings=[f"{path}: {len(left_out)} malformed records were left out ({one})." for one in left_out[:1]],
         has_passes=False,
     )
 
@@ -234,36 +232,27 @@ def _rows(process: _Process, left_out: list[str]) -> Iterator[_Row]:
             ("kernel", names.get(info.kernel_id, f"kernel {info.kernel_id}")),
             lane(info.agent_id, kernel, f"queue {queues[info.queue_id.handle]}"),
             Detail(shape=f"{info.grid_size} {info.workgroup_size}"),
-            _times(kernel),
+            kernel.times,
         )
     for copy in _decoded(process.buffer_records.memory_copy, _Copy, left_out):
         source, target = (agent.handle in gpus for agent in (copy.src_agent_id, copy.dst_agent_id))
         peer = source and target and copy.src_agent_id != copy.dst_agent_id
         kind = "PtoP" if peer else f"{'D' if source else 'H'}to{'D' if target else 'H'}"
         agent = copy.src_agent_id if source else copy.dst_agent_id
-        yield _Row(
-            ("gpu_memcpy", f"Memcpy {kind}"),
-            lane(agent, copy, f"copies {kind}"),
-            Detail(bytes=copy.bytes),
-            _times(copy),
-        )
+        where = lane(agent, copy, f"copies {kind}")
+        yield _Row(("gpu_memcpy", f"Memcpy {kind}"), where, Detail(bytes=copy.bytes), copy.times)
 
 
 _T = TypeVar("_T", bound=_Record)
 
 
 def _decoded(records: Sequence[msgspec.Raw], kind: type[_T], left_out: list[str]) -> Iterator[_T]:
-    """Yields the records; appends the reason for each that is malformed."""
     decoder = msgspec.json.Decoder(kind)
     for record in records:
         try:
             yield decoder.decode(record)
         except msgspec.ValidationError as error:
             left_out.append(str(error))
-
-
-def _times(record: _Record) -> tuple[int, int, int]:
-    return record.start_timestamp, max(record.start_timestamp, record.end_timestamp), record.correlation_id.internal
 
 
 def _name(symbol: _Symbol) -> str:

@@ -12,12 +12,17 @@ import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cache, partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.trace import MOST_RANKS
+from overlap_sweep.trace.columns import ProcessGroup
 from overlap_sweep.trace.disk import (
     NO_JSON,
     RECORD_AGAIN,
@@ -29,7 +34,10 @@ from overlap_sweep.trace.disk import (
     mended,
     position_of,
 )
-from overlap_sweep.trace.document import DistributedInfo, Document, Event, parsed
+
+_T = TypeVar("_T")
+
+Number = int | float | str | None
 
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 
@@ -55,6 +63,81 @@ _MOST_BYTES = 16 << 20
 """Longest piece; a longer one is not a list of events."""
 
 _raw_list = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class Args(msgspec.Struct, gc=False):
+    """object: fields that only describe an event, which a damaged one must not lose it for."""
+
+    correlation: Number = None
+    sequence_number: Number = msgspec.field(name="Sequence number", default=None)
+    forward_thread: Number = msgspec.field(name="Fwd thread id", default=None)
+    external_id: object = msgspec.field(name="External id", default=None)
+    collective: object = msgspec.field(name="Collective name", default=None)
+    group: object = msgspec.field(name="Process Group Name", default=None)
+    group_about: object = msgspec.field(name="Process Group Description", default=None)
+    group_ranks: object = msgspec.field(name="Process Group Ranks", default=None)
+    group_size: object = msgspec.field(name="Group size", default=None)
+    sent: object = msgspec.field(name="In msg nelems", default=None)
+    received: object = msgspec.field(name="Out msg nelems", default=None)
+    dtype: object = None
+    destination: object = msgspec.field(name="Dst Rank", default=None)
+    source: object = msgspec.field(name="Src Rank", default=None)
+    grid: object = None
+    block: object = None
+    bytes: object = None
+    input_dims: object = msgspec.field(name="Input Dims", default=None)
+    input_type: object = msgspec.field(name="Input type", default=None)
+
+
+class Event(msgspec.Struct, gc=False):
+    ph: str | None = None
+    cat: str | None = None
+    name: str | None = None
+    ts: Number = None
+    dur: Number = 0
+    pid: Number = None
+    tid: Number = None
+    args: Args | None = None
+
+
+class ExactEvent(Event, gc=False):
+    """An event with decimal times, for times that a float would round. Several times slower to read."""
+
+    ts: Decimal | None = None  # type: ignore[assignment]
+    dur: Decimal | None = Decimal(0)  # type: ignore[assignment]
+
+
+class DistributedInfo(msgspec.Struct):
+    rank: int | str | None = None
+    world_size: int | str | None = None
+    config: msgspec.Raw = msgspec.field(name="pg_config", default=msgspec.Raw(b"[]"))
+
+    @property
+    def groups(self) -> list[ProcessGroup]:
+        """Returns the process groups that are written as they should be."""
+        groups = [parsed(ProcessGroup, entry) for entry in parsed(list[msgspec.Raw], self.config) or ()]
+        return [one for one in groups if one and all(0 <= n < MOST_RANKS for n in (one.size, *one.ranks))]
+
+
+@dataclass
+class Document:
+    """What a trace holds besides its events; complete once all events have been read."""
+
+    kind: type[Event] = Event
+    distributed: DistributedInfo = field(default_factory=DistributedInfo)
+    base_time_ns: int = 0
+    damage: str = ""
+    """Such as `is cut short`: the events after it are lost. Empty for an undamaged file."""
+    repaired: bool = False
+    """Whether the text had to be mended to be valid JSON."""
+    malformed: int = 0
+    """Number of entries that are not events and were left out."""
+    first_malformed: str = ""
+    """Reason for the first of them."""
+
+    def leave_out(self, why: str) -> None:
+        self.malformed += 1
+        self.first_malformed = self.first_malformed or why
 
 
 class _Broken(Exception):
@@ -144,29 +227,29 @@ def _refusal(text: bytes, path: Path, document: Document) -> UserError:
 def _front(text: bytearray, document: Document) -> list[Event] | None:
     """Returns the events before the last place between two events in `text`, a list that has begun, and removes them.
     None: there is no such place yet. Raises _Broken if more text cannot help."""
-    for places in (_guessed_places, _counted_places):
-        between = places(text)
-        if between and (found := _before(text, [end for end, _ in between], document)):
-            number, events = found
-            del text[1 : between[number][1]]
+    for ends_of in (_guessed_ends, _counted_ends):
+        if (ends := ends_of(text)) and (found := _before(text, ends, document)):
+            end, events = found
+            comma = _COMMA.match(text, end)
+            assert comma
+            del text[1 : comma.end()]
             return events
-    if _is_hopeless(text):
-        raise _Broken
-    return None
+    for listed in as_written_and_mended(bytes(text)):
+        error = error_of(listed)
+        if error is None or is_over(error) or position_of(error, len(listed)) >= len(listed):
+            return None
+    raise _Broken
 
 
-def _guessed_places(text: bytearray) -> list[tuple[int, int]]:
-    """Returns where each of the last few events may end and the next one begins."""
+def _guessed_ends(text: bytearray) -> list[int]:
+    """Returns where each of the last few events may end, before another one."""
     found = deque(_BETWEEN_EVENTS.finditer(text, max(0, len(text) - _TAIL_BYTES)), _TRIES)
-    return [(match.start() + 1, match.end()) for match in found]
+    return [match.start() + 1 for match in found]
 
 
-def _counted_places(text: bytearray) -> list[tuple[int, int]]:
-    """Returns where the last event but one ends and the last one begins."""
-    for end in reversed(_ends_of_entries(text)):
-        if comma := _COMMA.match(text, end):
-            return [(end, comma.end())]
-    return []
+def _counted_ends(text: bytearray) -> list[int]:
+    """Returns where the last event but one ends."""
+    return [end for end in _ends_of_entries(text) if _COMMA.match(text, end)][-1:]
 
 
 def _ends_of_entries(text: bytes | bytearray) -> list[int]:
@@ -185,49 +268,30 @@ def _ends_of_entries(text: bytes | bytearray) -> list[int]:
     return ends
 
 
-def _before(text: bytearray, ends: list[int], document: Document) -> tuple[int, list[Event]] | None:
-    """Returns the index of the last end at which the list parses, and the events before it."""
-    for number in reversed(range(len(ends))):
+def _before(
+    text: bytearray, ends: list[int], document: Document, is_mended: bool = False
+) -> tuple[int, list[Event]] | None:
+    """Returns the last of the ends at which the list parses, mended if need be, and the events before it."""
+    for end in reversed(ends):
         # Writing a bracket over the comma saves copying the text.
-        written, text[ends[number]] = text[ends[number]], ord("]")
+        written, text[end] = text[end], ord("]")
         try:
-            with memoryview(text)[: ends[number] + 1] as listed:
-                return number, decoded(listed, document)
+            with memoryview(text)[: end + 1] as listed:
+                return end, decoded(listed, document)
         except NO_JSON as error:
             wrong_before, over = position_of(error, len(text)) < ends[0], is_over(error)
         finally:
-            text[ends[number]] = written
+            text[end] = written
         if over:
             return None
+        if wrong_before and is_mended:
+            raise _Broken
         if wrong_before:
-            return _before_mended(text, ends, document)
-    return None
-
-
-def _before_mended(text: bytearray, ends: list[int], document: Document) -> tuple[int, list[Event]] | None:
-    parts = [mended(bytes(text[start:end])) for start, end in itertools.pairwise([0, *ends])]
-    for number in reversed(range(len(parts))):
-        listed = b"".join(parts[: number + 1]) + b"]"
-        try:
-            events = decoded(listed, document)
-        except NO_JSON as error:
-            if is_over(error):
-                return None
-            if position_of(error, len(listed)) < len(parts[0]):
-                raise _Broken from None
-        else:
+            parts = [mended(bytes(text[start:end])) for start, end in itertools.pairwise([0, *ends])]
+            text[: ends[-1]] = b"".join(parts)
             document.repaired = True
-            return number, events
+            return _before(text, list(itertools.accumulate(map(len, parts))), document, is_mended=True)
     return None
-
-
-def _is_hopeless(text: bytearray) -> bool:
-    """Returns whether no continuation of this text can be a list."""
-    for listed in as_written_and_mended(bytes(text)):
-        error = error_of(listed)
-        if error is None or is_over(error) or position_of(error, len(listed)) >= len(listed):
-            return False
-    return True
 
 
 def _end(head: bytes, rest: bytes, document: Document) -> Iterator[list[Event]]:
@@ -303,3 +367,11 @@ def decoded(listed: bytes | memoryview, document: Document) -> list[Event]:
 @cache
 def _decoders(kind: type[Event]) -> tuple[msgspec.json.Decoder[Event], msgspec.json.Decoder[list[Event]]]:
     return msgspec.json.Decoder(kind), msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+
+
+def parsed(kind: type[_T], text: bytes) -> _T | None:
+    """Returns the decoded text; None if it is not what it should be."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except NO_JSON:
+        return None

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from overlap_sweep.diagnosis.collectives import collective_of, element_bytes, group_of, sizes_of_host, type_of
-from overlap_sweep.trace.columns import Detail
-from overlap_sweep.trace.document import ProcessGroup
+from overlap_sweep.trace.columns import Detail, ProcessGroup
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from overlap_sweep import cache
 from overlap_sweep.diagnosis import runs
 from overlap_sweep.diagnosis.runs import Run, diagnose, read_rank, read_runs
-from overlap_sweep.trace import processes
+from overlap_sweep.trace import files
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
 GRAPH = [TRACES / f"h200x2_cuda_graph_rank{rank}.json.gz" for rank in (0, 1)]
@@ -156,8 +156,8 @@ def test_several_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch, 
     paths = [*GRAPH, *FSDP]
     alone = read_runs(paths)
     monkeypatch.setenv("OVERLAP_SWEEP_CACHE", "/dev/null/nowhere")
-    monkeypatch.setattr(processes, "WORTH_A_PROCESS_S", 1e-9)
-    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(files, "WORTH_A_PROCESS_S", 1e-9)
+    monkeypatch.setattr(files.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     read_paths.clear()
     assert read_runs(paths) == alone
     assert 0 < len(read_paths) < len(paths)

@@ -8,8 +8,8 @@ import pytest
 
 from overlap_sweep.trace import TraceRow
 from overlap_sweep.trace.activity import activity_of
+from overlap_sweep.trace.iterations import overlap_rows
 from overlap_sweep.trace.kineto import read_trace
-from overlap_sweep.trace.measured import overlap_rows
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
 

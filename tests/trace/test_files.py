@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_sweep.trace import files, processes
+from overlap_sweep.trace import files
 from overlap_sweep.trace.files import TraceFile, read_trace_file, read_trace_files
 
 TRACES = sorted((Path(__file__).parent.parent / "data" / "traces").glob("h200x4_*.json.gz"))
@@ -40,8 +40,8 @@ def read_paths(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.fixture
 def several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "WORTH_A_PROCESS_S", 1e-9)
-    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(files, "WORTH_A_PROCESS_S", 1e-9)
+    monkeypatch.setattr(files.os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
 
 
 def alone(path: Path, with_parts: bool = True) -> TraceFile:
@@ -88,9 +88,8 @@ def test_a_trace_that_changed_is_read_again(no_ratio: Path, read_paths: list[Pat
 
 
 def test_another_reader_reads_again(no_ratio: Path, read_paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(files.reader_digest()) == 64
     read_trace_files([no_ratio])
-    monkeypatch.setattr(files, "reader_digest", lambda: "changed")
+    monkeypatch.setattr(files, "code_digest", lambda _: "changed")
     assert read_trace_files([no_ratio]) == [alone(no_ratio)]
     assert len(read_paths) == 2
 
@@ -194,7 +193,7 @@ def test_what_a_process_that_dies_was_asked_for_is_done_here(
 ) -> None:
     if executable.startswith("/bin") and not Path(executable).exists():
         pytest.skip(f"there is no {executable}")
-    monkeypatch.setattr(processes.sys, "executable", executable)
+    monkeypatch.setattr(files.sys, "executable", executable)
     assert read_trace_files(TRACES) == [alone(path) for path in TRACES]
     assert sorted(read_paths) == TRACES
 
@@ -215,12 +214,12 @@ def test_shares_have_as_many_large_and_small_ones(tmp_path: Path, monkeypatch: p
     paths = [tmp_path / f"{number}" for number in range(len(sizes))]
     for path, size in zip(paths, sizes, strict=True):
         path.write_bytes(b"x" * size * 1000)
-    monkeypatch.setattr(processes, "WORTH_A_PROCESS_S", 1e-9)
+    monkeypatch.setattr(files, "WORTH_A_PROCESS_S", 1e-9)
     for most in (1, 3, 99):
-        shares = processes._shares(paths, most)
+        shares = files._shares(paths, most)
         assert sorted(itertools.chain(*shares)) == paths
         assert sum(map(bool, shares)) == len(shares) == min(most, len(paths))
-    loads = [sum(path.stat().st_size for path in share) for share in processes._shares(paths, 2)]
+    loads = [sum(path.stat().st_size for path in share) for share in files._shares(paths, 2)]
     assert sorted(loads) == [30_000, 71_000]
-    monkeypatch.setattr(processes, "WORTH_A_PROCESS_S", 1.0)
-    assert len(processes._shares(paths, 2)) == 1
+    monkeypatch.setattr(files, "WORTH_A_PROCESS_S", 1.0)
+    assert len(files._shares(paths, 2)) == 1

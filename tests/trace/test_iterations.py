@@ -16,9 +16,8 @@ from overlap_sweep.diagnosis.findings import diagnosis_of
 from overlap_sweep.trace import TraceRow
 from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, NO_ITERATION, Activity, Assignment
 from overlap_sweep.trace.columns import Events
-from overlap_sweep.trace.iterations import iteration_spans
+from overlap_sweep.trace.iterations import iteration_spans, overlap_rows
 from overlap_sweep.trace.kineto import read_trace
-from overlap_sweep.trace.measured import overlap_rows
 from tests.trace.conftest import TRACES, analyse_trace
 
 RECORDED = sorted([*TRACES.glob("*.json.gz"), *TRACES.parent.glob("h200x2_fsdp/*/*.json.gz")])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.iterations import typical_iteration
+from overlap_sweep.trace import MOST_RANKS
 from overlap_sweep.trace.columns import Trace
-from overlap_sweep.trace.document import MOST_RANKS
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.trace.kineto import read_trace
 from tests.trace.conftest import analyse_trace

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace import columns, disk, measured, stream
+from overlap_sweep.trace import columns, disk, iterations, stream
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.trace.kineto import read_trace
 
@@ -74,7 +74,7 @@ def test_more_iterations_than_anybody_records(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "trace.json"
     path.write_bytes(listed([entry for i in range(30) for entry in (step % (i, 10 * i), gemm % (10 * i + 1))]))
     assert len(read_trace_file(path, with_parts=False).rows) == 60
-    monkeypatch.setattr(measured, "MOST_ITERATIONS", 20)
+    monkeypatch.setattr(iterations, "MOST_ITERATIONS", 20)
     assert "30 iterations, more than 20; record fewer steps" in refusal(path)
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.trace import disk, stream
-from overlap_sweep.trace.document import Document, Event, ExactEvent
 from overlap_sweep.trace.files import read_trace_file
+from overlap_sweep.trace.stream import Document, Event, ExactEvent
 
 MIB = 1 << 20
 

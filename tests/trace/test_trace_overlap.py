@@ -16,8 +16,7 @@ from overlap_sweep.trace import TraceRow, summarise
 from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, WAIT
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.trace.intervals import merge
-from overlap_sweep.trace.iterations import PhaseEvents
-from overlap_sweep.trace.measured import measure, measure_groups
+from overlap_sweep.trace.iterations import PhaseEvents, measure, measure_groups
 from tests.trace.conftest import analyse_trace
 
 
