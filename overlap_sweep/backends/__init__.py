@@ -1,78 +1,48 @@
-"""The backends: libraries that overlap. Each is a folder here, imported only when a point uses it.
+"""The backends: libraries that overlap.
 
-A backend has these functions. Only `build`, `build_layer`, `attention`, `prepare` and `close` may import torch: the
-others are also called without torch and without a GPU.
+Each is a module here, imported only when a point uses it, and has these functions. Only `build`, `build_layer`,
+`attention`, `prepare` and `close` may import torch: the others are also called without torch and without a GPU.
 
-`refusal(point) -> str | None`
-    Returns why it cannot run the point, or None. Uses the resolved configuration alone, before any process starts.
+- `refusal(point) -> str | None`: why it cannot run the point, by the resolved configuration alone.
+- `default_knobs(method) -> Mapping[str, Any]`: the values of knobs that the user left null.
+- `knobs(point) -> Collection[str]`: the knobs that it supports on the point's device, with the point's library.
+- `has_default(point) -> bool`: whether the library has a default overlap to compare with.
+- `parameter_shapes(point, shape) -> Mapping[str, tuple[int, ...]]`: of the operator's parameters on this rank.
+- `prepare(point, purpose) -> None`: prepares the communication for `purpose`. Called before `build`, and before a call
+  that follows another purpose or point. Collective.
+- `build(point, purpose, ranks, parameters) -> ParallelLinear`: the operator for `purpose`. Collective.
+- `close() -> None`: frees its buffers before the process group ends. Collective.
 
-`default_knobs(method) -> Mapping[str, Any]`
-    Returns the values of knobs that the user left null.
-
-`knobs(point) -> Collection[str]`
-    Returns the knobs that it supports on the point's device, with the point's library.
-
-`has_default(point) -> bool`
-    Returns whether the library has a default overlap to compare with.
-
-`parameter_shapes(point, shape) -> Mapping[str, tuple[int, ...]]`
-    Returns the shapes of the operator's parameters on this rank.
-
-`prepare(point, purpose) -> None`
-    Prepares the communication for `purpose`: called before `build`, and before a call that follows another purpose or
-    point. Collective.
-
-`build(point, purpose, ranks, parameters) -> ParallelLinear`
-    Returns the operator for `purpose`. Collective: every rank builds the same.
-
-`close() -> None`
-    Frees its buffers before the process group ends. Collective.
-
-It may have `MAX_CONNECTIONS`: the CUDA_DEVICE_MAX_CONNECTIONS that training with it uses, if that is not 1.
-
-It may have `known_wrong(point, slot, setting, environment) -> str | None`: returns why the version of the library in
-the recorded environment computes wrong numbers with the slot's setting, or None. Searches leave such settings out.
+It may have `MAX_CONNECTIONS`, the CUDA_DEVICE_MAX_CONNECTIONS that training with it uses, if that is not 1; and
+`known_wrong(point, slot, setting, environment) -> str | None`: why the version of the library in the recorded
+environment computes wrong numbers with the slot's setting. Searches leave such settings out.
 
 Backends in `LAYERS` also have whole layers:
 
-`LAYER_HAS_DEFAULT: bool`
-    Whether a slot that is switched on but not configured overlaps by the library's default. If so, that default is
-    compared with `none` in every layer point.
-
-`layer_refusal(point, config, operators) -> str | None`
-    Returns why a layer with these operators cannot overlap as configured, in addition to `refusal`.
-
-`build_layer(point, purpose, config, ranks, seed) -> ParallelLayer`
-    Returns the layer of the point's kind: overlapped as `config` says if `purpose` is `point`, else `none` or `floor`.
-    Weights are drawn from torch's generators, seeded with `seed`. Collective. Raises Refused if the library does not
-    accept `config`.
-
-`attention(point, ranks) -> tuple[str | None, list[str]]`
-    Returns the library that computes attention in a layer that ran, and a warning for anything that slows it down.
+- `LAYER_HAS_DEFAULT: bool`: whether a slot that is switched on but not configured overlaps by the library's default. If
+  so, that default is compared with `none` in every layer point.
+- `layer_refusal(point, config, operators) -> str | None`: why a layer with these operators cannot overlap as
+  configured, in addition to `refusal`.
+- `build_layer(point, purpose, config, ranks, seed) -> ParallelLayer`: the layer of the point's kind, overlapped as
+  `config` says if `purpose` is `point`, else `none` or `floor`. Weights are drawn from torch's generators, seeded with
+  `seed`. Collective. Raises Refused if the library does not accept `config`.
+- `attention(point, ranks) -> tuple[str | None, list[str]]`: the library that computes attention in a layer that ran,
+  and a warning for anything that slows it down.
 
 A backend's kernels, each a GEMM with a collective, are in a separate module, listed in `KERNELS` or named by another
 package in its entry points of the group `overlap_sweep.kernels`: `mine = "my_package.kernels"` is `backend=mine`. The
-module has these functions. Only `build` and `close` import torch.
+module has these functions, of which only `build` and `close` import torch. It may have `SPANS_NODES = True`: its
+kernels also run on ranks of several machines, as collectives of NCCL and gloo do.
 
-`refusal(point) -> str | None`
-    Returns why it cannot run the point's kernel, or None. If it is not installed, the reason says how to install it.
-
-`implementations(point) -> Mapping[str, Setting]`
-    Returns the implementations of the point's kernel that are measured by default, by name, simplest first. A setting
-    has a `method` and knobs, those of `space` where they fit.
-
-`named(point, name) -> Setting | None`
-    Returns the setting of another name given by the user, such as `pipeline_sm12`; None if there is none.
-
-`build(point, setting, problem, ranks) -> Callable[[int], Outputs]`
-    Returns the implementation on `problem`'s tensors: called with the index of an input, it enqueues the work on the
-    current stream and returns `Outputs`, which the next call may overwrite. Collective. May raise Refused.
-
-`close() -> None`
-    Frees its buffers. Called on all ranks after every point, unless a rank raised an error other than Refused: then
-    the process ends. Collective.
-
-It may have `SPANS_NODES = True`: its kernels also run on ranks of several machines, as collectives of NCCL and gloo do.
+- `refusal(point) -> str | None`: why it cannot run the point's kernel; if it is not installed, with how to install it.
+- `implementations(point) -> Mapping[str, Setting]`: those of the point's kernel that are measured by default, by name,
+  simplest first. A setting has a `method` and knobs, those of `space` where they fit.
+- `named(point, name) -> Setting | None`: the setting of another name given by the user, such as `pipeline_sm12`.
+- `build(point, setting, problem, ranks) -> Callable[[int], Outputs]`: the implementation on `problem`'s tensors. Called
+  with the index of an input, it enqueues the work on the current stream and returns `Outputs`, which the next call may
+  overwrite. Collective. May raise Refused.
+- `close() -> None`: frees its buffers. Called on all ranks after every point, unless a rank raised an error other than
+  Refused: then the process ends. Collective.
 """
 
 from __future__ import annotations
@@ -148,10 +118,9 @@ class ParallelLayer:
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix that a GEMM multiplies."""
+    """A matrix, in the type that the GEMM multiplies."""
 
     data: Tensor
-    """Values in the type that the GEMM multiplies."""
     scale: Tensor | None = None
     """Float32 scalar, only for FP8: the values are `data * scale`."""
 
@@ -203,9 +172,8 @@ def lacks_precision(point: Mapping[str, Any], precisions: Sequence[str]) -> str 
 
 def lacks_cublasmp(point: Mapping[str, Any]) -> str | None:
     """Returns why a backend without cuBLASMp cannot run the point, or None."""
-    if not uses_cublasmp(point):
-        return None
-    return f"backend={point['backend']} has no with_cublasmp; use backend=transformer_engine"
+    name = point["backend"]
+    return f"backend={name} has no with_cublasmp; use backend=transformer_engine" if uses_cublasmp(point) else None
 
 
 def uses_cublasmp(point: Mapping[str, Any]) -> bool:
@@ -221,10 +189,8 @@ def default_knobs(point: Mapping[str, Any], method: str) -> dict[str, Any]:
 
 
 def kernels_provider(name: str) -> str | None:
-    """Returns the package and version of a backend's kernels that is not otherwise recorded.
-
-    None for our own kernels, and for a package that is not installed.
-    """
+    """Returns the package and version of a backend's kernels that is not otherwise recorded; None for our own kernels,
+    and for a package that is not installed."""
     if name == "flux":
         names = ("byte-flux", "flux")
         return next((f"{p} {found}" for p in names if (found := installed_version(p))), None)
@@ -239,11 +205,11 @@ def names() -> list[str]:
 
 def load(name: str) -> Any:
     """Returns the backend's module. UserError for an unknown name."""
-    if name not in BACKENDS and (name in KERNELS or name in registered_kernels()):
+    if name in BACKENDS:
+        return import_module(BACKENDS[name])
+    if name in KERNELS or name in registered_kernels():
         raise UserError(f"backend={name} only has kernels; add workload=kernel, or choose another backend.")
-    if name not in BACKENDS:
-        raise UserError(f"backend={name} is not known; choose one of auto, {', '.join(BACKENDS)}.")
-    return import_module(BACKENDS[name])
+    raise UserError(f"backend={name} is not known; choose one of auto, {', '.join(BACKENDS)}.")
 
 
 def registered_kernels() -> dict[str, EntryPoint]:

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.backends import Outputs, Problem, lacks_precision, needs_gpus
@@ -41,7 +40,6 @@ INSTALL = (
 )
 PRECISIONS = ("fp16", "bf16", "fp8")
 CAPABILITIES = ((8, 0), (8, 9), (9, 0))
-FP8_CAPABILITY = (8, 9)
 TRANSPOSED = "_transposed"
 """Suffix of names: the weight is stored as [inputs, outputs], which Flux's own tests use as the faster layout."""
 ALIGNMENT_BYTES = 16
@@ -70,11 +68,8 @@ def missing() -> str | None:
     spec = find_spec("flux")
     if spec is None:
         return f"Flux is not installed; {INSTALL}"
-    # find_spec("flux.cpp_mod") would import any package called flux.
-    if not any((Path(folder) / "cpp_mod.py").is_file() for folder in spec.submodule_search_locations or ()):
-        return f"{spec.origin or 'a folder flux'} is not ByteDance's Flux; uninstall it, then {INSTALL}"
     if find_spec("flux_ths_pybind") is None:
-        return f"Flux in {spec.origin} has no compiled part, flux_ths_pybind; {INSTALL}"
+        return f"{spec.origin or 'a folder flux'} is not ByteDance's Flux, or has no compiled part; {INSTALL}"
     return None
 
 
@@ -128,7 +123,14 @@ def named(point: Mapping[str, Any], name: str) -> Setting | None:
 
 
 def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
-    _refuse_capability(problem, ranks)
+    import torch
+
+    found = torch.cuda.get_device_capability(ranks.device)
+    if found not in CAPABILITIES:
+        known = ", ".join("{}.{}".format(*one) for one in CAPABILITIES)
+        raise Refused(f"Flux runs on GPUs of compute capability {known}, but this GPU has {found[0]}.{found[1]}")
+    if problem.precision == "fp8" and found != (8, 9):
+        raise Refused(f"Flux has FP8 for compute capability 8.9 only, but this GPU has {found[0]}.{found[1]}")
     flux = _load(*NEEDED[problem.shape.kernel], "init_flux_shm")
     _initialise_shared_memory(flux)
     _users.add(ranks)
@@ -164,10 +166,10 @@ def _ag_gemm(flux: Any, setting: Setting, problem: Problem, weight: Tensor) -> C
         lambda: flux.AGKernel(dist.group.WORLD, 1, m, n, k, dtype, output_dtype=problem.out_dtype),
     )
     option = flux.AllGatherOption()
+    output = torch.empty(shape.output_shape, dtype=problem.out_dtype, device=weight.device)
     option.mode = flux.AGRingMode.All2All if setting["method"] == "all_to_all" else flux.AGRingMode.Ring1D
     option.use_cuda_core_local = False
     option.use_cuda_core_ag = not setting["use_ce"]
-    output = torch.empty(shape.output_shape, dtype=problem.out_dtype, device=weight.device)
 
     def multiply(at: int) -> Outputs:
         _operators[key].forward(
@@ -229,17 +231,6 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _refuse_capability(problem: Problem, ranks: Ranks) -> None:
-    import torch
-
-    found = torch.cuda.get_device_capability(ranks.device)
-    if found not in CAPABILITIES:
-        known = ", ".join("{}.{}".format(*one) for one in CAPABILITIES)
-        raise Refused(f"Flux runs on GPUs of compute capability {known}, but this GPU has {found[0]}.{found[1]}")
-    if problem.precision == "fp8" and found != FP8_CAPABILITY:
-        raise Refused(f"Flux has FP8 for compute capability 8.9 only, but this GPU has {found[0]}.{found[1]}")
-
-
 def _load(*needed: str) -> Any:
     """Returns the module `flux`. Raises Refused if it cannot be imported or lacks one of these names."""
     # The import loads NVSHMEM's libraries, which read the environment.
@@ -261,7 +252,7 @@ def _load(*needed: str) -> Any:
 
 @cache
 def _initialise_shared_memory(flux: Any) -> None:
-    """Initialises Flux's shared memory, once per process. Collective."""
+    """Does so once per process. Collective."""
     import torch.distributed as dist
 
     flux.init_flux_shm(dist.group.WORLD)

@@ -1,10 +1,12 @@
-"""Builds the layer, its weights the same for every variant."""
+"""Builds the layer with the same weights for every variant, and chooses the experts of each token once for every input,
+so that all variants send the same tokens to the same ranks, and every rank knows how many it gets."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
@@ -17,19 +19,55 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import layers, mappings
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe import moe_utils, token_dispatcher
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import GlobalMemoryBuffer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from overlap_sweep.backends.megatron import on_cpu
-from overlap_sweep.backends.megatron.routing import Prescribed, Routing
-from overlap_sweep.backends.torch.communicator import SilentGroup, done, own_group
+from overlap_sweep.backends.torch.communicator import SilentGroup, cached_silent_group, done, own_group
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import DTYPES, Ranks, parallel_groups, stream
 from overlap_sweep.measure.instruments import say_groups
 from overlap_sweep.overlap.expert_parallel import Arguments
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The experts of one micro batch, on the layer's device."""
+
+    experts: Tensor
+    """[tokens, experts_per_token], of this rank's tokens."""
+    tokens_per_expert: Tensor
+    """[ranks, num_experts]: how many tokens each rank sends to each expert."""
+
+
+def draw_routing(kind: str, tokens: int, num_experts: int, chosen: int, name: str, seed: int, ranks: Ranks) -> Routing:
+    """Returns the routing of the micro batch of this name. `chosen` is the number of experts of a token."""
+    by_rank = []
+    for rank in range(ranks.world_size):
+        generator = stream(torch.device("cpu"), seed, f"routing {name}", rank)
+        if kind == "balanced":
+            # Dealt in turn, every expert gets as many tokens as any other, and no token an expert twice.
+            turn = torch.randperm(num_experts, generator=generator)
+            by_rank.append(turn[torch.arange(tokens * chosen).view(tokens, chosen) % num_experts])
+        else:
+            by_rank.append(torch.rand((tokens, num_experts), generator=generator).topk(chosen).indices)
+    counts = torch.stack([torch.bincount(experts.flatten(), minlength=num_experts) for experts in by_rank])
+    return Routing(by_rank[ranks.rank].to(ranks.device), counts.to(ranks.device))
+
+
+class Prescribed:
+    """Has a router take prescribed experts instead of those with the highest scores. Stands for Megatron-Core's
+    RouterReplay, which keeps every routing that it was ever given."""
+
+    experts: Tensor
+
+    def get_replay_topk(self, scores: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Returns the scores of the prescribed experts, and their numbers."""
+        return scores.gather(1, self.experts), self.experts
 
 
 class SilentExperts(SilentGroup):
@@ -79,7 +117,7 @@ class Layer:
             patch.object(mappings, "get_tensor_model_parallel_group_if_none", self._given_or_own),
             patch.object(mappings, "get_global_memory_buffer", _memory_buffer),
             patch.object(layers, "get_global_memory_buffer", _memory_buffer),
-            nullcontext() if self.on_gpu else on_cpu.cpu_for_cuda(),
+            nullcontext() if self.on_gpu else cpu_for_cuda(),
         ):
             yield
 
@@ -97,14 +135,7 @@ class Layer:
         return output
 
 
-@cache
-def _alone() -> SilentGroup:
-    return SilentGroup(0, 1)
-
-
-@cache
-def _memory_buffer() -> GlobalMemoryBuffer:
-    return GlobalMemoryBuffer()
+_memory_buffer = cache(GlobalMemoryBuffer)
 
 
 def _groups(
@@ -113,7 +144,8 @@ def _groups(
     """Returns the groups of a layer whose experts are spread over all ranks, each on one, and whose other parts are cut
     over neighbouring ranks."""
     tp_size = point["tp_size"]
-    cut: Any = _alone()
+    alone: Any = cached_silent_group(0, 1)
+    cut = alone
     tokens: Any = dist.group.WORLD
     if silent:
         tokens = counts = SilentExperts(ranks.rank, ranks.world_size)
@@ -128,7 +160,7 @@ def _groups(
         counts = own_group(ranks, "counts") if given["moe_token_dispatcher_type"] == "alltoall" else tokens
     singles = ("pp", "cp", "dp", "dp_cp", "expt_tp", "expt_dp")
     return ProcessGroupCollection(
-        **dict.fromkeys(singles, _alone()), tp=cut, tp_cp=cut, ep=tokens, tp_ep=counts, tp_dp_cp=counts
+        **dict.fromkeys(singles, alone), tp=cut, tp_cp=cut, ep=tokens, tp_ep=counts, tp_dp_cp=counts
     )
 
 
@@ -181,8 +213,8 @@ def _spec(point: Mapping[str, Any], config: TransformerConfig, on_gpu: bool) -> 
             num_experts=config.num_moe_experts, moe_grouped_gemm=config.moe_grouped_gemm
         )
     spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, normalization=config.normalization)
-    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = on_cpu.Norm
-    spec.submodules.self_attention.submodules.core_attention = on_cpu.Attention
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = _Norm
+    spec.submodules.self_attention.submodules.core_attention = _Attention
     return spec
 
 
@@ -197,3 +229,76 @@ def _initialize(module: nn.Module, seed: int, ranks: Ranks) -> None:
         rank = ranks.rank if "mlp.experts." in name else None
         draw = partial(torch.randn, generator=stream(ranks.device, seed, f"weight {name}", rank), device=ranks.device)
         parameter.copy_(draw(parameter.shape) * parameter.shape[-1] ** -0.5)
+
+
+class _Event:
+    """Stands for an event and for a stream."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def record_event(self) -> _Event:
+        return self
+
+    def record(self, *_: Any) -> None:
+        pass
+
+    wait = wait_stream = synchronize = record
+
+
+_STREAM = _Event()
+_PLACES: list[tuple[Any, dict[str, Any]]] = [
+    (
+        torch.cuda,
+        {
+            "current_device": lambda: torch.device("cpu"),
+            "current_stream": lambda *_: _STREAM,
+            "stream": lambda _: nullcontext(),
+            "Stream": _Event,
+            "Event": _Event,
+        },
+    ),
+    (torch.cuda.nvtx, {"range_push": lambda _: None, "range_pop": lambda: None}),
+    (Tensor, {"record_stream": lambda *_: None}),
+    # Without Transformer Engine 0.16 does not define it; with it, it is a kernel for GPUs.
+    (moe_utils, {"te_general_gemm": None}),
+    # Numbers of tokens are on the CPU already, but as a tensor, which torch.distributed does not take.
+    (
+        token_dispatcher,
+        {
+            "maybe_move_tensor_to_cpu": lambda found, as_numpy=False, **_: (
+                found.numpy() if as_numpy and isinstance(found, Tensor) else found
+            )
+        },
+    ),
+]
+
+
+@contextmanager
+def cpu_for_cuda() -> Iterator[None]:
+    """Lets Megatron-Core's layers ask for CUDA's device, streams and events on a CPU. That does everything at once, so
+    events have always happened. What is on the stream of communication runs in a thread instead (`schedule.py`)."""
+    with ExitStack() as stack:
+        for place, instead in _PLACES:
+            stack.enter_context(patch.multiple(place, **instead, create=True))
+        yield
+
+
+class _Norm:
+    """Makes torch's norm, which Megatron-Core does not take with sequence parallelism: on GPUs the norms' gradients are
+    then summed over the ranks at the end of a step."""
+
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> nn.Module:  # type: ignore[misc]
+        return (nn.RMSNorm if config.normalization == "RMSNorm" else nn.LayerNorm)(hidden_size, eps)
+
+
+class _Attention(MegatronModule):
+    """torch's causal attention in the place of Megatron-Core's, which stores all scores."""
+
+    def __init__(self, config: TransformerConfig, **_: Any) -> None:
+        super().__init__(config)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+        query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
+        context = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return context.permute(2, 0, 1, 3).flatten(2)

@@ -17,13 +17,10 @@ from megatron.core.models.common.model_chunk_schedule_plan import TransformerLay
 from megatron.core.pipeline_parallel.utils import ScheduleNode, get_comm_stream, get_comp_stream, set_streams
 from torch import Tensor
 
-from overlap_sweep.backends.megatron.layer import Layer
-from overlap_sweep.backends.megatron.routing import Routing
+from overlap_sweep.backends.megatron.layer import Layer, Routing
 
-_WITHOUT = (
-    *("attention_mask", "rotary_pos_emb", "rotary_pos_cos", "rotary_pos_sin"),
-    *("packed_seq_params", "sequence_len_offset"),
-)
+_ROTARY = ("rotary_pos_emb", "rotary_pos_cos", "rotary_pos_sin")
+_WITHOUT = ("attention_mask", *_ROTARY, "packed_seq_params", "sequence_len_offset")
 """Attributes that a model would give to its layers, all None here."""
 
 
@@ -109,13 +106,8 @@ class Interleaved(Sequential):
         state = SimpleNamespace(
             **dict.fromkeys(_WITHOUT), model=SimpleNamespace(decoder=SimpleNamespace(final_layernorm=None))
         )
-        plan = TransformerLayerSchedulePlan(
-            self._layer.module,
-            torch.cuda.Event(),
-            state,
-            *streams,
-            {"is_first_layer": True, "is_last_layer": True},
-        )
+        ends = {"is_first_layer": True, "is_last_layer": True}
+        plan = TransformerLayerSchedulePlan(self._layer.module, torch.cuda.Event(), state, *streams, ends)
         if not self._layer.on_gpu:
             for name, node in list(vars(plan).items()):
                 if isinstance(node, ScheduleNode):
@@ -140,9 +132,7 @@ class _Node:
         self._node.backward_dw()
 
     def _run(self, run: Callable[[Any], Any], value: Any) -> Any:
-        if self._in_thread:
-            return _thread().submit(lambda: run(_finished(value)))
-        return run(_finished(value))
+        return _thread().submit(lambda: run(_finished(value))) if self._in_thread else run(_finished(value))
 
 
 @cache

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -29,16 +30,6 @@ _isend: Callable[..., Any] = dist.isend
 
 # torch's type stubs know neither the constructor nor the methods that Python may override.
 _ProcessGroup: Any = dist.ProcessGroup
-
-_c10d: Any = torch._C._distributed_c10d
-
-
-def _full_size(shard: Tensor, world_size: int) -> Tensor:
-    return shard.new_empty(world_size * shard.shape[0], *shard.shape[1:])
-
-
-def _shard_size(full: Tensor, world_size: int) -> Tensor:
-    return full.new_empty(full.shape[0] // world_size, *full.shape[1:])
 
 
 class Pending:
@@ -64,23 +55,38 @@ class Communicator:
 
     def all_gather(self, shard: Tensor) -> Pending:
         """Returns [world_size * rows, columns], by rank, from [rows, columns] of every rank."""
-        full = _full_size(shard, self._world_size)
+        full = shard.new_empty(self._full_shape(shard))
         return Pending(full, [all_gather(full, shard, group=self._group, async_op=True).wait], [shard])
 
     def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
         """Returns this rank's [rows, columns] of the sum of every rank's [world_size * rows, columns], into `shard`."""
-        shard = _shard_size(full, self._world_size) if shard is None else shard
-        return Pending(shard, [reduce_scatter(shard, full, group=self._group, async_op=True).wait], [full])
+        shard = full.new_empty(full.shape[0] // self._world_size, *full.shape[1:]) if shard is None else shard
+        by_rank, spans = full.view(self._world_size, *shard.shape), self._spans(shard.shape[0])
+        # A view of all of it, copies of its parts.
+        parts = [by_rank[:, span].flatten(0, 1) for span in spans]
+        works = [
+            reduce_scatter(shard[span], part, group=self._group, async_op=True)
+            for span, part in zip(spans, parts, strict=True)
+        ]
+        return Pending(shard, [work.wait for work in works], parts)
 
     def all_reduce(self, partial: Tensor) -> Pending:
         """Returns the sum of every rank's `partial`, in place."""
-        return Pending(partial, [_all_reduce(partial, group=self._group, async_op=True).wait])
+        works = [_all_reduce(partial[span], group=self._group, async_op=True) for span in self._spans(partial.shape[0])]
+        return Pending(partial, [work.wait for work in works])
 
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
         """Sends `outgoing` to one rank while `incoming` is filled by another; both contiguous."""
         send = dist.P2POp(dist.isend, outgoing, self._first + to, self._group)
         receive = dist.P2POp(dist.irecv, incoming, self._first + source, self._group)
         return Pending(incoming, [work.wait for work in dist.batch_isend_irecv([send, receive])], [outgoing])
+
+    def _spans(self, rows: int) -> list[slice]:
+        """Returns the rows that each call moves."""
+        return [slice(None)]
+
+    def _full_shape(self, shard: Tensor) -> tuple[int, ...]:
+        return (self._world_size * shard.shape[0], *shard.shape[1:])
 
 
 @cache
@@ -96,18 +102,13 @@ def communicator(
     on_gpu, world_size = ranks.device.type == "cuda", ranks.world_size
     group, first = None, 0
     if num_sm is not None or replicas > 1:
-        firsts = range(0, replicas * world_size, world_size)
         # Every rank of the worker group must take part in creating every group.
-        groups = [
-            dist.new_group(
-                list(range(start, start + world_size)),
-                backend="nccl" if on_gpu else "gloo",
-                pg_options=None if num_sm is None else _options(on_gpu, num_sm, cga_size),
-            )
-            for start in firsts
-        ]
-        replica = dist.get_rank() // world_size
-        group, first = groups[replica], firsts[replica]
+        groups = {
+            start: _new_group(on_gpu, num_sm, cga_size, list(range(start, start + world_size)))
+            for start in range(0, replicas * world_size, world_size)
+        }
+        first = dist.get_rank() // world_size * world_size
+        group = groups[first]
     return Communicator(group, world_size, first) if on_gpu else _Gloo(group, world_size, first, num_sm or 1)
 
 
@@ -115,24 +116,25 @@ def communicator(
 def own_group(ranks: Ranks, purpose: str, num_sm: int | None = None) -> Any:
     """Returns a further group of all ranks for this purpose, which has this share, created once per worker.
     Collective."""
-    on_gpu = ranks.device.type == "cuda"
-    options = None if num_sm is None else _options(on_gpu, num_sm, None)
-    return dist.new_group(backend="nccl" if on_gpu else "gloo", pg_options=options)
+    return _new_group(ranks.device.type == "cuda", num_sm)
 
 
-def _options(on_gpu: bool, num_sm: int, cga_size: int | None) -> Any:
-    if on_gpu:
+def _new_group(
+    on_gpu: bool, num_sm: int | None, cga_size: int | None = None, members: list[int] | None = None
+) -> dist.ProcessGroup | None:
+    options: Any = None
+    if num_sm is not None and on_gpu:
         options = dist.ProcessGroupNCCL.Options()
         options.config.min_ctas = options.config.max_ctas = num_sm
         if cga_size is not None:
             options.config.cga_cluster_size = cga_size
-        return options
-    # These private options are the only way to set a group's number of threads.
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._threads = num_sm
-    options._timeout = timedelta(minutes=30)
-    options._devices = [dist.ProcessGroupGloo.create_default_device()]
-    return options
+    elif num_sm is not None:
+        # These private options are the only way to set a group's number of threads.
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._threads = num_sm
+        options._timeout = timedelta(minutes=30)
+        options._devices = [dist.ProcessGroupGloo.create_default_device()]
+    return dist.new_group(members, backend="nccl" if on_gpu else "gloo", pg_options=options)
 
 
 class _Gloo(Communicator):
@@ -148,28 +150,13 @@ class _Gloo(Communicator):
         return [slice(int(part[0]), int(part[-1]) + 1) for part in cuts]
 
     def all_gather(self, shard: Tensor) -> Pending:
-        full = _full_size(shard, self._world_size)
+        full = shard.new_empty(self._full_shape(shard))
         by_rank = full.view(self._world_size, *shard.shape)
         works = [
             dist.all_gather([part[span] for part in by_rank], shard[span], group=self._group, async_op=True)
             for span in self._spans(shard.shape[0])
         ]
         return Pending(full, [work.wait for work in works], [shard])
-
-    def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
-        shard = _shard_size(full, self._world_size) if shard is None else shard
-        by_rank = full.view(self._world_size, *shard.shape)
-        spans = self._spans(shard.shape[0])
-        parts = [by_rank[:, span].flatten(0, 1) for span in spans]
-        works = [
-            reduce_scatter(shard[span], part, group=self._group, async_op=True)
-            for span, part in zip(spans, parts, strict=True)
-        ]
-        return Pending(shard, [work.wait for work in works], parts)
-
-    def all_reduce(self, partial: Tensor) -> Pending:
-        works = [_all_reduce(partial[span], group=self._group, async_op=True) for span in self._spans(partial.shape[0])]
-        return Pending(partial, [work.wait for work in works])
 
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
         def exchange_part(span: slice, tag: int) -> None:
@@ -193,32 +180,28 @@ class SilentGroup(_ProcessGroup):
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
-        self._gathered: dict[tuple[Any, ...], Tensor] = {}
+        self._repeated: dict[tuple[Any, ...], Tensor] = {}
+
+    def repeated(self, source: Tensor, shape: Sequence[int]) -> Tensor:
+        """Returns the tensor of this shape that was filled with copies of the first `source`."""
+        key = (*shape, source.dtype)
+        if key not in self._repeated:
+            values, count = source.detach().reshape(-1), prod(shape)
+            self._repeated[key] = values.repeat(-(-count // max(len(values), 1)))[:count].view(shape)
+        return self._repeated[key]
 
     def all_gather_single(self, output: Tensor, shard: Tensor, options: Any = None) -> dist.Work:
-        key = tuple(output.shape), output.dtype
-        if key not in self._gathered:
-            self._gathered[key] = shard.detach().reshape(-1).repeat(self.size()).view(output.shape)
-        _rebind(output, self._gathered[key])
-        return done()
+        return _result_is(self.repeated(shard, output.shape), output)
 
     def reduce_scatter_single(self, output: Tensor, full: Tensor, options: Any = None) -> dist.Work:
-        _rebind(output, full.detach().reshape(self.size(), -1)[self.rank()].view(output.shape))
-        return done()
+        return _result_is(full.detach().reshape(self.size(), *output.shape)[self.rank()], output)
 
     def all_to_all_single(
         self, output: Tensor, given: Tensor, received: Sequence[int], sent: Sequence[int], options: Any = None
     ) -> dist.Work:
         rows = len(output)
-        if rows <= len(given):
-            _rebind(output, given.detach()[:rows])
-        else:
-            key = tuple(output.shape), output.dtype
-            if key not in self._gathered:
-                repeated = given.detach().repeat(-(-rows // max(len(given), 1)), *[1] * (given.dim() - 1))
-                self._gathered[key] = repeated[:rows]
-            _rebind(output, self._gathered[key])
-        return done()
+        enough = given.detach()[:rows] if rows <= len(given) else self.repeated(given, output.shape)
+        return _result_is(enough, output)
 
     def allreduce(self, tensors: Sequence[Tensor], options: Any = None) -> dist.Work:
         return done()
@@ -244,36 +227,37 @@ class SilentGroup(_ProcessGroup):
     alltoall_base = all_to_all_single
 
 
+cached_silent_group = cache(SilentGroup)
+
+
 class SilentCommunicator(Communicator):
     """Moves nothing, for the floor, and takes no time on the host, while a call of torch.distributed takes 40 to 90 us
     on a CPU. Results are as in SilentGroup."""
 
     def __init__(self, ranks: Ranks) -> None:
-        super().__init__(SilentGroup(ranks.rank, ranks.world_size), ranks.world_size)
-        self._rank = ranks.rank
-        self._gathered: dict[tuple[Any, ...], Tensor] = {}
+        self._silent = SilentGroup(ranks.rank, ranks.world_size)
+        super().__init__(self._silent, ranks.world_size)
 
     def all_gather(self, shard: Tensor) -> Pending:
-        key = tuple(shard.shape), shard.dtype
-        if key not in self._gathered:
-            self._gathered[key] = torch.cat([shard.detach()] * self._world_size)
-        return Pending(self._gathered[key], [])
+        return Pending(self._silent.repeated(shard, self._full_shape(shard)), [])
 
     def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
-        return Pending(full.chunk(self._world_size)[self._rank], [])
+        return Pending(full.chunk(self._world_size)[self._silent.rank()], [])
 
 
-def _rebind(output: Tensor, source: Tensor) -> None:
-    """Makes `output` a view of `source`'s memory, without a copy unless it is itself a part of another tensor."""
+def _result_is(result: Tensor, output: Tensor) -> dist.Work:
+    """Makes `output` a view of the result's memory, without a copy unless it is itself a part of another tensor.
+    Returns a work that has ended."""
     if output._is_view():
-        output.copy_(source)
-        return
-    output.set_(source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
+        output.copy_(result)
+    else:
+        output.set_(result.untyped_storage(), result.storage_offset(), result.shape, result.stride())
+    return done()
 
 
 def done() -> dist.Work:
     """Returns a work that has ended."""
     future: torch.futures.Future[None] = torch.futures.Future()
     future.set_result(None)
-    work: dist.Work = _c10d._create_work_from_future(future)
+    work: dist.Work = torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
     return work

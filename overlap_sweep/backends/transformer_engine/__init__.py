@@ -7,10 +7,14 @@ import re
 import sys
 from collections.abc import Collection, Mapping
 from functools import cache
+from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
+from packaging.specifiers import SpecifierSet
 
 from overlap_sweep.backends import (
     ParallelLayer,
@@ -190,12 +194,32 @@ def cuda_major() -> int | None:
     return None
 
 
+@cache
+def _wrong_numbers() -> list[dict[str, Any]]:
+    """Returns what versions of Transformer Engine are known to compute wrongly."""
+    text = resources.files(__package__).joinpath("wrong_numbers.yaml").read_text()
+    entries: list[dict[str, Any]] = yaml.safe_load(text)
+    return entries
+
+
 def known_wrong(
     point: Mapping[str, Any], slot: str, setting: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> str | None:
-    from overlap_sweep.backends.transformer_engine import wrong_numbers
-
-    return wrong_numbers.listed(point, slot, setting, environment)
+    """Returns why a slot's setting computes wrong numbers on a machine with this recorded environment, or None."""
+    for entry in _wrong_numbers():
+        installed = environment.get("packages", {}).get(entry["package"])
+        # cuBLASMp is another implementation of the same methods.
+        if (
+            installed
+            and not point.get("with_cublasmp")
+            and SpecifierSet(entry["versions"]).contains(installed, prereleases=True)
+            and entry.get("multicast", point["runtime"]["multicast"]) == point["runtime"]["multicast"]
+            and point["precision"] in entry.get("precisions", [point["precision"]])
+            and slot.partition("_")[2] in entry.get("phases", [slot.partition("_")[2]])
+            and entry["setting"].items() <= setting.items()
+        ):
+            return f"wrong numbers with {entry['package']} {installed}: {entry['reason']}"
+    return None
 
 
 def knobs(point: Mapping[str, Any]) -> Collection[str]:

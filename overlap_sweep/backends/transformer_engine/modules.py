@@ -19,7 +19,7 @@ from transformer_engine.common import recipe as makers
 from transformer_engine.pytorch.quantization import FP8GlobalState, FP8GlobalStateManager
 
 from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose
-from overlap_sweep.backends.torch.communicator import SilentGroup
+from overlap_sweep.backends.torch.communicator import SilentGroup, cached_silent_group
 from overlap_sweep.backends.transformer_engine import (
     MEGATRON_NAMES,
     SWITCHES_OF_PARALLEL,
@@ -79,11 +79,6 @@ def freeze() -> None:
     FP8GlobalStateManager.reset()
 
 
-@cache
-def _silent_group(rank: int, size: int) -> SilentGroup:
-    return SilentGroup(rank, size)
-
-
 def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
     """Returns the point's operator as a module of its backend, Transformer Engine or Megatron-Core. Collective."""
     check_available(point["precision"])
@@ -92,7 +87,7 @@ def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: 
         shape = shape.unsharded()
     group = None
     if shape.tp_size > 1:
-        group = _silent_group(ranks.rank, ranks.world_size) if purpose == "floor" else dist.group.WORLD
+        group = cached_silent_group(ranks.rank, ranks.world_size) if purpose == "floor" else dist.group.WORLD
     settings = space.settings(point) if purpose == "point" else {}
     make_module = _megatron_module if point["backend"] == "megatron" else _transformer_engine_module
     module, module_forward = make_module(point, shape, group, operator_switches(point["operator"], purpose, settings))
@@ -178,7 +173,7 @@ def _megatron_module(
         "is_expert": False,
         "tp_comm_buffer_name": point["operator"],
         # Megatron-Core requires a group at TP=1 too.
-        "tp_group": group or _silent_group(0, 1),
+        "tp_group": group or cached_silent_group(0, 1),
     }
     if shape.parallel == "column":
         make, arguments["gather_output"] = TELayerNormColumnParallelLinear, False

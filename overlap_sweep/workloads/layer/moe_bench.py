@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from overlap_sweep.backends import transformer_engine
-from overlap_sweep.backends.megatron import routing
-from overlap_sweep.backends.megatron.layer import Layer
+from overlap_sweep.backends.megatron.layer import Layer, draw_routing
 from overlap_sweep.backends.megatron.schedule import Interleaved, MicroBatch, Sequential
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import DTYPES, Ranks, stream
@@ -66,7 +65,7 @@ def _micro_batch(point: Mapping[str, Any], number: int, part: int, ranks: Ranks)
         draw((tokens // batch, batch, model["hidden_size"]), generator, DTYPES[point["precision"]]) for _ in range(2)
     )
     chosen = model["num_experts"], model["experts_per_token"]
-    routed = routing.draw(point["layer"]["moe"]["routing"], tokens, *chosen, name, seed, ranks)
+    routed = draw_routing(point["layer"]["moe"]["routing"], tokens, *chosen, name, seed, ranks)
     return MicroBatch(x.requires_grad_(), gradient, routed)
 
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from overlap_sweep.backends.megatron import on_cpu, routing, schedule
-from overlap_sweep.backends.megatron.layer import Layer
+from overlap_sweep.backends.megatron import layer as megatron_layer
+from overlap_sweep.backends.megatron import schedule
+from overlap_sweep.backends.megatron.layer import Layer, draw_routing
 from overlap_sweep.backends.megatron.schedule import MicroBatch, Sequential
 from overlap_sweep.errors import UserError
 from overlap_sweep.measure import Ranks
@@ -110,7 +111,7 @@ def computed(ranks: Ranks, point: dict[str, Any]) -> tuple[dict[str, Tensor], Te
     """The layer's weights, an input, its output and the experts of its tokens."""
     layer = Layer(point, VARIANTS["none"], ranks, None, silent=False)
     x = torch.randn(16, 2, 64, generator=torch.Generator().manual_seed(3))
-    routed = routing.draw("random", 32, 4, 2, "x", 1, ranks)
+    routed = draw_routing("random", 32, 4, 2, "x", 1, ranks)
     output = Sequential(layer).first(MicroBatch(x, x, routed)).detach()
     return {name: value.detach() for name, value in layer.module.named_parameters()}, x, output, routed.experts
 
@@ -171,7 +172,7 @@ def test_what_computes_wrong_numbers_is_not_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["balanced", "random"])
 @pytest.mark.parametrize("chosen", [1, 3, 8])
 def test_routing(kind: str, chosen: int) -> None:
-    by_rank = [routing.draw(kind, 40, 8, chosen, "x", 7, Ranks(rank, 2, torch.device("cpu"))) for rank in (0, 1)]
+    by_rank = [draw_routing(kind, 40, 8, chosen, "x", 7, Ranks(rank, 2, torch.device("cpu"))) for rank in (0, 1)]
     for rank, routed in enumerate(by_rank):
         # Every rank knows what all send.
         assert routed.tokens_per_expert.equal(by_rank[0].tokens_per_expert)
@@ -245,7 +246,7 @@ def test_layers_without_experts_record_nothing_of_them() -> None:
 
 def test_the_cpu_stands_for_a_gpu_only_while_a_layer_runs() -> None:
     before = torch.cuda.current_device, torch.cuda.Stream
-    with on_cpu.cpu_for_cuda():
+    with megatron_layer.cpu_for_cuda():
         assert torch.cuda.current_device() == torch.device("cpu")
     assert (torch.cuda.current_device, torch.cuda.Stream) == before
 
