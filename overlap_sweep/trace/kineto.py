@@ -41,6 +41,14 @@ LONG_FUNCTION_US = 1000
 file are shorter ones."""
 LAUNCH_SUFFIXES = ("_runtime", "_driver")
 """cuda_runtime, cuda_driver, and the like of other devices. HIP's calls are in cuda_runtime."""
+OLD_CATEGORIES = {
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Operator": "cpu_op",
+    "Runtime": "cuda_runtime",
+}
+"""Names of the categories before PyTorch 1.12."""
 
 _MOST_US = 2.0**51
 """71 years. Integer nanoseconds can hold a time of this size plus a duration, and differences of two."""
@@ -54,15 +62,20 @@ _ON_HOST = ("c10d::", "nccl:", "gloo:", "mpi:", "ucc:")
 _NEITHER, _DEVICE, _LAUNCH, _HOST, _MODULE, _FUNCTION = range(6)
 
 
-def _group(category: str | None) -> int:
+def _group(written: str | None) -> int:
     """Returns the group of columns that an event belongs to, by its category; functions are all _MODULE."""
+    category = _category(written)
     if category in HOST_CATEGORIES:
         return _HOST
     if category in DEVICE_CATEGORIES:
         return _DEVICE
     if category == MODULE_CATEGORY:
         return _MODULE
-    return _LAUNCH if (category or "").endswith(LAUNCH_SUFFIXES) else _NEITHER
+    return _LAUNCH if category.endswith(LAUNCH_SUFFIXES) else _NEITHER
+
+
+def _category(written: str | None) -> str:
+    return OLD_CATEGORIES.get(written or "", written or "")
 
 
 class _NeedExactTimes(Exception):
@@ -128,7 +141,7 @@ def _read(path: Path, document: Document) -> Trace:
         rank=_number(info.rank),
         world_size=_number(info.world_size),
         base_time_ns=document.base_time_ns,
-        labels=[(category or "", name or "") for category, name in labels],
+        labels=[(_category(category), name or "") for category, name in labels],
         lanes=list(spelled),
         details=list(details),
         groups={group.name: group for group in info.groups},

@@ -53,6 +53,35 @@ def backward(start: float, dur: float, thread: int = 2) -> Written:
     return event("cpu_op", name, start, dur, 4242, thread, **{"Sequence number": 3, "Fwd thread id": 1})
 
 
+def test_pytorch_before_1_12(tmp_path: Path) -> None:
+    """Whole microseconds, words of their own for categories, threads and streams as text."""
+    all_reduce = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"
+    host: list[Written] = [
+        event("Operator", "aten::mm", 100, 40, 31, "31", **{"Device": 31, "External id": 2, "Trace name": "PyTorch"}),
+        event("Runtime", "cudaLaunchKernel", 110, 9, "31", "31", cbid=211, correlation="335"),
+        event("Runtime", "cudaLaunchKernel", 130, 9, "31", "31", cbid=211, correlation=336),
+        event("Operator", "autograd::engine::evaluate_function: MmBackward", 200, 90, 31, "78"),
+        event("Runtime", "cudaLaunchKernel", 210, 9, "31", "78", cbid=211, correlation=337),
+        event("Runtime", "cudaMemcpyAsync", 230, 9, "31", "78", cbid=41, correlation=338),
+        event("Python", "train.py(7): step", 0, 900, "31", "31"),
+        event("user_annotation", "[pytorch|profiler] something", 90, 300, 31, "31"),
+    ]
+    device: list[Written] = [
+        event("Kernel", "volta_sgemm_128x64_nn", 1000, 60, 0, "stream 7", correlation=335, stream=7),
+        event("Kernel", all_reduce, 1040, 50, 0, "stream 16", correlation=336, stream=16),
+        event("Kernel", "volta_sgemm_128x32_nt", 1100, 30, 0, "stream 7", correlation=337, stream=7),
+        event("Memcpy", "Memcpy DtoD (Device -> Device)", 1140, 10, 0, "stream 7", correlation=338, stream=7),
+    ]
+    rows, parts = found(tmp_path / "trace.json", {"schemaVersion": 1, "traceEvents": host + device})
+    assert {which: numbers(row) for which, row in rows.items()} == {
+        (0, "fwd"): (90.0, 60.0, 50.0, 0.0, 20.0, 30.0, 0.0),
+        (0, "bwd"): (50.0, 30.0, 0.0, 0.0, 0.0, 0.0, 10.0),
+        (0, "all"): (150.0, 90.0, 50.0, 0.0, 20.0, 30.0, 20.0),
+    }
+    assert libraries(parts) == {("gemm", "cublas"), ("comm", "nccl"), ("memory", "copy")}
+    assert {part.name for part in parts if part.by == "stream"} == {"0 stream 7", "0 stream 16"}
+
+
 def test_rocm(tmp_path: Path) -> None:
     """HIP's calls are filed under cuda_runtime; devices are numbered behind the processes' numbers in some versions."""
     events = [launched("hipExtModuleLaunchKernel", 10, 1), launched("hipLaunchKernel", 20, 2)]
