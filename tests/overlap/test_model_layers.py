@@ -55,10 +55,10 @@ def test_what_of_a_model_is_tuned_and_where_it_is_proven(
 
 def test_every_operator_of_latent_attention_has_its_reason_and_its_sizes() -> None:
     reasons = {operator: not_overlapped(model_of("deepseek_v3"), operator) for operator in OPERATORS}
-    told = {"qkv": "q_up_proj 1536 -> 24576", "proj": "16384 -> 7168", "fc1": "7168 -> 36864", "fc2": "18432 -> 7168"}
+    sizes = {"qkv": "q_up_proj 1536 -> 24576", "proj": "16384 -> 7168", "fc1": "7168 -> 36864", "fc2": "18432 -> 7168"}
     for operator, reason in reasons.items():
         assert str(reason).startswith(f"{operator}: ")
-        assert told[operator] in str(reason)
+        assert sizes[operator] in str(reason)
     assert "first layer of each pipeline stage" in str(reasons["proj"])
 
 

@@ -123,11 +123,10 @@ def test_what_is_no_such_file_is_one_clear_error(tmp_path: Path, text: str, says
 
 
 def test_a_file_that_is_not_there_or_no_text_is_one_clear_error(tmp_path: Path) -> None:
-    binary = tmp_path / "binary.yaml"
-    binary.write_bytes(b"\xff\xfe\x00\x80")
-    for path in (tmp_path / "nowhere.yaml", tmp_path, binary):
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
+    for name in ("nowhere.yaml", "", "binary.yaml"):
         with pytest.raises(UserError, match=r"cannot be read \(.*\)"):
-            overlap_cfg.read(path)
+            overlap_cfg.read(tmp_path / name)
 
 
 @pytest.mark.parametrize(

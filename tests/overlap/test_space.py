@@ -70,10 +70,9 @@ def test_what_is_fixed_in_a_sweep_is_a_digest_of_its_keys_and_values() -> None:
     assert name("tp_size=2", "runtime.retries=3", fixed=("tp_size", "runtime.retries")) == "m_tp2_fc1_bulk_sm4"
 
 
-def test_keys_that_end_alike_are_told_apart() -> None:
-    training = resolved("fsdp")
+def test_keys_that_end_alike_stay_different() -> None:
     overrides = ["compile.enabled=True", "profiling.enabled=False", "fsdp.forward_prefetch=True"]
-    name = point_name(training, overrides)
+    name = point_name(resolved("fsdp"), overrides)
     assert name.endswith("_compile.enabled=true_profiling.enabled=false_forward_prefetch=true")
 
 

@@ -111,6 +111,18 @@ def test_backward_is_chosen_as_a_pair(tmp_path: Path) -> None:
     assert choices(tmp_path)[BWD].chosen.settings == {"fc1_dgrad": {"method": "bulk", "num_sm": 4}}
 
 
+def test_a_default_that_several_points_carry_counts_once_and_is_summed_where_all_were_measured(tmp_path: Path) -> None:
+    first, second = default_timing(180.0, 200.0, minute=0), default_timing(190.0, 200.0, minute=5)
+    for num_sm, default in ((1, first), (2, first), (4, first), (8, second)):
+        bulk(tmp_path, num_sm, bwd(150.0, default=default))
+    found = choices(tmp_path)
+    default = found[BWD].default
+    assert default
+    assert (default.repeats, default.time_us) == (10, pytest.approx(185.0))
+    sums = [default_sum_us(some) for some in ([found[BWD]], list(found.values()), [])]
+    assert sums == [default.time_us, None, None]
+
+
 def test_launch_bound_failed_and_skipped_points_are_no_candidates(tmp_path: Path) -> None:
     bulk(tmp_path, 1, bwd(100.0), launch_bound=True)
     bulk(tmp_path, 2, status="failed", error="boom")
@@ -130,15 +142,6 @@ def test_the_default_is_compared_through_the_none_beside_it(tmp_path: Path) -> N
     assert choices(tmp_path)[FWD].default is None
 
 
-def test_a_default_that_several_points_carry_counts_once(tmp_path: Path) -> None:
-    first, second = default_timing(180.0, 200.0, minute=0), default_timing(190.0, 200.0, minute=5)
-    for num_sm, default in ((1, first), (2, first), (4, first), (8, second)):
-        bulk(tmp_path, num_sm, bwd(150.0, default=default))
-    default = choices(tmp_path)[BWD].default
-    assert default
-    assert (default.repeats, default.time_us) == (10, pytest.approx(185.0))
-
-
 @pytest.mark.parametrize(
     ("default_us", "spread_us", "wins"),
     [
@@ -154,14 +157,6 @@ def test_a_default_that_beats_all_that_was_tried_is_known(
 ) -> None:
     bulk(tmp_path, 4, bwd(150.0, spread_us, default_timing(default_us, 200.0, spread_us=spread_us)))
     assert choices(tmp_path)[BWD].default_wins is wins
-
-
-def test_defaults_are_summed_only_where_all_were_measured(tmp_path: Path) -> None:
-    bulk(tmp_path, 4, bwd(150.0, default=default_timing(180.0, 200.0)))
-    found = choices(tmp_path)
-    assert default_sum_us([found[BWD]]) == 180.0
-    assert default_sum_us(list(found.values())) is None
-    assert default_sum_us([]) is None
 
 
 def case_of(directory: Path) -> CaseAnalysis:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig, megatron_arguments, methods_allowed
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig, methods_allowed
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
 from overlap_sweep.workloads.operator.switches import DEFAULTS, LAYERS_ALIKE, Plan, plan, unmeasured_slots
@@ -177,14 +177,3 @@ def test_what_was_not_measured_keeps_its_default_where_that_is_wanted() -> None:
     runs = {one.slot: one.runs for one in unmeasured_slots(found.config, {"fc1_fprop"})}
     assert len(runs) == 9
     assert set(runs.values()) == {"default"}
-
-
-def test_what_megatron_takes_is_what_differs_from_its_defaults() -> None:
-    changed = {**DEFAULTS, "tp_comm_overlap_ag": False, "tp_comm_overlap_disable_qkv": True}
-    assert megatron_arguments(OverlapConfig({}, changed), 4, "best of all.yaml") == [
-        "--tensor-model-parallel-size 4 --sequence-parallel --tp-comm-overlap",
-        "--tp-comm-overlap-cfg 'best of all.yaml'",
-        "--disable-tp-comm-overlap-ag",
-        "# no option, set in TransformerConfig: tp_comm_overlap_disable_qkv=True",
-    ]
-    assert megatron_arguments(OverlapConfig({}, {**DEFAULTS, "tp_comm_overlap": False}), 4) == []
