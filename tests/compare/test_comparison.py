@@ -15,8 +15,8 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.verdict import MARGIN, mean_ratio, verdict
-from overlap_sweep.workloads.operator.compare import plain_setting
 from overlap_sweep.workloads.operator.result import PassTimes
+from overlap_sweep.workloads.operator.section import plain_setting
 from tests.made_sweeps import trial, write_tuner
 from tests.make_point import (
     ENVIRONMENT,

@@ -231,12 +231,7 @@ MEASURED = (
         read="saved.time_us",
         high_first=True,
     ),
-    _own(
-        "saved_noise_us",
-        "Half-width of the 95 % confidence interval of saved_us.",
-        read="saved.noise_us",
-        dropped=2,
-    ),
+    _own("saved_noise_us", "Half-width of the 95 % confidence interval of saved_us.", read="saved.noise_us", dropped=2),
     attribute(
         "hidden_fraction",
         "saved_us over the shorter of gemm_us and copy_us, the most that overlap can save.",
@@ -244,11 +239,7 @@ MEASURED = (
         show=as_percent,
         high_first=True,
     ),
-    _own(
-        "chunk_cost",
-        "Additional time of all GEMMs alone when they are split, as a fraction.",
-        show="{:+.1%}".format,
-    ),
+    _own("chunk_cost", "Additional time of all GEMMs alone when they are split, as a fraction.", show="{:+.1%}".format),
     _own("whole_us", "Time of GEMMs and copies overlapped, with whole GEMMs.", dropped=2),
     _own(
         "chunk_gain",

@@ -93,8 +93,7 @@ WORKLOAD = Workload(
     words=_words,
     named={"tp_size", "operator", "phase", "method", "phases", NOISE_GOAL, *space.KNOBS},
     searchable=Searchable(
-        sample=_sample,
-        same_point=lambda point: _identity(point, set() if space.settings(point) else {"num_sm"}),
+        sample=_sample, same_point=lambda point: _identity(point, set() if space.settings(point) else {"num_sm"})
     ),
     is_told_when_measured=False,
 )

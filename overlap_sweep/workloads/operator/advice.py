@@ -82,10 +82,7 @@ def _card(case: CaseAnalysis, tp_size: int) -> Card:
     return Card(
         title=f"TP={tp_size}",
         headline=_headline(case, tp_size),
-        sentences=[
-            *(said if outcome else in_sum),
-            *([leave_out] if off else set_in_training(case.case.process_wide)),
-        ],
+        sentences=[*(said if outcome else in_sum), *([leave_out] if off else set_in_training(case.case.process_wide))],
         basis=[
             *(in_sum if outcome else []),
             *(_differences(case, tp_size) if has_file else []),

@@ -281,3 +281,19 @@ ANSWERS = Table(
         ),
     ),
 )
+USUAL_NAMES = {
+    "overlap_method": "method",
+    **{
+        f"{usual}_{key}": f"{ours}_{column}"
+        for usual, ours in (("forward", "fwd"), ("backward", "bwd"))
+        for key, column in {
+            "gemm_time_us": "gemm_us",
+            "comm_time_us": "comm_us",
+            "overlap_time_us": "overlap_us",
+            "overlap_ratio": "overlap_ratio",
+            "e2e_time_us": "span_us",
+        }.items()
+    },
+    "operator_e2e_time_us": "total_span_us",
+}
+"""Our columns by the keys of other tuners' tuning_report.json, for scripts that read those."""

@@ -28,13 +28,7 @@ from overlap_sweep.overlap.overlap_cfg import (
     scatters_dgrad,
 )
 from overlap_sweep.report.numbers import as_sentence, as_us, comments
-from overlap_sweep.results.provenance import (
-    describe_machine,
-    environments,
-    launch_commands,
-    measured_when,
-    multicast,
-)
+from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when, multicast
 from overlap_sweep.workloads.operator.advice import (
     USERBUFFER_BACKENDS,
     async_tp_advice,

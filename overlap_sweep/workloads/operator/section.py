@@ -1,21 +1,26 @@
-"""The report's section on operators: every measured point, the best setting of each slot with its reason, and the part
-of tuning_report.json."""
+"""The report's section on operators: every measured point, the best setting of each slot with its reason, the part of
+tuning_report.json, and the times for comparisons and histories."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.overlap_cfg import FLAGS
+from overlap_sweep.overlap.overlap_cfg import DEFAULT, FLAGS
+from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.report.section import Answer, File, Section, Sources
 from overlap_sweep.report.table import Listing, Row
-from overlap_sweep.results.points import Point
+from overlap_sweep.results.comparable import Comparable, Decision, Key, KeyedTime, Sample, key_of_pass
+from overlap_sweep.results.points import Point, group_cases
 from overlap_sweep.results.provenance import measured_on, multicast, recorded
+from overlap_sweep.results.records import Records
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator.advice import (
     cards,
@@ -35,28 +40,20 @@ from overlap_sweep.workloads.operator.answer import (
     config_id,
 )
 from overlap_sweep.workloads.operator.chart import exhibits, tuning
-from overlap_sweep.workloads.operator.choice import Frozen, frozen, of_pass
-from overlap_sweep.workloads.operator.columns import ANSWERS, TABLE, PhaseRow, PhaseTimes
+from overlap_sweep.workloads.operator.choice import (
+    Candidate,
+    Frozen,
+    PassChoice,
+    choose_all,
+    failures_by_pass,
+    frozen,
+    of_pass,
+)
+from overlap_sweep.workloads.operator.columns import ANSWERS, TABLE, USUAL_NAMES, PhaseRow, PhaseTimes
 from overlap_sweep.workloads.operator.config import Asked
 from overlap_sweep.workloads.operator.exports import training_files
-from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial
-
-USUAL_NAMES = {
-    "overlap_method": "method",
-    **{
-        f"{usual}_{key}": f"{ours}_{column}"
-        for usual, ours in (("forward", "fwd"), ("backward", "bwd"))
-        for key, column in {
-            "gemm_time_us": "gemm_us",
-            "comm_time_us": "comm_us",
-            "overlap_time_us": "overlap_us",
-            "overlap_ratio": "overlap_ratio",
-            "e2e_time_us": "span_us",
-        }.items()
-    },
-    "operator_e2e_time_us": "total_span_us",
-}
-"""Our columns by the keys of other tuners' tuning_report.json, for scripts that read those."""
+from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial, outcomes
+from overlap_sweep.workloads.operator.result import OperatorTimes
 
 
 def section(sources: Sources) -> Section | None:
@@ -181,7 +178,7 @@ def _report(
     """
     cases, root = analysis.cases, sources.reading.root
     sizes = [(case, tp_size) for case in cases for tp_size in case.tp_sizes]
-    outcomes = [(outcome, case.folder) for case in cases for outcome in case.outcomes.values()]
+    proofs = [(outcome, case.folder) for case in cases for outcome in case.outcomes.values()]
     names = {_relative(point.directory, root): _case_name(point, cases) for point in sources.points("operator")}
     threshold = sources.config.overlap_threshold
     return {
@@ -227,7 +224,7 @@ def _report(
             "by_case": {case.case.name: asdict(case.scaling) for case in cases},
         },
         "configurations": [{"case": names.get(str(row["directory"])), **row, **_usually_named(row)} for row in rows],
-        "proof": [_outcome(one, root, folder) for one, folder in [*outcomes, *((one, "") for one in analysis.strays)]],
+        "proof": [_outcome(one, root, folder) for one, folder in [*proofs, *((one, "") for one in analysis.strays)]],
         "tuner": [
             {"directory": _relative(directory, root), **msgspec.to_builtins(record)}
             for directory, record in sources.records.tuners.items()
@@ -310,3 +307,83 @@ def _trial(trial: Trial | None, root: Path) -> Mapping[str, Any]:
 
 def _relative(directory: Path, root: Path) -> str:
     return directory.relative_to(root).as_posix()
+
+
+def _measured(points: Sequence[Point], records: Records) -> Comparable:
+    """Returns the times of all measured passes, and the tuners' proofs. Only passes under test have choices; points
+    time other passes too."""
+    points = [_with_plain_settings(point) for point in points]
+    cases, failed = group_cases(points, "operator"), failures_by_pass(points)
+    choices: dict[Key, PassChoice] = {}
+    for case, own in cases.items():
+        tested = {(p.config.tp_size, p.recorded["operator"], name) for p in own for name in space.passes(p.recorded)}
+        for choice in choose_all(own, {}, "time", failed):
+            key = choice.tp_size, choice.operator, choice.pass_name
+            if key in tested:
+                choices[key_of_pass(case, *key)] = choice
+    return Comparable(
+        times=[time for key, choice in choices.items() for time in _keyed_times(key, choice)],
+        decisions={key: _decision(key, choice) for key, choice in choices.items()},
+        proofs=[f"TP={outcome.tp_size}: {outcome.verdict}" for outcome in outcomes(records.tuners, points, cases)],
+    )
+
+
+def _samples(result: Result) -> dict[str, Sample]:
+    """Returns the total time of the passes under test; empty if the point is launch-bound."""
+    if result.launch_bound:
+        return {}
+    names = space.passes(result.recorded)
+    passes = [result.measured_as(OperatorTimes).times[name] for name in names]
+    none_us = sum(times.none.median_us for times in passes)
+    timings = tuple(times.point for times in passes)
+    return {
+        space.settings_name(result.settings): Sample(
+            timings, none_us, "+".join(names), result.recorded["workload"]["tokens"]
+        )
+    }
+
+
+def plain_setting(slot: str, setting: space.Setting) -> space.Setting:
+    """Returns the setting in a form that is equal for all backends: without num_sm of a ring exchange by copy engines,
+    and with the knobs that are always named."""
+    operator, _, phase = slot.partition("_")
+    method = setting["method"]
+    usual = space.USERBUFFERS_DEFAULTS[method]
+    named = set(space.knobs_of(operator, phase, method)) & {"aggregate", "num_splits"} & usual.keys()
+    plain = {**{knob: usual[knob] for knob in sorted(named)}, **setting}
+    if method == "ring_exchange" and plain.get("use_ce"):
+        plain.pop("num_sm", None)
+    return plain
+
+
+def _with_plain_settings(point: Point) -> Point:
+    if not point.result:
+        return point
+    settings = {slot: plain_setting(slot, setting) for slot, setting in point.result.settings.items()}
+    return replace(point, result=structs.replace(point.result, settings=settings))
+
+
+def _keyed_times(key: Key, choice: PassChoice) -> Iterator[KeyedTime]:
+    for candidate in choice.candidates:
+        yield _keyed_time(key, choice, candidate)
+    if choice.default:
+        none_us, floor_us = choice.none.time_us, choice.floor_us
+        yield KeyedTime(key._replace(setting=DEFAULT), choice.default, none_us, floor_us, ())
+
+
+def _keyed_time(key: Key, choice: PassChoice, candidate: Candidate) -> KeyedTime:
+    own = key._replace(setting=candidate.name)
+    return KeyedTime(own, candidate.estimate, choice.none.time_us, choice.floor_us, candidate.points)
+
+
+def _decision(key: Key, choice: PassChoice) -> Decision:
+    slots = space.slots_of_pass(choice.operator, choice.pass_name)
+    settings = choice.chosen.settings
+    return Decision(
+        best=_keyed_time(key, choice, choice.chosen),
+        slots={slot: space.brief_name(settings.get(slot)) for slot in slots},
+        tried=choice.tried_slots,
+    )
+
+
+COMPARING = Comparing(_measured, _samples, matched=("operator", "phase", "phases", "method", *space.KNOBS))
