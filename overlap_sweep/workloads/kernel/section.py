@@ -14,7 +14,7 @@ from overlap_sweep.report import causes, charts
 from overlap_sweep.report.charts import looks_of
 from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.report.diagnosis import NODES
-from overlap_sweep.report.numbers import as_percent, as_rate, as_us, some_of
+from overlap_sweep.report.numbers import as_percent, as_rate, some_of
 from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     BACKEND,
@@ -70,12 +70,11 @@ OF_BACKEND = attribute(
 TIMES = (
     C("method", lambda row: row.setting.get("method"), kind="text"),
     *knob_columns(attrgetter("setting")),
-    attribute("time_us", header="time us", show=as_us),
-    attribute("noise_us", read="estimate.noise_us", header="noise us", show=as_us, dropped=2),
-    *(
-        C(name, lambda row, baseline=baseline: row.baselines_us[baseline])  # type: ignore[misc]
-        for name, baseline in {"none_us": SEQUENTIAL, "floor_us": GEMM_ONLY, "comm_only_us": COMM_ONLY}.items()
-    ),
+    attribute("time_us", header="time us"),
+    attribute("noise_us", read="estimate.noise_us", header="noise us", dropped=2),
+    C("none_us", lambda row: row.baselines_us[SEQUENTIAL]),
+    C("floor_us", lambda row: row.baselines_us[GEMM_ONLY]),
+    C("comm_only_us", lambda row: row.baselines_us[COMM_ONLY]),
     attribute("tflops", header="TFLOP/s", show=as_rate, high_first=True),
     attribute(
         "link_gb_per_s",

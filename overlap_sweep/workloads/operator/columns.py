@@ -89,9 +89,8 @@ class PhaseTimes:
 
     @property
     def note(self) -> str:
-        if self.launch_bound:
-            return "the host was too slow: the time says nothing about the GPU"
-        return "chosen" if self.is_chosen else ""
+        doubt = "the host was too slow: the time says nothing about the GPU"
+        return doubt if self.launch_bound else "chosen" if self.is_chosen else ""
 
 
 PhaseRow = PointRow[PhaseTimes]
@@ -136,10 +135,15 @@ def _trace_note(row: PhaseTimes) -> str | None:
     return "; ".join([*missing, *row.trace.problems, *row.trace.warnings]) or None
 
 
-CONFIG_ID = "TP size, operator, phase and setting in one word; also the pass's other slot where it overlaps too."
+_CONFIG_ID = "TP size, operator, phase and setting in one word; also the pass's other slot where it overlaps too."
 OF_POINT = (
-    *(POINT, DIRECTORY, P("config_id", _id, CONFIG_ID, "text", queried=True)),
-    *(replace(MODEL, differing=True), replace(BACKEND, differing=True), DEVICE, replace(PRECISION, differing=True)),
+    POINT,
+    DIRECTORY,
+    P("config_id", _id, _CONFIG_ID, "text", queried=True),
+    replace(MODEL, differing=True),
+    replace(BACKEND, differing=True),
+    DEVICE,
+    replace(PRECISION, differing=True),
     P("tokens", lambda row: row.point.case.tokens, kind="count", header="tokens", differing=True),
     PROCESS_WIDE,
     asked("tp_size", kind="count", header="TP", page_only=True),
@@ -150,10 +154,11 @@ OF_POINT = (
     P("method", lambda row: _setting(row)["method"], kind="text"),
     *knob_columns(_setting),
     P("", lambda row: space.brief_name(_setting(row)), kind="text", header="setting", style="setting"),
-    *(STATUS, ERROR),
+    STATUS,
+    ERROR,
 )
 OF_PHASE = (
-    attribute("time_us", read="times.point.median_us", header="time us", show=as_us),
+    attribute("time_us", read="times.point.median_us", header="time us"),
     M("noise_us", lambda row: estimate(row.times.point.samples_us).noise_us),
     attribute("q1_us", read="times.point.q1_us"),
     attribute("q3_us", read="times.point.q3_us"),
@@ -165,8 +170,8 @@ OF_PHASE = (
         page_only=True,
     ),
     M("repeats", lambda row: len(row.times.point.samples_us), kind="count"),
-    attribute("none_us", read="times.none.median_us", header="none us", show=as_us),
-    attribute("floor_us", read="times.floor.median_us", header="floor us", show=as_us),
+    attribute("none_us", read="times.none.median_us", header="none us"),
+    attribute("floor_us", read="times.floor.median_us", header="floor us"),
     attribute("default_us", queried=True),
     M("tp1_us", lambda row: row.times.tp1.median_us if row.times.tp1 else None),
     attribute("hidden_fraction", header="hidden", show=as_percent, high_first=True),
@@ -240,17 +245,11 @@ ANSWERS = Table(
             "Time of the slot's pass with this setting; dgrad and wgrad are timed together.",
             read="choice.chosen.time_us",
             header="time us",
-            show=as_us,
         ),
-        attribute("noise_us", read="choice.chosen.estimate.noise_us", header="noise us", show=as_us),
-        attribute("none_us", read="choice.none.time_us", header="none us", show=as_us),
-        S(
-            "default_us",
-            lambda row: row.choice.default.time_us if row.choice.default else None,
-            header="default us",
-            show=as_us,
-        ),
-        attribute("floor_us", read="choice.floor_us", header="floor us", show=as_us),
+        attribute("noise_us", read="choice.chosen.estimate.noise_us", header="noise us"),
+        attribute("none_us", read="choice.none.time_us", header="none us"),
+        S("default_us", lambda row: row.choice.default.time_us if row.choice.default else None, header="default us"),
+        attribute("floor_us", read="choice.floor_us", header="floor us"),
         attribute("hidden_fraction", read="choice.hidden_fraction", header="hidden", show=as_percent),
         attribute("speedup", read="choice.speedup", header="speedup", show="{:.2f}x".format),
         attribute("overlap_ratio", read="choice.chosen.overlap_ratio", header="overlap ratio", show="{:.2f}".format),
