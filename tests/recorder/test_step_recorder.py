@@ -54,6 +54,10 @@ class Model:
         self.loss()
         self.optimizer.step()
 
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
 
 def recording(directory: Path) -> Recording:
     (found,) = read_recordings(directory)
@@ -80,8 +84,7 @@ def test_times_are_of_whole_steps_after_those_skipped(recorder: Recorded, tmp_pa
 def test_with_no_step_to_skip_the_first_end_is_where_times_begin(recorder: Recorded, tmp_path: Path) -> None:
     recorder(skip_steps=0, steps=2)
     model = Model()
-    for _ in range(3):
-        model.step()
+    model.steps(3)
     assert len(recording(tmp_path).host_us) == 2
 
 
@@ -99,8 +102,7 @@ def test_gradients_that_are_accumulated_make_one_step(recorder: Recorded, tmp_pa
 def test_times_of_what_was_no_whole_step_are_dropped(recorder: Recorded, tmp_path: Path) -> None:
     made = recorder(skip_steps=1, steps=10)
     critic, generator = Model(), Model()
-    for _ in range(9):
-        critic.step()
+    critic.steps(9)
     for _ in range(13):
         time.sleep(0.002)
         critic.step()
@@ -149,8 +151,7 @@ def test_an_optimizer_within_another_is_part_of_its_step(recorder: Recorded, tmp
 @pytest.mark.parametrize("before", [0, 2, 7, 11, 14], ids=["at once", "skipped", "timed", "profiled", "recorded"])
 def test_steps_that_the_script_marks_win(recorder: Recorded, tmp_path: Path, before: int) -> None:
     made, model = recorder(skip_steps=3, steps=5, profile_steps=2), Model()
-    for _ in range(before):
-        model.step()
+    model.steps(before)
     for _ in range(13):
         time.sleep(0.002)
         made.marked()
@@ -237,7 +238,7 @@ def test_a_profiler_of_the_script_comes_first(recorder: Recorded, tmp_path: Path
     assert "own torch.profiler" in found.problems[0]
 
 
-def test_a_profiler_of_the_script_that_has_ended_is_none(recorder: Recorded, tmp_path: Path) -> None:
+def test_a_profiler_of_the_script_that_has_ended_or_is_off_is_none(recorder: Recorded, tmp_path: Path) -> None:
     recorder(profile_steps=1)
     model = Model()
     ended = profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=1, repeat=1))
@@ -245,20 +246,10 @@ def test_a_profiler_of_the_script_that_has_ended_is_none(recorder: Recorded, tmp
         for _ in range(2):
             model.step()
             ended.step()
-    for _ in range(8):
-        model.step()
-    assert recording(tmp_path).trace
-    assert ended.step_num == 2
-
-
-def test_a_profiler_of_the_script_that_is_switched_off_is_none(recorder: Recorded, tmp_path: Path) -> None:
-    recorder(profile_steps=1)
-    model = Model()
     with torch.autograd.profiler.profile(enabled=False):
-        for _ in range(10):
-            model.step()
+        model.steps(8)
     found = recording(tmp_path)
-    assert (found.trace, found.problems) == ("trace_rank0.json.gz", [])
+    assert (found.trace, found.problems, ended.step_num) == ("trace_rank0.json.gz", [], 2)
 
 
 def test_a_profiler_that_takes_over_keeps_what_it_has(recorder: Recorded, tmp_path: Path) -> None:
@@ -277,8 +268,7 @@ def test_a_profiler_that_takes_over_keeps_what_it_has(recorder: Recorded, tmp_pa
 
 def test_a_script_that_ends_early_has_recorded_what_there_was(recorder: Recorded, tmp_path: Path) -> None:
     made, model = recorder(), Model()
-    for _ in range(5):
-        model.step()
+    model.steps(5)
     made.at_exit()
     found = recording(tmp_path)
     assert len(found.host_us) == 3
@@ -297,15 +287,13 @@ def test_an_error_of_the_recorder_does_not_end_the_training(
     recorder: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     made, model = recorder(steps=10), Model()
-    for _ in range(6):
-        model.step()
+    model.steps(6)
 
     def fail(*_: Any) -> None:
         raise RuntimeError("no more\nthan this line")
 
     monkeypatch.setattr(made, "_end_of_step", fail)
-    for _ in range(3):
-        model.step()
+    model.steps(3)
     found = recording(tmp_path)
     assert len(found.host_us) == 4
     assert found.problems == ["Recording ended with an error (RuntimeError: no more)."]
@@ -317,9 +305,7 @@ def test_what_cannot_be_said_of_the_machine_costs_no_times(
 ) -> None:
     monkeypatch.setitem(sys.modules, "overlap_sweep.measure.environment", None)
     recorder()
-    model = Model()
-    for _ in range(6):
-        model.step()
+    Model().steps(6)
     found = recording(tmp_path)
     assert len(found.host_us) == 4
     assert found.environment["torch"] == torch.__version__
@@ -341,8 +327,7 @@ def test_a_folder_that_is_gone_is_told_and_does_not_end_the_training(
 ) -> None:
     made, model = recorder(), Model()
     tmp_path.rmdir()
-    for _ in range(8):
-        model.step()
+    model.steps(8)
     assert made.is_over
     assert "Nothing is recorded" in capfd.readouterr().err
     tmp_path.mkdir()
@@ -371,9 +356,7 @@ def test_a_rank_without_a_process_group_is_in_the_environment(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     recorder()
-    model = Model()
-    for _ in range(6):
-        model.step()
+    Model().steps(6)
     found = recording(tmp_path)
     assert (found.rank, found.world_size) == (rank, world_size)
 
