@@ -29,6 +29,7 @@ from overlap_sweep.report.table import (
     Kind,
     PointRow,
     Table,
+    asked,
     attribute,
     points_table,
     through,
@@ -50,7 +51,6 @@ from overlap_sweep.workloads.fsdp.rows import NAMING, FsdpRow, knobs_of, overrid
 A = Column[CaseAnalysis[Any, FsdpRow]]
 C = Column[FsdpRow]
 K = Column[Options]
-P = Column[PointRow[FsdpRow]]
 
 
 def _knob(name: str, kind: Kind, path: str, read: Callable[[Any], Any] = lambda value: value, **more: Any) -> K:
@@ -242,7 +242,7 @@ TABLE = points_table(
         POINT,
         DIRECTORY,
         replace(MODEL, dropped=1),
-        P("ranks", lambda row: row.point.recorded["distributed"].get("dp_size"), kind="count", header="ranks"),
+        asked("ranks", "distributed", "dp_size", kind="count", header="ranks"),
         NODES,
         DEVICE,
         through(STRATEGY, _options),
