@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,8 @@ _UNREACHED = f"put -m {ATTACH} in front of the script if it ignores PYTHONPATH, 
 
 def run(point: Mapping[str, Any], directory: Path, here: Here) -> dict[str, Any]:
     """Returns the measured fields of the point's Result, or raises PointFailed. No process of the command is left."""
-    job = point["job"]
-    wanted = Wanted(
-        directory=str(directory.resolve()),
-        skip_steps=job["skip_steps"],
-        steps=job["steps"],
-        profile_steps=job["profile_steps"],
-        optimizer_steps=job["optimizer_steps"],
-    )
+    asked = {name: point["job"][name] for name in ("skip_steps", "steps", "profile_steps", "optimizer_steps")}
+    wanted = Wanted(directory=str(directory.resolve()), **asked)
     command.link_handed(point, directory)
     folder = command.working_folder(point, directory)
     before = _snapshots(folder, directory)
@@ -82,19 +77,21 @@ def _snapshots(folder: Path, directory: Path) -> Listing:
     found: Listing = {}
     root, run = folder.resolve(), directory.resolve()
     seen, waiting = 0, deque([] if root.is_relative_to(run) else [(root, 1)])
-    while waiting and seen < MOST_ENTRIES:
+    while waiting:
         place, level = waiting.popleft()
+        entries: list[os.DirEntry[str]] = []
         # Others' folders may be unreadable, and files just removed or renamed.
         with suppress(OSError):
-            for entry in os.scandir(place):
-                seen += 1
-                path = Path(entry.path)
-                if not entry.is_dir(follow_symlinks=False):
-                    if entry.name.endswith(ENDINGS):
-                        status = entry.stat()
-                        found[path.relative_to(root).as_posix()] = (status.st_size, status.st_mtime_ns)
-                elif level < DEEPEST and not entry.name.startswith(".") and path not in (run, run.parent):
+            entries += islice(os.scandir(place), MOST_ENTRIES - seen)
+        seen += len(entries)
+        for entry in entries:
+            path = place / entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if level < DEEPEST and not entry.name.startswith(".") and path not in (run, run.parent):
                     waiting.append((path, level + 1))
+            elif entry.name.endswith(ENDINGS):
+                with suppress(OSError):
+                    found[path.relative_to(root).as_posix()] = (entry.stat().st_size, entry.stat().st_mtime_ns)
     return found
 
 
