@@ -15,7 +15,6 @@ from overlap_sweep.diagnosis.groups import GroupRow, bus_factor, group_rows, gro
 from overlap_sweep.trace.kineto import read_trace
 from tests.diagnosis.made_facts import call, rank_facts, work
 from tests.timeline import AUTOGRAD, Timeline
-from tests.trace.conftest import HandMadeTrace
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 
@@ -61,27 +60,6 @@ def test_bandwidths_of_a_recording_are_those_of_its_links(ranks: Sequence[int]) 
             assert one.skew_us is None
 
 
-def test_a_group_of_four() -> None:
-    found = recorded("h200x4_llama3_70b_layer_none")
-    assert len(found) == 4
-    for one in found:
-        assert (one.size, one.bytes) == (4, 134217728)
-        assert one.busbw_gbs
-        assert 250 < one.busbw_gbs < 320
-
-
-def test_the_total_of_a_group_is_that_of_its_calls_on_the_rank_that_exposes_most() -> None:
-    names = ("h200x2_fsdp2_checkpoint_rank0", "h200x2_fsdp2_checkpoint_rank1")
-    paths = [TRACES / f"{name}.json.gz" for name in names]
-    facts = [facts_of(read_trace(path), path, []) for path in paths]
-    (total,) = group_totals(facts)
-    assert (total.group, total.ranks, total.backend) == ("0", [0, 1], "nccl")
-    # Of two kinds of collectives that run one after the other. Rank 1 waits in most of them.
-    alone = max(sum(one.exposed_us for one in group_rows([own], arrivals([own]))) for own in facts)
-    assert total.exposed_us == pytest.approx(alone, rel=0.05)
-    assert total.hidden_us > 0
-
-
 def test_totals_of_several_groups_and_steps() -> None:
     steps = [Step(number, 100_000 * number, 100_000 * (number + 1), startup=number == 0) for number in range(3)]
     groups = [Group("dp", "data", (0, 1), 2), Group("tp", "", (0, 2), 2)]
@@ -108,31 +86,28 @@ def test_graphs_know_neither_group_nor_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("collective", "sent", "received", "expected"),
+    ("collective", "sent", "received", "dtype", "expected"),
     [
-        ("all_gather", 10, 40, 160),
-        ("all_gather", 10, None, 160),
-        ("reduce_scatter", 40, 10, 160),
-        ("reduce_scatter", None, 10, 160),
-        ("all_reduce", 10, 10, 40),
-        ("all_to_all", 40, 44, 160),
-        ("broadcast", 10, 10, 40),
-        ("gather", 10, None, 160),
-        ("scatter", None, 10, 160),
-        ("send", 10, None, 40),
-        ("recv", None, 10, 40),
-        ("all_reduce", None, None, None),
+        ("all_gather", 10, 40, "Float", 160),
+        ("all_gather", 10, None, "Float", 160),
+        ("reduce_scatter", 40, 10, "Float", 160),
+        ("reduce_scatter", None, 10, "Float", 160),
+        ("all_reduce", 10, 10, "Float", 40),
+        ("all_to_all", 40, 44, "Float", 160),
+        ("broadcast", 10, 10, "Float", 40),
+        ("gather", 10, None, "Float", 160),
+        ("scatter", None, 10, "Float", 160),
+        ("send", 10, None, "Float", 40),
+        ("recv", None, 10, "Float", 40),
+        ("all_reduce", None, None, "Float", None),
+        ("all_reduce", 10, 10, None, None),
     ],
 )
 def test_bytes_are_those_of_nccl_tests(
-    collective: str, sent: int | None, received: int | None, expected: int | None
+    collective: str, sent: int | None, received: int | None, dtype: str | None, expected: int | None
 ) -> None:
-    one = call(0, 10, collective, sent=sent, received=received)
+    one = call(0, 10, collective, sent=sent, received=received, dtype=dtype)
     assert row(rank_facts(0, [one], [Group("0", "", (0, 1, 2, 3), 4)])).bytes == expected
-
-
-def test_an_unknown_type_has_no_bytes() -> None:
-    assert row(rank_facts(0, [call(0, 10, dtype=None)])).bytes is None
 
 
 @pytest.mark.parametrize(
@@ -194,17 +169,12 @@ def step_facts(rank: int, steps: Sequence[Sequence[Call]], *spans_us: tuple[floa
 
 def test_exposed_of_the_slowest_rank() -> None:
     """Step 0 is the start-up. Rank 0 hides 4 of 10 and 10 of 10 us, rank 1 nothing of 10 us each."""
-    facts = [
-        step_facts(
-            0,
-            [[call(0, 9, step=0)], [call(100, 110, step=1)], [call(200, 210, step=2)]],
-            *((98, 102), (101, 103), (109, 120), (199, 300)),
-        ),
-        step_facts(1, [[call(0, 9, step=0)], [call(100, 110, step=1)], [call(200, 210, step=2)]]),
-    ]
+    calls = [[call(100 * step, 100 * step + 10, step=step)] for step in range(3)]
+    facts = [step_facts(0, calls, (98, 102), (101, 103), (109, 120), (199, 300)), step_facts(1, calls)]
     found = row(*facts)
     assert (found.calls, found.exposed_us, found.hidden) == (1, 10, pytest.approx(14 / 40))
     assert row(facts[0]).exposed_us == 3
+    assert rows() == rows(rank_facts(0, [])) == []
 
 
 def test_calls_at_once_count_once_and_steps_without_any_count() -> None:
@@ -228,19 +198,15 @@ def test_one_row_for_each_group_of_ranks() -> None:
 
 def test_what_was_launched_before_the_trace_began_is_in_no_row(tmp_path: Path) -> None:
     # The device was a step behind the host: two kernels of the step before run first, without a launch.
-    trace = HandMadeTrace(tmp_path / "trace.json")
-    for start, correlation in ((20, None), (35, None), (50, 1), (65, 2)):
-        trace.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", start, start + 10, correlation)
-    for at, correlation in ((15, 1), (16, 2)):
-        trace.launch(at, correlation)
-    trace.add("user_annotation", "ProfilerStep#3", 10, 30, 100, 1)
-    facts = facts_of(read_trace(trace.write()), trace.path, [])
+    made = Timeline()
+    made.step(3, 10, 30)
+    for start in (20, 35):
+        made.add("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", start, start + 10, 0, 17)
+    for start in (50, 65):
+        made.kernel(start, start + 10, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", launch=15, stream=17)
+    facts = made.facts(tmp_path)
     assert [(one.calls, one.backend, one.collective) for one in rows(facts)] == [(2, "nccl", "all_reduce")]
     assert [(step.number, step.start_ns) for step in facts.steps] == [(3, 50_000)]
-
-
-def test_no_calls() -> None:
-    assert rows() == rows(rank_facts(0, [])) == []
 
 
 def test_findings_and_rows_have_one_rate(tmp_path: Path) -> None:

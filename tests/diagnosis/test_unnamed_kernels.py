@@ -37,6 +37,11 @@ def only_call(line: Timeline, directory: Path) -> Call:
 
 
 NOTHING: dict[str, object] = {}
+FIVE = shapes("[5]", "float")
+
+
+ALL_TO_ALL = "c10d::alltoall_base_"
+UNKNOWN = (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,7 @@ NOTHING: dict[str, object] = {}
         (
             SEND_RECV,
             [
-                ("c10d::alltoall_base_", shapes("[768], [3392], [], [], []", "int,int,,,Scalar")),
+                (ALL_TO_ALL, shapes("[768], [3392], [], [], []", "int,int,,,Scalar")),
                 ("record_param_comms", shapes("[3392], []", "int,Scalar")),
                 ("nccl:all_to_all", shapes("[3392]", "int")),
             ],
@@ -61,11 +66,7 @@ NOTHING: dict[str, object] = {}
             ("all_to_all", 10, None, "float"),
         ),
         # Without record_shapes=True; before 1.13 there is only the annotation.
-        (
-            SEND_RECV,
-            [("c10d::alltoall_base_", NOTHING), ("nccl:all_to_all", NOTHING)],
-            ("all_to_all", None, None, None),
-        ),
+        (SEND_RECV, [(ALL_TO_ALL, NOTHING), ("nccl:all_to_all", NOTHING)], ("all_to_all", *UNKNOWN)),
         (SEND_RECV, [("nccl:all_to_all", shapes("[7]", "float"))], ("all_to_all", 7, None, "float")),
         (
             SEND_RECV,
@@ -81,20 +82,12 @@ NOTHING: dict[str, object] = {}
             [("c10d::allgather_", shapes("[], [[6, 4]], []", ",TensorList,"))],
             ("all_gather", 24, None, None),
         ),
-        (
-            SEND_RECV,
-            [("c10d::gather_", NOTHING), ("nccl:gather", shapes("[5]", "float"))],
-            ("gather", 5, None, "float"),
-        ),
-        (
-            SEND_RECV,
-            [("c10d::scatter_", NOTHING), ("nccl:scatter", shapes("[5]", "float"))],
-            ("scatter", None, 5, "float"),
-        ),
-        (SEND_RECV, [("c10d::send", NOTHING), ("nccl:send 0->1", shapes("[5]", "float"))], ("send", 5, None, "float")),
-        (SEND_RECV, [("c10d::recv_", NOTHING), ("nccl:recv 0<-1", shapes("[5]", "float"))], ("recv", None, 5, "float")),
-        (SEND_RECV, [("nccl:coalesced", NOTHING)], ("send_recv", None, None, None)),
-        (SEND_RECV, [("aten::copy_", NOTHING)], ("send_recv", None, None, None)),
+        (SEND_RECV, [("c10d::gather_", NOTHING), ("nccl:gather", FIVE)], ("gather", 5, None, "float")),
+        (SEND_RECV, [("c10d::scatter_", NOTHING), ("nccl:scatter", FIVE)], ("scatter", None, 5, "float")),
+        (SEND_RECV, [("c10d::send", NOTHING), ("nccl:send 0->1", FIVE)], ("send", 5, None, "float")),
+        (SEND_RECV, [("c10d::recv_", NOTHING), ("nccl:recv 0<-1", FIVE)], ("recv", None, 5, "float")),
+        (SEND_RECV, [("nccl:coalesced", NOTHING)], ("send_recv", *UNKNOWN)),
+        (SEND_RECV, [("aten::copy_", NOTHING)], ("send_recv", *UNKNOWN)),
         (
             ALL_REDUCE,
             [
@@ -106,7 +99,7 @@ NOTHING: dict[str, object] = {}
         (
             ALL_REDUCE,
             [("c10d::barrier", NOTHING), ("nccl:all_reduce", shapes("[1]", "Byte"))],
-            ("barrier", None, None, None),
+            ("barrier", *UNKNOWN),
         ),
         # RCCL runs everything with one kernel.
         (
@@ -118,7 +111,7 @@ NOTHING: dict[str, object] = {}
         (
             SEND_RECV,
             [
-                ("c10d::alltoall_base_", shapes("[9], [9]", "float,float")),
+                (ALL_TO_ALL, shapes("[9], [9]", "float,float")),
                 ("record_param_comms", {"Collective name": "all_to_allv", "In msg nelems": 5, "dtype": "Int"}),
             ],
             ("all_to_all", 5, None, "Int"),
