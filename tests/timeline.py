@@ -49,6 +49,9 @@ class Timeline:
     def annotation(self, name: str, start: float, end: float, **args: Any) -> None:
         self.add("user_annotation", name, start, end, 100, HOST, **args)
 
+    def optimizer(self, start: float, end: float) -> None:
+        self.annotation("Optimizer.step#AdamW.step", start, end)
+
     def python(self, name: str, start: float, end: float) -> None:
         self.add("python_function", name, start, end, 100, HOST)
 

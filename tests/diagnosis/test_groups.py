@@ -222,7 +222,7 @@ def test_findings_and_rows_have_one_rate(tmp_path: Path) -> None:
             start = 2000 + 14_000 * number
             args = {"launch": 700.0 + number, "thread": AUTOGRAD, "elements": 1 << 18}
             made.collective("all_reduce", start + late, start + 14_000, **args)  # type: ignore[arg-type]
-        made.annotation("Optimizer.step#AdamW.step", 820, 900)
+        made.optimizer(820, 900)
         made.kernel(44_000, 45_000, "multi_tensor_apply_kernel", launch=840)
         ranks.append(made.facts(tmp_path))
     (one,) = rows(*ranks)

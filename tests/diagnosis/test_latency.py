@@ -30,7 +30,7 @@ def sums(count: int, elements: int, took: float, *, computed: float = 0.0) -> Ti
         if computed:
             made.kernel(start + took, start + took + computed, launch=810)
         start += took + computed
-    made.annotation("Optimizer.step#AdamW.step", 820, 900)
+    made.optimizer(820, 900)
     made.kernel(start, start + 1000, "multi_tensor_apply_kernel", launch=840)
     return made
 

@@ -107,7 +107,7 @@ def one_unit(rank: int, units: int = 1, syncs: Sequence[int] = (0, 1)) -> Timeli
             if i in syncs:
                 trace.collective("reduce_scatter", at + 6600, at + 8600, launch=at + 6100, thread=AUTOGRAD)
             trace.kernel(at + 8610, at + 8620, launch=at + 8000)
-        trace.annotation("Optimizer.step#AdamW.step", begun + 2 * MICROBATCH, begun + 2 * MICROBATCH + 100)
+        trace.optimizer(begun + 2 * MICROBATCH, begun + 2 * MICROBATCH + 100)
         trace.kernel(begun + 2 * MICROBATCH + 600, begun + 2 * MICROBATCH + 700)
     return trace
 
