@@ -1,0 +1,63 @@
+"""Packs recordings of planted causes as a small archive for the tests:
+
+    python benchmarks/pack_causes.py RECORDINGS ARCHIVE
+
+The first entry of an archive is scenarios.json; reading it does not need the rest. Traces lie uncompressed, since xz
+finds what many of them share. They are as recorded, except that some of what says nothing of time is left out: arrows
+between launches and kernels, questions to the runtime that launch nothing, and numbers of the profiler's own.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+DESCRIBED = "scenarios.json"
+DICTIONARY = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 128 << 20}]
+ARROWS = ("s", "t", "f")
+QUESTIONS = ("cudaEventQuery", "cudaStreamIsCapturing", "cudaThreadExchangeStreamCaptureMode", "cudaGetFuncBySymbol")
+OWN_NUMBERS = ("Record function id", "Ev Idx", "cbid", "queued", "context")
+
+
+def pack(recordings: Path, archive: Path) -> None:
+    described = [json.loads(path.read_text()) for path in sorted(recordings.glob("*/scenario.json"))]
+    with lzma.open(archive, "w", filters=DICTIONARY) as compressed, tarfile.open(fileobj=compressed, mode="w") as tar:
+        _add(tar, DESCRIBED, json.dumps(described, indent=1).encode())
+        for name, content in _traces(recordings, [each["name"] for each in described]):
+            _add(tar, name, content)
+
+
+def _traces(recordings: Path, names: list[str]) -> Iterator[tuple[str, bytes]]:
+    for name in names:
+        for path in sorted((recordings / name).glob("trace_rank*.json.gz")):
+            trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+            trace.pop("traceName", None)
+            trace["traceEvents"] = [_shortened(event) for event in trace["traceEvents"] if _says_something(event)]
+            yield f"{name}/{path.name.removesuffix('.gz')}", json.dumps(trace, separators=(",", ":")).encode()
+
+
+def _says_something(event: dict[str, Any]) -> bool:
+    return event.get("ph") not in ARROWS and event.get("name") not in QUESTIONS
+
+
+def _shortened(event: dict[str, Any]) -> dict[str, Any]:
+    if "args" in event:
+        event["args"] = {name: value for name, value in event["args"].items() if name not in OWN_NUMBERS}
+    return event
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    tar.addfile(entry, io.BytesIO(content))
+
+
+if __name__ == "__main__":
+    pack(Path(sys.argv[1]), Path(sys.argv[2]))
