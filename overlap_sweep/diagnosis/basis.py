@@ -125,13 +125,13 @@ class Basis:
         """Returns the sum of a number of the losses per step, in microseconds."""
         return self.per_step(sum(loss.numbers.get(name, 0.0) for loss in self.losses)) / 1000
 
-    def host_late_us(self, rank: int) -> tuple[float, float]:
+    def host_late_ns(self, rank: int) -> tuple[float, float]:
         """Returns the time per step in which a rank's host was late, and the part of it in which it waited for data."""
         facts, exposure = self.views[rank].facts, self.views[rank].exposure
         counts = facts.is_steady[[late.work for late in exposure.late]]
         idle_ns = np.array([late.idle_ns for late in exposure.late])[counts].sum()
         steps = max(len(facts.steady_steps), 1)
-        return float(idle_ns) / steps / 1000, float(exposure.loading_ns[counts].sum()) / steps / 1000
+        return float(idle_ns) / steps, float(exposure.loading_ns[counts].sum()) / steps
 
     def paused_ns(self, rank: int) -> Counter[str]:
         """Returns the time per steady step in which a rank's host was late because it paused, by place."""

@@ -87,6 +87,11 @@ class Call:
     def is_in_step(self) -> bool:
         return self.step != NO_ITERATION
 
+    @property
+    def elements(self) -> int:
+        """Returns the elements of the whole buffer, as far as the trace has them."""
+        return max(self.sent or 0, self.received or 0)
+
     def buffer_bytes(self, group_size: int | None = None) -> int | None:
         """Returns the size of the whole buffer as nccl-tests counts it: an all-gather's output, a reduce-scatter's
         input, also where the trace has only the other one and the size of the group is given; None if unknown."""
@@ -110,7 +115,7 @@ class Call:
     def is_of_scalars(self) -> bool:
         """Returns whether it moves a few numbers, such as losses, a norm or counts of tokens: at most SCALARS in all,
         or one of each rank."""
-        return self.sent == 1 or 0 < max(self.sent or 0, self.received or 0) <= SCALARS
+        return self.sent == 1 or 0 < self.elements <= SCALARS
 
 
 def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, places: Places) -> Iterator[Call]:
@@ -300,7 +305,7 @@ def _reduces_alone(calls: Iterable[Call]) -> bool:
 
 def _volume(calls: Iterable[Call]) -> float:
     """Returns the elements of the whole buffers; where sizes are unknown, calls are counted."""
-    return sum(float(max(call.sent or 0, call.received or 0) or 1) for call in calls)
+    return sum(float(call.elements or 1) for call in calls)
 
 
 def _gathers_parameters(calls: Sequence[Call]) -> tuple[bool, bool]:

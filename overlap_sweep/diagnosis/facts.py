@@ -115,10 +115,10 @@ class RankFacts:
         return np.isin(self.work.step, self.steady_steps)
 
     @property
-    def computed_us(self) -> float:
+    def computed_ns(self) -> float:
         """Returns the computation per steady step."""
         took_ns = (self.work.end_ns - self.work.start_ns)[self.is_steady].sum()
-        return float(took_ns) / max(len(self.steady_steps), 1) / 1000
+        return float(took_ns) / max(len(self.steady_steps), 1)
 
     @property
     def work_per_step(self) -> float:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import LATENCY_NS, NEVER, UNKNOWN_RANK, Why
 from overlap_sweep.diagnosis.arrivals import MEETING, SAME_HOST_CLOCK_NS, Arrivals
-from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.exposure import Exposure, Measure
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.trace.activity import NO_ITERATION
@@ -230,34 +229,27 @@ def with_assumed_waits(facts: RankFacts, last_ns: NDArray[np.int64]) -> NDArray[
     unknown = [
         i
         for i, call in enumerate(facts.calls)
-        if last_ns[i] == NEVER and not call.is_message and not call.is_wait and _elements(call)
+        if last_ns[i] == NEVER and not call.is_message and not call.is_wait and call.elements
     ]
     fastest: dict[tuple[str, str, int], int] = {}
     rate: dict[tuple[str, str], float] = defaultdict(float)
     for i in unknown:
         call, took = facts.calls[i], max(facts.calls[i].end_ns - facts.calls[i].start_ns, 1)
-        size = call.group, call.collective, _elements(call)
+        size = call.group, call.collective, call.elements
         fastest[size] = min(fastest.get(size, took), took)
-        rate[size[:2]] = max(rate[size[:2]], _elements(call) / took)
+        rate[size[:2]] = max(rate[size[:2]], call.elements / took)
     assumed = last_ns.copy()
     for i in unknown:
         call = facts.calls[i]
-        size = call.group, call.collective, _elements(call)
-        moving = min(fastest[size], _elements(call) / rate[size[:2]] + STARTS_NS)
+        size = call.group, call.collective, call.elements
+        moving = min(fastest[size], call.elements / rate[size[:2]] + STARTS_NS)
         if call.end_ns - call.start_ns > WAITED * moving + STARTS_NS:
             assumed[i] = call.end_ns - round(moving)
     return assumed
 
 
-def _elements(call: Call) -> int:
-    return max(call.sent or 0, call.received or 0)
-
-
-class Delay(NamedTuple):
-    """Exposed time of a call that others before it caused."""
-
-    lost_ns: float
-    late_rank: int
+Delay = tuple[float, int]
+"""Exposed time of a call that others before it caused, in nanoseconds, and the rank that was late."""
 
 
 def delayed_by_stragglers(
@@ -272,22 +264,20 @@ def delayed_by_stragglers(
     computation ran, and so ended later, each launched before the one before had ended. `last_ns`, `late_rank`: of the
     last rank to start each call."""
     found: dict[int, Delay] = {}
-    before: dict[str, tuple[int, Delay]] = {}
+    before: dict[str, tuple[int, float, int]] = {}
     for i, call in enumerate(facts.calls):
         if call.step == NO_ITERATION:
             continue
-        end_ns, left = before.get(call.group, (NEVER, Delay(0.0, UNKNOWN_RANK)))
+        end_ns, left_ns, straggler = before.get(call.group, (NEVER, 0.0, UNKNOWN_RANK))
         if not call.group or call.launch_ns >= end_ns or call.start_ns > end_ns + LATENCY_NS:
-            left = Delay(0.0, UNKNOWN_RANK)
+            left_ns = 0.0
         waiting, exposed = waitings.get(i), exposure.exposed.get(i)
-        if exposed:
-            lost_ns = min(left.lost_ns, waiting.rest_ns if waiting else exposed.total_ns)
-            if lost_ns:
-                found[i] = Delay(lost_ns, left.late_rank)
-                left = left._replace(lost_ns=left.lost_ns - lost_ns)
+        if exposed and (lost_ns := min(left_ns, waiting.rest_ns if waiting else exposed.total_ns)):
+            found[i] = lost_ns, straggler
+            left_ns -= lost_ns
         late, waited_ns = int(late_rank[i]), float(last_ns[i] - call.start_ns)
         if (call.group, late) in stragglers and waited_ns > 0:
-            hidden_ns = max(0.0, waited_ns - (waiting.waited_ns if waiting else 0.0))
-            left = Delay(left.lost_ns + hidden_ns, late)
-        before[call.group] = call.end_ns, left
+            left_ns += max(0.0, waited_ns - (waiting.waited_ns if waiting else 0.0))
+            straggler = late
+        before[call.group] = call.end_ns, left_ns, straggler
     return found

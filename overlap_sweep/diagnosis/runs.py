@@ -87,17 +87,17 @@ def read_runs(paths: Sequence[Path], ranks_per_node: Mapping[Path, int] | None =
     known_runs = {name: cached(_KIND, key, Found) if key else None for name, key in cache_keys.items()}
     wanted = [path for name, own in runs.items() if not known_runs[name] for path in own if not known[path].problem]
     read |= _read(path for path in wanted if path not in read)
-    return [
-        _run(
-            name,
-            [read[path].file if path in read else known[path] for path in own],
-            known_runs[name],
-            read,
-            keys,
-            per_node,
-        )
-        for name, own in runs.items()
-    ]
+    found = []
+    for name, own in runs.items():
+        files = [read[path].file if path in read else known[path] for path in own]
+        by_rank = {rank: file for file in files if (rank := rank_of(file)) is not None}
+        missing = missing_ranks(by_rank) if by_rank else []
+        if not known_runs[name] and (facts := _facts(files, read, per_node)):
+            known_runs[name] = _found(name, files, facts, missing)
+            if (key := cache_keys[name]) and all(is_of(keys[file.path], file) for file in files):
+                cache(_KIND, key, known_runs[name])
+        found.append(Run(name=name, files=files, missing=missing, found=known_runs[name]))
+    return found
 
 
 def read_rank(path: Path) -> RankRead:
@@ -127,26 +127,15 @@ def _grouped(files: Sequence[TraceFile]) -> dict[str, list[Path]]:
     return dict(sorted(runs.items(), key=lambda run: min(order[path] for path in run[1])))
 
 
-def _run(
-    name: str,
-    files: list[TraceFile],
-    found: Found | None,
-    read: Mapping[Path, RankRead],
-    keys: Mapping[Path, str | None],
-    per_node: Mapping[Path, int],
-) -> Run:
-    by_rank = {rank: file for file in files if (rank := rank_of(file)) is not None}
-    missing = missing_ranks(by_rank) if by_rank else []
-    if not found and (facts := _facts(files, read, per_node)):
-        met = arrivals(facts)
-        diagnosis = diagnosis_of(name, facts, met)
-        diagnosis.notes += [*_startup_notes(files), *_notes(missing, len(facts))]
-        rows = group_rows(facts, met)
-        found = Found(diagnosis, rows, group_totals(facts), node_times_of(facts, rows))
-        key = _key(name, [file.path for file in files], keys, per_node)
-        if key and all(is_of(keys[file.path], file) for file in files):
-            cache(_KIND, key, found)
-    return Run(name=name, files=files, missing=missing, found=found)
+def _found(name: str, files: Sequence[TraceFile], facts: Sequence[RankFacts], missing: Sequence[int]) -> Found:
+    met = arrivals(facts)
+    diagnosis, rows = diagnosis_of(name, facts, met), group_rows(facts, met)
+    diagnosis.notes += _startup_notes(files)
+    if missing and len(facts) > 1:
+        # What a single rank cannot know, its diagnosis says.
+        ranks = _some(map(str, missing))
+        diagnosis.notes.append(f"No trace of rank {ranks}: whether the other ranks wait for it is unknown.")
+    return Found(diagnosis, rows, group_totals(facts), node_times_of(facts, rows))
 
 
 def _facts(files: Sequence[TraceFile], read: Mapping[Path, RankRead], per_node: Mapping[Path, int]) -> list[RankFacts]:
@@ -174,23 +163,16 @@ def _startup_notes(files: Sequence[TraceFile]) -> list[str]:
     ]
 
 
-def _notes(missing: Sequence[int], read: int) -> list[str]:
-    """Returns what cannot be known without the missing ranks; what a single rank cannot know, its diagnosis says."""
-    if not missing or read == 1:
-        return []
-    return [f"No trace of rank {_some(map(str, missing))}: whether the other ranks wait for it is unknown."]
-
-
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
     others = f" and {len(listed) - RANKS_NAMED} more" if len(listed) > RANKS_NAMED else ""
     return f"{', '.join(listed[:RANKS_NAMED])}{others}"
 
 
-def _key(name: str, paths: Iterable[Path], keys: Mapping[Path, str | None], per_node: Mapping[Path, int]) -> str | None:
+def _key(name: str, paths: Sequence[Path], keys: Mapping[Path, str | None], per_node: Mapping[Path, int]) -> str | None:
     """Returns a key of the traces, their nodes, and the code that reads and diagnoses them; None if one cannot be
     read."""
+    if not all(keys[path] for path in paths):
+        return None
     own = [(repr(path), keys[path], per_node.get(path)) for path in paths]
-    return (
-        repr((*map(code_digest, (__package__, causes.__name__)), name, own)) if all(key for _, key, _ in own) else None
-    )
+    return repr((*map(code_digest, (__package__, causes.__name__)), name, own))

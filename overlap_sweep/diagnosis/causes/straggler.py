@@ -35,7 +35,8 @@ def waited(time: ExposedTime) -> Iterator[Loss]:
         about = str(share.root) if is_straggler else IN_TURN
         yield Loss(share.waited_ns, about=about, late_rank=share.root, why=share.why, takes=False)
     if delay := time.view.delayed.get(time.index):
-        yield Loss(delay.lost_ns, about=str(delay.late_rank), late_rank=delay.late_rank)
+        lost_ns, late_rank = delay
+        yield Loss(lost_ns, about=str(late_rank), late_rank=late_rank)
 
 
 REASONS = (
@@ -64,55 +65,53 @@ class Lateness(NamedTuple):
 def lateness_of(basis: Basis) -> Lateness:
     """Returns what the late rank does more than the waiting one in the whole step, or, where that explains nothing,
     before the collectives that it is late for."""
-    on_device = basis.own.on_device
     if basis.about == IN_TURN:
         waited_ns = sum(share.waited_ns for share in basis.turns.values())
         in_turn = reduce(Why.plus, (share.why for share in basis.turns.values()), Why())
-        return _why_late(waited_ns, in_turn, basis, on_device) or Lateness("as_much_work", "")
-    late_rank = int(basis.about)
-    if late_rank == UNKNOWN_RANK:
+        return _why_late(basis, waited_ns, in_turn) or Lateness("as_much_work", "")
+    late = int(basis.about)
+    if late == UNKNOWN_RANK:
         return Lateness("unknown_rank", "")
-    late, own = basis.views[late_rank].facts, basis.own
-    (late_idle, late_loading), (own_idle, own_loading) = map(basis.host_late_us, (late_rank, basis.rank))
-    idle, loading = late_idle - own_idle, late_loading - own_loading
-    more = late.computed_us - own.computed_us
-    if idle > max(more, MUCH * basis.lost_us):
-        place, paused_ns = next(iter(basis.paused_ns(late_rank).most_common(1)), ("", 0))
-        if loading >= MUCH * idle:
-            waits = f"its host waits {as_time(loading)} longer for a DataLoader's next batch"
-            if paused_ns >= 1000 * MUCH * idle and not LOADING.search(place):
-                waits += f", most of it {place}"
-            return Lateness("loads_longer", f"it is idle for {as_time(idle)} more, and {waits}")
-        if paused_ns >= 1000 * MUCH * idle:
-            there = f"its host starts nothing while it is {place}, for {as_time(paused_ns / 1000)} per step"
-            return Lateness("pauses", f"it is idle for {as_time(idle)} more, and {there}", kind_of_pause(place))
-        return Lateness("host_late", f"it is idle for {as_time(idle)} more{_LAUNCHES_LATE * late.on_device}")
-    if more > MUCH * basis.lost_us:
-        things = "kernels" if late.on_device else "operators"
-        if late.work_per_step <= MORE_KERNELS * own.work_per_step:
-            return Lateness("slower_kernels", f"as many {things} as the others' take it {as_time(more)} longer")
-        return Lateness("more_work", f"it computes {as_time(more)} more{_most_extra(late, own)}")
-    why = reduce(Why.plus, (loss.why for loss in basis.losses), Why())
-    before = _why_late(basis.all_lost_ns, why, basis, on_device)
-    return before or Lateness("as_much_work", "it computes as much as the others, but later")
+    (idle, loading), (own_idle, own_loading) = map(basis.host_late_ns, (late, basis.rank))
+    more_ns = basis.views[late].facts.computed_ns - basis.own.computed_ns
+    whole = Why(*(basis.num_steps * ns for ns in (idle - own_idle, loading - own_loading, more_ns)))
+    before = reduce(Why.plus, (loss.why for loss in basis.losses), Why())
+    return (
+        _why_late(basis, 1000 * basis.num_steps * basis.lost_us, whole, late)
+        or _why_late(basis, basis.all_lost_ns, before)
+        or Lateness("as_much_work", "it computes as much as the others, but later")
+    )
 
 
-_LAUNCHES_LATE = ", since its host launches late"
-
-
-def _why_late(waited_ns: float, why: Why, basis: Basis, on_device: bool) -> Lateness | None:
-    """Returns what ranks did more that others waited for; None if nothing explains enough of the waiting."""
+def _why_late(basis: Basis, waited_ns: float, why: Why, late: int | None = None) -> Lateness | None:
+    """Returns what ranks did more that others waited for; None if nothing explains enough of the waiting. `late`: whose
+    whole steps it is."""
     least_ns = MUCH * waited_ns
     host, loading, work, before = (as_time(basis.per_step(number) / 1000) for number in why)
-    if why.before_ns >= max(why.host_ns, why.work_ns, least_ns):
+    if why.before_ns > max(why.host_ns, why.work_ns, least_ns):
         return Lateness("late_before", f"it was late by {before} where its recording begins")
-    if why.host_ns >= max(why.work_ns, least_ns):
-        idle = f"it is idle for {host} more"
+    if why.host_ns > max(why.work_ns, least_ns):
+        idle, place, paused_ns = f"it is idle for {host} more", "", 0
+        if late is not None:
+            place, paused_ns = next(iter(basis.paused_ns(late).most_common(1)), ("", 0))
+        is_paused = paused_ns >= MUCH * basis.per_step(why.host_ns)
         if why.loading_ns >= MUCH * why.host_ns:
-            longer = f"its host waits {loading} longer for a DataLoader's next batch"
-            return Lateness("loads_longer", f"{idle}, and {longer}")
-        return Lateness("host_late", f"{idle}{_LAUNCHES_LATE * on_device}")
-    return Lateness("more_work", f"it computes {work} more") if why.work_ns >= least_ns else None
+            most = f", most of it {place}" if is_paused and not LOADING.search(place) else ""
+            waits = f"its host waits {loading} longer for a DataLoader's next batch{most}"
+            return Lateness("loads_longer", f"{idle}, and {waits}")
+        if is_paused:
+            there = f"its host starts nothing while it is {place}, for {as_time(paused_ns / 1000)} per step"
+            return Lateness("pauses", f"{idle}, and {there}", kind_of_pause(place))
+        return Lateness("host_late", f"{idle}{', since its host launches late' * basis.own.on_device}")
+    if why.work_ns <= least_ns:
+        return None
+    if late is None:
+        return Lateness("more_work", f"it computes {work} more")
+    facts = basis.views[late].facts
+    if facts.work_per_step <= MORE_KERNELS * basis.own.work_per_step:
+        things = "kernels" if facts.on_device else "operators"
+        return Lateness("slower_kernels", f"as many {things} as the others' take it {work} longer")
+    return Lateness("more_work", f"it computes {work} more{_most_extra(facts, basis.own)}")
 
 
 def _most_extra(late: RankFacts, own: RankFacts) -> str:
@@ -161,7 +160,7 @@ def _shares(basis: Basis) -> str:
     named: list[str] = []
     for rank, share in sorted(basis.turns.items(), key=lambda item: -item[1].waited_ns):
         if share.waited_ns >= NAMED * total and len(named) < MOST_NAMED:
-            late = _why_late(share.waited_ns, share.why, basis, basis.own.on_device)
+            late = _why_late(basis, share.waited_ns, share.why)
             why = f": {_WHY[late.reason]}" if late else ""
             verb, part = "" if named else "causes ", f"{share.waited_ns / total:.0%}"
             named.append(f"rank {basis.views[rank].facts.rank} {verb}{part} ({_often(basis, rank)}{why})")
