@@ -1,9 +1,5 @@
-"""Diagnoses why communication is exposed in Kineto traces, and which setting to try.
-
-This module: what is found, and what a cause consists of. Each module of `causes` declares one, and needs neither numpy
-nor pandas to be imported, since help lists all causes. What to try is chosen from `advice.yaml` by what the calls carry
-and by the libraries in the trace; causes are decided without names of libraries.
-"""
+"""Diagnoses why communication is exposed in Kineto traces, and which setting to try. This module: what is found, and
+what a cause consists of. It needs neither numpy nor pandas, since help lists all causes."""
 
 from __future__ import annotations
 

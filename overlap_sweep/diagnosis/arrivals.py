@@ -72,21 +72,10 @@ class Arrivals:
 
 
 def arrivals(facts: Sequence[RankFacts]) -> Arrivals:
-    """Returns when the last of these ranks came to each collective.
-
-    Calls are one collective if they have the same process group, step, kind, sizes and place in the order of launches.
-    Groups are the same if they have the same ranks, whatever their names. If the calls of a step differ between ranks,
-    because a trace begins or ends in the step, those are matched that every rank has at its beginning or at its end; a
-    call that would match another one from either side is not. Where collectives end before the last rank has come,
-    they were not the same, and are not matched.
-
-    Calls outside of all steps are not matched. Where the trace does not name process groups (versions before 2.3, CUDA
-    graphs), each group has a stream of its own; if ranks use different numbers of streams, and on a CPU, calls are
-    matched by kind. Which ranks are in such a group is unknown if there may be several: then those that end at the same
-    time show that these ranks are. Kernels that are no collectives (userbuffers, peer copies, barriers of symmetric
-    memory) are matched by stream, if all ranks have the same ones. Sends and receives are matched in groups of two
-    ranks; in larger ones a trace does not say who the other rank is.
-    """
+    """Returns when the last of these ranks came to each collective. Calls are one if they have the same process group
+    (of the same ranks, whatever its name), step, kind, sizes and place in the order of launches, from the beginning of
+    the step or from its end; and if none ends before the last one has started. Where the trace does not name groups,
+    see docs/diagnosis.md (What is unknown)."""
     sequences = list(_sequences(facts))
     certain = [match for sequence in sequences if sequence.is_one_group for match in sequence.matches]
     offsets = _offsets(facts, certain)
@@ -129,12 +118,8 @@ def _sequences(facts: Sequence[RankFacts]) -> Iterator[_Sequence]:
 
 
 def _streams(facts: Sequence[RankFacts]) -> list[dict[int, int]]:
-    """Returns, per rank, a number for each stream of the collectives whose group is unknown that the same group's has
-    on every rank. Nothing if ranks use different numbers of streams.
-
-    Streams are the same if they do the same on all ranks; else they are taken in their order, since all ranks make
-    their groups in one order.
-    """
+    """Returns, per rank, a number for each stream of nameless collectives that the same group's has on every rank: of
+    those that do the same, or else in their order. Nothing if ranks use different numbers of streams."""
     done: list[dict[int, list[Hashable]]] = []
     for rank in facts:
         done.append(defaultdict(list))
@@ -182,12 +167,9 @@ def _key(
 
 
 def common_names(facts: Sequence[RankFacts]) -> list[dict[str, Hashable]]:
-    """Returns, per rank, a name for each of its process groups that the same group has on every rank.
-
-    That is its set of ranks. Several groups of the same ranks are distinguished by their names, if all ranks have the
-    same names, else by what the program calls them; groups that neither distinguishes have no common name. Groups whose
-    ranks are unknown go by their names, unless more ranks than they have members know the name.
-    """
+    """Returns, per rank, a name for each of its process groups that the same group has on every rank: its set of ranks,
+    with what distinguishes several groups of the same ranks. Groups whose ranks are unknown go by their names, unless
+    more ranks than they have members know the name."""
     by_ranks: dict[frozenset[int], dict[int, list[Group]]] = defaultdict(dict)
     by_name: dict[str, list[Group]] = defaultdict(list)
     for number, rank in enumerate(facts):
@@ -308,16 +290,10 @@ def _that_met(facts: Sequence[RankFacts], sequence: _Sequence, offsets_ns: list[
 
 
 def _offsets(facts: Sequence[RankFacts], matches: list[tuple[_Member, ...]]) -> list[int]:
-    """Returns what to add to each rank's times to get those of the first rank's clock.
-
-    Traces of one host have one clock, and ranks see the end of a collective at nearly the same time: on two H200s
-    within 1 us for the shortest ones, within a fifth of the transfer for longer ones. So what the clocks of two ranks
-    differ by is the median difference of ends of the shortest quarter of their collectives; unless one clock explains
-    the differences: if that is little, or if zero is within the middle four fifths of all of them. Ranks without a
-    collective in common are compared through others that have some with both; a rank that has none is taken to have the
-    same clock. `matches`: of calls that are known to be of one process group; matches of others may be wrong, and
-    _that_met needs the clocks to see it.
-    """
+    """Returns what to add to each rank's times to get those of the first rank's clock: the median difference of ends of
+    the shortest quarter of their collectives (on two H200s these end within 1 us, longer ones within a fifth of the
+    transfer), unless one clock explains the differences. Ranks without a collective in common are compared through
+    others. `matches`: of calls that are known to be of one process group."""
     differences: dict[int, dict[int, list[_Difference]]] = defaultdict(lambda: defaultdict(list))
     for match in matches:
         calls = [(rank, facts[rank].calls[call]) for rank, call in match]

@@ -207,11 +207,7 @@ def _details_by_operator(trace: Trace) -> dict[int, Detail]:
 
 def _launched_by(trace: Trace, activity: Activity, chosen: NDArray[np.intp]) -> dict[int, int]:
     """Returns for communication on a CPU, indices of `activity.events`, the operator that launched it, an index of
-    `trace.host`.
-
-    gloo's spans run on its own threads in the order of the calls, so each belongs to the first call of its kind that
-    has none yet. A span on the calling thread is inside its operator.
-    """
+    `trace.host`: the first call of its kind before it that has none yet, since gloo's threads run them in order."""
     host = trace.host
     operators = np.flatnonzero(named(trace, _C10D)[host.label])
     operators = operators[np.lexsort((-host.end_ns[operators], host.start_ns[operators]))]
@@ -271,17 +267,10 @@ def groups_of(trace: Trace, calls: list[Call]) -> dict[str, Group]:
 
 
 def roles_of(calls: Sequence[Call]) -> list[Role]:
-    """Returns the role of each call.
-
-    A group that only gathers in the forward pass and reduces in the backward pass gathers parameters, unless the
-    function of autograd that gathers had computed what it gathers. So does a hook or plain code that gathers in the
-    forward pass of a group that reduces later, whatever else the group does: activations are gathered by functions,
-    which autograd can run backward. Gathering after the optimizer's step is of parameters, too. A group that reduces in
-    the forward pass reduces activations there, and so in the backward pass. What is reduced after the backward pass, or
-    where autograd accumulates gradients, are gradients; but a few numbers after it are their norm, which is needed at
-    once. A few numbers that are gathered are counts or losses, never parameters. What was reduced and scattered as
-    gradients stays that if a group that does nothing else all-reduces it, as hybrid sharding does.
-    """
+    """Returns the role of each call, as docs/diagnosis.md (Limits) explains. Functions that autograd runs gather
+    activations, or weights that they had not computed; hooks and plain code gather parameters if the group reduces
+    later. What was reduced and scattered as gradients stays that if a group that does nothing else all-reduces it, as
+    hybrid sharding does."""
     by_group: dict[str, list[Call]] = defaultdict(list)
     for call in calls:
         by_group[call.group].append(call)

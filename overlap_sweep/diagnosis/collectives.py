@@ -66,10 +66,8 @@ class Group:
 
 
 def collective_of(detail: Detail, name: str, library: str) -> str:
-    """Returns the collective's common name, such as all_gather; the library of a kernel that is no collective.
-
-    `detail`: what the trace says about it; else the name of the kernel, operator or span tells.
-    """
+    """Returns the collective's common name, such as all_gather, from what the trace says about it (`detail`), or from
+    the name of the kernel, operator or span; the library of a kernel that is no collective."""
     for said in (detail.collective or "", name if library != "peer_copy" else ""):
         for kind, pattern in _KINDS:
             if pattern.search(said):
@@ -120,13 +118,9 @@ _Argument = tuple[int, str | None]
 
 
 def sizes_of_host(name: str, detail: Detail, span: Detail | None = None) -> Detail:
-    """Returns what the dimensions of an operator's arguments tell about a collective on the CPU; only traces with
-    shapes have them.
-
+    """Returns what the dimensions of an operator's arguments, in traces with shapes, say about a collective on the CPU.
     `name`, `detail`: of the operator, `c10d::_allgather_base_`, or of gloo's own span; `span`: of the span, if it is
-    not the same. c10d's operators are given what they write, then what they read, unless they work in place. Lists of
-    lists of tensors are not recorded, nor the types in a list.
-    """
+    not the same. c10d's operators are given what they write, then what they read, unless they work in place."""
     given = _arguments(detail.shape)
     dtypes = [one[1] for one in (*given, *_arguments(span.shape if span else None)) if one and one[1]]
     sent, received = _sent_and_received(name, [one and one[0] for one in given])
@@ -141,12 +135,9 @@ def sizes_of_host(name: str, detail: Detail, span: Detail | None = None) -> Deta
 
 @lru_cache(1 << 12)
 def detail_around(described: tuple[tuple[str, Detail], ...]) -> Detail | None:
-    """Returns what the operators and annotations around the launch of a kernel say about its collective, such as
-    `nccl:all_to_all` within `c10d::alltoall_base_`; None if none of them names one.
-
-    `described`: name and detail of each, from the innermost outwards. NCCL runs all-to-alls, gathers, scatters and
-    uneven all-gathers by kernels of other names. The outermost one is what the program called: a barrier all-reduces.
-    """
+    """Returns what the operators and annotations around the launch of a kernel, from the innermost outwards, say about
+    its collective; None if none of them names one. The outermost one is what the program called: a barrier all-reduces,
+    and NCCL runs all-to-alls, gathers and scatters by kernels of other names."""
     if said := next((detail for _, detail in described if detail.collective), None):
         return said
     kinds = [collective_of(Detail(), name, "") for name, _ in described]
@@ -164,11 +155,8 @@ def detail_around(described: tuple[tuple[str, Detail], ...]) -> Detail | None:
 
 
 def batched(described: Iterable[tuple[str, Detail]]) -> Detail | None:
-    """Returns what is known of sends and receives that one kernel does together; None if nothing is.
-
-    `described`: name and detail of the operators before its launch, the last first. Those of the batch are the last
-    ones that send or receive.
-    """
+    """Returns what is known of sends and receives that one kernel does together; None if nothing is. `described`: name
+    and detail of the operators before its launch, the last first, which begin with those of the batch."""
     found = [
         detail
         for name, detail in takewhile(lambda one: collective_of(one[1], one[0], "") in _MESSAGES, described)

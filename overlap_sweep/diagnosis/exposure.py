@@ -1,9 +1,6 @@
-"""Finds when nothing computes, what the computation that ends each such gap had waited for, and how much slower GEMMs
-are next to communication than the same GEMMs alone.
-
-A gap ends with the first kernel that computes again. Either that kernel was launched just before, so the host was late;
-or it had been launched and was blocked, by the communication that ended just before it.
-"""
+"""Finds when nothing computes, what the computation that ends each such gap had waited for (the host, which launched it
+just before, or the communication that ended just before), and how much slower GEMMs are next to communication than
+alone."""
 
 from __future__ import annotations
 
@@ -249,11 +246,8 @@ class Slowed:
 
 
 def slowed_gemms(facts: RankFacts) -> Slowed:
-    """Returns the GEMMs next to communication with the times of the same GEMMs alone, from all steps.
-
-    A kernel's name and grid may stand for several sizes: then the times alone fall into groups, and a GEMM is compared
-    with the slowest group that is not slower than it, which makes the slowdown a lower bound.
-    """
+    """Returns the GEMMs next to communication with the times of the same GEMMs alone, from all steps. Where times alone
+    fall into groups, as of several sizes, a GEMM is compared with the slowest group that is not slower than it."""
     work = facts.work
     comm = Measure(intervals_of(call for call in facts.calls if not call.is_wait))
     took = (work.end_ns - work.start_ns).astype(np.float64)

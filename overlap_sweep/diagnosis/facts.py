@@ -235,11 +235,8 @@ def size_of(rank: RankFacts, call: Call) -> int | None:
 
 
 def place_of(facts: RankFacts, call: Call) -> Place:
-    """Returns where a call's communication goes. Ranks are on nodes in order: rank r is on r // ranks per node.
-
-    A send or recv goes to its peer, any other call to all ranks of its process group. Where the trace does not name the
-    group, as those of gloo, all groups of its size that the rank belongs to must agree.
-    """
+    """Returns where a call's communication goes: to its peer, or to all ranks of its process group; all groups of its
+    size that the rank belongs to must agree where the trace does not name it. Rank r is on node r // ranks per node."""
     per_node, world_size = facts.ranks_per_node, facts.world_size
     if per_node is None:
         return ""

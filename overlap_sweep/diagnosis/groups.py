@@ -119,11 +119,8 @@ def _kind(facts: Sequence[RankFacts], names: _Names, number: int, call: Call) ->
 
 
 def _met(facts: Sequence[RankFacts], match: Iterable[tuple[int, int]], offsets_ns: list[int]) -> Met:
-    """Returns how long a collective took after its last rank had started.
-
-    Where everybody needs everybody, they end together but for the noise of clocks, so it is the median of their ends;
-    else the last end, because those who only send may end before others have started.
-    """
+    """Returns how long a collective took after its last rank had started: until the median of the ends where everybody
+    needs everybody, else until the last, because those who only send may end before others have started."""
     calls = [(facts[rank].calls[call], offsets_ns[rank]) for rank, call in match]
     starts = [call.start_ns + offset for call, offset in calls]
     ends = [call.end_ns + offset for call, offset in calls]
@@ -214,9 +211,9 @@ class GroupTotal(msgspec.Struct, kw_only=True):
 
 
 class NodeTimes(msgspec.Struct, kw_only=True):
-    """The communication of a run on several nodes: medians per step of the rank that communicates most between them.
-    Times include the wait for the last rank and count calls at the same time once; bandwidths are bus bandwidths in
-    10^9 bytes per second of the calls whose sizes are known, weighted by their time without that wait."""
+    """Communication of a run on several nodes: medians per step of the rank that communicates most between them, calls
+    at the same time counted once, with the wait for the last rank; and bus bandwidths without it, in 10^9 bytes per
+    second."""
 
     ranks_per_node: int
     comm_us: float
@@ -318,12 +315,8 @@ def _row(
 
 
 def bus_factor(collective: str, size: int | None) -> float | None:
-    """Returns bus bandwidth / algorithm bandwidth; None if the collective has none.
-
-    These are the formulas of nccl-tests (doc/PERFORMANCE.md): each of n ranks sends and receives 2(n - 1)/n of an
-    all-reduce, (n - 1)/n of what gathers, scatters or exchanges, and all of a broadcast, a reduction to one rank or a
-    message.
-    """
+    """Returns bus bandwidth / algorithm bandwidth by the formulas of nccl-tests (doc/PERFORMANCE.md); None if the
+    collective has none."""
     if collective in ("broadcast", "reduce", "send", "recv", "send_recv"):
         return 1.0
     if size is None:

@@ -1,8 +1,4 @@
-"""Finds what ran on the host at a moment, what it did instead of launching, and when the device ran dry.
-
-A host that launches many small kernels starts one every some microseconds. One that starts none for a millisecond is
-busy with something else: it loads data, writes, sleeps, or collects garbage.
-"""
+"""Finds what ran on the host at a moment, what it did instead of launching, and when the device ran dry."""
 
 from __future__ import annotations
 
@@ -106,10 +102,8 @@ class Places:
         """Operators and annotations of collectives; in place of labels, their indices in `trace.host`."""
 
     def at(self, thread: int, moment_ns: int) -> str:
-        """Returns the innermost module, annotation or function of autograd; empty if there is none.
-
-        If a function runs inside a module, both: `Attention_0: RowParallel`.
-        """
+        """Returns the innermost module, annotation or function of autograd; of a function in a module both, such as
+        `Attention_0: RowParallel`; empty if there is none."""
         inside, function = (ranges.innermost(thread, moment_ns) for ranges in (self._named, self._functions))
         name, called = (self._names[found[0]] if found else "" for found in (inside, function))
         called = called.removeprefix(_BACKWARD).removeprefix("torch::autograd::")
@@ -181,11 +175,8 @@ class Wait:
 
 
 def waits_of(trace: Trace, places: Places, *, apart: bool) -> Iterator[Wait]:
-    """Yields the waits that can delay a step.
-
-    With ProfilerSteps only those inside of them. If the steps are `apart`, because something else runs between them, as
-    in a benchmark, then what ends a step delays none.
-    """
+    """Yields the waits that can delay a step: those inside of ProfilerSteps, if there are any; without what ends a step
+    if the steps are `apart`, because something else runs between them."""
     launches = trace.launches
     if not len(trace.device):
         return
@@ -345,11 +336,8 @@ class Stall:
 
 
 def launched_ns(trace: Trace, launch: NDArray[np.intp], start_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns when the host had launched events of the device; NEVER where it is unknown.
-
-    That is the start of the call, unless the host was held up in it: it took long, and the event started right after
-    it. `launch`: index of the events' launches, or -1; `start_ns`: of the events.
-    """
+    """Returns when the host had launched events of the device: when the call began, or returned if the host was held up
+    in it; NEVER where it is unknown. `launch`: index of the events' launches, or -1."""
     if not len(trace.launches):
         return np.full(len(launch), NEVER, np.int64)
     called, returned = trace.launches.start_ns[launch], np.minimum(trace.launches.end_ns[launch], start_ns)

@@ -1,10 +1,6 @@
-"""Finds what exposed communication waited for: which rank came last, and what had made it late.
-
-A rank waits in a collective until the last one has started it; only the rest is transfer. The last rank was late by
-what it did more than the waiting one since both had left the last collective that they have in common: it computed
-longer, or its host launched late, or it had waited itself, in another process group, for a third rank. That rank is the
-root then, and is given this part of the time.
-"""
+"""Finds what exposed communication waited for: which rank came last, and what it did more than the waiting one since
+both had left the last collective that they have in common: it computed longer, or its host launched late, or it had
+waited itself, in another process group, for a third rank, which is the root then."""
 
 from __future__ import annotations
 

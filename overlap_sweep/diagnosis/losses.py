@@ -241,11 +241,8 @@ class ExposedTime:
 
     @cached_property
     def blocks_backward(self) -> bool:
-        """Returns whether the backward pass waited for a reduction of gradients, which it does not need.
-
-        Its first kernel to start was launched right after the call, or right after a later one that waited for this
-        one.
-        """
+        """Returns whether the backward pass waited for a reduction of gradients, which it does not need: its next
+        kernel was launched right after the call, or after a later one that waited for this one."""
         view, work, call = self.view, self.facts.work, self.call
         blocked, last = self.exposed.first_blocked, self.exposed.ended_by
         if not self.hiding or self.role != "gradient" or blocked is None or last is None or call.launch_ns == NEVER:

@@ -1,9 +1,5 @@
 """Causes of lost time, a module each, which declares `CAUSE` and is found by being here; what to try is in
-`advice.yaml`. How the losses to them are found: `losses.py`.
-
-Of a call that held back computation comes first the time in which it waited for the last rank (`straggler`). What
-remains is its transfer, which causes take in the order of their rules.
-"""
+`advice.yaml`. How the losses to them are found: `losses.py`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Communication that takes longer than the computation which could hide it.
-
-Activations: computation ran next to a good part of the call, but ended before it. Parameters and gradients: their pass
-has more communication than computation.
-"""
+"""Communication that takes longer than the computation which could hide it: of activations, that which ran next to a
+good part of the call; of parameters and gradients, that of their pass."""
 
 from __future__ import annotations
 

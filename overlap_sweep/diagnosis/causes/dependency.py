@@ -1,8 +1,5 @@
-"""The next kernels need the result, and no computation was left that could have hidden it.
-
-Activations are needed by nature. Of parameters and gradients it is what no computation of their pass could have hidden;
-and reductions that the program itself makes the backward pass wait for, which are `issued_late`, too.
-"""
+"""The next kernels need the result, and no computation was left that could have hidden it; or the program itself makes
+the backward pass wait for a reduction, which is `issued_late`, too."""
 
 from __future__ import annotations
 

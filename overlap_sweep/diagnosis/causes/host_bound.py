@@ -1,8 +1,5 @@
-"""The GPU had nothing to run because the host launched late, without having waited for the device.
-
-As far as the host paused, starting nothing for long, the finding says where it was. What makes a rank late that others
-are said to wait for is part of that finding, `straggler`.
-"""
+"""The GPU had nothing to run because the host launched late, without having waited for the device. As far as the host
+paused, starting nothing for long, the finding says where it was."""
 
 from __future__ import annotations
 

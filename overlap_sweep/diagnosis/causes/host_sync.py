@@ -1,8 +1,5 @@
-"""The host waited for the device, and so launched late.
-
-Idle time after a wait is lost to it as far as its own length goes, the last wait first. So is a call that was launched
-right after it, as far as computation ran meanwhile, and one that a wait of the backward pass lasted for.
-"""
+"""The host waited for the device, and so launched late: idle time after a wait as far as its own length goes, the last
+wait first; and calls that were launched right after it, or that it lasted for."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Parameters or gradients that could have run next to computation of their pass which came before.
-
-As far as there was such computation that no other communication used, an earlier start would have hidden them. So would
-another order of hooks hide a reduction that the program makes the backward pass wait for: then two causes fit, and both
-are given all of it, this one and `dependency`.
-"""
+"""Parameters or gradients that could have run next to computation of their pass which came before. What the program
+makes the backward pass wait for is given to both, this cause and `dependency`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Collectives that are so small, and so many, that their time is latency: fewer and larger ones would save it.
-
-A collective takes a latency and the time of its bytes. Both are equal where the bytes are latency times bandwidth; one
-with fewer is small. Both are taken from the calls of the process group in the trace: the latency is the time of its
-fastest size, the bandwidth the best rate of any size. If all its calls are small, none shows the bandwidth.
-"""
+"""Collectives that are so small, and so many, that their time is latency: of fewer bytes than latency times bandwidth.
+The latency is the time of the process group's fastest size, the bandwidth the best rate of any size."""
 
 from __future__ import annotations
 

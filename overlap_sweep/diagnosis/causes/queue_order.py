@@ -1,9 +1,5 @@
-"""Communication stood behind kernels of other streams, or held them back, though neither needs the other.
-
-A device that has fewer hardware queues than streams starts kernels of different streams in the order of their launches
-(CUDA_DEVICE_MAX_CONNECTIONS=1 is one queue). And a kernel that occupies all multiprocessors keeps others waiting until
-it ends.
-"""
+"""Communication stood behind kernels of other streams, or held them back, though neither needs the other: streams share
+a hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1), or a kernel occupies all multiprocessors until it ends."""
 
 from __future__ import annotations
 
@@ -80,11 +76,8 @@ def queued_since(time: ExposedTime) -> int | None:
 
 
 def _occupied_since(time: ExposedTime) -> int | None:
-    """Returns when a call was ready that started only in the end of a kernel that had run all the time since; None if
-    there was none.
-
-    Copies into the call's buffer, on streams that don't compute, must have ended.
-    """
+    """Returns when a call was ready, copies into its buffer done, that started only in the end of a kernel that had run
+    all the time since; None if there was none."""
     view, work, call = time.view, time.facts.work, time.call
     ready = _ready_ns(time)
     beyond = int(work.start_ns.searchsorted(call.start_ns))

@@ -1,9 +1,5 @@
-"""Gradients that are reduced more than once for one step of the optimizer.
-
-A program that accumulates the gradients of several microbatches needs their sum over ranks only once, after the last.
-Then each backward pass between two steps of the optimizer reduces the same: in the same process group, of the same
-sizes and in the same order. Layers of equal sizes repeat within one backward pass, and don't count.
-"""
+"""Gradients that are reduced more than once for one step of the optimizer: each backward pass before it reduces the
+same sizes in the same process group and order. Layers of equal sizes within one pass don't count."""
 
 from __future__ import annotations
 
@@ -37,11 +33,8 @@ def slower_gemms(view: RankView) -> Iterator[Loss]:
 
 
 def repeated_reductions(view: RankView) -> dict[int, int]:
-    """Returns the reductions that a later backward pass repeats before the optimizer's step, by index of the call, each
-    with the number of passes that reduce the same.
-
-    Where no step of one of torch's optimizers is in the trace, those of one profiler step.
-    """
+    """Returns the reductions that a later backward pass repeats before the optimizer's step (or within the profiler's,
+    if it is not in the trace), by index of the call, each with the number of passes that reduce the same."""
     facts = view.facts
     found: dict[int, int] = {}
     for by_pass in _reductions(view).values():

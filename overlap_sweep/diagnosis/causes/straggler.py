@@ -1,7 +1,5 @@
-"""Ranks waited for one that was late: always the same one, or in turn (IN_TURN).
-
-A call's waiting is split by who caused it and why in `lateness.py`; here is what evidence says of it.
-"""
+"""Ranks waited for one that was late: always the same one, or in turn (IN_TURN). `lateness.py` splits a call's waiting
+by who caused it and why."""
 
 from __future__ import annotations
 
