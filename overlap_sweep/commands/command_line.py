@@ -98,7 +98,6 @@ class _CommandOrDirectory(TyperGroup):
 
 
 def _usage_error(error: Any, program: str) -> str:
-    """Returns the parser's error in one line."""
     if near := getattr(error, "possibilities", None):
         return f"Unknown option {error.option_name}. Did you mean {near[0]}?"
     where = error.ctx.command_path if error.ctx else program

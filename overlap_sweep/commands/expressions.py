@@ -43,7 +43,6 @@ class Condition:
 
 
 def nearest_columns(name: str, frame: pd.DataFrame) -> str:
-    """Returns the nearest column names."""
     return ", ".join(difflib.get_close_matches(name, list(map(str, frame.columns)), n=3, cutoff=0.0))
 
 
@@ -96,7 +95,6 @@ def _condition(frame: pd.DataFrame, text: str) -> Condition:
 
 
 def _values(columns: list[str], frame: pd.DataFrame) -> dict[str, Any]:
-    """Returns the columns in nullable types."""
     for column in columns:
         if column not in frame:
             nearest = nearest_columns(column, frame)

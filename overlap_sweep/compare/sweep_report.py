@@ -139,7 +139,6 @@ def compare(operands: Sequence[tuple[str, Path]], reference: str, by: str | None
 
 
 def _summary(compared: SweepComparison) -> dict[str, Any]:
-    """Returns the content of summary.json: each dataset's origin, means of the ratios, and what else changed."""
     return {
         "kind": "sweeps",
         "reference": compared.reference,

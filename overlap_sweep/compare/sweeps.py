@@ -42,7 +42,6 @@ class Dataset:
         return [time.key for time in self.found.times]
 
     def counts(self) -> dict[str, int]:
-        """Returns the number of points by status."""
         found = Counter(point.status for point in self.points)
         return {status: found[status] for status in get_args(PointStatus) if found[status]}
 
@@ -289,7 +288,6 @@ def _pass_of(match: Match) -> Key:
 
 
 def _own_options(point: Point) -> dict[str, Any]:
-    """Returns the point's options that matching does not cover, flattened."""
     comparing = workloads.comparing(point.workload)
     matched = (*MATCHED, *(comparing.matched if comparing else ()))
     beneath = tuple(f"{option}." for option in matched)

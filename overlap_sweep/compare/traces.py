@@ -315,7 +315,6 @@ def _iterations_us(files: Sequence[TraceFile]) -> list[float]:
 
 
 def _summary(compared: TraceComparison) -> dict[str, Any]:
-    """Returns the content of comparison.json: traces, medians of every phase, and times of the kernel classes."""
     return {
         "kind": "traces",
         "reference": compared.reference,
@@ -364,7 +363,6 @@ def _print_parts(title: str, parts: Sequence[PartMatch], console: Console) -> No
 
 
 def _dots(compared: TraceComparison, label: str) -> Rows:
-    """Returns a row for each phase: the times of both, and their ratios."""
     rows: list[Row] = []
     for match in compared.quantities:
         if match.dataset != label or match.rank is not None or match.quantity not in CHARTED:

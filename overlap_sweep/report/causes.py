@@ -67,7 +67,6 @@ class Side:
 
 
 def diagnosed(sides: Sequence[Side]) -> list[Run | None]:
-    """Returns the run of each side; None without traces."""
     # Imported here, because numpy is only needed to read traces.
     from overlap_sweep.diagnosis.runs import read_runs
 

@@ -55,7 +55,6 @@ class Chart:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """Returns the chart's Vega-Lite specification."""
         drawn = [figures.figure(f"{self.file_name}_{i}", form) for i, form in enumerate(self.drawn)]
         return figures.column_spec(drawn, {"text": self.title, "subtitle": list(self.subtitle)} if self.title else None)
 
@@ -81,7 +80,6 @@ class Comparison:
     """Further rows by the label of the dataset that they are of, for files alone."""
 
     def frame(self) -> pd.DataFrame:
-        """Returns the rows as a DataFrame."""
         return to_frame(self.table.records(self.rows), self.table.types)
 
 
@@ -145,7 +143,6 @@ def as_png(chart: Chart) -> bytes:
 
 
 def ratios_file(label: str, candidates: Sequence[str]) -> str:
-    """Returns the name of the chart of one of the candidates."""
     return "ratios.png" if len(candidates) == 1 else f"{_word(label)}_ratios.png"
 
 
@@ -154,17 +151,14 @@ def timeline_file(label: str) -> str:
 
 
 def _word(label: str) -> str:
-    """Returns the label as part of a file's name."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", label[:LONGEST_WORD]).strip("-.") or "dataset"
 
 
 def ratio_column(name: str, value: Callable[[R], float], header: str, **more: Any) -> Column[R]:
-    """Returns a column of ratios to the reference's."""
     return Column(name, value, header=header, words=lambda row: as_ratio(value(row)), **more)
 
 
 def verdict_style(verdict: str | None) -> str:
-    """Returns the colour of a row."""
     return STYLES.get(verdict or "", "")
 
 
@@ -220,7 +214,6 @@ class Change:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Returns the ends of the confidence interval."""
         return self.ratio * math.exp(-self.noise), self.ratio * math.exp(self.noise)
 
     def in_words(self, label: str, reference: str) -> str:

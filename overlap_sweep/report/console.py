@@ -135,7 +135,6 @@ def _print_stacked(columns: Sequence[Column[R]], rows: Sequence[R], console: Con
 
 
 def summary_text(analysis: Analysis) -> str:
-    """Returns the content of summary.txt."""
     stream, reading = io.StringIO(), analysis.sources.reading
     console = console_for(stream)
     print_answers(analysis, console, whole=True)

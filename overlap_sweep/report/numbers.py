@@ -38,7 +38,6 @@ def as_duration(seconds: float) -> str:
 
 
 def as_sentence(words: str) -> str:
-    """Returns the words with a capital first letter."""
     return words[:1].upper() + words[1:]
 
 

@@ -71,7 +71,6 @@ def pass_line(search: PassSearch) -> str:
 
 
 def knob_lines(record: KnobRecord) -> list[str]:
-    """Returns the answers and their basis."""
     reused = f", {record.reused} of them reused" if record.reused else ""
     lines = [line for search in record.searches for line in _knob_search_lines(search)]
     lines += [line for final in record.finals for line in _final_lines(final)]
@@ -93,7 +92,6 @@ def _headline(search: KnobSearch) -> str:
 
 
 def pasted(search: KnobSearch) -> str:
-    """Returns the command that runs the best setting."""
     return _command(search.overrides, search.best)
 
 
@@ -182,7 +180,6 @@ def _contribution_lines(contributions: Collection[Contribution]) -> Iterator[str
 
 
 def _aligned(rows: Sequence[Sequence[str]], texts: int) -> Iterator[str]:
-    """Yields the rows as lines, the first columns flush left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         pairs = enumerate(zip(row, widths, strict=True))

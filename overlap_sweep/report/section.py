@@ -181,7 +181,6 @@ class Section:
 
     @property
     def answered(self) -> Listing:
-        """Returns the answers as rows."""
         return self.decided or self.points
 
     @property

@@ -73,13 +73,11 @@ class Column(Generic[R]):
         return unit(self.name, self.kind)
 
     def text(self, row: R) -> str:
-        """Returns the cell for people."""
         if self.words:
             return self.words(row)
         return self.shown(self.value(row))
 
     def shown(self, value: Any) -> str:
-        """Returns a value for people."""
         show = self.show or (as_us if self.name.endswith("_us") else str)
         return "" if is_unknown(value) else show(value)
 
@@ -199,7 +197,6 @@ def to_frame(rows: Sequence[Row], types: Mapping[str, str]) -> pd.DataFrame:
 
 
 def table_files(name: str, frame: pd.DataFrame) -> dict[str, bytes]:
-    """Returns the contents of <name>.csv and <name>.parquet."""
     parquet = io.BytesIO()
     frame.to_parquet(parquet, index=False)
     return {f"{name}.csv": csv_of(frame).encode(), f"{name}.parquet": parquet.getvalue()}

@@ -156,7 +156,6 @@ def _in_order(ranks: Sequence[RankTimeline]) -> list[RankTimeline]:
 
 
 def _missing_ranks(ranks: Sequence[RankTimeline]) -> list[str]:
-    """Returns a sentence if any ranks are missing."""
     sizes = {rank.world_size for rank in ranks if rank.world_size}
     if len(sizes) > 1:
         return [f"The traces record runs of {' and '.join(map(str, sorted(sizes)))} ranks; give the traces of one run."]

@@ -50,7 +50,6 @@ class Estimate:
 
     @property
     def error_us(self) -> float:
-        """Returns the standard error of the time."""
         return self.noise_us / student(1 - CONFIDENCE, self.freedom)
 
     def differs_from(self, other: Estimate, pairs: int = 1) -> bool:
@@ -168,7 +167,6 @@ def student(error: float, freedom: float) -> float:
 
 
 def _half_width(error_us: float, freedom: float) -> float:
-    """Returns half the width of the confidence interval, from a standard error."""
     return error_us * student(1 - CONFIDENCE, freedom)
 
 

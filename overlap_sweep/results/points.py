@@ -50,7 +50,6 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Returns a name for a folder."""
         model = self.model.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
         nodes = f"_nodes{self.nodes}" if self.nodes > 1 else ""
         more = f"_{self.process_wide}" if self.process_wide else ""
@@ -84,7 +83,6 @@ class Point:
 
     @property
     def workload(self) -> str:
-        """Returns the name of the workload."""
         return str(self.config.workload.name)
 
     @property

@@ -38,7 +38,6 @@ def recorded(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def recorded_warnings(points: Sequence[Point]) -> list[str]:
-    """Returns the warnings that were recorded with the points."""
     return list(dict.fromkeys(warning for point in points if point.result for warning in point.result.warnings))
 
 
@@ -56,7 +55,6 @@ def different_environments(points: Sequence[Point], swept: Collection[str] = ())
 
 
 def measured_on(points: Sequence[Point]) -> str:
-    """Returns when and on what the points were measured."""
     return f"Measured {measured_when(points)} on {describe_machine(environments(points)[0])}"
 
 

@@ -332,7 +332,6 @@ class Records:
 
 
 def read_records(root: Path) -> Records:
-    """Returns the records at or below `root`."""
     problems: list[str] = []
     tuners, searches = TunerRecord.read_all(root, problems), SearchRecord.read_all(root, problems)
     return Records(tuners, searches, KnobRecord.read_all(root, problems), problems)

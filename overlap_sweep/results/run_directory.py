@@ -227,12 +227,10 @@ def copy_trace(source: Path, target: Path) -> None:
 
 
 def metrics_file(rank: int) -> str:
-    """Returns the name of a rank's telemetry file of a training run."""
     return f"rank_{rank}_metrics.jsonl"
 
 
 def find_metrics(directory: Path) -> dict[int, Path]:
-    """Returns the telemetry files in this directory by rank."""
     found = ((_METRICS.fullmatch(path.name), path) for path in directory.iterdir() if path.is_file())
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 

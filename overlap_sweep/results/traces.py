@@ -59,7 +59,6 @@ def summarise(rows: Iterable[TraceRow]) -> dict[str, float]:
 
 
 def _metrics(phases: _Phases) -> dict[str, float]:
-    """Returns the columns that have a value."""
     pass_columns = {
         f"{phase}_{quantity}": getattr(phases[phase], quantity)
         for phase in PASSES
@@ -115,7 +114,6 @@ def drawn_trace(point: Point, variant: str = "") -> Path | None:
 
 
 def _reading(files: Mapping[str, TraceFile | None]) -> TraceReading:
-    """Returns the reading. `files` are by the name in result.json, None if missing."""
     found = [file for file in files.values() if file]
     # If one rank starts up, the others wait for it.
     startup = sorted({iteration for file in found for iteration in file.startup})

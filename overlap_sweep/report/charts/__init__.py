@@ -229,13 +229,11 @@ def in_light(text: str) -> str:
 
 
 def style_sheet() -> str:
-    """Returns the style sheet that defines the colours."""
     defined = (f"  --{name}: light-dark({light}, {dark});\n" for name, (light, dark) in COLOURS.items())
     return f":root {{\n{''.join(defined)}}}\n"
 
 
 def chart_config() -> dict[str, Any]:
-    """Returns Vega-Lite's configuration, the same for all charts."""
     axis = {
         "domainColor": colour("line"),
         "tickColor": colour("line"),

@@ -156,7 +156,6 @@ def _columns_px(rows: Rows, layout: _Layout) -> list[int]:
 
 
 def draw_lines(lines: Lines) -> Json:
-    """Returns the chart's specification."""
     points = [point for line in lines.lines for point in line.points]
     places = sorted({point.x for point in points})
     ticks: Json = {"values": places} if len(places) <= MOST_TICKS else {"tickMinStep": 1}
@@ -206,7 +205,6 @@ def _stroke(line: Line | Reference) -> Json:
 
 
 def draw_gantt(gantt: Gantt) -> Json:
-    """Returns the chart's specification."""
     keys = row_keys((lane.name, lane.bold) for lane in gantt.lanes)
     spans = [
         {

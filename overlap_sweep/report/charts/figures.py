@@ -56,7 +56,6 @@ class Figure:
 
 
 def figure(name: str, form: Form) -> Figure:
-    """Returns the chart."""
     words = [form.title] if isinstance(form, Gantt) else [form.title, form.subtitle]
     spec, narrow = _without_control(_DRAW[type(form)](form)), None
     if isinstance(form, Rows):

@@ -111,7 +111,6 @@ class ShownExhibit:
 
     @property
     def charts(self) -> Iterator[Figure]:
-        """Yields its own charts and those of its parts."""
         yield from [self.chart] if self.chart else []
         for part in self.parts:
             yield from part.charts
@@ -128,7 +127,6 @@ class ShownSection:
 
     @property
     def cards_on_top(self) -> bool:
-        """Returns whether the top of the page has all cards."""
         cards = sum(len(answer.shown_cards) for _, answer, _ in self.answers)
         return self.summary is None and cards <= MOST_CARDS
 
@@ -140,7 +138,6 @@ class ShownSection:
 
     @property
     def summary(self) -> PageTable | None:
-        """Returns the rows that sum up the answers, each with a link to its answer."""
         listing = self.section.summary
         return summary_table(listing, [address for address, *_ in self.answers]) if listing else None
 
