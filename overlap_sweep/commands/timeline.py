@@ -50,10 +50,10 @@ def timeline(
             f"{output} exists and is not a timeline; choose another with --output, or overwrite it with --force."
         )
     traces = {one.resolve(): one for path in paths for one in _traces_of(path)}
-    read = [read_rank(path) for path in traces.values()]
-    for warning in (warning for _, warnings in read for warning in warnings):
+    ranks = [read_rank(path) for path in traces.values()]
+    for warning in (warning for rank in ranks for warning in rank.trace.warnings):
         print_warning(warning)
-    made = build([rank for rank, _ in read], None if iteration == ALL else int(iteration))
+    made = build(ranks, None if iteration == ALL else int(iteration))
     for note in made.notes:
         print_warning(note)
     # mtime=0: the same traces make the same file.
@@ -64,7 +64,7 @@ def timeline(
     except OSError as error:
         raise UserError(f"{output} cannot be written ({error.strerror}); give another with --output.") from None
     content = ", ".join(
-        [counted(made.ranks, "rank"), counted(len(made.iterations), "iteration"), f"{made.spans:,} spans"]
+        [counted(len(ranks), "rank"), counted(len(made.iterations), "iteration"), f"{made.spans:,} spans"]
     )
     typer.echo(f"Written to {output}: {content}. Open it in https://ui.perfetto.dev.")
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import PASS_WORDS, some_of
 from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, MEMORY, PHASE_OF_PASS, WAIT, Activity, activity_of
+from overlap_sweep.trace.columns import Trace
 from overlap_sweep.trace.disk import TIMELINE_MARK
 from overlap_sweep.trace.intervals import intersect, merge, rows_without_overlap
 from overlap_sweep.trace.iterations import PhaseEvents, phases_of
@@ -44,15 +45,14 @@ class RankTimeline:
     """One rank's work."""
 
     path: Path
-    rank: int | None
-    world_size: int | None
-    base_time_ns: int
-    """Origin of the trace's times since 1970; 0 if the trace does not record it."""
-    device: str
-    """Name of the device, such as `device 0`, or of all devices."""
+    trace: Trace
     activity: Activity
     phases: dict[int, dict[str, PhaseEvents]]
     """By iteration and phase."""
+
+    @property
+    def rank(self) -> int | None:
+        return self.trace.rank
 
     def span_ns(self, iteration: int, phase: str = WHOLE) -> tuple[int, int]:
         """Returns start and end in the trace's own nanoseconds."""
@@ -65,7 +65,6 @@ class Timeline:
 
     content: bytes
     """JSON."""
-    ranks: int
     spans: int
     iterations: list[int]
     notes: list[str]
@@ -86,8 +85,8 @@ class _Event(msgspec.Struct, omit_defaults=True):
     args: dict[str, Any] = {}
 
 
-def read_rank(path: Path) -> tuple[RankTimeline, list[str]]:
-    """Returns one rank's work and the reader's warnings. UserError when it cannot be read or has no iteration."""
+def read_rank(path: Path) -> RankTimeline:
+    """Returns one rank's work. UserError when it cannot be read or has no iteration."""
     trace = read_trace(path)
     activity = activity_of(trace)
     phases: dict[int, dict[str, PhaseEvents]] = {}
@@ -95,23 +94,17 @@ def read_rank(path: Path) -> tuple[RankTimeline, list[str]]:
         phases.setdefault(phase.iteration, {})[phase.phase] = phase
     if not phases:
         raise UserError(f"{path} has no work inside its iterations; profile at least one forward pass.")
-    devices = sorted({activity.lanes[lane][0] for lane in np.unique(activity.events.lane)})
-    timeline = RankTimeline(
-        path=path,
-        rank=trace.rank,
-        world_size=trace.world_size,
-        base_time_ns=trace.base_time_ns,
-        device=f"device {', '.join(devices)}" if len(trace.device) else "CPU",
-        activity=activity,
-        phases=phases,
-    )
-    return timeline, trace.warnings
+    return RankTimeline(path, trace, activity, phases)
 
 
 def build(ranks: Sequence[RankTimeline], iteration: int | None = None) -> Timeline:
     """Returns the timeline of all iterations or of one. UserError for two traces of one rank or an unknown
     iteration."""
-    ordered = _in_order(ranks)
+    seen: dict[int, RankTimeline] = {}
+    for rank in ranks:
+        if rank.rank is not None and (other := seen.setdefault(rank.rank, rank)) is not rank:
+            raise UserError(f"{other.path} and {rank.path} are both of rank {rank.rank}; give the traces of one run.")
+    ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0))
     wanted = sorted({number for rank in ordered for number in rank.phases})
     if iteration is not None:
         if iteration not in wanted:
@@ -140,23 +133,14 @@ def build(ranks: Sequence[RankTimeline], iteration: int | None = None) -> Timeli
     }
     return Timeline(
         content=msgspec.json.encode(document),
-        ranks=len(ordered),
         spans=sum("kernel" in event.args for event in events),
         iterations=wanted,
         notes=[*_missing_ranks(ordered), *notes],
     )
 
 
-def _in_order(ranks: Sequence[RankTimeline]) -> list[RankTimeline]:
-    seen: dict[int, RankTimeline] = {}
-    for rank in ranks:
-        if rank.rank is not None and (other := seen.setdefault(rank.rank, rank)) is not rank:
-            raise UserError(f"{other.path} and {rank.path} are both of rank {rank.rank}; give the traces of one run.")
-    return sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0))
-
-
 def _missing_ranks(ranks: Sequence[RankTimeline]) -> list[str]:
-    sizes = {rank.world_size for rank in ranks if rank.world_size}
+    sizes = {rank.trace.world_size for rank in ranks if rank.trace.world_size}
     if len(sizes) > 1:
         return [f"The traces record runs of {' and '.join(map(str, sorted(sizes)))} ranks; give the traces of one run."]
     if not sizes or any(rank.rank is None for rank in ranks):
@@ -171,14 +155,11 @@ def _shifts_ns(ranks: Sequence[RankTimeline]) -> tuple[list[int], list[str]]:
     """Returns the shift of each rank's times onto a common clock, and a note if there is no common clock."""
     common = sorted(set.intersection(*(set(rank.phases) for rank in ranks)))
     spans_ns = [rank.span_ns(common[0] if common else min(rank.phases)) for rank in ranks]
-    bases_ns = [rank.base_time_ns for rank in ranks]
-    last_start_ns, first_end_ns = (
-        pick(span_ns[i] + base_ns for span_ns, base_ns in zip(spans_ns, bases_ns, strict=True))
-        for i, pick in enumerate((max, min))
-    )
+    bases_ns = [rank.trace.base_time_ns for rank in ranks]
+    starts_ns, ends_ns = (np.array(spans_ns) + np.array(bases_ns)[:, None]).T
     same_base = all(bases_ns) or not any(bases_ns)
     # Ranks that communicate work on the same iteration at the same time.
-    if len(ranks) == 1 or (common and same_base and last_start_ns < first_end_ns):
+    if len(ranks) == 1 or (common and same_base and starts_ns.max() < ends_ns.min()):
         return bases_ns, []
     start = f"iteration {common[0]}" if common else "each rank's first iteration"
     note = f"The ranks have no common clock: aligned at the start of {start}, so skew between ranks is not shown."
@@ -190,7 +171,9 @@ def _events(
 ) -> Iterator[_Event]:
     """Yields a rank's events. `origin_ns`: start of the timeline in the rank's own nanoseconds."""
     name = rank.path.name if rank.rank is None else f"rank {rank.rank}"
-    yield _Event("M", pid, 0, "process_name", args={"name": f"{name} ({rank.device})"})
+    devices = sorted({rank.activity.lanes[lane][0] for lane in np.unique(rank.activity.events.lane)})
+    device = f"device {', '.join(devices)}" if len(rank.trace.device) else "CPU"
+    yield _Event("M", pid, 0, "process_name", args={"name": f"{name} ({device})"})
     yield _Event("M", pid, 0, "process_sort_index", args={"sort_index": pid - 1})
     if not iterations:
         return

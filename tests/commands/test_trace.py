@@ -97,7 +97,7 @@ def events_of(content: bytes | str) -> Events:
 
 
 def timeline_of(*paths: Path) -> Events:
-    return events_of(build([read_rank(path)[0] for path in paths]).content)
+    return events_of(build([read_rank(path) for path in paths]).content)
 
 
 def interval(event: dict[str, Any]) -> tuple[int, int]:
@@ -196,7 +196,7 @@ def iteration_starts(events: Events, pid: int) -> list[float]:
 
 def test_ranks_that_share_a_clock_keep_their_skew(tmp_path: Path) -> None:
     paths = [write_hand_made(tmp_path, rank, BASE_NS, {3: delay_us}) for rank, delay_us in ((1, 30.0), (0, 0.0))]
-    timeline = build([read_rank(path)[0] for path in paths])
+    timeline = build([read_rank(path) for path in paths])
     events = events_of(timeline.content)
     assert timeline.notes == []
     assert names(events, "process_name") == {(1, 0): "rank 0 (device 0)", (2, 0): "rank 1 (device 0)"}
@@ -207,7 +207,7 @@ def test_ranks_that_share_a_clock_keep_their_skew(tmp_path: Path) -> None:
 def test_ranks_of_different_clocks_are_aligned_at_their_first_common_iteration(tmp_path: Path, base_ns: int) -> None:
     starts_us = [{number: 1e6 * rank + 1000.0 * number for number in range(3 + rank, 6)} for rank in (0, 1)]
     paths = [write_hand_made(tmp_path, rank, base_ns, of_rank) for rank, of_rank in enumerate(starts_us)]
-    timeline = build([read_rank(path)[0] for path in paths])
+    timeline = build([read_rank(path) for path in paths])
     events = events_of(timeline.content)
     (note,) = timeline.notes
     assert note.startswith("The ranks have no common clock: aligned at the start of iteration 4")
