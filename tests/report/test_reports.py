@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 
-from overlap_sweep.report.console import console_for, print_section
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.provenance import launch_commands
 from overlap_sweep.results.run_directory import RESULT_FILE, find_points, read_result
@@ -21,7 +18,6 @@ from overlap_sweep.runtime.outcome import Outcome, Outcomes
 from overlap_sweep.runtime.progress import progress
 from overlap_sweep.study.section import MOST_ROWS
 from overlap_sweep.workloads import names
-from overlap_sweep.workloads.sections import sections_of_points
 from tests.analyze import analyze, analyzing, files_below, rows
 from tests.golden.made_report import BEST_TRACE
 from tests.made_sweeps import write_every_workload, write_tuner
@@ -136,18 +132,6 @@ def test_tables_of_few_kernels_are_printed_those_of_all_are_written(
     # Whatever is printed, what makes an answer doubtful is.
     assert "Faster than the bound" in printed
     assert (tmp_path / "summary.txt").read_text().count("gemm_only") == cases
-
-
-def test_many_kernels_are_printed_soon(tmp_path: Path) -> None:
-    """When rich laid out the tables, 300 points of 20 implementations took half a minute."""
-    measured = {f"ring{i}": implementation(150.0 + i) for i in range(20)}
-    for m in range(1, 61):
-        make_point("kernel", tmp_path, kernel_config(64 * m), implementations=measured)
-    (section,), stream = sections_of_points(read_points(tmp_path).points), io.StringIO()
-    start_s = time.process_time()
-    print_section(section, console_for(stream), whole=True)
-    assert time.process_time() - start_s < 2
-    assert len(stream.getvalue().splitlines()) > 60 * 23
 
 
 def test_of_many_settings_the_fastest_are_printed(tmp_path: Path, no_page: None) -> None:

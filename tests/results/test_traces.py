@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,12 +10,10 @@ import pytest
 
 from overlap_sweep.compare.traces import TraceComparison, compare_traces, read_trace_dataset
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.table import Row
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.traces import METRICS, read_traces, summarise
-from tests.golden.archives import INPUTS, unpack
 from tests.make_point import make_point, operator_config, pass_times
-from tests.results.reading import choices, operator_rows, trace_row
+from tests.results.reading import choices, trace_row
 from tests.results.traces_by_hand import write_trace
 from tests.trace.conftest import analyse_trace
 
@@ -64,35 +61,6 @@ def test_an_iteration_that_lacks_a_pass_is_not_the_typical_one() -> None:
 def test_where_nothing_tells_the_passes_apart_the_operator_is_the_whole_iteration() -> None:
     metrics = summarise([trace_row(0, 0, "all", 100.0)])
     assert metrics == {"total_span_us": 100.0, "total_overlap_ratio": 0.5, "num_gemm_events": 4, "num_comm_events": 2}
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Row]]:
-    """The operators' rows of every recorded sweep."""
-    found = {}
-    for archive in INPUTS.glob("*.tar.xz"):
-        name = archive.name.removesuffix(".tar.xz")
-        found[name] = operator_rows(unpack(name, tmp_path_factory.mktemp(name)))
-    return found
-
-
-def test_ratios_follow_from_their_own_rows_in_every_recorded_sweep(recorded: dict[str, list[Row]]) -> None:
-    checked = Counter[str]()
-    for name, rows in recorded.items():
-        for row in (row for row in rows if row["total_span_us"] is not None):
-            overlaps, gemms, comms = [], [], []
-            for side in ("fwd", "bwd"):
-                gemm_us, comm_us = row[f"{side}_gemm_us"], row[f"{side}_comm_us"]
-                overlap_us = row[f"{side}_overlap_us"]
-                assert row[f"{side}_overlap_ratio"] == pytest.approx(overlap_us / min(gemm_us, comm_us), abs=1e-3)
-                overlaps.append(overlap_us)
-                gemms.append(gemm_us)
-                comms.append(comm_us)
-                checked[name] += 1
-            total = sum(overlaps) / min(sum(gemms), sum(comms))
-            assert row["total_overlap_ratio"] == pytest.approx(total, abs=1e-3)
-            assert row["total_span_us"] == row["fwd_span_us"] + row["bwd_span_us"]
-    assert checked == {"operators": 20, "operators_8_connections": 20, "tuner": 62}
 
 
 def test_what_the_iteration_has_not_is_left_out() -> None:
@@ -228,9 +196,3 @@ def test_kernels_that_only_some_iterations_or_ranks_have_count_as_nothing_elsewh
     kernels = {part.name: part for part in found.parts if (part.by, part.phase, part.kind) == ("kernel", "all", "gemm")}
     assert (kernels["nvjet_a"].reference_value, kernels["nvjet_a"].value) == (100.0, 50.0)
     assert (kernels["nvjet_b"].value, kernels["nvjet_b"].change) == (50.0, "appeared")
-
-
-def test_a_dataset_without_a_readable_trace_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "cut.json").write_text("")
-    with pytest.raises(UserError, match=r"cut\.json is empty"):
-        read_trace_dataset("old", tmp_path, [tmp_path / "cut.json"])
