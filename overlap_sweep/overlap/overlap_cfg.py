@@ -211,7 +211,7 @@ def overlaps(config: OverlapConfig, operators: Collection[str]) -> bool:
 def megatron_arguments(config: OverlapConfig, tp_size: int, file: str = "") -> list[str]:
     """Returns Megatron-LM's command line arguments for the configuration, whose slots are in `file`; empty if overlap
     is off. Megatron-LM refuses the overlap without sequence parallelism."""
-    lines = _overlap_lines(config, file)
+    lines = overlap_arguments(config, file)
     if not lines:
         return []
     return [
@@ -222,12 +222,8 @@ def megatron_arguments(config: OverlapConfig, tp_size: int, file: str = "") -> l
 
 
 def overlap_arguments(config: OverlapConfig, file: str = "") -> list[str]:
-    """Returns the words of `megatron_arguments` that are about the overlap alone, without the switches that have none;
-    empty if overlap is off."""
-    return shlex.split(" ".join(_overlap_lines(config, file)))
-
-
-def _overlap_lines(config: OverlapConfig, file: str) -> list[str]:
+    """Returns the lines of `megatron_arguments` that are about the overlap alone, without the switches that have no
+    argument; empty if overlap is off."""
     changed = (name for name, on in config.switches.items() if on != SWITCH_DEFAULTS[name])
     if not config.switches.get("tp_comm_overlap"):
         return []

@@ -58,10 +58,9 @@ def check_pairs(timings: Iterable[Timing]) -> None:
         raise ValueError("unequal numbers of samples")
 
 
-class Setting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The setting of one slot: space.KNOBS, and Transformer Engine's `is_reduce_scatter`."""
+class Knobs(msgspec.Struct, kw_only=True):
+    """space.KNOBS."""
 
-    method: Annotated[str, one_of(*space.METHODS)] | None = None
     num_sm: Count | None = None
     num_splits: Count | None = None
     cga_size: Count | None = None
@@ -70,10 +69,16 @@ class Setting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     use_ce: Flag | None = None
     atomic_gemm: Flag | None = None
     fp8_buf: Flag | None = None
-    is_reduce_scatter: Flag | None = None
     comm_priority: bool | int | None = None
     gemm_priority: bool | int | None = None
     pipeline_rs_overlap_first_gemm: Flag | None = None
+
+
+class Setting(Knobs, kw_only=True, forbid_unknown_fields=True):
+    """The setting of one slot: its method, knobs, and Transformer Engine's `is_reduce_scatter`."""
+
+    method: Annotated[str, one_of(*space.METHODS)] | None = None
+    is_reduce_scatter: Flag | None = None
 
 
 class WholeSetting(Setting, kw_only=True):

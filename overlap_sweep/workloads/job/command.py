@@ -176,12 +176,12 @@ def fillings(point: Mapping[str, Any], directory: Path, place: Place = ALONE) ->
     # Earlier results may have values with names that are refused now.
     found |= {name: Filling(in_words(value), tuple(in_words(value).split())) for name, value in job["values"].items()}
     for name in _megatron_values(job):
-        words: list[str] = []
+        lines: list[str] = []
         if config := overlap_config(point):
-            words = overlap_cfg.overlap_arguments(config, str(handed(directory) / settings_file()))
+            lines = overlap_cfg.overlap_arguments(config, str(handed(directory) / settings_file()))
         elif job["values"][name] == overlap_cfg.DEFAULT:
-            words = overlap_cfg.overlap_arguments(OverlapConfig())
-        found[name + _MEGATRON] = Filling(shlex.join(words), tuple(words))
+            lines = overlap_cfg.overlap_arguments(OverlapConfig())
+        found[name + _MEGATRON] = Filling(" ".join(lines), tuple(shlex.split(" ".join(lines))))
     return found
 
 

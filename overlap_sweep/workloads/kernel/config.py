@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Union
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -11,21 +11,19 @@ from msgspec import Meta
 from overlap_sweep.config import OF_OPERATORS, TORCHS, ResolvedModel, ResolvedPoint, TensorParallelConfig
 from overlap_sweep.declared import Count, Name, one_of, resolved
 from overlap_sweep.overlap.models import KERNELS, PRECISION_OF_DTYPE
-from overlap_sweep.overlap.space import COUNTS, KNOBS, OPERATORS, PRIORITIES
-from overlap_sweep.results.measured import Scalar
+from overlap_sweep.overlap.space import OPERATORS
+from overlap_sweep.results.measured import Knobs, Scalar
 
 MOST_IMPLEMENTATIONS = 200
 """Limit for charts, which have a row for each implementation."""
 
-_KNOB_TYPES = {**dict.fromkeys(COUNTS, Count), **dict.fromkeys(PRIORITIES, int)}
-KernelSetting = msgspec.defstruct(
-    "KernelSetting",
-    [
-        ("method", str | None, None),
-        *((knob, Union[_KNOB_TYPES.get(knob, bool), None], None) for knob in KNOBS),  # noqa: UP007
-    ],
-)
-"""Types of our knobs. Implementations of other packages may have others, and unknown methods."""
+
+class KernelSetting(Knobs, kw_only=True):
+    """Implementations of other packages may have other knobs, and unknown methods."""
+
+    method: str | None = None
+
+
 Implementations = Annotated[dict[Name, dict[str, Scalar]], Meta(max_length=MOST_IMPLEMENTATIONS)]
 
 

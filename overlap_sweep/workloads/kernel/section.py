@@ -124,7 +124,9 @@ TABLE = points_table(
     "kernels",
     "one row per point and implementation",
     (
-        *(POINT, DIRECTORY, replace(MODEL, header="")),
+        POINT,
+        DIRECTORY,
+        replace(MODEL, header=""),
         asked("operator", kind="text", about="Operator that n and k are from; empty if they were given."),
         asked("kernel", kind="text", header="kernel", differing=True),
         asked("m", kind="count", header="m"),
@@ -137,11 +139,13 @@ TABLE = points_table(
     (*TIMES, *FLAGS),
 )
 IMPLEMENTATIONS = Table(
-    *("kernels", "one row per implementation and m"),
+    "kernels",
+    "one row per implementation and m",
     (attribute("m", kind="count", header="m"), IMPLEMENTATION, OF_BACKEND, *TIMES, *FLAGS),
 )
 ANSWERS = Table(
-    *("answers", "one row per kernel and m: the implementation to use"),
+    "answers",
+    "one row per kernel and m: the implementation to use",
     (
         attribute("kernel", kind="text", read="case.kernel", header="kernel", words=attrgetter("case.brief")),
         Column("", lambda s: ", ".join(subjects(s.points)), kind="text", header="operator", dropped=1),
@@ -180,7 +184,9 @@ def section(sources: Sources) -> Section | None:
         explained=LEGEND,
         answers=[_answer(analysis) for analysis in analyses],
         points=Listing(
-            *(TABLE, rows, "Every implementation in every kernel point, as measured there."),
+            TABLE,
+            rows,
+            "Every implementation in every kernel point, as measured there.",
             chosen=lambda row: row.measured is not None and row.measured.chosen,
         ),
         report={
@@ -198,7 +204,9 @@ def section(sources: Sources) -> Section | None:
             "kernel_points": TABLE.records(rows),
         },
         decided=Listing(
-            *(ANSWERS, shapes, "Kernels: the implementation to use. Times in us; speedup over sequential."),
+            ANSWERS,
+            shapes,
+            "Kernels: the implementation to use. Times in us; speedup over sequential.",
             chosen=lambda shape: shape.chosen is not None and shape.chosen.name != SEQUENTIAL,
             link=lambda shape: number_of_case[shape.case],
         ),

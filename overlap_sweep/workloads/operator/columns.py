@@ -216,7 +216,8 @@ def _layer_ratio(row: SlotAnswer, end: str = "") -> float | None:
 
 
 ANSWERS = Table(
-    *("answers", "one row per case, TP size and slot for which an overlap was tried"),
+    "answers",
+    "one row per case, TP size and slot for which an overlap was tried",
     (
         attribute("model", kind="text", read="case.case.model"),
         attribute("backend", kind="text", read="case.case.backend"),
