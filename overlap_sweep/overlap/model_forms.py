@@ -160,8 +160,8 @@ def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
     if "layers" in sizes and not given.get("num_dense_layers") and not given.keys().isdisjoint(SIZES_OF["fc1"]):
         sizes["layers"] = {**sizes["layers"], "dense_mlp": sizes["layers"]["number"]}
     unsized = {name for operator in instead for name in SIZES_OF[operator]}
-    of_latent = [name for name in OF_LATENT_ATTENTION if name != "q_lora_rank"] if sizes.get("kv_lora_rank") else []
-    needed = [*SIZES, *of_latent]
+    latent_sizes = [name for name in OF_LATENT_ATTENTION if name != "q_lora_rank"] if sizes.get("kv_lora_rank") else []
+    needed = [*SIZES, *latent_sizes]
     missing = [name for name in needed if sizes.get(name) is None and name not in unsized]
     if missing:
         raise UserError(f"model {model['name']} has no {', '.join(missing)}; give model.{missing[0]}.")

@@ -228,11 +228,11 @@ def latent_projections(model: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     hidden, heads, rank = model["hidden_size"], model["num_attention_heads"], model["kv_lora_rank"]
     rotary, head = model["qk_pos_emb_head_dim"], model["qk_head_dim"]
     queries = heads * (head + rotary)
-    of_queries = {"q_proj": (hidden, queries)}
+    query_projections = {"q_proj": (hidden, queries)}
     if q_rank := model.get("q_lora_rank"):
-        of_queries = {"q_down_proj": (hidden, q_rank), "q_up_proj": (q_rank, queries)}
+        query_projections = {"q_down_proj": (hidden, q_rank), "q_up_proj": (q_rank, queries)}
     return {
-        **of_queries,
+        **query_projections,
         "kv_down_proj": (hidden, rank + rotary),
         "kv_up_proj": (rank, heads * (head + model["v_head_dim"])),
     }

@@ -17,7 +17,7 @@ from overlap_sweep.overlap import space
 from overlap_sweep.overlap.space import Setting
 from overlap_sweep.results.identity import environment_identity, key_of
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.workloads.operator.choice import of_pass, wrong_passes
+from overlap_sweep.workloads.operator.choice import slots_in_pass, wrong_passes
 
 _OF_SCHEDULE = ("num_sm", "num_splits", "cga_size", "set_sm_margin", "comm_priority", "gemm_priority")
 """Knobs that say when and on what data moves, not how it is computed."""
@@ -46,7 +46,7 @@ class KnownWrong:
             if result.recorded["workload"].get("tolerance") is not None:
                 continue
             wrong = wrong_passes(result)
-            settings = of_pass(result.settings, min(wrong)) if len(wrong) == 1 else {}
+            settings = slots_in_pass(result.settings, min(wrong)) if len(wrong) == 1 else {}
             if settings:
                 reason = f"wrong numbers in {result.name} on an identical machine"
                 own = self._found.setdefault(_machine(result.recorded, result.environment), {})

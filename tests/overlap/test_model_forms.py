@@ -55,10 +55,10 @@ def wrong(config: Any) -> dict[str, str]:
     latent, found = latent_of(layers), {}
     by_layer = [operators_of([layer]) for layer in layers]
     for operator in OPERATORS:
-        truth = set[Operator | str]().union(*(of_layer[operator] for of_layer in by_layer))
+        truth = set[Operator | str]().union(*(layer_operators[operator] for layer_operators in by_layer))
         if operator == "proj" and latent:
             continue
-        dense = {of_layer for of_layer in truth if isinstance(of_layer, Operator)}
+        dense = {layer_operators for layer_operators in truth if isinstance(layer_operators, Operator)}
         has_it = dense == truth if operator in ATTENTION else bool(dense)
         said: Any = instead.get(operator)
         if not said:
@@ -72,7 +72,7 @@ def wrong(config: Any) -> dict[str, str]:
         said = tuple(sorted({**projections, "proj": (proj.in_features, proj.out_features)}.items()))
         if latent != {said}:
             found["latent"] = f"{said} is {latent}"
-    dense_layers = sum(isinstance(*of_layer["fc2"], Operator) for of_layer in by_layer)
+    dense_layers = sum(isinstance(*layer_operators["fc2"], Operator) for layer_operators in by_layer)
     if dense_layers != read.get("layers", {}).get("dense_mlp", len(layers)):
         found["layers"] = f"{read.get('layers')} is {dense_layers} of {len(layers)}"
     if (norms := norms_of(layers)) and norms != {read["normalization"]}:
@@ -93,7 +93,7 @@ def cases(model_type: str) -> Iterator[dict[str, Any]]:
     if FORMS[model_type].expert:
         yield SOME_DENSE
     for name, value in config_of(model_type).to_dict().items():
-        if isinstance(value, bool) and name not in OF_EVERY_CONFIG:
+        if isinstance(value, bool) and name not in EVERY_CONFIG:
             yield {name: not value}
 
 
@@ -114,7 +114,7 @@ SOME_DENSE: dict[str, Any] = {
 """A mixture with dense layers, as each architecture says it; it ignores the others' fields."""
 NO_SUCH = {("diffllama", 1)}
 """What transformers makes no model of."""
-OF_EVERY_CONFIG = {*PreTrainedConfig().to_dict(), "use_cache", "tie_word_embeddings"}
+EVERY_CONFIG = {*PreTrainedConfig().to_dict(), "use_cache", "tie_word_embeddings"}
 
 
 @pytest.mark.parametrize("model_type", sorted(FORMS))
@@ -131,7 +131,7 @@ def test_what_is_read_is_what_the_model_has(model_type: str) -> None:
     assert found == {}
 
 
-OF_IMAGES_AND_TEXT = {
+IMAGES_AND_TEXT = {
     "fuyu": "persimmon",
     "gemma3": "gemma3_text",
     "got_ocr2": "qwen2",
@@ -141,7 +141,7 @@ OF_IMAGES_AND_TEXT = {
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
 """Sized as their language models."""
-UNKNOWN = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(FORMS) - set(OF_IMAGES_AND_TEXT))
+UNKNOWN = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(FORMS) - set(IMAGES_AND_TEXT))
 
 
 def read(directory: Path, model_type: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -155,8 +155,8 @@ def test_what_is_on_no_list_is_refused_in_one_line(model_type: str, tmp_path: Pa
         read(tmp_path, model_type)
 
 
-@pytest.mark.parametrize("model_type", OF_IMAGES_AND_TEXT)
+@pytest.mark.parametrize("model_type", IMAGES_AND_TEXT)
 def test_a_model_of_images_and_text_is_sized_as_its_language_model(model_type: str, tmp_path: Path) -> None:
     text = AutoConfig.for_model(model_type).get_text_config()
-    assert text.model_type == OF_IMAGES_AND_TEXT[model_type]
+    assert text.model_type == IMAGES_AND_TEXT[model_type]
     assert read(tmp_path, model_type) == sizes_of(text, "it")

@@ -19,33 +19,9 @@ def point(**changes: Any) -> dict[str, Any]:
     return resolved("operator", **{"model": "m", "method": "bulk", "num_sm": 4, **changes})
 
 
-# Transformer Engine 2.x's table of slots, written out.
-TAKES = {
-    "qkv_fprop": {"ring_exchange"},
-    "fc1_fprop": {"ring_exchange"},
-    "proj_fprop": {"ring_exchange", "pipeline"},
-    "fc2_fprop": {"ring_exchange", "pipeline"},
-    "qkv_dgrad": {"bulk", "ring_exchange", "pipeline"},
-    "fc1_dgrad": {"bulk", "ring_exchange", "pipeline"},
-    "qkv_wgrad": {"bulk"},
-    "fc1_wgrad": {"bulk"},
-    "proj_dgrad": {"ring_exchange"},
-    "fc2_dgrad": {"ring_exchange"},
-    "proj_wgrad": set(),
-    "fc2_wgrad": set(),
-}
 RING = {"method": "ring_exchange"}
 BULK = {"method": "bulk", "num_sm": 4}
 FIRST = "pipeline_rs_overlap_first_gemm"
-
-
-@pytest.mark.parametrize("name", TAKES)
-def test_methods_of_every_slot(name: str) -> None:
-    operator, phase = name.split("_")
-    assert set(space.methods_of(operator, phase)) == set(space.SLOTS[name]) == TAKES[name]
-    for method in space.METHODS[1:]:
-        given = point(operator=operator, phase=phase, method=method)
-        assert (space.refusal(given) is None) == (method in TAKES[name])
 
 
 def test_a_name_has_of_the_command_line_what_its_fixed_part_does_not_show() -> None:

@@ -20,7 +20,7 @@ from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.tuner import Report
 from overlap_sweep.workloads.operator.answer import OperatorAnalysis
-from overlap_sweep.workloads.operator.choice import of_pass
+from overlap_sweep.workloads.operator.choice import slots_in_pass
 from overlap_sweep.workloads.sections import analyse
 from overlap_sweep.workloads.tp_training.rows import results, step_communication
 from overlap_sweep.workloads.tp_training.tables import RESULTS as STACKS
@@ -238,5 +238,5 @@ def test_a_config_id_names_one_configuration_of_its_pass(tmp_path: Path, name: s
     for row in operator_rows(sweep):
         result = points[row["point"]].result
         if row["status"] == "ok" and result:
-            named[row["config_id"]].add((row["slot"], str(of_pass(result.settings, row["pass"]))))
+            named[row["config_id"]].add((row["slot"], str(slots_in_pass(result.settings, row["pass"]))))
     assert not {name: settings for name, settings in named.items() if len(settings) > 1}

@@ -103,10 +103,10 @@ def _on_one_node(point: Mapping[str, Any]) -> str | None:
 
 
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    of_model = point["n"] is None
-    kernel = [str(point["kernel"])] if point["kernel"] or not of_model else []
+    by_model = point["n"] is None
+    kernel = [str(point["kernel"])] if point["kernel"] or not by_model else []
     tp_size = f"tp{point['tp_size']}"
-    begin = [models.short_name(point["model"]), tp_size, point["operator"], *kernel] if of_model else [*kernel, tp_size]
+    begin = [models.short_name(point["model"]), tp_size, point["operator"], *kernel] if by_model else [*kernel, tp_size]
     return [*begin, *(f"{name}{point[name]}" for name in ("m", "n", "k") if point[name] is not None)]
 
 

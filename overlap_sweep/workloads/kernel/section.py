@@ -61,7 +61,7 @@ MOST_CHARTS = 12
 C = Column[ImplementationRow]
 
 IMPLEMENTATION = attribute("implementation", read="name", kind="text", header="implementation", style="setting")
-OF_BACKEND = attribute(
+IMPLEMENTATION_BACKEND = attribute(
     "backend",
     "Library of the implementation; empty for a baseline, which every backend measures.",
     "text",
@@ -141,7 +141,7 @@ TABLE = points_table(
 IMPLEMENTATIONS = Table(
     "kernels",
     "one row per implementation and m",
-    (attribute("m", kind="count", header="m"), IMPLEMENTATION, OF_BACKEND, *TIMES, *FLAGS),
+    (attribute("m", kind="count", header="m"), IMPLEMENTATION, IMPLEMENTATION_BACKEND, *TIMES, *FLAGS),
 )
 ANSWERS = Table(
     "answers",
@@ -154,7 +154,7 @@ ANSWERS = Table(
         attribute("precision", kind="text", read="case.precision"),
         attribute("device", kind="text", read="case.device", header="device", differing=True),
         attribute("", kind="text", read="advice", header="use"),
-        *(through(column, lambda s: s.chosen, header="") for column in (OF_BACKEND, IMPLEMENTATION)),
+        *(through(column, lambda s: s.chosen, header="") for column in (IMPLEMENTATION_BACKEND, IMPLEMENTATION)),
         *(through(column, lambda s: s.chosen) for column in TIMES),
         attribute("reason", kind="text"),
     ),

@@ -41,7 +41,7 @@ from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.layer.result import attention_backend
 from overlap_sweep.workloads.operator.advice import default_in_words
 from overlap_sweep.workloads.operator.answer import CaseAnalysis
-from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, frozen, of_pass
+from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, frozen, slots_in_pass
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial, Unproven
 
 NOT_CHOSEN = "diamond"
@@ -215,7 +215,7 @@ def _traced(case: CaseAnalysis, choice: PassChoice) -> dict[str, Side | None]:
 
 def _has_run(point: Point, candidate: Candidate, pass_name: str) -> bool:
     settings = point.result.settings if point.result else {}
-    return frozen(of_pass(settings, pass_name)) == frozen(candidate.settings)
+    return frozen(slots_in_pass(settings, pass_name)) == frozen(candidate.settings)
 
 
 def _sides(case: CaseAnalysis, choices: Sequence[PassChoice]) -> dict[str, Side]:
@@ -223,10 +223,10 @@ def _sides(case: CaseAnalysis, choices: Sequence[PassChoice]) -> dict[str, Side]
     found: dict[tuple[Path, str], dict[str, Side]] = defaultdict(dict)
     for choice in choices:
         for name, side in _traced(case, choice).items():
-            of_both = name == NONE_IN_WORDS
-            title = name if of_both else f"{PASS_WORDS[choice.pass_name]} {name}"
+            is_none = name == NONE_IN_WORDS
+            title = name if is_none else f"{PASS_WORDS[choice.pass_name]} {name}"
             if side:
-                shown = replace(side, pass_name="" if of_both else side.pass_name, least_share=NEGLIGIBLE)
+                shown = replace(side, pass_name="" if is_none else side.pass_name, least_share=NEGLIGIBLE)
                 found[side.point.directory, side.variant][title] = shown
     return {
         "; ".join(titles): side if len(titles) == 1 else replace(side, pass_name="")

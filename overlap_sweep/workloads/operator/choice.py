@@ -75,7 +75,7 @@ def _pass_key(point: Point, pass_name: str) -> PassKey:
     return *same, config["tp_size"], config["operator"], pass_name
 
 
-def of_pass(settings: Mapping[str, space.Setting], pass_name: str) -> dict[str, space.Setting]:
+def slots_in_pass(settings: Mapping[str, space.Setting], pass_name: str) -> dict[str, space.Setting]:
     """Returns the slots of one pass."""
     return {slot: s for slot, s in settings.items() if space.PASS_OF_PHASE[slot.partition("_")[2]] == pass_name}
 
@@ -87,7 +87,7 @@ def failures_by_pass(points: Iterable[Point]) -> Mapping[PassKey, Failures]:
     for point in points:
         if point.workload != "operator" or not point.result or point.status == "skipped":
             continue
-        by_pass = {name: of_pass(point.result.settings, name) for name in space.PASSES}
+        by_pass = {name: slots_in_pass(point.result.settings, name) for name in space.PASSES}
         overlapped = {name: settings for name, settings in by_pass.items() if settings}
         wrong = wrong_passes(point.result)
         for name, settings in overlapped.items():
@@ -240,7 +240,7 @@ def choose_all(
         if not point.result or point.result.launch_bound:
             continue
         for pass_name, times in point.measured_as(OperatorTimes).times.items():
-            settings = of_pass(point.result.settings, pass_name)
+            settings = slots_in_pass(point.result.settings, pass_name)
             failures = failed.get(_pass_key(point, pass_name), Failures())
             if pass_name in space.PASSES and not failures.distrusts(settings):
                 ratio = traces.get(point.directory, TraceReading()).metrics.get(f"{pass_name}_overlap_ratio")

@@ -136,7 +136,7 @@ def _trace_note(row: PhaseTimes) -> str | None:
 
 
 _CONFIG_ID = "TP size, operator, phase and setting in one word; also the pass's other slot where it overlaps too."
-OF_POINT = (
+POINT_COLUMNS = (
     POINT,
     DIRECTORY,
     P("config_id", _id, _CONFIG_ID, "text", queried=True),
@@ -157,7 +157,7 @@ OF_POINT = (
     STATUS,
     ERROR,
 )
-OF_PHASE = (
+PHASE_COLUMNS = (
     attribute("time_us", read="times.point.median_us", header="time us"),
     M("noise_us", lambda row: estimate(row.times.point.samples_us).noise_us),
     attribute("q1_us", read="times.point.q1_us"),
@@ -203,7 +203,7 @@ OF_PHASE = (
     M("note", _trace_note, "Problems with the point's traces, if any.", "text"),
     attribute("", kind="text", read="note", header="note"),
 )
-TABLE = points_table("points", "one row per point and phase that it overlaps", OF_POINT, OF_PHASE)
+TABLE = points_table("points", "one row per point and phase that it overlaps", POINT_COLUMNS, PHASE_COLUMNS)
 
 
 def _layer_ratio(row: SlotAnswer, end: str = "") -> float | None:

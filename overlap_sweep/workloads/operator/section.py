@@ -47,7 +47,7 @@ from overlap_sweep.workloads.operator.choice import (
     choose_all,
     failures_by_pass,
     frozen,
-    of_pass,
+    slots_in_pass,
 )
 from overlap_sweep.workloads.operator.columns import ANSWERS, TABLE, USUAL_NAMES, PhaseRow, PhaseTimes
 from overlap_sweep.workloads.operator.config import Asked
@@ -108,7 +108,7 @@ def point_rows(points: Sequence[Point], root: Path, analysis: OperatorAnalysis) 
             if overlaps or (not result.settings and ("all" in requested or phase in requested)):
                 name = space.PASS_OF_PHASE[phase]
                 chosen_settings = chosen.get((point.case, config.tp_size, config.operator, name))
-                is_chosen = chosen_settings == frozen(of_pass(result.settings, name))
+                is_chosen = chosen_settings == frozen(slots_in_pass(result.settings, name))
                 measured = PhaseTimes(point, name, analysis.traces[point.directory], is_chosen)
                 rows.append(PhaseRow(point, root, measured, phase, pass_name=name))
     return rows

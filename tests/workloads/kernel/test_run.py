@@ -41,8 +41,8 @@ def test_given_sizes_need_no_model() -> None:
     assert point["model"] == {"name": "custom"}
     assert point["operator"] is None
     assert not {"method", "num_sm", "phases", "layer", "dtype"} & set(point)
-    of_model = completed(operator="fc2", kernel=None, n=None, k=None)
-    assert (of_model["kernel"], of_model["operator"], of_model["model"]["name"]) == ("gemm_rs", "fc2", "m")
+    by_model = completed(operator="fc2", kernel=None, n=None, k=None)
+    assert (by_model["kernel"], by_model["operator"], by_model["model"]["name"]) == ("gemm_rs", "fc2", "m")
 
 
 def test_every_knob_of_transformer_engine_is_given() -> None:
@@ -99,14 +99,14 @@ def test_torchs_implementations_compute_what_float32_does(tp_size: int) -> None:
     points.append(completed(kernel="gemm_rs", tp_size=tp_size, implementations=["pipeline_split4_sm3", "ring_sm2"]))
     points += [completed(kernel=name, tp_size=tp_size, **FP8) for name in KERNELS]
     few = [completed(kernel="gemm_ar", tp_size=tp_size, workload={"tokens": rows}) for rows in (1, 3)]
-    found, *of_few = run_ranks(tp_size, _errors_of_each, [points, *([point] for point in few)], keep="cpu")[0]
+    found, *with_few_rows = run_ranks(tp_size, _errors_of_each, [points, *([point] for point in few)], keep="cpu")[0]
     assert len(found) > 40
     for name, (error, independent) in found.items():
         assert error < (1e-5 if "fp32" in name else 1e-2), name
         assert independent == ("bulk" in name), name
     assert ("ag_gemm fp32 ring_agg1" in found) == (tp_size == 4)
     assert {name.split()[0] for name in found if " fp8 " in name} == set(KERNELS)
-    assert max(error for one in of_few for error, _ in one.values()) < 1e-5
+    assert max(error for one in with_few_rows for error, _ in one.values()) < 1e-5
 
 
 def _errors_of_each(ranks: Ranks, points: list[list[dict[str, Any]]]) -> list[dict[str, tuple[float, bool]]]:
@@ -129,8 +129,8 @@ def _run(ranks: Ranks, directory: Path, spoiled: str | None, names: list[str], p
     point = completed(implementations=names, profile=profile, workload={"warmup": 1})
     build = torch_kernels.build
 
-    def spoiling(asked: Any, setting: Any, problem: Any, of_ranks: Any) -> Any:
-        call = build(asked, setting, problem, of_ranks)
+    def spoiling(asked: Any, setting: Any, problem: Any, among: Any) -> Any:
+        call = build(asked, setting, problem, among)
         if space.setting_name(setting) != spoiled:
             return call
         if ranks.rank == 0:
@@ -177,10 +177,10 @@ def _refusing(ranks: Ranks) -> tuple[list[str], dict[str, str]]:
     point = completed(implementations=["ring", "pipeline_split2"])
     build = torch_kernels.build
 
-    def refusing(asked: Any, setting: Any, problem: Any, of_ranks: Any) -> Any:
+    def refusing(asked: Any, setting: Any, problem: Any, among: Any) -> Any:
         if ranks.rank == 1 and setting["method"] == "ring_exchange":
             raise Refused("no room")
-        return build(asked, setting, problem, of_ranks)
+        return build(asked, setting, problem, among)
 
     with patch.object(torch_kernels, "build", refusing):
         calls, left_out = kernel_run.build_all(point, kernel_run.draw_problem(point, ranks), ranks)

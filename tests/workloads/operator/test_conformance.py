@@ -104,16 +104,16 @@ def test_a_run_returns_the_fields_of_a_result_alike_on_all_ranks(name: str, tmp_
     point = composed(*ASKED[name])
     if here := workloads.load(name).run_here:
         environment = {**environment_of(point), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        of_ranks = [here(point, tmp_path, workloads.Here(environment=environment, limit_s=60.0))]
+        by_rank = [here(point, tmp_path, workloads.Here(environment=environment, limit_s=60.0))]
     else:
-        of_ranks = run_ranks(workloads.world_size(point), _run, point, tmp_path, keep="cpu")
-    fields = of_ranks[0]
+        by_rank = run_ranks(workloads.world_size(point), _run, point, tmp_path, keep="cpu")
+    fields = by_rank[0]
     assert set(fields) <= set(Result.__struct_fields__)
     assert isinstance(fields["measured"], workloads.types_of(name).measured)
     assert fields["objective_us"] > 0
     assert fields["traces"]
     assert all((tmp_path / trace).stat().st_size > 500 for trace in fields["traces"])
-    for other in of_ranks[1:]:
+    for other in by_rank[1:]:
         assert (other["objective_us"], set(other)) == (fields["objective_us"], set(fields))
     result = Result(name=name, recorded=point, status="ok", **fields)
     write_result(tmp_path, result)

@@ -162,7 +162,7 @@ def test_megatron_bridge_hands_on_what_was_meant(bridge: ModuleType, given: Over
         handed = model.tp_comm_overlap_cfg[slot]
         assert {knob: handed[knob] for knob in setting.keys() & handed.keys()}.items() <= setting.items()
         for knob in setting.keys() - handed.keys():
-            # A ring exchange uses copy engines unless it is told not to.
+            # A ring exchange uses copy engines unless the setting says otherwise.
             is_default = (knob, setting[knob]) == ("use_ce", True)
             assert (f"#   {slot}: {knob}={setting[knob]}\n" in text) is not is_default
         # All that it adds is what initialize_ub would do anyway.

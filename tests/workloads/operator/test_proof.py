@@ -60,7 +60,7 @@ def unproven_of(directory: Path) -> Unproven:
 
 
 def layers_alone(analysis: Analysis) -> list[str]:
-    """The names of the layers that are not told with operators."""
+    """The names of the layers that are not reported with operators."""
     return [
         answer.points[0].name for section in analysis.sections if section.name == "layers" for answer in section.answers
     ]
