@@ -133,13 +133,6 @@ def load_architecture(model_type: str) -> Any:
         ) from error
 
 
-def _form_of(model_type: str) -> Form | None:
-    if model_type in FORMS or model_type not in registered_architectures():
-        return FORMS.get(model_type)
-    form: Form | None = getattr(load_architecture(model_type), "form", None)
-    return form
-
-
 def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the model with all sizes, with `source=hf` from its Hugging Face config. UserError if one is missing.
 
@@ -264,7 +257,9 @@ def sizes_of(config: Any, name: str) -> tuple[dict[str, Any], dict[str, str]]:
 
     UserError for an unsupported architecture.
     """
-    form = _form_of(config.model_type)
+    form: Form | None = FORMS.get(config.model_type)
+    if form is None and config.model_type in registered_architectures():
+        form = getattr(load_architecture(config.model_type), "form", None)
     if form is None or getattr(config, "add_cross_attention", False):
         also = "" if form is None else " with cross-attention"
         raise UserError(

@@ -127,14 +127,8 @@ def _gain(case: CaseAnalysis, tp_size: int) -> list[str]:
 def megatron_yaml(config: OverlapConfig, head: Sequence[str]) -> str:
     """Returns the text for Megatron-LM's --tp-comm-overlap-cfg: `head` and the switches to set in comments, then the
     slots. `overlap_cfg.read` returns the same configuration from it."""
-    slots = yaml.safe_dump(config.slots, sort_keys=False)
-    return comments([*no_switches(head), "", *_megatron_switches(config)]) + slots
-
-
-def _megatron_switches(config: OverlapConfig) -> list[str]:
     switches = {**SWITCH_DEFAULTS, **config.switches}
-    overlaps = switches["tp_comm_overlap"]
-    lines = []
+    overlaps, lines = switches["tp_comm_overlap"], []
     for name, on in switches.items():
         changed = on != SWITCH_DEFAULTS[name]
         # `overlap_cfg.read` assumes that it is on for such slots unless the file names it.
@@ -143,11 +137,16 @@ def _megatron_switches(config: OverlapConfig) -> list[str]:
             flag = FLAGS.get(name, "no command line option; a field of TransformerConfig")
             how = flag if changed or name == "tp_comm_overlap" else "its default"
             lines.append(f"  {name}: {str(on).lower()}{f'  ({how})' if overlaps else ''}")
-    if not overlaps:
-        off = "Keep overlap off: leave --tp-comm-overlap out. Nothing else in this file has an effect then."
-        return [off, *lines]
-    to_set = "Set in Megatron-Core's configuration (or on Megatron-LM's command line):"
-    return [to_set, *lines, "", f"A slot that is missing from this file {_LEFT_OUT}"]
+    if overlaps:
+        lines = [
+            "Set in Megatron-Core's configuration (or on Megatron-LM's command line):",
+            *lines,
+            "",
+            f"A slot that is missing from this file {_LEFT_OUT}",
+        ]
+    else:
+        lines.insert(0, "Keep overlap off: leave --tp-comm-overlap out. Nothing else in this file has an effect then.")
+    return comments([*no_switches(head), "", *lines]) + yaml.safe_dump(config.slots, sort_keys=False)
 
 
 def megatron_bridge_preset(config: OverlapConfig, head: Sequence[str], name: str) -> str:

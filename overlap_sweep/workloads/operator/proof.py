@@ -222,7 +222,9 @@ def outcomes(
             tried, proofs = trials["together"].get(key, []), trials["proof"].get(key, [])
             found += [_judged(trial, directory, case, tried, broken.get(key)) for trial in proofs]
             if not proofs:
-                reason = _why_no_proof(record, case, tp_size)
+                start = f"{case.model} TP={tp_size} " if case else f"TP={tp_size} "
+                dropped = [why.rstrip(".") for label, why in record.dropped.items() if f"{label} ".startswith(start)]
+                reason = "; ".join(dict.fromkeys(dropped)) or "the tuner ran no layer at this TP size"
                 found.append(Unproven(tp_size, directory, case, reason, None, tried))
     return found
 
@@ -288,9 +290,3 @@ def _compare(trial: Trial, one: str, others: Sequence[str], tried: int = 1) -> d
     assert trial.point
     times = [(trial.times[one], trial.times[other]) for other in others]
     return dict(zip(others, compare(times, trial.point.config.runtime.device, tried), strict=True))
-
-
-def _why_no_proof(record: TunerRecord, case: Case | None, tp_size: int) -> str:
-    prefix = f"{case.model} TP={tp_size} " if case else f"TP={tp_size} "
-    reasons = [why.rstrip(".") for label, why in record.dropped.items() if f"{label} ".startswith(prefix)]
-    return "; ".join(dict.fromkeys(reasons)) or "the tuner ran no layer at this TP size"
