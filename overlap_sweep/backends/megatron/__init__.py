@@ -9,6 +9,8 @@ from typing import Any
 from overlap_sweep.backends import lacks_precision, transformer_engine
 
 PRECISIONS = ("fp32", "fp16", "bf16")
+Arguments = dict[str, bool | int | str]
+"""Arguments of Megatron-Core's `TransformerConfig`."""
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:

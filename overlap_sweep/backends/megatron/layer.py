@@ -27,11 +27,11 @@ from megatron.core.utils import GlobalMemoryBuffer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from overlap_sweep.backends.megatron import Arguments
 from overlap_sweep.backends.torch.communicator import SilentGroup, cached_silent_group, done, own_group
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import DTYPES, Ranks, parallel_groups, stream
 from overlap_sweep.measure.instruments import say_groups
-from overlap_sweep.overlap.expert_parallel import Arguments
 
 
 @dataclass(frozen=True)

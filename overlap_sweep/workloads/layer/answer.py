@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from overlap_sweep.overlap.expert_parallel import max_connections
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, named, spoken, without_folders
 from overlap_sweep.overlap.space import MOE_KIND
 from overlap_sweep.results.estimate import EXACTLY_ONE, Estimate, Interval, estimate, gap_noise_us, hidden_fraction
@@ -16,6 +15,7 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import LayerTrial
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
 from overlap_sweep.workloads.layer.config import KnobsConfig, Moe, Resolved
+from overlap_sweep.workloads.layer.moe import max_connections
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 
 

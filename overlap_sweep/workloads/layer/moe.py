@@ -1,16 +1,22 @@
 """`layer=moe`: a transformer layer with a mixture of experts, spread over expert-parallel ranks, under several ways for
-the experts to communicate. What is not said here is as for other kinds of layers."""
+the experts to communicate. What is not said here is as for other kinds of layers.
+
+Names and rules of these ways are Megatron-Core's 0.16. Without overlap the tokens are dispatched to the ranks of their
+experts and combined again by all-to-alls, with nothing beside them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep.backends import megatron
+from overlap_sweep.backends.megatron import Arguments
 from overlap_sweep.declared import shown
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import expert_parallel, models, space
+from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE
 from overlap_sweep.workloads import Workers
 from overlap_sweep.workloads.layer.config import KnobsConfig
@@ -23,6 +29,26 @@ _OF_OTHERS = {
     **dict.fromkeys(("ub_overlap_ag", "ub_overlap_rs", "ub_bulk_wgrad", "ub_bulk_dgrad")),
 }
 """Options of `layer` that the kind does not have, with the values that change nothing."""
+
+
+_ALL_TO_ALL: Arguments = {"moe_token_dispatcher_type": "alltoall"}
+_DEEPEP: Arguments = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}
+_MICRO_BATCHES: Arguments = {"overlap_moe_expert_parallel_comm": True}
+VARIANTS: Mapping[str, Arguments] = {
+    NONE: _ALL_TO_ALL,
+    "allgather": {"moe_token_dispatcher_type": "allgather"},
+    "shared_experts": {**_ALL_TO_ALL, "moe_shared_expert_overlap": True},
+    "micro_batches": {**_ALL_TO_ALL, **_MICRO_BATCHES},
+    "deepep": _DEEPEP,
+    "deepep_micro_batches": {**_DEEPEP, **_MICRO_BATCHES},
+}
+"""Arguments of `TransformerConfig` by variant."""
+DEFAULT_VARIANTS = tuple(name for name in VARIANTS if name != "allgather")
+"""The variants that are measured if the user names none, as far as they can run. An all-gather moves every token to
+every rank."""
+
+DEEPEP_SMS = 20
+"""Megatron-Core's default of moe_deepep_num_sms."""
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,7 +65,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     backend = BACKEND if point["backend"] == "auto" else point["backend"]
     layer = {**point["layer"], "moe": options, "configurations": {}}
     completed = {**point, **dict.fromkeys(space.KNOBS), "backend": backend, "layer": layer}
-    recorded = {name: expert_parallel.arguments(name, options["num_sm"]) for name in _asked(completed)}
+    recorded = {name: arguments(name, options["num_sm"]) for name in _asked(completed)}
     return {**completed, "layer": {**layer, "moe": {**options, "arguments": recorded}}}
 
 
@@ -47,9 +73,9 @@ def _asked(point: Mapping[str, Any]) -> list[str]:
     """Returns the variants to measure besides the floor, with those that cannot run if the user names them."""
     asked = point["layer"]["variants"]
     if asked is None:
-        others = expert_parallel.DEFAULT_VARIANTS
-        asked = [name for name in others if expert_parallel.variant_refusal(name, point) is None]
-    known = (*expert_parallel.VARIANTS, FLOOR)
+        others = DEFAULT_VARIANTS
+        asked = [name for name in others if variant_refusal(name, point) is None]
+    known = (*VARIANTS, FLOOR)
     for name in asked:
         if name not in known:
             raise UserError(f"layer.variants: {name} is not known; with layer=moe choose one of {', '.join(known)}.")
@@ -66,7 +92,7 @@ def names(point: Mapping[str, Any]) -> list[str]:
 
 def refused_variants(point: Mapping[str, Any]) -> dict[str, str]:
     """Returns why variants cannot run, by name; without those that can."""
-    reasons = {name: expert_parallel.variant_refusal(name, point) for name in point["layer"]["moe"]["arguments"]}
+    reasons = {name: variant_refusal(name, point) for name in point["layer"]["moe"]["arguments"]}
     return {name: why for name, why in reasons.items() if why}
 
 
@@ -78,7 +104,7 @@ def refusal(point: Mapping[str, Any]) -> str | None:
         if layer[name] != usual:
             return f"layer=moe has no layer.{name}"
     tp_size, ep_size = point["tp_size"], layer["moe"]["ep_size"]
-    if reason := expert_parallel.model_refusal(model, ep_size):
+    if reason := model_refusal(model, ep_size):
         return reason
     if ep_size % tp_size:
         return f"tp_size={tp_size} must divide layer.moe.ep_size={ep_size}, which is the number of ranks"
@@ -111,8 +137,15 @@ def world_size(point: Mapping[str, Any]) -> int:
     return int(point["layer"]["moe"]["ep_size"] or _DEFAULTS["ep_size"])
 
 
+def max_connections(tp_size: int) -> int:
+    """Returns the CUDA_DEVICE_MAX_CONNECTIONS to use unless the user gives it: CUDA's default, because with 1 an
+    all-to-all shares a queue with the computation beside it; but 1 with tensor parallelism, for which Megatron-LM
+    requires that on GPUs before Blackwell."""
+    return 8 if tp_size == 1 else 1
+
+
 def workers(point: Mapping[str, Any], directory: Path) -> Workers:
-    return Workers(max_connections=expert_parallel.max_connections(point["tp_size"]))
+    return Workers(max_connections=max_connections(point["tp_size"]))
 
 
 def words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
@@ -122,3 +155,62 @@ def words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
 
 def fewer_gpus(point: Mapping[str, Any]) -> tuple[str, str]:
     return f"layer.moe.ep_size={world_size(point)}", "a smaller layer.moe.ep_size"
+
+
+def arguments(name: str, num_sm: int | None) -> Arguments:
+    """Returns the variant's arguments; `num_sm`: of DeepEP's kernels, None for the library's default."""
+    found = dict(VARIANTS[name])
+    return {**found, "moe_deepep_num_sms": num_sm or DEEPEP_SMS} if _DEEPEP.items() <= found.items() else found
+
+
+def overlaps_micro_batches(given: Arguments) -> bool:
+    """Returns whether one micro batch's forward runs beside another's backward."""
+    return bool(given.get("overlap_moe_expert_parallel_comm"))
+
+
+def model_refusal(model: Mapping[str, Any], ep_size: int) -> str | None:
+    """Returns why the resolved model's experts cannot be spread over the ranks, or None."""
+    experts, taken = model.get("num_experts"), model.get("experts_per_token")
+    if not experts:
+        return f"model {model['name']} has no experts; choose one that has, or give model.num_experts"
+    for size in ("experts_per_token", "expert_ffn_hidden_size"):
+        if not model.get(size):
+            return f"model {model['name']} has no {size}; give model.{size}"
+    if taken > experts:
+        return f"experts_per_token={taken} is more than the model's {experts} experts"
+    if experts % ep_size:
+        return f"{experts} experts are not divisible by layer.moe.ep_size={ep_size}"
+    return None
+
+
+def variant_refusal(name: str, point: Mapping[str, Any]) -> str | None:
+    """Returns why the point cannot run the variant, or None."""
+    options, given = point["layer"]["moe"], VARIANTS[name]
+    if name in (NONE, FLOOR):
+        return None
+    if options["ep_size"] == 1:
+        return "layer.moe.ep_size=1 has no communication to overlap"
+    if given.get("moe_shared_expert_overlap") and not point["model"].get("shared_expert_ffn_hidden_size"):
+        return f"model {point['model']['name']} has no shared experts"
+    if overlaps_micro_batches(given):
+        if point["precision"] not in ("bf16", "fp16"):
+            return f"overlap_moe_expert_parallel_comm requires bf16 or fp16, not {point['precision']}"
+        if options["micro_batches"] == 1:
+            return "layer.moe.micro_batches=1 leaves no other micro batch to compute"
+    if not _DEEPEP.items() <= given.items():
+        return None
+    if point["runtime"]["device"] != "cuda":
+        return "DeepEP requires GPUs"
+    if find_spec("deep_ep") is None:
+        return "deep_ep is not installed; see https://github.com/deepseek-ai/DeepEP"
+    num_sm = options["num_sm"] or DEEPEP_SMS
+    return f"DeepEP requires an even number of SMs, not {num_sm}" if num_sm % 2 else None
+
+
+def megatron_arguments(given: Arguments, ep_size: int) -> list[str]:
+    """Returns Megatron-LM's command line arguments for the variant, a line for each choice."""
+    lines = [f"--expert-model-parallel-size {ep_size}"]
+    for name, value in given.items():
+        flag = f"--{name.replace('_', '-')}"
+        lines.append(flag if value is True else f"{flag} {value}")
+    return lines

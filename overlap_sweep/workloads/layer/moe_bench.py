@@ -17,9 +17,9 @@ from overlap_sweep.errors import Refused
 from overlap_sweep.measure import DTYPES, Ranks, stream
 from overlap_sweep.measure.instruments import say_loss
 from overlap_sweep.measure.timing import Variant
-from overlap_sweep.overlap.expert_parallel import VARIANTS, overlaps_micro_batches
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE
 from overlap_sweep.workloads.layer import moe
+from overlap_sweep.workloads.layer.moe import VARIANTS, overlaps_micro_batches
 from overlap_sweep.workloads.layer.run import INPUTS, Bench, draw
 
 

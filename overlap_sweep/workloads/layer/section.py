@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.overlap.expert_parallel import megatron_arguments as megatron_moe_arguments
 from overlap_sweep.overlap.overlap_cfg import FILE, FLOOR, NONE, OverlapConfig, megatron_arguments, set_in_training
 from overlap_sweep.report import causes, charts
 from overlap_sweep.report.diagnosis import NODES
@@ -43,6 +42,7 @@ from overlap_sweep.results.traces import drawn_trace
 from overlap_sweep.study.section import LAUNCH_BOUND_NOTE
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer, described, of_moe, sharding
 from overlap_sweep.workloads.layer.config import Asked, Resolved
+from overlap_sweep.workloads.layer.moe import megatron_arguments as megatron_moe_arguments
 from overlap_sweep.workloads.layer.result import attention_backend
 
 MEGATRON_BACKENDS = ("transformer_engine", "megatron")

@@ -20,13 +20,13 @@ from overlap_sweep.backends.megatron.layer import Layer, draw_routing
 from overlap_sweep.backends.megatron.schedule import MicroBatch, Sequential
 from overlap_sweep.errors import UserError
 from overlap_sweep.measure import Ranks
-from overlap_sweep.overlap.expert_parallel import VARIANTS
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.workloads import layer
 from overlap_sweep.workloads.layer import run as layer_run
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, analyse_layer, described
 from overlap_sweep.workloads.layer.config import Moe, Resolved
+from overlap_sweep.workloads.layer.moe import VARIANTS
 from overlap_sweep.workloads.layer.result import VariantTimes
 from overlap_sweep.workloads.layer.section import card
 from tests.make_point import layer_point, make_point, variant

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.backends import transformer_engine
-from overlap_sweep.overlap import expert_parallel
+from overlap_sweep.workloads.layer import moe
 from overlap_sweep.workloads.layer.result import LayerTimes
 from tests.sweeps import Launch
 
@@ -41,7 +41,7 @@ def test_one_gpu_runs_all_experts_grouped_or_one_by_one(tmp_path: Path) -> None:
 def test_every_variant_computes_what_none_does(tmp_path: Path) -> None:
     found = layers(tmp_path, SHARED, "layer.moe.routing=balanced,random", "runtime.max_connections=1,8")
     assert len(found) == 4
-    installed = [] if expert_parallel.find_spec("deep_ep") is None else ["deepep", "deepep_micro_batches"]
+    installed = [] if moe.find_spec("deep_ep") is None else ["deepep", "deepep_micro_batches"]
     for layer in found.values():
         assert list(layer.variants) == ["none", "shared_experts", "micro_batches", *installed, "floor"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from overlap_sweep.overlap import expert_parallel
-from overlap_sweep.overlap.expert_parallel import VARIANTS, arguments, megatron_arguments, variant_refusal
+from overlap_sweep.workloads.layer import moe
+from overlap_sweep.workloads.layer.moe import VARIANTS, arguments, megatron_arguments, variant_refusal
 
 
 def point(
@@ -49,12 +49,12 @@ def test_only_deepep_has_a_number_of_sms(num_sm: int | None, given: int) -> None
 def test_variants_that_cannot_run_here(
     changes: dict[str, Any], refused: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expert_parallel, "find_spec", lambda name: None)
+    monkeypatch.setattr(moe, "find_spec", lambda name: None)
     assert {name for name in VARIANTS if variant_refusal(name, point(**changes))} == refused
 
 
 def test_deepep_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expert_parallel, "find_spec", lambda name: object())
+    monkeypatch.setattr(moe, "find_spec", lambda name: object())
     assert variant_refusal("deepep_micro_batches", point(num_sm=24)) is None
     assert "even" in str(variant_refusal("deepep", point(num_sm=7)))
 
