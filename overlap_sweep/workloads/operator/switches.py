@@ -16,11 +16,12 @@ from types import MappingProxyType
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS, OverlapConfig, methods_allowed, switches_refusal
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS as DEFAULTS
-from overlap_sweep.results.gain import Gain
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, gain_together
 
 Switches = Mapping[str, bool]
 
+OFF: Switches = MappingProxyType({**DEFAULTS, "tp_comm_overlap": False})
+"""The switches without any overlap."""
 LAYERS_ALIKE: Mapping[str, int] = MappingProxyType(dict.fromkeys(space.OPERATORS, 1))
 """The operators of a model whose layers are all alike."""
 
@@ -55,16 +56,10 @@ class Plan:
     switches: list[SwitchAdvice]
 
     @property
-    def gain(self) -> Gain:
-        """Returns the gain of all passes together over no overlap."""
-        return gain_together(zip(self.choices, self.finals, strict=True))
-
-    @property
     def config(self) -> OverlapConfig:
         """Returns the finals' slots, and all switches with the advice applied."""
-        return OverlapConfig(
-            _slots_of(self.finals), {**DEFAULTS, **{advice.name: advice.value for advice in self.switches}}
-        )
+        changed = {advice.name: advice.value for advice in self.switches}
+        return OverlapConfig(_slots_of(self.finals), {**DEFAULTS, **changed})
 
 
 def _slots_of(finals: Sequence[Candidate]) -> dict[str, space.Setting]:
@@ -95,22 +90,20 @@ def plan(
         for choice, final in zip(choices, finals, strict=True)
         if final is not choice.chosen
     ]
-    found = Plan(list(choices), finals, overruled, _advice(switches, finals, choices, layers))
-    if not only_if_faster or found.gain.faster or not any(final.settings for final in finals):
-        return found
-    off = {**DEFAULTS, "tp_comm_overlap": False}
-    nones = [choice.none for choice in choices]
-    reason = (
-        f"TP={choices[0].tp_size}: {NONE_IN_WORDS}, because the settings that Megatron-Core's switches allow are "
-        f"together {found.gain.in_words(NONE_IN_WORDS)}."
-    )
-    return Plan(list(choices), nones, [reason], _advice(off, nones, choices, layers))
+    gain = gain_together(zip(choices, finals, strict=True))
+    if only_if_faster and not gain.faster and any(final.settings for final in finals):
+        switches, finals = OFF, [choice.none for choice in choices]
+        overruled = [
+            f"TP={choices[0].tp_size}: {NONE_IN_WORDS}, because the settings that Megatron-Core's switches allow are "
+            f"together {gain.in_words(NONE_IN_WORDS)}."
+        ]
+    return Plan(list(choices), finals, overruled, _advice(switches, finals, choices, layers))
 
 
 def _combinations() -> Iterator[Switches]:
     others = [(on, not on) for name, on in DEFAULTS.items() if name != "tp_comm_overlap"]
     yield from (dict(zip(DEFAULTS, values, strict=True)) for values in product((True,), *others))
-    yield {**DEFAULTS, "tp_comm_overlap": False}
+    yield OFF
 
 
 def _settled(

@@ -69,18 +69,19 @@ def test_bytes_and_operations_of_a_rank() -> None:
     assert KernelShape("gemm_ar", 1024, 12288, 49152, 8).link_bytes("fp8") == 2 * scattered.link_bytes("fp8")
 
 
-def _errors_on(ranks: Ranks, points: list[dict[str, Any]]) -> dict[str, tuple[float, bool]]:
-    """By kernel and implementation what `check` says of it, on this rank."""
-    found = {}
-    for point in points:
-        problem = kernel_run.draw_problem(point, ranks)
-        calls, left_out = kernel_run.build_all(point, problem, ranks)
-        assert not left_out
-        calls |= {
-            name: call for name, call in torch_kernels.baselines_of(problem, ranks).items() if name == "sequential"
-        }
-        for name, call in calls.items():
-            found[f"{point['kernel']} {point['precision']} {name}"] = tuple(kernel_run.check(call, problem, ranks))
+def _errors(ranks: Ranks, groups: list[list[dict[str, Any]]]) -> list[dict[str, tuple[float, bool]]]:
+    """What `check` says on this rank, for each group of points by kernel and implementation."""
+    found: list[dict[str, tuple[float, bool]]] = []
+    for points in groups:
+        found.append({})
+        for point in points:
+            problem = kernel_run.draw_problem(point, ranks)
+            calls, left_out = kernel_run.build_all(point, problem, ranks)
+            assert not left_out
+            calls["sequential"] = torch_kernels.baselines_of(problem, ranks)["sequential"]
+            for name, call in calls.items():
+                checked = tuple(kernel_run.check(call, problem, ranks))
+                found[-1][f"{point['kernel']} {point['precision']} {name}"] = checked
     return found
 
 
@@ -99,7 +100,7 @@ def test_torchs_implementations_compute_what_float32_does(tp_size: int) -> None:
     points.append(completed(kernel="gemm_rs", tp_size=tp_size, implementations=["pipeline_split4_sm3", "ring_sm2"]))
     points += [completed(kernel=name, tp_size=tp_size, **FP8) for name in KERNELS]
     few = [completed(kernel="gemm_ar", tp_size=tp_size, workload={"tokens": rows}) for rows in (1, 3)]
-    found, *with_few_rows = run_ranks(tp_size, _errors_of_each, [points, *([point] for point in few)], keep="cpu")[0]
+    found, *with_few_rows = run_ranks(tp_size, _errors, [points, *([point] for point in few)], keep="cpu")[0]
     assert len(found) > 40
     for name, (error, independent) in found.items():
         assert error < (1e-5 if "fp32" in name else 1e-2), name
@@ -107,10 +108,6 @@ def test_torchs_implementations_compute_what_float32_does(tp_size: int) -> None:
     assert ("ag_gemm fp32 ring_agg1" in found) == (tp_size == 4)
     assert {name.split()[0] for name in found if " fp8 " in name} == set(KERNELS)
     assert max(error for one in with_few_rows for error, _ in one.values()) < 1e-5
-
-
-def _errors_of_each(ranks: Ranks, points: list[list[dict[str, Any]]]) -> list[dict[str, tuple[float, bool]]]:
-    return [_errors_on(ranks, each) for each in points]
 
 
 def _inputs(ranks: Ranks, repetitions: list[int]) -> list[float]:
