@@ -7,7 +7,8 @@ Every point of the sweeps in refusals.txt is a line of the golden file. Beside c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from itertools import product
@@ -34,7 +35,8 @@ SWEEPS = Path(__file__).with_suffix(".txt")
 
 
 def grids() -> dict[str, list[str]]:
-    """Returns the lines of SWEEPS by workload, those of [names] too, with their names replaced."""
+    """Returns the lines of SWEEPS by workload, those of [names] too, with their names replaced; of [job], which is the
+    last, as they are."""
     variants = (f"[{name}]" for name in layer_variants.PRESETS)
     known = {
         "precisions": [",".join(PRECISIONS)],
@@ -49,7 +51,7 @@ def grids() -> dict[str, list[str]]:
         elif value:
             (own if found else known).setdefault(name, []).extend(_replaced(value, own if found else known))
         elif line and not line.startswith("#"):
-            lines += _replaced(line, own)
+            lines += [line] if "job" in found else _replaced(line, own)
     return found
 
 
@@ -65,10 +67,15 @@ def write(folder: Path) -> None:
     folder.mkdir()
     with machine():
         for name, lines in grids().items():
-            points = [point for line in lines for point in product(*map(_choices, line.split()))]
+            points = [point for line in lines for point in _points(name, line)]
             answers = (described(point) if name == "names" else said(name, point) for point in points)
             text = (f"{' '.join(point)} -> {answer}\n" for point, answer in zip(points, answers, strict=True))
             (folder / f"{name}.txt").write_text("".join(text))
+
+
+def _points(name: str, line: str) -> Iterable[tuple[str, ...]]:
+    # A job's line is one point: it has blanks, quotes and dollars.
+    return [tuple(shlex.split(line))] if name == "job" else product(*map(_choices, line.split()))
 
 
 @cache
@@ -178,4 +185,7 @@ ASKED: dict[str, Callable[[], Point]] = {
     **{name: partial(resolved, name) for name in ("fsdp", "copy_engine", "tp_training")},
     **{"operator": gpu_point, "layer": layer_point, "kernel": kernel_point},
 }
-COMPOSED = {"fsdp": TINY_FSDP, "copy_engine": ("workload=copy_engine",), "tp_training": (*TINY_OPTIONS, *TINY_MODEL)}
+COMPOSED = {
+    **{"fsdp": TINY_FSDP, "copy_engine": ("workload=copy_engine",), "tp_training": (*TINY_OPTIONS, *TINY_MODEL)},
+    "job": ("workload=job", "runtime.device=cpu", "job.command=python t.py"),
+}

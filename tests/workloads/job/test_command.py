@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep import workloads
-from overlap_sweep.errors import UserError
-from overlap_sweep.runtime.group_config import NO_MULTICAST, environment_of
+from overlap_sweep.runtime.group_config import environment_of
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.template import Filling, filled, split
 from tests.sweeps import ROOT
-from tests.workloads.job.commands import COMMAND, point, refusal
+from tests.workloads.job.commands import COMMAND, point
 
 ALL = (
     "job.command=torchrun --nproc-per-node={ranks} t.py -b {b} --lr {lr} {flag} --ok={ok} {no} --to {run}/{repetition}",
@@ -95,55 +94,6 @@ def test_a_job_is_called_as_what_it_runs(words: str, name: str) -> None:
     assert point(f"job.command={words}", *scripts)["model"]["name"] == name
 
 
-ERRORS = {
-    ("job.command=python t.py {b}",): "job.command has the placeholder {b} without a value; give +job.values.b=... .",
-    ("job.directory={x}",): "job.directory has the placeholder {x} without a value",
-    ('+job.env.A="{x}"',): "job.env.A has the placeholder {x} without a value",
-    ("+job.values.ranks=2",): "job.values.ranks: {ranks} has a meaning of its own; set job.ranks.",
-    **{
-        (f"+job.values.{name}=2",): "has a meaning of its own; choose another name." for name in ("run", "node", "port")
-    },
-    ("+job.values.a-b=2",): "job.values.a-b: a name has letters, digits and _",
-    ("+job.values.x=[1,2]",): "job.values.x=[1, 2] is not a single value; quote it: +job.values.x='\"[a,b]\"'.",
-    ("+job.env.A.B=2",): "job.env.A is not a single value; names below job.env have no dots.",
-    ("+job.env.OVERLAP_SWEEP_RECORD=1",): "job.env.OVERLAP_SWEEP_RECORD is set by launch.py itself",
-    ("+job.env.CUDA_DEVICE_MAX_CONNECTIONS=1", "runtime.max_connections=8"): "set the same; give one of them.",
-    ("job.metric=tps: [0-9.]+",): "job.metric=tps: [0-9.]+ has 0 groups",
-    ("job.metric=(a)|(b)",): "job.metric=(a)|(b) has 2 groups",
-    ("job.metric=*(a)",): "job.metric=*(a) is not a regular expression (nothing to repeat at position 0)",
-    ("job.tokens_per_step=many",): "job.tokens_per_step=many is not an amount of work",
-    ("job.tokens_per_step={b}*2", "+job.values.b=0"): "job.tokens_per_step={b}*2, 0*2, is not an amount of work",
-    ("precision=bf16",): "workload=job does not use precision=bf16; set job.command.",
-    ("backend=torch",): "backend=torch: workload=job has no backends; leave it out.",
-    ("job.command=torchrun {rank_per_node}",): "did you mean {ranks_per_node}?",
-    **{(f"+job.env.{name}=0",): f"job.env.{name}: give runtime.multicast=true instead" for name in NO_MULTICAST},
-}
-
-
-@pytest.mark.parametrize("typed", ERRORS)
-def test_what_cannot_be_understood_is_one_line(typed: tuple[str, ...]) -> None:
-    with pytest.raises(UserError) as refused:
-        point(COMMAND, *typed)
-    assert ERRORS[typed] in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("typed", "reason"),
-    [
-        (("+job.values.b=1",), "job.values.b has no effect: there is no placeholder {b}"),
-        (("job.metric_is=seconds",), "job.metric_is has no effect without job.metric"),
-        (("runtime.threads_per_rank=2",), "runtime.threads_per_rank has no effect on a command; give +job.env."),
-        (("job.samples_per_step={b}", "+job.values.b=1"), None),
-        (('+job.env.A="{b}"', "+job.values.b=1"), None),
-        (("job.metric=tps: ([0-9.]+)", "job.metric_is=seconds"), None),
-    ],
-)
-def test_an_option_without_effect_is_refused(typed: tuple[str, ...], reason: str | None) -> None:
-    found = refusal(COMMAND, *typed)
-    assert found == reason or (found and reason and found.startswith(reason))
-
-
 def test_profile_none_means_no_profiled_steps() -> None:
     assert point(COMMAND, "profile=none")["job"] == point(COMMAND, "profile=none", "job.profile_steps=0")["job"]
     assert point(COMMAND)["job"]["profile_steps"] == 3
@@ -196,50 +146,3 @@ def test_what_is_one_word_stays_one_and_braces_are_written_twice() -> None:
         *("python", "a b/x", "{a}", '{"k": 1}'),
     ]
     assert filled("{a}/{{{whole}}}", FILLINGS, "job.directory") == "1/{a b}"
-
-
-REFUSED = {
-    "python t.py {bb}": "job.command has the placeholder {bb} without a value; give +job.values.bb=... .",
-    "python t.py {severa}": "job.command has the placeholder {severa} without a value; did you mean {several}?",
-    "a {x:megatron}": "job.command has the placeholder {x:megatron} without a value; give +job.values.x=... .",
-    "python t.py {a:>3}": "job.command has {a:>3}, but the only form of a placeholder is {a:megatron}.",
-    "python t.py {}": "job.command has {}, which is not a placeholder; write {{ and }} for braces.",
-    "python t.py {a!r}": "job.command has {a!r}, which is not a placeholder; write {{ and }} for braces.",
-    "python t.py {0}": "job.command has {0}, which is not a placeholder; write {{ and }} for braces.",
-    "python t.py '{\"k\": {a}}'": "job.command has unbalanced braces; write {{ and }} for braces.",
-    "python t.py a}": "job.command has unbalanced braces; write {{ and }} for braces.",
-    "python t.py 'a": "job.command has an open quote; close it.",
-    "python t.py \\": "job.command ends in a backslash; write \\\\ for one.",
-    " ": "job.command is empty; give a command line, such as 'torchrun train.py'.",
-    "{none}": "job.command is empty; give a command line, such as 'torchrun train.py'.",
-    "A=1 python t.py": "job.command begins with A=1, but is run without a shell; give +job.env.A=... .",
-    "A={a} python t.py": "job.command begins with A=1, but is run without a shell; give +job.env.A=... .",
-}
-REFUSED["python ${HOME}/t.py"] = (
-    "job.command has ${HOME}, but is run without a shell; give bash -c '...', and in there ${{HOME}}."
-)
-NEEDS_A_SHELL = {
-    "cd x && python t.py": "&&",
-    "python t.py | tee log": "|",
-    "python t.py; true": "t.py;",
-    "python t.py &": "&",
-    "python t.py > log": ">",
-    "python t.py 2>&1": "2>&1",
-    "python t.py &>log": "&>log",
-    "python ~/t.py": "~/t.py",
-    "python $HOME/t.py": "$HOME/t.py",
-    "python '$x' \"$HOME/t.py\"": '$HOME/t.py"',
-    "python $(which t.py)": "$(which",
-    "python `which t.py`": "`which",
-}
-REFUSED |= {
-    template: f"job.command has {word}, but is run without a shell; give bash -c '...', or put it in single quotes."
-    for template, word in NEEDS_A_SHELL.items()
-}
-
-
-@pytest.mark.parametrize("template", REFUSED)
-def test_what_cannot_be_run_is_one_line(template: str) -> None:
-    with pytest.raises(UserError) as refused:
-        split(template, FILLINGS, "job.command")
-    assert str(refused.value) == REFUSED[template]
