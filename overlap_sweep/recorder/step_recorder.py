@@ -13,6 +13,7 @@ import platform
 import sys
 import time
 import traceback
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +26,7 @@ from overlap_sweep.recorder.recording import (
     write_recording,
 )
 from overlap_sweep.recorder.step_calls import StepCalls
-from overlap_sweep.startup.sitecustomize import say
+from overlap_sweep.startup.sitecustomize import NEEDED, say
 
 MOST_CHANGES = 10
 """Changes of what makes up a step after which the sentence at its end asks for job.optimizer_steps."""
@@ -40,10 +41,14 @@ _RANK_VARIABLES = (
 
 @functools.cache
 def of_process() -> StepRecorder | None:
-    """Returns the recorder of this process; None if its environment asks for none."""
+    """Returns the recorder of this process; None if its environment asks for none. ImportError if it lacks what is
+    imported only when there is something to write."""
     wanted = wanted_from()
     if wanted is None:
         return None
+    for module in NEEDED:
+        if find_spec(module) is None:
+            raise ImportError(f"No module named {module!r}")
     recorder = StepRecorder(wanted)
     atexit.register(recorder.at_exit)
     os.register_at_fork(after_in_child=recorder.forget)

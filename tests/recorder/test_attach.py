@@ -255,7 +255,7 @@ def test_whatever_a_program_has_closed_or_cleared_it_trains(
     assert (ran.returncode, ran.stdout[:7]) == (0, "trained"), ran.stderr
 
 
-def test_what_it_is_told_to_install_is_enough(tmp_path: Path, other_python: Path) -> None:
+def test_what_it_is_told_to_install_is_enough(tmp_path: Path, other_python: Path, made_torch: Path) -> None:
     packages = tmp_path / "packages"
     packages.mkdir()
     # antlr4 comes with omegaconf, and _yaml with pyyaml.
@@ -265,10 +265,15 @@ def test_what_it_is_told_to_install_is_enough(tmp_path: Path, other_python: Path
             found = place.parent if place.stem == "__init__" else place
             (packages / found.name).symlink_to(found)
     (tmp_path / "script.py").write_text("import overlap_sweep\nfor _ in range(8): overlap_sweep.step()")
-    path = os.pathsep.join([str(ROOT), str(packages)])
-    ran = run(["script.py"], tmp_path, few(tmp_path), {"PYTHONPATH": path}, other_python)
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(packages)])}
+    ran = run(["script.py"], tmp_path, few(tmp_path), path, other_python)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert len(only(tmp_path).host_us) == 4
+    # What is imported only at the end is missed at the first step, too.
+    (packages / "omegaconf").unlink()
+    ran = run([made_torch], tmp_path, few(tmp_path), path, other_python)
+    assert ran.stderr.endswith(f"lacks what recording needs; run {other_python} -m pip install omegaconf\n")
+    assert ran.stdout.startswith("trained 1")
 
 
 @pytest.mark.parametrize(
