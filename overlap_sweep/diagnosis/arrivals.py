@@ -91,7 +91,6 @@ def arrivals(facts: Sequence[RankFacts]) -> Arrivals:
 
 
 def _sequences(facts: Sequence[RankFacts]) -> Iterator[_Sequence]:
-    """Yields the matched calls of each process group, or of what stands for one."""
     names, streams = common_names(facts), _streams(facts)
     is_pair = len(facts) == 2 and all(rank.world_size in (2, None) for rank in facts)
     by_order: dict[Hashable, dict[int, dict[int, list[int]]]] = defaultdict(lambda: defaultdict(dict))

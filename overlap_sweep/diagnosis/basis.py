@@ -77,7 +77,6 @@ class Basis:
 
     @cached_property
     def calls(self) -> list[Call]:
-        """Returns the calls that lost time."""
         return [self.own.calls[i] for i in dict.fromkeys(loss.call for loss in self.losses) if i is not None]
 
     @property
@@ -96,12 +95,10 @@ class Basis:
 
     @cached_property
     def all_lost_ns(self) -> float:
-        """Returns what was lost in all steps."""
         return sum(loss.lost_ns for loss in self.losses)
 
     @property
     def sum_lost_us(self) -> float:
-        """Returns what was lost per step, on average."""
         return self.per_step(self.all_lost_ns) / 1000
 
     @property

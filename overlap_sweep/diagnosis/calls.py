@@ -259,7 +259,6 @@ def _host_detail(trace: Trace, detailed: NDArray[np.intp], operator: int, span: 
 
 
 def groups_of(trace: Trace, calls: list[Call]) -> dict[str, Group]:
-    """Returns the process groups that communicated."""
     details = {detail.group: detail for detail in trace.details if detail.group is not None}
     return {
         name: group_of(name, details.get(name), trace.groups.get(name)) for name in {c.group for c in calls} if name
@@ -288,7 +287,6 @@ def roles_of(calls: Sequence[Call]) -> list[Role]:
 
 
 def _reduces_alone(calls: Iterable[Call]) -> bool:
-    """Returns whether a group all-reduces after the forward pass, and nothing else."""
     return all(call.collective == "all_reduce" and call.pass_ != "fwd" for call in calls if not call.is_of_scalars)
 
 

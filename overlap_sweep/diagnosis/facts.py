@@ -116,7 +116,6 @@ class RankFacts:
 
     @property
     def computed_ns(self) -> float:
-        """Returns the computation per steady step."""
         took_ns = (self.work.end_ns - self.work.start_ns)[self.is_steady].sum()
         return float(took_ns) / max(len(self.steady_steps), 1)
 

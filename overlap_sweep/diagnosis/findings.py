@@ -166,7 +166,6 @@ def _steps(view: RankView) -> list[StepLoss]:
 
 
 def _exposed_by_calls(view: RankView) -> dict[_Calls, _Exposed]:
-    """Returns the exposed waiting and transfer of a rank's calls."""
     found: dict[_Calls, _Exposed] = defaultdict(_Exposed)
     for i, exposed in view.exposure.exposed.items():
         call, waiting = view.facts.calls[i], view.waitings.get(i)
@@ -272,7 +271,6 @@ def nothing_lost(steps: Sequence[StepLoss]) -> Finding | None:
 
 
 def _notes(facts: Sequence[RankFacts], findings: Sequence[Finding]) -> list[str]:
-    """Returns what is unknown, and what to know before believing the findings."""
     notes = []
     world_size = max((own.world_size or 0 for own in facts), default=0)
     if len(facts) == 1 and world_size > 1:

@@ -128,7 +128,6 @@ class Places:
         return bool(np.searchsorted(launches, function[1]) < np.searchsorted(launches, moment_ns))
 
     def is_backward(self, thread: int, moment_ns: int) -> bool:
-        """Returns whether autograd runs a function of the backward pass at the moment."""
         return self._nodes.innermost(thread, moment_ns) is not None
 
     def accumulates(self, thread: int, moment_ns: int) -> bool:

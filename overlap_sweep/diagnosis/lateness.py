@@ -151,7 +151,6 @@ class _History:
         return next((step.start_ns for step in self._facts[rank].steps if step.number == call.step), call.start_ns)
 
     def _waited(self, rank: int, window: tuple[int, int], known: dict[int, Waiting]) -> dict[int, Share]:
-        """Returns what a rank waited for in a window, by root."""
         first, beyond = (bisect_left(self._starts[rank], moment) for moment in window)
         return by_root(share for i in range(first, beyond) if i in known for share in known[i].shares)
 

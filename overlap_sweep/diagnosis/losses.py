@@ -100,17 +100,14 @@ class RankView:
 
     @cached_property
     def slowed(self) -> dict[int, SlowedCall]:
-        """Returns the calls next to which GEMMs were slower or faster than alone."""
         return slowed_calls(self.facts, self.exposure.gaps, self.moving_ns)
 
     @cached_property
     def host_late(self) -> Measure:
-        """Returns when nothing ran, because the host was late."""
         return Measure(self.exposure.host_late)
 
     @cached_property
     def waits(self) -> Measure:
-        """Returns when the host waited for the device."""
         return Measure(intervals_of(self.facts.waits))
 
     @cached_property
@@ -142,7 +139,6 @@ class RankView:
 
     @cached_property
     def hiding(self) -> dict[tuple[int, str], Hiding]:
-        """Returns what each step and pass has for hiding communication."""
         work = self.facts.work
         found: dict[tuple[int, str], Hiding] = {}
         for name, codes in _CODES.items():
@@ -162,7 +158,6 @@ class RankView:
         return self.hiding.get((call.step, after if call.pass_ == "other" else call.pass_))
 
     def is_backward(self, work: int) -> bool:
-        """Returns whether the work is of the backward pass."""
         return self.facts.work.pass_[work] in _CODES["bwd"]
 
     def step_at(self, gap_end_ns: int) -> int:
@@ -179,7 +174,6 @@ class RankView:
 
 
 def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals: Arrivals) -> list[RankView]:
-    """Returns the views of all ranks of a run."""
     last_ns = [with_assumed_waits(own, last) for own, last in zip(facts, arrivals.last_ns, strict=True)]
     waitings = waitings_of(facts, exposures, arrivals, last_ns)
     stragglers = stragglers_of(facts, arrivals, waitings)
@@ -308,7 +302,6 @@ _IDLE = sorted(((one.name, rule) for one in CAUSES.values() for rule in one.idle
 
 
 def losses_of(view: RankView) -> list[Loss]:
-    """Returns the losses of one rank."""
     return [*_of_idle_time(view), *_other_losses(view), *_of_exposed_time(view)]
 
 
@@ -339,7 +332,6 @@ def _of_exposed_time(view: RankView) -> Iterator[Loss]:
 
 
 def _of_idle_time(view: RankView) -> Iterator[Loss]:
-    """Yields what was lost while the host was late."""
     waits = view.facts.waits
     to_come = sorted(range(len(waits)), key=lambda i: waits[i].end_ns)[::-1]
     waited_ns: list[tuple[int, float]] = []

@@ -151,7 +151,6 @@ def _facts(files: Sequence[TraceFile], read: Mapping[Path, RankRead], per_node: 
 
 
 def _startup_notes(files: Sequence[TraceFile]) -> list[str]:
-    """Returns which steps are left out, and because of which ranks."""
     ranks: dict[str, list[str]] = {}
     for file in files:
         if file.startup:

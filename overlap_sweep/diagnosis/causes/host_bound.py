@@ -60,7 +60,6 @@ def _loading(basis: Basis) -> str:
 
 
 def _paused_ns(basis: Basis) -> Counter[str]:
-    """Returns the time lost in pauses, by place."""
     found: Counter[str] = Counter()
     for loss in basis.losses:
         if loss.pause is not None:

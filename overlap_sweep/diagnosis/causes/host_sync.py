@@ -55,7 +55,6 @@ def _waited_through(time: ExposedTime) -> int | None:
 
 
 def _last_wait(view: RankView, moment_ns: int) -> int | None:
-    """Returns the last wait of the host that ended before the moment."""
     ended = [i for i, wait in enumerate(view.facts.waits) if wait.end_ns <= moment_ns]
     return max(ended, key=lambda i: view.facts.waits[i].end_ns, default=None)
 
@@ -73,13 +72,7 @@ def idle_after_wait(time: IdleTime) -> Iterator[Loss]:
 
 
 def _waits(basis: Basis) -> list[Wait]:
-    """Returns the waits that cost time: those that losses name, or that ended before a late call."""
-    own = basis.own
-    named = dict.fromkeys(loss.wait for loss in basis.losses if loss.wait is not None)
-    if named:
-        return [own.waits[i] for i in named]
-    ended = ([wait for wait in own.waits if wait.end_ns <= call.launch_ns] for call in basis.calls)
-    return [max(waits, key=lambda wait: wait.end_ns) for waits in ended if waits]
+    return [basis.own.waits[i] for i in dict.fromkeys(loss.wait for loss in basis.losses) if i is not None]
 
 
 def evidence(basis: Basis) -> str:

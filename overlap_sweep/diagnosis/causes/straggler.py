@@ -113,7 +113,6 @@ def _why_late(basis: Basis, waited_ns: float, why: Why, late: int | None = None)
 
 
 def _most_extra(late: RankFacts, own: RankFacts) -> str:
-    """Returns which kernel takes the late rank most of its additional time."""
     extra = late.time_by_kernel
     extra.subtract(own.time_by_kernel)
     name, time_ns = extra.most_common(1)[0] if extra else ("", 0)

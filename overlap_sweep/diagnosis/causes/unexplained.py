@@ -22,7 +22,6 @@ def stalls_without_cause(view: RankView) -> Iterator[Loss]:
 
 
 def _stalls(basis: Basis) -> list[Stall]:
-    """Returns the stalls, the longest first."""
     lost = sorted(basis.losses, key=lambda loss: -loss.lost_ns)
     return [basis.own.stalls[loss.stall] for loss in lost if loss.stall is not None]
 
