@@ -65,9 +65,6 @@ MENTIONED = 0.1
 """Least share of the time lost that evidence mentions."""
 
 
-IF_CORES_ARE_FREE = " It gains time only if cores are free: gloo computes on those that GEMMs use."
-
-
 def as_share(share: float) -> str:
     """Returns the share in percent, with a decimal below ten percent, and at least one digit that is not zero."""
     decimals = 0 if share >= 0.0995 or not share else max(1, -math.floor(math.log10(100 * share)))
@@ -262,5 +259,7 @@ def advice_for(cause: str, conditions: Mapping[str, str]) -> str:
         for one in advice_by_cause()[cause]
         if all((name.removeprefix("!") in conditions) != name.startswith("!") for name in one.when)
     )
-    suffix = IF_CORES_ARE_FREE if advice.overlap and "cpu" in conditions else ""
-    return advice.sentence.format_map(conditions) + suffix
+    sentence = advice.sentence.format_map(conditions)
+    if advice.overlap and "cpu" in conditions:
+        sentence += " It gains time only if cores are free: gloo computes on those that GEMMs use."
+    return sentence

@@ -35,9 +35,6 @@ MEETING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all",
 _END_TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 _IN_GROUPS = MEETING | {"broadcast", "reduce", "gather", "scatter"}
 _MOST_FAILURES = 0.1
-_ENOUGH = 5
-"""Collectives that a median is taken of, if there are as many."""
-
 _Member = tuple[int, int]
 """Index of a rank, and of one of its calls."""
 
@@ -326,5 +323,5 @@ def _explained_ns(collective: str, transfer_ns: int) -> float:
 def _clock_difference_ns(seen: list[_Difference], least_ns: int) -> int:
     """Returns what two clocks differ by; 0 if one clock explains the differences."""
     lowest, highest = np.quantile([later_ns for _, later_ns in seen], (0.1, 0.9))
-    explained_ns, later_ns = np.median(sorted(seen)[: max(len(seen) // 4, _ENOUGH)], axis=0)
+    explained_ns, later_ns = np.median(sorted(seen)[: max(len(seen) // 4, 5)], axis=0)
     return 0 if abs(later_ns) < least_ns + explained_ns or lowest <= 0 <= highest else round(later_ns)

@@ -30,15 +30,6 @@ TRAINING = {"optimizer", "loader", "ddp", "fsdp1", "fsdp2", "deepspeed"}
 DEFAULT_BUCKET = 25
 """PyTorch's bucket_cap_mb."""
 
-LEAST_BUCKET = 1
-"""Buckets of fewer MiB are mostly latency."""
-
-LEAST_BLOCKS = 4
-"""Fewest SMs of NCCL that can be halved twice."""
-
-BUSY = 0.5
-"""Share of the time hidden on a CPU from which on what GEMMs lose next to communication makes overlap not worth it."""
-
 _MEGATRON = re.compile(r"_PARALLEL_GROUP")
 """In the descriptions of Megatron-Core's process groups."""
 
@@ -226,7 +217,8 @@ def _bucket_mib(basis: Basis) -> list[float]:
 def _smaller_bucket(basis: Basis) -> str:
     # A parameter larger than the limit has a bucket of its own, so that the largest does not show the limit.
     usual = median(_bucket_mib(basis) or [0.0])
-    if usual < LEAST_BUCKET:
+    # Buckets of fewer MiB are mostly latency.
+    if usual < 1:
         return ""
     return f"{DEFAULT_BUCKET if usual > 1.2 * DEFAULT_BUCKET else usual / 2:.2g}"
 
@@ -239,14 +231,16 @@ def _larger_bucket(basis: Basis) -> str:
 
 def _fewer_blocks(basis: Basis) -> str:
     most = max((call.blocks for call in basis.calls if call.blocks and call.library == "nccl"), default=0)
-    return f"{most // 2} or {most // 4}" if most >= LEAST_BLOCKS else ""
+    # Only what can be halved twice.
+    return f"{most // 2} or {most // 4}" if most >= 4 else ""
 
 
 def _busy_cores(basis: Basis) -> str:
     if basis.own.on_device or basis.cause not in ("dependency", "issued_late"):
         return ""
     slower = lost_of_hidden(basis.own, basis.view.exposure.gaps)
-    return f"{slower:.0%}" if slower >= BUSY else ""
+    # From there on overlap is not worth it.
+    return f"{slower:.0%}" if slower >= 0.5 else ""
 
 
 CONDITIONS: dict[str, Callable[[Basis], bool | str]] = {

@@ -25,21 +25,6 @@ UNBLOCKED_CPU_NS = 1_000_000
 UNBLOCKED_CPU = 0.25
 """The same as a share of the time that was waited: on a busy CPU waking up takes longer."""
 
-ALONE = 0.02
-"""Most of a GEMM's time that communication may overlap for the GEMM to count as alone."""
-
-BESIDE = 0.1
-"""Least of a GEMM's time that communication must overlap for its slowdown to be counted."""
-
-ANOTHER_GEMM = 1.12
-"""Kernels of one name and grid whose times differ by this factor multiply different sizes."""
-
-ENOUGH_ALONE = 2
-
-ENOUGH_SHARES, SPREAD_OF_SHARES, FITS = 6, 0.4, 0.8
-"""Of GEMMs that never run alone: how many are needed, how much the share that communication overlaps must vary between
-them, and how well (correlation) their times must follow it, to tell the time alone."""
-
 
 class Measure:
     """The length of a union of intervals between any two moments."""
@@ -258,8 +243,9 @@ def slowed_gemms(facts: RankFacts) -> Slowed:
     alone_ns: list[float] = []
     for _, places in places_by_value(work.signature[gemms]):
         own = gemms[places]
-        levels = _levels(took[own[(beside[own] <= ALONE) & steady[own]]])
-        overlapped = own[beside[own] >= BESIDE]
+        # Communication overlaps next to nothing of a GEMM alone, and enough of one whose slowdown is counted.
+        levels = _levels(took[own[(beside[own] <= 0.02) & steady[own]]])
+        overlapped = own[beside[own] >= 0.1]
         if not len(levels):
             here = overlapped[steady[overlapped]]
             levels = _level_without_overlap(beside[here], took[here])
@@ -273,19 +259,20 @@ def slowed_gemms(facts: RankFacts) -> Slowed:
 
 def _levels(times_ns: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns the medians of the groups that the times fall into, ascending; a single time is no group."""
-    if len(times_ns) < ENOUGH_ALONE:
+    if len(times_ns) < 2:
         return np.empty(0)
     times_ns = np.sort(times_ns)
-    cuts = np.flatnonzero(times_ns[1:] > ANOTHER_GEMM * times_ns[:-1]) + 1
+    # Kernels of one name and grid whose times differ more multiply different sizes.
+    cuts = np.flatnonzero(times_ns[1:] > 1.12 * times_ns[:-1]) + 1
     return np.array([np.median(group) for group in np.split(times_ns, cuts)])
 
 
 def _level_without_overlap(shares: NDArray[np.float64], times_ns: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns the time alone that the times of overlapped GEMMs lead to as a line over the overlapped share; empty if
     they don't follow one."""
-    if len(shares) < ENOUGH_SHARES or np.ptp(shares) < SPREAD_OF_SHARES or not np.ptp(times_ns):
+    if len(shares) < 6 or np.ptp(shares) < 0.4 or not np.ptp(times_ns):
         return np.empty(0)
-    if np.corrcoef(shares, times_ns)[0, 1] < FITS:
+    if np.corrcoef(shares, times_ns)[0, 1] < 0.8:
         return np.empty(0)
     _, alone_ns = np.polyfit(shares, times_ns, 1)
     return np.array([alone_ns]) if alone_ns > 0 else np.empty(0)

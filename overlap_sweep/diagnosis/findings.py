@@ -33,10 +33,6 @@ from overlap_sweep.diagnosis.lateness import Often, Share, by_root, often_of
 from overlap_sweep.diagnosis.losses import RankView, losses_of, views_of
 from overlap_sweep.trace.intervals import intersect, merge, subtract
 
-MOST_OF_SMALL = 3
-"""Most causes of exposed communication that are listed if each costs little, but all together something."""
-
-
 _Calls = tuple[str, str, Pass]
 """Process group, collective and pass."""
 
@@ -135,7 +131,8 @@ def _listed(found: Sequence[Finding], nothing: Finding | None, *, on_device: boo
     if nothing:
         listed.append(nothing)
     elif not any(CAUSES[finding.cause].is_exposed for finding in listed):
-        listed += [finding for finding in ordered if CAUSES[finding.cause].is_exposed][:MOST_OF_SMALL]
+        # Each costs little, but all together something.
+        listed += [finding for finding in ordered if CAUSES[finding.cause].is_exposed][:3]
     # One change may fix all findings of a cause, so their sum is what it can gain.
     gain_us: dict[str, float] = defaultdict(float)
     for finding in listed:

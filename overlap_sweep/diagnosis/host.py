@@ -205,9 +205,6 @@ def waits_of(trace: Trace, places: Places, *, apart: bool) -> Iterator[Wait]:
 COVERS = 0.8
 """Least share of a pause that a function or annotation covers for the pause to be in it."""
 
-MAINLY = 0.5
-"""Least share of a function that a pause takes for the function alone to tell where it is."""
-
 _BUILT_IN = re.compile(r"<built-in (?:function|method) (\w+).*>")
 _PYTHON = re.compile(r"(?P<file>[^<>]+)\(\d+\): ")
 _WAITS = re.compile(r"c10d::|_c10d_functional::wait_tensor")
@@ -285,7 +282,7 @@ class _Scopes:
                 return None
             innermost, took = around[0]
             place = f"{'inside' if self._is_operator[innermost] else 'in'} {_short(names[0])}{_caller(names)}"
-            if end_ns - start_ns < MAINLY * took and not LOADING.match(names[0]):
+            if end_ns - start_ns < 0.5 * took and not LOADING.match(names[0]):
                 place = f"{place}, {between}"
         return Pause(start_ns, end_ns, place, any(LOADING.match(name) for name in names))
 
@@ -307,9 +304,6 @@ def _short(name: str) -> str:
         return f"{built_in[1]}()"
     return name.removeprefix(_BACKWARD).removeprefix(MODULE)
 
-
-LOOKED_AT = 256
-"""Events that are looked at for the one before on the same stream."""
 
 _HOLDS_BACK = re.compile(
     r"(cuda|hip)(LaunchHostFunc|StreamAddCallback)|(cuda|hip)StreamWaitEvent|(cu|cuda|hip)StreamWaitValue"
@@ -358,7 +352,7 @@ def stalls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp]) -> Ite
     holding = trace.launches[named(trace, _HOLDS_BACK)[trace.launches.label]]
     for i in np.flatnonzero(ends - since >= LATENCY_NS).tolist():
         after = int(order[places[i]])
-        earlier = order[max(0, places[i] - LOOKED_AT) : places[i]]
+        earlier = order[max(0, places[i] - 256) : places[i]]
         on_stream = earlier[events.lane[earlier] == events.lane[after]]
         yield Stall(
             start_ns=int(since[i]),

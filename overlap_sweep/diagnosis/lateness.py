@@ -23,9 +23,6 @@ MOSTLY = 0.6
 """Share of a process group's waiting that one rank must have caused for the others to wait for it; else ranks are late
 in turn."""
 
-WAITED = 2.0
-"""A call that took more than this times the fastest of its size has waited; next to GEMMs it may take longer, too."""
-
 STARTS_NS = 30_000
 """Most that starting a collective adds to the time of moving its bytes."""
 
@@ -238,7 +235,8 @@ def with_assumed_waits(facts: RankFacts, last_ns: NDArray[np.int64]) -> NDArray[
         call = facts.calls[i]
         size = call.group, call.collective, call.elements
         moving = min(fastest[size], call.elements / rate[size[:2]] + STARTS_NS)
-        if call.end_ns - call.start_ns > WAITED * moving + STARTS_NS:
+        # Next to GEMMs it may take longer, too.
+        if call.end_ns - call.start_ns > 2.0 * moving + STARTS_NS:
             assumed[i] = call.end_ns - round(moving)
     return assumed
 

@@ -37,13 +37,6 @@ from overlap_sweep.trace.intervals import intervals_of, length, merge, places_by
 ENOUGH_CALLS = 10
 """Fewest calls of which it shows that none overtook a kernel of another stream."""
 
-OVERTAKING = 0.005
-"""Most kernels that may start before earlier ones of other streams if all streams share a queue: threads launch at the
-same time."""
-
-COMPUTES = 0.1
-"""Least share of the computation of a stream that computes."""
-
 _CODES = {"fwd": (FWD,), "bwd": (BWD, RECOMPUTE)}
 
 Computed = TypeVar("Computed")
@@ -121,7 +114,7 @@ class RankView:
         work = self.facts.work
         lanes, place = np.unique(work.lane, return_inverse=True)
         took = np.bincount(place, work.end_ns - work.start_ns, len(lanes))
-        return set(lanes[took > COMPUTES * took.sum()].tolist())
+        return set(lanes[took > 0.1 * took.sum()].tolist())
 
     @cached_property
     def one_queue(self) -> bool:
@@ -135,7 +128,8 @@ class RankView:
             return False
         in_order = starts[known][np.lexsort((starts[known], launches[known]))]
         overtook = np.maximum.accumulate(in_order) > in_order + TOGETHER_NS
-        return bool(overtook.sum() <= OVERTAKING * len(in_order))
+        # Threads launch at the same time.
+        return bool(overtook.sum() <= 0.005 * len(in_order))
 
     @cached_property
     def hiding(self) -> dict[tuple[int, str], Hiding]:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 IN_TURN = "in_turn"
 """What a finding is about if ranks wait for one another, none of them for one alone."""
 
-MORE_KERNELS = 1.02
-"""A rank that runs more kernels than another by this factor has more work, rather than slower clocks."""
-
 NAMED = 0.1
 """Least share of all waiting from which on a late rank is named."""
 MOST_NAMED = 4
@@ -106,7 +103,8 @@ def _why_late(basis: Basis, waited_ns: float, why: Why, late: int | None = None)
     if late is None:
         return Lateness("more_work", f"it computes {work} more")
     facts = basis.views[late].facts
-    if facts.work_per_step <= MORE_KERNELS * basis.own.work_per_step:
+    # With as many kernels it has slower clocks rather than more work.
+    if facts.work_per_step <= 1.02 * basis.own.work_per_step:
         things = "kernels" if facts.on_device else "operators"
         return Lateness("slower_kernels", f"as many {things} as the others' take it {work} longer")
     return Lateness("more_work", f"it computes {work} more{_most_extra(facts, basis.own)}")
