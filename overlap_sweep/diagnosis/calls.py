@@ -126,7 +126,10 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
     if not np.isin(activity.assignment.pass_, (BWD, RECOMPUTE)).any():
         # What is in no pass, such as a CUDA graph, may be anything.
         passes = {FWD: "fwd", NEITHER: ""}
-    by_external = _details_by_operator(trace) if launch is not None else {}
+    # What operators say about the collectives that they launched, by External id.
+    has = np.flatnonzero((trace.host.external != NO_CORRELATION) & (trace.host.detail > 0))
+    details = ((int(trace.host.external[i]), trace.details[trace.host.detail[i]]) for i in has)
+    by_external = {external: detail for external, detail in details if detail.collective}
     launched_by = _launched_by(trace, activity, chosen) if launch is None else {}
     detailed = np.flatnonzero(trace.host.detail > 0)
     for i in chosen.tolist():
@@ -196,13 +199,6 @@ def _detail_at_launch(trace: Trace, places: Places, thread: int, launch_ns: int)
         return found
     # nccl:coalesced
     return batched(map(described, islice(places.collectives.begun_before(thread, launch_ns), len(around), None)))
-
-
-def _details_by_operator(trace: Trace) -> dict[int, Detail]:
-    """Returns what operators on the host say about the collectives that they launched, by External id."""
-    has = np.flatnonzero((trace.host.external != NO_CORRELATION) & (trace.host.detail > 0))
-    details = ((int(trace.host.external[i]), trace.details[trace.host.detail[i]]) for i in has)
-    return {external: detail for external, detail in details if detail.collective}
 
 
 def _launched_by(trace: Trace, activity: Activity, chosen: NDArray[np.intp]) -> dict[int, int]:
@@ -275,19 +271,21 @@ def roles_of(calls: Sequence[Call]) -> list[Role]:
         by_group[call.group].append(call)
     gathers = {group: _gathers_parameters(own) for group, own in by_group.items()}
     roles = [_role(call, gathers[call.group]) for call in calls]
+    # All-reduce after the forward pass, and do nothing else.
+    reduce_alone = {
+        group
+        for group, own in by_group.items()
+        if all(call.is_of_scalars or (call.collective == "all_reduce" and call.pass_ != "fwd") for call in own)
+    }
     shards = {
         call.received
         for call, role in zip(calls, roles, strict=True)
         if role == "gradient" and call.collective == "reduce_scatter" and call.received is not None
     }
     return [
-        "gradient" if call.sent in shards and _reduces_alone(by_group[call.group]) else role
+        "gradient" if call.sent in shards and call.group in reduce_alone else role
         for call, role in zip(calls, roles, strict=True)
     ]
-
-
-def _reduces_alone(calls: Iterable[Call]) -> bool:
-    return all(call.collective == "all_reduce" and call.pass_ != "fwd" for call in calls if not call.is_of_scalars)
 
 
 def _volume(calls: Iterable[Call]) -> float:

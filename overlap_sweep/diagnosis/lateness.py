@@ -128,24 +128,19 @@ class _History:
 
     def _windows(self, rank: int, index: int, late: int) -> tuple[tuple[int, int], tuple[int, int], bool]:
         """Returns the time of both ranks from the end of the last collective that they have in common to this one, and
-        whether there is one."""
+        whether there is one; else from the start of the step."""
         if (rank, late) not in self._common:
             both = (self._members[number] for number in self._meetings[rank])
             self._common[rank, late] = sorted((match[rank], match[late]) for match in both if late in match)
         common = self._common[rank, late]
-        late_call = self._members[self._match[rank][index]][late]
-        ends = self._facts[rank].calls[index].start_ns, self._facts[late].calls[late_call].start_ns
         place = bisect_left(common, (index, 0))
-        if place:
-            own, other = common[place - 1]
-            starts = self._facts[rank].calls[own].end_ns, self._facts[late].calls[other].end_ns
-        else:
-            starts = self._step_start(rank, index), self._step_start(late, late_call)
-        return (starts[0], ends[0]), (starts[1], ends[1]), bool(place)
-
-    def _step_start(self, rank: int, index: int) -> int:
-        call = self._facts[rank].calls[index]
-        return next((step.start_ns for step in self._facts[rank].steps if step.number == call.step), call.start_ns)
+        windows = []
+        for column, (who, i) in enumerate(((rank, index), (late, self._members[self._match[rank][index]][late]))):
+            facts, call = self._facts[who], self._facts[who].calls[i]
+            starts = (step.start_ns for step in facts.steps if step.number == call.step)
+            start = facts.calls[common[place - 1][column]].end_ns if place else next(starts, call.start_ns)
+            windows.append((start, call.start_ns))
+        return windows[0], windows[1], bool(place)
 
     def _waited(self, rank: int, window: tuple[int, int], known: dict[int, Waiting]) -> dict[int, Share]:
         first, beyond = (bisect_left(self._starts[rank], moment) for moment in window)

@@ -13,7 +13,6 @@ from overlap_sweep.trace.kernel_classes import short_name
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
-    from overlap_sweep.diagnosis.facts import RankFacts
     from overlap_sweep.diagnosis.losses import ExposedTime
 
 IN_TURN = "in_turn"
@@ -107,14 +106,11 @@ def _why_late(basis: Basis, waited_ns: float, why: Why, late: int | None = None)
     if facts.work_per_step <= 1.02 * basis.own.work_per_step:
         things = "kernels" if facts.on_device else "operators"
         return Lateness("slower_kernels", f"as many {things} as the others' take it {work} longer")
-    return Lateness("more_work", f"it computes {work} more{_most_extra(facts, basis.own)}")
-
-
-def _most_extra(late: RankFacts, own: RankFacts) -> str:
-    extra = late.time_by_kernel
-    extra.subtract(own.time_by_kernel)
-    name, time_ns = extra.most_common(1)[0] if extra else ("", 0)
-    return f", most of it in {short_name(name)}" if time_ns > 0 else ""
+    extra = facts.time_by_kernel
+    extra.subtract(basis.own.time_by_kernel)
+    name, time_ns = extra.most_common(1)[0]
+    most = f", most of it in {short_name(name)}" if time_ns > 0 else ""
+    return Lateness("more_work", f"it computes {work} more{most}")
 
 
 def evidence(basis: Basis) -> str:
