@@ -324,16 +324,6 @@ def test_one_ranks_trace_alone(tmp_path: Path) -> None:
     assert any("rank 0 of 2" in note for note in diagnosis.notes)
 
 
-def test_kernels_of_a_step_before_the_recording_are_in_no_step(tmp_path: Path) -> None:
-    made = tensor_parallel()
-    early = Timeline()
-    early.kernel(-5000, -3000)
-    # The recording began after this launch.
-    made.events.append(early.events[1] | {"args": {"correlation": 1}})
-    [step] = diagnosed(tmp_path, made).steps
-    assert step.step_us == 2400
-
-
 def test_two_groups_are_told_apart(tmp_path: Path) -> None:
     made = tensor_parallel()
     made.backward(-200, 1400, ACCUMULATES)

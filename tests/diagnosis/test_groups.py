@@ -184,18 +184,6 @@ def test_calls_at_once_count_once_and_steps_without_any_count() -> None:
     assert row(step_facts(0, [[], both])).exposed_us == 15
 
 
-def test_one_row_for_each_group_of_ranks() -> None:
-    # Four ranks in two pairs, whose names differ.
-    def rank(number: int, name: str, ranks: tuple[int, int]) -> RankFacts:
-        return rank_facts(number, [call(0, 9, group=name)], [Group(name, "tp", ranks, 2)], world_size=4)
-
-    found = rows(rank(0, "1", (0, 1)), rank(1, "2", (0, 1)), rank(2, "1", (2, 3)), rank(3, "1", (2, 3)))
-    assert [(one.group, one.about, one.ranks, one.calls) for one in found] == [
-        ("1", "tp", [0, 1], 1),
-        ("1", "tp", [2, 3], 1),
-    ]
-
-
 def test_what_was_launched_before_the_trace_began_is_in_no_row(tmp_path: Path) -> None:
     # The device was a step behind the host: two kernels of the step before run first, without a launch.
     made = Timeline()

@@ -115,13 +115,8 @@ def test_columns_are_empty_if_some_process_groups_are_unknown() -> None:
     assert set(of_some.values()) == {None}
 
 
-def written(directory: Path, *, hybrid: bool) -> list[Path]:
-    directory.mkdir()
-    return [training_trace(rank, hybrid=hybrid).write(directory / f"t_rank{rank}.json") for rank in range(RANKS)]
-
-
 def test_the_nodes_of_a_run_decide_the_advice_and_are_part_of_what_is_kept(tmp_path: Path) -> None:
-    paths = written(tmp_path / "sharded", hybrid=False)
+    paths = [training_trace(rank, hybrid=False).write(tmp_path / f"t_rank{rank}.json") for rank in range(RANKS)]
     tries = {}
     for per_node in (None, 2, 4, 1):
         (run,) = read_runs(paths, dict.fromkeys(paths, per_node) if per_node else None)
@@ -133,17 +128,6 @@ def test_the_nodes_of_a_run_decide_the_advice_and_are_part_of_what_is_kept(tmp_p
         assert {row.place for row in run.found.groups} == {"within" if per_node == 4 else "between" if per_node else ""}
     assert "fsdp.replicas=nodes" in tries[2] == tries[1]
     assert tries[None] == tries[4] != tries[2]
-
-
-def test_hybrid_sharding_gathers_within_nodes(tmp_path: Path) -> None:
-    paths = written(tmp_path / "hybrid", hybrid=True)
-    (run,) = read_runs(paths, dict.fromkeys(paths, 2))
-    assert run.found
-    assert {(row.collective, row.place) for row in run.found.groups} == {
-        ("all_gather", "within"),
-        ("reduce_scatter", "within"),
-        ("all_reduce", "between"),
-    }
 
 
 def test_the_peer_of_a_message_is_read(tmp_path: Path) -> None:

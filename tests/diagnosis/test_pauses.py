@@ -22,19 +22,13 @@ def paused() -> Timeline:
     return trace
 
 
-def place(trace: Timeline, directory: Path) -> str:
-    (pause,) = trace.facts(directory).pauses
-    assert pause.end_ns - pause.start_ns == 20_000_000
-    return pause.place
-
-
-def test_without_stacks_or_annotations_it_is_between_two_operators(tmp_path: Path) -> None:
-    assert place(paused(), tmp_path) == "between aten::mm and aten::add"
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
 @pytest.mark.parametrize(
-    ("functions", "expected"),
+    ("around", "expected"),
     [
+        ((), "between aten::mm and aten::add"),
         ((("train.py(3): main", 0, 30_000),), "in train.py(3): main"),
         ((("train.py(3): main", 0, 90_000),), "in train.py(3): main, between aten::mm and aten::add"),
         (
@@ -52,29 +46,23 @@ def test_without_stacks_or_annotations_it_is_between_two_operators(tmp_path: Pat
         ),
         # Too short to say where 20 ms went.
         ((("train.py(9): augment", 20, 20_020), ("<built-in function print>", 22, 9_000)), "in train.py(9): augment"),
+        # Annotations: of a program, of torch's loader, and others of torch, which name no function.
+        ((("# running sparse arch", 20, 20_020),), "in # running sparse arch"),
+        (((LOADER, 20, 90_000),), f"in {LOADER}"),
+        ((("ProfilerStep#1", 0, 30_000),), "between aten::mm and aten::add"),
+        ((("DistributedDataParallel.forward", 20, 20_020),), "between aten::mm and aten::add"),
+        ((("FSDP::pre_forward", 20, 20_020),), "between aten::mm and aten::add"),
+        ((("Optimizer.step#Adam.step", 20, 20_020),), "between aten::mm and aten::add"),
     ],
 )
-def test_stacks_name_the_function_and_the_programs_own_that_called_it(
-    tmp_path: Path, functions: list[tuple[str, float, float]], expected: str
-) -> None:
+def test_where_the_host_was(tmp_path: Path, around: list[tuple[str, float, float]], expected: str) -> None:
     trace = paused()
-    for function in functions:
-        trace.python(*function)
-    assert place(trace, tmp_path) == expected
-
-
-def test_an_annotation_names_the_place(tmp_path: Path) -> None:
-    trace = paused()
-    trace.step(1, 0, 30_000)
-    trace.annotation("# running sparse arch", 20, 20_020)
-    assert place(trace, tmp_path) == "in # running sparse arch"
-
-
-@pytest.mark.parametrize("name", ["DistributedDataParallel.forward", "FSDP::pre_forward", "Optimizer.step#Adam.step"])
-def test_annotations_of_torch_name_no_function(tmp_path: Path, name: str) -> None:
-    trace = paused()
-    trace.annotation(name, 20, 20_020)
-    assert place(trace, tmp_path) == "between aten::mm and aten::add"
+    for name, start, end in around:
+        add = trace.python if "): " in name or "<" in name else trace.annotation
+        add(name, start, end)
+    (pause,) = trace.facts(tmp_path).pauses
+    assert (pause.place, pause.loads) == (expected, LOADER in expected)
+    assert pause.end_ns - pause.start_ns == 20_000_000
 
 
 @pytest.mark.parametrize("waits_us", [50, 5000])
@@ -93,14 +81,6 @@ def test_pauses_of_a_late_rank_are_listed_unless_the_straggler_is(tmp_path: Path
     late = {finding.cause: finding.rank for finding in found}
     assert late.get("straggler") == (1 if waits_us == 5000 else None)
     assert late.get("host_bound") == (None if waits_us == 5000 else 1)
-
-
-def test_a_loader_is_named_without_what_runs_around_it(tmp_path: Path) -> None:
-    trace = paused()
-    trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 20, 90_000)
-    (pause,) = trace.facts(tmp_path).pauses
-    assert pause.loads
-    assert pause.place == "in enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
 def test_waiting_for_the_device_is_no_pause(tmp_path: Path) -> None:
