@@ -1,6 +1,6 @@
 """Makes Kineto traces of a rank from a few lines: steps, passes, kernels with their launches, collectives and waits.
 
-Times are microseconds. A kernel is launched `LEAD` before it starts unless told otherwise: the host is ahead.
+Times are microseconds. A kernel is launched `LEAD` before it starts by default: the host is ahead.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def _is_nameless(rank: RankFacts, call: Call) -> bool:
 def _key(
     facts: Sequence[RankFacts], number: int, call: Call, names: dict[str, Hashable], streams: dict[int, int]
 ) -> Hashable | None:
-    """Returns what calls that may be one collective have in common; None if only their streams can tell."""
+    """Returns what calls that may be one collective have in common; None if only their streams show it."""
     rank = facts[number]
     group = rank.groups.get(call.group)
     common = names.get(call.group, ())

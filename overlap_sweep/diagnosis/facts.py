@@ -224,7 +224,7 @@ def _work(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None) -> 
 
 
 def size_of(rank: RankFacts, call: Call) -> int | None:
-    """Returns the number of ranks in the call's group, also as its sizes tell it."""
+    """Returns the number of ranks in the call's group, if need be from its sizes."""
     group = rank.groups.get(call.group)
     known = (group.size if group else None) or call.group_size
     if known or not call.sent or not call.received:

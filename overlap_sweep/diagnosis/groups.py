@@ -274,8 +274,8 @@ def group_rows(facts: Sequence[RankFacts], arrived: Arrivals) -> list[GroupRow]:
         lost_ns, alone_ns = (
             sum(float(slowed[number][column][own].sum()) for number, own in one.calls.items()) for column in (0, 1)
         )
-        of_ranks = [times[number][one.kind] for number in one.calls]
-        rows.append(_row(facts, one, of_ranks, 1 + lost_ns / alone_ns if alone_ns else None))
+        own_times = [times[number][one.kind] for number in one.calls]
+        rows.append(_row(facts, one, own_times, 1 + lost_ns / alone_ns if alone_ns else None))
     return sorted(rows, key=lambda row: (-row.exposed_us, -row.calls * row.time_us, row.group, row.collective))
 
 

@@ -170,7 +170,7 @@ def stragglers_of(
 ) -> set[tuple[str, int]]:
     """Returns the pairs of process group and index of a rank for which the group's other ranks wait: it causes most of
     all waiting, and most of it in most steps."""
-    members = {(rank, i): tuple(of for of, _ in match) for match in arrivals.matches for rank, i in match}
+    members = {(rank, i): tuple(member for member, _ in match) for match in arrivals.matches for rank, i in match}
     waited: dict[tuple[str, tuple[int, ...]], dict[int, Counter[int]]] = defaultdict(lambda: defaultdict(Counter))
     for rank, own in enumerate(waitings):
         startup = {step.number for step in facts[rank].steps if step.startup}
@@ -205,8 +205,8 @@ def often_of(facts: Sequence[RankFacts], arrivals: Arrivals) -> list[Often]:
         call = facts[rank].calls[i]
         if not call.is_message and not any(step.startup for step in facts[rank].steps if step.number == call.step):
             last[int(arrivals.last_rank[rank][i])] += 1
-            for of, _ in match:
-                met[of] += 1
+            for member, _ in match:
+                met[member] += 1
     return [Often(*both) for both in zip(last, met, strict=True)]
 
 

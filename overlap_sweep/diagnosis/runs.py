@@ -35,7 +35,7 @@ _KIND = "diagnoses"
 
 
 class Found(msgspec.Struct):
-    """What the traces of one run tell, and what the cache keeps."""
+    """What was found in the traces of one run, which the cache keeps."""
 
     diagnosis: Diagnosis
     groups: list[GroupRow]

@@ -15,7 +15,7 @@ from overlap_sweep.trace.activity import FWD
 
 
 def call(start_us: float, end_us: float, collective: str = "all_reduce", group: str = "0", **others: Any) -> Call:
-    """Returns a call, launched as it started unless told otherwise."""
+    """Returns a call, by default launched as it started."""
     given = {
         "launch_ns": round(start_us * 1000),
         "lane": 7,

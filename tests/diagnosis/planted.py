@@ -19,7 +19,7 @@ ARCHIVES = Path(__file__).parent.parent / "data" / "causes"
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
-    """What scenario.json tells about a recording."""
+    """What scenario.json says about a recording."""
 
     name: str
     cause: str

@@ -29,7 +29,7 @@ from overlap_sweep.trace.columns import Detail, ProcessGroup
         ("recv", "ncclDevKernel_SendRecv", "nccl", "recv"),
         ("gather", "", "nccl", "gather"),
         ("scatter", "", "nccl", "scatter"),
-        # Coalesced what? The kernel tells.
+        # Coalesced what? The kernel shows it.
         ("coalesced", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", "nccl", "reduce_scatter"),
         ("coalesced", "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "nccl", "send_recv"),
         (None, "ncclSymkDevKernel_AllGather_STMC(ncclSymkDevWorkArgs4K)", "nccl", "all_gather"),

@@ -1,4 +1,4 @@
-"""Communication within nodes is told from that between them, and what each costs. Its advice: test_advice.py, and
+"""Communication within nodes and between them, and what each costs. Its advice: test_advice.py, and
 made/two_nodes among the golden files."""
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ GROUPS = (WORLD, NODE, ACROSS, UNLISTED, OF_TWO)
 
 
 def place(collective: str = "all_gather", group: str = "", *, rank: int | None = 0, **given: Any) -> str:
-    """Returns the place of a call of a rank among four, on two nodes unless told otherwise."""
-    of_run = {"ranks_per_node": 2, "world_size": 4, **{n: given.pop(n) for n in tuple(given) if n in _OF_RUN}}
+    """Returns the place of a call of a rank among four, by default on two nodes."""
+    run = {"ranks_per_node": 2, "world_size": 4, **{n: given.pop(n) for n in tuple(given) if n in _RUN}}
     one = call(0, 10, collective, group, **{"group_size": None, "sent": None, "received": None, **given})
-    return place_of(rank_facts(rank, [one], GROUPS, **of_run), one)
+    return place_of(rank_facts(rank, [one], GROUPS, **run), one)
 
 
-_OF_RUN = ("ranks_per_node", "world_size", "known_groups")
+_RUN = ("ranks_per_node", "world_size", "known_groups")
 
 
 ALONE = Group("5", "", (0,), 1)
@@ -110,9 +110,9 @@ def test_columns_are_empty_if_some_process_groups_are_unknown() -> None:
     calls = [call(0, 1000, "all_gather", "0", group_size=4), call(2000, 2500, "all_gather", "4", group_size=2)]
     known, some = (times(rank_facts(0, calls[:n], GROUPS, ranks_per_node=2, world_size=4)) for n in (1, 2))
     assert (known.unknown_us, some.unknown_us, some.between_us) == (0.0, 500.0, 1000.0)
-    of_known, of_some = NODE_TIMES.records([known, some])
-    assert of_known["between_nodes_us"] == 1000.0
-    assert set(of_some.values()) == {None}
+    whole, partial = NODE_TIMES.records([known, some])
+    assert whole["between_nodes_us"] == 1000.0
+    assert set(partial.values()) == {None}
 
 
 def test_the_nodes_of_a_run_decide_the_advice_and_are_part_of_what_is_kept(tmp_path: Path) -> None:
@@ -135,7 +135,9 @@ def test_the_peer_of_a_message_is_read(tmp_path: Path) -> None:
     made.step(0, 0, 3000)
     for peer, start in ((0, 1000), (3, 2000)):
         made.kernel(
-            *(start, start + 500, "ncclDevKernel_SendRecv"),
+            start,
+            start + 500,
+            "ncclDevKernel_SendRecv",
             **{"Collective name": "send", "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3]"},
             **{"Group size": 4, "Dst Rank": peer, "In msg nelems": 8, "Out msg nelems": 8, "dtype": "Float"},
         )

@@ -52,7 +52,7 @@ def cases(where: Callable[[Planted], object] = lambda planted: True) -> pytest.M
 
 
 def gains(planted: Planted) -> list[Gain]:
-    """What mends gained that do as much in a step as the scenario itself."""
+    """What changes gained that do as much in a step as the scenario itself."""
     others = {name: each.described for (archive, name), each in PLANTED.items() if archive == planted.archive}
     return [gain for gain in gains_of(planted.described, others) if gain.work == 1]
 
@@ -69,7 +69,7 @@ def shares(findings: list[Finding]) -> Counter[str]:
     return found
 
 
-def of_cause(diagnosis: Diagnosis, cause: str) -> list[Finding]:
+def findings_of(diagnosis: Diagnosis, cause: str) -> list[Finding]:
     return [finding for finding in diagnosis.findings if finding.cause == cause]
 
 
@@ -92,7 +92,7 @@ def test_nothing_else_costs_much(recorded: Recorded, archive: str, name: str) ->
 
 @cases(lambda planted: planted.late_rank is not None)
 def test_a_straggler_is_the_late_rank(recorded: Recorded, archive: str, name: str) -> None:
-    stragglers = of_cause(diagnosis_of(recorded(archive, name)), "straggler")
+    stragglers = findings_of(diagnosis_of(recorded(archive, name)), "straggler")
     assert stragglers[0].rank == PLANTED[archive, name].late_rank
 
 
@@ -107,7 +107,7 @@ def test_process_groups_of_the_same_ranks_are_told_apart(recorded: Recorded, arc
 @cases(gains)
 def test_lost_time_bounds_what_following_the_advice_gained(recorded: Recorded, archive: str, name: str) -> None:
     planted, diagnosis = PLANTED[archive, name], diagnosis_of(recorded(archive, name))
-    lost_ms = sum(finding.lost_us for finding in of_cause(diagnosis, planted.cause)) / 1000
+    lost_ms = sum(finding.lost_us for finding in findings_of(diagnosis, planted.cause)) / 1000
     for gain in gains(planted):
         assert lost_ms > gain.gained_ms - gain.uncertain_ms, gain
 
@@ -118,11 +118,11 @@ def test_one_rank_alone_tells_what_it_can(
 ) -> None:
     """What needs the other ranks is said to be unknown, and no rank is blamed."""
     (run,) = read_runs([directories[archive] / name / "trace_rank0.json"])
-    diagnosis, of_both = diagnosis_of(run), diagnosis_of(recorded(archive, name))
+    diagnosis, both = diagnosis_of(run), diagnosis_of(recorded(archive, name))
     assert run.missing == [1]
     assert diagnosis.findings
-    assert set(diagnosis.notes) - set(of_both.notes)
-    assert all(finding.rank is None for finding in of_cause(diagnosis, "straggler"))
+    assert set(diagnosis.notes) - set(both.notes)
+    assert all(finding.rank is None for finding in findings_of(diagnosis, "straggler"))
 
 
 WITHOUT_STEPS = (

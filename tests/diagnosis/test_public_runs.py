@@ -122,7 +122,7 @@ def test_collectives_are_those_of_the_independent_script(judged: Judged, own: Pa
     found = Counter(pairs.get(call.collective, call.collective) for call in calls)
     known = Counter({name: count for name, count in judged.collectives.items() if name != "unknown"})
     assert found & known == known
-    # Launched before the recording, of which nothing tells what they were.
+    # Launched before the recording, of which nothing says what they were.
     assert (found - known).total() == judged.collectives.get("unknown", 0)
 
 

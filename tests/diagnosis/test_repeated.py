@@ -32,7 +32,8 @@ def repeated(
 ) -> dict[float, int]:
     """Returns when the repeated calls started, in microseconds, with the number of passes that reduce the same."""
     facts = rank_facts(
-        *(0, calls),
+        0,
+        calls,
         backward_passes=(np.array(passes_us).reshape(-1, 2) * US).astype(np.int64),
         optimizer_steps=(np.array(optimizer_us).reshape(-1, 2) * US).astype(np.int64),
     )

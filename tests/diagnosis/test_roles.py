@@ -29,7 +29,7 @@ BY_GROUP = [
     *(forward("all_gather", group="fsdp"), backward("reduce_scatter", group="fsdp")),
     *(forward("all_reduce", group="tp"), backward("all_reduce", group="tp")),
 ]
-# gloo does not tell groups apart: tensor parallelism inside of sharded layers.
+# gloo does not name groups: tensor parallelism inside of sharded layers.
 INSIDE = [forward("all_gather"), forward("all_gather", **IN), forward("reduce_scatter", **IN)]
 SEQUENCE_PARALLEL = [forward("all_gather", **IN), forward("reduce_scatter", **IN), backward("all_gather")]
 COMPUTED_BEFORE = forward("all_gather", computed_before=True, **IN)
@@ -46,7 +46,7 @@ ROLES = {
     "where gradients accumulate": ([backward("all_reduce", accumulates=True), after("all_reduce")], [G, G]),
     "in both passes": ([forward("all_reduce"), backward("all_reduce")], [A, A]),
     "the sum of a loss": ([forward("all_gather"), forward("all_reduce", 1), backward("reduce_scatter")], [P, A, G]),
-    "groups that are not told apart": ([*INSIDE, backward("reduce_scatter")], [P, A, A]),
+    "groups without names": ([*INSIDE, backward("reduce_scatter")], [P, A, A]),
     "after the optimizer": ([after("reduce_scatter"), after("all_gather")], [G, P]),
     "the norm of all gradients": ([after("reduce_scatter"), NORM], [G, A]),
     "exchanges and messages": ([forward("all_to_all"), backward("send"), after("broadcast")], [A, A, A]),

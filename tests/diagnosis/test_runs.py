@@ -92,13 +92,13 @@ def test_a_run_is_read_once_and_again_when_a_trace_or_the_code_changes(
 
 
 def test_the_digest_of_the_code_has_all_modules_of_a_package() -> None:
-    of_diagnosis, of_trace = map(cache.code_digest, ("overlap_sweep.diagnosis", "overlap_sweep.trace"))
-    assert len(of_diagnosis) == len(of_trace) == 64
-    assert of_diagnosis != of_trace
+    diagnosis, trace = map(cache.code_digest, ("overlap_sweep.diagnosis", "overlap_sweep.trace"))
+    assert len(diagnosis) == len(trace) == 64
+    assert diagnosis != trace
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"", lambda content: b"garbage"])
-def test_a_damaged_cache_is_read_around_and_mended(
+def test_a_damaged_cache_is_read_around_and_written_again(
     empty_cache: Path, read_paths: list[Path], damage: Callable[[bytes], bytes]
 ) -> None:
     first = read_runs(GRAPH)

@@ -50,7 +50,7 @@ def queued_since(time: ExposedTime) -> int | None:
         return None
     place = int(work.launch_ns.searchsorted(call.launch_ns, sorter=view.by_launch))
     if place < len(work) and work.launch_ns[view.by_launch[place]] == call.launch_ns:
-        # In a CUDA graph, whose launch tells no order.
+        # In a CUDA graph, whose launch has no order.
         return None
     if not view.one_queue:
         return _occupied_since(time)
