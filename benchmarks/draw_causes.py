@@ -90,12 +90,10 @@ def losses(view: RankView, picture: Picture) -> list[Loss]:
 
 
 def _slowed(view: RankView) -> list[Loss]:
-    slowed = slowed_gemms(view.facts)
-    columns = zip(slowed.work.tolist(), slowed.extra_ns.tolist(), slowed.alone_ns.tolist(), strict=True)
     step = view.facts.work.step
     return [
         Loss(extra, "contention", int(step[i]), work=i, numbers={"alone_ns": alone})
-        for i, extra, alone in columns
+        for i, alone, extra in slowed_gemms(view.facts)
         if extra > 0
     ]
 

@@ -218,29 +218,16 @@ def _late(facts: RankFacts, comm: Measure, busy: Measure, start: int, end: int, 
         yield Late(a, b, max(0.0, b - a - busy.between(a, b)), after, comm.between(a, b))
 
 
-@dataclass(frozen=True)
-class Slowed:
-    """GEMMs next to communication, and what it cost them. Columns of equal length."""
-
-    work: NDArray[np.intp]
-    """Index into the rank's work."""
-    alone_ns: NDArray[np.float64]
-    """Median time of the same GEMM alone."""
-    extra_ns: NDArray[np.float64]
-    """Time beyond it; negative if it was faster."""
-
-
-def slowed_gemms(facts: RankFacts) -> Slowed:
-    """Returns the GEMMs next to communication with the times of the same GEMMs alone, from all steps. Where times alone
-    fall into groups, as of several sizes, a GEMM is compared with the slowest group that is not slower than it."""
+def slowed_gemms(facts: RankFacts) -> Iterator[tuple[int, float, float]]:
+    """Yields the GEMMs next to communication: index into the rank's work, time of the same GEMM alone, from all steps,
+    and the time beyond it, negative if it was faster. Nanoseconds. Where times alone fall into groups, as of several
+    sizes, a GEMM is compared with the slowest group that is not slower than it."""
     work = facts.work
     comm = Measure(intervals_of(call for call in facts.calls if not call.is_wait))
     took = (work.end_ns - work.start_ns).astype(np.float64)
     beside = comm.within(work.intervals) / np.maximum(took, 1)
     steady = ~np.isin(work.step, [step.number for step in facts.steps if step.startup])
     gemms = np.flatnonzero(work.is_gemm & (took > 0))
-    chosen: list[int] = []
-    alone_ns: list[float] = []
     for _, places in places_by_value(work.signature[gemms]):
         own = gemms[places]
         # Communication overlaps next to nothing of a GEMM alone, and enough of one whose slowdown is counted.
@@ -251,10 +238,8 @@ def slowed_gemms(facts: RankFacts) -> Slowed:
             levels = _level_without_overlap(beside[here], took[here])
         if len(levels):
             level = np.searchsorted(levels, took[overlapped], side="right") - 1
-            chosen += overlapped.tolist()
-            alone_ns += levels[np.maximum(level, 0)].tolist()
-    works, baseline = np.array(chosen, np.intp), np.array(alone_ns, np.float64)
-    return Slowed(works, baseline, took[works] - baseline)
+            alone_ns = levels[np.maximum(level, 0)]
+            yield from zip(overlapped.tolist(), alone_ns.tolist(), (took[overlapped] - alone_ns).tolist(), strict=True)
 
 
 def _levels(times_ns: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -280,10 +265,10 @@ def _level_without_overlap(shares: NDArray[np.float64], times_ns: NDArray[np.flo
 
 def slowed_by_call(facts: RankFacts) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Returns for each call the time that GEMMs next to it lost, and how long GEMMs next to it would have run alone."""
-    slowed, spans = slowed_gemms(facts), intervals_of(facts.calls)
+    spans = intervals_of(facts.calls)
     lost, alone = np.zeros(len(spans)), np.zeros(len(spans))
     reach = np.maximum.accumulate(spans[:, 1])
-    for i, extra, baseline in zip(slowed.work.tolist(), slowed.extra_ns, slowed.alone_ns, strict=True):
+    for i, baseline, extra in slowed_gemms(facts):
         start, end = int(facts.work.start_ns[i]), int(facts.work.end_ns[i])
         near = slice(np.searchsorted(reach, start, side="right"), np.searchsorted(spans[:, 0], end))
         common = np.maximum(np.minimum(spans[near, 1], end) - np.maximum(spans[near, 0], start), 0)

@@ -281,14 +281,12 @@ class IdleTime:
     waited_ns: list[tuple[int, float]]
     """Waits of the host before, as indices, each with the part of its time to which nothing was lost yet."""
 
-    @property
-    def step(self) -> int:
-        return self.view.step_at(self.late.end_ns)
-
     def take(self, cause: str, loss: Loss) -> Loss | None:
         """Returns the loss as one of this time, of which it takes that; None if nothing is lost."""
         self.rest_ns -= loss.lost_ns
-        return replace(loss, cause=cause, step=self.step, work=self.late.work) if loss.lost_ns > 0 else None
+        if loss.lost_ns <= 0:
+            return None
+        return replace(loss, cause=cause, step=self.view.step_at(self.late.end_ns), work=self.late.work)
 
 
 _EXPOSED = sorted(((one.name, one.exposed) for one in CAUSES.values() if one.exposed), key=lambda pair: pair[1].order)
