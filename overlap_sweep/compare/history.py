@@ -11,7 +11,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -38,26 +38,52 @@ MACHINE = ("device", "gpus", "links", "cpu", "cpu_count")
 """The hardware fields of an environment's identity; the others are versions."""
 
 
+_Measured = tuple[Measurement, Sample]
+
+
 @dataclass(frozen=True)
 class Times:
     """The times of one setting of a point in one environment, over all measurements there, in microseconds."""
 
-    latest: Measurement
     setting: str
     """Name of the part of the point: settings of slots, a variant, an implementation, or knobs."""
-    sample: Sample
-    """Times of the latest measurement."""
-    time: Estimate
-    """Median over the measurements of the sum of their medians; its noise is that within and that between them."""
-    none_us: float | None
-    """None where no overlap was not measured."""
-    measurements: int
-    first: str | None
-    last: str | None
-    """Start of the last measurement in UTC, ISO 8601; None where it is not recorded."""
-    hosts: tuple[str, ...]
+    measured: Sequence[_Measured]
+    """Oldest first; the last one is shown where only one can be."""
     previous: Times | None = None
     """Times in the previous environment on the same kind of machine; None for the first."""
+
+    @property
+    def latest(self) -> Measurement:
+        return self.measured[-1][0]
+
+    @property
+    def sample(self) -> Sample:
+        return self.measured[-1][1]
+
+    @cached_property
+    def time(self) -> Estimate:
+        """Returns the median over the measurements of the sum of their medians. Its noise is that within them and that
+        between them, which would occur between environments, too."""
+        timings = [sample.timings for _, sample in self.measured]
+        totals_us = [sum(timing.median_us for timing in passes) for passes in timings]
+        passes = [pooled_none(own) for own in zip(*timings, strict=True)]
+        between_us = estimate(totals_us).noise_us if len(totals_us) > 1 else 0.0
+        noise_us = math.hypot(between_us, *(one.noise_us for one in passes))
+        return Estimate(statistics.median(totals_us), noise_us, sum(one.repeats for one in passes))
+
+    @property
+    def none_us(self) -> float | None:
+        known = [sample.none_us for _, sample in self.measured if sample.none_us is not None]
+        return statistics.median(known) if known else None
+
+    @property
+    def started(self) -> list[str]:
+        """Returns the known starts of the measurements in UTC, ISO 8601, sorted."""
+        return sorted(kept.result.started for kept, _ in self.measured if kept.result.started)
+
+    @property
+    def hosts(self) -> list[str]:
+        return [host for kept, _ in self.measured for host in kept.result.environment.get("hosts") or [kept.host]]
 
     @property
     def point(self) -> Mapping[str, Any]:
@@ -141,17 +167,18 @@ ROWS: Table[Times] = Table(
             differing=True,
         ),
         *map(_version, ("driver", "torch", "transformer_engine", "megatron_core", "nccl")),
-        Column("hosts", lambda times: ", ".join(times.hosts), kind="text"),
-        attribute(
+        Column("hosts", lambda times: ", ".join(dict.fromkeys(times.hosts)), kind="text"),
+        Column(
             "first",
+            lambda times: next(iter(times.started), None),
             "Start of the first measurement, UTC.",
             "text",
             header="first measured",
             show=lambda first: first[:16].replace("T", " "),
             dropped=3,
         ),
-        attribute("last", kind="text"),
-        attribute("measurements", kind="count", header="n"),
+        Column("last", lambda times: next(reversed(times.started), None), kind="text"),
+        Column("measurements", lambda times: len(times.measured), kind="count", header="n"),
         attribute("time_us", read="time.time_us", header="time us"),
         attribute("noise_us", read="time.noise_us", header="noise us", dropped=2),
         attribute("none_us"),
@@ -184,8 +211,6 @@ ROWS: Table[Times] = Table(
     ),
 )
 
-_Measured = tuple[Measurement, Sample]
-
 
 def history(measurements: Iterable[Measurement]) -> History:
     """Returns the history of measurements, which must be sorted oldest first."""
@@ -202,7 +227,12 @@ def history(measurements: Iterable[Measurement]) -> History:
         point, environment = key_of(_timed_configuration(result.recorded)), environment_identity(result.environment)
         for setting, sample in samples.items():
             found[point, setting, _machine(environment)][key_of(environment)].append((kept, sample))
-    series = [_series(setting, environments.values()) for (_, setting, _), environments in found.items()]
+    series: list[Series] = []
+    for (_, setting, _), environments in found.items():
+        own: Series = []
+        for measured in environments.values():
+            own.append(Times(setting, measured, own[-1] if own else None))
+        series.append(own)
     return History(sorted(series, key=_order), left_out)
 
 
@@ -244,39 +274,6 @@ def _timed_configuration(point: Mapping[str, Any]) -> dict[str, Any]:
     return identity
 
 
-def _series(setting: str, environments: Iterable[Sequence[_Measured]]) -> Series:
-    found: Series = []
-    for measurements in environments:
-        hosts = [kept.result.environment.get("hosts") or [kept.host] for kept, _ in measurements]
-        nones_us = [sample.none_us for _, sample in measurements if sample.none_us is not None]
-        started = sorted(kept.result.started for kept, _ in measurements if kept.result.started)
-        latest, sample = measurements[-1]
-        found.append(
-            Times(
-                latest=latest,
-                setting=setting,
-                sample=sample,
-                time=_estimate([sample for _, sample in measurements]),
-                none_us=statistics.median(nones_us) if nones_us else None,
-                measurements=len(measurements),
-                first=started[0] if started else None,
-                last=started[-1] if started else None,
-                hosts=tuple(dict.fromkeys(chain(*hosts))),
-                previous=found[-1] if found else None,
-            )
-        )
-    return found
-
-
-def _estimate(samples: Sequence[Sample]) -> Estimate:
-    """Returns the median. Differences between measurements are noise: they would occur between environments too."""
-    totals_us = [sum(timing.median_us for timing in sample.timings) for sample in samples]
-    passes = [pooled_none(timings) for timings in zip(*(sample.timings for sample in samples), strict=True)]
-    between_us = estimate(totals_us).noise_us if len(totals_us) > 1 else 0.0
-    noise_us = math.hypot(between_us, *(one.noise_us for one in passes))
-    return Estimate(statistics.median(totals_us), noise_us, sum(one.repeats for one in passes))
-
-
 def print_history(rows: Sequence[Times], left_out: Mapping[str, int], console: Console) -> None:
     """Prints the history. `rows`: at least one; `left_out`: number of measurements without a time, by reason."""
     shown = rows[:MOST_ROWS]
@@ -293,7 +290,7 @@ def print_history(rows: Sequence[Times], left_out: Mapping[str, int], console: C
     counts = Counter(times.verdict for times in rows)
     verdicts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
     reasons = [f"{count} {reason} left out" for reason, count in sorted(left_out.items())]
-    measurements = counted(sum(times.measurements for times in rows), "measurement")
+    measurements = counted(sum(len(times.measured) for times in rows), "measurement")
     lines = [f"{measurements}: {', '.join([*verdicts, *reasons]) or 'nothing to compare'}"]
     if any(times.previous for times in rows):
         legend = "ratio: time / time in the previous environment, below 1 is faster. none: ratio of the none times."

@@ -78,8 +78,8 @@ def test_measurements_in_one_environment_are_put_together() -> None:
     )
     (series,) = found.series
     before, after = series
-    assert (before.measurements, before.time.time_us) == (4, 99.0)
-    assert (before.first, before.last) == ("2026-11-20T21:00:00+00:00", "2026-11-20T21:07:00+00:00")
+    assert (len(before.measured), before.time.time_us) == (4, 99.0)
+    assert (before.started[0], before.started[-1]) == ("2026-11-20T21:00:00+00:00", "2026-11-20T21:07:00+00:00")
     # What they differ by from each other is noise, of which four measurements say little.
     assert before.time.noise_us == pytest.approx(estimate([98.0, 100.0, 103.0, 90.0]).noise_us)
     assert after.time.noise_us == 0
