@@ -21,12 +21,21 @@ ABOUT_MISSING, ABOUT_TEXT = ("isna", "notna"), ("contains", "startswith", "endsw
 METHODS = ".isna() .notna() .str.startswith('x') .str.endswith('x') .str.contains('x')"
 # No powers: those of constants may take forever.
 ARITHMETIC: Mapping[type[ast.AST], Callable[..., Any]] = {
-    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
-    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg},
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
 }
 COMPARISONS: Mapping[type[ast.AST], Callable[..., Any]] = {
-    **{ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le},
-    **{ast.Gt: operator.gt, ast.GtE: operator.ge},
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
 }
 _TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`(?P<quoted>[^`]*)`""")
 

@@ -169,7 +169,7 @@ def read_trace(
         raise UserError(" ".join(problems) or NOTHING_GIVEN)
     _warn([*problems, *(warning for file in good for warning in file.warnings)])
     table = PHASES if by == "phase" else PARTS
-    written = of_medians(table) if median else table
+    written = table_of_medians(table) if median else table
     return to_frame(written.records(trace_rows(good, by, medians=median)), written.types)
 
 
@@ -295,7 +295,7 @@ def read_runs_of_nodes(paths: Sequence[Path], ranks_per_node: int | None) -> tup
     return runs, [*problems, *(file.problem for run in runs for file in run.files if file.problem)], unknown
 
 
-def of_medians(table: Table[Row]) -> Table[Row]:
+def table_of_medians(table: Table[Row]) -> Table[Row]:
     """Returns the table of medians: the number of iterations replaces iteration, and startup_iterations replaces
     startup."""
     return replace(table, columns=tuple(OF_MEDIANS.get(column.name, column) for column in table.columns))

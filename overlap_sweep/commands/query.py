@@ -159,7 +159,7 @@ def _with_added(frame: pd.DataFrame, rows: Rows | None, directory: Path | None =
     if not rows.points:
         names = ", ".join(ADDED_TYPES)
         raise UserError(f"{directory} has no traces, from which {names} are found; give the directory of the sweep.")
-    values = to_frame(causes.of_points([rows.points[place] for place in frame.index]), ADDED_TYPES)
+    values = to_frame(causes.cause_rows([rows.points[place] for place in frame.index]), ADDED_TYPES)
     return frame.assign(**values.set_index(frame.index))
 
 

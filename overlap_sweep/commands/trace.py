@@ -106,7 +106,7 @@ def trace(
         return frames.trace_rows(good, by.value, wanted, top, medians=medians)
 
     table = {Grouping.phase: frames.PHASES, Grouping.rank: frames.RANKS}.get(by, frames.PARTS)
-    written = frames.of_medians(table) if medians and by is not Grouping.rank else table
+    written = frames.table_of_medians(table) if medians and by is not Grouping.rank else table
     frame = to_frame(written.records(rows_of(table, medians)), written.types)
     if good and not several and by is Grouping.rank:
         problems.append("--by rank: no run has traces of two ranks; give those of all its ranks, or use --by phase.")
@@ -117,7 +117,7 @@ def trace(
         if by is Grouping.phase and not medians:
             _print("", table, rows_of(table, medians=False), console)
         if by is not Grouping.rank:
-            _print("medians", frames.of_medians(table), rows_of(table, medians=True), console)
+            _print("medians", frames.table_of_medians(table), rows_of(table, medians=True), console)
         if by in WITHOUT_PARTS:
             _print("medians", frames.RANKS, rows_of(frames.RANKS, medians=True), console)
 

@@ -136,7 +136,7 @@ class History:
         return [times for series in self.series for times in series]
 
 
-def _of_point(name: str, value: Callable[[Mapping[str, Any]], Any]) -> Column[Times]:
+def _point_column(name: str, value: Callable[[Mapping[str, Any]], Any]) -> Column[Times]:
     return Column(name, lambda times: value(times.point), kind="text", header=name, differing=True)
 
 
@@ -149,9 +149,9 @@ ROWS: Table[Times] = Table(
     "one row per point and environment",
     (
         attribute("point", "Short key of the point: different for every configuration and setting.", "text", "key"),
-        _of_point("model", lambda point: point["model"]["name"]),
-        _of_point("backend", itemgetter("backend")),
-        _of_point("precision", itemgetter("precision")),
+        _point_column("model", lambda point: point["model"]["name"]),
+        _point_column("backend", itemgetter("backend")),
+        _point_column("precision", itemgetter("precision")),
         attribute("tokens", read="sample.tokens", kind="count", header="tokens", differing=True),
         Column("tp_size", lambda times: times.point["tp_size"], kind="count", header="TP"),
         Column(

@@ -56,7 +56,7 @@ class Side:
     @property
     def is_users_program(self) -> bool:
         """Returns whether the traces are of a user's program, whose steps are not ours."""
-        return bool(self.point.result and self.point.result.measured and self.point.result.measured.of_users_program)
+        return bool(self.point.result and self.point.result.measured and self.point.result.measured.is_users_program)
 
     @property
     def host_was_ahead(self) -> bool:
@@ -209,7 +209,7 @@ OF_POINT: Table[Row] = Table(
 """Columns that a query can add to any table of points. They are in none, as reports would diagnose every point."""
 
 
-def of_points(rows: Sequence[PointRow]) -> list[Row]:
+def cause_rows(rows: Sequence[PointRow]) -> list[Row]:
     """Returns the columns of OF_POINT and NODE_TIMES for each row, empty without traces. host_bound only counts if the
     host was late without the profiler, too."""
     keys = [(row.point.directory, row.variant, row.pass_name) for row in rows]

@@ -55,7 +55,7 @@ def _contents(analysis: Analysis, *, in_place: bool) -> Iterator[tuple[str, byte
         table = section.points.table
         yield from table_files(table.name, to_frame(section.records, table.types)).items()
         for file in section.files:
-            if in_place and file.of_run:
+            if in_place and file.by_launch:
                 continue
             yield (file.directory.relative_to(analysis.sources.reading.root) / file.name).as_posix(), file.content()
 

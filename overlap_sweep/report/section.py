@@ -132,7 +132,7 @@ class File:
     content: Callable[[], bytes]
     kind: str = ""
     """Common name of files that are not listed one by one, such as `results_*.json`; empty: listed."""
-    of_run: bool = False
+    by_launch: bool = False
     """Whether launching writes it into the run directory, which analysis does not change."""
 
 

@@ -334,13 +334,13 @@ def through(column: Column[R], get: Callable[[S], R | None], **changes: Any) -> 
     )
 
 
-def of_measured(column: Column[R]) -> Column[PointRow[R]]:
+def measured_column(column: Column[R]) -> Column[PointRow[R]]:
     """Returns the column for points; empty for points without measurements."""
     return through(column, lambda row: row.measured)
 
 
 def points_table(
-    name: str, rows: str, of_point: Iterable[Column[PointRow[R]]], measured: Iterable[Column[R]]
+    name: str, rows: str, point_columns: Iterable[Column[PointRow[R]]], measured: Iterable[Column[R]]
 ) -> Table[PointRow[R]]:
     """Returns the table of all points of a workload: columns of the point, then of its measurements."""
-    return Table(name, rows, (*of_point, *ORIGIN, *map(of_measured, measured)))
+    return Table(name, rows, (*point_columns, *ORIGIN, *map(measured_column, measured)))

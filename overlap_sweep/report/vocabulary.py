@@ -11,9 +11,7 @@ _POINTS = {
     "status": "ok, failed, timeout, skipped (cannot run here) or missing (no result was written).",
     "error": "Why the point has no result; empty if it is ok.",
     "launch_bound": "Whether the CPU enqueued work slower than the GPU ran it; if so, times say nothing about the GPU.",
-    "chosen": "Whether the analysis recommends this setting among those compared.",
     "reason": "Why this setting was chosen.",
-    "proven": "Whether measuring the choice again, as it will be used, confirmed it.",
     "relative_error": "Largest difference of any tensor from the reference result / its largest magnitude.",
     "repeats": "Number of timed repeats; time_us is their median.",
     "measurements": "Number of points (or of measurements in a store) in the row.",
@@ -55,7 +53,6 @@ _CONFIGURATION = {
     "implementation": "Name of the backend's implementation of this kernel.",
     "impl": "Training stack: autotp, fsdp_dtensor, async_tp or megatron.",
     "batch_size": "Sequences or samples of one micro batch on one data-parallel rank.",
-    "gradient_accumulation": "Micro batches of one optimizer step.",
     "gradient_accumulation_steps": "Micro batches of one optimizer step.",
     "seq_length": "Tokens of one sequence.",
     "kind": "Part of the transformer that was measured, such as transformer_layer.",
@@ -174,21 +171,25 @@ _PREFIXES = {
     "fwd_": "Forward pass, from the trace: {}",
     "bwd_": "Backward pass, from the trace: {}",
 }
-UNITS = {
-    **{"_us": "us", "us_per_sample": "us", "_gb": "GB", "_mb": "MiB", "fraction": "fraction", "mfu": "fraction"},
-    **{"ratio": "ratio", "ratio_low": "ratio", "ratio_high": "ratio", "ratio_noise": "ratio", "speedup": "ratio"},
-    "slowdown": "ratio",
-    **{"hidden_noise": "fraction", "_error": "fraction", "_bound": "fraction", "gain": "fraction", "cost": "fraction"},
-    **{"hidden": "fraction", "share": "fraction", "calls": "count"},
-    **{"loss_difference": "fraction", "loss": "nats", "tokens_per_s_per_gpu": "1/s", "samples_per_s": "1/s"},
-    **{"tokens_per_s": "1/s", "units_per_s": "1/s", "num_events": "count"},
-    **{"samples_per_step": "count", "tokens_per_step": "count", "gain_noise": "fraction"},
-    **{"tflops": "TFLOP/s", "tflops_per_gpu": "TFLOP/s", "tflops_alone": "TFLOP/s", "tflops_overlapped": "TFLOP/s"},
-    **{"_gb_s": "GB/s", "gb_per_s": "GB/s", "gb_per_s_alone": "GB/s", "gb_per_s_overlapped": "GB/s"},
-    **{"_ms": "ms", "_mhz": "MHz", "power_w": "W", "temperature_c": "\N{DEGREE SIGN}C"},
-    **{"learning_rate": "dimensionless", "grad_norm": "dimensionless"},
-    **dict.fromkeys(("value", "difference", "noise"), "the quantity's"),
+_ENDS = {
+    "us": "_us us_per_sample",
+    "ms": "_ms",
+    "GB": "_gb",
+    "MiB": "_mb",
+    "fraction": "fraction mfu hidden_noise gain_noise _error _bound gain cost hidden share loss_difference",
+    "ratio": "ratio ratio_low ratio_high ratio_noise speedup slowdown",
+    "nats": "loss",
+    "1/s": "tokens_per_s_per_gpu samples_per_s tokens_per_s units_per_s",
+    "count": "calls num_events samples_per_step tokens_per_step",
+    "TFLOP/s": "tflops tflops_per_gpu tflops_alone tflops_overlapped",
+    "GB/s": "_gb_s gb_per_s gb_per_s_alone gb_per_s_overlapped",
+    "MHz": "_mhz",
+    "W": "power_w",
+    "\N{DEGREE SIGN}C": "temperature_c",
+    "dimensionless": "learning_rate grad_norm",
+    "the quantity's": "value difference noise",
 }
+UNITS = {end: unit for unit, ends in _ENDS.items() for end in ends.split()}
 """Units by the end of a column's name."""
 
 

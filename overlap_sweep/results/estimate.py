@@ -89,7 +89,7 @@ class RunNoise:
         freedom = sum(noise.freedom for noise in {one.between, other.between} if noise)
         return self.expected is not None or (min(one.runs, other.runs) >= LEAST_RUNS and freedom >= LEAST_FREEDOM)
 
-    def of_runs(self, time: Estimate, runs_us: Sequence[float]) -> Estimate:
+    def over_runs(self, time: Estimate, runs_us: Sequence[float]) -> Estimate:
         """Returns the mean of the runs' times, with the noise between them: Student's interval over the runs, or a
         wider one, from the noise within them and what is expected. NaN if it is unknown.
 
@@ -99,7 +99,7 @@ class RunNoise:
         count, mean_us = len(runs_us), statistics.fmean(runs_us)
         known = []
         if self.freedom:
-            share, freedom = self._of_setting(runs_us)
+            share, freedom = self._setting_noise(runs_us)
             known.append((mean_us * share / math.sqrt(count), freedom))
         if self.expected:
             weight = self.expected.freedom
@@ -112,7 +112,7 @@ class RunNoise:
         noise_us, freedom = max(widths, default=(math.nan, 1.0))
         return Estimate(mean_us, noise_us, time.repeats, freedom, count, self)
 
-    def _of_setting(self, runs_us: Sequence[float]) -> tuple[float, float]:
+    def _setting_noise(self, runs_us: Sequence[float]) -> tuple[float, float]:
         """Returns the standard deviation of these runs as a share, and its degrees of freedom: that of all settings, or
         more if they differ by more than those of others; then the variances are averaged."""
         if len(runs_us) == 1:

@@ -93,10 +93,8 @@ RECORDED_VARIABLES = (
     "OMP_NUM_THREADS",
     "CUDNN_HOME",
 )
-RECORDED_PREFIXES = (
-    *("NVTE_", "UB_", "NCCL_", "RCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "FLUX_"),
-    *("FI_", "OFI_", "UCX_", "GLOO_"),
-)
+_PREFIXES = "NVTE_ UB_ NCCL_ RCCL_ TORCH_NCCL_ TORCH_SYMM_MEM_ NVSHMEM_ FLUX_ FI_ OFI_ UCX_ GLOO_"
+RECORDED_PREFIXES = tuple(_PREFIXES.split())
 """Prefixes of the libraries' own variables, and of those that carry their messages between nodes."""
 
 _SWITCHES = re.compile(rf"(?!UB_TIMEOUT$)({'|'.join(RECORDED_PREFIXES)}|CUDA_DEVICE_MAX_)(?!.*DEBUG|.*LOG_LEVEL)")

@@ -89,7 +89,7 @@ class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
     """The measurements of a point. Every workload has its own type, `MEASURED` of its module `result`, whose tag is the
     workload's name and whose `__post_init__` raises ValueError for impossible values."""
 
-    of_users_program: ClassVar[bool] = False
+    is_users_program: ClassVar[bool] = False
     """Whether the steps are those of a user's program: its host may be late, and waits for the device are its own."""
 
     def check(self, result: Result) -> None:

@@ -13,9 +13,8 @@ from overlap_sweep.trace.files import TraceFile, read_trace_files
 
 PASSES = ("fwd", "bwd")
 
-QUANTITIES = (
-    *("gemm_us", "comm_us", "overlap_us", "overlap_ratio", "span_us", "exposed_comm_us", "wait_us", "idle_us"),
-)
+_QUANTITIES = "gemm_us comm_us overlap_us overlap_ratio span_us exposed_comm_us wait_us idle_us"
+QUANTITIES = tuple(_QUANTITIES.split())
 """Quantities of a trace row; their columns begin with `fwd_` or `bwd_`."""
 
 WHOLE_COLUMNS = ("total_span_us", "total_overlap_ratio", "num_gemm_events", "num_comm_events")

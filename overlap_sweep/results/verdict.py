@@ -116,7 +116,7 @@ def times_of_steps(
     runs_us = [[estimate(samples).time_us for samples in runs] for runs in settings_us]
     between = noises_of_steps(zip(runs_us, limited, strict=True), device_kind)
     settings = zip(settings_us, runs_us, limited, strict=True)
-    return [between[bound].of_runs(estimate(*samples), own_us) for samples, own_us, bound in settings]
+    return [between[bound].over_runs(estimate(*samples), own_us) for samples, own_us, bound in settings]
 
 
 def pairs_among(settings: Sequence[object]) -> int:

@@ -73,7 +73,7 @@ TABLES: dict[str, Sequence[str]] = {
     f"diagnose {FSDP2} --by group": list(diagnosis.GROUPS.types),
     f"diagnose {FSDP2} --by step": list(diagnosis.STEPS.types),
 }
-UNTOLD = {"measurements", "reference_measurements", "iterations"}
+NOT_LISTED = {"measurements", "reference_measurements", "iterations"}
 """Columns that no list of a help names."""
 
 
@@ -121,7 +121,7 @@ def test_help_names_every_column(command: str) -> None:
     asked = (command, "query") if command == "report" else (command,)
     words = {word for one in asked for word in analyze(one, "--help").stdout.split()}
     columns = {column for line, named in TABLES.items() if line.startswith(f"{command} ") for column in named}
-    assert columns - words <= UNTOLD
+    assert columns - words <= NOT_LISTED
     assert command != "compare" or words >= QUANTITIES.keys()
 
 
@@ -169,10 +169,10 @@ def test_terminals_of_any_width_show_everything(
     text = shown(columns, *words, *output).partition("\nWritten to")[0]
     assert max(map(len, text.splitlines())) <= columns
     assert "…" not in text
-    told, whole = " ".join(text.split()), "".join(text.split())
+    spaced, whole = " ".join(text.split()), "".join(text.split())
     for expected in COMMANDS[command]:
         # Wrapped where it must be, but whole.
-        assert expected in told or expected.replace(" ", "") in whole, expected
+        assert expected in spaced or expected.replace(" ", "") in whole, expected
 
 
 def test_a_real_terminal_shows_as_much(made: Made) -> None:

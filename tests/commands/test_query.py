@@ -12,7 +12,7 @@ import pytest
 from overlap_sweep.commands.compare import label_and_path
 from overlap_sweep.commands.output import FAILED_IF
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.causes import of_points
+from overlap_sweep.report.causes import cause_rows
 from overlap_sweep.report.table import PointRow, Row, to_frame
 from tests.analyze import analyze, rows
 from tests.golden.archives import unpack
@@ -187,9 +187,9 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def noted(rows: list[PointRow[Any]]) -> list[Row]:
         points.extend(row.point.name for row in rows)
-        return of_points(rows)
+        return cause_rows(rows)
 
-    monkeypatch.setattr("overlap_sweep.report.causes.of_points", noted)
+    monkeypatch.setattr("overlap_sweep.report.causes.cause_rows", noted)
     return points
 
 

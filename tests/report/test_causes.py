@@ -13,13 +13,13 @@ import pytest
 from overlap_sweep.diagnosis import END_OF_STEP, Finding, runs
 from overlap_sweep.report.causes import (
     Side,
+    cause_rows,
     diagnosed,
     exhibit,
     exhibit_of_several,
     findings_of,
     first_traced,
     in_a_sentence,
-    of_points,
 )
 from overlap_sweep.report.page import page_files
 from overlap_sweep.report.section import Exhibit
@@ -135,7 +135,7 @@ def test_what_only_the_profiler_delays_is_said_so(recorded: dict[str, list[Point
     assert "host_bound" in in_a_sentence(late)
     rows: list[PointRow[Any]] = [PointRow(one.point, training.directory, None) for one in (ahead, late)]
     # They are the same directory, so only one at a time.
-    assert [of_points([row])[0]["cause"] for row in rows] == ["straggler", "host_bound"]
+    assert [cause_rows([row])[0]["cause"] for row in rows] == ["straggler", "host_bound"]
 
 
 def test_a_pass_has_its_own_causes_and_those_of_no_pass(recorded: dict[str, list[Point]]) -> None:
@@ -218,7 +218,7 @@ def test_rows_of_one_trace_are_diagnosed_once(recorded: dict[str, list[Point]], 
         *(PointRow(layer, layer.directory, None, part, "none") for part in ("a", "b")),
         PointRow(gone, layer.directory, None, variant="none"),
     ]
-    first, second, without = of_points(rows)
+    first, second, without = cause_rows(rows)
     assert first == second
     assert first["cause"] == "contention"
     assert 0 < first["cause_share"] < 1
@@ -238,7 +238,7 @@ def test_many_points_are_diagnosed_some_at_a_time(
 
     monkeypatch.setattr("overlap_sweep.report.causes.AT_ONCE", 3)
     monkeypatch.setattr("overlap_sweep.report.causes.diagnosed", counted)
-    of_points([PointRow(point, point.directory, None) for point in recorded["operators"]])
+    cause_rows([PointRow(point, point.directory, None) for point in recorded["operators"]])
     assert counts == [3, 2]
 
 
@@ -248,7 +248,7 @@ def test_traces_in_which_no_cause_is_listed_have_the_cause_none(
     nothing: list[Finding] = []
     monkeypatch.setattr("overlap_sweep.report.causes.findings_of", lambda side, run: nothing)
     point = recorded["operators"][0]
-    (row,) = of_points([PointRow(point, point.directory, None)])
+    (row,) = cause_rows([PointRow(point, point.directory, None)])
     assert row["cause"] == "none"
     assert row["cause_share"] is None
 

@@ -138,7 +138,7 @@ def test_of_many_settings_the_fastest_are_printed(tmp_path: Path, no_page: None)
     for ahead in range(MOST_ROWS + 6):
         make_point("fsdp", tmp_path, resolved("fsdp", **{"fsdp.forward_prefetch": ahead}), step_us=1500.0 - 10 * ahead)
     printed = analyze(tmp_path).stdout
-    # The simplest, which gains are told against, is the slowest.
+    # The simplest, which is the reference, is the slowest.
     assert "\ndefaults" in printed
     assert "... and 5 more" in printed
     assert "and 5 more" not in (tmp_path / "summary.txt").read_text()

@@ -71,31 +71,31 @@ def test_correlation_is_from_none_to_nine_tenths(samples: list[float], expected:
     assert correlation(samples) == expected
 
 
-def of_runs(noise: RunNoise, *runs_us: float) -> Estimate:
-    return noise.of_runs(Estimate(math.nan, 0.1, 8, 7.0), runs_us)
+def over_runs(noise: RunNoise, *runs_us: float) -> Estimate:
+    return noise.over_runs(Estimate(math.nan, 0.1, 8, 7.0), runs_us)
 
 
 def test_runs_are_compared_by_students_interval_over_the_runs_of_all_settings() -> None:
     noise = RunNoise(share=0.01, freedom=4)
-    one, other = of_runs(noise, 100.0, 101.0, 99.0), of_runs(noise, 90.0, 90.9, 89.1)
+    one, other = over_runs(noise, 100.0, 101.0, 99.0), over_runs(noise, 90.0, 90.9, 89.1)
     assert (one.time_us, one.runs, one.freedom) == (100.0, 3, 4)
     assert one.noise_us == pytest.approx(2.776 * 1.0 / 3**0.5, rel=0.01)
     # Both have the same four degrees of freedom; runs of another sweep have their own.
     assert gap_noise_us(one, other) == pytest.approx(2.776 * (1.0 + 0.81) ** 0.5 / 3**0.5, rel=0.01)
-    elsewhere = of_runs(RunNoise(share=0.011, freedom=4), 90.0, 90.9, 89.1)
+    elsewhere = over_runs(RunNoise(share=0.011, freedom=4), 90.0, 90.9, 89.1)
     assert gap_noise_us(one, elsewhere) < gap_noise_us(one, other)
 
 
 def test_a_setting_whose_runs_differ_by_more_than_others_has_more_noise() -> None:
     noise = RunNoise(share=0.01, freedom=10)
-    calm, uneven = of_runs(noise, 100.0, 100.1, 99.9), of_runs(noise, 100.0, 110.0, 90.0)
+    calm, uneven = over_runs(noise, 100.0, 100.1, 99.9), over_runs(noise, 100.0, 110.0, 90.0)
     assert (calm.freedom, uneven.freedom) == (10, 4)
     assert uneven.noise_us > 5 * calm.noise_us
 
 
 def test_steps_that_vary_within_runs_make_no_narrow_interval_of_runs_that_agree() -> None:
     steps = Estimate(100.0, 7.0, 8, 7.0)
-    assert RunNoise(share=1e-4, freedom=4).of_runs(steps, [100.0] * 3).noise_us == 7.0
+    assert RunNoise(share=1e-4, freedom=4).over_runs(steps, [100.0] * 3).noise_us == 7.0
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_steps_that_vary_within_runs_make_no_narrow_interval_of_runs_that_agree(
     ],
 )
 def test_too_few_runs_tell_nothing_unless_what_they_differ_by_is_known(noise: RunNoise, runs: int, known: bool) -> None:
-    one, other = (of_runs(noise, *[time_us] * runs) for time_us in (100.0, 50.0))
+    one, other = (over_runs(noise, *[time_us] * runs) for time_us in (100.0, 50.0))
     assert one.differs_from(other) == known
     assert math.isnan(gap_noise_us(one, other)) != known
 

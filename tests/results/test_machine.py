@@ -64,7 +64,7 @@ def asked_again() -> Iterator[None]:
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, query: str, topology: str) -> dict[str, Any]:
-    """What is told of a machine whose nvidia-smi answers this."""
+    """What is recorded of a machine whose nvidia-smi answers this."""
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 0, topology if "topo" in command else query)

@@ -247,9 +247,9 @@ def _page(analysis: Analysis, sections: Sequence[ShownSection], other_files: Seq
         problems=analysis.problems,
         other_files=other_files,
         style=style_sheet() + f":root {{ --font: {FONT}; }}\n" + (here / "page.css").read_text(),
-        tables_style=_of_itables("dt_bundle.css"),
+        tables_style=_itables_file("dt_bundle.css"),
         config=script_safe(json.dumps(chart_config())),
-        tables_script=_in_script(_of_itables("dt_bundle.js")),
+        tables_script=_in_script(_itables_file("dt_bundle.js")),
         scripts=scripts,
         policy=_policy(scripts),
         left_out=left_out(),
@@ -298,7 +298,7 @@ def _policy(scripts: Sequence[str]) -> str:
     )
 
 
-def _of_itables(name: str) -> str:
+def _itables_file(name: str) -> str:
     """Returns a file of DataTables from itables: a style sheet, or a module that exports DataTables."""
     # Importing the package would import pandas.
     spec = find_spec("itables")

@@ -299,7 +299,7 @@ def _pooled(steps: Sequence[dict[str, Timing]], floors: Sequence[Timing], betwee
         step, none, floor = (pooled_none([one[name] for one in steps]) for name in VARIANTS)
     level_us = floor.time_us if floors else 1.0
     runs_us = [level_us * _time(one, over_floor=bool(floors)) for one in steps]
-    return StepTimes(between.of_runs(step, runs_us), none, floor, hidden(*steps), relative=bool(floors))
+    return StepTimes(between.over_runs(step, runs_us), none, floor, hidden(*steps), relative=bool(floors))
 
 
 def _step(point: Point) -> dict[str, Timing]:

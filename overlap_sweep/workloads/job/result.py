@@ -47,7 +47,7 @@ class FoundCause(msgspec.Struct, kw_only=True):
 class JobRun(Measured, kw_only=True, tag="job"):
     """The timed steps of a command."""
 
-    of_users_program = True
+    is_users_program = True
 
     step: Timing
     """Times of the steps, of the slowest rank; with a rate as metric and no amount of work, those per unit."""

@@ -180,7 +180,7 @@ def times_of(settings: Sequence[Sequence[Point]]) -> list[JobTimes]:
     means_us = [_means_us(points) for points in settings]
     between = verdict.noise_of_runs(means_us)
     return [
-        JobTimes(between.of_runs(pooled(points), means), statistics.stdev(means) if len(means) > 1 else None)
+        JobTimes(between.over_runs(pooled(points), means), statistics.stdev(means) if len(means) > 1 else None)
         for points, means in zip(settings, means_us, strict=True)
     ]
 

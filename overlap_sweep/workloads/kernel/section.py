@@ -31,7 +31,7 @@ from overlap_sweep.report.table import (
     Table,
     asked,
     attribute,
-    of_measured,
+    measured_column,
     points_table,
     through,
 )
@@ -134,7 +134,7 @@ TABLE = points_table(
         asked("tp_size", kind="count", header="TP", differing=True),
         NODES,
         *(replace(PRECISION, differing=True, dropped=1), DEVICE, replace(BACKEND, queried=True)),
-        *(of_measured(IMPLEMENTATION), STATUS, ERROR),
+        *(measured_column(IMPLEMENTATION), STATUS, ERROR),
     ),
     (*TIMES, *FLAGS),
 )

@@ -218,7 +218,7 @@ class TpTrainingStudy(Study[TpTrainingCase, TpTrainingRow]):
                 name=f"results_{row.config.impl}_tp{row.config.tp_size}_dp{row.config.dp_size}.json",
                 kind="results_*.json",
                 content=partial(results_json, row, RESULTS),
-                of_run=True,
+                by_launch=True,
             )
             for row in sorted(measured, key=attrgetter("time_us"))
         ]

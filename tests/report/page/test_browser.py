@@ -333,9 +333,9 @@ def test_rows_are_saved_as_csv(visit: Visit) -> None:
 
 def test_a_tooltip_has_the_numbers(visit: Visit) -> None:
     visit.page.locator(BAR).first.hover()
-    told = visit.page.locator("#vg-tooltip-element.visible")
-    told.wait_for()
-    assert "floor" in told.inner_text()
+    tooltip = visit.page.locator("#vg-tooltip-element.visible")
+    tooltip.wait_for()
+    assert "floor" in tooltip.inner_text()
 
 
 @pytest.mark.parametrize(("name", "width", "headers"), [("visit", 1280, 7), ("narrow", 400, 3)])
