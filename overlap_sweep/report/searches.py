@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.program import launch_program
 from overlap_sweep.report.numbers import as_duration, as_us
-from overlap_sweep.results.gain import Gain, gain_over, nothing_beat
+from overlap_sweep.results.gain import NO_GAIN, Gain, gain_over, nothing_beat
 from overlap_sweep.results.records import (
     EQUIVALENT,
-    Contribution,
     Finalist,
     KnobFinal,
     KnobRecord,
@@ -101,41 +100,44 @@ def _command(overrides: Iterable[str], changed: Mapping[str, str]) -> str:
 
 
 def _final_lines(final: KnobFinal) -> Iterator[str]:
-    if not final.finalists:
-        yield f"Side by side: {'not compared' if final.stopped else 'nothing to compare'}"
-    else:
-        yield f"Side by side, {final.rounds} rounds: {_final_headline(final.finalists)}"
-        first = final.finalists[0]
-        rows = [("search", "changed", "time us", "noise us", "")]
+    if final.finalists:
+        best: dict[str, Finalist] = {}
         for one in final.finalists:
-            changed = " ".join(f"{key}={value}" for key, value in one.changed.items()) or "the baseline"
-            over = f"{one.time_us / first.time_us - 1:+.1%}"
-            note = "deviates" if one.deviation else one.place or over
-            rows.append((one.label, changed, as_us(one.time_us), as_us(one.noise_us), note))
+            if one.place:
+                best.setdefault(one.label, one)
+        yield f"Side by side, {final.rounds} rounds: {_final_headline(final.finalists, best)}"
+        rows = [("search", "changed", "time us", "noise us", ""), *_final_rows(final.finalists)]
         yield from (f"  {line}" for line in _aligned(rows, texts=2))
         if final.work_of:
             yield f"  Times are for the work of one step of {final.work_of}."
-        best = {one.label: one for one in reversed(final.finalists) if one.place}
-        yield from (f"  {_command(one.overrides, one.changed)}" for one in final.finalists if one in best.values())
+        yield from (f"  {_command(one.overrides, one.changed)}" for one in best.values())
         yield from (f"  {one.label} deviates: {one.deviation}" for one in final.finalists if one.deviation)
+    else:
+        yield f"Side by side: {'not compared' if final.stopped else 'nothing to compare'}"
     yield from (f"  Not compared: {label}: {reason}" for label, reason in final.left_out.items())
     if final.stopped:
         yield f"  Stopped early: {final.stopped}."
 
 
-def _final_headline(finalists: Sequence[Finalist]) -> str:
-    best = [one for one in finalists if one.place]
+def _final_headline(finalists: Sequence[Finalist], best: Mapping[str, Finalist]) -> str:
+    """Returns which search has the fastest setting, and its gain over the next one if that is sure. `best`: the fastest
+    setting and those that tie with it, one of each search, by its label."""
     if not best:
         return "no winner, since all deviate"
-    labels = list(dict.fromkeys(one.label for one in best))
-    if len(labels) > 1:
-        return f"a tie of {', '.join(labels)}"
-    sound = [one for one in finalists if not one.deviation]
-    others = [one for one in sound if one.label != labels[0]]
-    if not others:
-        return f"{labels[0]} is the fastest"
-    gain = gain_over(others[0].time, best[0].time, pairs_among(sound))
-    return f"{labels[0]} is the fastest{f', {gain.in_words(others[0].label)}' if gain.faster else ''}"
+    if len(best) > 1:
+        return f"a tie of {', '.join(best)}"
+    ((label, fastest),) = best.items()
+    comparable = [one for one in finalists if not one.deviation]
+    second = next((one for one in comparable if one.label != label), None)
+    gain = gain_over(second.time, fastest.time, pairs_among(comparable)) if second else NO_GAIN
+    return f"{label} is the fastest{f', {gain.in_words(second.label)}' if second and gain.faster else ''}"
+
+
+def _final_rows(finalists: Sequence[Finalist]) -> Iterator[tuple[str, ...]]:
+    for one in finalists:
+        changed = " ".join(f"{key}={value}" for key, value in one.changed.items()) or "the baseline"
+        note = one.place or f"{one.time_us / finalists[0].time_us - 1:+.1%}"
+        yield one.label, changed, as_us(one.time_us), as_us(one.noise_us), "deviates" if one.deviation else note
 
 
 def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
@@ -145,7 +147,11 @@ def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
     if search.time_us is not None:
         if search.best:
             yield f"  {pasted(search)}"
-        yield from (f"  {line}" for line in _contribution_lines(search.contributions))
+        if search.contributions:
+            rows = [("knob", "baseline", "best", "gain alone", "gain in the best setting")]
+            for one in search.contributions:
+                rows.append((one.key, one.baseline, one.value, _gain_share(one.alone), _gain_share(one.taken_away)))
+            yield from (f"  {line}" for line in _aligned(rows, texts=3))
         yield f"  {search.settings} of {search.grid} settings measured, in {search.points} points"
         if search.stopped:
             yield f"  Stopped early: {search.stopped}. Settings that were not measured may be faster."
@@ -170,13 +176,6 @@ def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
     if search.tried and search.never_tried:
         values = (f"{key}={','.join(missing)}" for key, missing in search.never_tried.items())
         yield f"  Never tried: {' '.join(values)}"
-
-
-def _contribution_lines(contributions: Collection[Contribution]) -> Iterator[str]:
-    rows = [("knob", "baseline", "best", "gain alone", "gain in the best setting")]
-    rows += [(c.key, c.baseline, c.value, _gain_share(c.alone), _gain_share(c.taken_away)) for c in contributions]
-    if contributions:
-        yield from _aligned(rows, texts=3)
 
 
 def _aligned(rows: Sequence[Sequence[str]], texts: int) -> Iterator[str]:
