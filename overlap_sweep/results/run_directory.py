@@ -30,20 +30,15 @@ SETTINGS_FILE = "tp_comm_overlap_cfg.yaml"
 LOG_FILE = "worker.log"
 LOCK_FILE = ".lock"
 """Name of the lock in a sweep's directory; see runtime/lock.py."""
-
 PROFILERS_FOLDERS = (TENSORBOARD_FOLDER, "rocprofv3")
 """Folders that profilers write next to the traces."""
-
 NSYS_REPORT = "nsys"
 """Start of the names of Nsight Systems' reports, which end in the host."""
-
 _METRICS = re.compile(r"rank_(\d+)_metrics\.jsonl")
-
 LONGEST_REASON = 300
 """Longest reason why a file cannot be read, in characters."""
 
 Status = Literal["ok", "failed", "timeout", "skipped"]
-
 
 _Measured = TypeVar("_Measured", bound=Measured)
 _Point = TypeVar("_Point", bound=ResolvedPoint)
@@ -101,7 +96,6 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
 
     @cached_property
     def point(self) -> ResolvedPoint:
-        """Returns the resolved configuration as its workload's dataclass."""
         return msgspec.convert(self.recorded, types_of(self.recorded["workload"]["name"]).resolved)
 
     def point_as(self, kind: type[_Point]) -> _Point:
@@ -190,7 +184,6 @@ def trace_file(rank: int, variant: str = "") -> str:
 
 
 def is_trace_of(variant: str, name: str) -> bool:
-    """Returns whether a file name is that of a trace of the variant."""
     return name.startswith(_trace_start(variant))
 
 
@@ -214,12 +207,9 @@ def copy_trace(source: Path, target: Path) -> None:
     from isal import igzip
 
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-
-    def opened(path: Path, name: str, mode: str) -> Any:
-        return igzip.open(path, mode) if name.endswith(".gz") else path.open(mode)
-
+    read, write = (igzip.open if path.suffix == ".gz" else open for path in (source, target))
     try:
-        with opened(source, source.name, "rb") as content, opened(temporary, target.name, "wb") as copy:
+        with read(source, "rb") as content, write(temporary, "wb") as copy:
             shutil.copyfileobj(content, copy, 1 << 20)
         temporary.replace(target)
     finally:
@@ -236,7 +226,7 @@ def find_metrics(directory: Path) -> dict[int, Path]:
 
 
 def settings_file(variant: str = "") -> str:
-    """Returns the name of the file with the backend's settings; layers have one per variant."""
+    """Returns the name of the file with the backend's settings. Layers have one per variant."""
     return SETTINGS_FILE.replace(".yaml", f"_{_word(variant)}.yaml") if variant else SETTINGS_FILE
 
 
@@ -312,10 +302,9 @@ def read_result(path: Path) -> Result:
     """Returns the content of a result.json. UserError if it is damaged or of another schema."""
     try:
         text = path.read_bytes()
-    except PermissionError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); make it readable.") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); {MEASURE_AGAIN}.") from None
+        mend = "make it readable" if isinstance(error, PermissionError) else MEASURE_AGAIN
+        raise UserError(f"{path} cannot be read ({error.strerror}); {mend}.") from None
     return decoded_result(text, str(path), MEASURE_AGAIN)
 
 

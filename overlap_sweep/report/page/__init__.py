@@ -168,19 +168,17 @@ class Terms:
         if not known:
             return escape(text)
         ordered = sorted(known, key=len, reverse=True)
-        words = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, ordered))})(?![\w-])")
-        return Markup("").join(self._pieces(text, words, known))
-
-    def _pieces(self, text: str, words: re.Pattern[str], known: dict[str, Column]) -> Iterator[Markup]:
+        pieces = re.split(rf"(?<![\w-])({'|'.join(map(re.escape, ordered))})(?![\w-])", text)
         explained: set[str] = set()
-        for i, piece in enumerate(words.split(text)):
-            column = known.get(piece) if i % 2 else None
-            term = self.id_of(column) if column and column.name not in explained else ""
-            if column and term:
+        marked = Markup("")
+        for i, piece in enumerate(pieces):
+            column = known[piece] if i % 2 else None
+            if column and column.name not in explained and (term := self.id_of(column)):
                 explained.add(column.name)
-                yield Markup('<span class="term" tabindex="0" aria-describedby="{}">{}</span>').format(term, piece)
+                marked += Markup('<span class="term" tabindex="0" aria-describedby="{}">{}</span>').format(term, piece)
             else:
-                yield escape(piece)
+                marked += escape(piece)
+        return marked
 
 
 def page_files(
