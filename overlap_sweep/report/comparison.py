@@ -39,7 +39,6 @@ STYLES = {
 """Style of a row by its verdict."""
 FEW_VALUES = 3
 LONGEST_VALUE = 60
-TABLE_FILE = "comparison"
 LONGEST_WORD = 120
 """Most characters of a label in a file's name."""
 
@@ -114,7 +113,7 @@ def write_files(directory: Path, compared: Comparison, frame: pd.DataFrame, plot
     summary = {"headlines": list(compared.headlines), **compared.summary()}
     # NaN and infinities become null.
     contents = {compared.summary_file: msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"}
-    frames = {TABLE_FILE: frame}
+    frames = {"comparison": frame}
     for label, listing in compared.details.items():
         name = _unused(f"{_word(label)}_{listing.table.name}", frames)
         frames[name] = to_frame(listing.records, listing.table.types)

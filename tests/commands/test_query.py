@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from overlap_sweep.commands.compare import label_and_path
-from overlap_sweep.commands.output import FAILED_IF
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.causes import cause_rows
 from overlap_sweep.report.table import PointRow, Row, to_frame
@@ -221,13 +220,6 @@ def test_a_condition_on_causes_needs_all_points_other_conditions_come_first(
     assert len(diagnosed) == 1
 
 
-def test_why_can_be_a_reason_to_fail(training: Path) -> None:
-    failed = analyze("query", training, "--fail-if", 'cause == "straggler" and cause_share > 0.2')
-    assert failed.returncode == FAILED_IF
-    assert "cause straggler" in failed.stderr
-    assert analyze("query", training, "--fail-if", "cause == 'contention'").returncode == 0
-
-
 def test_variants_have_their_own_causes(tmp_path: Path) -> None:
     found = rows("query", unpack("layer", tmp_path), "--layers", "--columns", "variant,cause")
     assert found[0] == {"variant": "none", "cause": "contention"}
@@ -247,9 +239,3 @@ def test_causes_are_not_in_files_that_an_analysis_wrote(training: Path, tmp_path
     analyze("query", tmp_path, "--columns", "cause").assert_error(
         f"{tmp_path} has no traces", "the directory of the sweep"
     )
-
-
-def test_without_traces_there_is_no_cause(made: Made) -> None:
-    found = rows("query", made("training"), "--columns", "cause,cause_share,cause_lost_us,cause_try")
-    assert found
-    assert all(value is None for row in found for value in row.values())

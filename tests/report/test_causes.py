@@ -138,15 +138,6 @@ def test_what_only_the_profiler_delays_is_said_so(recorded: dict[str, list[Point
     assert [cause_rows([row])[0]["cause"] for row in rows] == ["straggler", "host_bound"]
 
 
-def test_a_pass_has_its_own_causes_and_those_of_no_pass(recorded: dict[str, list[Point]]) -> None:
-    point = named(recorded["operators"], "fc2_ring_agg0_sm4")
-    found = {name: Side(point, "none", name) for name in ("fwd", "bwd")}
-    by_pass = {
-        name: {one.pass_ for one in findings_of(side, diagnosed([side])[0])} - {""} for name, side in found.items()
-    }
-    assert by_pass == {"fwd": {"fwd"}, "bwd": {"bwd"}}
-
-
 def test_what_is_said_of_a_finding(recorded: dict[str, list[Point]]) -> None:
     (layer,) = recorded["layer"]
     shown = exhibit({"no overlap": Side(layer, "none"), "best": Side(layer, "ring_exchange"), "gone": None})
