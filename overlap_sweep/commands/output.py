@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from overlap_sweep.commands.expressions import condition
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.numbers import as_us, finite, visible, visible_json
+from overlap_sweep.report.numbers import as_us, visible, visible_json
 from overlap_sweep.report.table import Column, Kind, Row, Table, csv_of, item
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ def print_rows(frame: pd.DataFrame, format: TableFormat, print_table: Callable[[
 
 def as_json(frame: pd.DataFrame) -> str:
     """Returns a JSON list of objects; null for missing values, NaN and infinities."""
-    columns = [[finite(plain(value)) for value in frame[column]] for column in frame.columns]
-    rows = [dict(zip(map(str, frame.columns), cells, strict=True)) for cells in zip(*columns, strict=True)]
+    rows = [{str(name): plain(value) for name, value in row.items()} for row in frame.to_dict("records")]
     return visible_json(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
 
 

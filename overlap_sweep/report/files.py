@@ -10,7 +10,6 @@ import msgspec
 
 from overlap_sweep.errors import UserError, in_words, is_of_users_system
 from overlap_sweep.report.console import SUMMARY_FILE, summary_text
-from overlap_sweep.report.numbers import finite
 from overlap_sweep.report.page import page_files
 from overlap_sweep.report.section import Analysis
 from overlap_sweep.report.table import table_files, to_frame
@@ -61,7 +60,7 @@ def _contents(analysis: Analysis, *, in_place: bool) -> Iterator[tuple[str, byte
 
 
 def _report(analysis: Analysis) -> dict[str, Any]:
-    """Returns the content of tuning_report.json: times in microseconds, None for unknown or undefined values.
+    """Returns the content of tuning_report.json: times in microseconds, NaN, which is written as null, if undefined.
     Measurements have the keys of their section's `report`."""
     reading, config = analysis.sources.reading, analysis.sources.config
     return {
@@ -74,12 +73,5 @@ def _report(analysis: Analysis) -> dict[str, Any]:
         "counts": analysis.counts,
         "problems": analysis.problems,
         "commands": launch_commands(reading.points),
-        **{name: _plain(content) for section in analysis.sections for name, content in section.report.items()},
+        **{name: content for section in analysis.sections for name, content in section.report.items()},
     }
-
-
-def _plain(content: Any) -> Any:
-    """Returns the content with NaN and infinities replaced by None, at any depth."""
-    if isinstance(content, dict):
-        return {name: _plain(value) for name, value in content.items()}
-    return [_plain(value) for value in content] if isinstance(content, list) else finite(content)

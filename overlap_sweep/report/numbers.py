@@ -81,11 +81,6 @@ def visible_json(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
-def finite(value: Any) -> Any:
-    """Returns the value; None for NaN and infinities."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def as_loss(loss: float) -> str:
     """Returns the loss with four significant digits, because it may be close to 0."""
     return f"{loss:.4g}"
