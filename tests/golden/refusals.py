@@ -26,6 +26,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.runtime.resolvers import point_name
 from overlap_sweep.workloads import layer as layer_variants
+from overlap_sweep.workloads.layer import moe
 from tests.composed import TINY_FSDP, TINY_MODEL, TINY_OPTIONS, composed
 from tests.make_point import gpu_point, kernel_point, layer_point, resolved
 
@@ -98,7 +99,7 @@ def said(workload: str, overrides: Sequence[str]) -> str:
     with machine(**given) if given else nullcontext():
         try:
             point = _point(workload, here)
-            reason = workloads.load(workload).refusal(point)
+            reason = workloads.of(point).refusal(point)
         except UserError as error:
             return f"error: {error}"
         return f"refused: {reason}" if reason else f"ok: {_runs(workload, point)}"
@@ -129,6 +130,8 @@ def machine(installed: Sequence[str] = PACKAGES, cuda: int | None = 12) -> Itera
 def _runs(workload: str, point: Point) -> str:
     if workload == "kernel":
         return f"{workloads.of(point).subject(point)} by {point['backend']}'s {' '.join(point['implementations'])}"
+    if workload == "moe":
+        return " ".join(moe.names(point))
     if workload == "layer":
         configs = workloads.load("layer").overlap_configs(point)
         names = [name for name in layer_variants.names(point) if name in ("none", "floor", *configs)]
@@ -188,4 +191,5 @@ ASKED: dict[str, Callable[[], Point]] = {
 COMPOSED = {
     **{"fsdp": TINY_FSDP, "copy_engine": ("workload=copy_engine",), "tp_training": (*TINY_OPTIONS, *TINY_MODEL)},
     "job": ("workload=job", "runtime.device=cpu", "job.command=python t.py"),
+    "moe": ("workload=layer", "layer=moe", "model=qwen3_moe_tiny", "runtime.device=cpu", "workload.tokens=32"),
 }

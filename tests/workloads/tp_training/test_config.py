@@ -14,9 +14,9 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.group_config import GroupConfig
 from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training import hugging_face
-from overlap_sweep.workloads.tp_training.config import OF_DATA_PARALLEL, data_parallel
+from overlap_sweep.workloads.tp_training.config import DATA_PARALLEL_OPTIONS
 from overlap_sweep.workloads.tp_training.language_model import flops_per_token, parameters
-from tests.composed import composed, configuration, tp_point
+from tests.composed import composed, tp_point
 
 
 def test_a_point_says_all_that_is_trained() -> None:
@@ -31,23 +31,43 @@ def test_a_point_says_all_that_is_trained() -> None:
     assert fields["rope_parameters"] == {"rope_type": "default", "rope_theta": 1_000_000.0}
 
 
-def test_all_ranks_are_given_instead_of_the_data_parallel_ones() -> None:
-    assert tp_point("ranks=4", "tp_size=2") == tp_point("tp_size=2", "dp_size=2")
-    with pytest.raises(UserError, match=r"^ranks=4 is not divisible by tp_size=3; give a multiple\.$"):
-        tp_point("ranks=4", "tp_size=3")
-    # An experiment's ranks are no obstacle.
-    assert tp_point("ranks=4", "tp_size=2", "dp_size=1") == tp_point("tp_size=2", "dp_size=1")
+OF = "tp_training."
 
 
-def test_options_of_other_implementations_make_no_other_point() -> None:
-    plain = tp_point("impl=fsdp_dtensor")
-    assert tp_point("impl=fsdp_dtensor", "tp_training.zero_stage=2", "tp_training.tp_comm_overlap=false") == plain
+@pytest.mark.parametrize(
+    ("same", "given"),
+    [
+        # All ranks instead of the data-parallel ones; an experiment's ranks are no obstacle.
+        ("tp_size=2 dp_size=2", "tp_size=2 ranks=4"),
+        ("tp_size=2 dp_size=1", "tp_size=2 dp_size=1 ranks=4"),
+        # Options of other implementations, and nulls, which are the usual.
+        ("impl=fsdp_dtensor", f"impl=fsdp_dtensor {OF}zero_stage=2 {OF}tp_comm_overlap=false"),
+        *(
+            (f"impl={impl}", f"impl={impl} {OF}zero_stage=null {OF}attn_impl=null {OF}tp_comm_overlap=null")
+            for impl in ("autotp", "megatron")
+        ),
+        # What another option switches off.
+        *(
+            (f"dp_size=2 {first}", f"dp_size=2 {first} {second}")
+            for first, second in (
+                (f"impl=autotp {OF}zero_stage=0", f"{OF}overlap_comm=true"),
+                (f"impl=megatron {OF}overlap_grad_reduce=false", f"{OF}ddp_bucket_size=1000"),
+                (f"impl=megatron {OF}use_distributed_optimizer=false", f"{OF}overlap_param_gather=false"),
+                (f"impl=fsdp_dtensor {OF}reshard_after_forward=false", f"{OF}backward_prefetch=2"),
+            )
+        ),
+        # Zero layers are the model's own number.
+        ("", "model.num_layers=0"),
+        ("model=llama3_8b", "model=llama3_8b model.num_layers=0"),
+    ],
+)
+def test_what_changes_nothing_makes_no_other_point(same: str, given: str) -> None:
+    assert tp_point(*same.split()) == tp_point(*given.split())
+
+
+def test_options_of_an_implementation_are_kept() -> None:
     assert tp_point("impl=autotp", "tp_training.zero_stage=2")["tp_training"]["zero_stage"] == 2
     assert tp_point("impl=megatron")["tp_training"]["attn_impl"] is None
-    # Null is the usual.
-    nulls = ("tp_training.zero_stage=null", "tp_training.attn_impl=null", "tp_training.tp_comm_overlap=null")
-    for impl in ("autotp", "megatron"):
-        assert tp_point(f"impl={impl}", *nulls) == tp_point(f"impl={impl}")
 
 
 @pytest.mark.parametrize(
@@ -73,31 +93,10 @@ def test_data_parallelism_is_part_of_a_point_where_it_changes_what_is_run(
     plain, changed = (
         tp_point(f"impl={impl}", "dp_size=2", *more)["tp_training"] for more in ((), (f"tp_training.{given}",))
     )
-    names = {name for names in OF_DATA_PARALLEL.values() for name in names}
-    assert all(plain[name] is None for name in names)
+    assert all(plain[name] is None for name in DATA_PARALLEL_OPTIONS)
     assert {name: value for name, value in changed.items() if value != plain[name]} == kept
     alone = tp_point(f"impl={impl}", f"tp_training.{given}")["tp_training"]
-    assert all(alone[name] is None for name in names)
-
-
-def test_what_another_option_switches_off_changes_nothing() -> None:
-    def same(impl: str, first: str, second: str) -> bool:
-        points = [tp_point(f"impl={impl}", "dp_size=2", *given) for given in ((first,), (first, second))]
-        return points[0] == points[1]
-
-    of = "tp_training."
-    assert same("autotp", f"{of}zero_stage=0", f"{of}overlap_comm=true")
-    assert same("megatron", f"{of}overlap_grad_reduce=false", f"{of}ddp_bucket_size=1000")
-    assert same("megatron", f"{of}use_distributed_optimizer=false", f"{of}overlap_param_gather=false")
-    assert same("fsdp_dtensor", f"{of}reshard_after_forward=false", f"{of}backward_prefetch=2")
-
-
-@pytest.mark.parametrize("name", ["use_distributed_optimizer", "overlap_grad_reduce"])
-def test_megatron_gathers_parameters_ahead_only_of_a_distributed_optimizer_that_overlaps(name: str) -> None:
-    off = ("impl=megatron", "dp_size=2", f"tp_training.{name}=false")
-    assert not data_parallel(tp_point(*off)["tp_training"], "megatron")["overlap_param_gather"]
-    reason = f"tp_training.overlap_param_gather=true requires tp_training.{name}=true; leave one of them out"
-    assert tp_training.refusal(tp_point(*off, "tp_training.overlap_param_gather=true")) == reason
+    assert all(alone[name] is None for name in DATA_PARALLEL_OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -141,17 +140,11 @@ def hf_point(root: Path, *overrides: str, **config: Any) -> dict[str, Any]:
     return tp_point("model=hf", f"model.name={root}", *unset, *overrides)
 
 
-def test_zero_layers_are_the_models_own_number(tmp_path: Path) -> None:
-    for own in ((), ("model=llama3_8b",)):
-        assert tp_point(*own, "model.num_layers=0") == tp_point(*own)
-    assert hf_point(tmp_path, "model.num_layers=0") == hf_point(tmp_path)
-    assert hf_point(tmp_path)["language_model"]["num_hidden_layers"] == 6
-
-
 def test_a_hugging_face_config_is_trained_as_it_is_but_for_what_is_given(tmp_path: Path) -> None:
+    assert hf_point(tmp_path, "model.num_layers=0") == hf_point(tmp_path)
     fields = hf_point(tmp_path)["language_model"]
-    told = {name: fields[name] for name in ("model_type", "num_hidden_layers", "vocab_size", "rms_norm_eps")}
-    assert told == {"model_type": "qwen2", "num_hidden_layers": 6, "vocab_size": 333, "rms_norm_eps": 1e-5}
+    said = {name: fields[name] for name in ("model_type", "num_hidden_layers", "vocab_size", "rms_norm_eps")}
+    assert said == {"model_type": "qwen2", "num_hidden_layers": 6, "vocab_size": 333, "rms_norm_eps": 1e-5}
     assert (fields["rope_parameters"]["rope_theta"], fields["tie_word_embeddings"]) == (12345.0, True)
     given = ("model.num_layers=3", "model.rope_theta=500000", "model.tie_word_embeddings=false")
     fields = hf_point(tmp_path, *given)["language_model"]
@@ -180,7 +173,9 @@ def test_each_layer_has_its_type_whatever_their_number(tmp_path: Path, model_typ
         ({"model_type": "llama", "num_attention_heads": 6}, "not a multiple of the number of attention heads (6)"),
     ],
 )
-def test_a_config_that_cannot_be_trained_is_told_in_one_line(tmp_path: Path, config: dict[str, Any], said: str) -> None:
+def test_a_config_that_cannot_be_trained_is_refused_in_one_line(
+    tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UserError) as error:
         hf_point(tmp_path, **config)
     assert said in str(error.value)
@@ -196,12 +191,3 @@ def test_parameters_and_flops_are_those_that_are_published() -> None:
     without_attention = flops_per_token(fields, 0)
     assert without_attention == 6 * (parameters(fields) - 128256 * 4096)
     assert flops_per_token(fields, 2048) - without_attention == 12 * 32 * 4096 * 2048
-
-
-def test_the_experiment_is_the_references_two_commands_for_all_implementations() -> None:
-    config = configuration("+experiment=tp_training")
-    swept = {"model": "qwen3_32b", "tp_size": "4", "dp_size": "2", "impl": "fsdp_dtensor,autotp,async_tp,megatron"}
-    assert dict(config.hydra.sweeper.params) == swept
-    training = config.tp_training
-    assert (training.batch_size, training.seq_length, training.num_training_steps) == (1, 2048, 100)
-    assert config.workload.name == "tp_training"
