@@ -17,7 +17,7 @@ from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training import fsdp_dtensor, hugging_face, run
 from overlap_sweep.workloads.tp_training.hugging_face import vocab_parallel_cross_entropy
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture, architecture
-from overlap_sweep.workloads.tp_training.run import initial_weights, padded_vocab_size, token_batches
+from overlap_sweep.workloads.tp_training.run import initial_weights, token_batches
 from tests.composed import tp_point
 from tests.workloads.tp_training.stacks import FUSED, config_point, whole_model
 
@@ -110,14 +110,6 @@ def test_the_padding_is_zero_and_changes_nothing_else(monkeypatch: pytest.Monkey
         assert torch.equal(more[:1019], whole)
 
 
-def test_every_rank_has_equally_many_rows() -> None:
-    for tp_size in (1, 2, 3, 8):
-        for vocab_size in (1, 1019, 1024, 151_936):
-            rows = padded_vocab_size(vocab_size, tp_size)
-            assert vocab_size <= rows < vocab_size + 8 * tp_size
-            assert rows % (8 * tp_size) == 0
-
-
 def test_batches_are_of_the_data_parallel_rank() -> None:
     mine, same, other = (token_batches(tp_point(), ALONE, dp_rank) for dp_rank in (0, 0, 1))
     of_other_seed = token_batches(tp_point("tp_training.seed=43"), ALONE, 0)
@@ -197,28 +189,31 @@ def test_megatron_refuses_what_it_would_compute_differently(
 
 
 SETTING = {"method": "ring_exchange"}
-DIVISIBLE = ("model.num_attention_heads=6", "model.num_kv_heads=6", "tp_training.seq_length=48")
-"""By two and three ranks."""
 
 
-def on_gpu(slots: dict[str, Any] | None = None, switches: dict[str, bool] | None = None, **changes: Any) -> str:
-    """Megatron-Core's refusal of what is to be overlapped on a GPU, empty where there is none."""
-    point = tp_point("impl=megatron", *DIVISIBLE)
-    point |= {"runtime": {**point["runtime"], "device": "cuda"}, "precision": "bf16", **changes}
-    if slots is not None:
-        point["overlap_cfg"] = {"slots": slots, "switches": {**SWITCH_DEFAULTS, **(switches or {})}}
-    return tp_training.refusal(point) or ""
-
-
-def test_megatron_refuses_overlap_that_userbuffers_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("slots", "switches", "changes", "reason"),
+    [
+        ({"fc2_fprop": SETTING}, {}, {}, ""),
+        ({"fc2_fprop": SETTING}, {}, {"tp_size": 3}, ""),
+        ({"fc1_dgrad": SETTING}, {"tp_comm_overlap_rs_dgrad": True}, {}, "qkv_dgrad is not set to"),
+        ({"fc2_fprop": SETTING}, {}, {"sequence_parallel": False}, "requires tp_training.sequence_parallel=true"),
+        # Nothing is overlapped.
+        ({}, {"tp_comm_overlap": False}, {"precision": "fp16"}, ""),
+    ],
+)
+def test_megatron_refuses_a_tuned_file_that_userbuffers_cannot_do(
+    slots: dict[str, Any],
+    switches: dict[str, bool],
+    changes: dict[str, Any],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(tp_training, "unusable", lambda *_: None)
-    alone = {**tp_point("impl=megatron")["tp_training"], "sequence_parallel": False}
-    assert on_gpu() == on_gpu({"fc2_fprop": SETTING}) == ""
-    assert "userbuffers support bfloat16" in on_gpu(precision="fp16")
-    assert "supports 2, 4 and 8 ranks, not tp_size=3" in on_gpu(tp_size=3)
-    assert on_gpu({"fc2_fprop": SETTING}, tp_size=3) == ""
-    assert "qkv_dgrad is not set to" in on_gpu({"fc1_dgrad": SETTING}, {"tp_comm_overlap_rs_dgrad": True})
-    assert "requires tp_training.sequence_parallel=true" in on_gpu({"fc2_fprop": SETTING}, tp_training=alone)
-    # Nothing is overlapped.
-    assert on_gpu({}, {"tp_comm_overlap": False}, precision="fp16") == ""
-    assert on_gpu(precision="fp16", tp_training=alone) == ""
+    # Divisible by two and three ranks.
+    point = tp_point("impl=megatron", *(f"model.{name}=6" for name in ("num_attention_heads", "num_kv_heads")))
+    training = {**point["tp_training"], "seq_length": 48, **changes}
+    point |= {"runtime": {**point["runtime"], "device": "cuda"}, "precision": "bf16", **changes}
+    overlap_cfg = {"slots": slots, "switches": {**SWITCH_DEFAULTS, **switches}}
+    refused = tp_training.refusal({**point, "tp_training": training, "overlap_cfg": overlap_cfg}) or ""
+    assert reason in refused if reason else not refused
