@@ -36,7 +36,7 @@ from overlap_sweep.results.records import Records
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.study import C, CaseAnalysis, R, Study
 from overlap_sweep.study.analysis import analyse, point_row
-from overlap_sweep.study.charts import exhibits
+from overlap_sweep.study.exhibits import exhibits
 from overlap_sweep.study.words import card, cautions, sentences
 
 MOST_ROWS = 40

@@ -36,7 +36,7 @@ from overlap_sweep.results.provenance import different_environments, recorded, r
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import TYPICAL_SCATTER
-from overlap_sweep.study.charts import first_bars
+from overlap_sweep.study.exhibits import first_bars
 from overlap_sweep.study.section import LAUNCH_BOUND_NOTE
 from overlap_sweep.study.words import launch_bound_caution
 from overlap_sweep.workloads.copy_engine.config import CopyEngine, Resolved

@@ -23,7 +23,8 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import cpu_only
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import drawn_trace
-from overlap_sweep.study import Bar, CaseAnalysis, Study, effects
+from overlap_sweep.study import Bar, CaseAnalysis, Study
+from overlap_sweep.study.exhibits import EFFECTS, effects, effects_table
 from overlap_sweep.study.settings import Options
 from overlap_sweep.study.words import those_with
 from overlap_sweep.workloads.fsdp.config import Resolved
@@ -161,14 +162,14 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
         return {}
 
     def more(self, analysis: Analysis) -> list[Exhibit]:
-        return effects.exhibit(self, analysis)
+        return effects_table(self, analysis)
 
     def report(self, analysis: Analysis) -> Mapping[str, Any]:
         (best,) = self.answers.records([analysis])
         return {
             "best": {**best, "knobs": analysis.best.options},
             "how_timed": how_timed(analysis),
-            "knobs": effects.EFFECTS.records(effects.effects(self, analysis)),
+            "knobs": EFFECTS.records(effects(self, analysis)),
         }
 
     def report_of_row(self, row: FsdpRow) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from overlap_sweep.results.provenance import different_environments
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import drawn_trace
 from overlap_sweep.study import STEP, Bar, CaseAnalysis, Study
-from overlap_sweep.study.charts import sides
+from overlap_sweep.study.exhibits import sides
 from overlap_sweep.study.settings import Options
 from overlap_sweep.workloads import nodes
 from overlap_sweep.workloads.job import command

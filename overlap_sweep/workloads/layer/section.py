@@ -1,14 +1,27 @@
-"""The report on whole layers: columns, the fastest variant of each, and charts."""
+"""The report on whole layers: columns, the fastest variant of each, charts, and what is compared between sweeps: times
+pooled over all points of the same layer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.overlap.overlap_cfg import FILE, FLOOR, NONE, OverlapConfig, megatron_arguments, set_in_training
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.expert_parallel import megatron_arguments as megatron_moe_arguments
+from overlap_sweep.overlap.overlap_cfg import (
+    FILE,
+    FLOOR,
+    NONE,
+    OverlapConfig,
+    megatron_arguments,
+    set_in_training,
+    without_folders,
+)
 from overlap_sweep.report import causes, charts
+from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.report.diagnosis import NODES
 from overlap_sweep.report.iterations import Timeline, timeline
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
@@ -32,18 +45,30 @@ from overlap_sweep.report.table import (
     attribute,
     points_table,
 )
+from overlap_sweep.results.comparable import WHOLE, Comparable, Key, Sample, key_of_pass, pooled_by_key
 from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.gain import nothing_beat
+from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point, group_cases
 from overlap_sweep.results.provenance import cpu_only, measured_on, recorded
-from overlap_sweep.results.run_directory import settings_file
+from overlap_sweep.results.records import LayerTrial, Records
+from overlap_sweep.results.run_directory import Result, settings_file
 from overlap_sweep.results.traces import drawn_trace
+from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS
 from overlap_sweep.study.section import LAUNCH_BOUND_NOTE
-from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer, described, of_moe, sharding
+from overlap_sweep.workloads.layer.answer import (
+    LayerAnalysis,
+    VariantRow,
+    analyse_layer,
+    described,
+    labels,
+    of_moe,
+    sharding,
+)
 from overlap_sweep.workloads.layer.config import Asked, Resolved
 from overlap_sweep.workloads.layer.moe import megatron_arguments as megatron_moe_arguments
-from overlap_sweep.workloads.layer.result import attention_backend
+from overlap_sweep.workloads.layer.result import LayerTimes, attention_backend
 
 MEGATRON_BACKENDS = ("transformer_engine", "megatron")
 """Backends whose variants Megatron-LM can run."""
@@ -297,3 +322,38 @@ def layer_timeline(title: str, point: Point, none: tuple[str, str], best: tuple[
     point; None if the latter has no trace."""
     sides = {name: drawn_trace(point, variant) for name, variant in (none, best)}
     return timeline(title, sides) if sides[best[0]] else None
+
+
+def _measured(points: Sequence[Point], records: Records) -> Comparable:
+    """Returns the whole time of every variant that is not launch-bound, under a name that is the same in all sweeps;
+    a tuner's variants have their labels."""
+    ok = (point for point in points if point.workload == "layer" and point.status == "ok")
+    times = (_times(point, records.layer_trials.get(point.directory)) for point in ok)
+    return Comparable(pooled_by_key(times, TYPICAL_SCATTER_OF_LAYERS))
+
+
+def _times(point: Point, trial: LayerTrial | None) -> tuple[Key, Point, Mapping[str, Timing]]:
+    config, variants = point.config_as(Resolved), point.measured_as(LayerTimes).variants
+    if trial:
+        variants = {label: variants[name] for label, name in labels(trial, variants).items()}
+    short = without_folders(variants)
+    layer = config.layer
+    replicas = f" x{layer.num_replicas}" if layer.num_replicas > 1 else ""
+    kind = " ".join(described(config)) if of_moe(config) else layer.kind
+    key = key_of_pass(point.case, config.tp_size, f"{kind}{replicas}{' training' if layer.training else ''}", WHOLE)
+    return key, point, {short[name]: one.times[WHOLE] for name, one in variants.items() if not one.launch_bound}
+
+
+def _samples(result: Result) -> dict[str, Sample]:
+    """Returns each variant that is not launch-bound, except the floor."""
+    variants = result.measured_as(LayerTimes).variants
+    none_us = variants[NONE].times[WHOLE].median_us if NONE in variants else None
+    return {
+        name: Sample((variant.times[WHOLE],), none_us, WHOLE, result.point_as(Resolved).workload.tokens)
+        for name, variant in variants.items()
+        if name != FLOOR and not variant.launch_bound
+    }
+
+
+_OF_LAYER = ("kind", "num_replicas", "training", "configurations", "variants", "moe")
+COMPARING = Comparing(_measured, _samples, matched=(*(f"layer.{name}" for name in _OF_LAYER), *space.KNOBS))

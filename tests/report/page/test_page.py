@@ -30,7 +30,7 @@ from overlap_sweep.report.charts.figures import Figure, figure, png
 from overlap_sweep.report.iterations import CLASSES, MOST_SPANS, timeline
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import trace_file
-from overlap_sweep.study.charts import MOST_BARS, settings_bars
+from overlap_sweep.study.exhibits import MOST_BARS, settings_bars
 from overlap_sweep.workloads.fsdp.study import STUDY
 from overlap_sweep.workloads.kernel.answer import analyse_kernels
 from overlap_sweep.workloads.kernel.section import kernel_lines

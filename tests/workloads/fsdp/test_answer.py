@@ -16,7 +16,7 @@ from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.records import KnobRecord, KnobSearch, read_records
 from overlap_sweep.study.analysis import analyse
-from overlap_sweep.study.effects import effects, exhibit
+from overlap_sweep.study.exhibits import effects, effects_table
 from overlap_sweep.study.words import cautions
 from overlap_sweep.workloads.fsdp.config import TRAINING_ON
 from overlap_sweep.workloads.fsdp.rows import DEVICE, NAMING, ROLES, USUAL, FsdpRow, knobs_of, roles
@@ -145,7 +145,7 @@ def test_pairs_that_say_nothing_are_left_out(tmp_path: Path) -> None:
     analysis = training_of(tmp_path)
     found = [(one.knob, one.before, one.after) for one in effects(STUDY, analysis)]
     assert found == [("fsdp.forward_prefetch", "0", "2")]
-    (table,) = exhibit(STUDY, analysis)
+    (table,) = effects_table(STUDY, analysis)
     (note,) = table.notes
     assert note.endswith(": reshard_after_forward, gradient_accumulation, mixed_precision.")
 

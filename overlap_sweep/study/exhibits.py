@@ -1,22 +1,117 @@
-"""The effect of each option, from all pairs of settings that differ in that option alone."""
+"""What is shown of the settings of one case: their times, the streams of a step, and the effect of each option, from
+all pairs of settings that differ in that option alone."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
+from math import isnan
+from typing import TypeVar
 
+from overlap_sweep.report import causes
+from overlap_sweep.report.charts import Axis, Form, Row, Rows
+from overlap_sweep.report.iterations import timeline
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.report.table import Listing, Table, attribute
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.study import C, CaseAnalysis, R, Study
 
+T = TypeVar("T")
+
+MOST_BARS = 30
+"""Bars in a chart; the table has all settings."""
+
+
+def exhibits(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[Exhibit]:
+    """Returns the charts of an answer, and why communication is exposed in the traces."""
+    return [
+        Exhibit(chart=partial(settings_bars, study, analysis)),
+        *study.charts(analysis),
+        *_streams(study, analysis),
+        causes.exhibit(sides(study, analysis)),
+    ]
+
+
+def first_bars(rows: Sequence[T]) -> tuple[Sequence[T], str]:
+    """Returns the rows that a chart shows, and words for its title if it leaves some out."""
+    shown = rows[:MOST_BARS]
+    return shown, f"; the first {len(shown)} of {len(rows)}" if len(shown) < len(rows) else ""
+
+
+def settings_bars(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Rows:
+    """Returns the settings from fast to slow, by the time per unit of work."""
+    rows = [row for i, row in enumerate(analysis.rows) if i < MOST_BARS or row in analysis.shown_first]
+    more = f"; {len(rows)} of {len(analysis.rows)} settings" if len(rows) < len(analysis.rows) else ""
+    bars = [study.bar(analysis, row) for row in rows]
+    drawn = [i for i in range(len(study.bar_columns)) if any(bar.cells[i] for bar in bars)]
+    return Rows(
+        title=analysis.title,
+        subtitle=study.bars_subtitle,
+        axis=Axis(f"time {analysis.per}, us{more}"),
+        parts=study.parts(analysis),
+        columns=[study.bar_columns[i] for i in drawn],
+        rows=[
+            Row(
+                name=row.setting,
+                ends=bar.ends,
+                low=low,
+                high=high,
+                cells=[bar.cells[i] for i in drawn],
+                bold=row is analysis.best,
+                details=study.compared.details(row),
+            )
+            for row, bar in zip(rows, bars, strict=True)
+            for low, high in [_interval(row.per(analysis.work))]
+        ],
+    )
+
+
+def _interval(time: Estimate) -> tuple[float | None, float | None]:
+    """Returns the ends of a time's interval; None if its noise is unknown."""
+    if isnan(time.noise_us):
+        return None, None
+    return max(0.0, time.time_us - time.noise_us), time.time_us + time.noise_us
+
+
+def sides(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Mapping[str, causes.Side | None]:
+    """Returns the traces of the settings, of the best and the reference first."""
+    others = analysis.rows if study.most_diagnosed else []
+    rows = {row.setting: row for row in (*analysis.shown_first, *others)}
+    found = [(name, side) for name, row in rows.items() if (side := study.side(row))]
+    return dict(found[: study.most_diagnosed or None])
+
+
+def _streams(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[Exhibit]:
+    """Returns the streams in a step of the best setting, below those of another."""
+    traces = study.streams(analysis)
+    if not traces:
+        return []
+
+    def drawn() -> Form | None:
+        shown = timeline(f"Streams of a step, {analysis.case.brief}", dict(traces), by_stream=True)
+        return shown.chart if shown else None
+
+    return [
+        Exhibit(
+            chart=drawn,
+            name="timeline",
+            heading="Streams of a step",
+            brief="Timeline",
+            drawn="A typical profiled step: see what runs concurrently, but take times from the table, as profiling "
+            "slows the step down. Blue: GEMMs; green: other computation; orange: communication; exposed: communication "
+            "with no concurrent computation.",
+        )
+    ]
+
+
 MANY_PAIRS = 5
 """Number of pairs from which the noise is estimated from their spread."""
-MOST_ROWS = 40
+MOST_EFFECTS = 40
 """Rows on a terminal."""
 
 
@@ -70,7 +165,7 @@ def effects(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[Effect]:
     return sorted(found, key=lambda one: -abs(one.change))
 
 
-def exhibit(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[Exhibit]:
+def effects_table(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[Exhibit]:
     """Returns the table of the options' effects, with a note on those whose effect is unknown; empty if no options
     differ."""
     changes = effects(study, analysis)
@@ -84,7 +179,7 @@ def exhibit(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[Exhibit]:
         changes,
         "Every change of one knob.",
         chosen=lambda one: one.taken and one.change_beside_best is not None,
-        most_rows=MOST_ROWS,
+        most_rows=MOST_EFFECTS,
     )
     explained = (
         f"time: change of the time {analysis.per}, median of all pairs of settings that differ in this knob alone and "
@@ -116,13 +211,13 @@ def _effects(study: Study[C, R], analysis: CaseAnalysis[C, R], option: str) -> I
             after=after,
             pairs=len(of_change),
             change=statistics.median(changes),
-            noise=_noise(changes, times),
+            noise=_noise_of_median(changes, times),
             change_beside_best=beside[0] if beside else None,
             taken=naming.value(analysis.best.options.get(option)) == after,
         )
 
 
-def _noise(changes: list[float], pairs: list[tuple[Estimate, Estimate]]) -> float:
+def _noise_of_median(changes: list[float], pairs: list[tuple[Estimate, Estimate]]) -> float:
     """Returns the noise of the median: from MANY_PAIRS on from their spread, else that of a typical pair."""
     if len(changes) >= MANY_PAIRS:
         return estimate(changes).noise_us
