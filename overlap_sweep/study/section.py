@@ -11,24 +11,11 @@ from operator import attrgetter
 from typing import Any, Generic, NamedTuple
 
 from overlap_sweep.overlap import space
-from overlap_sweep.report import causes
+from overlap_sweep.report import causes, table
 from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Answer, Section, Sources
-from overlap_sweep.report.table import (
-    DIRECTORY,
-    ERROR,
-    POINT,
-    STATUS,
-    Column,
-    Kind,
-    Listing,
-    PointRow,
-    Table,
-    attribute,
-    points_table,
-    through,
-)
+from overlap_sweep.report.table import Column, Kind, Listing, PointRow, Table, attribute, points_table, through
 from overlap_sweep.results.comparable import Comparable, KeyedTime
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import measured_on, recorded
@@ -137,7 +124,12 @@ def tables(name: str, case: Iterable[Case], asked: Iterable[Row], measured: Iter
     own = (*measured, attribute("launch_bound", kind="flag"))
     of_best = (through(column, attrgetter("best")) for column in (RUNS, *own))
     return Tables(
-        points_table(name, "one row per point", (POINT, DIRECTORY, *asked, STATUS, ERROR), (*own, CHOSEN, NOTE)),
+        points_table(
+            name,
+            "one row per point",
+            (table.POINT, table.DIRECTORY, *asked, table.STATUS, table.ERROR),
+            (*own, CHOSEN, NOTE),
+        ),
         Table(name, "one row per setting", (setting(), RUNS, over_reference(reference), *own, NOTE)),
         Table(
             name,

@@ -20,31 +20,13 @@ from overlap_sweep.overlap.overlap_cfg import (
     set_in_training,
     without_folders,
 )
-from overlap_sweep.report import causes, charts
+from overlap_sweep.report import causes, charts, table
 from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.report.diagnosis import NODES
 from overlap_sweep.report.iterations import Timeline, timeline
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
-from overlap_sweep.report.table import (
-    BACKEND,
-    DEVICE,
-    DIRECTORY,
-    ERROR,
-    MODEL,
-    POINT,
-    PRECISION,
-    PROCESS_WIDE,
-    STATUS,
-    Column,
-    Kind,
-    Listing,
-    PointRow,
-    Table,
-    asked,
-    attribute,
-    points_table,
-)
+from overlap_sweep.report.table import Column, Kind, Listing, PointRow, Table, asked, attribute, points_table
 from overlap_sweep.results.comparable import WHOLE, Comparable, Key, Sample, key_of_pass, pooled_by_key
 from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.gain import nothing_beat
@@ -83,12 +65,12 @@ def _asked_of_experts(name: str, about: str = "", kind: Kind = "count", header: 
 
 
 OF_POINT = (
-    replace(POINT, queried=True),
-    DIRECTORY,
-    replace(MODEL, differing=True, dropped=1),
-    replace(BACKEND, header=""),
-    DEVICE,
-    replace(PRECISION, header=""),
+    replace(table.POINT, queried=True),
+    table.DIRECTORY,
+    replace(table.MODEL, differing=True, dropped=1),
+    replace(table.BACKEND, header=""),
+    table.DEVICE,
+    replace(table.PRECISION, header=""),
     OfPoint("tokens", lambda row: row.point.case.tokens, kind="count"),
     asked("kind", "layer", "kind", kind="text", header="layer"),
     asked("tp_size", kind="count", header="TP"),
@@ -98,7 +80,7 @@ OF_POINT = (
     _asked_of_experts("micro_batches", "Micro batches of an iteration."),
     _asked_of_experts("num_sm"),
     NODES,
-    PROCESS_WIDE,
+    table.PROCESS_WIDE,
     asked(
         "training",
         "layer",
@@ -108,8 +90,8 @@ OF_POINT = (
     ),
     OfPoint("attention_backend", lambda row: attention_backend(row.point.result), kind="text"),
     OfPoint("", lambda row: row.measured and row.measured.label, kind="text", header="variant", style="setting"),
-    STATUS,
-    ERROR,
+    table.STATUS,
+    table.ERROR,
 )
 TIMES = (
     *(
