@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from overlap_sweep.overlap import space
 from overlap_sweep.report import causes, table
@@ -139,26 +139,14 @@ def tables(name: str, case: Iterable[Case], asked: Iterable[Row], measured: Iter
     )
 
 
-@dataclass(frozen=True)
-class StudyReport(Generic[C, R]):
-    """What reports a study's results, as the module `section` of other workloads does."""
-
-    study: Study[C, R]
-
-    @property
-    def TABLE(self) -> Table[Any]:  # noqa: N802
-        return self.study.points_table
-
-    @property
-    def ANSWERS(self) -> Table[Any]:  # noqa: N802
-        return self.study.answers
-
-    @property
-    def COMPARING(self) -> Comparing:  # noqa: N802
-        return comparing(self.study)
-
-    def section(self, sources: Sources) -> Section | None:
-        return section(self.study, sources)
+def as_module(study: Study[C, R]) -> SimpleNamespace:
+    """Returns what reports a study's results, by the names of the module `section` of other workloads."""
+    return SimpleNamespace(
+        TABLE=study.points_table,
+        ANSWERS=study.answers,
+        COMPARING=comparing(study),
+        section=partial(section, study),
+    )
 
 
 def section(study: Study[C, R], sources: Sources) -> Section | None:

@@ -340,9 +340,9 @@ def section_module(name: str) -> Any:
     workload = load(name)
     if find_spec(f"{workload.package}.study") is None:
         return workload.module("section")
-    from overlap_sweep.study.section import StudyReport
+    from overlap_sweep.study.section import as_module
 
-    return StudyReport(workload.module("study").STUDY)
+    return as_module(workload.module("study").STUDY)
 
 
 class PointTypes(NamedTuple):
