@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.expert_parallel import megatron_arguments as megatron_moe_arguments
 from overlap_sweep.overlap.overlap_cfg import (
     FILE,
     FLOOR,
