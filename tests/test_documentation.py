@@ -119,10 +119,9 @@ SCRIPTS = sorted(path.name for path in (ROOT / "benchmarks").glob("*_results.sh"
 
 
 @pytest.mark.usefixtures("composing")
-@pytest.mark.parametrize("ranks", ["2", "8"])
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_scripts_of_results_compose(script: str, ranks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launches = launched_by(script, ranks, tmp_path)
+def test_scripts_of_results_compose(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = launched_by(script, "8", tmp_path)
     monkeypatch.chdir(ROOT)
     assert (
         set[str]().union(*(resolved(arguments, monkeypatch, ends=(-1,)) for arguments in launches))
