@@ -10,8 +10,6 @@ the time until a script has imported torch, and that of `python -c pass`. Differ
 their 95 % interval.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

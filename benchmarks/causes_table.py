@@ -5,8 +5,6 @@ its advice gained.
     python benchmarks/causes_table.py RECORDINGS
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ drift, and its steps are correlated. They go through the functions that answer a
 its proof. Rates are of whole answers: that anything but the reference is best, of 2 or of 5 settings.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Needs git and the network; the traces take 130 MB. `--from torchrec=DIRECTORY` r
 They stay out of commits: git ignores where they lie.
 """
 
-from __future__ import annotations
-
 import argparse
 import fnmatch
 import io

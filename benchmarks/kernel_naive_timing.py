@@ -6,8 +6,6 @@ Naive timing is the usual loop: enqueue twenty calls, wait for the GPU, divide. 
 same on any number of ranks.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -6,8 +6,6 @@ TRACE, a smaller Kineto trace of one rank, is repeated up to that many megabytes
 in its process groups. Memory is the sum over all processes of the command, each page that several share in parts (PSS).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -5,8 +5,6 @@
 Naive timing is the usual loop: enqueue twenty forward and backward passes, wait for the GPU, divide.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

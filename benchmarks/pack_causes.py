@@ -7,8 +7,6 @@ finds what many of them share. They are as recorded, except that some of what sa
 between launches and kernels, questions to the runtime that launch nothing, and numbers of the profiler's own.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -11,8 +11,6 @@ it in nothing else, without the profiler. Nothing of overlap_sweep is imported.
 
 # ruff: noqa: E402, I001
 
-from __future__ import annotations
-
 import os
 
 # Before NCCL or PyTorch start: NVLink multicast stays off, also in what is started from here.

@@ -4,8 +4,6 @@ Rank r writes DIR/rank<r>.json. A step has the operations of a CPU backend: a bl
 during GEMMs an all-gather, a reduce-scatter, and point-to-point transfers by a helper thread.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

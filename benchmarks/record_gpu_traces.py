@@ -6,8 +6,6 @@ Rank r writes DIR/<case>_rank<r>.json.gz, and rank 0 DIR/<case>.expected.json: t
 each pass of an iteration, counted by PyTorch's dispatcher and not from the trace. NVLink multicast stays off.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -7,8 +7,6 @@ One line per measurement: `model`, `tp`, `kind` (`none`, `floor`, `overlap`), `c
 time in ms. Spreads and medians are over the repeats, slowest rank.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

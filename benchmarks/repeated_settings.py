@@ -7,8 +7,6 @@ Groups of points with equal settings are drawn, named as different settings, and
 kernels and layers relative to the baselines of the same point.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -7,8 +7,6 @@ a slot that it does not name ran at the library's default), and `times[operator]
 the forward and of the backward ms over the repeats. A line may have only some of the operators.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -6,8 +6,6 @@ Every run of analyze.py is timed from start to exit, with a separate cache. The 
 be installed, until its charts are drawn and its table can be sorted.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Makes up a realistic sweep of 300 points: smooth surfaces over num_sm, noise, failures, traces."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ TRACE, a smaller Kineto trace, is repeated with shifted times, correlations and 
 imports are not timed.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import math

@@ -1,7 +1,5 @@
 """Run the commands of analyze.py in this process, as typer's own test runner does."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

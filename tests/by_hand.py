@@ -1,7 +1,5 @@
 """Launches on two nodes as users start them by hand: launch.py by one torchrun on each. Both nodes are this machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Points as Hydra composes them from what one types, in this process. UserError as for a user."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

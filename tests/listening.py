@@ -1,7 +1,5 @@
 """Which TCP sockets of processes listen, and where, as the kernel lists them."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Collection, Iterator

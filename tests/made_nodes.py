@@ -1,7 +1,5 @@
 """A made-up sweep of training on two nodes of two ranks each, with traces."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole sweeps with made-up numbers and answers that one can compute by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

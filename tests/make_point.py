@@ -3,8 +3,6 @@
 `resolved` returns the configuration of a point, `MEASURED` what it measures, `make_point` writes its run directory.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import statistics

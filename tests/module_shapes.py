@@ -1,8 +1,6 @@
 """The four operators as they stand in transformers' own model of a config, built without memory: the truth that sizes
 read from a config are held to."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

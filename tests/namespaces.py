@@ -1,8 +1,6 @@
 """Two nodes with a slow link between them on this machine: a network namespace each. Nothing in them has to be told
 which interface to take, although their own names are of loopback, as on many machines."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

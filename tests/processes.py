@@ -1,7 +1,5 @@
 """Run a function on every rank of a real process group."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Run launch.py as a user does, and watch its processes; or, to see what it refuses, without starting any."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

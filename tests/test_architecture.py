@@ -1,7 +1,5 @@
 """docs/architecture.md's rules of what may import what, read off the source."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands, options, columns and links of README and docs: each must be one that there is."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

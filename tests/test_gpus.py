@@ -1,7 +1,5 @@
 """How many ranks a point has whose options leave it open."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Whatever a command does, and whoever is killed in whatever order, none of its processes outlives it."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,7 +1,5 @@
 """The two commands of the README, one after the other, on real processes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

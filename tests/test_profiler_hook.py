@@ -1,7 +1,5 @@
 """The profiler's hook on real process groups: who reads the traces, what stays, and that nobody is kept waiting."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -3,8 +3,6 @@
 Times are microseconds. A kernel is launched `LEAD` before it starts by default: the host is ahead.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Sequence

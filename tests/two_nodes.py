@@ -1,7 +1,5 @@
 """A launch on two nodes that a test needs: this process is the launcher, and one that serves it is the second node."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

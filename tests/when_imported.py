@@ -1,7 +1,5 @@
 """Changes modules when they are imported: for a sitecustomize.py, which Python loads before anything else."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys

@@ -5,8 +5,6 @@ Arithmetic for two H200s: 650 TFLOP/s, all-reduce at 300 GB/s of gradients. A Bl
 of the backward pass.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import nullcontext
 from typing import Literal

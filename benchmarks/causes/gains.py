@@ -1,7 +1,5 @@
 """Computes what following the advice gained, from steps without the profiler before and after. Needs no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot

@@ -3,8 +3,6 @@
 The last of their processes: a capture that fails leaves a device that refuses other work.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Programs whose host waits for the GPU in mid-step, which then has nothing to run until the host has launched it."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 from collections.abc import Callable

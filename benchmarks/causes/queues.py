@@ -1,7 +1,5 @@
 """Communication that is launched beside GEMMs, and gets in their way or they in its."""
 
-from __future__ import annotations
-
 import torch.distributed as dist
 
 from causes.scenario import Job, Step, scenario

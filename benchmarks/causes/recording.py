@@ -1,7 +1,5 @@
 """Runs scenarios as one of torchrun's processes: times their steps, and records some with PyTorch's profiler."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -6,8 +6,6 @@ With the profiler FSDP2's host needs 4 to 5 ms for each unit and step: layers ar
 that is too slow.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ZeRO-1: every rank has all parameters and gradients, and the optimizer's state of its part of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 A new one is its line with `$ `; `make golden` writes the answers.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -3,8 +3,6 @@
 python -m tests.golden.archives DIRECTORY...    packs recorded sweeps into tests/golden/inputs
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import sys

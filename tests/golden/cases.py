@@ -1,7 +1,5 @@
 """What is held by golden files: sweeps, recorded or made up, and the commands that are run on them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """docs/columns.md, written from where columns are declared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from overlap_sweep.commands import compare, frames, history, query, report

@@ -3,8 +3,6 @@
 A new one is its line with `$ `; `make golden` writes the answers.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import tempfile

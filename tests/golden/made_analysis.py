@@ -1,8 +1,6 @@
 """Made-up sweeps of kernels, training runs, stacks and copies with what analysis says of answers, ties and doubts, of
 points that measured nothing."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any, Literal

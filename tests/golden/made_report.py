@@ -1,8 +1,6 @@
 """Made-up sweeps of operators and whole layers with what is rare in a report: one sweep has many such things, told
 apart by the model's name. Then sweeps of all workloads, and pairs to compare."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

@@ -1,7 +1,5 @@
 """docs/options.md, written from where options and config groups are declared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from overlap_sweep import workloads

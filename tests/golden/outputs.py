@@ -3,8 +3,6 @@
 python -m tests.golden.outputs [CASE...]    writes the golden files, docs/columns.md, options.md and defaults in conf/
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

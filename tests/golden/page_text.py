@@ -1,7 +1,5 @@
 """What a reader sees of report.html, as lines: text, tables and chart specifications."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

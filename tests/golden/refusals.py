@@ -4,8 +4,6 @@ Every point of the sweeps in refusals.txt is a line of the golden file. Beside c
 `installed`, for which `cuda`, and what `slots` and `switches` a file holds.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

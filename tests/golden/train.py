@@ -1,7 +1,5 @@
 """A small training under DistributedDataParallel, which record.sh sweeps as a user's own."""
 
-from __future__ import annotations
-
 import argparse
 
 import torch

@@ -3,8 +3,6 @@
 By hand are a file's head with its defaults list, interpolations, and keys of maps, such as those of distributed.env.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence

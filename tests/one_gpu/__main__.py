@@ -4,8 +4,6 @@ The GPU's contexts take turns, also where kernels wait for each other, so that c
 they do on several GPUs, a hundred times slower. What is computed, refused and written is tested so; times say nothing.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Puts all ranks on the first GPU, in every process that `python -m tests.one_gpu` starts."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ which pip must leave as they are: `python tests/packaging/beside_an_image.py WHE
 The image's libraries are stand-ins of metadata alone, in versions that a requirement with a lower bound would replace.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
