@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.false_winners import MACHINES, Machine, best_of, proven_of, rate
 
-TRIALS = 150
+TRIALS = 80
 MOST = 0.05 + 2 * (0.05 * 0.95 / TRIALS) ** 0.5
 """5 %, and two standard errors of as many trials."""
 
