@@ -27,6 +27,12 @@ TINY_OPTIONS = (
     *("tp_training.warmup_steps=1", "tp_training.seq_length=16", "tp_training.batch_size=2"),
     "tp_training.learning_rate=0.001",
 )
+SIZES = (
+    *("model.hidden_size=256", "model.ffn_hidden_size=512", "model.num_attention_heads=8", "model.num_kv_heads=4"),
+    "model.head_dim=32",
+)
+"""Of an operator or a layer that takes a moment."""
+QUICK = ("runtime.device=cpu", "workload.tokens=64", "workload.repeats=3", "profile=none")
 TINY_MODEL = (
     *("model.hidden_size=64", "model.ffn_hidden_size=96", "model.num_attention_heads=4", "model.num_kv_heads=2"),
 )

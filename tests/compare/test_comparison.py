@@ -30,7 +30,6 @@ from tests.make_point import (
 )
 
 BOTH = "dgrad bulk_sm{0} + wgrad bulk_sm{0}"
-NEWER = {**ENVIRONMENT, "gpu": "NVIDIA B200"}
 AG_GEMM = "ag_gemm n=57344 k=8192"
 
 

@@ -3,11 +3,13 @@ are killed, in whatever order, none outlives them; and what they leave of tempor
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +17,6 @@ import pytest
 
 from overlap_sweep.runtime.lock import PrivateDirectory
 from tests.faults.injection import TINY, faulty_launch, journal
-from tests.listening import listening
 from tests.sweeps import Launch, parent_of, wait_for
 
 pytestmark = pytest.mark.faults
@@ -69,6 +70,30 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str,
         one.process.communicate()
         for pid in one.launch.processes():
             os.kill(pid, signal.SIGKILL)
+
+
+_LISTENS = "0A"
+
+
+def listening(pids: Collection[int]) -> list[str]:
+    """The addresses at which one of the processes listens."""
+    inodes = {inode for pid in pids for inode in _sockets(pid)}
+    rows = [line.split() for file in ("tcp", "tcp6") for line in Path(f"/proc/net/{file}").read_text().splitlines()[1:]]
+    return [_address(row[1].partition(":")[0]) for row in rows if row[3] == _LISTENS and row[9] in inodes]
+
+
+def _sockets(pid: int) -> Iterator[str]:
+    """The inodes of the process's sockets."""
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if (target := str(descriptor.readlink())).startswith("socket:["):
+                yield target[len("socket:[") : -1]
+
+
+def _address(words: str) -> str:
+    """Of 32-bit words in the machine's order of bytes."""
+    packed = b"".join(bytes.fromhex(words[start : start + 8])[::-1] for start in range(0, len(words), 8))
+    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
 
 
 def test_no_process_of_a_group_listens_to_other_machines(sweeps: dict[tuple[str, ...], Sweep]) -> None:

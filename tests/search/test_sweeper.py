@@ -17,8 +17,8 @@ from overlap_sweep.results.records import SearchRecord
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime.kept import remember
 from overlap_sweep.search.sweeper import sweep
+from tests.composed import QUICK, SIZES
 from tests.search.stand_in import NONE_US, ON_CPU, Answer, Settings, StandIn, operator_result, results, sweep_of
-from tests.search.tiny import QUICK, SIZES
 from tests.sweeps import Launch, launch_here
 
 SPACE = ("tp_size=2", "operator=fc1,fc2", "method=bulk,ring_exchange,pipeline", "num_sm=8,16")

@@ -22,7 +22,7 @@ from overlap_sweep.results.records import TunerRecord
 from overlap_sweep.results.run_directory import read_result
 from overlap_sweep.tuner import EXPERIMENT
 from tests.analyze import analyze
-from tests.search.tiny import SIZES
+from tests.composed import SIZES
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.config import AnalysisConfig
-from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.report.section import Analysis
 from overlap_sweep.workloads.layer.answer import analyse_layer
 from overlap_sweep.workloads.operator.answer import CaseAnalysis
@@ -20,7 +20,6 @@ from tests.made_sweeps import (
     BEST_SLOTS,
     BEST_SWITCHES,
     LABELS,
-    PRESET_SLOTS,
     TOGETHER,
     WINS,
     rounds,
@@ -35,7 +34,6 @@ from tests.make_point import layer_config, make_point, operator_config, rewrite,
 from tests.results.reading import layer_point, operators_of
 
 TUNED_CONFIG = OverlapConfig(BEST_SLOTS, BEST_SWITCHES)
-PRESET_CONFIG = OverlapConfig(PRESET_SLOTS, dict(SWITCH_DEFAULTS))
 
 
 def analysis_of(directory: Path) -> Analysis:

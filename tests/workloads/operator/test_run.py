@@ -14,8 +14,8 @@ from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.runtime.resolvers import point_name
 from overlap_sweep.search.tasks import candidates
 from overlap_sweep.workloads import operator
+from tests.composed import QUICK, SIZES
 from tests.make_point import gpu_point, operator_point
-from tests.search.tiny import QUICK, SIZES
 from tests.sweeps import ROOT, Launch
 
 ON_GLOO = ROOT / "tests" / "backends" / "symm_mem_on_gloo"
