@@ -16,10 +16,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from unittest import mock
 
-from tests.analyze import analyze
-from tests.golden import analysis_lines, command_lines, options, workload_files
+from tests.analyze import ROOT, analyze
+from tests.golden import analysis_lines, command_lines, declared_pages, workload_files
 from tests.golden.cases import CASES, Case
-from tests.golden.columns import COLUMNS_MD, reference
 from tests.golden.page_text import DATA, chart_text, page_text
 
 EXPECTED = Path(__file__).parent / "expected"
@@ -90,6 +89,12 @@ def expected(case: Case) -> dict[str, str]:
     }
 
 
+def declared() -> dict[Path, str]:
+    """Returns the text of each file that is written from declarations, by path."""
+    pages = {"options": declared_pages.options(), "columns": declared_pages.columns()}
+    return {**{ROOT / f"docs/{name}.md": text for name, text in pages.items()}, **workload_files.files()}
+
+
 def write(case: Case) -> None:
     """Writes the case's golden files anew."""
     with tempfile.TemporaryDirectory() as folder:
@@ -107,7 +112,5 @@ if __name__ == "__main__":
             write(case)
     command_lines.write()
     analysis_lines.write()
-    COLUMNS_MD.write_text(reference())
-    options.OPTIONS_MD.write_text(options.reference())
-    for path, text in workload_files.files().items():
+    for path, text in declared().items():
         path.write_text(text)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tests.golden.cases import CASES, Case
-from tests.golden.outputs import EXPECTED, expected, outputs
+from tests.golden.outputs import EXPECTED, declared, expected, outputs
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -13,6 +13,11 @@ def test_nothing_that_a_user_sees_has_changed(case: Case, tmp_path: Path) -> Non
     assert found.keys() == wanted.keys()
     for name, text in found.items():
         assert text == wanted[name], f"{case.name}/{name} changed; if it should have: make golden"
+
+
+def test_what_is_written_from_declarations_is_as_declared() -> None:
+    """Where it is not: `make golden` writes it."""
+    assert {path: path.read_text() for path in declared()} == declared()
 
 
 def test_every_golden_file_is_of_a_case() -> None:

@@ -1,4 +1,4 @@
-"""conf/workload/*.yaml and conf/every_workload.yaml: every option with its default, written from the declarations.
+"""What is written from declarations: conf/workload/*.yaml and conf/every_workload.yaml, every option with its default.
 
 By hand are a file's head with its defaults list, interpolations, and keys of maps, such as those of distributed.env.
 """

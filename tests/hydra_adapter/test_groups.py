@@ -18,7 +18,6 @@ from overlap_sweep.hydra_adapter.help import GROUPS, choices, sentences
 from overlap_sweep.hydra_adapter.overrides import NUMBERED, as_choice, as_typed
 from overlap_sweep.options import options_of
 from tests.composed import hydra, multirun
-from tests.golden.workload_files import files
 from tests.sweeps import ROOT, launch_here
 
 CARD = ("tp_size", "operator", "method", "num_sm")
@@ -60,11 +59,6 @@ def test_each_file_has_a_sentence_and_sets_what_it_is_called(group: str) -> None
     else:
         options = {option.name: option for option in options_of(workloads.schema("operator"))}
         assert set(found) == {*options[group].choices}
-
-
-def test_files_of_workloads_have_the_declared_defaults() -> None:
-    """Where they have not: `make golden` writes them."""
-    assert {path.name: path.read_text() for path in files()} == {path.name: text for path, text in files().items()}
 
 
 @pytest.mark.parametrize(

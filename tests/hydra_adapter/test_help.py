@@ -12,13 +12,7 @@ from overlap_sweep import workloads
 from overlap_sweep.declared import types_of
 from overlap_sweep.hydra_adapter.help import GROUPS, workload_pages
 from overlap_sweep.options import options_of
-from tests.golden.options import OPTIONS_MD, reference
 from tests.sweeps import ROOT, launch_here
-
-
-def test_the_reference_is_that_of_the_declared_options() -> None:
-    """Where it is not: `make golden` writes it."""
-    assert OPTIONS_MD.read_text() == reference()
 
 
 def test_every_option_of_every_workload_has_its_sentence() -> None:

@@ -1,18 +1,19 @@
-"""docs/options.md, written from where options and config groups are declared."""
+"""docs/options.md and docs/columns.md, written from where options, config groups and columns are declared."""
 
 from collections.abc import Iterable
 
 from overlap_sweep import workloads
+from overlap_sweep.commands import compare, frames, history, query, report
 from overlap_sweep.hydra_adapter.help import GROUPS, Page, choices, launcher_page, section_page, sentences
 from overlap_sweep.hydra_adapter.overrides import NUMBERED
 from overlap_sweep.hydra_adapter.plugins import LAUNCHERS, SWEEPERS
 from overlap_sweep.hydra_adapter.schemas import workloads_with_section
 from overlap_sweep.options import sections_of
+from overlap_sweep.report import diagnosis
 from tests.composed import hydra
-from tests.sweeps import ROOT
+from tests.golden.workload_files import CONF
 
-OPTIONS_MD = ROOT / "docs" / "options.md"
-HEAD = """\
+OPTIONS = """\
 # Options
 
 What `launch.py` takes, as `option=value`. Written by `make golden`; `python launch.py workload=<name> --help` prints
@@ -20,9 +21,35 @@ the same with the values of a command line. `null` leaves the choice to the tool
 """
 
 
-def reference() -> str:
+COLUMNS = """\
+# Columns
+
+What `--format csv`, `json` and `parquet` print, and what an expression may ask for. Written by `make golden`.
+"""
+
+
+def columns() -> str:
+    """Returns docs/columns.md."""
+    tables_of = {
+        "query": query.headed(),
+        "report": report.tables(),
+        "trace": frames.TRACE_TABLES,
+        "diagnose": diagnosis.TABLES,
+        "compare": compare.tables(),
+        "history": history.TABLES,
+    }
+    parts = [COLUMNS]
+    for command, tables in tables_of.items():
+        for heading, table in tables.items():
+            parts.append(f"## `{command}` {heading}\n\n{table.rows[0].upper()}{table.rows[1:]}.\n")
+            rows = ((f"`{column.name}`", column.unit, column.about) for column in table.written)
+            parts.append("| column | unit or type | what it is |\n|---|---|---|\n" + _rows(rows))
+    return "\n".join(parts)
+
+
+def options() -> str:
     """Returns docs/options.md."""
-    parts = [HEAD, "## Config groups\n", _groups(), "## Experiments\n", _experiments()]
+    parts = [OPTIONS, "## Config groups\n", _groups(), "## Experiments\n", _experiments()]
     schemas = map(workloads.schema, workloads.names())
     users = {section: workloads_with_section(section) for schema in schemas for section in sections_of(schema)}
     for using in sorted(dict.fromkeys(users.values()), key=len):
@@ -66,7 +93,7 @@ def _groups() -> str:
 
 
 def _experiments() -> str:
-    files = sorted((ROOT / "conf" / "experiment").glob("*.yaml"))
+    files = sorted((CONF / "experiment").glob("*.yaml"))
     return "| `+experiment=` | |\n|---|---|\n" + _rows(
         (f"`{path.stem}`", path.read_text().splitlines()[1].removeprefix("# ")) for path in files
     )
