@@ -92,10 +92,8 @@ def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: 
     from overlap_sweep.backends.torch import modules, overlap
 
     settings = {"point": space.settings(point), "default": ASYNC_TP}.get(purpose, {})
-    return modules.build_operator(
-        *(point, purpose, settings, parameters, overlap.by_collectives(ranks)),
-        overlapped=lambda _: SymmetricMemory(group_name()),
-    )
+    memory, collectives = SymmetricMemory(group_name()), overlap.by_collectives(ranks)
+    return modules.build_operator(point, purpose, settings, parameters, collectives, overlapped=lambda _: memory)
 
 
 def close() -> None:
@@ -135,7 +133,5 @@ def build_layer(
     from overlap_sweep.measure import parallel_groups
 
     settings = layer_slots(config, space.OPERATORS) if purpose == "point" else {}
-    group, _ = parallel_groups(point["tp_size"], ranks.world_size)
-    return modules.build_layer(
-        *(point, purpose, settings, ranks, seed), overlapped=lambda _: SymmetricMemory(group_name(group))
-    )
+    memory = SymmetricMemory(group_name(parallel_groups(point["tp_size"], ranks.world_size)[0]))
+    return modules.build_layer(point, purpose, settings, ranks, seed, overlapped=lambda _: memory)

@@ -20,11 +20,7 @@ _SETTINGS: dict[str, dict[str, Setting]] = {
         "bulk": {"method": "bulk"},
     },
     "gemm_rs": {"ring": {"method": "ring_exchange"}, "bulk": {"method": "bulk"}},
-    "gemm_ar": {
-        "one_shot": {"method": "one_shot"},
-        "two_shot": {"method": "two_shot"},
-        "scatter_gather": {"method": "scatter_gather"},
-    },
+    "gemm_ar": {name: {"method": name} for name in ("one_shot", "two_shot", "scatter_gather")},
 }
 """Settings by kernel and name.
 

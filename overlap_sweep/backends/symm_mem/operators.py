@@ -32,14 +32,6 @@ OLDEST_TORCH = (2, 11)
 _KernelCall = Callable[[int], Outputs]
 
 
-def missing() -> str | None:
-    """Returns why the operators cannot be used with the installed torch, or None."""
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if version < OLDEST_TORCH:
-        return f"symmetric memory requires torch {'.'.join(map(str, OLDEST_TORCH))} or later, not {torch.__version__}"
-    return None
-
-
 def group_name(group: dist.ProcessGroup | None = None) -> str:
     """Returns the name by which the operators know a process group, by default the whole worker group."""
     name: str = (group or dist.group.WORLD).group_name  # type: ignore[union-attr]
@@ -67,8 +59,7 @@ class SymmetricMemory:
         return gathered, product if bias is None else product.add_(bias)
 
     def multiply_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
-        product: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(rows, matrix, "sum", 0, self.group_name)
-        return product
+        return torch.ops.symm_mem.fused_matmul_reduce_scatter(rows, matrix, "sum", 0, self.group_name)
 
     def all_gather(self, shard: Tensor) -> Pending:
         return _pending(torch.ops.symm_mem._low_contention_all_gather(shard, self.group_name), shard)
@@ -83,8 +74,9 @@ def _pending(result: Tensor, source: Tensor) -> Pending:
 
 
 def build_kernel(setting: Setting, problem: Problem) -> _KernelCall:
-    if reason := missing():
-        raise Refused(reason)
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise Refused(f"symmetric memory requires torch {oldest} or later, not {torch.__version__}")
     memory, method = SymmetricMemory(group_name()), setting["method"]
     if method == "bulk":
         return lambda at: multiply_beside(problem, at, memory)
@@ -99,28 +91,19 @@ def build_kernel(setting: Setting, problem: Problem) -> _KernelCall:
         native: Any = _symmetric_memory._fused_all_gather_matmul_native
         return lambda at: Outputs(native(problem.inputs[at].data, matrix, memory.group_name)[1])
     if problem.weight.scale is not None:
-        return partial(_gather_fp8 if problem.shape.gathers else _scatter_fp8, problem, matrix, memory.group_name)
+        return partial(_fp8, problem, matrix, memory.group_name)
     if problem.shape.gathers:
         return lambda at: Outputs(memory.gather_multiply(problem.inputs[at].data, matrix)[1])
     return lambda at: Outputs(memory.multiply_scatter(problem.inputs[at].data, matrix))
 
 
-def _gather_fp8(problem: Problem, matrix: Tensor, group: str, at: int) -> Outputs:
-    x = problem.inputs[at]
-    _, (output,) = torch.ops.symm_mem.fused_all_gather_scaled_matmul(
-        *(x.data, [matrix], x.scale, [problem.weight.scale], 0, group),
-        *([None], [None], [problem.out_dtype], [True]),
-    )
-    return Outputs(output)
-
-
-def _scatter_fp8(problem: Problem, matrix: Tensor, group: str, at: int) -> Outputs:
-    x = problem.inputs[at]
-    output = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter(
-        *(x.data, matrix, x.scale, problem.weight.scale, "sum", 0, 0, group, [problem.shape.m, problem.shape.n]),
-        *(None, None, problem.out_dtype, True),
-    )
-    return Outputs(output)
+def _fp8(problem: Problem, matrix: Tensor, group: str, at: int) -> Outputs:
+    x, scale, dtype = problem.inputs[at], problem.weight.scale, problem.out_dtype
+    if problem.shape.gathers:
+        gather = torch.ops.symm_mem.fused_all_gather_scaled_matmul
+        return Outputs(gather(x.data, [matrix], x.scale, [scale], 0, group, [None], [None], [dtype], [True])[1][0])
+    scatter, size = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter, [problem.shape.m, problem.shape.n]
+    return Outputs(scatter(x.data, matrix, x.scale, scale, "sum", 0, 0, group, size, None, None, dtype, True))
 
 
 def _all_reduce(problem: Problem, group: str, reduce: Callable[[Tensor, str, str], Tensor]) -> _KernelCall:

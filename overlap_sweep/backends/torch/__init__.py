@@ -17,12 +17,9 @@ if TYPE_CHECKING:
 
     from overlap_sweep.measure import Ranks
 
-SUPPORTED_KNOBS = {
-    "cpu": {"num_sm", "aggregate", "num_splits"},
-    "cuda": {"num_sm", "aggregate", "num_splits", "cga_size"},
-}
+_KNOBS = {"num_sm", "aggregate", "num_splits"}
+SUPPORTED_KNOBS = {"cpu": _KNOBS, "cuda": {*_KNOBS, "cga_size"}}
 PRECISIONS = ("fp32", "fp16", "bf16")
-
 LAYER_HAS_DEFAULT = False
 
 _OFF_ANYWAY = ("set_sm_margin", "atomic_gemm", "fp8_buf")
@@ -31,15 +28,12 @@ without it the SMs would copy, which not all backends do."""
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
-    settings = space.settings(point)
-    device = point["runtime"]["device"]
+    settings = space.settings(point).values()
     if reason := lacks_precision(point, PRECISIONS) or lacks_cublasmp(point):
         return reason
-    used = {knob for setting in settings.values() for knob in setting} - {"method"}
-    foreign = sorted(used - SUPPORTED_KNOBS[device])
-    if foreign:
-        return f"backend=torch has no {', '.join(foreign)} on {device}"
-    if point["tp_size"] % 2 and any(setting.get("aggregate") for setting in settings.values()):
+    if foreign := {knob for setting in settings for knob in setting} - {"method", *knobs(point)}:
+        return f"backend=torch has no {', '.join(sorted(foreign))} on {point['runtime']['device']}"
+    if point["tp_size"] % 2 and any(setting.get("aggregate") for setting in settings):
         return f"aggregate requires an even tp_size, not {point['tp_size']}"
     return None
 

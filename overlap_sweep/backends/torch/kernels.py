@@ -27,16 +27,15 @@ def refusal(point: Mapping[str, Any]) -> str | None:
 
 
 def implementations(point: Mapping[str, Any]) -> dict[str, Setting]:
-    settings: list[Setting] = []
-    if point["kernel"] != "gemm_ar":
-        settings.append({"method": "ring_exchange"})
+    shares = SHARES[point["runtime"]["device"]]
+    settings: list[Setting] = [{"method": "ring_exchange"}]
     if _pairs(point):
         settings.append({"method": "ring_exchange", "aggregate": True})
     settings += [{"method": "pipeline", "num_splits": splits} for splits in NUM_SPLITS]
-    shares = SHARES[point["runtime"]["device"]]
     settings += [{"method": "pipeline", "num_splits": NUM_SPLITS[0], "num_sm": share} for share in shares]
-    if point["kernel"] != "gemm_ar":
-        settings += [{"method": "bulk", "num_sm": share} for share in shares]
+    settings += [{"method": "bulk", "num_sm": share} for share in shares]
+    if point["kernel"] == "gemm_ar":
+        settings = [setting for setting in settings if setting["method"] == "pipeline"]
     return {space.setting_name(setting): setting for setting in settings}
 
 
@@ -59,8 +58,7 @@ def named(point: Mapping[str, Any], name: str) -> Setting | None:
 
 
 def gather(shard: Tensor, ranks: Ranks) -> Tensor:
-    """Returns [world_size * rows, columns] from [rows, columns] of every rank, also for FP8, which not every library
-    gathers."""
+    """Returns [world_size * rows, columns] from [rows, columns] of every rank, also for FP8."""
     from overlap_sweep.backends.torch.communicator import all_gather
     from overlap_sweep.backends.torch.overlap import as_bytes
 

@@ -7,6 +7,7 @@ tp] between a column-parallel and a row-parallel operator.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,6 @@ from overlap_sweep.overlap.models import LinearShape, operator_shape
 from overlap_sweep.overlap.space import PHASES, Setting, slot
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-
 
 EPSILON = 1e-5
 """Epsilon of norms, as in Transformer Engine's layers."""
@@ -178,12 +178,12 @@ def build_layer(
 
     def make_operator(name: str) -> Operator:
         shape = operator_shape(point, name)
-        _check_sm_count({slot: s for slot, s in settings.items() if slot.startswith(f"{name}_")}, ranks)
         linear = parallel_linear(name, shape, settings, plain, overlapped)
         return Operator(point, shape, linear, ranks.device)
 
-    torch.manual_seed(seed)
     kind = point["layer"]["kind"]
+    _check_sm_count(settings, ranks)
+    torch.manual_seed(seed)
     module = _layer(kind, point, make_operator, partial(_norm, point, ranks.device))
     # Every layer but the bare row-parallel linear begins with a column-parallel operator.
     input_shape = operator_shape(point, "proj" if kind == "linear" else "qkv").input_shape
@@ -258,7 +258,6 @@ class Residual(torch.nn.Module):
 def _layer(
     kind: str, point: Mapping[str, Any], operator: Callable[[str], Operator], norm: Callable[[], torch.nn.Module]
 ) -> torch.nn.Module:
-    """Returns the layer of this kind, made of `operator`'s and `norm`'s modules."""
     match kind:
         case "linear":
             return operator("proj")
@@ -270,16 +269,13 @@ def _layer(
         case "multihead_attention":
             return _chain(norm=norm(), qkv=operator("qkv"), core=Attention(point), proj=operator("proj"))
         case "transformer_layer":
-            blocks = (_layer(part, point, operator, norm) for part in ("multihead_attention", "layernorm_mlp"))
-            return _chain(**dict(zip(("attention", "mlp"), map(Residual, blocks), strict=True)))
+            attention, mlp = (_layer(part, point, operator, norm) for part in ("multihead_attention", "layernorm_mlp"))
+            return _chain(attention=Residual(attention), mlp=Residual(mlp))
     raise ValueError(kind)
 
 
 def _chain(**parts: torch.nn.Module) -> torch.nn.Sequential:
-    chain = torch.nn.Sequential()
-    for name, part in parts.items():
-        chain.add_module(name, part)
-    return chain
+    return torch.nn.Sequential(OrderedDict(parts))
 
 
 def _norm(point: Mapping[str, Any], device: torch.device) -> torch.nn.Module:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -71,11 +71,8 @@ def calibrate(precision: str, step: Callable[[], object]) -> None:
 
 
 def freeze() -> None:
-    """Freezes all scales.
-
-    Steps no longer update them or reduce them over the ranks: Megatron-LM does that once for a whole model, so it is
-    not part of an operator's time. Layers register for updates only in their first forward, and the reset removes them.
-    """
+    """Has steps no longer update scales or reduce them over the ranks: Megatron-LM does that once for a whole model, so
+    it is not part of an operator's time. Layers register for updates only in their first forward."""
     FP8GlobalStateManager.reset()
 
 
@@ -99,21 +96,17 @@ def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: 
         with autocast(point["precision"], group):
             return module_forward(x, first)
 
-    linear = ParallelLinear(forward, parameters, shape.input_shape, shape.output_shape)
-    seed = point["workload"]["seed"] + ranks.rank
-    calibrate(point["precision"], partial(_step, linear, partial(forward, first=True), seed))
+    def step() -> None:
+        weight = parameters["weight"]
+        generator = torch.Generator(weight.device).manual_seed(point["workload"]["seed"] + ranks.rank)
+        draw: dict[str, Any] = {"generator": generator, "device": weight.device, "dtype": weight.dtype}
+        x = torch.randn(shape.input_shape, **draw).requires_grad_()
+        gradient = torch.randn(shape.output_shape, **draw)
+        torch.autograd.grad(forward(x, first=True), (x, *parameters.values()), gradient)
+
+    calibrate(point["precision"], step)
     freeze()
-    return linear
-
-
-def _step(linear: ParallelLinear, forward: Callable[[Tensor], Tensor], seed: int) -> None:
-    """Runs a forward and backward on random input."""
-    weight = linear.parameters["weight"]
-    generator = torch.Generator(weight.device).manual_seed(seed)
-    draw: dict[str, Any] = {"generator": generator, "device": weight.device, "dtype": weight.dtype}
-    x = torch.randn(linear.input_shape, **draw).requires_grad_()
-    gradient = torch.randn(linear.output_shape, **draw)
-    torch.autograd.grad(forward(x), (x, *linear.parameters.values()), gradient)
+    return ParallelLinear(forward, parameters, shape.input_shape, shape.output_shape)
 
 
 def _transformer_engine_module(
@@ -210,10 +203,13 @@ def build_layer(
     if purpose == "floor":
         group = SilentGroup(ranks.rank % tp_size, tp_size)
     torch.manual_seed(seed)
-    module = _layer(point, group, _te_switches(config.switches))
+    # No switches mean no overlap.
+    is_on = config.switches.get("tp_comm_overlap", False)
+    switches = {ours: is_on and config.switches[theirs] for ours, theirs in MEGATRON_NAMES.items()}
+    module = _layer(point, group, switches)
     _name_bulk_overlaps(module)
     if config.switches.get("tp_comm_overlap_disable_qkv"):
-        _disable_qkv(module, _te_switches(config.switches))
+        _disable_qkv(module, switches)
     # Training updates the scales in every step. The library's global state would update every layer in the process as
     # one model, so a layer that trains has its own state.
     state = FP8GlobalState() if training else None
@@ -236,12 +232,6 @@ def build_layer(
     return ParallelLayer(module, forward, (rows // batch, batch, features), prepare, calibrate_layer)
 
 
-def _te_switches(switches: Mapping[str, bool]) -> Switches:
-    """Returns Transformer Engine's arguments for Megatron-Core's switches; no switches mean no overlap."""
-    on = switches.get("tp_comm_overlap", False)
-    return {ours: on and switches[theirs] for ours, theirs in MEGATRON_NAMES.items()}
-
-
 def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: Switches) -> torch.nn.Module:
     model, kind = point["model"], point["layer"]["kind"]
     hidden_size, parallel = model["hidden_size"], point["tp_size"] > 1
@@ -251,7 +241,9 @@ def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: 
         "tp_size": point["tp_size"],
         "sequence_parallel": parallel,
         "bias": model["bias"],
-        "init_method": _initializer(hidden_size),
+        # The library's fixed deviation makes the attention of wide models all but one-hot, where the last bit of a sum
+        # decides, and nothing could be compared. This keeps activations at about 1 for any width.
+        "init_method": lambda weight: torch.nn.init.normal_(weight, std=hidden_size**-0.5),
     }
     if kind in ("linear", "layernorm_linear"):
         # The attention's output projection, or the projection to queries, keys and values.
@@ -259,12 +251,8 @@ def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: 
         shape = operator_shape(point, operator)
         own = {name: switches[name] for name in SWITCHES_OF_PARALLEL[shape.parallel]}
         return _linear(point, shape, parallel_mode=shape.parallel, ub_name=operator, **common, **own)
-    common |= switches
-    common |= {
-        "normalization": model["normalization"],
-        "output_layer_init_method": _initializer(hidden_size),
-        "set_parallel_mode": True,
-    }
+    common |= switches | {"normalization": model["normalization"], "set_parallel_mode": True}
+    common["output_layer_init_method"] = common["init_method"]
     activation = "swiglu" if model["gated_mlp"] else "gelu"
     if kind == "layernorm_mlp":
         return te.LayerNormMLP(hidden_size, model["ffn_hidden_size"], activation=activation, **common)
@@ -298,10 +286,9 @@ def _name_bulk_overlaps(module: torch.nn.Module) -> None:
     function that it calls takes them in the other. Megatron-LM builds no such module, so without this a file with one
     of the two would be proven with the other.
     """
-    if _mlp_swaps_bulk_overlaps():
-        for part in module.modules():
-            if isinstance(part, te.LayerNormMLP):
-                part.ub_bulk_dgrad, part.ub_bulk_wgrad = part.ub_bulk_wgrad, part.ub_bulk_dgrad
+    for part in module.modules():
+        if isinstance(part, te.LayerNormMLP) and _mlp_swaps_bulk_overlaps():
+            part.ub_bulk_dgrad, part.ub_bulk_wgrad = part.ub_bulk_wgrad, part.ub_bulk_dgrad
 
 
 @cache
@@ -313,15 +300,6 @@ def _mlp_swaps_bulk_overlaps() -> bool:
         for source in map(inspect.getsource, (te.LayerNormMLP.forward, own["_LayerNormMLP"]))
     }
     return len(orders) == 2
-
-
-def _initializer(hidden_size: int) -> Callable[[Tensor], Tensor]:
-    """Returns an initialiser that keeps activations at about 1 for any width of the model.
-
-    The library's fixed deviation makes the attention of wide models all but one-hot, where the last bit of a sum
-    decides, and nothing could be compared.
-    """
-    return lambda weight: torch.nn.init.normal_(weight, std=hidden_size**-0.5)
 
 
 def _disable_qkv(module: torch.nn.Module, switches: Switches) -> None:

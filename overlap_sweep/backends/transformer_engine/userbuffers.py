@@ -11,7 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import cache, partial
 from typing import Any
@@ -42,25 +42,12 @@ _current: dict[str, Any] | None = None
 
 def initialize_for(point: Mapping[str, Any], ub_cfgs: Mapping[str, Setting]) -> None:
     """Initialises the userbuffers for a point of an operator or a layer, see `initialize`."""
-    initialize(
-        tokens=point["workload"]["tokens"],
-        hidden_size=point["model"]["hidden_size"],
-        tp_size=point["tp_size"],
-        fp8=point["precision"] in RECIPES,
-        bootstrap_backend=point["runtime"]["bootstrap_backend"],
-        ub_cfgs=ub_cfgs,
-        with_cublasmp=_checked_cublasmp(point),
-    )
-
-
-def _checked_cublasmp(point: Mapping[str, Any]) -> bool:
-    """Returns whether cuBLASMp overlaps the point. Raises Refused if it might use NVLink multicast that is off."""
-    if not uses_cublasmp(point):
-        return False
+    runtime, with_cublasmp = point["runtime"], uses_cublasmp(point)
     # It takes its multicast addresses from NCCL, which creates none then.
-    if not point["runtime"]["multicast"] and os.environ.get("NCCL_NVLS_ENABLE") != "0":
+    if with_cublasmp and not runtime["multicast"] and os.environ.get("NCCL_NVLS_ENABLE") != "0":
         raise Refused("cuBLASMp could use NVLink multicast, since NCCL_NVLS_ENABLE is not 0 in this process")
-    return True
+    sizes = point["workload"]["tokens"], point["model"]["hidden_size"], point["tp_size"]
+    initialize(*sizes, point["precision"] in RECIPES, runtime["bootstrap_backend"], ub_cfgs, with_cublasmp)
 
 
 def initialize(
@@ -115,14 +102,11 @@ def _unsupported(ub_cfgs: Mapping[str, Setting], with_cublasmp: bool) -> str | N
     """Returns why this build of the library or this GPU would not do what is wanted, or None."""
     if with_cublasmp and not getattr(tex, "nvte_built_with_cublasmp", lambda: False)():
         return "it was built without cuBLASMp (NVTE_WITH_CUBLASMP=1)"
-    priorities = [
-        (slot, knob, setting[knob]) for slot, setting in ub_cfgs.items() for knob in PRIORITIES if knob in setting
-    ]
-    if priorities:
-        lowest, highest = tex.get_stream_priority_range()
-        for slot, knob, value in priorities:
-            if not highest <= value <= lowest:
-                return f"{slot}: {knob}={value} is not among this GPU's priorities, {highest} to {lowest}"
+    for slot, setting in ub_cfgs.items():
+        for knob in setting.keys() & PRIORITIES:
+            lowest, highest = tex.get_stream_priority_range()
+            if not highest <= setting[knob] <= lowest:
+                return f"{slot}: {knob}={setting[knob]} is not among this GPU's priorities, {highest} to {lowest}"
     return None
 
 
@@ -150,21 +134,15 @@ def _kept_bootstrap_groups() -> Iterator[None]:
     memory, for every point of a sweep.
     """
 
-    def kept(name: str) -> Callable[..., Any]:
-        make = getattr(dist, name)
+    def kept(make: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        key = make, str(arguments), str(keywords)
+        if key not in _groups:
+            _groups[key] = make(*arguments, **keywords)
+        return _groups[key]
 
-        def get(*arguments: Any, **keywords: Any) -> Any:
-            key = name, str(arguments), str(keywords)
-            if key not in _groups:
-                _groups[key] = make(*arguments, **keywords)
-            return _groups[key]
-
-        return get
-
-    with (
-        patch.object(dist, "new_group", kept("new_group")),
-        patch.object(dist, "new_subgroups_by_enumeration", kept("new_subgroups_by_enumeration")),
-    ):
+    with ExitStack() as stack:
+        for name in ("new_group", "new_subgroups_by_enumeration"):
+            stack.enter_context(patch.object(dist, name, partial(kept, getattr(dist, name))))
         yield
 
 
@@ -179,14 +157,12 @@ _open: list[Held] = []
 def build_kernel(
     point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks
 ) -> Callable[[int], Outputs]:
-    gathers = problem.shape.gathers
-    moved = problem.inputs[0].data if gathers else problem.whole[0].data
-    columns = problem.shape.k if gathers else problem.shape.n
     if reason := _unsupported({point["kernel"]: setting}, with_cublasmp=False):
         raise Refused(f"Transformer Engine: {reason}")
     destroy()
+    gathers = problem.shape.gathers
     try:
-        held = [_communicator(setting, [problem.shape.m, columns], moved.dtype, gathers, point, ranks)]
+        held = [_communicator(setting, problem, point["runtime"]["bootstrap_backend"], ranks)]
     except (ValueError, AssertionError) as error:
         raise Refused(f"Transformer Engine: {error}") from error
     _open.append(held)
@@ -195,13 +171,13 @@ def build_kernel(
     return partial(call, held, _for_gemm(problem.weight), problem)
 
 
-def _communicator(
-    setting: Setting, size: list[int], dtype: torch.dtype, gathers: bool, point: Mapping[str, Any], ranks: Ranks
-) -> Any:
+def _communicator(setting: Setting, problem: Problem, bootstrap_backend: str, ranks: Ranks) -> Any:
     """Returns a communicator like those that initialize_ub makes for a slot."""
-    fp8 = dtype == torch.float8_e4m3fn
+    shape, gathers = problem.shape, problem.shape.gathers
+    dtype = as_bytes((problem.inputs if gathers else problem.whole)[0].data).dtype
     lowest, highest = tex.get_stream_priority_range()
-    buffer = size, torch.uint8 if fp8 else dtype, _bootstrap(point["runtime"]["bootstrap_backend"]), ranks.world_size
+    size = [shape.m, shape.k if gathers else shape.n]
+    buffer = size, dtype, _bootstrap(bootstrap_backend), ranks.world_size
     common = {
         "num_max_streams": KERNEL_STREAMS,
         "comm_cga_size": setting["cga_size"],
@@ -220,8 +196,7 @@ def _communicator(
 
 @cache
 def _bootstrap(backend: str) -> Any:
-    """Returns the helper that exchanges the buffers' handles; created once, because a process group is never fully
-    freed."""
+    # Created once, because a process group is never fully freed.
     group = dist.new_group(backend=backend)
     return tex.CommOverlapHelper(group, group)
 
