@@ -22,11 +22,11 @@ from overlap_sweep.hydra_adapter.overrides import (
     as_typed,
     choice_of,
     is_choice,
+    is_in_map,
     is_number,
     parsed,
     sets_only_numbers,
 )
-from overlap_sweep.hydra_adapter.schemas import is_in_map
 
 
 def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[str]) -> DictConfig:

@@ -20,9 +20,14 @@ from hydra.plugins.completion_plugin import CompletionPlugin
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep.declared import shown
-from overlap_sweep.hydra_adapter import schemas
 from overlap_sweep.hydra_adapter.mistakes import flags_first
-from overlap_sweep.hydra_adapter.overrides import NUMBERED, quoted_for_hydra
+from overlap_sweep.hydra_adapter.overrides import (
+    NUMBERED,
+    SCHEMAS,
+    option_named,
+    quoted_for_hydra,
+    workloads_with_section,
+)
 from overlap_sweep.hydra_adapter.plugins import ABOUT_SUBMITIT, LAUNCHERS, SWEEPERS
 from overlap_sweep.options import NOT_GIVEN, Option, about, listed, options_of, sections_of
 from overlap_sweep.program import analyze_program, launch_program
@@ -94,8 +99,8 @@ def sentences(loader: ConfigLoader, group: str) -> dict[str, str]:
 
 def workload_pages(name: str) -> list[Page]:
     """Returns a workload's options: its own first, those of all workloads last."""
-    sections = sections_of(schemas.schema(name))
-    own_first = sorted(sections, key=lambda each: len(schemas.workloads_with_section(each)))
+    sections = sections_of(SCHEMAS[name])
+    own_first = sorted(sections, key=lambda each: len(workloads_with_section(each)))
     return [section_page(each, sections[each]) for each in own_first]
 
 
@@ -104,8 +109,8 @@ def section_page(section: type, options: Sequence[Option]) -> Page:
     parent = options[0].name.rpartition(".")[0].partition(".")[0]
     if parent:
         return Page(parent, about(section), options)
-    users = schemas.workloads_with_section(section)
-    owner = "every workload" if users == schemas.workload_names() else f"workload={listed(users)}"
+    users = workloads_with_section(section)
+    owner = "every workload" if users == tuple(SCHEMAS) else f"workload={listed(users)}"
     return Page(f"Options of {owner}", "", options)
 
 
@@ -161,7 +166,7 @@ def _chosen(config: DictConfig, chosen: set[str]) -> Iterator[str]:
     if "hydra/launcher" in chosen and launcher in LAUNCHERS:
         pages.append(launcher_page(launcher, type(LAUNCHERS[launcher])))
     if "hydra/sweeper" in chosen or sweeper != "basic":
-        pages.append(sweeper_page(sweeper, schemas.schema(name)))
+        pages.append(sweeper_page(sweeper, SCHEMAS[name]))
     if chosen - {"hydra/launcher", "hydra/sweeper"}:
         if name in EXAMPLE_OF:
             yield f"Example: {launch_program()} {EXAMPLE_OF[name]}"
@@ -231,6 +236,6 @@ def _completed_values(loader: ConfigLoader, word: str) -> list[str]:
         return []
     *before, last = begun.rpartition(",")
     name = key.lstrip("+")
-    of_option = next((option.choices for option in schemas.all_options() if option.name == name), ())
-    values = choices(loader, name) if name in GROUPS else of_option
+    option = option_named(name)
+    values = choices(loader, name) if name in GROUPS else option.choices if option else ()
     return [f"{key}={''.join(before)}{value}" for value in values if value.startswith(last)]

@@ -21,8 +21,18 @@ from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from overlap_sweep.declared import has_key
 from overlap_sweep.errors import UsageError, UserError, end, nearest
-from overlap_sweep.hydra_adapter import schemas
-from overlap_sweep.hydra_adapter.overrides import NUMBERED, as_typed, in_quotes, parsed, quoted_for_hydra
+from overlap_sweep.hydra_adapter.overrides import (
+    NUMBERED,
+    SCHEMAS,
+    all_options,
+    as_typed,
+    in_quotes,
+    is_in_map,
+    option_named,
+    parsed,
+    quoted_for_hydra,
+    workloads_with,
+)
 from overlap_sweep.hydra_adapter.plugins import LAUNCHERS
 from overlap_sweep.options import listed, options_of
 from overlap_sweep.program import launch_program
@@ -114,18 +124,18 @@ def check_keys(overrides: Iterable[str]) -> None:
             continue
         # With a + Hydra would take an unknown option of its own and ignore it.
         of_hydra = override.is_hydra_override()
-        if not (has_key(HydraConf, key.removeprefix("hydra.")) if of_hydra else schemas.workloads_with(key)):
+        if not (has_key(HydraConf, key.removeprefix("hydra.")) if of_hydra else workloads_with(key)):
             raise UsageError(unknown_option(key))
 
 
 def unknown_key(key: str, workload: str) -> str:
     """Returns the error about a dotted key that the workload's configuration lacks, or lacks until it is added."""
-    return to_be_added(key) if has_key(schemas.schema(workload), key) else unknown_option(key, workload)
+    return to_be_added(key) if has_key(SCHEMAS[workload], key) else unknown_option(key, workload)
 
 
 def unknown_option(key: str, workload: str | None = None) -> str:
     """Returns the error about a dotted key that the workload lacks: the workloads that have it, or the nearest key."""
-    instead, owners = _instead_of(key), schemas.workloads_with(key)
+    instead, owners = _instead_of(key), workloads_with(key)
     if owners:
         return f"{key} requires workload={listed(owners)}.{f' {instead}' if instead else ''}"
     if key.startswith("hydra."):
@@ -136,8 +146,8 @@ def unknown_option(key: str, workload: str | None = None) -> str:
     elif instead:
         return f"Unknown option {key}. {instead}"
     else:
-        own = [option.name for option in options_of(schemas.schema(workload))] if workload else []
-        everyones = [option.name for option in schemas.all_options()]
+        own = [option.name for option in options_of(SCHEMAS[workload])] if workload else []
+        everyones = [option.name for option in all_options()]
         near = _nearest(key, [*own, *_GROUPS]) or _nearest(key, [*everyones, *_GROUPS])
         listing = f"See {launch_program()} workload={workload or '<name>'} --help."
     return f"Unknown option {key}. {f'Did you mean {near}?' if near else listing}"
@@ -148,7 +158,7 @@ def _nearest(key: str, known: Sequence[str]) -> str | None:
     part."""
     near = nearest(key, known)
     below = key.split(".")[near.count(".") + 1 :] if near else []
-    return f"+{near}.{'.'.join(below)}" if below and schemas.is_in_map(f"{near}.") else near
+    return f"+{near}.{'.'.join(below)}" if below and is_in_map(f"{near}.") else near
 
 
 def to_be_added(key: str) -> str:
@@ -167,7 +177,7 @@ def wrong_value(override: str, reason: str) -> str:
     key, _, value = override.lstrip("+").partition("=")
     if found := re.search(r"could not be converted to (\w+)|not a valid (bool)\b", reason):
         problem = _KINDS.get(found[1] or "Boolean")
-        option = next((option for option in schemas.all_options() if option.name == key), None)
+        option = option_named(key)
         if problem and option:
             allowed = listed(option.choices) if option.choices else f"a value from {option.values}"
             return f"{key}={value} is {problem}; give {allowed}."
@@ -234,7 +244,7 @@ def one_line(error: Exception) -> str:
     if found := re.search(r"Could not (?:override|append|delete|add|find)[^']*'([^'@]+)", text):
         key = found[1]
         # In a map with free keys, such as distributed.env, all but the last part exists.
-        is_free = "." in key and getattr(error.__cause__, "full_key", None) == key and schemas.workloads_with(key)
+        is_free = "." in key and getattr(error.__cause__, "full_key", None) == key and workloads_with(key)
         return to_be_added(key) if is_free else unknown_option(key)
     if found := re.search(r"raised while resolving interpolation: Key '(\w+)' not in", text):
         return f"workload.name does not match the configuration, which has no {found[1]}; set workload=... instead."
@@ -265,7 +275,8 @@ def _several_values(override: str) -> str:
     key, _, values = override.partition("=")
     if key.lstrip("+").startswith("hydra."):
         return f"{override}: {key} takes one value; quote a value with commas, as in '{key}=\"a,b\"'."
-    takes_list = any(option.name == key and option.values == "list" for option in schemas.all_options())
+    option = option_named(key)
+    takes_list = option is not None and option.values == "list"
     as_list = f", or give one list: {key}=[{values}]" if takes_list else ""
     command = shlex.join([*launch_program().split(), "-m", *map(as_typed, sys.argv[1:])])
     return f"{override} has several values; add -m to sweep over them{as_list}: {command}"
@@ -273,14 +284,14 @@ def _several_values(override: str) -> str:
 
 def _unreadable(override: str) -> str:
     key, equals, value = override.partition("=")
-    if equals and schemas.is_in_map(key.lstrip("+")) and not re.search(r"""["'()\[\]]|\{[^{}]*,""", value):
+    if equals and is_in_map(key.lstrip("+")) and not re.search(r"""["'()\[\]]|\{[^{}]*,""", value):
         whole = shlex.quote(f"{key}={in_quotes(value)}")
         each = shlex.quote(f"{key}={','.join(in_quotes(one.strip()) for one in value.split(','))}")
         several = f" to sweep over several, quote each: {each}; for one value:" if "," in value else " quote it:"
         return f"{override} cannot be parsed;{several} {whole}."
     if equals:
         return f"{override} cannot be parsed; quote values with commas, brackets or spaces, as in '{key}=\"a,b\"'."
-    if schemas.workloads_with(key):
+    if workloads_with(key):
         return f"{key} has no value; give {key}=... ."
     return f"{key} is not of the form option=value. {_see_help()}"
 

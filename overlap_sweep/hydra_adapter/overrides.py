@@ -1,4 +1,4 @@
-"""The words of a command line, in Hydra's grammar.
+"""The words of a command line, in Hydra's grammar, and the options of all workloads that they may set.
 
 Config groups of numbers take every whole number: `num_sm=37` is a choice, with or without a file in conf/num_sm/. Hydra
 itself takes only texts as choices, so that a number is given to it in quotes: `num_sm='37'`. Everything of ours that
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString
@@ -20,9 +21,10 @@ from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
-from overlap_sweep.declared import verbatim_options
+from overlap_sweep.config import PointConfig
+from overlap_sweep.declared import has_key, verbatim_options
 from overlap_sweep.errors import UsageError
-from overlap_sweep.hydra_adapter import schemas
+from overlap_sweep.options import Option, options_of, sections_of
 
 NUMBERED = ("tp_size", "num_sm")
 """Groups that set the option of the same name."""
@@ -34,6 +36,55 @@ _HYDRAS = re.compile(rf"(?:null|{_QUOTED}(?:,{_QUOTED})*)?", re.DOTALL)
 """Values of verbatim options that are Hydra's: null, and one or several in quotes, to be swept."""
 _NOT_ESCAPED = r"(?<!\\)((?:\\\\)*)\$\{"
 _ESCAPED = r"\1\\${"
+
+
+Groups = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""Options that a config group sets, by group and choice."""
+
+SCHEMAS: dict[str, type[PointConfig]] = {}
+"""Options by workload, as `register` got them."""
+
+
+def register(schemas: Mapping[str, type[PointConfig]], groups: Groups) -> None:
+    """Registers the workloads' options, their config groups and further ones with Hydra."""
+    SCHEMAS.update(schemas)
+    store = ConfigStore.instance()
+    for name, each in schemas.items():
+        store.store(name=f"{name}_options", node=each)
+    for some in (groups, *(each.groups for each in schemas.values())):
+        for group, choices in some.items():
+            for name, node in choices.items():
+                store.store(group=group, name=name, node=dict(node), package="_global_")
+
+
+def all_options() -> Iterator[Option]:
+    """Yields the options of every workload."""
+    return (option for each in SCHEMAS.values() for option in options_of(each))
+
+
+def option_named(name: str) -> Option | None:
+    return next((option for option in all_options() if option.name == name), None)
+
+
+def workloads_with(key: str) -> list[str]:
+    """Returns the workloads that have the dotted key, which may be below a map such as distributed.env."""
+    return [name for name, each in SCHEMAS.items() if has_key(each, key)]
+
+
+def is_in_map(key: str) -> bool:
+    """Returns whether the dotted key is one that users choose, directly below a map such as distributed.env."""
+    return key.rpartition(".")[0] in _maps(tuple(SCHEMAS))
+
+
+@cache
+def _maps(_workloads: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(option.name for option in all_options() if option.is_map)
+
+
+@cache
+def workloads_with_section(section: type) -> tuple[str, ...]:
+    """Returns the workloads that have the dataclass's options."""
+    return tuple(name for name, each in SCHEMAS.items() if section in sections_of(each))
 
 
 def parsed(words: Iterable[str], loader: ConfigLoader | None = None) -> list[Override]:
@@ -71,12 +122,8 @@ def override_value(value: Any) -> str:
 def quoted_for_hydra(words: Sequence[str]) -> list[str]:
     """Returns the command line with quotes for Hydra around values that are taken as they were typed, such as those of
     `job.command`, and around numbers that are choices of a group. What this returned once is left as it is."""
-    # mypy takes the class for its instances, which have no hash.
-    verbatim = {
-        name
-        for each in schemas.workload_names()
-        for name in verbatim_options(schemas.schema(each))  # type: ignore[arg-type]
-    }
+    schemas: Iterable[type] = SCHEMAS.values()
+    verbatim = {name for schema in schemas for name in verbatim_options(schema)}
 
     def quoted(word: str) -> str:
         key, _, value = word.partition("=")

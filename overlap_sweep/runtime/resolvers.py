@@ -12,8 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import backends, workloads
 from overlap_sweep.declared import short_key, spellings
-from overlap_sweep.hydra_adapter import schemas
 from overlap_sweep.hydra_adapter.overrides import as_typed, fixed_keys
+from overlap_sweep.hydra_adapter.overrides import register as register_options
 from overlap_sweep.results.identity import HOW_TO_RUN
 from overlap_sweep.results.points import fitting
 from overlap_sweep.results.run_directory import last_sweep
@@ -26,7 +26,7 @@ def register() -> None:
     """Registers the workloads' schemas and config groups with Hydra, and the resolvers that conf/ and the launchers'
     options use. Calling it again changes nothing."""
     own_backends = {name: {"backend": name} for name in ("auto", *backends.names())}
-    schemas.register({name: workloads.schema(name) for name in workloads.names()}, {"backend": own_backends})
+    register_options({name: workloads.schema(name) for name in workloads.names()}, {"backend": own_backends})
     resolvers: dict[str, Any] = {
         "point_name": lambda *, _root_: point_name(
             _root_, list(map(as_typed, _root_.hydra.overrides.task)), _root_.hydra.callbacks.start.fixed_keys.split(",")
@@ -101,9 +101,9 @@ def point_name(config: Config, overrides: Sequence[str], fixed: Collection[str] 
     those with `fixed` keys, and of those with characters that no name can have.
     """
     workload, config = workloads.of(config), workloads.with_ranks(config)
-    schema, named = workloads.schema(workload.name), _ALWAYS_NAMED | {*workload.named}
-    # mypy takes the class for its instances, which have no hash.
-    varying, rest, also = [], [], spellings(schema)  # type: ignore[arg-type]
+    schema: type = workloads.schema(workload.name)
+    named = _ALWAYS_NAMED | {*workload.named}
+    varying, rest, also = [], [], spellings(schema)
     for override in (override.lstrip("+~") for override in overrides):
         key, equals, value = override.partition("=")
         if key in named or override.startswith(_NOT_NAMED):

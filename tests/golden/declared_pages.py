@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from overlap_sweep import workloads
 from overlap_sweep.commands import compare, frames, history, query, report
 from overlap_sweep.hydra_adapter.help import GROUPS, Page, choices, launcher_page, section_page, sentences
-from overlap_sweep.hydra_adapter.overrides import NUMBERED
+from overlap_sweep.hydra_adapter.overrides import NUMBERED, workloads_with_section
 from overlap_sweep.hydra_adapter.plugins import LAUNCHERS, SWEEPERS
-from overlap_sweep.hydra_adapter.schemas import workloads_with_section
 from overlap_sweep.options import sections_of
 from overlap_sweep.report import diagnosis
 from tests.composed import hydra
