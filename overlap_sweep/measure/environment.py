@@ -43,8 +43,6 @@ _CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*mhz", re.IGNORECASE)
 
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*$")
 
-_UNIQUE_ID = "Unique ID"
-
 Cards = Mapping[str, Mapping[str, Any]]
 
 ROCM_SMI_INTERVAL_S = 1.0
@@ -83,16 +81,13 @@ def query_rocm_smi(card: str | None = None) -> tuple[Cards, str]:
     command = ["rocm-smi", *(("-d", card.removeprefix("card")) if card else ()), *_QUERY]
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S).stdout.strip()
+        return rocm_cards(text), text
     except (FileNotFoundError, PermissionError):
-        warnings.warn("rocm-smi is not in PATH; clocks, power and temperatures are not recorded.", stacklevel=2)
-        return {}, ""
+        problem = "is not in PATH"
     except subprocess.TimeoutExpired:
-        warnings.warn(
-            f"rocm-smi did not answer within {TIMEOUT_S:g} s; clocks, power and temperatures are not recorded.",
-            stacklevel=2,
-        )
-        return {}, ""
-    return rocm_cards(text), text
+        problem = f"did not answer within {TIMEOUT_S:g} s"
+    warnings.warn(f"rocm-smi {problem}; clocks, power and temperatures are not recorded.", stacklevel=2)
+    return {}, ""
 
 
 def rocm_cards(text: str) -> Cards:
@@ -128,7 +123,7 @@ def rocm_card(device: torch.device, cards: Cards) -> str | None:
     unique = bytes.fromhex(str(torch.cuda.get_device_properties(device).uuid).replace("-", "")).decode(
         "ascii", "replace"
     )
-    by_id = {str(card.get(_UNIQUE_ID, "")).lower().removeprefix("0x"): name for name, card in cards.items()}
+    by_id = {str(card.get("Unique ID", "")).lower().removeprefix("0x"): name for name, card in cards.items()}
     if unique.lower() in by_id:
         return by_id[unique.lower()]
     index = device.index or 0
@@ -136,8 +131,7 @@ def rocm_card(device: torch.device, cards: Cards) -> str | None:
         index = int(visible.split(",")[index])
     if (name := f"card{index}") in cards:
         return name
-    message = f"rocm-smi lists no {name} for {device}; its clocks, power and temperature are not recorded."
-    warnings.warn(message, stacklevel=2)
+    warnings.warn(f"rocm-smi lists no {name} for {device}; its clocks are not recorded.", stacklevel=2)
     return None
 
 
@@ -209,12 +203,12 @@ def _reader_for(device: torch.device) -> Callable[[], Sample] | None:
         return None if handle is None else lambda: Sample(read_nvml(handle))
     cards, _ = query_rocm_smi()
     card = rocm_card(device, cards) if cards else None
-    return (lambda: _rocm_sample(card)) if card else None
 
+    def read() -> Sample:
+        found, text = query_rocm_smi(card)
+        return Sample(rocm_values(found.get(str(card), {})), text)
 
-def _rocm_sample(card: str) -> Sample:
-    cards, text = query_rocm_smi(card)
-    return Sample(rocm_values(cards.get(card, {})), text)
+    return read if card else None
 
 
 def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, Any]:

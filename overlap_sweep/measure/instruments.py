@@ -129,14 +129,10 @@ class _NamedPass:
     def __call__(self, *arguments: Any) -> Any:
         with named_range(self.name, arguments[0] if arguments else None):
             result = self.run(*arguments)
-            say(f"{self.name}: enqueued{_result(result)}")
+            gradients = f" with {len(result)} gradients" if isinstance(result, Mapping) else ""
+            output = f" with output {_shape(result)}" if isinstance(result, Tensor) else gradients
+            say(f"{self.name}: enqueued{output}")
         return result
-
-
-def _result(result: Any) -> str:
-    if isinstance(result, Tensor):
-        return f" with output {_shape(result)}"
-    return f" with {len(result)} gradients" if isinstance(result, Mapping) else ""
 
 
 def _shape(tensor: Tensor) -> str:

@@ -109,9 +109,8 @@ class Variant:
 
     def passes(self) -> Iterator[tuple[str, Callable[[int, Any], Any]]]:
         """Yields each pass's name and its function of the repeat and the previous pass's result."""
-        step = self.step
         yield from self.computation()
-        if step:
+        if step := self.step:
             yield "step", lambda _repeat, _kept: step()
 
     def computation(self) -> Iterator[tuple[str, Callable[[int, Any], Any]]]:
@@ -128,7 +127,6 @@ class Turn:
     """One repeat on this rank."""
 
     us: dict[str, float]
-    """Times by pass, in microseconds."""
     late: bool
     """Whether the host was slower than the GPU."""
 
@@ -137,18 +135,31 @@ Clock = Callable[[Variant, int], Turn]
 """Times every pass of the variant in the repeat of this number. Collective."""
 
 
+Marks = dict[str, tuple[Mark, Mark]]
+
+
+def _marked(variant: Variant, repeat: int, device: torch.device, get_ready: Callable[[], None]) -> Marks:
+    """Runs the passes, each once the ranks are ready. Returns the marks before and behind each."""
+    marks, kept = {}, None
+    for name, run in variant.passes():
+        get_ready()
+        start = Mark(device)
+        kept = run(repeat, kept)
+        marks[name] = start, Mark(device)
+    return marks
+
+
+def _us(marks: Marks) -> dict[str, float]:
+    return {name: end.after_ns(start) / 1e3 for name, (start, end) in marks.items()}
+
+
 def host_clock(ranks: Ranks) -> Clock:
     """Returns a clock by marks without anything enqueued ahead; every pass starts when all ranks are ready."""
 
     def turn(variant: Variant, repeat: int) -> Turn:
-        marks, kept = {}, None
-        for name, run in variant.passes():
-            ranks.barrier()
-            start = Mark(ranks.device)
-            kept = run(repeat, kept)
-            marks[name] = start, Mark(ranks.device)
+        marks = _marked(variant, repeat, ranks.device, ranks.barrier)
         ranks.synchronize()
-        return Turn({name: end.after_ns(start) / 1e3 for name, (start, end) in marks.items()}, late=False)
+        return Turn(_us(marks), late=False)
 
     return turn
 
@@ -161,20 +172,15 @@ def gpu_clock(ranks: Ranks) -> Clock:
     last_gpu_us: dict[Variant, float] = {}
 
     def turn(variant: Variant, repeat: int) -> Turn:
-        marks, kept = {}, None
         enqueuing_us = SPIN_MARGIN * max(last_enqueue_us.values(), default=0.0)
         spin_us = max(FIRST_SPIN_US, enqueuing_us, REST * max(last_gpu_us.values(), default=0.0))
         ranks.barrier()
         spin(ranks, spin_us)
         start_ns = time.perf_counter_ns()
-        for name, run in variant.passes():
-            meet(ranks)
-            start = Mark(ranks.device)
-            kept = run(repeat, kept)
-            marks[name] = start, Mark(ranks.device)
+        marks = _marked(variant, repeat, ranks.device, lambda: meet(ranks))
         enqueue_us = (time.perf_counter_ns() - start_ns) / 1e3
         ranks.barrier()
-        us = {name: end.after_ns(start) / 1e3 for name, (start, end) in marks.items()}
+        us = _us(marks)
         late = enqueue_us > spin_us
         # A GPU that waited for the host has rested. All ranks spin for the same time, or the first would wait for the
         # last inside its collective.
@@ -256,13 +262,9 @@ def time_variants(
             if name not in seldom or repeat < EVERY or repeat % EVERY == 0:
                 measured[name].append(_take_turn(clock, variants[name], next(number)))
         done = repeat + 1
-        if enough and LEAST_REPEATS <= done < repeats and done % EVERY == 0 and enough(_samples(measured, ranks)):
+        if enough and LEAST_REPEATS <= done < repeats and done % EVERY == 0 and enough(_over_ranks(measured, ranks)):
             break
-    return _samples(measured, ranks)
-
-
-def _samples(measured: Mapping[str, Sequence[Turn]], ranks: Ranks) -> dict[str, Samples]:
-    return {name: _over_ranks(turns, ranks) for name, turns in measured.items()}
+    return _over_ranks(measured, ranks)
 
 
 def _take_turn(clock: Clock, variant: Variant, number: int) -> Turn:
@@ -272,12 +274,15 @@ def _take_turn(clock: Clock, variant: Variant, number: int) -> Turn:
     return clock(variant, number)
 
 
-def _over_ranks(turns: Sequence[Turn], ranks: Ranks) -> Samples:
-    us = {name: ranks.slowest([turn.us[name] for turn in turns]) for name in turns[0].us}
-    us["all"] = [sum(passes) for passes in zip(*us.values(), strict=True)]
-    late = ranks.slowest([float(turn.late) for turn in turns])
-    # A single late repeat does not change the median.
-    return Samples(us, sum(late) > len(late) / 2)
+def _over_ranks(measured: Mapping[str, Sequence[Turn]], ranks: Ranks) -> dict[str, Samples]:
+    samples = {}
+    for name, turns in measured.items():
+        us = {one: ranks.slowest([turn.us[one] for turn in turns]) for one in turns[0].us}
+        us["all"] = [sum(passes) for passes in zip(*us.values(), strict=True)]
+        late = ranks.slowest([float(turn.late) for turn in turns])
+        # A single late repeat does not change the median.
+        samples[name] = Samples(us, sum(late) > len(late) / 2)
+    return samples
 
 
 def relative_error(
