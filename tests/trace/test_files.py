@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import zlib
@@ -207,19 +206,3 @@ def test_paths_that_are_no_text(tmp_path: Path, no_ratio: Path) -> None:
     except OSError:
         pytest.skip("the file system takes no such names")
     assert [len(file.rows) for file in read_trace_files(paths)] == [2, 2, 2]
-
-
-def test_shares_have_as_many_large_and_small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = [50, 10, 10, 10, 10, 10, 1]
-    paths = [tmp_path / f"{number}" for number in range(len(sizes))]
-    for path, size in zip(paths, sizes, strict=True):
-        path.write_bytes(b"x" * size * 1000)
-    monkeypatch.setattr(files, "WORTH_A_PROCESS_S", 1e-9)
-    for most in (1, 3, 99):
-        shares = files._shares(paths, most)
-        assert sorted(itertools.chain(*shares)) == paths
-        assert sum(map(bool, shares)) == len(shares) == min(most, len(paths))
-    loads = [sum(path.stat().st_size for path in share) for share in files._shares(paths, 2)]
-    assert sorted(loads) == [30_000, 71_000]
-    monkeypatch.setattr(files, "WORTH_A_PROCESS_S", 1.0)
-    assert len(files._shares(paths, 2)) == 1

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import resources
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.overlap.recipes import RECIPES
 from overlap_sweep.overlap.space import Setting
+from overlap_sweep.results.identity import installed_version
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,11 +41,8 @@ PRECISIONS = ("bf16", *RECIPES)
 LAYER_HAS_DEFAULT = True
 
 MEGATRON_NAMES = {
-    "ub_overlap_ag": "tp_comm_overlap_ag",
-    "ub_overlap_rs": "tp_comm_overlap_rs",
-    "ub_overlap_rs_dgrad": "tp_comm_overlap_rs_dgrad",
-    "ub_bulk_dgrad": "tp_comm_bulk_dgrad",
-    "ub_bulk_wgrad": "tp_comm_bulk_wgrad",
+    f"ub_{name}": f"tp_comm_{name}"
+    for name in ("overlap_ag", "overlap_rs", "overlap_rs_dgrad", "bulk_dgrad", "bulk_wgrad")
 }
 
 Switches = dict[str, bool]
@@ -82,19 +79,23 @@ def unusable(package: str = "transformer_engine") -> str | None:
     distribution, oldest = OLDEST[package]
     if reason := missing(package):
         return reason
-    try:
-        installed = version(distribution)
-    except PackageNotFoundError:
-        # On PYTHONPATH but not installed, as Megatron-LM's sources in some images.
-        return None
-    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < oldest:
+    installed = installed_version(distribution)
+    # None on PYTHONPATH but not installed, as Megatron-LM's sources in some images.
+    if installed and tuple(map(int, re.findall(r"\d+", installed)[:2])) < oldest:
         return f"{distribution} {installed} is too old; overlap_sweep requires {'.'.join(map(str, oldest))} or later"
     return None
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
     of_megatron = unusable("megatron.core") if point["backend"] == "megatron" else None
-    return unusable() or of_megatron or _userbuffers_refusal(point) or _priorities_refusal(point)
+    if reason := unusable() or of_megatron or _userbuffers_refusal(point):
+        return reason
+    if any(s.get("comm_priority") == 0 and not s.get("gemm_priority") for s in space.settings(point).values()):
+        return (
+            "Transformer Engine replaces comm_priority=0 with gemm_priority=0 by its defaults, the GPU's highest "
+            "and lowest; give one of them below 0"
+        )
+    return None
 
 
 def _userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
@@ -109,17 +110,6 @@ def _userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
         return reason
     reasons = (_setting_refusal(slot, setting, point, shape) for slot, setting in settings.items())
     return next(filter(None, reasons), None) or overlap_cfg.slots_refusal(settings)
-
-
-def _priorities_refusal(point: Mapping[str, Any]) -> str | None:
-    """Returns why an operator's priorities would not be used, or None."""
-    for setting in space.settings(point).values():
-        if setting.get("comm_priority") == 0 and not setting.get("gemm_priority"):
-            return (
-                "Transformer Engine replaces comm_priority=0 with gemm_priority=0 by its defaults, the GPU's highest "
-                "and lowest; give one of them below 0"
-            )
-    return None
 
 
 def _cublasmp_refusal(settings: Mapping[str, Setting], point: Mapping[str, Any]) -> str | None:
@@ -185,13 +175,7 @@ def _setting_refusal(slot: str, setting: Mapping[str, Any], point: Mapping[str, 
 @cache
 def cuda_major() -> int | None:
     """Returns the major version of CUDA that Transformer Engine was built for, from its package's name."""
-    for major in (12, 13):
-        try:
-            version(f"transformer-engine-cu{major}")
-        except PackageNotFoundError:
-            continue
-        return major
-    return None
+    return next((major for major in (12, 13) if installed_version(f"transformer-engine-cu{major}")), None)
 
 
 @cache
@@ -347,7 +331,7 @@ def attention_warnings(backend: str | None, maps: str | None = None) -> list[str
 
     `maps`: text of a process's /proc/<pid>/maps, by default of this process.
     """
-    directories = cudnn_directories(Path("/proc/self/maps").read_text() if maps is None else maps)
+    directories = sorted(set(_CUDNN.findall(Path("/proc/self/maps").read_text() if maps is None else maps)))
     warnings = []
     if len(directories) > 1:
         warnings.append(
@@ -360,8 +344,3 @@ def attention_warnings(backend: str | None, maps: str | None = None) -> list[str
             "NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 shows why flash and fused attention were refused."
         )
     return warnings
-
-
-def cudnn_directories(maps: str) -> list[str]:
-    """Returns the folders of the cuDNN libraries that a process has loaded."""
-    return sorted(set(_CUDNN.findall(maps)))

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from overlap_sweep.backends.transformer_engine import attention_backend, attention_warnings, cudnn_directories
+from overlap_sweep.backends.transformer_engine import attention_backend, attention_warnings
 
 OTHERS = """\
 55d0c0000000-55d0c0001000 r--p 00000000 08:01 131 /usr/bin/python3.11
@@ -30,19 +29,6 @@ TORCHS, SYSTEMS = "/venv/lib/nvidia/cudnn/lib", "/usr/lib/x86_64-linux-gnu"
 
 
 @pytest.mark.parametrize(
-    ("maps", "directories"),
-    [
-        ("", []),
-        (OTHERS, []),
-        (OTHERS + OF_TORCH, [TORCHS]),
-        (OF_TORCH + OTHERS + OF_SYSTEM, [SYSTEMS, TORCHS]),
-    ],
-)
-def test_cudnns_are_told_by_the_folders_of_their_libraries(maps: str, directories: list[str]) -> None:
-    assert cudnn_directories(maps) == directories
-
-
-@pytest.mark.parametrize(
     ("backend", "maps", "expected"),
     [
         *((backend, OTHERS + OF_TORCH, []) for backend in (None, "flash (2.8.3)", "fused (cuDNN 9.19.0)")),
@@ -61,11 +47,6 @@ def test_every_reason_to_doubt_is_a_sentence_that_names_what_to_do(
         assert all(name in warning for name in names)
         assert warning.endswith(".")
         assert "\n" not in warning
-
-
-def test_this_process_is_read_where_no_maps_are_given() -> None:
-    own = Path("/proc/self/maps").read_text()
-    assert attention_warnings(None) == attention_warnings(None, own)
 
 
 CHOSEN: dict[str, Any] = {

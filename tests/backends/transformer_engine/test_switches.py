@@ -6,14 +6,13 @@ What they refuse is in tests/golden/expected/refusals.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError
 from itertools import product
 from typing import Any
 
 import pytest
 
 from overlap_sweep.backends import Purpose, transformer_engine
-from overlap_sweep.backends.transformer_engine import DEFAULTS, MEGATRON_NAMES, operator_switches
+from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES, operator_switches
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, methods_allowed
 from tests.make_point import gpu_point
@@ -72,19 +71,10 @@ def test_the_switches_of_an_operator(operator: str) -> None:
     assert others == dict.fromkeys(default, False)
 
 
-def test_the_defaults_have_a_name_in_megatron_core_each() -> None:
-    assert {name: SWITCH_DEFAULTS[theirs] for name, theirs in MEGATRON_NAMES.items()} == DEFAULTS
-
-
 def test_the_cuda_that_it_was_built_for_is_told_by_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     for installed, major in (("transformer-engine-cu12", 12), ("transformer-engine-cu13", 13), ("numpy", None)):
-
-        def version(package: str, installed: str = installed) -> str:
-            if package != installed:
-                raise PackageNotFoundError(package)
-            return "2.20.2"
-
-        monkeypatch.setattr(transformer_engine, "version", version)
+        found = {installed: "2.20.2"}
+        monkeypatch.setattr(transformer_engine, "installed_version", found.get)
         assert transformer_engine.cuda_major.__wrapped__() == major
 
 
@@ -147,6 +137,6 @@ def test_a_library_that_is_too_old_is_named(
     package: str, installed: str, says: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transformer_engine, "missing", lambda _package: None)
-    monkeypatch.setattr(transformer_engine, "version", lambda _distribution: installed)
+    monkeypatch.setattr(transformer_engine, "installed_version", lambda _distribution: installed)
     reason = transformer_engine.unusable(package)
     assert reason is None if says is None else says in (reason or "")
