@@ -149,9 +149,9 @@ def test_progress_tells_what_each_workload_is_about_and_leaves_the_best_to_the_a
 ) -> None:
     outcomes = Outcomes()
     directories = [
-        make_point("fsdp", tmp_path, step_us=1500.0, name="slow", none_us=3000.0),
-        make_point("copy_engine", tmp_path, overlapped_us=1000.0, name="to_host"),
-        make_point("tp_training", tmp_path, step_us=10_000.0, name="stack"),
+        make_point("fsdp", tmp_path, step_us=1500.0, objective_us=1500.0, name="slow", none_us=3000.0),
+        make_point("copy_engine", tmp_path, overlapped_us=1000.0, objective_us=1000.0, name="to_host"),
+        make_point("tp_training", tmp_path, step_us=10_000.0, objective_us=10_000.0, name="stack"),
         make_point("fsdp", tmp_path, name="failed", status="failed", error="CUDA out of memory\nat once"),
     ]
     with progress(4, outcomes):
