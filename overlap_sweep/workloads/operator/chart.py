@@ -38,10 +38,12 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import without_operator
 from overlap_sweep.results.traces import drawn_trace
 from overlap_sweep.workloads.layer import section as layers
+from overlap_sweep.workloads.layer.config import Asked as LayerPoint
 from overlap_sweep.workloads.layer.result import attention_backend
 from overlap_sweep.workloads.operator.advice import default_in_words
 from overlap_sweep.workloads.operator.answer import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, frozen, slots_in_pass
+from overlap_sweep.workloads.operator.config import Resolved
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial, Unproven
 
 NOT_CHOSEN = "diamond"
@@ -199,8 +201,8 @@ def _hidden_bar(choice: PassChoice, default_name: str) -> Row:
 def _traced(case: CaseAnalysis, choice: PassChoice) -> dict[str, Side | None]:
     """Returns the traces of a pass with no overlap, if there are some, and with the chosen setting, or if that is
     `none` with the fastest overlap; empty if the latter was not traced."""
-    config, pass_name = {"tp_size": choice.tp_size, "operator": choice.operator}, choice.pass_name
-    own = [point for point in case.points if point.result and config.items() <= point.recorded.items()]
+    pass_name, place = choice.pass_name, (choice.tp_size, choice.operator)
+    own = [one for one in case.points if (one.config.tp_size, one.config_as(Resolved).operator) == place]
     shown = choice.chosen if choice.chosen.settings else choice.fastest_overlap
     point = next((one for one in own if drawn_trace(one) and _has_run(one, shown, pass_name)), None) if shown else None
     if not shown or not point:
@@ -331,7 +333,7 @@ def _proof(outcome: Outcome, trial: Trial) -> Exhibit:
     assert trial.point
     best = outcome.recommended if isinstance(outcome, Proof) else None
     attention = attention_backend(trial.point.result)
-    layer = trial.point.recorded["layer"]["kind"] + (f", attention {attention}" if attention else "")
+    layer = trial.point.config_as(LayerPoint).layer.kind + (f", attention {attention}" if attention else "")
     return Exhibit(
         name=f"layer_tp{trial.tp_size}",
         heading=f"Proof at TP={trial.tp_size}, {layer}",

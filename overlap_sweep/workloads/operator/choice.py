@@ -25,7 +25,7 @@ from overlap_sweep.results.gain import NO_GAIN, Gain, gain_of_sum, gain_over
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading
-from overlap_sweep.workloads.operator.config import Resolved
+from overlap_sweep.workloads.operator.config import Asked, Resolved
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes, distinct
 
 Frozen = frozenset[Any]
@@ -50,7 +50,7 @@ class Failures:
 
 def wrong_passes(result: Result) -> set[str]:
     """Returns the passes with wrong tensors; empty unless it is an operator's point that failed for wrong numbers."""
-    if not result.has_wrong_numbers or result.recorded["workload"]["name"] != "operator":
+    if not result.has_wrong_numbers or result.point.workload.name != "operator":
         return set()
     allowed = space.tolerance(result.recorded)
     wrong = {name for name, error in result.relative_error.items() if error is None or error > allowed}
@@ -70,9 +70,9 @@ def _arm(settings: Mapping[str, Mapping[str, Any]]) -> Frozen:
 
 def _pass_key(point: Point, pass_name: str) -> PassKey:
     """Returns case, TP size, operator and pass; without the GPU's name, which failed points did not record."""
-    case, config = point.case, point.recorded
+    case, config = point.case, point.config_as(Asked)
     same = case.model, case.backend, case.precision, case.tokens, case.process_wide
-    return *same, config["tp_size"], config["operator"], pass_name
+    return *same, config.tp_size, config.operator, pass_name
 
 
 def slots_in_pass(settings: Mapping[str, space.Setting], pass_name: str) -> dict[str, space.Setting]:

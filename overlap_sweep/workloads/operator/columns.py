@@ -34,6 +34,7 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.traces import METRICS, TraceReading, own_traces
 from overlap_sweep.study.section import knob_columns
 from overlap_sweep.workloads.operator.answer import SlotAnswer, config_id
+from overlap_sweep.workloads.operator.config import Asked
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 
 
@@ -82,7 +83,7 @@ class PhaseTimes:
             return "traces missing or unreadable"
         if self.point.result and self.point.result.reused_from:
             return "reused from the store, which keeps no traces"
-        profile = self.point.recorded.get("profile", "all")
+        profile = self.point.config.profile
         if profile == "best":
             return "profile=best: not among the fastest when it was measured"
         return f"profile={profile}"
@@ -117,11 +118,17 @@ def _settings(point: Point) -> Mapping[str, space.Setting]:
 
 def _setting(row: PhaseRow) -> Mapping[str, Any]:
     """Returns the setting of the phase; its method is `none` without overlap."""
-    return _settings(row.point).get(space.slot(row.point.recorded["operator"], row.part)) or {"method": NONE}
+    operator = row.point.config_as(Asked).operator
+    return _settings(row.point).get(space.slot(operator, row.part)) or {"method": NONE}
 
 
 def _id(row: PhaseRow) -> str:
-    return config_id(row.point.recorded["tp_size"], row.point.recorded["operator"], row.part, _settings(row.point))
+    config = row.point.config_as(Asked)
+    return config_id(config.tp_size, config.operator, row.part, _settings(row.point))
+
+
+def _slot(row: PhaseRow) -> str | None:
+    return space.slot(row.point.config_as(Asked).operator, row.part) if row.part != "all" else None
 
 
 def _metric(name: str) -> Column[PhaseTimes]:
@@ -149,7 +156,7 @@ POINT_COLUMNS = (
     asked("tp_size", kind="count", header="TP", page_only=True),
     asked("operator", kind="text", header="operator", page_only=True),
     P("phase", lambda row: row.part, kind="text", header="phase", page_only=True),
-    P("slot", lambda row: f"{row.point.recorded['operator']}_{row.part}" if row.part != "all" else None, kind="text"),
+    P("slot", _slot, kind="text"),
     P("pass", lambda row: space.PASS_OF_PHASE.get(row.part, "all"), kind="text"),
     P("method", lambda row: _setting(row)["method"], kind="text"),
     *knob_columns(_setting),

@@ -29,7 +29,9 @@ from overlap_sweep.results.gain import nothing_beat
 from overlap_sweep.results.points import Case, Point
 from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.workloads.layer.answer import Comparison, LayerAnalysis, VariantRow, analyse_layer, compare, labels
+from overlap_sweep.workloads.layer.config import Asked as LayerPoint
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
+from overlap_sweep.workloads.operator.config import Resolved
 
 NO_OVERLAP = OverlapConfig({}, {**SWITCH_DEFAULTS, "tp_comm_overlap": False})
 
@@ -52,7 +54,7 @@ class Trial:
     @property
     def part(self) -> str:
         """Returns what was measured, in words: `the whole layer`, or a part of it."""
-        return part(self.point.recorded["layer"]["kind"]) if self.point else WHOLE
+        return part(self.point.config_as(LayerPoint).layer.kind) if self.point else WHOLE
 
     @property
     def rows(self) -> dict[str, VariantRow]:
@@ -201,7 +203,7 @@ def outcomes(
     found: list[Outcome] = []
     for directory, record in tuners.items():
         own = [
-            (case, int(point.recorded["tp_size"]))
+            (case, point.config_as(Resolved).tp_size)
             for case, case_points in cases.items()
             for point in case_points
             if point.directory.parent == directory

@@ -50,7 +50,7 @@ from overlap_sweep.workloads.operator.choice import (
     slots_in_pass,
 )
 from overlap_sweep.workloads.operator.columns import ANSWERS, TABLE, USUAL_NAMES, PhaseRow, PhaseTimes
-from overlap_sweep.workloads.operator.config import Asked
+from overlap_sweep.workloads.operator.config import Asked, Resolved
 from overlap_sweep.workloads.operator.exports import training_files
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial, outcomes
 from overlap_sweep.workloads.operator.result import OperatorTimes
@@ -99,7 +99,7 @@ def point_rows(points: Sequence[Point], root: Path, analysis: OperatorAnalysis) 
     rows = []
     for point in points:
         config, result = point.config_as(Asked), point.result
-        requested = point.recorded.get("phases") or (config.phase,)
+        requested = config.phases or (config.phase,)
         if not result or point.status != "ok":
             rows += [PhaseRow(point, root, None, phase) for phase in requested]
             continue
@@ -116,11 +116,11 @@ def point_rows(points: Sequence[Point], root: Path, analysis: OperatorAnalysis) 
 
 def _place(row: PhaseRow) -> tuple[Any, ...]:
     """Returns a sort key from simple to complex, without the device, which failed points did not record."""
-    config, phases = row.point.recorded, (*space.PHASES, "all")
-    knobs = [abs(int(config.get(knob) or 0)) for knob in space.KNOBS]
-    operator, method = list(space.OPERATORS).index(config["operator"]), space.METHODS.index(config["method"])
+    config, phases = row.point.config_as(Asked), (*space.PHASES, "all")
+    knobs = [abs(int(getattr(config, knob) or 0)) for knob in space.KNOBS]
+    operator, method = list(space.OPERATORS).index(config.operator), space.METHODS.index(config.method)
     case = str(row.point.case._replace(device=""))
-    return case, config["tp_size"], operator, method, config["phase"], knobs, row.point.name, phases.index(row.part)
+    return case, config.tp_size, operator, method, config.phase, knobs, row.point.name, phases.index(row.part)
 
 
 def _answer(case: CaseAnalysis, overlap_threshold: float) -> Answer:
@@ -316,7 +316,8 @@ def _measured(points: Sequence[Point], records: Records) -> Comparable:
     cases, failed = group_cases(points, "operator"), failures_by_pass(points)
     choices: dict[Key, PassChoice] = {}
     for case, own in cases.items():
-        tested = {(p.config.tp_size, p.recorded["operator"], name) for p in own for name in space.passes(p.recorded)}
+        names = ((point.config_as(Asked), name) for point in own for name in space.passes(point.recorded))
+        tested = {(config.tp_size, config.operator, name) for config, name in names}
         for choice in choose_all(own, {}, "time", failed):
             key = choice.tp_size, choice.operator, choice.pass_name
             if key in tested:
@@ -336,11 +337,8 @@ def _samples(result: Result) -> dict[str, Sample]:
     passes = [result.measured_as(OperatorTimes).times[name] for name in names]
     none_us = sum(times.none.median_us for times in passes)
     timings = tuple(times.point for times in passes)
-    return {
-        space.settings_name(result.settings): Sample(
-            timings, none_us, "+".join(names), result.recorded["workload"]["tokens"]
-        )
-    }
+    tokens = result.point_as(Resolved).workload.tokens
+    return {space.settings_name(result.settings): Sample(timings, none_us, "+".join(names), tokens)}
 
 
 def plain_setting(slot: str, setting: space.Setting) -> space.Setting:
