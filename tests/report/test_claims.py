@@ -12,6 +12,7 @@ import pytest
 from overlap_sweep.report.console import summary_text
 from overlap_sweep.report.section import Analysis, Card
 from overlap_sweep.results.gain import Gain, gain_of_sum
+from overlap_sweep.workloads.operator.choice import gain_together
 from tests import made_sweeps
 from tests.golden.made_analysis import MADE_UP
 from tests.made_sweeps import write_proof, write_tuned_sweep
@@ -59,7 +60,7 @@ def test_flags_and_file_follow_the_headline(tmp_path: Path, point_us: float, spr
     make_point("operator", tmp_path, config, bwd=bwd)
     (case,) = operators_of(tmp_path).cases
     (card,) = cards(analysis_of(tmp_path))
-    assert case.plans[2].gain.faster == wins
+    assert gain_together(case.passes(2)).faster == wins
     assert case.config(2).switches["tp_comm_overlap"] == wins
     assert bool(case.config(2).slots) == wins
     assert bool(card.use) == wins
