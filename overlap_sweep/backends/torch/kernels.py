@@ -69,7 +69,7 @@ def gather(shard: Tensor, ranks: Ranks) -> Tensor:
 
 
 def baselines_of(problem: Problem, ranks: Ranks) -> dict[str, Callable[[int], Outputs]]:
-    """Returns `kernel_shape.BASELINES`, by the library's own collectives, with no overlap."""
+    """Returns `models.BASELINES`, by the library's own collectives, with no overlap."""
     import torch.distributed as dist
 
     from overlap_sweep.backends.torch.communicator import reduce_scatter
