@@ -116,7 +116,7 @@ class Timeline:
 
     def facts(self, directory: Path) -> RankFacts:
         path = self.write(directory / f"trace_rank{self.info.get('rank', 0)}.json")
-        return facts_of(read_trace(path), path, [])
+        return facts_of(read_trace(path))
 
 
 def diagnosed(directory: Path, *ranks: Timeline) -> Diagnosis:

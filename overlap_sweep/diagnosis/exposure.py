@@ -226,7 +226,7 @@ def slowed_gemms(facts: RankFacts) -> Iterator[tuple[int, float, float]]:
     comm = Measure(intervals_of(call for call in facts.calls if not call.is_wait))
     took = (work.end_ns - work.start_ns).astype(np.float64)
     beside = comm.within(work.intervals) / np.maximum(took, 1)
-    steady = ~np.isin(work.step, [step.number for step in facts.steps if step.startup])
+    steady = ~np.isin(work.step, [*facts.startup_steps])
     gemms = np.flatnonzero(work.is_gemm & (took > 0))
     for _, places in places_by_value(work.signature[gemms]):
         own = gemms[places]
@@ -301,7 +301,7 @@ def slowed_calls(facts: RankFacts, gaps: Intervals, moving_ns: Sequence[float]) 
 def lost_of_hidden(facts: RankFacts, gaps: Intervals) -> float:
     """Returns what GEMMs lost next to communication, as a share of the time that computation hid. `gaps`: when nothing
     computes."""
-    steady = np.isin([call.step for call in facts.calls], [step.number for step in facts.steps if not step.startup])
+    steady = np.isin([call.step for call in facts.calls], facts.steady_steps)
     lost, _ = slowed_by_call(facts)
     hidden = _hidden_ns(intervals_of(facts.calls), gaps)[steady].sum()
     return float(lost[steady].sum() / hidden) if hidden > 0 else 0.0

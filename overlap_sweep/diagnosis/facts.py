@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -72,7 +71,6 @@ class Step:
 class RankFacts:
     """What one rank did. Times are nanoseconds on the trace's clock."""
 
-    path: Path
     rank: int | None
     world_size: int | None
     on_device: bool
@@ -104,6 +102,10 @@ class RankFacts:
     optimizer_steps: Intervals = field(default_factory=no_intervals)
     backward_passes: Intervals = field(default_factory=no_intervals)
     """One for each microbatch."""
+
+    @cached_property
+    def startup_steps(self) -> frozenset[int]:
+        return frozenset(step.number for step in self.steps if step.startup)
 
     @cached_property
     def steady_steps(self) -> list[int]:
@@ -154,7 +156,7 @@ LIBRARIES = {
 }
 
 
-def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
+def facts_of(trace: Trace, startup: Collection[int] = ()) -> RankFacts:
     """Returns the facts of a trace. `startup`: numbers of the steps that contain the profiler's start."""
     activity = activity_of(trace)
     launch = launches_of(trace) if len(trace.device) else None
@@ -171,7 +173,6 @@ def facts_of(trace: Trace, path: Path, startup: list[int]) -> RankFacts:
     names, work = _work(trace, activity, launch)
     copies = activity.events[np.flatnonzero(activity.kind == MEMORY)].intervals
     return RankFacts(
-        path=path,
         rank=trace.rank,
         world_size=trace.world_size,
         on_device=launch is not None,

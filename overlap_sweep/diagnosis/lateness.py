@@ -173,10 +173,9 @@ def stragglers_of(
     members = {(rank, i): tuple(member for member, _ in match) for match in arrivals.matches for rank, i in match}
     waited: dict[tuple[str, tuple[int, ...]], dict[int, Counter[int]]] = defaultdict(lambda: defaultdict(Counter))
     for rank, own in enumerate(waitings):
-        startup = {step.number for step in facts[rank].steps if step.startup}
         for i, waiting in own.items():
             call = facts[rank].calls[i]
-            if waiting.late != UNKNOWN_RANK and call.step not in startup:
+            if waiting.late != UNKNOWN_RANK and call.step not in facts[rank].startup_steps:
                 for share in waiting.shares:
                     waited[call.group, members.get((rank, i), ())][call.step][share.root] += round(share.waited_ns)
     found = set()
@@ -203,7 +202,7 @@ def often_of(facts: Sequence[RankFacts], arrivals: Arrivals) -> list[Often]:
     for match in arrivals.matches:
         rank, i = match[0]
         call = facts[rank].calls[i]
-        if not call.is_message and not any(step.startup for step in facts[rank].steps if step.number == call.step):
+        if not call.is_message and call.step not in facts[rank].startup_steps:
             last[int(arrivals.last_rank[rank][i])] += 1
             for member, _ in match:
                 met[member] += 1

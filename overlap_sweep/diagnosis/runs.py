@@ -103,7 +103,7 @@ def read_runs(paths: Sequence[Path], ranks_per_node: Mapping[Path, int] | None =
 def read_rank(path: Path) -> RankRead:
     """Reads a trace and returns its analysis and its facts, without the cache."""
     file, trace = read_with_trace(path, with_parts=False)
-    return RankRead(file, facts_of(trace, path, file.startup) if trace else None)
+    return RankRead(file, facts_of(trace, file.startup) if trace else None)
 
 
 def _read(paths: Iterable[Path]) -> dict[Path, RankRead]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,6 @@ def rank_facts(
     ordered = sorted(calls, key=lambda one: (one.start_ns, one.end_ns))
     steps = [Step(number, number * 10_000_000, (number + 1) * 10_000_000) for number in {one.step for one in ordered}]
     given = {
-        "path": Path(f"trace_rank{rank}.json"),
         "world_size": 2,
         "on_device": True,
         "base_time_ns": 0,

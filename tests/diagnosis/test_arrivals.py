@@ -18,7 +18,7 @@ TRACES = Path(__file__).parents[1] / "data" / "traces"
 
 def recorded(name: str) -> list[RankFacts]:
     paths = [TRACES / f"h200x2_{name}_rank{rank}.json.gz" for rank in range(2)]
-    return [facts_of(read_trace(path), path, []) for path in paths]
+    return [facts_of(read_trace(path)) for path in paths]
 
 
 def matched(facts: list[RankFacts]) -> set[tuple[tuple[int, int], ...]]:

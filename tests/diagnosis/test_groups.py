@@ -30,7 +30,7 @@ def row(*facts: RankFacts) -> GroupRow:
 
 def recorded(*names: str) -> list[GroupRow]:
     paths = [TRACES / f"{name}.json.gz" for name in names]
-    return rows(*(facts_of(read_trace(path), path, []) for path in paths))
+    return rows(*(facts_of(read_trace(path)) for path in paths))
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (1, 0), (1,)])

@@ -39,7 +39,7 @@ def test_torchs_own_loader_is_named(tmp_path: Path, workers: int, advice: str) -
                     batch = batch * weight
     path = tmp_path / "trace_rank0.json"
     recorded.export_chrome_trace(str(path))
-    findings = diagnosis_of("run", [facts_of(read_trace(path), path, [])]).findings
+    findings = diagnosis_of("run", [facts_of(read_trace(path))]).findings
     # On busy cores a second one may follow, of little time between operators.
     longest = next(one for one in findings if one.cause == "host_bound")
     assert "of that time the host waits for a DataLoader's next batch" in longest.evidence

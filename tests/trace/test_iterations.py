@@ -31,7 +31,7 @@ def whole(rows: list[TraceRow]) -> dict[int, TraceRow]:
 def test_steps_of_trace_and_diagnose_agree(path: Path) -> None:
     trace = read_trace(path)
     rows = whole(analyse_trace(path))
-    facts = facts_of(trace, path, [])
+    facts = facts_of(trace)
     steps = {step.step: step for step in diagnosis_of("run", [facts]).steps}
     assert {number: step.step_us for number, step in steps.items()} == {n: row.span_us for n, row in rows.items()}
     assert {number: step.idle_us for number, step in steps.items()} == pytest.approx(
