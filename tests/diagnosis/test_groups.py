@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.diagnosis import as_rate
 from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group
 from overlap_sweep.diagnosis.facts import RankFacts, Step, facts_of
-from overlap_sweep.diagnosis.findings import diagnosis_of
 from overlap_sweep.diagnosis.groups import GroupRow, bus_factor, group_rows, group_totals
 from overlap_sweep.trace.kineto import read_trace
 from tests.diagnosis.made_facts import call, rank_facts, work
-from tests.timeline import AUTOGRAD, Timeline
+from tests.timeline import Timeline
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 
@@ -195,27 +193,3 @@ def test_what_was_launched_before_the_trace_began_is_in_no_row(tmp_path: Path) -
     facts = made.facts(tmp_path)
     assert [(one.calls, one.backend, one.collective) for one in rows(facts)] == [(2, "nccl", "all_reduce")]
     assert [(step.number, step.start_ns) for step in facts.steps] == [(3, 50_000)]
-
-
-def test_findings_and_rows_have_one_rate(tmp_path: Path) -> None:
-    """Gradients of 524 KB take 10 ms when both ranks are there; rank 1 comes 4 ms late, so that rank 0 waits."""
-    ranks = []
-    for rank, late in enumerate((0.0, 4000.0)):
-        made = Timeline(rank)
-        made.step(0, -3000, 900)
-        made.kernel(0, 1000)
-        made.backward(500, 900, "torch::autograd::AccumulateGrad")
-        made.kernel(1000, 3000, launch=600, thread=AUTOGRAD)
-        for number in range(3):
-            start = 2000 + 14_000 * number
-            args = {"launch": 700.0 + number, "thread": AUTOGRAD, "elements": 1 << 18}
-            made.collective("all_reduce", start + late, start + 14_000, **args)  # type: ignore[arg-type]
-        made.optimizer(820, 900)
-        made.kernel(44_000, 45_000, "multi_tensor_apply_kernel", launch=840)
-        ranks.append(made.facts(tmp_path))
-    (one,) = rows(*ranks)
-    assert (one.bytes, one.time_us, one.transfer_us) == (1 << 19, 12_000, 10_000)
-    finding = next(each for each in diagnosis_of("made", ranks).findings if each.cause == "bandwidth")
-    assert one.algbw_gbs == pytest.approx((1 << 19) / 10e6)
-    assert f"(these calls at {as_rate(one.algbw_gbs)} GB/s)" in finding.evidence
-    assert as_rate(one.algbw_gbs) == "0.0524"

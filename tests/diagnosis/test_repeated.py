@@ -126,11 +126,6 @@ def test_gradients_of_each_microbatch_are_no_activations(tmp_path: Path) -> None
     assert ("dependency", "reduce_scatter") not in findings or "TP" not in findings["dependency", "reduce_scatter"].try_
 
 
-def test_reduced_once_is_not_repeated(tmp_path: Path) -> None:
-    findings = found(tmp_path, one_unit(0, syncs=(1,)), one_unit(1, syncs=(1,)))
-    assert not any(cause == "repeated_reduction" for cause, _ in findings)
-
-
 @pytest.mark.parametrize(("units", "is_one"), [(1, True), (2, False)])
 def test_nothing_is_prefetched_of_one_unit(tmp_path: Path, units: int, is_one: bool) -> None:
     gathers = [
