@@ -88,9 +88,9 @@ def test_only_gradients_are_repeated(role: Role) -> None:
 MICROBATCH = 10_000
 
 
-def one_unit(rank: int, units: int = 1, syncs: Sequence[int] = (0, 1)) -> Timeline:
+def one_unit(rank: int, units: int = 1) -> Timeline:
     """Two microbatches per step of a sharded model: each gathers its units when they are needed. After the backward
-    pass of microbatches `syncs` autograd's thread reduces the gradients, which the next forward pass waits for."""
+    pass autograd's thread reduces the gradients, which the next forward pass waits for."""
     trace = Timeline(rank)
     trace.annotation("FSDP::root", 0, 1)
     for step in (1, 2):
@@ -105,8 +105,7 @@ def one_unit(rank: int, units: int = 1, syncs: Sequence[int] = (0, 1)) -> Timeli
                 trace.kernel(first + 500, first + 1000)
             trace.backward(at + 4500, at + 6000)
             trace.kernel(at + 5000, at + 6500, thread=AUTOGRAD)
-            if i in syncs:
-                trace.collective("reduce_scatter", at + 6600, at + 8600, launch=at + 6100, thread=AUTOGRAD)
+            trace.collective("reduce_scatter", at + 6600, at + 8600, launch=at + 6100, thread=AUTOGRAD)
             trace.kernel(at + 8610, at + 8620, launch=at + 8000)
         trace.optimizer(begun + 2 * MICROBATCH, begun + 2 * MICROBATCH + 100)
         trace.kernel(begun + 2 * MICROBATCH + 600, begun + 2 * MICROBATCH + 700)
