@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from overlap_sweep.diagnosis.losses import ExposedTime, IdleTime, RankView
 
 Time = TypeVar("Time")
+Owner = TypeVar("Owner")
+Computed = TypeVar("Computed")
 
 Role = Literal["activation", "parameter", "gradient"]
 """What a collective carries."""
@@ -89,6 +91,15 @@ def as_time(time_us: float) -> str:
 def counted(count: float, noun: str) -> str:
     """Returns such as `1 call` or `2.5 calls`."""
     return f"{count:g} {noun}{'' if count == 1 else 's'}"
+
+
+def once(owner: Owner, compute: Callable[[Owner], Computed]) -> Computed:
+    """Returns what the function returns for the owner, which keeps it as it keeps its cached properties."""
+    kept, name = vars(owner), f"{compute.__module__}.{compute.__qualname__}"
+    if name not in kept:
+        kept[name] = compute(owner)
+    found: Computed = kept[name]
+    return found
 
 
 class Finding(msgspec.Struct, kw_only=True):

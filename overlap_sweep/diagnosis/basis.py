@@ -34,7 +34,7 @@ _MEGATRON = re.compile(r"_PARALLEL_GROUP")
 """In the descriptions of Megatron-Core's process groups."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Basis:
     """What a finding rests on."""
 

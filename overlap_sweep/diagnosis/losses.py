@@ -6,15 +6,15 @@ Each nanosecond is given to one cause, but for what `dependency` and `issued_lat
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis import NEVER, TOGETHER_NS, UNKNOWN_RANK, Loss, Role, Rule
+from overlap_sweep.diagnosis import NEVER, TOGETHER_NS, UNKNOWN_RANK, Loss, Role, Rule, once
 from overlap_sweep.diagnosis.arrivals import Arrivals
 from overlap_sweep.diagnosis.calls import roles_of
 from overlap_sweep.diagnosis.causes import CAUSES
@@ -38,8 +38,6 @@ ENOUGH_CALLS = 10
 """Fewest calls of which it shows that none overtook a kernel of another stream."""
 
 _CODES = {"fwd": (FWD,), "bwd": (BWD, RECOMPUTE)}
-
-Computed = TypeVar("Computed")
 
 
 @dataclass
@@ -72,13 +70,6 @@ class RankView:
     """By call: exposed time that calls before it caused by waiting for a straggler while computation ran."""
     alike: dict[int, Alike]
     """By call of a step that counts: those like it of all ranks, with their size and time."""
-    _computed: dict[Callable[[RankView], Any], Any] = field(default_factory=dict)
-
-    def once(self, compute: Callable[[RankView], Computed]) -> Computed:
-        """Returns what the function returns for this rank, computed once."""
-        if compute not in self._computed:
-            self._computed[compute] = compute(self)
-        return self._computed[compute]
 
     @cached_property
     def roles(self) -> list[Role]:
@@ -305,7 +296,7 @@ def _other_losses(view: RankView) -> Iterator[Loss]:
 
 
 def _of_exposed_time(view: RankView) -> Iterator[Loss]:
-    repeated = view.once(repeated_reductions)
+    repeated = once(view, repeated_reductions)
     for i in range(len(view.facts.calls)):
         if i not in repeated and (hiding := view.hiding_of(i)):
             hiding.comm_ns += view.moving_ns[i]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import Cause, Loss, as_time
+from overlap_sweep.diagnosis import Cause, Loss, as_time, once
 from overlap_sweep.diagnosis.causes.repeated_reduction import repeated_reductions
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def slower_gemms(view: RankView) -> Iterator[Loss]:
-    repeated = view.once(repeated_reductions)
+    repeated = once(view, repeated_reductions)
     for i, slowed in view.slowed.items():
         if i not in repeated:
             numbers = {"alone_ns": slowed.alone_ns, "hidden_ns": slowed.hidden_ns}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import Cause, Loss, Rule, as_rate, as_time
+from overlap_sweep.diagnosis import Cause, Loss, Rule, as_rate, as_time, once
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
@@ -34,7 +34,7 @@ _Link = tuple[str, str]
 
 def latency_of_small(time: ExposedTime) -> Iterator[Loss]:
     """Yields what would be saved if one call did the work of all: their latency but once."""
-    numbers = time.view.once(small_calls).get(time.index)
+    numbers = once(time.view, small_calls).get(time.index)
     if numbers:
         latency_ns = min(time.rest_ns, numbers["took_ns"] - numbers["transfer_ns"])
         yield Loss(latency_ns * (1 - 1 / numbers["num_calls"]), numbers=numbers)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import MENTIONED, NEVER, Cause, Loss, Rule, as_time
+from overlap_sweep.diagnosis import MENTIONED, NEVER, Cause, Loss, Rule, as_time, once
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
@@ -19,14 +19,14 @@ _Reduction = tuple[str, int | None, int | None]
 
 
 def all_but_last(time: ExposedTime) -> Iterator[Loss]:
-    passes = time.view.once(repeated_reductions).get(time.index)
+    passes = once(time.view, repeated_reductions).get(time.index)
     if passes:
         yield Loss(time.rest_ns, numbers={"passes": float(passes)})
 
 
 def slower_gemms(view: RankView) -> Iterator[Loss]:
     """Yields what GEMMs lost next to reductions that are repeated."""
-    for i, passes in view.once(repeated_reductions).items():
+    for i, passes in once(view, repeated_reductions).items():
         if i in view.slowed:
             extra_ns = view.slowed[i].extra_ns
             yield Loss(extra_ns, call=i, numbers={"slowed_ns": extra_ns, "passes": float(passes)})

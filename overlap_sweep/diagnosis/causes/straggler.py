@@ -4,10 +4,10 @@ by who caused it and why."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache, reduce
+from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
-from overlap_sweep.diagnosis import LOADING, MUCH, UNKNOWN_RANK, Cause, Loss, Rule, Why, as_time, counted
+from overlap_sweep.diagnosis import LOADING, MUCH, UNKNOWN_RANK, Cause, Loss, Rule, Why, as_time, counted, once
 from overlap_sweep.diagnosis.causes.host_bound import KINDS_OF_PAUSES, kind_of_pause
 from overlap_sweep.trace.kernel_classes import short_name
 
@@ -55,7 +55,6 @@ class Lateness(NamedTuple):
     """As of `kind_of_pause`."""
 
 
-@lru_cache(1)
 def lateness_of(basis: Basis) -> Lateness:
     """Returns what the late rank does more than the waiting one in the whole step, or, where that explains nothing,
     before the collectives that it is late for."""
@@ -128,7 +127,7 @@ def evidence(basis: Basis) -> str:
     rank = basis.views[late].facts.rank
     who, steps = "another rank" if rank is None else f"rank {rank}", len({loss.step for loss in basis.losses})
     return (
-        f"{waiting} waits {lost} per step for {who}, in {calls}: {lateness_of(basis).words}. It is "
+        f"{waiting} waits {lost} per step for {who}, in {calls}: {once(basis, lateness_of).words}. It is "
         f"{_often(basis, late)}, and waited for in {steps} of {counted(basis.num_steps, 'step')}."
     )
 
@@ -161,7 +160,7 @@ def _shares(basis: Basis) -> str:
 
 
 def _is_late_by(reason: str) -> Callable[[Basis], bool]:
-    return lambda basis: reason in lateness_of(basis)[::2]
+    return lambda basis: reason in once(basis, lateness_of)[::2]
 
 
 CAUSE = Cause(
