@@ -1,7 +1,5 @@
 """PyTorch's symmetric-memory operators on a CPU, which it has for CUDA alone: by its own fallbacks, on gloo."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

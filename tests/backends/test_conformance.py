@@ -1,7 +1,5 @@
 """What every backend offers, without its library, and which one `auto` is; see tests/golden for what is refused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Collection

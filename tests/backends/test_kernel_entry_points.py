@@ -1,7 +1,5 @@
 """Kernels of another package, through launch.py: the example of docs/kernels.md, and packages that go wrong."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

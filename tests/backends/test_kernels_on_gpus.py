@@ -1,7 +1,5 @@
 """Kernels on real GPUs: every implementation of every backend computes what float32 does."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

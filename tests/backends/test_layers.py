@@ -1,8 +1,6 @@
 """Whole layers of the backends that compute on a CPU against the unsharded layer, written out in float64, on fresh
 random numbers; and which slots overlap under which switches. symm_mem is here on its stand-in."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 from typing import Any

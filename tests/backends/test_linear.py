@@ -3,8 +3,6 @@
 symm_mem's operators are PyTorch's own fallbacks, on gloo; on GPUs they are tested in test_symm_mem_on_gpus.py.
 """
 
-from __future__ import annotations
-
 import secrets
 from functools import cache
 from typing import NamedTuple

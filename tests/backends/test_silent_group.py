@@ -1,7 +1,5 @@
 """SilentGroup through torch.distributed's own functions, as Transformer Engine's modules call them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """backend=symm_mem on real GPUs: PyTorch's operators themselves, alone and through launch.py."""
 
-from __future__ import annotations
-
 import gzip
 import secrets
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Transformer Engine and Megatron-Core on real GPUs, through launch.py."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from itertools import product

@@ -1,7 +1,5 @@
 """`analyze.py diagnose`, beside what golden files hold of it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`overlap_sweep.read`, `read_trace` and `read_diagnosis`: what `analyze.py` prints, for Python."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

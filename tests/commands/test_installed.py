@@ -1,7 +1,5 @@
 """`overlap-sweep`, the command of an installed package; .ci/wheel uses a real one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every command prints the same rows in every format, and on terminals of any width all of them."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """`analyze.py query` and `compare`: rows, columns, labels and names; golden files hold what is printed of many."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

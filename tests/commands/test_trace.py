@@ -1,7 +1,5 @@
 """`analyze.py trace`, beside what golden files hold of it, and `analyze.py timeline`, as Perfetto reads it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,8 +1,6 @@
 """Every command: what is wrong is one error and exit status 1 or 2, what is damaged hides nothing else, and --fail-if
 has a status of its own: command lines and their answers are in tests/golden/analysis_lines.txt."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

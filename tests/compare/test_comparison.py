@@ -1,8 +1,6 @@
 """Sweeps beside each other: what matches and what does not. Ratios, verdicts, aggregates and the best of each slot:
 comparison and made/compared among the golden files."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Asserts the same of every comparison (workloads, telemetry, traces): verdicts, reference, what only one side has."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

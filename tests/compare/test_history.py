@@ -1,8 +1,6 @@
 """Asserts how a point's times changed over the versions that measured it. The printed tables: history among the golden
 files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

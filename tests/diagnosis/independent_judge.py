@@ -8,8 +8,6 @@ compared.
 python -m tests.diagnosis.independent_judge DIRECTORY...
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter, defaultdict

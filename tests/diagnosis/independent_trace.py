@@ -4,8 +4,6 @@ Shares no code and no method with overlap_sweep. Times come from counting what r
 microseconds.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

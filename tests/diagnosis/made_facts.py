@@ -1,7 +1,5 @@
 """Facts of ranks, made by hand. Times are given in microseconds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

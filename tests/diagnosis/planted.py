@@ -4,8 +4,6 @@ python -m tests.diagnosis.planted ARCHIVE DIRECTORY restores one, for analyze.py
 has packed what benchmarks/record_causes.py had recorded.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tarfile

@@ -1,8 +1,6 @@
 """Every cause has all that a cause needs: a meaning in help and docs, evidence, rules, and advice whose conditions are
 known and whose options are documented."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import get_args

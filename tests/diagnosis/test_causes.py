@@ -1,7 +1,5 @@
 """Each rule on a timeline that is drawn by hand: what is lost to which cause."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

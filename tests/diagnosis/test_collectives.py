@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from overlap_sweep.diagnosis.collectives import collective_of, element_bytes, group_of, sizes_of_host, type_of

@@ -1,7 +1,5 @@
 """The length of a union between two moments."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """When small collectives could be merged: timelines that are drawn by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Waiting for late ranks, and what is transfer: who is late, how often, and why."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

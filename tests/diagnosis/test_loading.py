@@ -1,7 +1,5 @@
 """A training that waits for its data, profiled for real."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

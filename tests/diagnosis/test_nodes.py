@@ -1,8 +1,6 @@
 """Communication within nodes and between them, and what each costs. Its advice: test_advice.py, and
 made/two_nodes among the golden files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where the host was while it started nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

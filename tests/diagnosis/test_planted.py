@@ -1,7 +1,5 @@
 """Recordings of programs with planted causes (`benchmarks/causes/`): what was planted is found, and nothing else."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Verdicts on runs that nobody here wrote, and on recordings with planted defects, hold: see tests/data/judged."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path

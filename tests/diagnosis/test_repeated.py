@@ -1,7 +1,5 @@
 """Programs of several microbatches: gradients that are reduced each time, and parameters that are one unit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

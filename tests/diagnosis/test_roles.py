@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from overlap_sweep.diagnosis.calls import Call, roles_of

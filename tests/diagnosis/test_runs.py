@@ -1,7 +1,5 @@
 """Which traces are one run, what is left out of its diagnosis, and what is kept of it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

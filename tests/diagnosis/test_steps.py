@@ -1,7 +1,5 @@
 """What belongs to a step: the time between steps, and waits of the host at their ends."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Collectives whose kernels don't say which they are, as in traces before PyTorch 2.3."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

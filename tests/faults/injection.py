@@ -1,7 +1,5 @@
 """Sweeps some of whose points fail or wait: see sitecustomize.py for how and what."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

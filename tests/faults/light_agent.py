@@ -4,8 +4,6 @@ launcher as the real ones do and leave a result, but measure nothing and import 
 sitecustomize.py runs it in the place of overlap_sweep.runtime.agent.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import multiprocessing

@@ -13,8 +13,6 @@ OVERLAP_SWEEP_FAULTS names a directory with
 With OVERLAP_SWEEP_LIGHT the processes of a group are those of light_agent.py.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Points whose workers raise, die, hang or write nonsense: each fails by itself, and says why."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from datetime import datetime

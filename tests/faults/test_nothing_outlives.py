@@ -1,8 +1,6 @@
 """What other users meet of a real sweep, and what is left of it: no port is open to them; whichever of its processes
 are killed, in whatever order, none outlives them; and what they leave of temporary files the next start removes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -4,8 +4,6 @@ A worker or an agent is killed under a launcher that lives; a killed launcher is
 that is complete before the kills are used up is followed by another in a new directory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Points are composed as Hydra does, only faster; and what Hydra refuses is told in one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

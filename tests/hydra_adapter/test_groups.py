@@ -1,8 +1,6 @@
 """tp_size, operator, method and num_sm are Hydra's config groups, with files; any number is a choice, with or without a
 file."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

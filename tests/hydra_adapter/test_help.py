@@ -1,7 +1,5 @@
 """What `launch.py --help` and docs/options.md show, and what a shell offers for a command line that is not finished."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

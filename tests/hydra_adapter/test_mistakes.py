@@ -1,7 +1,5 @@
 """What is said of a wrong command line: in one line what to type instead; for another tool's spelling, ours."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/hydra.md lists what of Hydra is relied on, and only the adapter relies on what is not documented."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

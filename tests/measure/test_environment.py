@@ -1,7 +1,5 @@
 """What NVML, rocm-smi and torch tell of GPUs that this machine lacks: functions and a program stand for them."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """What a debugged point prints, and what its passes are named."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Steps with real collectives under torch's schedule, read back by the trace reader."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Timing variants side by side by the host's clock, a simulated GPU's and a real one's, and comparing their results."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

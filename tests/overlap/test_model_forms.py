@@ -1,8 +1,6 @@
 """Sizes read from a config are those of transformers' own model of it, for every architecture with a causal language
 model: right, or refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is said of models whose layers are not all dense."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What Megatron-Core overlaps of layers that are not dense, read from the layers that it builds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

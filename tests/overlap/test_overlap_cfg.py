@@ -1,7 +1,5 @@
 """Files that Megatron-LM takes as tp_comm_overlap_cfg, ours and others'."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

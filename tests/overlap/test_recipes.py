@@ -1,7 +1,5 @@
 """What each recipe is; which sizes and overlaps it refuses is in tests/golden/expected/refusals."""
 
-from __future__ import annotations
-
 import pytest
 
 from overlap_sweep.config import BY_TORCH, PRECISIONS

@@ -1,7 +1,5 @@
 """Slots, methods, knobs and names; what is refused, and most names, are in tests/golden/expected/refusals."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Real scripts that begin with the recorder, by PYTHONPATH or `python -m overlap_sweep.attach`: they notice
 nothing, and their steps are recorded."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import socket

@@ -1,7 +1,5 @@
 """Which calls of optimizers make up a step."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """A sweep of the tuner as somebody might send it who wishes the reader ill: whole, with markup in every text."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

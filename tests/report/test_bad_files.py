@@ -1,7 +1,5 @@
 """Files in a sweep that are cut off, nested, huge, or something else: one sentence each, and the rest is analysed."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Why communication is exposed: whose traces are diagnosed, what of it is said about measured points, and when."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

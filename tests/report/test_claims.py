@@ -1,7 +1,5 @@
 """Asserts that no sentence on any made sweep claims a gain that its own interval does not exclude."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

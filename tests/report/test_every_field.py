@@ -1,7 +1,5 @@
 """Each field of a recorded result, in turn replaced by what it cannot be: an answer, or a sentence about the file."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

@@ -1,7 +1,5 @@
 """`analyze.py DIR`: what every report has in common, and what is printed of large sweeps."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """What tables, and the sections that hold them, make of their columns, whatever they are of."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

@@ -1,7 +1,5 @@
 """Files that other tools read: configurations to train with, tuning_report.json, results_*.json."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict

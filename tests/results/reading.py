@@ -1,7 +1,5 @@
 """Reads and analyses a directory with a single case, and writes such directories."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

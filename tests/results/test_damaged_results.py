@@ -1,7 +1,5 @@
 """Results of every workload that cannot be: one sentence each, and the rest is read."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

@@ -1,7 +1,5 @@
 """Medians and their noise, and how much of a training step's communication is hidden."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from random import Random

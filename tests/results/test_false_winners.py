@@ -1,8 +1,6 @@
 """How often equal settings of a job have a winner, and that a faster one is found: a small part of the simulation in
 benchmarks/false_winners.py."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.false_winners import MACHINES, Machine, best_of, proven_of, rate

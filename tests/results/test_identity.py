@@ -1,7 +1,5 @@
 """Which changes make another measurement of it."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

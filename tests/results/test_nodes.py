@@ -1,7 +1,5 @@
 """The nodes of points: where their traces are from, and what is not compared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """Points as they are read, grouped into cases, and put into tables. What the rows of a table hold: made/statuses and
 the tables of recorded sweeps, among the golden files."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """When repeats are enough: data in, yes or no out."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """What traces tell of points, and traces beside each other. Recorded ones: traces among the golden files."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path

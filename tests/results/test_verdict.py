@@ -1,7 +1,5 @@
 """Which of several settings wins: ties, how many were tried, and what points of equal settings differ by."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from random import Random

@@ -1,7 +1,5 @@
 """Traces with numbers that one can compute with by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

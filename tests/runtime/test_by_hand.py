@@ -1,8 +1,6 @@
 """Sweeps over two nodes by torchrun on each, with kill -9 of every kind of process: what can run is run, nothing is
 left behind, and `resume=` completes the rest."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

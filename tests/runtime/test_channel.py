@@ -1,7 +1,5 @@
 """Connections between the processes of a launch: only who knows the secret gets one, over either kind of socket."""
 
-from __future__ import annotations
-
 import socket
 import stat
 import time

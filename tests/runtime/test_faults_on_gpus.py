@@ -1,7 +1,5 @@
 """A point that ruins its GPU's context stays one failed point."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What the user's system refuses: the path and the fix in one line, and nothing half written stays."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

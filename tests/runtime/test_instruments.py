@@ -1,7 +1,5 @@
 """Points that are looked into: what their workers are given, what is refused, and that their times are not compared."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """What becomes of the points that a sweep asks for before any of them runs."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from unittest.mock import Mock

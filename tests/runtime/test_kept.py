@@ -1,7 +1,5 @@
 """Which results that lie in a directory stand for measuring."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

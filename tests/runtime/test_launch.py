@@ -1,7 +1,5 @@
 """launch.py end to end on the CPU: real processes, real collectives, real traces."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

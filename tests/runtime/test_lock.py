@@ -1,7 +1,5 @@
 """One sweep at a time in a directory, and one process at a time at a point."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Machines of a launch find each other, their places as torchrun gives them, and their network interfaces."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 import stat

@@ -1,7 +1,5 @@
 """store= and reuse= of launch.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Two nodes with a slow link between them: what is fastest there is not what is fastest within a node."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

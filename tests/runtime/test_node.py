@@ -1,7 +1,5 @@
 """Another node as the launcher sees it, and what serves there: a process of its own, over TCP."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

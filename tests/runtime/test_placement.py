@@ -1,7 +1,5 @@
 """How many machines a point gets, and why its ranks cannot be spread over them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

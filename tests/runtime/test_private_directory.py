@@ -1,7 +1,5 @@
 """Temporary directories that a killed process leaves are removed by the next, and no others."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

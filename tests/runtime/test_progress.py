@@ -1,7 +1,5 @@
 """Asserts what a launch prints while it runs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

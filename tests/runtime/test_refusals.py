@@ -1,7 +1,5 @@
 """What launch.py shows without measuring, and what it refuses before anything is started."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Going on with a sweep: only what is missing or failed is measured."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Workers under a stand-in for AMD's rocprofv3: a program in PATH that writes when the processes under it end."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path

@@ -1,8 +1,6 @@
 """What is made of squeue's answers, and which task of which job a process is; what a launch knows of an earlier one's
 jobs, and what becomes of the points that an ended job leaves. No Slurm is asked."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which points share a Slurm job."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

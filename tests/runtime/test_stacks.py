@@ -1,7 +1,5 @@
 """What is told of a rank that does not come back, by processes that sleep or are killed."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

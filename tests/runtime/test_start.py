@@ -1,7 +1,5 @@
 """Launches that begin in the same moment: each has a directory of its own, and none removes what is another's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Stopped by a signal, now or after the point that is running: no process outlives a sweep."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

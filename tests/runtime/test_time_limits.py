@@ -1,7 +1,5 @@
 """How long a point may take."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

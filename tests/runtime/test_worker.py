@@ -1,7 +1,5 @@
 """What a worker's libraries print."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A whole search in this process: Hydra composes every point, and a stand-in for the launcher makes up its result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Cells made up of a few knobs, and surfaces of which one knows the truth: noise that is drawn once per seed."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

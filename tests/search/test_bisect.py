@@ -1,7 +1,5 @@
 """The search of one cell, on surfaces whose truth is known: what it finds and leaves unmeasured, and what fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From the values of the knobs to the candidates of each pass, and what a search sees of them: arms, ladders, flips."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The end of hydra/sweeper=knobs: the best settings of searches that compete, side by side, with results made up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """hydra/sweeper=knobs: whole searches with a launcher that makes the results up, and one with real processes."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path

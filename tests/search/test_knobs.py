@@ -1,7 +1,5 @@
 """The search over knobs on made-up workloads: what it finds, how few points it takes, and what it never claims."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """What is known to compute wrong numbers: from the backend's list, from points, for equal machines only."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

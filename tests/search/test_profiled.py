@@ -1,7 +1,5 @@
 """Of every measured point the table says whether its figures from the trace are there, and if not, why."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

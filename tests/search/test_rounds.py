@@ -1,7 +1,5 @@
 """Searches that share points: who is asked what, how points are measured, and who is told what came of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace

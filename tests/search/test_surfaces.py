@@ -1,7 +1,5 @@
 """What holds of the search on random surfaces and on recorded ones, and what replay makes of those and says of them."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Whole searches, with a launcher that makes the results up: budgets, failures, resuming; and real processes."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

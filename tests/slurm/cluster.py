@@ -1,7 +1,5 @@
 """A real Slurm on this machine, as the tests get hold of it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """One real Slurm for all tests here."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing

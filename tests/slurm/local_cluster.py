@@ -4,8 +4,6 @@ A job has a folder in that which LOCAL_CLUSTER names. The process that works it 
 `requeue`, and writes its `state`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

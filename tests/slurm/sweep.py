@@ -3,8 +3,6 @@
 Its workers are those of tests/faults/light_agent.py, unless real ones are asked for.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

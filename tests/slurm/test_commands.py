@@ -1,7 +1,5 @@
 """The user's own command in Slurm's jobs: where they run, what fails of them, and a search over its knobs."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

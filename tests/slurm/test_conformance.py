@@ -1,7 +1,5 @@
 """What any cluster must do for a sweep, over the smallest one and over a real Slurm."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

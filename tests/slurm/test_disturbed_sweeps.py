@@ -1,7 +1,5 @@
 """Whatever happens to a sweep's jobs, or to the cluster: no result is lost, and none is measured twice without need."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Launchers that go while their Slurm jobs wait or run, those that come after them, and jobs that reach their limit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -4,8 +4,6 @@ All sweeps run at once, with light groups but for the real ones. One of them is 
 prevents; then it has a node fail.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

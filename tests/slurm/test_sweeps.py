@@ -1,7 +1,5 @@
 """Sweeps through a real Slurm when nothing goes wrong but what the user typed, or what a point does. All at once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

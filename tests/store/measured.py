@@ -1,7 +1,5 @@
 """Results to be kept, and processes that keep them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Adding to a store, finding in it, and reading what others wrote."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

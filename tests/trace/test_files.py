@@ -1,7 +1,5 @@
 """Several trace files at once: by one process or several, read or remembered."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import zlib

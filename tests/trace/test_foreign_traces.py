@@ -1,7 +1,5 @@
 """Traces in the shapes that other versions, devices and tools write, with numbers worked out by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

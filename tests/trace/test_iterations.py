@@ -1,7 +1,5 @@
 """Iterations on the device's timeline: each moment belongs to one of them, and `trace` and `diagnose` agree on it."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

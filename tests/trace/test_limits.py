@@ -1,7 +1,5 @@
 """What would take minutes or gigabytes to read is refused in a line. Large ones: benchmarks/hostile_traces.py."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A trace read a piece at a time gives what it gives when it is read as a whole, however it is written or damaged."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

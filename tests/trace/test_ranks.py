@@ -1,7 +1,5 @@
 """Which traces belong to one run, what is missing of it, and how far its ranks are apart."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

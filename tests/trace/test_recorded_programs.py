@@ -1,8 +1,6 @@
 """Traces of programs against what these are known to have done: recorded here and now on the CPU, and on two H200s
 (benchmarks/record_gpu_traces.py)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Files of rocprofv3, made by hand after the "JSON output schema" of ROCprofiler-SDK's documentation: none is of a
 GPU."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which files of a directory are traces, in what order, and which links lead out of it."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which iterations are start-up, and what leaves them out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows, parts and spans of traces: against numbers worked out by hand, and counted moment by moment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

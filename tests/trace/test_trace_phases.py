@@ -1,7 +1,5 @@
 """Which iteration and pass events are given, on traces made by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`tune` and its report: how the command line is made of arguments, and a whole run of it in real processes on gloo."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What is tried together on the whole layer: the combinations, their points and files, presets, and the fastest."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """docs/notebook.ipynb runs from top to bottom, in a folder of its own."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

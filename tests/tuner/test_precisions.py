@@ -1,7 +1,5 @@
 """The tuner where a precision limits what can be overlapped, with results that are made up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

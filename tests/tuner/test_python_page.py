@@ -1,7 +1,5 @@
 """docs/python.md: its examples run on a recorded sweep of the tuner, and its table has every argument of `tune`."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

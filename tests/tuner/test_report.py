@@ -1,7 +1,5 @@
 """`Report`: what a recorded sweep of the tuner says in Python."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import FrozenInstanceError, asdict, fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tuner from the first point to the last file, with a launcher that makes the results up."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Estimated memory against what processes really take, and who is refused or warned by it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace

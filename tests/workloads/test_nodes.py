@@ -1,7 +1,5 @@
 """Which points may span nodes, by their placement alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

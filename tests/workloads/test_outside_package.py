@@ -1,7 +1,5 @@
 """A workload that another package brings, installed and used as a person would: nothing here knows of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

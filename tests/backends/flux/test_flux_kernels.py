@@ -1,7 +1,5 @@
 """The Flux adapter against a module of Flux's names and signatures that computes through gloo; see fake/."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib.util import find_spec

@@ -1,8 +1,6 @@
 """Lets backend=symm_mem run on a CPU, by its stand-in. Python loads this at its start where a test puts it on
 PYTHONPATH."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial

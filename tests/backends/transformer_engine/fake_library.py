@@ -1,7 +1,5 @@
 """As much of Transformer Engine as userbuffers.py imports, and how it behaves: module/base.py of 2.20."""
 
-from __future__ import annotations
-
 import enum
 import sys
 import time

@@ -1,7 +1,5 @@
 """Which recipe a precision's layers run in, on a fake of the library, which needs a GPU to be imported."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

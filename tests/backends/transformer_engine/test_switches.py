@@ -3,8 +3,6 @@
 What they refuse is in tests/golden/expected/refusals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """userbuffers.py in real process groups, on a fake of the library, which needs a GPU to be imported."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

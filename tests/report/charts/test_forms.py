@@ -1,7 +1,5 @@
 """The three forms as an outside workload would use them: built of plain values, drawn."""
 
-from __future__ import annotations
-
 import json
 
 import altair as alt

@@ -1,7 +1,5 @@
 """Pages of sweeps, as files and as parsed HTML."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page as a whole, parts of its charts, and PNGs; golden files hold what is drawn."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,8 +1,6 @@
 """Asserts whether copies hide behind GEMMs, and whether splitting the GEMMs pays. Tables and sentences: copy_engine and
 made/copy_answers among the golden files."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from math import isnan
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GEMMs and copies: on the CPU for real; on a GPU what only one shows."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Telemetry of training runs with numbers that one can compute with by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Which setting trains fastest, and what each knob contributed. How it is told, doubts included: made/training_doubts,
 made/every_workload and fsdp among the golden files."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """torch.compile of real layers; inductor's own compiling, which takes its time, is of the second step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

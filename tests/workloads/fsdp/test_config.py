@@ -1,7 +1,5 @@
 """workload=fsdp: what a point is completed to. What is refused, and names, are in tests/golden/expected/refusals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

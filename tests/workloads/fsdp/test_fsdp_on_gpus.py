@@ -1,7 +1,5 @@
 """Training runs on real GPUs: marks, kernels and streams are what they are said to be."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Marks and spans of a step, what follows from them, and the file of its lines."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

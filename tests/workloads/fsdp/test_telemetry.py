@@ -2,8 +2,6 @@
 are, and what is said of runs that are left out: telemetry, made/compared and
 made/telemetry_troubles among the golden files."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,8 +1,6 @@
 """Training runs beside each other: verdicts, and what is other work. Which runs match and what is left out: telemetry,
 made/compared and made/telemetry_troubles among the golden files."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training runs of real processes: what they learn, and which of their communication overlaps."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Points of workload=job whose command does what a test needs, what they measure, and which processes they leave."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """Which setting of a user's command is fastest. How it is told, doubts included: made/job_answers, made/every_workload
 and job among the golden files."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

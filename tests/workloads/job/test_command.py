@@ -1,7 +1,5 @@
 """The command, the environment and the working folder of a point; and what of them cannot be used."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

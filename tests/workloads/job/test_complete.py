@@ -1,7 +1,5 @@
 """What a point takes over from files: digests of those that it depends on, and the content of a tp_comm_overlap_cfg."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Commands and regular expressions are typed as they are, however odd; whatever is printed can be pasted."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 import sys

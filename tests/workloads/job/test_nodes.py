@@ -1,7 +1,5 @@
 """Commands of points that span two nodes: the second is a process on this machine."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """From a command to a point's result, or to the reason why there is none."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """hydra/sweeper=knobs over a command's placeholders and variables: a script that sleeps, without torch."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

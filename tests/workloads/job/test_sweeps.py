@@ -1,7 +1,5 @@
 """Sweeps over commands by launch.py: points that fail or hang, launchers that are stopped, and a real training."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

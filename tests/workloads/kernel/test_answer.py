@@ -1,8 +1,6 @@
 """Asserts which implementation of a kernel is chosen. Tables and sentences: kernel and made/kernel_answers among the
 golden files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 What is refused, and what each backend measures unasked, is in tests/golden/expected/refusals.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch

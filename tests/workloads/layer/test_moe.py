@@ -1,7 +1,5 @@
 """A layer with experts on two processes over gloo."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """A layer with experts on real GPUs, through launch.py: with Transformer Engine's modules and NCCL."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What Megatron-Core is given for each way of experts to communicate, and when it cannot be had."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

@@ -3,8 +3,6 @@
 What is refused under each backend, and which variants are left out, is in tests/golden/expected/refusals.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The configurations that variants stand for; which names are none, or said twice, is in tests/golden."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Names, fields, defaults and what becomes of them are those of 0.6.2; test_exports.py compares it with the real one.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, make_dataclass
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Asserts which setting is chosen for each pass, what failures exclude, which TP size pays, and whether times can be
 trusted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What every workload is asked for: points that say what they are, and results of real ranks that fit the record."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

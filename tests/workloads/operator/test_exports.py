@@ -1,7 +1,5 @@
 """Every export, taken back by the library that it is for or by what that library does with it."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib.metadata

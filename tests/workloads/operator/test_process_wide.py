@@ -1,7 +1,5 @@
 """What is set for whole processes (CUDA's connections, cuBLASMp) makes cases of their own, which say how to train."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

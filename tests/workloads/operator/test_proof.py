@@ -1,8 +1,6 @@
 """Asserts what a tuner's layers prove and how variants of a layer compare. Most verdicts, with the files that follow
 from them: made/rare_layers, made/rare_proofs, made/damaged, tuner and layer among the golden files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Points of operators, completed, and those of backend=symm_mem, whose methods have no knobs, from end to end."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

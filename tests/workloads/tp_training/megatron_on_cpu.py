@@ -1,7 +1,5 @@
 """Megatron-Core on a CPU, which it trains on GPUs alone: its own layers instead of Transformer Engine's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any

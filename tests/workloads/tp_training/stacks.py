@@ -1,8 +1,6 @@
 """What every tensor-parallel stack has to train, by stack and mesh, and the same training by one process with the whole
 Hugging Face model to hold it against."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache, partial

@@ -1,8 +1,6 @@
 """Which stack is fastest; how it is said: made/stack_answers, made/every_workload and tp_training among the golden
 files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a point of workload=tp_training is; which are refused is in tests/golden/expected/refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Megatron-Core's model computes what Hugging Face's does, for every architecture that it is said to, and is trained
 for no other."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model that every stack trains: its architecture, initial weights and batches; and what a stack refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

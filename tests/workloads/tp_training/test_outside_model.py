@@ -1,7 +1,5 @@
 """A model class of another package, which says itself by DTensor's styles how it is cut."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any

@@ -1,8 +1,6 @@
 """Architectures and implementations that other packages bring: the examples of docs/tp_training.md, installed as pip
 leaves them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Whole points of workload=tp_training: real processes, real steps, what the result says of them."""
 
-from __future__ import annotations
-
 import re
 import weakref
 from pathlib import Path

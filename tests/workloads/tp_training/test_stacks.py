@@ -1,7 +1,5 @@
 """Every stack, cut over ranks in every way, trains what the whole Hugging Face model does in one process."""
 
-from __future__ import annotations
-
 import gc
 import math
 import weakref

@@ -1,7 +1,5 @@
 """Stacks on real GPUs train alike, fuse and overlap what they say, and DeepSpeed compiles nothing of its own."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from importlib.util import find_spec

@@ -5,8 +5,6 @@ against the byte-flux 1.1.1 source distribution. What is checked of the tensors,
 operators check before they launch anything.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 
 import torch
