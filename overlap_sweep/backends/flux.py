@@ -232,7 +232,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _load(*needed: str) -> Any:
-    """Returns the module `flux`. Raises Refused if it cannot be imported or lacks one of these names."""
     # The import loads NVSHMEM's libraries, which read the environment.
     for name, value in NVSHMEM.items():
         os.environ.setdefault(name, value)

@@ -78,7 +78,6 @@ def as_was_typed(config: DictConfig) -> DictConfig:
 
 
 def _record(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Records the overrides in the configuration, as Hydra does."""
     config.hydra.overrides.task = [override.input_line for override in overrides]
     separators = config.hydra.job.config.override_dirname
     config.hydra.job.override_dirname = get_overrides_dirname(

@@ -34,13 +34,10 @@ from overlap_sweep.program import analyze_program, launch_program
 
 WIDTH = 120
 """Largest width of a line, in columns."""
-PLUGIN_GROUPS = ("hydra/launcher", "hydra/sweeper")
 GROUPS = (
     *("workload", "model", "experiment", "tp_size", "operator", "method", "num_sm", "layer", "backend"),
-    *PLUGIN_GROUPS,
+    *("hydra/launcher", "hydra/sweeper"),
 )
-
-TITLE = "overlap_sweep measures how a model's communication overlaps with its GEMMs, in tensor and data parallelism."
 EXAMPLES = {
     "Tune a model": "-m +experiment=tp_overlap_tuner model=llama3_70b max_tp_size=8",
     "A sweep": "-m tp_size=2,4,8 method=bulk num_sm=1,2,4,8,16",
@@ -77,12 +74,9 @@ class Page:
 
 
 def choices(loader: ConfigLoader, group: str) -> list[str]:
-    """Returns the choices of a config group, numbers in their order."""
-    names = [str(name) for name in loader.get_group_options(group, ObjectType.CONFIG)]
-    # The order of the rest is Hydra's.
-    return sorted(
-        (name for name in names if not name.startswith("_")), key=lambda name: int(name) if name.isdigit() else 0
-    )
+    """Returns the choices of a config group, numbers in their order, the rest in Hydra's."""
+    names = (name for name in loader.get_group_options(group, ObjectType.CONFIG) if not name.startswith("_"))
+    return sorted(names, key=lambda name: int(name) if name.isdigit() else 0)
 
 
 def sentences(loader: ConfigLoader, group: str) -> dict[str, str]:
@@ -141,7 +135,7 @@ def help_text(config: DictConfig) -> str:
 def _front() -> Iterator[str]:
     hydra, program = GlobalHydra.instance().hydra, launch_program()
     assert hydra is not None
-    yield TITLE
+    yield "overlap_sweep measures how a model's communication overlaps with its GEMMs, in tensor and data parallelism."
     yield ""
     yield from (f"{title:<16}  {program} {arguments}" for title, arguments in EXAMPLES.items())
     yield f"{'Then analyse':<16}  {analyze_program()} multirun/<date>"
@@ -157,7 +151,6 @@ def _front() -> Iterator[str]:
 
 
 def _chosen(config: DictConfig, chosen: set[str]) -> Iterator[str]:
-    """Yields the lines about the chosen workload, launcher and sweeper, those that the command line names first."""
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None
     name, selected = config.workload.name, config.hydra.runtime.choices
@@ -193,7 +186,6 @@ def _chosen(config: DictConfig, chosen: set[str]) -> Iterator[str]:
 
 
 def _value(config: DictConfig, option: Option) -> str:
-    """Returns the option's value in the configuration, as it is typed; empty if it has none."""
     if option.name.startswith("hydra."):
         # Shown unresolved, since it is resolved for every point.
         return shown(OmegaConf.to_container(config.hydra.launcher)[option.name.rpartition(".")[2]])  # type: ignore[index,call-overload]

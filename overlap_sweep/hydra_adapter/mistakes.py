@@ -75,7 +75,6 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
 
 
 def _refuse_flags_of_others(arguments: Sequence[str], own: Sequence[str]) -> None:
-    """Raises UsageError for the first flag that another tool has."""
     for i, word in enumerate(arguments):
         flag, equals, value = word.partition("=")
         if flag.startswith("--") and flag not in own:
@@ -271,7 +270,6 @@ def _unknown_choice(file: str, choices: Sequence[str]) -> str:
 
 
 def _several_values(override: str) -> str:
-    """Returns the error about an option with several values where it takes one."""
     key, _, values = override.partition("=")
     if key.lstrip("+").startswith("hydra."):
         return f"{override}: {key} takes one value; quote a value with commas, as in '{key}=\"a,b\"'."

@@ -157,7 +157,6 @@ class OwnKeeper:
         self._process.wait()
 
     def _left(self) -> list[int]:
-        """Returns the processes of the command's session, and those whose environment has the mark."""
         left, mark = [], f"{_MARK}={self._mark}".encode()
         for pid, _, session, has_ended in process.all_processes():
             # It may end just now, or be another user's.

@@ -137,7 +137,6 @@ def _none_is_left(note_end: Callable[[int, int], None] = lambda pid, status: Non
 
 
 def _killed(none_is_left: Callable[[], bool]) -> list[int]:
-    """Kills all processes below this one. Returns those that do not end."""
     until = time.monotonic() + KILLED_S
     while not none_is_left():
         if time.monotonic() > until:
@@ -182,7 +181,6 @@ def _cut_output(written: int) -> None:
 
 
 def _descendants() -> list[int]:
-    """Returns the processes below this one, also those that nobody has collected yet."""
     children: dict[int, list[int]] = {}
     for pid, parent, _, _ in all_processes():
         children.setdefault(parent, []).append(pid)

@@ -197,7 +197,6 @@ class DeviceSampler:
 
 
 def _reader_for(device: torch.device) -> Callable[[], Sample] | None:
-    """Returns a function that takes a sample; None where neither NVML nor rocm-smi answers."""
     if not torch.version.hip:
         handle = nvml_handle(device)
         return None if handle is None else lambda: Sample(read_nvml(handle))

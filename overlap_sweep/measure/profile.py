@@ -77,7 +77,6 @@ def _activities(ranks: Ranks) -> list[ProfilerActivity]:
 
 
 def _exported(profiler: profile, trace: Path) -> Path:
-    """Exports the profiler's trace to a temporary file next to `trace`, and returns its path."""
     # The profiler compresses files whose name ends in .gz.
     temporary = trace.with_name(f".tmp_{trace.name}")
     profiler.export_chrome_trace(str(temporary))

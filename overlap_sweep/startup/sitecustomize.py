@@ -56,7 +56,6 @@ class Watch:
         self._record(optimizer)
 
     def _first_step(self, optimizer: object) -> None:
-        """Loads the recorder, of which this process turns out to be a rank."""
         self._record = lambda optimizer: None
         try:
             __import__("overlap_sweep.recorder.step_recorder")
@@ -94,21 +93,18 @@ def _write_to_launcher(text: str) -> None:
 
 
 def _lacking() -> str:
-    """Returns which packages are to be installed; empty if none is."""
     import shlex
 
-    packages = " ".join(package for module, package in NEEDED.items() if not _is_importable(module))
-    install = f"this Python lacks what recording needs; run {shlex.quote(sys.executable)} -m pip install {packages}"
+    packages = []
+    for module, package in NEEDED.items():
+        # One that was compiled for another Python is found, but cannot be imported.
+        try:
+            __import__(module)
+        except ImportError:
+            packages.append(package)
+    python = shlex.quote(sys.executable)
+    install = f"this Python lacks what recording needs; run {python} -m pip install {' '.join(packages)}"
     return install if packages else ""
-
-
-def _is_importable(module: str) -> bool:
-    """Returns whether a module can be imported, rather than found: one that was compiled for another Python cannot."""
-    try:
-        __import__(module)
-    except ImportError:
-        return False
-    return True
 
 
 def _write_whole_lines() -> None:

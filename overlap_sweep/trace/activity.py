@@ -241,12 +241,10 @@ def _last_known(known: NDArray[np.bool_], order: NDArray[np.intp]) -> NDArray[np
 
 
 def _matches(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    """Returns a mask of the labels whose names begin with the pattern."""
     return np.array([pattern.match(name) is not None for _, name in trace.labels], bool)
 
 
 def _named(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    """Returns a mask of the host events whose names begin with the pattern."""
     return _matches(trace, pattern)[trace.host.label]
 
 

@@ -108,7 +108,6 @@ def _candidates(directory: Path) -> list[Path]:
 
 
 def _is_copy(path: Path, directory: Path) -> bool:
-    """Returns whether the file is a copy for TensorBoard of a trace below `directory`."""
     rank, point = path.parent, path.parent.parent.parent
     is_for_tensorboard = rank.parent.name == TENSORBOARD_FOLDER and point.is_relative_to(directory)
     return is_for_tensorboard and (point / f"trace_{rank.name}.json.gz").exists()

@@ -300,7 +300,6 @@ def _start(paths: Sequence[Path], reader: str, arguments: Sequence[object]) -> s
 
 
 def _results(process: subprocess.Popen[bytes] | None, count: int, kind: type[_T]) -> list[_T] | None:
-    """Returns the process's results; None if it failed."""
     try:
         # mypy does not take a list of a type that is a variable.
         found = decoded(process.communicate()[0], list[kind]) if process else []  # type: ignore[valid-type]

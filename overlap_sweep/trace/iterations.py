@@ -117,7 +117,6 @@ def _on_main_lane(activity: Activity) -> NDArray[np.intp]:
 
 
 def _first_moment(own: Events, from_ns: int) -> int | None:
-    """Returns the first moment from `from_ns` on at which one of the events runs, or None."""
     later = (own.end_ns > from_ns) | (own.start_ns >= from_ns)
     return max(int(own.start_ns[later].min()), int(from_ns)) if later.any() else None
 
@@ -146,7 +145,6 @@ def phases_of(activity: Activity) -> Iterator[PhaseEvents]:
 
 
 def _running_in(spans: list[IterationSpan], intervals: Intervals) -> Iterator[tuple[NDArray[np.intp], Intervals]]:
-    """Yields for each span the events that run in it, as indices and as intervals within the span."""
     starts_ns = np.array([span.start_ns for span in spans], np.int64)
     ends_ns = np.array([span.end_ns for span in spans], np.int64)
     first = np.searchsorted(ends_ns, intervals[:, 0], side="right")
@@ -181,7 +179,6 @@ def overlap_rows(activity: Activity, file: str, rank: int | None) -> list[TraceR
 
 
 def _pause_ns(running: Intervals, moment_ns: int) -> int:
-    """Returns for how long nothing has run at the moment."""
     before = np.searchsorted(running[:, 0], moment_ns) - 1
     return max(0, moment_ns - int(running[before, 1])) if before >= 0 else 0
 
@@ -277,7 +274,6 @@ def _alone(unions: Intervals, group: NDArray[np.int64], num_groups: int) -> NDAr
 
 
 def _groups(activity: Activity, by: Grouping, chosen: NDArray[np.intp]) -> tuple[list[_Group], NDArray[np.intp]]:
-    """Returns the groups of the chosen events, and the group of each event."""
     if by == "stream":
         lanes, lane = np.unique(activity.events.lane[chosen], return_inverse=True)
         groups = []

@@ -56,7 +56,6 @@ def function_name(kernel: str) -> str:
 
 
 def _without_brackets(name: str) -> str:
-    """Returns the name without everything in angle brackets."""
     opened: list[int] = []
     parts: list[str] = []
     reach = 0
@@ -90,7 +89,6 @@ def _demangled_function(mangled: str) -> str:
 
 @cache
 def _rules(category: str) -> list[tuple[KernelClass, re.Pattern[str], re.Pattern[str]]]:
-    """Returns class, name pattern and function pattern of each rule, in order."""
     text = resources.files(__package__).joinpath("kernel_classes.yaml").read_bytes()
     return [
         (KernelClass(rule.kind, rule.library), _compile(rule.name), _compile(rule.function))

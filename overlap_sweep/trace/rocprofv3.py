@@ -217,7 +217,6 @@ def _trace(path: Path, process: _Process) -> Trace:
 
 
 def _rows(process: _Process, left_out: list[str]) -> Iterator[_Row]:
-    """Yields kernels and copies; appends the reason for each record that is malformed."""
     gpus = [agent.id.handle for agent in process.agents if agent.type == _GPU]
     names = {symbol.kernel_id: _name(symbol) for symbol in process.kernel_symbols}
     queues = numbering()

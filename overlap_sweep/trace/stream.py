@@ -210,7 +210,6 @@ def _find_list(text: bytes, document: Document) -> tuple[bytes, bytes] | None:
 
 
 def _refusal(text: bytes, path: Path, document: Document) -> UserError:
-    """Returns the error for a text without a list of events."""
     if not text.strip():
         return UserError(f"{path} {document.damage or 'is empty'}; {RECORD_AGAIN}.")
     try:
@@ -242,18 +241,15 @@ def _front(text: bytearray, document: Document) -> list[Event] | None:
 
 
 def _guessed_ends(text: bytearray) -> list[int]:
-    """Returns where each of the last few events may end, before another one."""
     found = deque(_BETWEEN_EVENTS.finditer(text, max(0, len(text) - _TAIL_BYTES)), _TRIES)
     return [match.start() + 1 for match in found]
 
 
 def _counted_ends(text: bytearray) -> list[int]:
-    """Returns where the last event but one ends."""
     return [end for end in _ends_of_entries(text) if _COMMA.match(text, end)][-1:]
 
 
 def _ends_of_entries(text: bytes | bytearray) -> list[int]:
-    """Returns the ends of the objects of a list that has begun."""
     ends, depth = [], 0
     for token in _BRACKET_OR_STRING.finditer(text):
         written = text[token.start()]
@@ -314,7 +310,6 @@ def _end(head: bytes, rest: bytes, document: Document) -> Iterator[list[Event]]:
 
 
 def _saved(rest: bytes, document: Document) -> Iterator[list[Event]]:
-    """Yields the readable events of a truncated or damaged text."""
     readable = [_readable(text, document.kind) for text in as_written_and_mended(b"[" + rest)]
     count, listed = max(readable, key=lambda found: found[0])
     document.repaired |= count > readable[0][0]

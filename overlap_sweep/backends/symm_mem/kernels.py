@@ -3,11 +3,11 @@ GEMM. None of them uses multicast."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.backends import Outputs, Problem, needs_gpus
+from overlap_sweep.backends.symm_mem import close as close
 from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
@@ -63,10 +63,3 @@ def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: R
     from overlap_sweep.backends.symm_mem import operators
 
     return operators.build_kernel(setting, problem)
-
-
-def close() -> None:
-    # Importing it would load torch even if the point was refused.
-    operators = sys.modules.get("overlap_sweep.backends.symm_mem.operators")
-    if operators:
-        operators.close()

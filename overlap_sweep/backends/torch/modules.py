@@ -284,7 +284,6 @@ def _norm(point: Mapping[str, Any], device: torch.device) -> torch.nn.Module:
 
 
 def _local_heads(point: Mapping[str, Any]) -> tuple[tuple[int, int, int], int]:
-    """Returns this rank's heads of queries, keys and values, and the size of each."""
     model, tp_size = point["model"], point["tp_size"]
     queries, others = model["num_attention_heads"] // tp_size, model["num_kv_heads"] // tp_size
     return (queries, others, others), model["head_dim"]

@@ -221,8 +221,6 @@ def has_default(point: Mapping[str, Any]) -> bool:
 
 
 def _switched_on_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Collection[str]) -> str | None:
-    """Returns why a slot of these operators that is switched on cannot overlap, by the library's default if the
-    configuration does not set it, or None."""
     for slot, methods in overlap_cfg.methods_allowed(config.switches).items():
         operator, default = slot.partition("_")[0], space.USERBUFFERS_DEFAULT_SETTINGS[slot]
         if not methods or operator not in operators:

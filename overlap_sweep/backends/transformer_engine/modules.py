@@ -112,7 +112,6 @@ def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: 
 def _transformer_engine_module(
     point: Mapping[str, Any], shape: LinearShape, group: dist.ProcessGroup | None, switches: Switches
 ) -> tuple[torch.nn.Module, ModuleForward]:
-    """Returns `te.LayerNormLinear` for column-parallel operators, `te.Linear` for row-parallel ones."""
     module = _linear(
         point,
         shape,
@@ -137,7 +136,6 @@ def _linear(point: Mapping[str, Any], shape: LinearShape, **arguments: Any) -> t
 def _megatron_module(
     point: Mapping[str, Any], shape: LinearShape, group: dist.ProcessGroup | None, switches: Switches
 ) -> tuple[torch.nn.Module, ModuleForward]:
-    """Returns `TELayerNormColumnParallelLinear` or `TERowParallelLinear`, configured as Megatron-LM configures them."""
     from megatron.core.extensions.transformer_engine import TELayerNormColumnParallelLinear, TERowParallelLinear
     from megatron.core.transformer.transformer_config import TransformerConfig
 

@@ -99,7 +99,6 @@ def initialize(
 
 
 def _unsupported(ub_cfgs: Mapping[str, Setting], with_cublasmp: bool) -> str | None:
-    """Returns why this build of the library or this GPU would not do what is wanted, or None."""
     if with_cublasmp and not getattr(tex, "nvte_built_with_cublasmp", lambda: False)():
         return "it was built without cuBLASMp (NVTE_WITH_CUBLASMP=1)"
     for slot, setting in ub_cfgs.items():
@@ -172,7 +171,6 @@ def build_kernel(
 
 
 def _communicator(setting: Setting, problem: Problem, bootstrap_backend: str, ranks: Ranks) -> Any:
-    """Returns a communicator like those that initialize_ub makes for a slot."""
     shape, gathers = problem.shape, problem.shape.gathers
     dtype = as_bytes((problem.inputs if gathers else problem.whole)[0].data).dtype
     lowest, highest = tex.get_stream_priority_range()
@@ -202,7 +200,6 @@ def _bootstrap(backend: str) -> Any:
 
 
 def _for_gemm(operand: Operand, data: Tensor | None = None) -> Any:
-    """Returns the operand, or other data of its kind, in the form that Transformer Engine's GEMM takes."""
     data = operand.data if data is None else data
     if operand.scale is None:
         return data
