@@ -114,11 +114,9 @@ def plain(config: DictConfig) -> dict[str, Any]:
     missing = sorted(key for key in _missing(config) if not key.startswith("model_preset."))
     if missing:
         raise UsageError(f"{missing[0]} has no value; give {missing[0]}=... .")
-    return {str(key): _value(config[key]) for key in config if key != "hydra"}
-
-
-def _value(node: Any) -> Any:
-    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    nodes = {str(key): config[key] for key in config if key != "hydra"}
+    is_config = OmegaConf.is_config
+    return {key: OmegaConf.to_container(node, resolve=True) if is_config(node) else node for key, node in nodes.items()}
 
 
 def _missing(node: DictConfig, where: str = "") -> Iterator[str]:

@@ -214,7 +214,7 @@ def one_line(error: Exception) -> str:
     """Returns Hydra's or OmegaConf's error as a one-line message."""
     text = str(error)
     if isinstance(error.__cause__, GrammarParseError):
-        reason = _first_line(error.__cause__)
+        reason = str(error.__cause__).partition("\n")[0]
         return f"A value has ${{...}} that cannot be parsed ({reason}); write \\${{ if it is text."
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _unknown_choice(error.missing_cfg_file, error.options or [])
@@ -253,7 +253,7 @@ def one_line(error: Exception) -> str:
         of_choice = found[1].startswith(f"{found[2]}/")
         return unknown_option(found[2]) if of_choice else f"{found[1]}: {unknown_option(found[2])}"
     if found := re.match(r"Error merging override (.*)", text):
-        return wrong_value(found[1], _first_line(error.__cause__ or error))
+        return wrong_value(found[1], str(error.__cause__ or error).partition("\n")[0])
     return " ".join(line.strip() for line in text.splitlines()[:2])
 
 
@@ -292,7 +292,3 @@ def _unreadable(override: str) -> str:
     if workloads_with(key):
         return f"{key} has no value; give {key}=... ."
     return f"{key} is not of the form option=value. {_see_help()}"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]

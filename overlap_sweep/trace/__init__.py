@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from statistics import median, median_low
 from typing import Any, Literal
@@ -117,17 +118,14 @@ def startup_iterations(rows: Iterable[TraceRow]) -> list[int]:
     found: list[int] = []
     for number, row in enumerate(whole[: len(whole) // 2]):
         others = [other.active_us for other in whole[number + 1 :] if other.num_gemm_events >= row.num_gemm_events]
-        if not others or not _stands_out(row.active_us, others):
+        longest = max(others, default=math.inf)
+        least_us = NOTABLE_BESIDE_ONE * longest
+        if len(others) > 1:
+            least_us = max(NOTABLE * longest, longest + (longest - min(others)))
+        if row.active_us <= least_us:
             break
         found.append(row.iteration)
     return found
-
-
-def _stands_out(active_us: float, others_us: Sequence[float]) -> bool:
-    longest, shortest = max(others_us), min(others_us)
-    if len(others_us) == 1:
-        return active_us > NOTABLE_BESIDE_ONE * longest
-    return active_us > max(NOTABLE * longest, longest + (longest - shortest))
 
 
 def startup_sentence(name: str, rows: Iterable[TraceRow], iterations: Sequence[int]) -> str:

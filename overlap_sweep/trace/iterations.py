@@ -29,7 +29,6 @@ from overlap_sweep.trace.activity import (
     WAIT,
     Activity,
 )
-from overlap_sweep.trace.columns import Events
 from overlap_sweep.trace.intervals import Intervals, intersect, length, merge, places_by_value, subtract, within
 
 MOST_ITERATIONS = 10_000
@@ -75,7 +74,10 @@ def iteration_spans(activity: Activity) -> list[IterationSpan]:
     works = np.isin(activity.kind, _WORK)
     if not works.any():
         return []
-    on_main = _on_main_lane(activity)
+    # The main lane has most computation, or without any most events.
+    computes = np.isin(activity.kind, (GEMM, COMPUTE))
+    took_ns = np.bincount(events.lane, np.where(computes, events.end_ns - events.start_ns, 0))
+    on_main = np.flatnonzero(events.lane == np.argmax(took_ns if took_ns.any() else np.bincount(events.lane)))
     main = on_main[np.argsort(events.start_ns[on_main], kind="stable")]
     done_ns = np.maximum.accumulate(events.end_ns[main])
     place_on_main = np.full(len(events), -1)
@@ -93,7 +95,9 @@ def iteration_spans(activity: Activity) -> list[IterationSpan]:
         if len(own_places):
             first = own_places.min()
             busy_until_ns = done_ns[first - 1] if first else busy_until_ns
-        if (start_ns := _first_moment(own, busy_until_ns)) is not None:
+        later = (own.end_ns > busy_until_ns) | (own.start_ns >= busy_until_ns)
+        if later.any():
+            start_ns = max(int(own.start_ns[later].min()), int(busy_until_ns))
             starts.append((start_ns, int(own.end_ns.max()), number))
         if len(own_places):
             busy_until_ns = done_ns[own_places.max()]
@@ -105,20 +109,6 @@ def iteration_spans(activity: Activity) -> list[IterationSpan]:
         apart = np.searchsorted(of_none, next_ns) > np.searchsorted(of_none, end_ns)
         spans.append(IterationSpan(number, start_ns, end_ns if apart else next_ns))
     return spans
-
-
-def _on_main_lane(activity: Activity) -> NDArray[np.intp]:
-    """Returns the events of the lane with most computation, or without any with most events."""
-    events = activity.events
-    computes = np.isin(activity.kind, (GEMM, COMPUTE))
-    took_ns = np.bincount(events.lane, np.where(computes, events.end_ns - events.start_ns, 0))
-    main = np.argmax(took_ns if took_ns.any() else np.bincount(events.lane))
-    return np.flatnonzero(events.lane == main)
-
-
-def _first_moment(own: Events, from_ns: int) -> int | None:
-    later = (own.end_ns > from_ns) | (own.start_ns >= from_ns)
-    return max(int(own.start_ns[later].min()), int(from_ns)) if later.any() else None
 
 
 def phases_of(activity: Activity) -> Iterator[PhaseEvents]:

@@ -1,7 +1,7 @@
 """The classes of Flux 1.1.1 that its extension module flux_ths_pybind binds, over torch.distributed's collectives.
 
-Names, order and defaults of the arguments are those of its src/pybind/ag_gemm.cc, gemm_rs.cc and ths_op.cc, checked
-against the byte-flux 1.1.1 source distribution. What is checked of the tensors, and what it says then, is what the
+Names of the arguments that are given are those of its src/pybind/ag_gemm.cc, gemm_rs.cc and ths_op.cc, checked against
+the byte-flux 1.1.1 source distribution. What is checked of the tensors, and what it says then, is what the
 operators check before they launch anything.
 """
 
@@ -35,10 +35,6 @@ class AllGatherOption:
             setattr(self, name, None)
 
 
-class ReduceScatterOption:
-    """As Flux leaves it: nothing is set."""
-
-
 def init_flux_shm(pg: dist.ProcessGroup) -> None:
     assert not _groups, "NVSHMEM is initialised once"
     _groups.append(pg)
@@ -65,11 +61,7 @@ def _check_compiled(dtype: torch.dtype, transpose_weight: bool) -> None:
 
 
 def _product(
-    rows: Tensor,
-    weight: Tensor,
-    transpose_weight: bool,
-    input_scale: Tensor | None,
-    weight_scale: Tensor | None,
+    rows: Tensor, weight: Tensor, transpose_weight: bool, input_scale: Tensor | None, weight_scale: Tensor | None
 ) -> Tensor:
     """In float32."""
     _check_compiled(rows.dtype, transpose_weight)
@@ -92,7 +84,6 @@ class AGKernel:
         k_dim: int,
         input_dtype: torch.dtype,
         output_dtype: torch.dtype | None = None,
-        use_pdl: bool = False,
     ) -> None:
         assert _groups, "nvshmem not initialized"
         assert nnodes == 1
@@ -105,17 +96,14 @@ class AGKernel:
         self,
         input: Tensor,
         weight: Tensor,
-        bias: Tensor | None = None,
-        output: Tensor | None = None,
-        input_scale: Tensor | None = None,
-        weight_scale: Tensor | None = None,
-        output_scale: Tensor | None = None,
-        fast_accum: bool = False,
-        transpose_weight: bool = False,
-        all_gather_option: AllGatherOption | None = None,
-        gathered_input: Tensor | None = None,
+        *,
+        output: Tensor,
+        input_scale: Tensor | None,
+        weight_scale: Tensor | None,
+        transpose_weight: bool,
+        all_gather_option: AllGatherOption,
     ) -> Tensor:
-        option = all_gather_option or AllGatherOption()
+        option = all_gather_option
         _check(option.mode is not AGRingMode.All2All or not option.use_cuda_core_ag, "unsupported for input_dtype=FP16")
         rows = input.shape[0] * self._group.size()
         _check(rows <= self._shape[0], "m-dim greater than maximum possible value")
@@ -126,8 +114,6 @@ class AGKernel:
         dist.all_gather_into_tensor(gathered.view(torch.uint8), input.view(torch.uint8), group=self._group)
         product = _product(gathered, weight, transpose_weight, input_scale, weight_scale)
         out_dtype = torch.bfloat16 if _is_fp8(input.dtype) else input.dtype
-        if output is None:
-            output = torch.empty(product.shape, dtype=out_dtype)
         _check(output.shape == product.shape and output.dtype == out_dtype, "output shape or type")
         CALLS.append(f"{option.mode.name} cuda_core={option.use_cuda_core_ag} transposed={transpose_weight}")
         return output.copy_(product)
@@ -144,7 +130,6 @@ class GemmRS:
         output_dtype: torch.dtype | None = None,
         transpose_weight: bool = False,
         fuse_reduction: bool = False,
-        ring_reduction: bool = False,
     ) -> None:
         assert _groups, "nvshmem not initialized"
         assert nnodes == 1
@@ -156,15 +141,7 @@ class GemmRS:
         ALLOCATED.append(self)
 
     def forward(
-        self,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        input_scale: Tensor | None = None,
-        weight_scale: Tensor | None = None,
-        output_scale: Tensor | None = None,
-        fast_accum: bool = False,
-        reduce_scatter_option: ReduceScatterOption | None = None,
+        self, input: Tensor, weight: Tensor, *, input_scale: Tensor | None, weight_scale: Tensor | None
     ) -> Tensor:
         ranks, tile = self._group.size(), 256
         padded = -(-input.shape[0] // (ranks * tile)) * ranks * tile if _arch() == 90 else input.shape[0]
