@@ -45,13 +45,13 @@ time.sleep(float(sys.argv[1]))
 """Starts four processes that would live for long, each of which can be overlooked in another way."""
 
 
-def of_words(folder: Path, tag: Tagged, *words: str, grace_s: float = 0.1) -> Command:
+def command_of(folder: Path, tag: Tagged, *words: str, grace_s: float = 0.1) -> Command:
     return Command(Program(words, tag.environment, folder / "log", folder, grace_s))
 
 
 @contextmanager
 def running(folder: Path, tag: Tagged, *words: str, grace_s: float = 0.1) -> Iterator[Command]:
-    command = begun(of_words(folder, tag, *words, grace_s=grace_s))
+    command = begun(command_of(folder, tag, *words, grace_s=grace_s))
     try:
         yield command
     finally:
@@ -77,7 +77,7 @@ def python(script: str, *arguments: str) -> list[str]:
 
 def started(folder: Path, tag: Tagged) -> Command:
     """What runs LEAVES, once all of it is there."""
-    found = begun(of_words(folder, tag, *python(LEAVES, "600")))
+    found = begun(command_of(folder, tag, *python(LEAVES, "600")))
     wait_for((folder / "ready").exists, 20)
     assert len(tag.processes()) == 7
     return found
@@ -96,7 +96,7 @@ def test_it_starts_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "status"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", -9), ("kill -s USR1 $$", -signal.SIGUSR1)]
 )
-def test_the_command_s_own_end_is_told(tmp_path: Path, script: str, status: int) -> None:
+def test_the_command_s_own_end_is_reported(tmp_path: Path, script: str, status: int) -> None:
     tag = Tagged()
     with running(tmp_path, tag, "sh", "-c", f"echo said; echo so >&2; {script}") as command:
         assert command.wait(20) == status
@@ -162,7 +162,7 @@ def launched(folder: Path, tag: Tagged, *words: str) -> Iterator[dict[str, int]]
     """A launcher that waits for a command in a process of its own: by name it, its command's keepers and processes."""
     launcher = os.fork()
     if not launcher:
-        command = begun(of_words(folder, tag, *words))
+        command = begun(command_of(folder, tag, *words))
         try:
             (folder / "guard").write_text(str(guard_of(command)))
             (folder / "guard").rename(folder / "launched")
@@ -239,7 +239,7 @@ def test_killed_keepers_fail_the_point(tmp_path: Path) -> None:
 
 def test_a_launcher_may_end_with_lines_unread(tmp_path: Path) -> None:
     tag = Tagged()
-    command = of_words(tmp_path, tag, *python(LEAVES, "600"))
+    command = command_of(tmp_path, tag, *python(LEAVES, "600"))
     assert isinstance(command.keeper, OwnKeeper)
     wait_for((tmp_path / "ready").exists, 20)
     # As the kernel does when it is killed.
@@ -251,7 +251,7 @@ def test_a_launcher_may_end_with_lines_unread(tmp_path: Path) -> None:
 def test_there_may_be_no_time_to_end_in_order(tmp_path: Path) -> None:
     tag = Tagged()
     script = "trap 'echo in order' TERM; echo said; while :; do sleep 0.02; done"
-    command = begun(of_words(tmp_path, tag, "sh", "-c", script, grace_s=600.0))
+    command = begun(command_of(tmp_path, tag, "sh", "-c", script, grace_s=600.0))
     wait_for((tmp_path / "log").read_text, 20)
     command.end(at_once=True)
     command.end()
@@ -280,7 +280,7 @@ def test_it_may_end_in_order_and_its_last_words_are_not_hidden(tmp_path: Path) -
 def test_what_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
     tag, before = Tagged(), len([*Path("/proc/self/fd").iterdir()])
     with pytest.raises(NotStarted, match="No such file"):
-        begun(of_words(tmp_path, tag, "no_such_program"))
+        begun(command_of(tmp_path, tag, "no_such_program"))
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Command(Program(["true"], tag.environment, tmp_path / "log", tmp_path / "nowhere"))
     assert tag.processes() == []

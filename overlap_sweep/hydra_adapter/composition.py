@@ -37,19 +37,19 @@ def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[s
     are set in copies of that.
     """
 
-    def is_of_hydra(override: Override) -> bool:
+    def needs_hydra(override: Override) -> bool:
         group = override.key_or_group
         return group in sweep.hydra.runtime.choices and not (is_choice(override) and sets_only_numbers(loader, group))
 
     try:
         all_overrides = parsed(map(as_typed, overrides))
-        of_hydra = [override for override in all_overrides if is_of_hydra(override)]
-        values = [override for override in all_overrides if override not in of_hydra]
-        if not all(map(_is_plain, values)) or any(override.is_hydra_override() for override in of_hydra):
+        by_hydra = [override for override in all_overrides if needs_hydra(override)]
+        values = [override for override in all_overrides if override not in by_hydra]
+        if not all(map(_is_plain, values)) or any(override.is_hydra_override() for override in by_hydra):
             return as_was_typed(loader.load_sweep_config(sweep, list(map(as_choice, overrides))))
-        of_sweep: Any = OmegaConf.to_container(sweep.hydra.overrides.hydra)
-        chosen = [as_choice(str(override.input_line)) for override in of_hydra]
-        config: DictConfig = pickle.loads(_composed(loader, sweep.hydra.job.config_name, (*of_sweep, *chosen)))
+        sweep_overrides: Any = OmegaConf.to_container(sweep.hydra.overrides.hydra)
+        chosen = [as_choice(str(override.input_line)) for override in by_hydra]
+        config: DictConfig = pickle.loads(_composed(loader, sweep.hydra.job.config_name, (*sweep_overrides, *chosen)))
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UsageError(one_line(error)) from error
     OmegaConf.copy_cache(from_config=sweep, to_config=config)

@@ -102,7 +102,7 @@ def _instead_of(name: str, values: Sequence[str] = ()) -> str | None:
     """Returns a sentence on what to type instead of another tool's flag or key; None if no tool has it. Of a dotted key
     the last part is looked up."""
     wanted = _without_dashes(name).rpartition(".")[2]
-    same = [(theirs, ours) for of_tool in spellings().values() for theirs, ours in of_tool.items()]
+    same = [(theirs, ours) for tool_spellings in spellings().values() for theirs, ours in tool_spellings.items()]
     found = dict.fromkeys(ours for theirs, ours in same if _without_dashes(theirs) == wanted and ours != f"{name}=")
     if "" in found:
         return f"Leave out {name}: options are given as option=value."
@@ -122,8 +122,8 @@ def check_keys(overrides: Iterable[str]) -> None:
         if "/" in key or key == "experiment":
             continue
         # With a + Hydra would take an unknown option of its own and ignore it.
-        of_hydra = override.is_hydra_override()
-        if not (has_key(HydraConf, key.removeprefix("hydra.")) if of_hydra else workloads_with(key)):
+        is_hydras = override.is_hydra_override()
+        if not (has_key(HydraConf, key.removeprefix("hydra.")) if is_hydras else workloads_with(key)):
             raise UsageError(unknown_option(key))
 
 
@@ -139,8 +139,8 @@ def unknown_option(key: str, workload: str | None = None) -> str:
         return f"{key} requires workload={listed(owners)}.{f' {instead}' if instead else ''}"
     if key.startswith("hydra."):
         known = [f"hydra.{option.name}" for option in options_of(HydraConf)]
-        of_launchers = (option.name for launcher in LAUNCHERS.values() for option in options_of(type(launcher)))
-        known += [f"hydra.launcher.{name}" for name in dict.fromkeys(of_launchers)]
+        launcher_options = (option.name for launcher in LAUNCHERS.values() for option in options_of(type(launcher)))
+        known += [f"hydra.launcher.{name}" for name in dict.fromkeys(launcher_options)]
         near, listing = nearest(key, known), f"See {launch_program()} --cfg hydra."
     elif instead:
         return f"Unknown option {key}. {instead}"
@@ -250,8 +250,8 @@ def one_line(error: Exception) -> str:
     if found := re.search(r"In '(\w+)/(\S+)': ValidationError .*Incompatible value 'None'", text, re.DOTALL):
         return wrong_value(f"{found[1]}={found[2]}", "could not be converted to Integer")
     if found := re.search(r"In '(.+?)': Config(?:Attribute|Key)Error .*full_key: (\S+)", text, re.DOTALL):
-        of_choice = found[1].startswith(f"{found[2]}/")
-        return unknown_option(found[2]) if of_choice else f"{found[1]}: {unknown_option(found[2])}"
+        is_choice = found[1].startswith(f"{found[2]}/")
+        return unknown_option(found[2]) if is_choice else f"{found[1]}: {unknown_option(found[2])}"
     if found := re.match(r"Error merging override (.*)", text):
         return wrong_value(found[1], str(error.__cause__ or error).partition("\n")[0])
     return " ".join(line.strip() for line in text.splitlines()[:2])

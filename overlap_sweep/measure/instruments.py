@@ -1,5 +1,5 @@
 """Looks into a point at the cost of its times: prints what this rank does (`runtime.debug`), names passes by NVTX
-ranges (`runtime.nvtx`), and tells Nsight Systems which passes to record (`runtime.nsys`).
+ranges (`runtime.nvtx`), and starts and stops Nsight Systems (`runtime.nsys`).
 
 The worker switches it on for a point; otherwise nothing here has an effect.
 """
@@ -147,9 +147,9 @@ def say_difference(what: str, ours: Tensor, reference: Tensor) -> None:
     difference = (found - expected).abs()
     at = [int(index) for index in torch.unravel_index(difference.argmax(), difference.shape)]
     broken = int((~found.isfinite()).sum())
-    of_row = difference.reshape(len(difference), -1).amax(1) if difference.dim() else difference.reshape(1)
-    rows = (~(of_row <= DIFFERENT * expected.abs().max())).nonzero().flatten().tolist()
-    lines = f"; rows {rows[0]} to {rows[-1]} differ ({len(rows)} of {len(of_row)})" if rows else ""
+    row_differences = difference.reshape(len(difference), -1).amax(1) if difference.dim() else difference.reshape(1)
+    rows = (~(row_differences <= DIFFERENT * expected.abs().max())).nonzero().flatten().tolist()
+    lines = f"; rows {rows[0]} to {rows[-1]} differ ({len(rows)} of {len(row_differences)})" if rows else ""
     say(
         f"check: {what} {_shape(ours)}: norm {found.norm():.6g}, reference {expected.norm():.6g}, largest difference "
         f"{difference[tuple(at)]:.3g} at {at}{f', {broken} NaN or infinite' if broken else ''}{lines}"

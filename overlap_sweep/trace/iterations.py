@@ -87,7 +87,7 @@ def iteration_spans(activity: Activity) -> list[IterationSpan]:
         for number, inside in places_by_value(iteration)
         if number != NO_ITERATION and works[inside].any()
     ]
-    found.sort(key=lambda of_number: int(of_number[0].start_ns.min()))
+    found.sort(key=lambda one: int(one[0].start_ns.min()))
     starts: list[tuple[int, int, int]] = []
     busy_until_ns = np.iinfo(np.int64).min
     for own, places, number in found:
@@ -102,11 +102,11 @@ def iteration_spans(activity: Activity) -> list[IterationSpan]:
         if len(own_places):
             busy_until_ns = done_ns[own_places.max()]
     starts.sort()
-    of_none = np.sort(events.start_ns[(iteration == NO_ITERATION) & (works | (activity.kind == WAIT))])
+    outside_ns = np.sort(events.start_ns[(iteration == NO_ITERATION) & (works | (activity.kind == WAIT))])
     spans = []
     for i, (start_ns, end_ns, number) in enumerate(starts):
         next_ns = starts[i + 1][0] if i + 1 < len(starts) else end_ns
-        apart = np.searchsorted(of_none, next_ns) > np.searchsorted(of_none, end_ns)
+        apart = np.searchsorted(outside_ns, next_ns) > np.searchsorted(outside_ns, end_ns)
         spans.append(IterationSpan(number, start_ns, end_ns if apart else next_ns))
     return spans
 
@@ -243,11 +243,11 @@ def measure_groups(
     # too far apart in a damaged trace.
     moments, ranks = np.unique(intervals, return_inverse=True)
     unions = merge(ranks.reshape(intervals.shape) + (group * len(moments))[:, None])
-    of_union = unions[:, 0] // len(moments)
-    unions = moments[unions - (of_union * len(moments))[:, None]]
+    group_of_union = unions[:, 0] // len(moments)
+    unions = moments[unions - (group_of_union * len(moments))[:, None]]
     busy = np.zeros(num_groups, np.int64)
-    np.add.at(busy, of_union, unions[:, 1] - unions[:, 0])
-    return busy, total, _alone(unions, of_union, num_groups)
+    np.add.at(busy, group_of_union, unions[:, 1] - unions[:, 0])
+    return busy, total, _alone(unions, group_of_union, num_groups)
 
 
 def _alone(unions: Intervals, group: NDArray[np.int64], num_groups: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Points are composed as Hydra does, only faster; and what Hydra refuses is told in one line."""
+"""Points are composed as Hydra does, only faster; and what Hydra refuses is said in one line."""
 
 from pathlib import Path
 

@@ -87,8 +87,8 @@ def test_every_version_s_keys_are_understood(card: dict[str, str], values: dict[
 
 
 def test_cards_are_found_behind_a_warning_and_beside_what_is_none() -> None:
-    told = json.dumps({**MI250, "system": {"Driver version": "5.18.13"}})
-    assert environment.rocm_cards(f"WARNING: AMD GPU device(s) is/are in a low-power state.\n\n{told}\n") == MI250
+    given = json.dumps({**MI250, "system": {"Driver version": "5.18.13"}})
+    assert environment.rocm_cards(f"WARNING: AMD GPU device(s) is/are in a low-power state.\n\n{given}\n") == MI250
     for text in ("rocm-smi: error", "{"):
         with pytest.warns(UserWarning, match="rocm-smi printed no JSON"):
             assert environment.rocm_cards(text) == {}
@@ -209,8 +209,8 @@ def test_what_a_gpu_does_not_support_is_left_out_and_a_lost_one_is_an_error(
     for name, (answer, _) in NVML.items():
         error = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED) if name == missing else None
         monkeypatch.setattr(pynvml, name, Mock(return_value=answer, side_effect=error))
-    told = {key: value for name, (_, values) in NVML.items() if name != missing for key, value in values.items()}
-    assert environment.read_nvml("a GPU") == told
+    given = {key: value for name, (_, values) in NVML.items() if name != missing for key, value in values.items()}
+    assert environment.read_nvml("a GPU") == given
     lost = Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
     monkeypatch.setattr(pynvml, missing or "nvmlDeviceGetPowerUsage", lost)
     with pytest.raises(pynvml.NVMLError):
@@ -220,14 +220,14 @@ def test_what_a_gpu_does_not_support_is_left_out_and_a_lost_one_is_an_error(
 def test_the_environment_is_the_launcher_s_account_and_on_a_gpu_what_torch_adds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = {"host": "node1", "device": "cuda", "gpu": None, "gpus": ["NVIDIA H200"], "links": ["NV18"]}
-    assert environment.environment(torch.device("cpu"), told) == told
+    given = {"host": "node1", "device": "cuda", "gpu": None, "gpus": ["NVIDIA H200"], "links": ["NV18"]}
+    assert environment.environment(torch.device("cpu"), given) == given
     properties = SimpleNamespace(name="NVIDIA H200", multi_processor_count=132, total_memory=150_754_820_096)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 27, 3)))
-    found = environment.environment(GPU, told)
+    found = environment.environment(GPU, given)
     assert (found["gpu"], found["gpu_count"], found["sm_count"]) == ("NVIDIA H200", 4, 132)
     assert (found["memory_gb"], found["nccl"]) == (150.8, "2.27.3")
     # What decides whether it stands for another measurement is the launcher's alone.
-    assert environment_identity(found) == environment_identity(told)
+    assert environment_identity(found) == environment_identity(given)

@@ -37,7 +37,7 @@ class HandMadeTrace:
     def work(
         self, name: str, at: float, start: float | None = None, end: float | None = None, thread: int = 1, **event: Any
     ) -> None:
-        """A kernel and its launch at `at`: it starts a millisecond later and takes 5 us unless told otherwise."""
+        """A kernel and its launch at `at`: it starts a millisecond later and takes 5 us by default."""
         self._launches += 1
         start = at + 1000 if start is None else start
         self.launch(at, 900_000 + self._launches, thread)

@@ -144,7 +144,7 @@ def test_malformed_records_are_left_out_and_counted(tmp_path: Path) -> None:
         ("a.nsys-rep", "", "is a report of Nsight Systems, which is not read; open it with nsys"),
     ],
 )
-def test_what_is_not_read_is_told_in_a_line(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_what_is_not_read_is_said_in_a_line(tmp_path: Path, name: str, text: str, said: str) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(UserError) as refused:

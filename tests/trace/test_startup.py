@@ -81,7 +81,7 @@ def test_medians_leave_startup_out_and_rows_mark_it(tmp_path: Path) -> None:
     assert typical_iteration(path).number == 1
 
 
-def test_a_points_columns_are_of_no_startup_on_any_rank_and_it_is_told(tmp_path: Path) -> None:
+def test_a_points_columns_are_of_no_startup_on_any_rank_and_it_is_reported(tmp_path: Path) -> None:
     names = ["trace_rank0.json", "trace_rank1.json"]
     directory = make_point("operator", tmp_path, operator_config(), traces=names)
     for rank, gemms in enumerate([(800.0, 100.0), (120.0, 101.0)]):

@@ -190,7 +190,7 @@ def test_what_another_thread_computes_is_in_the_pass_that_autograd_is_in(trace: 
     assert assigned(trace) == {"aten::mm10": (0, FWD), "aten::mm30": (0, FWD), "aten::bmm": (0, BWD)}
 
 
-def test_what_checkpoints_run_again_is_told_apart(trace: Any) -> None:
+def test_what_checkpoints_run_again_is_apart(trace: Any) -> None:
     trace.forward_op("aten::mm", 10, 30)
     trace.backward(100, 400)
     # The operator of the backward pass itself notes the thread that ran forward.

@@ -82,9 +82,9 @@ def parallel_linear(
     """
     if shape.tp_size == 1:
         return _Local.apply
-    of_phase = {phase: settings.get(slot(operator, phase), {}) for phase in PHASES}
-    methods = {phase: setting.get("method") for phase, setting in of_phase.items()}
-    overlaps = {phase: (overlapped or plain if s else plain)(s) for phase, s in of_phase.items()}
+    setting_by_phase = {phase: settings.get(slot(operator, phase), {}) for phase in PHASES}
+    methods = {phase: setting.get("method") for phase, setting in setting_by_phase.items()}
+    overlaps = {phase: (overlapped or plain if s else plain)(s) for phase, s in setting_by_phase.items()}
     plan = _SlotPlan(methods, overlaps, plain({}))
     function = _Column if shape.parallel == "column" else _Row
     return lambda x, weight, bias: function.apply(x, weight, bias, plan)

@@ -87,8 +87,8 @@ def unusable(package: str = "transformer_engine") -> str | None:
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
-    of_megatron = unusable("megatron.core") if point["backend"] == "megatron" else None
-    if reason := unusable() or of_megatron or _userbuffers_refusal(point):
+    megatron_reason = unusable("megatron.core") if point["backend"] == "megatron" else None
+    if reason := unusable() or megatron_reason or _userbuffers_refusal(point):
         return reason
     if any(s.get("comm_priority") == 0 and not s.get("gemm_priority") for s in space.settings(point).values()):
         return (

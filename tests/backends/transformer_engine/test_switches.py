@@ -69,7 +69,7 @@ def test_the_switches_of_an_operator(operator: str) -> None:
     assert others == dict.fromkeys(default, False)
 
 
-def test_the_cuda_that_it_was_built_for_is_told_by_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cuda_that_it_was_built_for_is_known_by_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     for installed, major in (("transformer-engine-cu12", 12), ("transformer-engine-cu13", 13), ("numpy", None)):
         found = {installed: "2.20.2"}
         monkeypatch.setattr(transformer_engine, "installed_version", found.get)
