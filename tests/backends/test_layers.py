@@ -1,4 +1,4 @@
-"""Whole layers of the backends that compute on a CPU against the unsharded layer, written out in float64, on fresh
+"""Whole layers of the backends that compute on a CPU against the unsharded layer, in float64, on fresh
 random numbers; and which slots overlap under which switches. symm_mem is here on its stand-in."""
 
 import secrets
@@ -88,12 +88,10 @@ def unsharded(point: Mapping[str, Any], x: Tensor, of_rank: list[dict[str, Tenso
     model, batch, kind = point["model"], point["layer"]["micro_batch_size"], point["layer"]["kind"]
 
     def norm(name: str, x: Tensor) -> Tensor:
-        weight = of_rank[0][f"{name}.weight"]
+        weight, bias = (of_rank[0].get(f"{name}.{part}") for part in ("weight", "bias"))
         if model["normalization"] == "LayerNorm":
-            centred = x - x.mean(1, keepdim=True)
-            scaled = centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()
-            return scaled * weight + of_rank[0][f"{name}.bias"]
-        return x / (x.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight
+            return functional.layer_norm(x, x.shape[1:], weight, bias, 1e-5)
+        return functional.rms_norm(x, x.shape[1:], weight, 1e-5)
 
     def column(name: str, x: Tensor) -> list[Tensor]:
         return [x @ its[f"{name}weight"].t() + its.get(f"{name}bias", 0.0) for its in of_rank]
@@ -106,17 +104,13 @@ def unsharded(point: Mapping[str, Any], x: Tensor, of_rank: list[dict[str, Tenso
         queries, others = (model[name] // len(of_rank) for name in ("num_attention_heads", "num_kv_heads"))
         by_head = qkv.view(-1, batch, queries + 2 * others, model["head_dim"])
         q, k, v = by_head.split((queries, others, others), dim=2)
-        k, v = (it.repeat_interleave(queries // others, dim=2) for it in (k, v))
-        scores = torch.einsum("sbhd,tbhd->bhst", q, k) / model["head_dim"] ** 0.5
-        later = torch.ones(scores.shape[2:], dtype=torch.bool).triu(1)
-        probabilities = scores.masked_fill(later, -torch.inf).softmax(-1)
-        return torch.einsum("bhst,tbhd->sbhd", probabilities, v).flatten(2).flatten(0, 1)
+        q, k, v = (it.permute(1, 2, 0, 3) for it in (q, k, v))
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return attended.permute(2, 0, 1, 3).flatten(2).flatten(0, 1)
 
     def activate(x: Tensor) -> Tensor:
-        if not model["gated_mlp"]:
-            return functional.gelu(x, approximate="tanh")
         gate, value = x.chunk(2, dim=1)
-        return gate * torch.sigmoid(gate) * value
+        return functional.silu(gate) * value if model["gated_mlp"] else functional.gelu(x, approximate="tanh")
 
     def attention(name: str, x: Tensor) -> Tensor:
         return row(f"{name}proj.", [attend(qkv) for qkv in column(f"{name}qkv.", norm(f"{name}norm", x))])
