@@ -112,7 +112,7 @@ def of_layers(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[b
         assert point.result
         first, *others = (times for name, times in point.result.measured.variants.items() if name.startswith("file:"))
         compared = layers.compare([(other, first) for other in others], kind(points), len(others))
-        told.append(any(one.differs for one in compared))
+        told.append(any(one.sure for one in compared))
         rounds += [(other.times["all"], first.times["all"]) for other in others]
     yield "layer", len(rounds) // max(len(points), 1), between(ratios(rounds)), told
 

@@ -128,14 +128,6 @@ EXACTLY_ONE = Estimate(1.0, 0.0, 1)
 """The ratio of a time to itself."""
 
 
-@dataclass(frozen=True)
-class Interval:
-    """Confidence interval of a ratio, with a coverage of CONFIDENCE."""
-
-    low: float
-    high: float
-
-
 def gap_noise_us(one: Estimate, other: Estimate, pairs: int = 1) -> float:
     """Returns the noise that the difference of the two must exceed; NaN if a noise is unknown, or if there are too few
     runs."""

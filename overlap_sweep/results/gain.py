@@ -23,6 +23,20 @@ class Gain(msgspec.Struct, frozen=True):
     noise: float
 
     @property
+    def ratio(self) -> float:
+        """Returns the time over the reference's; below 1 is faster."""
+        return 1 - self.share
+
+    @property
+    def low(self) -> float:
+        """Returns the lower end of the ratio's confidence interval."""
+        return self.ratio - self.noise
+
+    @property
+    def high(self) -> float:
+        return self.ratio + self.noise
+
+    @property
     def sure(self) -> bool:
         """Returns whether the times differ beyond the noise."""
         return abs(self.share) > self.noise

@@ -298,8 +298,8 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
     if first not in right:
         return fastest
     tried = max(len(right) - 1, 1)
-    (compared,) = compare([(right[fastest], right[first])], result.point.runtime.device, tried)
-    return fastest if compared.gain.faster else first
+    (gain,) = compare([(right[fastest], right[first])], result.point.runtime.device, tried)
+    return fastest if gain.faster else first
 
 
 def presets(paths: Sequence[str] | None, tp_size: int) -> dict[str, str]:

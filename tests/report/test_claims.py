@@ -70,7 +70,7 @@ def test_proven_is_only_what_the_rounds_show(tmp_path: Path, noise: float, prove
     write_tuned_sweep(tmp_path, noise=noise)
     (case,) = operators_of(tmp_path).cases
     proof = case.proofs[4]
-    interval = proof.decisive.interval
+    interval = proof.decisive
     assert proof.proven == proven == (not interval.low <= 1 <= interval.high)
     assert any(sentence.startswith("Proven on") for sentence in cards(analysis_of(tmp_path))[0].sentences) == proven
 

@@ -9,28 +9,14 @@ from functools import cached_property
 
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, named, spoken, without_folders
 from overlap_sweep.overlap.space import MOE_KIND
-from overlap_sweep.results.estimate import EXACTLY_ONE, Estimate, Interval, estimate, gap_noise_us, hidden_fraction
-from overlap_sweep.results.gain import Gain
+from overlap_sweep.results.estimate import EXACTLY_ONE, Estimate, estimate, hidden_fraction
+from overlap_sweep.results.gain import Gain, gain_over
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import LayerTrial
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
 from overlap_sweep.workloads.layer.config import KnobsConfig, Moe, Resolved
 from overlap_sweep.workloads.layer.moe import max_connections
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One variant's whole time over another's in the same round."""
-
-    ratio: float
-    """Ratio of the times, median over the rounds; below 1 is faster."""
-    interval: Interval
-
-    @property
-    def gain(self) -> Gain:
-        """Returns by how much the first is faster."""
-        return Gain(1 - self.ratio, (self.interval.high - self.interval.low) / 2)
 
 
 @dataclass(frozen=True)
@@ -43,7 +29,8 @@ class VariantRow:
     reference: str
     """Name of the reference of the ratio: `none`, or if it was not measured the first variant."""
     measured: VariantTimes
-    to_reference: Comparison
+    gain: Gain
+    """Gain of its whole time over the reference's of the same rounds."""
     none_us: float
     """Median whole time of `none`; NaN if it was not measured."""
     floor_us: float
@@ -52,14 +39,6 @@ class VariantRow:
     @property
     def launch_bound(self) -> bool:
         return self.measured.launch_bound
-
-    @property
-    def ratio(self) -> float:
-        return self.to_reference.ratio
-
-    @property
-    def interval(self) -> Interval:
-        return self.to_reference.interval
 
     @cached_property
     def whole(self) -> Estimate:
@@ -107,12 +86,12 @@ class LayerAnalysis:
         if any(row.launch_bound for row in self.rows if row.name == self.reference):
             return []
         rows = [row for row in self.rows if row.name not in (self.reference, FLOOR) and not row.launch_bound]
-        return sorted(rows, key=lambda row: row.ratio)
+        return sorted(rows, key=lambda row: row.gain.ratio)
 
     @property
     def winner(self) -> VariantRow | None:
         """Returns the fastest variant that beats the reference beyond the noise, or None."""
-        return next((row for row in self.contenders if row.to_reference.gain.faster), None)
+        return next((row for row in self.contenders if row.gain.faster), None)
 
     @property
     def best(self) -> VariantRow | None:
@@ -125,7 +104,7 @@ class LayerAnalysis:
         best = self.best
         if best is None:
             return f"no verdict: nothing to compare with {self.spoken_reference}"
-        return f"{best.label} is {best.to_reference.gain.in_words(self.spoken_reference)}"
+        return f"{best.label} is {best.gain.in_words(self.spoken_reference)}"
 
     @property
     def cautions(self) -> list[str]:
@@ -202,23 +181,22 @@ def analyse_layer(point: Point) -> LayerAnalysis:
             label=named(short[name], point.case.backend),
             reference=reference,
             measured=variant,
-            to_reference=to_reference,
+            gain=gain,
             none_us=whole_us.get(NONE, math.nan),
             floor_us=whole_us.get(FLOOR, math.nan),
         )
-        for (name, variant), to_reference in zip(variants.items(), compared, strict=True)
+        for (name, variant), gain in zip(variants.items(), compared, strict=True)
     ]
     return LayerAnalysis(point, rows)
 
 
-def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Comparison]:
-    """Returns the comparison of each pair of variants, whose i-th samples were taken side by side. `tried` is the
-    number of candidates among which the best is chosen."""
+def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Gain]:
+    """Returns the gain of the first of each pair of variants over the other, i-th samples of which were taken side by
+    side. `tried`: number of candidates among which the best is chosen."""
     between = Scatter(TYPICAL_SCATTER_OF_LAYERS[device_kind])
     ratios = []
     for one, other in pairs:
         samples = zip(one.times["all"].samples_us, other.times["all"].samples_us, strict=True)
         rounds = [time_us / other_us for time_us, other_us in samples]
         ratios.append(EXACTLY_ONE if one is other else between.added_to(estimate(rounds), 1))
-    noises = [(ratio.time_us, gap_noise_us(ratio, EXACTLY_ONE, tried)) for ratio in steadied(ratios)]
-    return [Comparison(ratio, Interval(ratio - noise, ratio + noise)) for ratio, noise in noises]
+    return [gain_over(EXACTLY_ONE, ratio, tried) for ratio in steadied(ratios)]

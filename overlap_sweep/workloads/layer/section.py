@@ -105,11 +105,12 @@ TIMES = (
     attribute("reference", "Variant that the ratio refers to: none, or if it was not measured the first one.", "text"),
     attribute(
         *("ratio", "time_us over that of the reference in the same round, median of the rounds; below 1 is faster."),
+        read="gain.ratio",
         header="ratio",
         show="{:.3f}".format,
     ),
-    attribute("ratio_low", read="interval.low", header="low", show="{:.3f}".format),
-    attribute("ratio_high", read="interval.high", header="high", show="{:.3f}".format),
+    attribute("ratio_low", read="gain.low", header="low", show="{:.3f}".format),
+    attribute("ratio_high", read="gain.high", header="high", show="{:.3f}".format),
     attribute("hidden_fraction", header="hidden", show=as_percent, high_first=True),
     attribute("launch_bound", kind="flag"),
     C(
@@ -202,7 +203,7 @@ def card(layer: LayerAnalysis, title: str, root: Path) -> Card:
             [f"{as_sentence(layer.verdict)}.", f"Measured in {rounds}."],
         )
     hidden = f"It hides {as_percent(best.hidden_fraction)} of the communication. " if best.hidden_fraction > 0 else ""
-    gain = best.to_reference.gain.in_words(layer.spoken_reference)
+    gain = best.gain.in_words(layer.spoken_reference)
     limits = cpu_only([layer.point])
     sentences = [f"{hidden}Measured in {rounds}.", *set_in_training(layer.point.case.process_wide)]
     winner, config = best.measured, layer.point.config_as(Resolved)
@@ -271,15 +272,15 @@ def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Row
         rows=[
             charts.Row(
                 name=row.label,
-                ends=[row.ratio - 1],
-                cells=[as_us(row.whole.time_us), f"{row.ratio - 1:+.1%}"],
-                low=row.interval.low - 1,
-                high=row.interval.high - 1,
+                ends=[row.gain.ratio - 1],
+                cells=[as_us(row.whole.time_us), f"{row.gain.ratio - 1:+.1%}"],
+                low=row.gain.low - 1,
+                high=row.gain.high - 1,
                 colour=_colour(row, best),
                 bold=row.name == best,
                 details=COMPARED.details(row),
             )
-            for row in sorted(layer.rows, key=lambda row: row.ratio)
+            for row in sorted(layer.rows, key=lambda row: row.gain.ratio)
         ],
         references=[charts.Reference(f"faster than {layer.spoken_reference} | slower", 0.0)],
     )
@@ -288,7 +289,7 @@ def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Row
 def _colour(row: VariantRow, best: str | None) -> str:
     if row.name == FLOOR:
         return "wait"
-    return "good" if row.name == best else "bad" if row.interval.low > 1 else "accent"
+    return "good" if row.name == best else "bad" if row.gain.low > 1 else "accent"
 
 
 def _fastest_timeline(title: str, layer: LayerAnalysis) -> charts.Gantt | None:

@@ -118,7 +118,7 @@ def _headline(case: CaseAnalysis, tp_size: int) -> str:
         if outcome.recommended == TUNED and NONE in outcome.against:
             part = outcome.trial.part
             in_part = "" if part == WHOLE else f" in {part}"
-            return as_sentence(outcome.against[NONE].gain.in_words(f"{NONE_IN_WORDS}{in_part}"))
+            return as_sentence(outcome.against[NONE].in_words(f"{NONE_IN_WORDS}{in_part}"))
         advice = advised(outcome.recommended, case.case.backend)
         return nothing_beat(NONE_IN_WORDS, advice) if outcome.recommended == NONE else as_sentence(advice)
     if outcome and outcome.advice:
@@ -228,7 +228,7 @@ def async_tp_advice(case: CaseAnalysis, tp_size: int) -> str:
     row = trial.rows.get(DEFAULT) if trial else None
     choices = [choice for choice in case.tried(tp_size) if choice.default]
     if trial and row and row.reference == NONE and not row.launch_bound:
-        gain = row.to_reference.gain
+        gain = row.gain
         advice = advised(DEFAULT if gain.faster else NONE, ASYNC_TP_BACKEND)
         why = f"{trial.part} is {gain.in_words(NONE_IN_WORDS)}"
     elif default_us := default_sum_us(choices):

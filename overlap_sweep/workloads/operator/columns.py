@@ -213,13 +213,12 @@ PHASE_COLUMNS = (
 TABLE = points_table("points", "one row per point and phase that it overlaps", POINT_COLUMNS, PHASE_COLUMNS)
 
 
-def _layer_ratio(row: SlotAnswer, end: str = "") -> float | None:
+def _layer_ratio(row: SlotAnswer, end: str = "ratio") -> float | None:
     """Returns the recommended layer's time over that with no overlap, or an end of its interval."""
     proof = row.proof
     if proof is None or proof.layer.reference != NONE:
         return None
-    best = proof.trial.rows[proof.recommended]
-    return getattr(best.interval, end) if end else best.ratio
+    return getattr(proof.trial.rows[proof.recommended].gain, end)
 
 
 ANSWERS = Table(

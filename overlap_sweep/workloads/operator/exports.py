@@ -119,7 +119,7 @@ def _gain(case: CaseAnalysis, tp_size: int) -> list[str]:
     recommended = named(outcome.recommended, backend)
     lines.append(f"{measured} in {layer.rounds} interleaved rounds; this file is '{recommended}':")
     for label, row in outcome.trial.rows.items():
-        ratio = f"{row.ratio:.3f} of {layer.reference} ({row.interval.low:.3f} to {row.interval.high:.3f})"
+        ratio = f"{row.gain.ratio:.3f} of {layer.reference} ({row.gain.low:.3f} to {row.gain.high:.3f})"
         lines.append(f"  {named(label, backend)}: {as_us(row.whole.time_us)} us, {ratio}")
     return [*lines, *layer.cautions, *outcome.trial.warnings]
 

@@ -25,10 +25,10 @@ from overlap_sweep.overlap.overlap_cfg import (
     OverlapConfig,
     spoken,
 )
-from overlap_sweep.results.gain import nothing_beat
+from overlap_sweep.results.gain import Gain, nothing_beat
 from overlap_sweep.results.points import Case, Point
 from overlap_sweep.results.records import LayerTrial, TunerRecord
-from overlap_sweep.workloads.layer.answer import Comparison, LayerAnalysis, VariantRow, analyse_layer, compare, labels
+from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer, compare, labels
 from overlap_sweep.workloads.layer.config import Asked as LayerPoint
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 from overlap_sweep.workloads.operator.config import Resolved
@@ -114,27 +114,27 @@ class Proof:
     case: Case
     trial: Trial
     layer: LayerAnalysis
-    against: dict[str, Comparison]
+    against: dict[str, Gain]
     """Time of the tuned layer over that of every other usable variant, by label."""
     best_other: str
     together: list[Trial]
     """Combinations of settings that ran side by side before the proof."""
 
     @property
-    def decisive(self) -> Comparison:
-        """Returns the comparison of the tuned variant with the best other."""
+    def decisive(self) -> Gain:
+        """Returns the gain of the tuned variant over the best other."""
         return self.against[self.best_other]
 
     @property
     def recommended(self) -> str:
         """Returns the label to use: `tuned` if it is faster than the best other beyond the noise, else that other."""
-        return TUNED if self.decisive.gain.faster else self.best_other
+        return TUNED if self.decisive.faster else self.best_other
 
     @property
     def proven(self) -> bool:
         """Returns whether the tuned and the best other variant differ beyond the noise; otherwise they tie, and the
         simpler one is recommended."""
-        return self.decisive.gain.sure
+        return self.decisive.sure
 
     @property
     def nothing_won(self) -> bool:
@@ -154,7 +154,7 @@ class Proof:
         if self.nothing_won:
             return f"{nothing_beat(NONE_IN_WORDS, advice)}."
         tuned = NONE_IN_WORDS if self.trial.names[TUNED] == NONE else TUNED
-        return f"{tuned} is {self.decisive.gain.in_words(spoken(self.best_other, backend))}: {advice}."
+        return f"{tuned} is {self.decisive.in_words(spoken(self.best_other, backend))}: {advice}."
 
 
 @dataclass(frozen=True)
@@ -285,10 +285,10 @@ def _best_of(labels: Sequence[str], trial: Trial) -> str:
     fastest = min(labels, key=lambda label: trial.times[label].times["all"].median_us)
     order = sorted(labels, key=lambda label: (label != NONE, label != DEFAULT))
     to_others = _compare(trial, fastest, order)
-    return next(label for label in order if not to_others[label].gain.faster)
+    return next(label for label in order if not to_others[label].faster)
 
 
-def _compare(trial: Trial, one: str, others: Sequence[str], tried: int = 1) -> dict[str, Comparison]:
+def _compare(trial: Trial, one: str, others: Sequence[str], tried: int = 1) -> dict[str, Gain]:
     assert trial.point
     times = [(trial.times[one], trial.times[other]) for other in others]
     return dict(zip(others, compare(times, trial.point.config.runtime.device, tried), strict=True))

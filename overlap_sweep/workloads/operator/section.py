@@ -292,7 +292,10 @@ def _outcome(outcome: Outcome, root: Path, folder: str) -> dict[str, Any]:
             "switches": outcome.config.switches,
             "file": path_of_file(folder, outcome.tp_size),
             "best_other": outcome.best_other,
-            "tuned_to": {label: {"ratio": one.ratio, **asdict(one.interval)} for label, one in outcome.against.items()},
+            "tuned_to": {
+                label: {name: getattr(one, name) for name in ("ratio", "low", "high")}
+                for label, one in outcome.against.items()
+            },
         }
     return found | {"reason": outcome.reason}
 

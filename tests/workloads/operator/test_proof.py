@@ -181,6 +181,6 @@ def test_rounds_are_paired_so_that_drift_cancels(
 ) -> None:
     make_point("layer", tmp_path, variants={"none": variant(NONE), "default": variant(whole_us)})
     _, default = analyse_layer(layer_point(tmp_path)).rows
-    assert default.ratio == pytest.approx(ratio)
-    assert default.interval.low < ratio < default.interval.high
-    assert default.to_reference.gain.sure == differs
+    assert default.gain.ratio == pytest.approx(ratio)
+    assert default.gain.low < ratio < default.gain.high
+    assert default.gain.sure == differs
