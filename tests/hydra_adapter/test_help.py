@@ -10,10 +10,13 @@ from overlap_sweep import workloads
 from overlap_sweep.declared import types_of
 from overlap_sweep.hydra_adapter.help import GROUPS, workload_pages
 from overlap_sweep.options import options_of
+from tests.composed import hydra
 from tests.sweeps import ROOT, launch_here
 
 
 def test_every_option_of_every_workload_has_its_sentence() -> None:
+    # What an option is listed under, the workloads have said by then.
+    hydra()
     for name in workloads.names():
         schema = workloads.schema(name)
         assert types_of(schema)["workload"] is not None
