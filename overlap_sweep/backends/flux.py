@@ -151,7 +151,8 @@ def _refusing_failed_checks(hint: str = "") -> Iterator[None]:
     except RuntimeError as error:
         if "Check failed" not in str(error):
             raise
-        raise Refused(f"Flux: {_first_line(error)}{hint}") from error
+        reason = str(error).strip().partition("\n")[0]
+        raise Refused(f"Flux: {reason}{hint}") from error
 
 
 def _ag_gemm(flux: Any, setting: Setting, problem: Problem, weight: Tensor) -> Callable[[int], Outputs]:
@@ -227,10 +228,6 @@ def _keep(key: tuple[Any, ...], construct: Callable[[], Any]) -> tuple[Any, ...]
     return key
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
 def _load(*needed: str) -> Any:
     # The import loads NVSHMEM's libraries, which read the environment.
     for name, value in NVSHMEM.items():
@@ -238,9 +235,8 @@ def _load(*needed: str) -> Any:
     try:
         flux = import_module("flux")
     except (ImportError, OSError) as error:
-        raise Refused(
-            f"Flux cannot be imported ({_first_line(error)}); was it built for this torch and CUDA? {INSTALL}"
-        ) from error
+        reason = str(error).strip().partition("\n")[0]
+        raise Refused(f"Flux cannot be imported ({reason}); was it built for this torch and CUDA? {INSTALL}") from error
     # Parts that a build of Flux left out are instances of its class NotCompiled.
     lacking = [name for name in needed if type(getattr(flux, name, None)).__name__ in ("NoneType", "NotCompiled")]
     if lacking:

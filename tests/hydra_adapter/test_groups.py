@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from overlap_sweep import workloads
 from overlap_sweep.hydra_adapter.composition import as_was_typed, compose_point
-from overlap_sweep.hydra_adapter.help import GROUPS, choices, sentences
+from overlap_sweep.hydra_adapter.help import choices, sentences
 from overlap_sweep.hydra_adapter.overrides import NUMBERED, as_choice, as_typed
 from overlap_sweep.options import options_of
 from tests.composed import hydra, multirun
@@ -100,19 +100,6 @@ def test_hydra_is_given_a_text_and_everything_else_what_was_typed(typed: str) ->
 )
 def test_other_words_are_left_alone(typed: str) -> None:
     assert as_choice(typed) == as_typed(typed) == typed
-
-
-def test_help_and_completion_show_the_groups() -> None:
-    shown = launch_here("num_sm=37", "--help").stdout
-    assert "\n  num_sm=37 " in shown
-    assert "\n        16: 16 SMs communicate: what Transformer Engine takes" in shown
-    assert "\n        ring_exchange: Chunks travel around a ring" in shown
-    assert set(CARD) < set(GROUPS)
-    assert "  tp_size         1, 2, 4, 8, or any other number\n" in launch_here("--help").stdout
-    for typed, offered in {"num_sm=1": "1 10 12 16", "tp_size=2,": "2,1 2,2 2,4 2,8", "operator=f": "fc1 fc2"}.items():
-        key = typed.partition("=")[0]
-        completed = launch_here("-sc", "query=bash", COMP_LINE=f"python launch.py {typed}").stdout.split()
-        assert completed == [f"{key}={each}" for each in offered.split()]
 
 
 def test_names_and_records_of_a_point_are_as_typed(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_the_front_page_fits_a_screen_and_imports_no_torch() -> None:
     assert "python launch.py -m tp_size=2,4,8 method=bulk num_sm=1,2,4,8,16" in shown.stdout
     for group in GROUPS:
         assert f"\n  {group} " in shown.stdout
+    assert "\n  tp_size         1, 2, 4, 8, or any other number\n" in shown.stdout
     assert "_schema" not in shown.stdout
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in shown.stderr.splitlines()}
     assert "hydra" in imported
@@ -50,6 +51,7 @@ def test_a_choice_shows_its_options_with_values() -> None:
     found = {line.split()[0]: line.split(maxsplit=1)[1:] for line in shown if line.startswith("  ") and "=" in line}
     assert found["tp_size=4"] == ["1 to 8"]
     assert found["method=bulk"] == ["none, bulk, ring_exchange, pipeline"]
+    assert any(line.startswith("        16: 16 SMs communicate: what Transformer Engine takes") for line in shown)
     assert max(map(len, shown)) <= 110
     own, common = (next(i for i, line in enumerate(shown) if each in line) for each in ("  method=", "  profile="))
     assert own < common
@@ -79,6 +81,8 @@ def offered(line: str) -> list[str]:
     ("typed", "offers"),
     [
         ("method=p", ["method=pipeline"]),
+        ("num_sm=1", ["num_sm=1", "num_sm=10", "num_sm=12", "num_sm=16"]),
+        ("tp_size=2,", ["tp_size=2,1", "tp_size=2,2", "tp_size=2,4", "tp_size=2,8"]),
         ("tp_size=2 -m method=bulk,ri", ["method=bulk,ring_exchange"]),
         ("num_s", ["num_sm=", "num_splits="]),
         ("precision=fp8_", ["precision=fp8_delayed", "precision=fp8_current", "precision=fp8_block"]),
