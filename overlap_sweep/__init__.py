@@ -1,7 +1,5 @@
 """Find how a tensor-parallel model should overlap its communication with its GEMMs on this machine."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -4,8 +4,6 @@
 containers and by `python -I`; elsewhere every Python of a command begins with the recorder by itself.
 """
 
-from __future__ import annotations
-
 import builtins
 import os
 import re

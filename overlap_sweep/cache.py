@@ -4,8 +4,6 @@ In `$OVERLAP_SWEEP_CACHE`, else in `overlap_sweep` below `$XDG_CACHE_HOME` or `~
 What is kept is believed, scripts of report.html among it, so a directory that others may write to is not used.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

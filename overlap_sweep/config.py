@@ -4,8 +4,6 @@ A workload's own options are in `workloads/<name>/config.py`, where `Config` is 
 docstrings are the manual. Ranges are in the annotations; `declared.decode` enforces them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, ClassVar

@@ -1,7 +1,5 @@
 """Configurations as dataclasses whose annotations carry ranges and choices: decoding, spellings, keys."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass

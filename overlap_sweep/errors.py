@@ -1,7 +1,5 @@
 """The exceptions that carry a sentence for the user."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import re

@@ -1,7 +1,5 @@
 """The GPUs that worker processes will see, as far as the launcher's process can know."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The options that a configuration's dataclasses declare, for --help, docs/options.md and shell completion."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """How the product was started and installed: the commands to name in messages, the configuration's folder, versions."""
 
-from __future__ import annotations
-
 import os
 import select
 import shlex

@@ -4,8 +4,6 @@ Every writing process appends lines of JSON to its own file in the directory `<p
 are no locks, so network file systems work too, and no file is removed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

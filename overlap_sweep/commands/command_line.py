@@ -3,8 +3,6 @@
 `analyze.py DIR` is short for `analyze.py report DIR`.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The command `overlap-sweep` of an installed package: tune, launch and analyze."""
 
-from __future__ import annotations
-
 import sys
 
 from overlap_sweep.errors import UsageError, UserError, end, nearest

@@ -1,7 +1,5 @@
 """Shows and writes comparisons of sweeps: matching points, what is faster or slower, and what else changed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ A point is matched by all that defines it except backend and device: these are c
 one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Finds the calls of different ranks that are one collective, what their clocks differ by, and who came last."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass

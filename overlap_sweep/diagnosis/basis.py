@@ -1,8 +1,6 @@
 """What a finding rests on: the losses of one rank, and what their calls, the host and the other ranks show; and what
 `advice.yaml` may ask of it, by name. Causes have conditions of their own besides."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import Counter

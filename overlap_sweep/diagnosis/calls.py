@@ -5,8 +5,6 @@
 - Gradients are not needed before the optimizer's step: reducing them can last until then.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

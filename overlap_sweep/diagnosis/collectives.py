@@ -1,8 +1,6 @@
 """Names, groups and sizes of collectives, from what NCCL's kernels and annotations, c10d's operators and gloo's spans
 record."""
 
-from __future__ import annotations
-
 import ast
 import math
 import re

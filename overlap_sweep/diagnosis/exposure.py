@@ -2,8 +2,6 @@
 just before, or the communication that ended just before), and how much slower GEMMs are next to communication than
 alone."""
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect, bisect_right
 from collections.abc import Iterator, Sequence

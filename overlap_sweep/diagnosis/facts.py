@@ -1,7 +1,5 @@
 """Extracts from one rank's trace what a diagnosis needs: computation, collectives, launches, and waits of the host."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable

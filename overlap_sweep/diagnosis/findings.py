@@ -1,7 +1,5 @@
 """Makes findings of what every rank lost in every step."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field

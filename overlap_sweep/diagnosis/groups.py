@@ -1,7 +1,5 @@
 """Communication by process group, and within and between nodes: sizes, times, bandwidths, skew, and what is exposed."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Finds what ran on the host at a moment, what it did instead of launching, and when the device ran dry."""
 
-from __future__ import annotations
-
 import re
 import sys
 from bisect import bisect_right

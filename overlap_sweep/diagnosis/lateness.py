@@ -2,8 +2,6 @@
 both had left the last collective that they have in common: it computed longer, or its host launched late, or it had
 waited itself, in another process group, for a third rank, which is the root then."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 Each nanosecond is given to one cause, but for what `dependency` and `issued_late` both are given.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,6 @@
 """Diagnoses trace files: groups them into runs, one trace per rank, reads them in several processes, and caches the
 diagnoses under the digests of traces and code, see `overlap_sweep.cache`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From overrides to the configurations of points, as Hydra composes them, only faster."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator, Sequence
 from functools import lru_cache

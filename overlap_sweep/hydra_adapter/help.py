@@ -1,8 +1,6 @@
 """What is offered to whom is typing a command line: `launch.py --help`, which is a front page or the options of the
 chosen workload, launcher and sweeper, and shell completion, which is Hydra's with the values of options."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

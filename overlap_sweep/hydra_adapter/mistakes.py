@@ -1,7 +1,5 @@
 """One-line messages about wrong command lines, in place of Hydra's and OmegaConf's, which describe their internals."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -5,8 +5,6 @@ itself takes only texts as choices, so that a number is given to it in quotes: `
 reads a command line has it as it was typed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache

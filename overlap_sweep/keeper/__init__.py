@@ -5,8 +5,6 @@ it has ended or we have; either does if the other is killed. If both are, we end
 has its mark in the environment. If we are killed, too, the kernel ends what has asked for it (`end_with_parent`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

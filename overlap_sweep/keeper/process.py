@@ -6,8 +6,6 @@ closes, however the launcher ended, the command is ended. A guard, which is its 
 killed itself. Run by its path and with the standard library alone, it starts at once.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import select

@@ -1,7 +1,5 @@
 """A worker process's ranks and groups, and its random generators."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 from collections.abc import Iterator, Sequence

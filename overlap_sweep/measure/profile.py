@@ -1,7 +1,5 @@
 """Records Kineto traces of this rank: of single passes, and of training steps by the profiler's schedule."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

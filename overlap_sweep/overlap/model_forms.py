@@ -4,8 +4,6 @@ tests/overlap/test_model_forms.py checks them against transformers' own models. 
 nor another package registers are refused. No torch: configs are transformers'.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache

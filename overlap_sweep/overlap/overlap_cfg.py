@@ -4,8 +4,6 @@ Such a file does not turn overlaps on or off; Megatron-Core's switches do. Files
 switches to set in their comments, and `read` reads those too.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter

@@ -4,8 +4,6 @@ As in Transformer Engine 2.20: sizes in pytorch/utils.py, pytorch/csrc/quantizer
 gathers in pytorch/distributed.py, overlap in pytorch/module/base.py and common/comm_gemm_overlap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

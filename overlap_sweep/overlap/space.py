@@ -4,8 +4,6 @@ Vocabulary and rules are Transformer Engine 2.x's: a slot is an operator and a p
 communication that the slot carries decides which methods it takes.
 """
 
-from __future__ import annotations
-
 import re
 import reprlib
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Every rank writes one recording. It is whole or absent, and the rank's trace is there before it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

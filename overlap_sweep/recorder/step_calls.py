@@ -1,7 +1,5 @@
 """Recognises training steps in the sequence of optimizers' calls."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import weakref

@@ -3,8 +3,6 @@
 Two profilers at once end a process by a segmentation fault (torch 2.13), so one that the script has comes first.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prints lines, tables and answers to a terminal of any width, or unwrapped and uncut to a pipe or file."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 from collections import Counter

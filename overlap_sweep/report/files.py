@@ -1,7 +1,5 @@
 """Writes reports next to the results, each file atomically; the launcher's files are not changed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

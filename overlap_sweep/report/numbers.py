@@ -1,7 +1,5 @@
 """Formats numbers and words for people, and escapes them for programs."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Results of searches as lines of text: for settings of passes (search.json) and for knobs (knobs.json)."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

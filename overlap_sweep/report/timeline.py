@@ -1,8 +1,6 @@
 """Merges the traces of a run's ranks into one timeline for Perfetto and chrome://tracing: a process per rank, with
 tracks for iterations, passes and each kind of kernels."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Explanations and units of columns by name: a name means the same in all tables. A table's own explanation adds to
 it."""
 
-from __future__ import annotations
-
 from overlap_sweep.diagnosis.causes import CAUSES_IN_WORDS
 
 _POINTS = {

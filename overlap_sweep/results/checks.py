@@ -1,7 +1,5 @@
 """Checks on the location and size of the files of a run directory, which anybody may have written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Times that workloads give to comparisons and histories, by keys that are the same for all sweeps."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

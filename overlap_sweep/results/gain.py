@@ -1,7 +1,5 @@
 """Gains over a reference with their noise, and the words in which every report states them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

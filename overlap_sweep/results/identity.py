@@ -1,8 +1,6 @@
 """The machine that a point is measured on, without torch; and when two measurements are of the same point on equivalent
 machines."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The nodes of measured points, and whose traces were recorded on how many."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Reads run directories: every launched point, whatever its status."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import defaultdict

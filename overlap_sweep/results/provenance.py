@@ -1,7 +1,5 @@
 """Where numbers come from: machine, versions, date, throttling of the GPUs, and the commands that reproduce them."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence

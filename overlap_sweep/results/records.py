@@ -1,7 +1,5 @@
 """The records that a search leaves next to its points: tuner.json, search.json and knobs.json."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

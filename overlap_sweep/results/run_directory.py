@@ -3,8 +3,6 @@
 Launching writes one `result.json` per point, whole or not at all; analysis reads only these directories.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

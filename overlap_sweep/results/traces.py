@@ -1,7 +1,5 @@
 """Trace metrics of each point, all from one iteration of one rank, so that they are consistent."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

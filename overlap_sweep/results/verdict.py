@@ -4,8 +4,6 @@ A setting is chosen instead of the reference (no overlap, the sequential kernel,
 beyond the noise, however many were tried. Among those, the simplest within the noise of the fastest wins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan, sqrt

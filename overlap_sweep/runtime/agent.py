@@ -7,8 +7,6 @@ The launcher knows all ranks and their machines before it starts them. So an age
 listens for it: torch's own rendezvous would open ports to everybody and unpickle what it reads there.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """A sweep's points as Hydra passes them to a launcher: composes, checks and runs them, and returns their results."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

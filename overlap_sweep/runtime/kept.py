@@ -1,7 +1,5 @@
 """Results that need not be measured again: those in the sweep's directory and those in the store."""
 
-from __future__ import annotations
-
 import atexit
 import sys
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """What a process holds until it ends, however that is: locks of sweeps' directories and, in a cluster's job, of points;
 and temporary directories, of which the next start removes what a killed process has left."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,8 +1,6 @@
 """Has the machines of a launch find each other: by a file in the shared folder with the launcher's address and a secret
 that only its owner can read. What addresses a machine has, and at which network interface."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

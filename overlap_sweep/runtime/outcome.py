@@ -1,7 +1,5 @@
 """The outcomes of this process's points, final lines and exit status."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

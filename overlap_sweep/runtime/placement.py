@@ -1,7 +1,5 @@
 """How many machines a point's ranks are spread over, and why they cannot be."""
 
-from __future__ import annotations
-
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 

@@ -1,7 +1,5 @@
 """Runs one point for any launcher: resolves, refuses or measures it, and writes its result.json."""
 
-from __future__ import annotations
-
 import math
 import os
 import platform

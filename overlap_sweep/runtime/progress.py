@@ -1,7 +1,5 @@
 """What a launch says while it runs: its first line, a line for every outcome, and what it is doing meanwhile."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

@@ -1,7 +1,5 @@
 """What Hydra asks while it composes a point: names and directories, and what a cluster's job requests for it."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Collection, Sequence

@@ -1,7 +1,5 @@
 """The process on another machine than the launcher's: starts and ends commands there as the launcher asks."""
 
-from __future__ import annotations
-
 import os
 import platform
 import socket

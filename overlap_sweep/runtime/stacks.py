@@ -4,8 +4,6 @@ Each rank has a file in the run directory while it runs a point. Python's faulth
 own, shortly before the launcher gives up, even while the rank is inside a library that never returns.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import re
 from collections.abc import Iterator

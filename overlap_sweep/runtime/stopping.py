@@ -1,8 +1,6 @@
 """Stop signals: SIGTERM stops at once; SIGUSR2, which cluster managers send ahead of a time limit or a preemption,
 stops after the running point."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

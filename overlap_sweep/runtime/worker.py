@@ -1,7 +1,5 @@
 """One rank: joins the group, connects to the launcher, and runs points until the launcher disconnects."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -8,8 +8,6 @@ The other knobs have no order. Their values are *arms*: each is entered with one
 only while it is within reach of the fastest. Faster arms come first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

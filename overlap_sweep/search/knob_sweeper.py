@@ -4,8 +4,6 @@ A swept key is a knob if the sweeper's `params` or the workload's `searchable` n
 the other swept keys (`model=a,b`, `distributed.dp_size=4,8`) is a separate search.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The space of a search over knobs, and all its measurements so far."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field

@@ -18,8 +18,6 @@ Times are compared relative to each point's own baseline, or, where repeated mea
 change by chance (`disturbed_baselines`), as they are.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ A wrong result is believed to be one of the library, not of an operator or a mod
 the same data in another order or at another speed, in all operators that are parallel in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

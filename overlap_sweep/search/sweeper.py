@@ -1,7 +1,5 @@
 """`hydra/sweeper=bisect`: searches the settings of operators over the swept values, through any Hydra launcher."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, product

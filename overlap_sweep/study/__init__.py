@@ -5,8 +5,6 @@ differ (the options of a setting), the time, and the columns. From that come row
 comparisons and histories, for every workload in the same way.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

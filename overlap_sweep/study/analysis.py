@@ -1,7 +1,5 @@
 """The settings of each case, and the best of them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace

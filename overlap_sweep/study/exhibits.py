@@ -1,8 +1,6 @@
 """What is shown of the settings of one case: their times, the streams of a step, and the effect of each option, from
 all pairs of settings that differ in that option alone."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

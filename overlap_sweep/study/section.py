@@ -1,8 +1,6 @@
 """The report of a study: its tables, the answer for each case, and the columns that all studies have; and its part in
 comparisons and histories, by keys that are the same for all sweeps."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

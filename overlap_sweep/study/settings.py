@@ -1,7 +1,5 @@
 """Settings: the options that may differ between points that are compared, and what they are called."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf

@@ -1,7 +1,5 @@
 """The times of settings whose points have one timing each: pooled over the points, with the noise between them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The answer in words: headline, sentences and caveats of the settings of one case."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from overlap_sweep.declared import TRAINS_DIFFERENTLY

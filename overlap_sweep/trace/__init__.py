@@ -1,7 +1,5 @@
 """Reads profiler traces. This module: the rows of a trace, their medians and parts, and start-up iterations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from statistics import median, median_low

@@ -3,8 +3,6 @@ that is almost JSON.
 
 A directory from somebody else may have links that lead elsewhere: nothing outside of it is read."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

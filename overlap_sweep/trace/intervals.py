@@ -4,8 +4,6 @@ Intervals are int64 arrays [n, 2] of (start, end) with start <= end. A *union* i
 disjoint, not touching, without empty intervals. All functions but `merge` and `rows_without_overlap` take unions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 

@@ -6,8 +6,6 @@ while the device still computes the one before. Each moment belongs to one itera
 add up to the time that passed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple, get_args
 

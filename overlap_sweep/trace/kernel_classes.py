@@ -1,7 +1,5 @@
 """Classifies events by name with the rules of kernel_classes.yaml."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from importlib import resources

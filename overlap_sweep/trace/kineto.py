@@ -4,8 +4,6 @@ Only complete events (`ph` X) of devices, launches and CPU operators are kept. T
 Kineto writes microseconds with three decimals, and sums of floats would not be exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from decimal import Decimal
 from functools import cache

@@ -4,8 +4,6 @@ It has no operators, passes or steps, so all of a file is one iteration. The tex
 what is used of it is decoded. The format is that of ROCprofiler-SDK's documentation ("JSON output schema").
 """
 
-from __future__ import annotations
-
 import mmap
 import re
 import tempfile

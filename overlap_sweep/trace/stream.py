@@ -5,8 +5,6 @@ inside an event or a string the piece's brackets or quotes would not close. If n
 which is slower.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """The tuner's workflow as a Python function, `tune`, which returns a `Report`."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

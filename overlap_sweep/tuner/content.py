@@ -4,8 +4,6 @@ Times are in microseconds, shares are fractions from 0 to 1, and unknown values 
 the columns in docs/columns.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal

@@ -4,8 +4,6 @@ The best setting of each slot need not be the best in combination: slots share S
 neighbours. So the best settings, nearly as good ones and presets are run side by side on the whole layer.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import time

@@ -4,8 +4,6 @@ An estimate has what every training run holds: libraries, communication buffers 
 point within it may still run out of memory. A point is refused only if not even its parameters fit.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,8 +1,6 @@
 """Profilers that start the workers of a point: rocprofv3 for workloads whose options include `Profiler`, Nsight Systems
 for all that have workers."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The report of all workloads on a directory of results. Separate from the registry because workers import that."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

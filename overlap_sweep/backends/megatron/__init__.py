@@ -1,8 +1,6 @@
 """Megatron-Core's transformer layer with a mixture of experts, spread over expert-parallel ranks: with Transformer
 Engine's modules on GPUs, with its own on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -2,8 +2,6 @@
 backward of one is taken apart and interleaved with the forward of the next, so that each computes while tokens of the
 other move."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass

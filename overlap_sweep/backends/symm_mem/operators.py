@@ -8,8 +8,6 @@ which grows when it is too small, so only one may run at a time.
 None of them uses multicast here: a small all-gather would if the gathered tensor is not returned, so it always is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ each on a worker thread of its own. None is the library's own choice on the grou
 what `none` is measured with. `SilentCommunicator` moves nothing at all, for the floor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta

@@ -5,8 +5,6 @@ Between the modules of a layer are rows of features: [tokens / tp, hidden] where
 tp] between a column-parallel and a row-parallel operator.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Causes of lost time, a module each, which declares `CAUSE` and is found by being here; what to try is in
 `advice.yaml`. How the losses to them are found: `losses.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module

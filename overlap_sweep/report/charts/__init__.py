@@ -4,8 +4,6 @@ A chart is a `Rows`, `Lines` or `Gantt` of plain values, which `figures.figure` 
 `COLOURS`, as CSS has them; `details` are the tooltip's texts by title.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ measure which points for later launches; none of them knows which cluster it is.
 are found by the entry point group GROUP, whose names are those of their launchers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """Runs inside a job of a cluster: measures some points of a sweep, one after the other."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

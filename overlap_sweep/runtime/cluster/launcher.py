@@ -3,8 +3,6 @@
 The unfinished points of a dead job go to a new one.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Packs points into a cluster's jobs and submits them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Which jobs of a sweep measure which points: records for later launches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

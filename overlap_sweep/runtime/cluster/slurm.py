@@ -1,7 +1,5 @@
 """Slurm: jobs submitted through submitit; their states also where no accounts are kept."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """GEMMs on one stream, copies on another: how much of the copies the copy engines can hide."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Measurements of a point of workload=copy_engine: GEMMs and copies, alone, in sequence and overlapped."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ and need no SM: with all SMs taken by a kernel of 35 ms they ran at nearly full 
 host don't slow down concurrent GEMMs; copies within the same memory do, since they take most of its bandwidth.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor

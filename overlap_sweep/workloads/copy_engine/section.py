@@ -1,8 +1,6 @@
 """What copies beside GEMMs save, by direction and size: rows, the best, whether splitting the GEMMs pays, and the
 report on that."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The typed configuration of `workload=fsdp`. The field docstrings are the manual."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

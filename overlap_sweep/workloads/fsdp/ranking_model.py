@@ -1,8 +1,6 @@
 """A ranking model, which predicts the logit of a click from embedded features and a user's history with a transformer.
 Its units mark when they compute, and its layers can be compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What a point of workload=fsdp measured: steps as configured, with no overlap, and without communication."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """Settings of training steps: their options, what changing them changes and how they are typed; and the rows of their
 times, which are comparable between points measured minutes apart."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

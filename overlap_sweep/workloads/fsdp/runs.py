@@ -1,8 +1,6 @@
 """Training runs as their telemetry shows them: of whole run directories, or of logs alone. A file that cannot be read
 gives one sentence, and the rest is analysed."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

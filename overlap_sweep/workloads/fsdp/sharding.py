@@ -6,8 +6,6 @@ engines. NVLink multicast stays off without `runtime.multicast`: NCCL 2.27 to 2.
 windows of symmetric memory, only in communicators with NVLS (`nvlsSupport`), which NCCL_NVLS_ENABLE=0 turns off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any

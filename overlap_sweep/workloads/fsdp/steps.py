@@ -1,7 +1,5 @@
 """Training steps (micro batches, gradients, optimizer), and the clock that times whole steps."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

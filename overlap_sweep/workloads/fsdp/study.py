@@ -1,7 +1,5 @@
 """What training steps compare: how collectives are scheduled and sharded, by the time per sample."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ NCCL's trees, for small all-reduces, send about as much. FSDP2 communicates as Z
 arXiv:1910.02054, section 7).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter

@@ -6,8 +6,6 @@ as they are: its communication is the streams `allreduce` and `reducescatter`, w
 with copies of batches, clipping and the optimizer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """From the configured command to the one that is run: its words, its environment, and the files that it depends on."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

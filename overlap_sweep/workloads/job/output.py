@@ -1,7 +1,5 @@
 """What a command's output says: why it ended badly, and by `job.metric` the times of its steps."""
 
-from __future__ import annotations
-
 import math
 import re
 import signal

@@ -1,7 +1,5 @@
 """Measurements of a point of workload=job: the steps of the user's own command."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from statistics import fmean
 from typing import Annotated, Any, Literal

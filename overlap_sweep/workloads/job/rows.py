@@ -1,8 +1,6 @@
 """Settings of jobs: what may differ between points that are compared, and how it is called. Their rows: the steps of
 each setting, pooled over its runs, with the noise between runs."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Runs a point's command until its steps are recorded. Without torch: that is in the user's processes."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """What jobs compare: the settings of the user's own command, by the time of its steps."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Tables of jobs: points, settings, the best of each case, and the findings about each setting."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass

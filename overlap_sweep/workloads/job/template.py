@@ -1,7 +1,5 @@
 """Texts with placeholders, and a command line's words: quoted as for a shell, but split without one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

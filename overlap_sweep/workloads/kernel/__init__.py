@@ -1,8 +1,6 @@
 """One GEMM and one collective: every implementation of a backend on the same tensors, compared with GEMM and collective
 in sequence, the GEMM alone, and the communication alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

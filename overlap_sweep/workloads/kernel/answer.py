@@ -1,7 +1,5 @@
 """Kernels: the fastest implementation of one GEMM with one collective at each m, over all backends."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

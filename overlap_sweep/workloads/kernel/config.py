@@ -1,7 +1,5 @@
 """The typed configuration of `workload=kernel`. The field docstrings are the manual."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 

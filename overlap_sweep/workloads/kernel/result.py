@@ -1,7 +1,5 @@
 """Measurements of a point of workload=kernel: implementations of one kernel, and the baselines."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Runs a kernel on the workers: draws tensors, checks implementations against float32, times them, profiles."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path

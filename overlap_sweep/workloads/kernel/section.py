@@ -1,7 +1,5 @@
 """The report on kernels: columns, the implementation to use at each m, cautions, chart, and times for comparisons."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

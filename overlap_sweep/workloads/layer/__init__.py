@@ -1,7 +1,5 @@
 """A transformer layer, or a part of it, under several overlap configurations in turns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from math import prod

@@ -1,7 +1,5 @@
 """Whole layers: the variants of each compared round by round, and the fastest one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The typed configuration of `workload=layer`. The field docstrings are the manual."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar

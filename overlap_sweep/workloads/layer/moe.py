@@ -5,8 +5,6 @@ Names and rules of these ways are Megatron-Core's 0.16. Without overlap the toke
 experts and combined again by all-to-alls, with nothing beside them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The variants of a layer with experts: each is a module of its own with the same weights, inputs and routing, through
 which an iteration's micro batches run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise

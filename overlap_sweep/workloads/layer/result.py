@@ -1,7 +1,5 @@
 """The measurements of a workload=layer point: times of the whole layer by variant."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import msgspec

@@ -1,8 +1,6 @@
 """Runs a layer's variants on the workers: each is a module of its own with the same weights and inputs, checked against
 `none`, timed in turns with the others, and profiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,8 +1,6 @@
 """The report on whole layers: columns, the fastest variant of each, charts, and what is compared between sweeps: times
 pooled over all points of the same layer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -5,8 +5,6 @@ Measurements with backend=symm_mem are for training with PyTorch's async TP, whi
 reads no file: the advice is to switch it on or to leave it off.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

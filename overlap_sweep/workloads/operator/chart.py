@@ -1,8 +1,6 @@
 """Charts and tables for the answers of operators: hidden communication, times over num_sm and TP sizes, timelines, and
 the tuner's proofs on whole layers."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

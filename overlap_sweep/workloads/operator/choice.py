@@ -6,8 +6,6 @@ Settings that failed are not trusted. A race may show at one num_sm and not at a
 numbers, so may those that differ only in num_sm and cluster size. A setting that once crashed or hung may do it again.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The columns of operators: for every measured point, and for the best setting of each slot."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -9,8 +9,6 @@ The formats are those of Megatron-LM 0.19.2 (training/arguments.py, training/ini
 pytorch/transformer.py).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

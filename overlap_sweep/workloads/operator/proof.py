@@ -3,8 +3,6 @@
 A trial is one of the tuner's layer points, with its variants under the labels that reports use.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

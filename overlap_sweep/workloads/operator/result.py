@@ -1,7 +1,5 @@
 """The measurements of a workload=operator point: the times of each pass, of none and of the floor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import msgspec

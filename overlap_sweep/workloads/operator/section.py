@@ -1,8 +1,6 @@
 """The report's section on operators: every measured point, the best setting of each slot with its reason, the part of
 tuning_report.json, and the times for comparisons and histories."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -6,8 +6,6 @@ operators are settled together: every combination of switches is tried, and the 
 Unmeasured slots cost nothing here; they only break ties.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

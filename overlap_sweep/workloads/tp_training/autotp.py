@@ -7,8 +7,6 @@ What DeepSpeed (0.19) does not do alone, and is done here:
   tensor-parallel rank's part of cut parameters in the gradients' norm; in float32 the norm cannot be asked for.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -4,8 +4,6 @@ The names are those of usual benchmark scripts. The implementation is `impl`, th
 model is `model`, with its number of layers `model.num_layers`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache

@@ -6,8 +6,6 @@ Between modules there are plain tensors: DTensor's dispatch of every small opera
 than the device takes for the layer.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ Of a cut vocabulary each rank has `padded_vocab_size / tp_size` consecutive rows
 no token looks up and whose logits count as minus infinity. As in Megatron-LM (arXiv:1909.08053, section 3).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any

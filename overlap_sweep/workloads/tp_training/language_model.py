@@ -1,8 +1,6 @@
 """A causal language model: the architectures that can be trained, the fields of its Hugging Face config, what there is
 in it to hold and to compute, and how much of that a GPU can. No torch: the launcher asks, too."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

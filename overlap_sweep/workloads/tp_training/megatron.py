@@ -3,8 +3,6 @@ communication by userbuffers, its DistributedDataParallel and its optimizer, dis
 ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Measurements of a point of workload=tp_training: training steps of a language model by a tensor-parallel stack."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping
 from typing import Annotated, Any

@@ -1,8 +1,6 @@
 """Rows of tensor-parallel stacks: the steps of each setting, pooled over its points, and the hidden share of profiled
 communication. Also results_{impl}_tp{n}_dp{m}.json of a run, with field names as in well-known benchmark scripts."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

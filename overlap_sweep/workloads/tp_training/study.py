@@ -1,8 +1,6 @@
 """What tensor-parallel stacks compare: implementations, their options and grids of ranks, by the time per token and
 GPU."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace

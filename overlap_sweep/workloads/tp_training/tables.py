@@ -1,7 +1,5 @@
 """Tables of tensor-parallel stacks: points, settings, and the best of each case."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 from typing import Any
 
