@@ -16,6 +16,8 @@ from overlap_sweep.runtime.point import resolve
 from overlap_sweep.runtime.resolvers import register
 from tests.sweeps import ROOT
 
+register()
+
 TINY_FSDP = (
     *("workload=fsdp", "runtime.device=cpu", "model=ranking_tiny", "model.hidden_size=32", "model.ffn_hidden_size=64"),
     *("ranking.num_layers=3", "ranking.sequence_length=6", "ranking.num_sparse_features=2", "ranking.vocab_size=50"),
@@ -41,7 +43,6 @@ TINY_MODEL = (
 @cache
 def hydra() -> Hydra:
     """Hydra with the files in conf/."""
-    register()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         found = GlobalHydra.instance().hydra
