@@ -4,8 +4,10 @@ A workload's own options are in `workloads/<name>/config.py`, where `Config` is 
 docstrings are the manual. Ranges are in the annotations; `declared.decode` enforces them.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
@@ -244,8 +246,8 @@ NO_PART_OF_A_POINT = ("search", "tuner", "max_tp_size", "resume", "store", "reus
 
 
 @dataclass
-class PointConfig:
-    """The options of one point."""
+class PointConfig(Mapping[str, Any]):
+    """The options of one point. As a mapping they are plain data, as result.json has them."""
 
     workload: Any = MISSING
     backend: str = "auto"
@@ -279,6 +281,34 @@ class PointConfig:
     """Option to use instead of `precision`, for workloads that don't read that."""
     precision_from: ClassVar[str | None] = None
     """Option that overrides `precision`."""
+    not_recorded: ClassVar[tuple[str, ...]] = NO_PART_OF_A_POINT
+    """Options that result.json does not have."""
+
+    @property
+    def world_size(self) -> int:
+        """Returns the number of ranks of a point that says it (`Workload.ranks`)."""
+        return 1
+
+    @property
+    def nodes(self) -> int:
+        """Returns the number of machines that the ranks are spread over."""
+        return self.runtime.nodes or 1
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.world_size // self.nodes
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in iter(self):
+            raise KeyError(name)
+        value = getattr(self, name)
+        return asdict(value) if is_dataclass(value) else value
+
+    def __iter__(self) -> Iterator[str]:
+        return (declared.name for declared in fields(self) if declared.name not in self.not_recorded)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 @dataclass
@@ -303,6 +333,11 @@ class TensorParallelConfig(ModelConfig):
     """Tensor-parallel ranks, one GPU or CPU process each. null: all visible GPUs, at most 8; on a CPU 2."""
 
     reads_of_model: ClassVar[tuple[str, ...]] = (*OF_LAYERS, *OF_EXPERTS, *OF_LATENT_ATTENTION)
+
+    @property
+    def world_size(self) -> int:
+        assert self.tp_size
+        return self.tp_size
 
 
 @resolved

@@ -3,11 +3,12 @@
 import os
 import re
 import subprocess
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+from omegaconf import DictConfig
+
+from overlap_sweep.config import PointConfig
 from overlap_sweep.errors import UserError
 
 _elsewhere = False
@@ -61,16 +62,15 @@ def beginning_with(first_gpu: int) -> dict[str, str]:
     return {variable: ",".join([*gpus[first_gpu:], *gpus[:first_gpu]])}
 
 
-def all_ranks(config: Mapping[str, Any], option: str, others: int = 1) -> int:
+def all_ranks(config: PointConfig | DictConfig, option: str, others: int = 1) -> int:
     """Returns the number of ranks of a composed point whose `option` leaves it open: one for each visible GPU of its
     nodes, over `others` that each has; without GPUs RANKS_ON_CPU. UserError on Slurm, whose nodes are not known, and
     if they cannot be divided."""
-    runtime = config["runtime"]
-    if runtime["device"] == "cpu":
+    if config.runtime.device == "cpu":
         return RANKS_ON_CPU
     if elsewhere():
         raise UserError(f"{option}=null means all GPUs of the nodes, whose number only Slurm knows; give {option}.")
-    gpus = visible_gpus() * (runtime["nodes"] or 1)
+    gpus = visible_gpus() * (config.runtime.nodes or 1)
     if gpus % others:
         raise UserError(f"{option}=null: {gpus} GPUs are not divisible by {others} data-parallel ranks; give {option}.")
     return gpus // others or RANKS_ON_CPU

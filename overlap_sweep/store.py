@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import msgspec
 
+from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import analyze_program
 from overlap_sweep.results.identity import environment_identity, key_of, point_key
@@ -27,7 +28,7 @@ LEFT_OUT = "it is left out"
 """Ending of the messages about unreadable measurements."""
 
 
-def keys_of(point: dict[str, Any], environment: dict[str, Any]) -> tuple[str, str]:
+def keys_of(point: ResolvedPoint, environment: dict[str, Any]) -> tuple[str, str]:
     """Returns keys that are equal for measurements of the same point on equal machines."""
     return point_key(point), key_of(environment_identity(environment))
 
@@ -50,7 +51,7 @@ class Measurement(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def keys(self) -> tuple[str, str]:
-        return keys_of(self.result.recorded, self.result.environment)
+        return keys_of(self.result.point, self.result.environment)
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -121,7 +122,7 @@ class Store:
             self.close()
             raise UserError(f"{self._directory} has no space for a measurement; free some.")
 
-    def find(self, point: dict[str, Any], environment: dict[str, Any]) -> Measurement | None:
+    def find(self, point: ResolvedPoint, environment: dict[str, Any]) -> Measurement | None:
         """Returns the latest `ok`, not launch-bound measurement of the same point on an identical machine (`identity`).
         `environment` is `identity.machine`'s or a result's."""
         for file in _line_files(self._directory):

@@ -62,16 +62,16 @@ def configuration(*typed: str) -> DictConfig:
     return compose_point(*multirun(), quoted_for_hydra(typed))
 
 
-def composed(*typed: str) -> dict[str, Any]:
+def composed(*typed: str) -> Any:
     """The resolved point."""
     return resolve(configuration(*typed))
 
 
-def fsdp_point(*typed: str) -> dict[str, Any]:
+def fsdp_point(*typed: str) -> Any:
     """Two ranks of FSDP2 on the CPU."""
     return composed(*TINY_FSDP, *typed)
 
 
-def tp_point(*typed: str) -> dict[str, Any]:
+def tp_point(*typed: str) -> Any:
     """Two tensor-parallel ranks on the CPU, qwen3 with 1019 tokens."""
     return composed(*TINY_OPTIONS, *TINY_MODEL, *typed)

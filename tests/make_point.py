@@ -12,12 +12,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from overlap_sweep import workloads
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.results.measured import Measured, Timing
+from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, write_result
 from overlap_sweep.runtime.resolvers import point_name
 from overlap_sweep.workloads.copy_engine.result import CopyTimes
@@ -97,13 +99,18 @@ _USUAL_OF: dict[str, dict[str, Any]] = {
 }
 
 
-def resolved(workload: str, /, *before: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """Returns a resolved configuration: on GPUs, in bf16, unless it is changed; first as in the dicts `before`.
+def resolved(workload: str, /, *before: Mapping[str, Any], **changes: Any) -> Any:
+    """Returns a completed point: on GPUs, in bf16, unless it is changed; first as in the dicts `before`.
 
     A change is a top-level key, a dict that is merged into one, or a dotted name: `**{"fsdp.forward_prefetch": 1}`.
     `tokens`, `device` and, as a string, `model` are short for `workload.tokens`, `runtime.device` and `model.name`.
     What follows from other keys (tokens of training, backend and precision of stacks) is filled in.
     """
+    return decoded_point(plain(workload, *before, **changes))
+
+
+def plain(workload: str, /, *before: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """Returns such a point as plain data."""
     known = {name: _OPTIONS_OF[workload][name] for name in _OWN.get(workload, ())}
     if workload == "copy_engine":
         known["model"] = {"name": "custom"}
@@ -164,24 +171,24 @@ _KERNEL = {
 }
 
 
-def operator_point(**changes: Any) -> dict[str, Any]:
+def operator_point(**changes: Any) -> Any:
     """fc1 by bulk on two ranks of plain torch on a CPU."""
     return resolved("operator", SMALL, **changes)
 
 
-def gpu_point(**changes: Any) -> dict[str, Any]:
+def gpu_point(**changes: Any) -> Any:
     """fc1 by bulk on two ranks of Transformer Engine, in bf16."""
     return resolved("operator", SMALL, _ON_GPUS, **changes)
 
 
-def layer_point(**changes: Any) -> dict[str, Any]:
+def layer_point(**changes: Any) -> Any:
     """A whole transformer layer on two GPUs."""
     return resolved("layer", SMALL, _ON_GPUS, **changes)
 
 
-def kernel_point(**changes: Any) -> dict[str, Any]:
+def kernel_point(**changes: Any) -> Any:
     """What `complete` gets of an all-gather and a GEMM on two ranks of plain torch on a CPU."""
-    return resolved("operator", SMALL, _KERNEL, **changes)
+    return msgspec.convert(plain("operator", SMALL, _KERNEL, **changes), workloads.schema("kernel"))
 
 
 def made_result(workload: str, point: Point | None = None, status: Status = "ok", **overrides: Any) -> Result:
@@ -207,7 +214,7 @@ def make_point(workload: str, directory: Path, point: Point | None = None, **ove
     `made_result`; the folder's name is the result's."""
     result = made_result(workload, point, **overrides)
     number = len(list(directory.glob("*")))
-    named = point_name(result.recorded, []) if workload == "operator" else workload
+    named = point_name(result.point, []) if workload == "operator" else workload
     result.name = result.name or f"{named}_{number}"
     (directory / result.name).mkdir(parents=True)
     write_result(directory / result.name, result)

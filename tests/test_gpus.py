@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from overlap_sweep import gpus, workloads
+from overlap_sweep import gpus
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import visible_gpus
 from overlap_sweep.runtime import point
@@ -48,7 +48,7 @@ def _eight_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_all_gpus_are_used_unless_a_number_is_given(given: tuple[str, ...], tp_size: int, ranks: int) -> None:
     found = composed(*given)
-    assert (found["tp_size"], workloads.world_size(found)) == (tp_size, ranks)
+    assert (found["tp_size"], found.world_size) == (tp_size, ranks)
 
 
 @pytest.mark.usefixtures("_eight_gpus")

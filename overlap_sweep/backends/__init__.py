@@ -13,9 +13,8 @@ Each is a module here, imported only when a point uses it, and has these functio
 - `build(point, purpose, ranks, parameters) -> ParallelLinear`: the operator for `purpose`. Collective.
 - `close() -> None`: frees its buffers before the process group ends. Collective.
 
-It may have `MAX_CONNECTIONS`, the CUDA_DEVICE_MAX_CONNECTIONS that training with it uses, if that is not 1; and
-`known_wrong(point, slot, setting, environment) -> str | None`: why the version of the library in the recorded
-environment computes wrong numbers with the slot's setting. Searches leave such settings out.
+It may have `known_wrong(point, slot, setting, environment) -> str | None`: why the version of the library in the
+recorded environment computes wrong numbers with the slot's setting. Searches leave such settings out.
 
 Backends in `LAYERS` also have whole layers:
 
@@ -237,11 +236,6 @@ def load_kernels(name: str) -> Any:
     if lacking:
         raise UserError(f"backend={name}: {value} has no {', '.join(lacking)}; docs/kernels.md lists what it requires.")
     return module
-
-
-def max_connections(name: str) -> int:
-    """Returns the CUDA_DEVICE_MAX_CONNECTIONS that training with the backend uses."""
-    return getattr(import_module(BACKENDS[name]), "MAX_CONNECTIONS", 1) if name in BACKENDS else 1
 
 
 def close_all() -> None:

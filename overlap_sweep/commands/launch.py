@@ -59,7 +59,7 @@ def report_measured() -> bool:
         return workload.files_of_points or (workload.is_told_when_measured and not outcomes.searching)
 
     ok = [outcome for outcome in outcomes.all if outcome.result.status == "ok"]
-    measured = [one.directory for one in ok if is_wanted(workloads.of(one.result.recorded))]
+    measured = [one.directory for one in ok if is_wanted(workloads.of(one.result.point))]
     if measured:
         from overlap_sweep.report.console import console_for, print_section
         from overlap_sweep.results.points import read_points

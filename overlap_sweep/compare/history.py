@@ -12,12 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
 
 from rich.console import Console
 
 from overlap_sweep import workloads
+from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.report.comparison import ratio_column, verdict_style
 from overlap_sweep.report.console import print_lines, print_table
 from overlap_sweep.report.numbers import counted
@@ -86,8 +87,8 @@ class Times:
         return [host for kept, _ in self.measured for host in kept.result.environment.get("hosts") or [kept.host]]
 
     @property
-    def point(self) -> Mapping[str, Any]:
-        return self.latest.result.recorded
+    def point(self) -> ResolvedPoint:
+        return self.latest.result.point
 
     @property
     def environment(self) -> Mapping[str, Any]:
@@ -136,7 +137,7 @@ class History:
         return [times for series in self.series for times in series]
 
 
-def _point_column(name: str, value: Callable[[Mapping[str, Any]], Any]) -> Column[Times]:
+def _point_column(name: str, value: Callable[[ResolvedPoint], Any]) -> Column[Times]:
     return Column(name, lambda times: value(times.point), kind="text", header=name, differing=True)
 
 
@@ -149,11 +150,11 @@ ROWS: Table[Times] = Table(
     "one row per point and environment",
     (
         attribute("point", "Short key of the point: different for every configuration and setting.", "text", "key"),
-        _point_column("model", lambda point: point["model"]["name"]),
-        _point_column("backend", itemgetter("backend")),
-        _point_column("precision", itemgetter("precision")),
+        _point_column("model", lambda point: point.model.name),
+        _point_column("backend", attrgetter("backend")),
+        _point_column("precision", attrgetter("precision")),
         attribute("tokens", read="sample.tokens", kind="count", header="tokens", differing=True),
-        Column("tp_size", lambda times: times.point["tp_size"], kind="count", header="TP"),
+        Column("tp_size", lambda times: times.point.tp_size, kind="count", header="TP"),
         Column(
             "operator", lambda times: workloads.of(times.point).subject(times.point), kind="text", header="operator"
         ),
@@ -219,12 +220,12 @@ def history(measurements: Iterable[Measurement]) -> History:
     left_out: Counter[str] = Counter()
     for kept in measurements:
         result = kept.result
-        comparing = workloads.comparing(str(result.recorded["workload"]["name"]))
+        comparing = workloads.comparing(result.point.workload.name)
         samples = comparing.samples(result) if comparing and result.status == "ok" else {}
         if not samples:
             left_out["launch-bound" if result.status == "ok" else result.status] += 1
             continue
-        point, environment = key_of(_timed_configuration(result.recorded)), environment_identity(result.environment)
+        point, environment = key_of(_timed_configuration(result.point)), environment_identity(result.environment)
         for setting, sample in samples.items():
             found[point, setting, _machine(environment)][key_of(environment)].append((kept, sample))
     series: list[Series] = []
@@ -253,8 +254,8 @@ def _order(series: Series) -> tuple[Any, ...]:
     """Returns a sort key: the largest change first; then by model, TP size, operator and setting."""
     moves = [abs(math.log(times.ratio)) for times in series if times.verdict in ("faster", "slower")]
     last = series[-1]
-    model, backend, precision = last.point["model"]["name"], last.point["backend"], str(last.point["precision"])
-    place = (model, backend, precision, last.sample.tokens or 0, last.point["tp_size"])
+    model, backend, precision = last.point.model.name, last.point.backend, str(last.point.precision)
+    place = (model, backend, precision, last.sample.tokens or 0, last.point.tp_size)
     return (-max(moves, default=0.0), *place, workloads.of(last.point).subject(last.point), last.setting)
 
 
@@ -262,8 +263,8 @@ def _machine(identity: Mapping[str, Any]) -> str:
     return key_of({name: identity.get(name) for name in MACHINE})
 
 
-def _timed_configuration(point: Mapping[str, Any]) -> dict[str, Any]:
-    comparing = workloads.comparing(str(point["workload"]["name"]))
+def _timed_configuration(point: ResolvedPoint) -> dict[str, Any]:
+    comparing = workloads.comparing(point.workload.name)
     identity = point_identity(point)
     for option in (*CHANGES_NOTHING, *(comparing.changes_nothing if comparing else ())):
         group, _, name = option.partition(".")

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from overlap_sweep.config import Runtime
 from overlap_sweep.measure import Ranks
 
 if TYPE_CHECKING:
@@ -41,12 +42,11 @@ _current: _Instruments | None = None
 
 
 @contextmanager
-def instruments(runtime: Mapping[str, Any], ranks: Ranks) -> Iterator[None]:
+def instruments(runtime: Runtime, ranks: Ranks) -> Iterator[None]:
     """Switches on inside the block what a point's `runtime` asks for."""
     global _current
     on_gpu = ranks.device.type == "cuda"
-    # Results of earlier versions lack the options.
-    debug, nvtx, nsys = (bool(runtime.get(name)) for name in ("debug", "nvtx", "nsys"))
+    debug, nvtx, nsys = runtime.debug, runtime.nvtx, runtime.nsys
     if debug or nvtx or nsys:
         _current = _Instruments(ranks, debug, nvtx=on_gpu and (nvtx or nsys), nsys=on_gpu and nsys)
     try:

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from overlap_sweep.config import PointConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 
@@ -51,6 +52,10 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 CUBLASMP = "with_cublasmp=True"
 """Settings of whole processes, which such files cannot have: a variable of the environment, and an argument of
 Transformer Engine's initialize_ub."""
+
+USUAL_CONNECTIONS = {ASYNC_TP_BACKEND: 8}
+"""CUDA_DEVICE_MAX_CONNECTIONS in training with a backend, if not 1. With one connection, two streams of symm_mem wait
+for each other: a fused GEMM and reduce-scatter took 21 % longer (8192x8192x8192, two H200s)."""
 
 NO_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 """Exceptions of PyYAML for text that is not YAML, such as IndexError for `!!int ""`."""
@@ -235,6 +240,15 @@ def overlap_arguments(config: OverlapConfig, file: str = "") -> list[str]:
 def switches_without_flag(config: OverlapConfig) -> dict[str, bool]:
     """Returns the switches that differ from their defaults and have no argument of Megatron-LM, with their values."""
     return {name: on for name, on in config.switches.items() if on != SWITCH_DEFAULTS[name] and name not in FLAGS}
+
+
+def process_wide(config: PointConfig) -> str:
+    """Returns what a point sets for whole processes, which no file for Megatron-LM can set, as it is spelled there:
+    `CUDA_DEVICE_MAX_CONNECTIONS=8, with_cublasmp=True`. Empty if that is as usual."""
+    connections = config.runtime.max_connections if config.runtime.device != "cpu" else None
+    usual = connections in (None, USUAL_CONNECTIONS.get(config.backend, 1))
+    found = [] if usual else [f"{CONNECTIONS}={connections}"]
+    return ", ".join([*found, *([CUBLASMP] if getattr(config, "with_cublasmp", None) else [])])
 
 
 def set_in_training(process_wide: str) -> list[str]:

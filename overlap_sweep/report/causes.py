@@ -71,7 +71,7 @@ def diagnosed(sides: Sequence[Side]) -> list[Run | None]:
     from overlap_sweep.diagnosis.runs import read_runs
 
     paths = list(dict.fromkeys(path for side in sides for path in side.traces))
-    ranks_of = [(side, ranks_of_each(side.point.recorded)) for side in sides]
+    ranks_of = [(side, ranks_of_each(side.point.config)) for side in sides]
     per_node = {path: ranks for side, ranks in ranks_of if ranks for path in side.traces}
     run_of = {file.path: run for run in read_runs(paths, per_node) for file in run.files} if paths else {}
     return [next((run_of[path] for path in side.traces), None) for side in sides]

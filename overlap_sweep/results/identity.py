@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.config import INSTRUMENTS
+from overlap_sweep.config import INSTRUMENTS, ResolvedPoint
 
 HOW_TO_RUN = ("timeout_s", "timeout_factor", "start_timeout_s", "retries", "isolate", "ub_timeout_s", "nsys_args")
 """Options of a point's `runtime` that don't change what is measured. Results of earlier versions have
@@ -27,27 +27,27 @@ def point_identity(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a resolved configuration that determines what is measured. Without nulls, so that an unused
     option of a later version makes no new point."""
     runtime = {name: value for name, value in point["runtime"].items() if name not in HOW_TO_RUN}
-    # Earlier results don't have these options.
-    if runtime.get("nodes") == 1:
+    if runtime["nodes"] == 1:
+        # null in earlier results.
         del runtime["nodes"]
-    runtime = {name: value for name, value in runtime.items() if name not in INSTRUMENTS or value}
     found = {**point, "runtime": runtime}
     if model := point.get("model"):
         # They say what the answer applies to. Of a language model that is trained, `language_model` has the layers.
-        idle = {"layers"} if "architecture" in model and "language_model" not in point else {"layers", "num_layers"}
+        trains_it = "architecture" in getattr(point, "reads_of_model", ()) and "language_model" not in point
+        idle = {"layers"} if trains_it else {"layers", "num_layers"}
         found["model"] = {name: value for name, value in model.items() if name not in idle}
     identity: dict[str, Any] = _without_nulls(found)
     return identity
 
 
-def instrumented(point: Mapping[str, Any]) -> str | None:
+def instrumented(point: ResolvedPoint) -> str | None:
     """Returns why a resolved point's times must not be compared: the option that looks into it. None if there is
     none."""
-    found = [name for name in INSTRUMENTS if point["runtime"].get(name)]
+    found = [name for name in INSTRUMENTS if getattr(point.runtime, name)]
     return f"measured with runtime.{found[0]}=true, which costs time: not compared" if found else None
 
 
-def point_key(point: Mapping[str, Any]) -> str:
+def point_key(point: ResolvedPoint) -> str:
     """Returns a digest that is equal for configurations that measure the same."""
     return key_of(point_identity(point))
 

@@ -1,13 +1,14 @@
 """The nodes of measured points, and whose traces were recorded on how many."""
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
+from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import check_place
 from overlap_sweep.results.run_directory import RESULT_FILE, read_result
-from overlap_sweep.workloads import nodes, ranks_per_node
 
 
 def on_nodes(count: int) -> str:
@@ -15,10 +16,10 @@ def on_nodes(count: int) -> str:
     return f" over {count} nodes" if count > 1 else ""
 
 
-def ranks_of_each(config: Mapping[str, Any]) -> int | None:
+def ranks_of_each(config: ResolvedPoint) -> int | None:
     """Returns the number of ranks on each node of a completed point; None if it has a single node, where all
     communication stays."""
-    return ranks_per_node(config) if nodes(config) > 1 else None
+    return config.ranks_per_node if config.nodes > 1 else None
 
 
 def ranks_of_each_trace(traces: Iterable[Path]) -> tuple[dict[Path, int], list[str]]:
@@ -31,7 +32,7 @@ def ranks_of_each_trace(traces: Iterable[Path]) -> tuple[dict[Path, int], list[s
         result = folder / RESULT_FILE
         try:
             check_place(result, folder)
-            found[folder] = ranks_of_each(read_result(result).recorded) if result.exists() else None
+            found[folder] = ranks_of_each(read_result(result).point) if result.exists() else None
         except UserError as error:
             problems.append(f"{str(error).rstrip('.')}; whether these traces are of several nodes is unknown.")
     return {path: ranks for path in paths if (ranks := found.get(path.parent)) is not None}, problems

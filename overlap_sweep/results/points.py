@@ -10,13 +10,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap.overlap_cfg import process_wide
 from overlap_sweep.program import analyze_program
 from overlap_sweep.results.checks import MOST_YAML_BYTES, check_place, read_yaml
 from overlap_sweep.results.identity import instrumented
 from overlap_sweep.results.measured import Measured
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, asked_point, find_points, read_result
 from overlap_sweep.trace.disk import links_out
-from overlap_sweep.workloads import process_wide
 
 HYDRA_CONFIG = ".hydra/config.yaml"
 LONGEST_NAME = 160
@@ -71,9 +71,12 @@ class Point:
     also where something looked into an ok point at the cost of its times (`instrumented`)."""
     config: ResolvedPoint
     """The configuration that result.json records; for a missing point the one that Hydra composed."""
-    recorded: Mapping[str, Any]
-    """The same as plain data."""
     result: Result | None
+
+    @property
+    def recorded(self) -> Mapping[str, Any]:
+        """Returns the configuration as plain data."""
+        return self.config
 
     @property
     def name(self) -> str:
@@ -102,7 +105,7 @@ class Point:
         """Returns the reason of a point that is not ok, in one line."""
         if not self.result:
             return "no result.json: aborted or still running"
-        return (instrumented(self.recorded) if self.result.status == "ok" else None) or self.result.reason
+        return (instrumented(self.config) if self.result.status == "ok" else None) or self.result.reason
 
     @property
     def case(self) -> Case:
@@ -114,7 +117,7 @@ class Point:
             precision=config.precision,
             tokens=getattr(config.workload, "tokens", None),
             nodes=config.runtime.nodes or 1,
-            process_wide=process_wide(self.recorded),
+            process_wide=process_wide(config),
         )
 
 
@@ -181,9 +184,8 @@ def _read_point(directory: Path, root: Path) -> Point:
         result = read_result(path)
         for name in result.traces:
             check_place(directory / name, root, most_bytes=None)
-        status: PointStatus = "skipped" if result.status == "ok" and instrumented(result.recorded) else result.status
-        return Point(directory, status, result.point, result.recorded, result)
+        status: PointStatus = "skipped" if result.status == "ok" and instrumented(result.point) else result.status
+        return Point(directory, status, result.point, result)
     path = directory / HYDRA_CONFIG
     check_place(path, root, MOST_YAML_BYTES)
-    config, recorded = asked_point(read_yaml(path), path)
-    return Point(directory, "missing", config, recorded, None)
+    return Point(directory, "missing", asked_point(read_yaml(path), path), None)

@@ -19,8 +19,8 @@ from overlap_sweep.declared import FileName, Us, spelled
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import MEASURE_AGAIN, excess
 from overlap_sweep.results.measured import Measured, Scalar, Slot, WholeSetting
+from overlap_sweep.results.registry import PointTypes, decoded_point, types_of
 from overlap_sweep.trace.disk import TENSORBOARD_FOLDER
-from overlap_sweep.workloads import PointTypes, types_of
 
 RESULT_SCHEMA = 2
 RESULT_FILE = "result.json"
@@ -94,7 +94,7 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
 
     @cached_property
     def point(self) -> ResolvedPoint:
-        return msgspec.convert(self.recorded, types_of(self.recorded["workload"]["name"]).resolved)
+        return decoded_point(self.recorded)
 
     def point_as(self, kind: type[_Point]) -> _Point:
         """Returns the resolved configuration of a point of this workload."""
@@ -347,16 +347,15 @@ def _types(point: _Named, where: str) -> PointTypes:
         raise UserError(f"{where} cannot be read ({reason}); {mend}.") from None
 
 
-def asked_point(config: Any, path: Path) -> tuple[ResolvedPoint, dict[str, Any]]:
-    """Returns a composed configuration with what its workload fills in whatever the machine, decoded and as plain data.
-    UserError if it is not one of a point."""
+def asked_point(config: Any, path: Path) -> ResolvedPoint:
+    """Returns a composed configuration with what its workload fills in whatever the machine. UserError if it is not one
+    of a point."""
     try:
         types = _types(msgspec.convert(config, _Named), str(path))
         # What is interpolated follows from other options.
         plain = {name: value for name, value in config["workload"].items() if not str(value).startswith("${")}
         composed = msgspec.convert(spelled({**config, "workload": plain}, types.options), types.options)
-        recorded = types.measured.as_asked(asdict(composed))
-        return msgspec.convert(recorded, types.asked), recorded
+        return msgspec.convert(types.measured.as_asked(asdict(composed)), types.asked)
     except msgspec.ValidationError as error:
         raise UserError(
             f"{path} is not a point's configuration ({one_line(error)}); move {path.parent.parent} elsewhere."

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.errors import NodeLost, PointFailed
 from overlap_sweep.keeper import Command, Program
 from overlap_sweep.report.numbers import counted
@@ -139,7 +140,7 @@ class WorkerGroup:
 
     def run(
         self,
-        point: Mapping[str, Any],
+        point: ResolvedPoint,
         directory: Path,
         timeout_s: float,
         earlier_attempts: Sequence[Attempt] = (),
@@ -150,7 +151,7 @@ class WorkerGroup:
         rank calls `sound`, the group is killed, since memory, streams and collectives may be in any state.
         """
         request = {
-            "point": point,
+            "point": dict(point),
             "directory": str(directory.resolve()),
             "machine": self._machine,
             "earlier_attempts": earlier_attempts,
@@ -265,7 +266,7 @@ class WorkerPool:
 
     def run(
         self,
-        point: Mapping[str, Any],
+        point: ResolvedPoint,
         directory: Path,
         timeout_s: float,
         earlier_attempts: Sequence[Attempt] = (),
@@ -274,7 +275,7 @@ class WorkerPool:
         one."""
         config = GroupConfig.of(point, directory)
         fits = self._group is not None and self._group.config == config and self._group.alive
-        if self._group is None or not fits or point["runtime"]["isolate"]:
+        if self._group is None or not fits or point.runtime.isolate:
             self.close()
             now_doing(f"starting {counted(config.world_size, 'worker')} for {directory.name}")
             self._group = WorkerGroup(config, self._log).__enter__()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep import workloads
+from overlap_sweep.config import PointConfig, ResolvedPoint, Runtime
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import beginning_with
 from overlap_sweep.program import environment_with_package
@@ -65,18 +66,18 @@ class GroupConfig:
     """Machines that the ranks are spread over, equally many on each."""
 
     @classmethod
-    def of(cls, point: Mapping[str, Any], directory: Path = Path()) -> GroupConfig:
-        runtime, workers = point["runtime"], workloads.of(point).workers(point, directory)
+    def of(cls, point: ResolvedPoint, directory: Path = Path()) -> GroupConfig:
+        runtime, workers = point.runtime, workloads.of(point).workers(point, directory)
         names = ("device", "threads_per_rank", "multicast", "start_timeout_s", "timeout_s")
         return cls(
-            **{name: runtime[name] for name in names},
-            world_size=workloads.world_size(point),
-            max_connections=runtime.get("max_connections") or workers.max_connections,
+            **{name: getattr(runtime, name) for name in names},
+            world_size=point.world_size,
+            max_connections=runtime.max_connections or workers.max_connections,
             environment=tuple(sorted({**_instruments(runtime), **workers.environment}.items())),
             wrapper=wrapper.words if (wrapper := _wrapper(point, directory)) else (),
             company=workers.company,
             first_gpu=workers.first_gpu,
-            nodes=workloads.nodes(point),
+            nodes=point.nodes,
         )
 
 
@@ -86,37 +87,37 @@ def check_torch() -> None:
         raise UserError(f"PyTorch is not installed for {sys.executable}; pip install 'overlap-sweep[torch]'.")
 
 
-def check_wrapper(point: Mapping[str, Any]) -> None:
+def check_wrapper(point: ResolvedPoint) -> None:
     """Raises UserError if the point needs a profiler that is not installed."""
     if (wrapper := _wrapper(point, Path())) and not shutil.which(wrapper.words[0]):
         raise UserError(wrapper.missing)
 
 
-def _wrapper(point: Mapping[str, Any], directory: Path) -> Wrapper | None:
+def _wrapper(point: ResolvedPoint, directory: Path) -> Wrapper | None:
     """Returns the program that starts the point's workers, if there is one. UserError if two should."""
     own = workloads.of(point).workers(point, directory).wrapper
-    nsys = profilers.nsys(point["runtime"], directory)
+    nsys = profilers.nsys(point.runtime, directory)
     if own and nsys:
         raise UserError(f"runtime.nsys=true and {own.words[0]} would both start the workers; turn one of them off.")
     return own or nsys
 
 
-def check_instruments(point: Mapping[str, Any]) -> None:
+def check_instruments(point: PointConfig) -> None:
     """Raises UserError if the point's device, workload or profile leave nothing to an option that looks into it."""
-    runtime, own = point["runtime"], bool(workloads.of(point).run_here)
-    asked = next((name for name in ("nsys", "nvtx") if runtime[name]), None)
+    runtime, own = point.runtime, bool(workloads.of(point).run_here)
+    asked = next((name for name in ("nsys", "nvtx") if getattr(runtime, name)), None)
     if asked and own:
-        name = point["workload"]["name"]
+        name = point.workload.name
         raise UserError(f"runtime.{asked}=true is for workers, but workload={name} starts processes of its own.")
-    if runtime["nvtx"] and runtime["device"] == "cpu":
+    if runtime.nvtx and runtime.device == "cpu":
         raise UserError("runtime.nvtx=true names passes for profilers of GPUs; leave it out with runtime.device=cpu.")
-    if runtime["nsys"] and runtime["device"] == "cuda" and point["profile"] == "none":
+    if runtime.nsys and runtime.device == "cuda" and point.profile == "none":
         raise UserError("runtime.nsys=true records the profiled passes, but with profile=none there are none.")
 
 
-def check_multicast(runtime: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+def check_multicast(runtime: Runtime, environ: Mapping[str, str]) -> None:
     """Raises UserError if the environment disables multicast that the point enables."""
-    if runtime["device"] != "cpu" and runtime["multicast"] and environ.get("UB_SKIPMC", "0") not in ("", "0"):
+    if runtime.device != "cpu" and runtime.multicast and environ.get("UB_SKIPMC", "0") not in ("", "0"):
         raise UserError(
             f"UB_SKIPMC={environ['UB_SKIPMC']} in the environment disables the NVLink multicast that "
             "runtime.multicast=true enables; unset it, or leave out runtime.multicast."
@@ -139,14 +140,13 @@ def own_environment(config: GroupConfig) -> dict[str, str]:
     return environment_with_package({**os.environ, **_variables(config)}, last=True)
 
 
-def _instruments(runtime: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the variables for what looks into a point; the user's own win. Results of earlier versions lack the
-    options."""
-    found = dict(DEBUG) if runtime.get("debug") else {}
-    if runtime.get("nvtx") or runtime.get("nsys"):
+def _instruments(runtime: Runtime) -> dict[str, str]:
+    """Returns the variables for what looks into a point; the user's own win."""
+    found = dict(DEBUG) if runtime.debug else {}
+    if runtime.nvtx or runtime.nsys:
         found["NVTE_NVTX_ENABLED"] = "1"
     found = {name: os.environ.get(name, value) for name, value in found.items()}
-    limit_s = runtime.get("ub_timeout_s")
+    limit_s = runtime.ub_timeout_s
     return found if limit_s is None else {**found, "UB_TIMEOUT": str(limit_s)}
 
 
@@ -171,21 +171,21 @@ def worker_environment(config: GroupConfig) -> dict[str, str]:
     return environment
 
 
-def machine_of(point: Mapping[str, Any]) -> dict[str, Any]:
+def machine_of(point: ResolvedPoint) -> dict[str, Any]:
     """Returns the machine of a point's workers, as `identity.machine` describes it."""
     config = GroupConfig.of(point)
     return machine(config.device, environment_of(point), config.world_size)
 
 
-def environment_of(point: Mapping[str, Any]) -> dict[str, str]:
+def environment_of(point: ResolvedPoint) -> dict[str, str]:
     """Returns the environment of the processes that run the point."""
     config = GroupConfig.of(point)
     return own_environment(config) if workloads.of(point).run_here else worker_environment(config)
 
 
-def shared_by(point: Mapping[str, Any]) -> tuple[tuple[int, int], int, tuple[tuple[str, str], ...]]:
+def shared_by(point: ResolvedPoint) -> tuple[tuple[int, int], int, tuple[tuple[str, str], ...]]:
     """Returns a key that is equal for points that one group can run, and for all that start their own processes."""
     if workloads.of(point).run_here:
-        return (workloads.nodes(point), 0), 0, ()
+        return (point.nodes, 0), 0, ()
     config = GroupConfig.of(point)
     return (config.nodes, config.world_size), config.max_connections or 0, config.environment

@@ -4,13 +4,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, configure_log, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
+from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.errors import UserError, in_words
 from overlap_sweep.hydra_adapter.composition import compose_point
 from overlap_sweep.hydra_adapter.overrides import as_typed
@@ -38,7 +38,7 @@ class Job:
     overrides: list[str]
     config: DictConfig
     """The configuration that Hydra composed."""
-    point: dict[str, Any]
+    point: ResolvedPoint
     """The resolved configuration, as plain data."""
     directory: Path
 
@@ -182,7 +182,7 @@ def _where_measured(sweep: Sweep, jobs: Sequence[Job]) -> list[Job]:
     other names: names contain what varies, and that changes when values are added to a sweep."""
     own = {job.directory for job in jobs}
     results = ((path, whole_result(path)) for path in find_points(sweep.directory) if path not in own)
-    earlier = {point_key(result.recorded): path for path, result in results if result}
+    earlier = {point_key(result.point): path for path, result in results if result}
 
     def placed(job: Job) -> Job:
         path = earlier.get(job.key)

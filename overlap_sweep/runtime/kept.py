@@ -2,7 +2,6 @@
 
 import atexit
 import sys
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import msgspec
 from omegaconf import DictConfig
 
 from overlap_sweep.cache import cache_directory, cache_root
+from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.gpus import elsewhere
 from overlap_sweep.results.identity import environment_identity, instrumented, library_identity, point_identity
@@ -34,15 +34,15 @@ def whole_result(directory: Path) -> Result | None:
         return None
 
 
-def kept_result(directory: Path, point: Mapping[str, Any]) -> Result | None:
+def kept_result(directory: Path, point: ResolvedPoint) -> Result | None:
     """Returns the directory's result if it is valid for the resolved `point` in the present environment."""
     result = whole_result(directory)
-    if result is None or result.status not in LASTING or point_identity(result.recorded) != point_identity(point):
+    if result is None or result.status not in LASTING or point_identity(result.point) != point_identity(point):
         return None
     return None if differs(result, point) else result
 
 
-def differs(result: Result, point: Mapping[str, Any]) -> bool:
+def differs(result: Result, point: ResolvedPoint) -> bool:
     """Returns whether the result's environment differs from the point's.
 
     If points run on other machines, only libraries are compared: a login node has other GPUs and variables.
@@ -58,7 +58,7 @@ def check_store(config: DictConfig) -> None:
     _store(config)
 
 
-def remembered(config: DictConfig, point: dict[str, Any], directory: Path) -> Result | None:
+def remembered(config: DictConfig, point: ResolvedPoint, directory: Path) -> Result | None:
     """With `reuse=true`, writes the store's latest measurement of the point in this environment as its result, and
     returns it. Traces are not copied."""
     store = _store(config) if config.reuse else None
@@ -67,7 +67,9 @@ def remembered(config: DictConfig, point: dict[str, Any], directory: Path) -> Re
         return None
     clear(directory)
     source = f"{config.store}: measured {found.result.started} on {found.host} in {found.directory}"
-    result = msgspec.structs.replace(found.result, name=directory.name, recorded=point, traces=[], reused_from=source)
+    result = msgspec.structs.replace(
+        found.result, name=directory.name, recorded=dict(point), traces=[], reused_from=source
+    )
     write_result(directory, result)
     return result
 
@@ -75,7 +77,7 @@ def remembered(config: DictConfig, point: dict[str, Any], directory: Path) -> Re
 def remember(config: DictConfig, result: Result, directory: Path) -> None:
     """Adds a new result that is `ok` or has wrong numbers to the store, if there is one, unless its times must not be
     compared; wrong numbers also to the user's own store of them."""
-    if result.reused_from or not (result.status == "ok" or result.has_wrong_numbers) or instrumented(result.recorded):
+    if result.reused_from or not (result.status == "ok" or result.has_wrong_numbers) or instrumented(result.point):
         return
     stores = [_store(config), _own_store() if result.has_wrong_numbers else None]
     for store in filter(None, stores):
@@ -111,7 +113,7 @@ def _opened(path: Path) -> Store:
     return store
 
 
-def _find(store: Store, point: dict[str, Any], environment: dict[str, Any]) -> Measurement | None:
+def _find(store: Store, point: ResolvedPoint, environment: dict[str, Any]) -> Measurement | None:
     """Returns the store's measurement of the point; prints new problems of the store to stderr."""
     known = len(store.problems)
     found = store.find(point, environment)

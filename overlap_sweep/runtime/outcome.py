@@ -34,7 +34,7 @@ class Outcome:
     @property
     def compared(self) -> str | None:
         """Returns how the point compares with no overlap, in words, if that was measured and may be compared."""
-        if not self.result.measured or instrumented(self.result.recorded):
+        if not self.result.measured or instrumented(self.result.point):
             return None
         return self.result.measured.compared(self.result)
 
@@ -45,7 +45,7 @@ class Outcome:
             time_us = result.measured.shown_us(result) if result.measured else result.objective_us
             rate = result.measured.rate if result.measured else ""
             reused = f"from the store, measured {(result.started or '')[:10]}" if result.reused_from else ""
-            parts = [f"{time_us:,.0f} us", self.compared or "", rate, instrumented(result.recorded) or "", reused]
+            parts = [f"{time_us:,.0f} us", self.compared or "", rate, instrumented(result.point) or "", reused]
             return visible(start + "  ".join(filter(None, parts)))
         return visible(start + in_short(result.reason))
 

@@ -4,13 +4,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import workloads
+from overlap_sweep.config import PointConfig, ResolvedPoint
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import elsewhere
 from overlap_sweep.runtime.nodes import nodes_here
-from overlap_sweep.workloads import Config
 
 
-def nodes_of(point: Config) -> int:
+def nodes_of(point: PointConfig) -> int:
     """Returns the machines that a point gets. UserError if this launch has fewer."""
     launcher = HydraConfig.instance().cfg.hydra.launcher if HydraConfig.initialized() else None  # type: ignore[union-attr]
     wanted = requested(point, launcher)
@@ -22,16 +22,16 @@ def nodes_of(point: Config) -> int:
     return wanted
 
 
-def requested(config: Config, launcher: DictConfig | None) -> int:
+def requested(config: PointConfig, launcher: DictConfig | None) -> int:
     """Returns the machines that the user asked for: `runtime.nodes`, `hydra.launcher.nodes`, or those that it takes to
     have a point's GPUs with `hydra.launcher.gpus_per_node`; otherwise 1. UserError if two of them differ."""
-    nodes, of_launcher = config["runtime"].get("nodes"), given(launcher, "nodes")
+    nodes, of_launcher = config.runtime.nodes, given(launcher, "nodes")
     if nodes and of_launcher and nodes != of_launcher:
         raise UserError(f"runtime.nodes={nodes} and hydra.launcher.nodes={of_launcher} differ; give only one.")
     if asked := nodes or of_launcher:
         return int(asked)
     gpus_per_node = given(launcher, "gpus_per_node")
-    if not gpus_per_node or config["runtime"]["device"] == "cpu":
+    if not gpus_per_node or config.runtime.device == "cpu":
         return 1
     return max(1, -(-workloads.gpus(config) // gpus_per_node))
 
@@ -44,14 +44,14 @@ def given(launcher: DictConfig | None, option: str) -> int | None:
     return None if launcher[option] is None else int(launcher[option])
 
 
-def refusal(point: Config) -> str | None:
+def refusal(point: ResolvedPoint) -> str | None:
     """Returns why a completed point's ranks cannot be spread over its machines; None if they can."""
-    nodes = workloads.nodes(point)
+    nodes = point.nodes
     if nodes == 1:
         return None
-    ranks = workloads.world_size(point)
+    ranks = point.world_size
     if ranks % nodes:
         return f"{ranks} ranks cannot be spread evenly over runtime.nodes={nodes}"
     if workloads.of(point).idle_gpus(point):
-        return f"workload={point['workload']['name']} needs a GPU without a rank, which only one node has"
+        return f"workload={point.workload.name} needs a GPU without a rank, which only one node has"
     return workloads.of(point).on_one_node(point)

@@ -6,17 +6,18 @@ import platform
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
-from overlap_sweep.config import NO_PART_OF_A_POINT, OF_LANGUAGE_MODELS, Model, ModelConfig
+from overlap_sweep.config import OF_LANGUAGE_MODELS, Model, ModelConfig, ResolvedModel, ResolvedPoint
 from overlap_sweep.declared import decode, spelled, unknown_key
 from overlap_sweep.errors import NodeLost, PointFailed, Refused, UsageError, UserError
 from overlap_sweep.gpus import elsewhere, visible_gpus
@@ -72,60 +73,57 @@ LEAST_LIMIT_S = 30.0
 """Shortest time limit: a first pass may compile, and a profile may be written."""
 
 
-def resolve(config: DictConfig) -> dict[str, Any]:
-    """Returns the configuration as plain data without Hydra's part; values that depend on model and machine are filled
-    in.
+def resolve(config: DictConfig) -> ResolvedPoint:
+    """Returns the completed point of a composed configuration; values that depend on model and machine are filled in.
 
     UserError if a value is unknown or out of range, the point needs more GPUs than are visible, or no group of workers
     could be started on this machine.
     """
-    point = plain(config)
-    workload = workloads.of(point)
+    composed = plain(config)
+    workload = workloads.load(composed["workload"]["name"])
     schema = workloads.schema(workload.name)
-    point = spelled(point, schema)
-    if key := unknown_key(point, schema):
+    composed = spelled(composed, schema)
+    if key := unknown_key(composed, schema):
         raise UsageError(unknown_option(key, workload.name))
-    decode(point, schema)
-    if issubclass(schema, ModelConfig):
-        _refuse_idle(point, schema)
-        if point["model"]["num_layers"] == 0:
+    asked = decode(composed, schema)
+    if isinstance(asked, ModelConfig):
+        _refuse_idle(asked)
+        if asked.model.num_layers == 0:
             # From a config.json where the preset has none.
-            point["model"]["num_layers"] = (point["model_preset"] or {}).get("num_layers")
-    if point["backend"] != "auto":
-        workload.backend(point["backend"])
-    for option in NO_PART_OF_A_POINT:
-        point.pop(option, None)
-    point |= workload.ranks(point)
-    if point["precision"] and schema.precision_option:
+            asked.model.num_layers = (asked.model_preset or {}).get("num_layers")
+    if asked.backend != "auto":
+        workload.backend(asked.backend)
+    asked = workloads.with_ranks(asked)
+    if asked.precision and schema.precision_option:
         raise UsageError(
-            f"workload={workload.name} does not use precision={point['precision']}; set {schema.precision_option}."
+            f"workload={workload.name} does not use precision={asked.precision}; set {schema.precision_option}."
         )
-    if issubclass(schema, ModelConfig):
-        point["model"] = dict(_resolved_model(tuple(point["model"].items())))
-        if "architecture" not in schema.reads_of_model:
-            idle = {*OF_LANGUAGE_MODELS} - {"num_layers"}
-            point["model"] = {key: value for key, value in point["model"].items() if key not in idle}
-    runtime, options = point["runtime"], point["workload"]
-    if runtime["device"] == "auto":
-        runtime["device"] = "cuda" if elsewhere() or visible_gpus() else "cpu"
-    runtime["nodes"] = nodes_of(point)
-    needed = -(-workloads.gpus(point) // runtime["nodes"])
-    if runtime["device"] == "cuda" and not elsewhere() and needed > visible_gpus():
-        (too_many, fewer), visible = workload.fewer_gpus(point), visible_gpus()
+    if isinstance(asked, ModelConfig):
+        asked.model = replace(_resolved_model(tuple(vars(asked.model).items())))
+        if "architecture" not in asked.reads_of_model:
+            for option in {*OF_LANGUAGE_MODELS} - {"num_layers"}:
+                setattr(asked.model, option, None)
+    runtime, options = asked.runtime, asked.workload
+    if runtime.device == "auto":
+        runtime.device = "cuda" if elsewhere() or visible_gpus() else "cpu"
+    runtime.nodes = nodes_of(asked)
+    needed = -(-workloads.gpus(asked) // runtime.nodes)
+    if runtime.device == "cuda" and not elsewhere() and needed > visible_gpus():
+        (too_many, fewer), visible = workload.fewer_gpus(asked), visible_gpus()
         mend = f"use {fewer}" if visible else "check nvidia-smi and CUDA_VISIBLE_DEVICES"
-        of_node = " on each node" if runtime["nodes"] > 1 else ""
+        of_node = " on each node" if runtime.nodes > 1 else ""
         raise UserError(
             f"{too_many} needs {needed} GPUs{of_node}, but {visible} are visible; {mend}, or runtime.device=cpu."
         )
-    defaults = DEFAULTS[runtime["device"]]
-    if not (schema.precision_from and point[schema.precision_from]):
-        point["precision"] = point["precision"] or defaults["precision"]
-    options |= {
-        name: value for name, value in defaults["workload"].items() if name in options and options[name] is None
-    }
+    defaults = DEFAULTS[runtime.device]
+    if not (schema.precision_from and getattr(asked, schema.precision_from)):
+        asked.precision = asked.precision or defaults["precision"]
+    for name, value in defaults["workload"].items():
+        if hasattr(options, name) and getattr(options, name) is None:
+            setattr(options, name, value)
     check_multicast(runtime, os.environ)
-    check_instruments(point)
-    completed = workload.complete(point)
+    check_instruments(asked)
+    completed = workloads.completed(asked)
     # A workload with processes of its own says itself what it lacks.
     if not elsewhere() and not workload.run_here:
         check_torch()
@@ -134,31 +132,31 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     return completed
 
 
-def _refuse_idle(point: Mapping[str, Any], schema: type[ModelConfig]) -> None:
+def _refuse_idle(asked: ModelConfig) -> None:
     """Raises UserError if the user set a key of `model` that the workload ignores."""
-    if point["model_preset"] is None:
+    if asked.model_preset is None:
         # The user's own configuration, which composes no preset.
         return
-    preset = {**asdict(Model()), **point["model_preset"]}
-    model, workload = point["model"], point["workload"]["name"]
+    preset = {**asdict(Model()), **asked.model_preset}
+    model = vars(asked.model)
     changed = [key for key, value in model.items() if value != preset[key]]
-    own_sizes = [name for name in schema.own_sizes if point[name] is not None]
-    used = () if own_sizes else schema.reads_of_model
+    own_sizes = [name for name in asked.own_sizes if getattr(asked, name) is not None]
+    used = () if own_sizes else asked.reads_of_model
     idle = next((key for key in changed if key not in used), None)
     if idle is None:
         return
-    instead = schema.instead_of_model.get(idle)
+    instead = asked.instead_of_model.get(idle)
     uses = f"it uses model.{{{','.join(used)}}}" if used else "it uses nothing of model"
     condition = f" with {' and '.join(own_sizes)}" if own_sizes else ""
     raise UsageError(
-        f"workload={workload}{condition} does not use model.{idle}={model[idle]}; "
+        f"workload={asked.workload.name}{condition} does not use model.{idle}={model[idle]}; "
         f"{f'set {instead}; ' if instead else ''}{uses}."
     )
 
 
 @cache
-def _resolved_model(model: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
-    return tuple(model_forms.resolve(dict(model)).items())
+def _resolved_model(model: tuple[tuple[str, Any], ...]) -> ResolvedModel:
+    return msgspec.convert(model_forms.resolve(dict(model)), ResolvedModel)
 
 
 def run_point(config: DictConfig, directory: Path, may_keep: bool = False) -> float:
@@ -203,38 +201,38 @@ class TimeLimits:
         return time.monotonic() >= self._ends_s
 
     def learn(self, result: Result) -> None:
-        if result.status == "ok" and result.wall_s and not result.reused_from and not instrumented(result.recorded):
-            kind = _kind(result.recorded)
+        if result.status == "ok" and result.wall_s and not result.reused_from and not instrumented(result.point):
+            kind = _kind(result.point)
             self._longest_s[kind] = max(self._longest_s[kind], result.wall_s)
 
-    def limit_s(self, point: Mapping[str, Any]) -> float:
+    def limit_s(self, point: ResolvedPoint) -> float:
         """Returns `runtime.timeout_s`, or a shorter limit if similar points were measured or a search's time is nearly
         over."""
-        runtime, longest_s = point["runtime"], self._longest_s.get(_kind(point))
-        most_s, factor = float(runtime["timeout_s"]), runtime["timeout_factor"]
+        runtime, longest_s = point.runtime, self._longest_s.get(_kind(point))
+        most_s, factor = float(runtime.timeout_s), runtime.timeout_factor
         most_s = min(most_s, max(LEAST_LIMIT_S, factor * longest_s)) if longest_s and factor else most_s
         return min(most_s, max(0.0, self._ends_s - time.monotonic()))
 
 
-def _kind(point: Mapping[str, Any]) -> tuple[Any, ...]:
+def _kind(point: ResolvedPoint) -> tuple[Any, ...]:
     """Returns a key of the properties that roughly determine the duration of a point."""
-    workload, options = workloads.of(point), point["workload"]
-    common = (point["model"]["name"], workload.world_size(point), point["backend"], point["precision"])
+    workload, options = workloads.of(point), point.workload
+    common = (point.model.name, point.world_size, point.backend, point.precision)
     size = (
         workload.name,
         workload.subject(point),
-        options.get("tokens"),
-        options.get("repeats"),
+        getattr(options, "tokens", None),
+        getattr(options, "repeats", None),
         *workload.cost(point),
     )
-    return (*common, point["runtime"]["device"], *size)
+    return (*common, point.runtime.device, *size)
 
 
 limits = TimeLimits()
 """The time limits of this process."""
 
 
-def measure(point: dict[str, Any], directory: Path) -> Result:
+def measure(point: ResolvedPoint, directory: Path) -> Result:
     """Measures the point in a group of workers, with retries, and returns its result, which is written."""
     clear(directory)
     workload = workloads.of(point)
@@ -245,7 +243,7 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
         write_atomically(directory / settings_file(variant), overlap_cfg.text(settings).encode())
     earlier: list[Attempt] = []
     pool = shared_pool(directory / GROUP_LOG)
-    for left in reversed(range(point["runtime"]["retries"] + 1)):
+    for left in reversed(range(point.runtime.retries + 1)):
         started, log_starts = now(), {log: _size(log) for log in _logs(point, directory)}
         limit_s = limits.limit_s(point)
         with shown_waiting(measuring(directory.name, limit_s)):
@@ -279,23 +277,23 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     return _without_times(point, directory, reply["status"], error, **more)
 
 
-def _memory_refusal(point: Mapping[str, Any]) -> str | None:
+def _memory_refusal(point: ResolvedPoint) -> str | None:
     """Returns why the ranks of a point on CPUs cannot hold their parameters, or None. Warns if more may not fit. Ranks
     on GPUs look themselves."""
     workload, here = workloads.of(point), "this machine"
-    estimate = workload.memory(point) if point["runtime"]["device"] == "cpu" else None
+    estimate = workload.memory(point) if point.runtime.device == "cpu" else None
     if estimate is None:
         return None
-    ranks, fewer, available_bytes = workloads.ranks_per_node(point), workload.less_memory, memory.host_bytes()
+    ranks, fewer, available_bytes = point.ranks_per_node, workload.less_memory, memory.host_bytes()
     if reason := memory.refusal(estimate, ranks, available_bytes, here, fewer):
         return reason
     if sentence := memory.warning(estimate, ranks, available_bytes, here, fewer):
-        print(f"warning: {point['model']['name']} {sentence}", file=sys.stderr, flush=True)
+        print(f"warning: {point.model.name} {sentence}", file=sys.stderr, flush=True)
     return None
 
 
 def _attempt(
-    pool: WorkerPool, point: dict[str, Any], directory: Path, limit_s: float, earlier: Sequence[Attempt]
+    pool: WorkerPool, point: ResolvedPoint, directory: Path, limit_s: float, earlier: Sequence[Attempt]
 ) -> dict[str, Any]:
     """Returns `status`, `error` unless that is `ok`, and `final` if another attempt would fail alike."""
     try:
@@ -317,11 +315,11 @@ def _attempt(
     return {**reply, "final": reply.get("sound", False)}
 
 
-def _run_here(point: dict[str, Any], directory: Path, limit_s: float, earlier: Sequence[Attempt]) -> dict[str, Any]:
+def _run_here(point: ResolvedPoint, directory: Path, limit_s: float, earlier: Sequence[Attempt]) -> dict[str, Any]:
     """Runs a point that starts its own processes, and writes its result. Returns a reply as workers do."""
     workload, started, clock = workloads.of(point), now(), time.perf_counter()
     assert workload.run_here
-    own, *others = nodes = take(workloads.nodes(point), point["runtime"]["start_timeout_s"])
+    own, *others = nodes = take(point.nodes, point.runtime.start_timeout_s)
     here = Here(
         environment=environment_of(point),
         limit_s=limit_s,
@@ -337,7 +335,7 @@ def _run_here(point: dict[str, Any], directory: Path, limit_s: float, earlier: S
         return {"status": "skipped", "error": str(reason)}
     result = Result(
         name=directory.name,
-        recorded=point,
+        recorded=dict(point),
         status="ok",
         settings=workload.overlap_configs(point).get("", OverlapConfig()).slots,
         environment={**with_hosts(machine_of(point), nodes), **measured.pop("environment", {})},
@@ -350,20 +348,20 @@ def _run_here(point: dict[str, Any], directory: Path, limit_s: float, earlier: S
     return {"status": "ok"}
 
 
-def _logs(point: Mapping[str, Any], directory: Path) -> list[Path]:
-    return [directory / log_file(node) for node in range(workloads.nodes(point))]
+def _logs(point: ResolvedPoint, directory: Path) -> list[Path]:
+    return [directory / log_file(node) for node in range(point.nodes)]
 
 
 def _size(log: Path) -> int:
     return log.stat().st_size if log.exists() else 0
 
 
-def _without_times(point: dict[str, Any], directory: Path, status: Status, error: str, **more: Any) -> Result:
+def _without_times(point: ResolvedPoint, directory: Path, status: Status, error: str, **more: Any) -> Result:
     """Writes the result of a point that was not measured, with the reason."""
     configs = workloads.of(point).overlap_configs(point)
     result = Result(
         name=directory.name,
-        recorded=point,
+        recorded=dict(point),
         status=status,
         error=error,
         settings=configs.get("", OverlapConfig()).slots,

@@ -4,13 +4,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from shutil import get_terminal_size
-from typing import Any
 
-from overlap_sweep import workloads
+from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.gpus import elsewhere
 from overlap_sweep.report.numbers import as_duration, counted, shortened, some_of, visible
 from overlap_sweep.runtime.group_config import machine_of
@@ -80,29 +79,28 @@ def shown_waiting(what: str) -> Iterator[None]:
         thread.join()
 
 
-def announce(points: Collection[Mapping[str, Any]], outcomes: Outcomes) -> None:
+def announce(points: Collection[ResolvedPoint], outcomes: Outcomes) -> None:
     """Prints the first line of a launch, once: what is measured, on which device, and where it is written."""
     if outcomes.announced or not points:
         return
     outcomes.announced = True
     first, *_ = points
-    tokens = sorted({point["workload"]["tokens"] for point in points if point["workload"].get("tokens")})
+    tokens = sorted({point.workload.tokens for point in points if getattr(point.workload, "tokens", None)})
     what = [some_of(dict.fromkeys(map(_subject, points)), most=2)]
     what += [f"{some_of(tokens, most=2)} tokens"] if tokens else []
     how_many = "a search" if outcomes.searching else counted(len(points), "point")
     print(visible(f"{', '.join(what)}, {how_many} on {_device(first)}: {outcomes.root}"), flush=True)
 
 
-def _device(point: Mapping[str, Any]) -> str:
-    if point["runtime"]["device"] == "cpu":
+def _device(point: ResolvedPoint) -> str:
+    if point.runtime.device == "cpu":
         return "the CPU (the answer holds for this CPU only)"
     names = [] if elsewhere() else machine_of(point).get("gpus") or []
     return some_of(dict.fromkeys(names), most=2) or "GPUs"
 
 
-def _subject(point: Mapping[str, Any]) -> str:
-    model = point["model"]["name"] if isinstance(point.get("model"), Mapping) else ""
-    return f"{point['workload']['name']} {model or workloads.of(point).subject(point)}".strip()
+def _subject(point: ResolvedPoint) -> str:
+    return f"{point.workload.name} {point.model.name}"
 
 
 @contextmanager

@@ -9,14 +9,15 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import backends, workloads
-from overlap_sweep.declared import short_key, spellings
+from overlap_sweep.config import PointConfig
+from overlap_sweep.declared import decode, short_key, spelled, spellings
+from overlap_sweep.hydra_adapter.composition import plain
 from overlap_sweep.hydra_adapter.overrides import as_typed, fixed_keys
 from overlap_sweep.hydra_adapter.overrides import register as register_options
 from overlap_sweep.results.identity import HOW_TO_RUN
 from overlap_sweep.results.points import fitting
 from overlap_sweep.results.run_directory import last_sweep
 from overlap_sweep.runtime.placement import requested
-from overlap_sweep.workloads import Config
 
 
 @cache
@@ -29,12 +30,12 @@ def register() -> None:
         "point_name": lambda *, _root_: point_name(
             _root_, list(map(as_typed, _root_.hydra.overrides.task)), _root_.hydra.callbacks.start.fixed_keys.split(",")
         ),
-        "nodes_of_point": lambda *, _root_: requested(_root_, _root_.hydra.launcher),
+        "nodes_of_point": lambda *, _root_: requested(_composed(_root_), _root_.hydra.launcher),
         "gpus_of_point": lambda *, _root_: (
-            None if _root_.runtime.device == "cpu" else _of_a_node(workloads.gpus(_root_), _root_)
+            None if _root_.runtime.device == "cpu" else _of_a_node(workloads.gpus(_composed(_root_)), _root_)
         ),
         "cpus_of_point": lambda *, _root_: _of_a_node(
-            2 * workloads.world_size(_root_) * int(_root_.runtime.threads_per_rank), _root_
+            2 * _composed(_root_).world_size * _root_.runtime.threads_per_rank, _root_
         ),
         "output_dir": lambda *, _root_: output_dir(_root_),
         "run_dir": _run_dir,
@@ -49,21 +50,26 @@ def register() -> None:
         OmegaConf.register_new_resolver(name, resolver, replace=True, use_cache=True)
 
 
+def _composed(root: DictConfig) -> PointConfig:
+    schema = workloads.schema(root.workload.name)
+    return workloads.with_ranks(decode(spelled(plain(root), schema), schema))
+
+
 def _of_a_node(total: int, root: DictConfig) -> int:
     """Returns the share of a node in what all ranks of a point need."""
-    return -(-total // requested(root, root.hydra.launcher))
+    return -(-total // requested(_composed(root), root.hydra.launcher))
 
 
 def output_dir(config: DictConfig) -> str | None:
     """Returns the output directory that the workload's own option sets instead of multirun/; None if it is not set."""
-    option = workloads.of(config).output_option
+    option = workloads.load(config.workload.name).output_option
     return OmegaConf.select(config, option) if option else None
 
 
 def _run_dir(date: str, time: str, name: str, *, _root_: DictConfig) -> str:
     """Returns the directory of a single point."""
     directory = output_dir(_root_)
-    if directory and not workloads.of(_root_).names_in_output:
+    if directory and not workloads.load(_root_.workload.name).names_in_output:
         return directory
     return f"{directory or f'multirun/{date}/{time}'}/{name}"
 
@@ -92,13 +98,13 @@ _UNUSABLE = re.compile(r"[^A-Za-z0-9_.=,+-]+")
 """What names of run directories don't have."""
 
 
-def point_name(config: Config, overrides: Sequence[str], fixed: Collection[str] = ()) -> str:
+def point_name(config: DictConfig | PointConfig, overrides: Sequence[str], fixed: Collection[str] = ()) -> str:
     """Returns the name of a point's run directory: short, stable, and different for every point of a sweep.
 
     The name has the workload's words, the other command-line `overrides` that vary over the sweep, and a digest of
     those with `fixed` keys, and of those with characters that no name can have.
     """
-    workload, config = workloads.of(config), workloads.with_ranks(config)
+    workload, config = workloads.load(config.workload.name), workloads.with_ranks(config)
     schema: type = workloads.schema(workload.name)
     named = _ALWAYS_NAMED | {*workload.named}
     varying, rest, also = [], [], spellings(schema)

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_sweep import backends, workloads
+from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.keeper.process import end_with_parent
 from overlap_sweep.measure import Ranks
@@ -28,6 +29,7 @@ from overlap_sweep.measure.instruments import instruments, say
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results import run_directory
 from overlap_sweep.results.identity import RECORDED_PREFIXES
+from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.results.run_directory import Result, log_file, now
 from overlap_sweep.runtime.channel import SECRET, connect
 from overlap_sweep.runtime.stacks import stacks_written
@@ -128,13 +130,13 @@ def own_gpu() -> torch.device:
 
 def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Runs one point; rank 0 writes result.json if it is `ok`. Returns this rank's reply, with its status."""
-    directory, point = Path(request["directory"]), request["point"]
+    directory, point = Path(request["directory"]), decoded_point(request["point"])
     started, clock = now(), time.perf_counter()
     workload = workloads.of(point)
     with (
         _output_to(directory / log_file(ranks.node)),
         stacks_written(directory, ranks.rank, request["limit_s"]),
-        instruments(point["runtime"], ranks),
+        instruments(point.runtime, ranks),
     ):
         _say_what_is_run(point, directory, ranks)
         try:
@@ -157,7 +159,7 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     if ranks.rank == 0:
         result = Result(
             name=directory.name,
-            recorded=point,
+            recorded=request["point"],
             status="ok",
             settings=workload.overlap_configs(point).get("", OverlapConfig()).slots,
             environment=environment(ranks.device, request["machine"]),
@@ -171,7 +173,7 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     return {"status": "ok"}
 
 
-def _check_memory(point: dict[str, Any], ranks: Ranks) -> list[str]:
+def _check_memory(point: ResolvedPoint, ranks: Ranks) -> list[str]:
     """Returns and prints a warning if the point may not fit this rank's GPU. Refused if not even its parameters do."""
     workload = workloads.of(point)
     estimate = workload.memory(point) if ranks.device.type == "cuda" else None
@@ -187,10 +189,10 @@ def _check_memory(point: dict[str, Any], ranks: Ranks) -> list[str]:
     return [f"This point {sentence}."]
 
 
-def _say_what_is_run(point: dict[str, Any], directory: Path, ranks: Ranks) -> None:
+def _say_what_is_run(point: ResolvedPoint, directory: Path, ranks: Ranks) -> None:
     """Prints the point, this rank, and the variables that libraries read, if the point is debugged."""
-    names = {name: point.get(name) for name in ("workload", "backend", "precision", "tp_size", "model")}
-    names |= {"workload": point["workload"]["name"], "model": point["model"]["name"]}
+    names = {name: getattr(point, name) for name in ("backend", "precision", "tp_size")}
+    names = {"workload": point.workload.name, **names, "model": point.model.name}
     say(f"{directory.name}: {', '.join(f'{name}={value}' for name, value in names.items())}, torch {torch.__version__}")
     where = f"at tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}" if ranks.nodes > 1 else "by a file"
     say(

@@ -88,7 +88,7 @@ def hold(searches: Sequence[Searching], rounds: int) -> KnobFinal:
 
 
 def _searchable(entry: Entry) -> Searchable:
-    found = workloads.of(entry.results[0].recorded).searchable
+    found = workloads.of(entry.results[0].point).searchable
     assert found
     return found
 
@@ -130,7 +130,7 @@ def _estimates(repeated: Sequence[Sequence[Result]], of: Searchable, amount: flo
     samples = [[of.sample(result) for result in results] for results in repeated]
     times = [[sample.scaled(amount / sample.amount).times_us for sample in own] for own in samples]
     limited = [any(result.launch_bound for result in results) for results in repeated]
-    return verdict.times_of_steps(times, limited, repeated[0][0].recorded["runtime"]["device"])
+    return verdict.times_of_steps(times, limited, repeated[0][0].point.runtime.device)
 
 
 def _deviation(entry: Entry, entries: Sequence[Entry], of: Searchable) -> str:

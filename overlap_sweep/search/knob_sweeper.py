@@ -7,11 +7,11 @@ the other swept keys (`model=a,b`, `distributed.dp_size=4,8`) is a separate sear
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
-from typing import Any
 
 from overlap_sweep import workloads
-from overlap_sweep.config import NO_PART_OF_A_POINT
+from overlap_sweep.config import NO_PART_OF_A_POINT, ResolvedPoint
 from overlap_sweep.errors import UserError
 from overlap_sweep.options import listed
 from overlap_sweep.report.searches import knob_lines
@@ -48,9 +48,9 @@ class KnobSpace:
         self.refusals: dict[Setting, str | None] = {}
         """Results of `refusal` by setting."""
         self._compose = inputs.compose
-        self._points: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._points: dict[tuple[str, ...], ResolvedPoint] = {}
 
-    def point(self, *overrides: str) -> dict[str, Any]:
+    def point(self, *overrides: str) -> ResolvedPoint:
         """Returns the resolved point. UserError for a wrong value."""
         if overrides not in self._points:
             self._points[overrides] = resolve(self._compose([*self._others(overrides), *overrides]))
@@ -58,7 +58,7 @@ class KnobSpace:
 
     def same_point(self, *overrides: str) -> str:
         point = self.point(*overrides)
-        return searchable(point["workload"]["name"]).same_point(point)
+        return searchable(point.workload.name).same_point(point)
 
     def _others(self, overrides: Sequence[str]) -> list[str]:
         """Returns the overrides of every point whose keys are not among these: a key can be added only once, and of
@@ -74,7 +74,7 @@ class KnobSpace:
     def job(self, setting: Setting, repetition: int) -> Job:
         overrides = self.overrides_of(setting)
         again = [f"repetition={repetition}"] if repetition else []
-        point = {**self.point(*overrides), "repetition": repetition}
+        point = replace(self.point(*overrides), repetition=repetition)
         # Names of points are cut at the end, so what distinguishes them comes first.
         return Job([*overrides, *again, *self._others(overrides)], point)
 
@@ -98,7 +98,7 @@ class KnobSpace:
     @property
     def typed(self) -> list[str]:
         """Returns the overrides of a single run of the baseline, without an experiment that only searches."""
-        workload = self.point()["workload"]["name"]
+        workload = self.point().workload.name
         searches = f"experiment={searchable(workload).experiment}"
         no_part = tuple(name + end for name in NO_PART_OF_A_POINT for end in "=.")
         typed = [override for override in self.overrides if not override.startswith(no_part)]
@@ -158,17 +158,17 @@ def _space(inputs: SearchInputs, overrides: Sequence[str], knobs: Mapping[str, S
     added = [f"{key}={texts[0]}" for key, texts in knobs.items() if key.startswith("+")]
     plain = KnobSpace(inputs, [*overrides, *added])
     usual = plain.point()
-    of_gpus = (_QUEUES, *searchable(usual["workload"]["name"]).of_gpus)
+    of_gpus = (_QUEUES, *searchable(usual.workload.name).of_gpus)
     first = [f"{key}={texts[0]}" for key, texts in knobs.items() if plain.point(f"{key}={texts[0]}") != usual]
     space = KnobSpace(inputs, [*plain.overrides, *first])
-    ranks, workload = workloads.world_size(usual), workloads.of(usual)
-    space.label = f"{usual['model']['name']} {workload.subject(usual)} on {ranks} rank{'' if ranks == 1 else 's'}"
+    ranks, workload = usual.world_size, workloads.of(usual)
+    space.label = f"{usual.model.name} {workload.subject(usual)} on {ranks} rank{'' if ranks == 1 else 's'}"
     origin, found = space.point(), []
     if reason := workload.refusal(origin):
         space.left_out[THE_BASELINE] = reason
         return space
     for key, texts in knobs.items():
-        if usual["runtime"]["device"] == "cpu" and key.lstrip("+").startswith(of_gpus):
+        if usual.runtime.device == "cpu" and key.lstrip("+").startswith(of_gpus):
             space.left_out[key] = "it has an effect on GPUs only"
             continue
         distinct = {space.same_point(f"{key}={text}"): text for text in reversed(texts)}
@@ -265,7 +265,7 @@ class Searching:
     def _answer(self, result: Result) -> Answer:
         if result.status != "ok":
             return Failure(result.reason)
-        known = searchable(result.recorded["workload"]["name"])
+        known = searchable(result.point.workload.name)
         first = next(one for one in self._results if one.status == "ok")
         if said := known.deviation(result, first):
             return Failure(said, wrong_numbers=True)

@@ -16,6 +16,7 @@ from overlap_sweep.overlap.space import Setting
 from overlap_sweep.results.identity import environment_identity, key_of
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.operator.choice import slots_in_pass, wrong_passes
+from overlap_sweep.workloads.operator.config import Resolved
 
 _OF_SCHEDULE = ("num_sm", "num_splits", "cga_size", "set_sm_margin", "comm_priority", "gemm_priority")
 """Knobs that say when and on what data moves, not how it is computed."""
@@ -41,20 +42,18 @@ class KnownWrong:
         """Remembers settings of `failed` operator points of which a single pass computed wrong numbers. Not those of a
         tolerance that the user set: others may accept such numbers."""
         for result in results:
-            if result.recorded["workload"].get("tolerance") is not None:
+            if getattr(result.point.workload, "tolerance", None) is not None:
                 continue
             wrong = wrong_passes(result)
             settings = slots_in_pass(result.settings, min(wrong)) if len(wrong) == 1 else {}
             if settings:
                 reason = f"wrong numbers in {result.name} on an identical machine"
-                own = self._found.setdefault(_machine(result.recorded, result.environment), {})
+                own = self._found.setdefault(_machine(result.point_as(Resolved), result.environment), {})
                 own.setdefault(_kind(settings), reason)
 
-    def reason(
-        self, point: Mapping[str, Any], settings: Mapping[str, Setting], environment: Mapping[str, Any]
-    ) -> str | None:
+    def reason(self, point: Resolved, settings: Mapping[str, Setting], environment: Mapping[str, Any]) -> str | None:
         """Returns why the settings of a pass are known to compute wrong numbers in this environment, or None."""
-        listed: Listed | None = getattr(backends.load(point["backend"]), "known_wrong", None)
+        listed: Listed | None = getattr(backends.load(point.backend), "known_wrong", None)
         reasons = (listed(point, slot, setting, environment) for slot, setting in settings.items() if listed)
         if reason := next(filter(None, reasons), None):
             return reason
@@ -62,9 +61,9 @@ class KnownWrong:
         return next((reason for wrong, reason in own.items() if wrong <= kind), None)
 
 
-def _machine(point: Mapping[str, Any], environment: Mapping[str, Any]) -> _Machine:
-    module = backends.BACKENDS[point["backend"]]
-    return module, bool(point.get("with_cublasmp")), point["precision"], key_of(environment_identity(environment))
+def _machine(point: Resolved, environment: Mapping[str, Any]) -> _Machine:
+    module = backends.BACKENDS[point.backend]
+    return module, bool(point.with_cublasmp), point.precision, key_of(environment_identity(environment))
 
 
 def _kind(settings: Mapping[str, Setting]) -> _Kind:

@@ -15,7 +15,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from overlap_sweep.config import INSTRUMENTS, NO_PART_OF_A_POINT
+from overlap_sweep.config import INSTRUMENTS, NO_PART_OF_A_POINT, ResolvedPoint
 from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.hydra_adapter.composition import compose_point
 from overlap_sweep.hydra_adapter.overrides import as_choice, parsed, texts
@@ -74,7 +74,7 @@ class Job:
     """One point for the launcher."""
 
     overrides: Sequence[str]
-    point: Mapping[str, Any]
+    point: ResolvedPoint
     """The resolved configuration of the overrides."""
 
 
@@ -197,5 +197,5 @@ def _known_results(directory: Path) -> Mapping[str, Result]:
     for point_directory in find_points(directory):
         result = whole_result(point_directory)
         if result and (result.status in LASTING or result.has_wrong_numbers):
-            found[point_key(result.recorded)] = result
+            found[point_key(result.point)] = result
     return found

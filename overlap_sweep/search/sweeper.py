@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby, product
 from pathlib import Path
-from typing import Any
 
 from overlap_sweep import workloads
 from overlap_sweep.config import AnalysisConfig
@@ -31,12 +31,13 @@ from overlap_sweep.search.tasks import (
     side_by_side,
 )
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorAnalysis, analyse_operators
+from overlap_sweep.workloads.operator.config import Resolved
 from overlap_sweep.workloads.sections import read_sources
 
 Gate = Callable[[Sequence[Task]], str | None]
 """Takes the operators of a case with their baselines; returns why they are not worth a search, or None."""
 
-Refusal = Callable[[Mapping[str, Any]], str | None]
+Refusal = Callable[[Resolved], str | None]
 """Takes a resolved point; returns why its operator is not searched, though it could be measured, or None."""
 
 
@@ -91,6 +92,7 @@ class Sweep:
         tasks = []
         for overrides in combinations:
             point = resolve(self.compose([*overrides, "phases={fprop:{method:none}}"]))
+            assert isinstance(point, Resolved)
             # Invalid combinations are left out; a launcher would skip them.
             reason = self._refusal(point)
             found, refused = ({}, Counter([reason])) if reason else candidates(point, choices)
@@ -105,8 +107,8 @@ class Sweep:
     @property
     def stages(self) -> list[list[Task]]:
         """Returns the tasks that advance together: those of one TP size, smallest first."""
-        ordered = sorted(self.tasks, key=lambda task: workloads.world_size(task.point))
-        return [list(group) for _, group in groupby(ordered, key=lambda task: workloads.world_size(task.point))]
+        ordered = sorted(self.tasks, key=lambda task: task.point.world_size)
+        return [list(group) for _, group in groupby(ordered, key=lambda task: task.point.world_size)]
 
     def drop(self, label: str, reason: str) -> None:
         self.dropped[label] = reason
@@ -164,13 +166,13 @@ class Sweep:
     def _refused_everywhere(self, tasks: Sequence[Task], results: Sequence[Result | None]) -> str | None:
         """Returns the one reason for which these tasks were skipped, if it holds for the whole sweep; or None."""
         reasons = {result.reason if result and result.status == "skipped" else None for result in results}
-        refused, asked = ({(t.point["backend"], t.point["precision"]) for t in group} for group in (tasks, self.tasks))
+        refused, asked = ({(t.point.backend, t.point.precision) for t in group} for group in (tasks, self.tasks))
         return reasons.pop() if len(reasons) == 1 and refused == asked else None
 
     def profile_answers(self, tasks: Sequence[Task], config: AnalysisConfig) -> None:
         """With `profile=best`, measures chosen settings and baselines that lack a trace once more, with a profile. The
         search's budget does not count these points."""
-        wanted = [task for task in tasks if task.running and task.point["profile"] == "best"]
+        wanted = [task for task in tasks if task.running and task.point.profile == "best"]
         if wanted:
             analysis = self.analysed(config)
             untraced = ((task, settings) for task in wanted for settings in _untraced(task, case_of(task, analysis)))
@@ -207,8 +209,8 @@ class Sweep:
 def _pass_search(task: Task, pass_name: str, trail: Trail) -> PassSearch:
     estimates = {candidate: trail.estimate(candidate) for candidate in trail.overlaps}
     return PassSearch(
-        model=task.point["model"]["name"],
-        tp_size=task.point["tp_size"],
+        model=task.point.model.name,
+        tp_size=task.point.tp_size,
         operator=task.operator,
         pass_name=pass_name,
         chosen=trail.best.settings,
@@ -230,18 +232,18 @@ def _pass_search(task: Task, pass_name: str, trail: Trail) -> PassSearch:
 def case_of(task: Task, analysis: OperatorAnalysis) -> CaseAnalysis:
     """Returns the analysis of the points that are comparable with the task's. The task must have a baseline."""
     assert task.baseline
-    case = Point(Path(), task.baseline.status, task.baseline.point, task.baseline.recorded, task.baseline).case
+    case = Point(Path(), task.baseline.status, task.baseline.point, task.baseline).case
     return next(found for found in analysis.cases if found.case == case)
 
 
 def _profiled(job: Job) -> Job:
     others = [override for override in job.overrides if not override.startswith("profile=")]
-    return Job([*others, "profile=all"], {**job.point, "profile": "all"})
+    return Job([*others, "profile=all"], replace(job.point, profile="all"))
 
 
 def _untraced(task: Task, case: CaseAnalysis) -> Iterator[Mapping[str, Candidate]]:
     """Yields the settings by pass that lack a trace: no overlap, and the chosen ones of both passes together."""
-    tp_size = task.point["tp_size"]
+    tp_size = task.point.tp_size
     plan = case.plans.get(tp_size)
     points = [point for point in case.points if _belongs_to(point, task)]
     traced = {point.name for point in points if own_traces(point)}
@@ -257,4 +259,5 @@ def _untraced(task: Task, case: CaseAnalysis) -> Iterator[Mapping[str, Candidate
 
 
 def _belongs_to(point: Point, task: Task) -> bool:
-    return point.recorded["operator"] == task.operator and point.recorded["tp_size"] == task.point["tp_size"]
+    config = point.config_as(Resolved)
+    return config.operator == task.operator and config.tp_size == task.point.tp_size

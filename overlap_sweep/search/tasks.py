@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product, zip_longest
 from typing import Any
 
@@ -20,6 +20,7 @@ from overlap_sweep.config import Search
 from overlap_sweep.errors import UserError
 from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.overlap import space
+from overlap_sweep.overlap.overlap_cfg import process_wide
 from overlap_sweep.overlap.space import Setting
 from overlap_sweep.results.estimate import estimate, normalised
 from overlap_sweep.results.run_directory import Result
@@ -31,6 +32,7 @@ from overlap_sweep.search.known_wrong import KnownWrong
 from overlap_sweep.search.measured import Job
 from overlap_sweep.workloads.operator import NOISE_GOAL
 from overlap_sweep.workloads.operator.choice import wrong_passes
+from overlap_sweep.workloads.operator.config import Resolved
 from overlap_sweep.workloads.operator.result import OperatorTimes
 
 SEARCHED = ("phase", "method", *space.KNOBS)
@@ -69,10 +71,10 @@ def read_choices(
     return {**found, "num_sm": counts}
 
 
-def candidates(point: Mapping[str, Any], choices: Choices) -> tuple[dict[str, list[Candidate]], Counter[str]]:
+def candidates(point: Resolved, choices: Choices) -> tuple[dict[str, list[Candidate]], Counter[str]]:
     """Returns the valid settings of the point's operator by pass, without `none`, and the numbers of refused ones by
     reason."""
-    operator, refusal = point["operator"], workloads.load("operator").refusal
+    operator, refusal = point.operator, workloads.load("operator").refusal
     (phase,) = choices["phase"]
     phases = space.PHASES if phase == "all" else (phase,)
     found: dict[str, list[Candidate]] = {name: [] for name in space.PASSES}
@@ -85,16 +87,16 @@ def candidates(point: Mapping[str, Any], choices: Choices) -> tuple[dict[str, li
             slots = {space.slot(operator, phase): setting for phase, setting in settings.items()}
             if not settings or space.wgrad_refusal(operator, slots):
                 continue
-            if reason := refusal({**point, "phases": settings}):
+            if reason := refusal(replace(point, phases=settings)):
                 refused[reason] += 1
             else:
                 found[pass_name].append(Candidate.of(slots))
     return found, refused
 
 
-def _settings(point: Mapping[str, Any], phase: str, choices: Choices) -> list[Setting]:
+def _settings(point: Resolved, phase: str, choices: Choices) -> list[Setting]:
     """Returns the distinct settings of one slot. Only knobs that the backend supports are varied."""
-    operator, supported = point["operator"], backends.load(point["backend"]).knobs(point)
+    operator, supported = point.operator, backends.load(point.backend).knobs(point)
     found: dict[Any, Setting] = {}
     for method in (method for method in choices["method"] if method in space.methods_of(operator, phase)):
         names = [knob for knob in space.knobs_of(operator, phase, method) if knob in supported]
@@ -159,21 +161,20 @@ class Request:
         order = {space.slot(self.task.operator, phase): phase for phase in space.PHASES}
         phases = {phase: slots[slot] for slot, phase in order.items() if slot in slots} or {"fprop": {"method": "none"}}
         more = [f"repetition={self.repetition}"] if self.repetition else []
-        workload = self.task.point["workload"]
+        workload = self.task.point.workload
         # Everything is compared with the baseline, so that is measured with all repeats.
         if self.of_pass and self.task.noise_goal is not None:
             more.append(f"{NOISE_GOAL}={self.task.noise_goal}")
-            workload = {**workload, "noise_goal": self.task.noise_goal}
-        point = {**self.task.point, "phases": phases, "repetition": self.repetition, "workload": workload}
-        completed = workloads.load("operator").complete(point)
-        return Job([*self.task.overrides, f"phases={override_value(phases)}", *more], completed)
+            workload = replace(workload, noise_goal=self.task.noise_goal)
+        point = replace(self.task.point, phases=phases, repetition=self.repetition, workload=workload)
+        return Job([*self.task.overrides, f"phases={override_value(phases)}", *more], workloads.completed(point))
 
 
 @dataclass
 class Task:
     """One operator of one case at one TP size: a search for each of its passes."""
 
-    point: dict[str, Any]
+    point: Resolved
     """The resolved configuration of its points, except `phases` and `repetition`."""
     overrides: list[str]
     """The overrides that Hydra composes `point` from."""
@@ -189,7 +190,7 @@ class Task:
 
     @property
     def operator(self) -> str:
-        return str(self.point["operator"])
+        return self.point.operator
 
     @property
     def label(self) -> str:
@@ -198,8 +199,8 @@ class Task:
     @property
     def case_label(self) -> str:
         """Returns the case's label without the operator."""
-        more = workloads.process_wide(self.point)
-        return f"{self.point['model']['name']} TP={self.point['tp_size']}{f' {more}' if more else ''}"
+        more = process_wide(self.point)
+        return f"{self.point.model.name} TP={self.point.tp_size}{f' {more}' if more else ''}"
 
     @property
     def case(self) -> str:

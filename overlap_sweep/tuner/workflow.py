@@ -41,6 +41,7 @@ from overlap_sweep.workloads.layer.result import LayerTimes
 from overlap_sweep.workloads.operator.answer import ROUNDING
 from overlap_sweep.workloads.operator.choice import Candidate as Measured
 from overlap_sweep.workloads.operator.choice import PassChoice
+from overlap_sweep.workloads.operator.config import Resolved
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from overlap_sweep.workloads.operator.switches import LAYERS_ALIKE, plan
 from overlap_sweep.workloads.sections import analyse
@@ -108,11 +109,11 @@ def tune(inputs: SearchInputs) -> None:
 def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> None:
     """Searches the operators of a TP size for every model and precision, then tries the best settings on the layer."""
     began_s = time.monotonic()
-    smallest = min(task.point["tp_size"] for task in whole.tasks)
+    smallest = min(task.point.tp_size for task in whole.tasks)
     tuner = whole.config.tuner
 
     def gate(tasks: Sequence[Task]) -> str | None:
-        if not tuner.drop_tp_sizes or tasks[0].point["tp_size"] == smallest:
+        if not tuner.drop_tp_sizes or tasks[0].point.tp_size == smallest:
             return None
         return cannot_scale([task.baseline for task in tasks if task.baseline], tuner.tp_scaling_tolerance)
 
@@ -126,14 +127,14 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
         _keep(whole, record)
 
 
-def _refusal(point: Mapping[str, Any], config: DictConfig) -> str | None:
+def _refusal(point: Resolved, config: DictConfig) -> str | None:
     """Returns why the tuner does not search an operator, in a sentence, or None: training would not overlap it, or the
     layer that is to prove its settings cannot run at its TP size."""
     model = point["model"]
-    if point["backend"] != ASYNC_TP_BACKEND and (reason := models.not_overlapped(model, point["operator"])):
+    if point.backend != ASYNC_TP_BACKEND and (reason := models.not_overlapped(model, point.operator)):
         return reason
-    sizes = point["workload"]["tokens"], point["tp_size"]
-    reason = models.refusal(model, point["operator"], *sizes)
+    sizes = point.workload.tokens, point.tp_size
+    reason = models.refusal(model, point.operator, *sizes)
     if reason or not config.tuner.prove:
         return reason
     kind = _kind_to_prove(model, config)
@@ -151,7 +152,7 @@ def _kind_to_prove(model: Mapping[str, Any], config: DictConfig) -> str | None:
 
 def _prove(whole: Sweep, task: Task, record: TunerRecord) -> None:
     """Tries the best combinations of the task's case on the layer, and compares the fastest with everything else."""
-    tuner, tp_size = whole.config.tuner, task.point["tp_size"]
+    tuner, tp_size = whole.config.tuner, task.point.tp_size
     chosen = case_of(task, whole.analysed(_analysis_config(whole))).plans.get(tp_size)
     if chosen is None:
         # All its points were launch-bound.
@@ -203,7 +204,7 @@ def _run_trial(
         job = _layer_job(whole, task, point, [NONE], noise)
     (result,) = whole.measurements.run([job])
     at = next((index for index, other in enumerate(trials) if other.point == point), len(trials))
-    trials[at : at + 1] = [LayerTrial(tp_size=task.point["tp_size"], point=point, variants=dict(variants))]
+    trials[at : at + 1] = [LayerTrial(tp_size=task.point.tp_size, point=point, variants=dict(variants))]
     return result
 
 
@@ -224,9 +225,9 @@ def _layer_job(whole: Sweep, task: Task, subdirectory: str, variants: list[str],
 def case_word(task: Task) -> str:
     """Returns a unique name of the task's case in the sweep, valid in file names."""
     point = task.point
-    model = str(point["model"]["name"]).rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
-    parts = model, f"tp{point['tp_size']}", point["backend"], point["precision"], f"tokens{point['workload']['tokens']}"
-    more = workloads.process_wide(point)
+    model = point.model.name.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
+    parts = model, f"tp{point.tp_size}", point.backend, point.precision, f"tokens{point.workload.tokens}"
+    more = overlap_cfg.process_wide(point)
     name = "_".join([*parts, *([more] if more else [])])
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
 
@@ -360,7 +361,7 @@ def cannot_scale(baselines: Sequence[Result], tolerance: float) -> str | None:
 
     Its time can at best be the floor. It scales while that is at most (1 + tolerance) x TP=1's time / TP size.
     """
-    tp_size = baselines[0].recorded["tp_size"]
+    tp_size = baselines[0].point_as(Resolved).tp_size
     floor_us, tp1_us = 0.0, 0.0
     for result in baselines:
         for times in (result.measured_as(OperatorTimes).times[pass_name] for pass_name in space.PASSES):

@@ -7,34 +7,37 @@ A workload is a package with an object `WORKLOAD`. Other distributions register 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cache
+from functools import reduce
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+from omegaconf import DictConfig
 
 from overlap_sweep import backends
-from overlap_sweep.config import PointConfig, ResolvedPoint
-from overlap_sweep.errors import UsageError, UserError
+from overlap_sweep.config import PointConfig, ResolvedPoint, TensorParallelConfig
+from overlap_sweep.errors import UsageError
 from overlap_sweep.gpus import all_ranks
 from overlap_sweep.keeper import Start
 from overlap_sweep.overlap import overlap_cfg
+from overlap_sweep.results import registry
+from overlap_sweep.results.registry import BUILT_IN, names
 from overlap_sweep.workloads.memory import Memory
 
 if TYPE_CHECKING:
     from overlap_sweep.measure import Ranks
     from overlap_sweep.overlap.overlap_cfg import OverlapConfig
     from overlap_sweep.report.comparison import Comparing
-    from overlap_sweep.results.measured import Measured
     from overlap_sweep.results.run_directory import Result
 
 Config = Mapping[str, Any]
-"""The configuration of one point as plain data: as Hydra composed it, or after `complete` as it is measured."""
+"""A point by the names of its options, as every configuration can be read."""
+P = TypeVar("P", PointConfig, DictConfig)
 
-
-Run = Callable[[Config, Path, "Ranks"], dict[str, Any]]
+Run = Callable[[Any, Path, "Ranks"], dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,7 @@ class Here:
     """Network interface by which the point's other machines reach each, if it is known and there are others."""
 
 
-RunHere = Callable[[Config, Path, Here], dict[str, Any]]
+RunHere = Callable[[Any, Path, Here], dict[str, Any]]
 
 
 def run_of(package: str) -> Run:
@@ -65,18 +68,14 @@ def run_of(package: str) -> Run:
     return lambda point, directory, ranks: import_module(f"{package}.run").run(point, directory, ranks)
 
 
-def _tp_size(config: Config) -> int:
-    return int(config["tp_size"])
-
-
 MOST_TP = 8
 """Most tensor-parallel ranks, which must be within a node."""
 
 
-def tp_ranks(config: Config, others: int = 1, ranks: int | None = None) -> dict[str, int]:
+def tp_ranks(config: Any, others: int = 1, ranks: int | None = None) -> dict[str, int]:
     """Returns `tp_size` as a number where it is null: `ranks`, else one for each GPU, over `others`, such as
     data-parallel ones."""
-    if config.get("tp_size", 1) is not None:
+    if getattr(config, "tp_size", 1) is not None:
         return {}
     if others < 1:
         # Refused by its range, after the point has got its name.
@@ -86,8 +85,8 @@ def tp_ranks(config: Config, others: int = 1, ranks: int | None = None) -> dict[
     return {"tp_size": min(ranks // others if ranks else all_ranks(config, "tp_size", others), MOST_TP)}
 
 
-def _on_one_node(config: Config) -> str:
-    return f"workload={config['workload']['name']} runs on one node; leave out runtime.nodes"
+def _on_one_node(config: PointConfig) -> str:
+    return f"workload={config.workload.name} runs on one node; leave out runtime.nodes"
 
 
 class Wrapper(NamedTuple):
@@ -114,9 +113,9 @@ class Workers:
     """Number of the ranks' first GPU among the visible ones."""
 
 
-def usual_workers(config: Config, directory: Path) -> Workers:
+def usual_workers(config: PointConfig, directory: Path) -> Workers:
     """Returns the requirements of a point that its backend alone decides."""
-    return Workers(max_connections=backends.max_connections(config["backend"]))
+    return Workers(max_connections=overlap_cfg.USUAL_CONNECTIONS.get(config.backend, 1))
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Searchable:
 
     sample: Callable[[Result], Sample]
     """Returns the sample of an `ok` result."""
-    same_point: Callable[[Config], str]
+    same_point: Callable[[Any], str]
     """Returns a key that is equal for completed points that run the same, ignoring options without effect."""
     options: tuple[str, ...] = ()
     """Prefixes of the options that are searched if several values are given. Others must be in the sweeper's
@@ -161,7 +160,7 @@ class Searchable:
     """Options whose values are separate searches, although they are among those or in `params`."""
     of_gpus: tuple[str, ...] = ()
     """Prefixes of the options that have no effect on a CPU."""
-    rivals: Callable[[Config], str] | None = None
+    rivals: Callable[[Any], str] | None = None
     """Returns a key that is equal for completed points that compete with each other although they are of different
     cases. The best settings of such cases are measured again side by side, and compared by time per amount. For
     workloads whose times are of whole steps."""
@@ -183,12 +182,13 @@ class Workload:
     """Package with the modules `config` (options), `run` (code of the workers), `result` (measured fields), and `study`
     (what is compared); or instead of `study` `section` (table of points, report, and its part in comparisons,
     which may also be in `compare`)."""
-    complete: Callable[[Config], dict[str, Any]]
+    complete: Callable[[Any], Mapping[str, Any]]
     """Returns the point with all references resolved: backend, knobs, contents of files. Later stages read nothing
-    else. UserError if an input cannot be understood."""
-    subject: Callable[[Config], str]
+    else. Gets the workload's `Config`, whose `model` is a `ResolvedModel`; `run` and the functions below that take a
+    completed point get the workload's `Resolved`, the others either. UserError if an input cannot be understood."""
+    subject: Callable[[Any], str]
     """Returns a short name of what is measured: `fc1`, `8192 GEMM`."""
-    words: Callable[[Config, Sequence[str]], list[str]]
+    words: Callable[[Any, Sequence[str]], list[str]]
     """Returns the words of the run directory's name, the model or its substitute first. The second argument are the
     command line's overrides, for words that appear only if an option was given."""
     named: Collection[str]
@@ -201,32 +201,31 @@ class Workload:
     """Instead of `run`: runs in the launcher's process and starts processes of its own. They have ended when it returns
     or raises. Returns fields of the `Result` like `run`, with `environment` for what it learnt of the machine.
     `Refused` as in `run`; `PointFailed` if nothing was measured."""
-    refusal: Callable[[Config], str | None] = lambda config: None
+    refusal: Callable[[Any], str | None] = lambda config: None
     """Returns why a completed point cannot be measured, or None."""
-    on_one_node: Callable[[Config], str | None] = _on_one_node
+    on_one_node: Callable[[Any], str | None] = _on_one_node
     """Returns why all ranks of a completed point must be on one machine, in one line; None if they need not."""
-    overlap_configs: Callable[[Config], dict[str, OverlapConfig]] = lambda config: {}
+    overlap_configs: Callable[[Any], dict[str, OverlapConfig]] = lambda config: {}
     """Returns the overlap configurations that the backend gets, by variant, or under "" for the whole point. They are
     written into the run directory."""
-    ranks: Callable[[Config], Mapping[str, Any]] = tp_ranks
-    """Returns for a composed point the options that say how many ranks there are, where they are null: as numbers."""
-    world_size: Callable[[Config], int] = _tp_size
-    """Returns the number of ranks of a point."""
-    idle_gpus: Callable[[Config], int] = lambda config: 0
+    ranks: Callable[[Any], Mapping[str, Any]] = tp_ranks
+    """Returns for a composed point the options that say how many ranks there are, where they are null: numbers, by name
+    with dots. `Config.world_size` in the module `config` is the number of ranks that follows."""
+    idle_gpus: Callable[[Any], int] = lambda config: 0
     """Returns the number of GPUs it needs in addition to those of its ranks."""
-    fewer_gpus: Callable[[Config], tuple[str, str]] = lambda config: (
-        f"tp_size={config['tp_size']}",
+    fewer_gpus: Callable[[Any], tuple[str, str]] = lambda config: (
+        f"tp_size={config.tp_size}",
         "a smaller tp_size",
     )
     """Returns, for the error about missing GPUs, the options that determine their number, and what to use instead."""
-    memory: Callable[[Config], Memory | None] = lambda config: None
+    memory: Callable[[Any], Memory | None] = lambda config: None
     """Returns an estimate of the memory of each rank of a completed point, which its model decides. None: little."""
     less_memory: str = "a smaller model"
     """What needs less, for the error about missing memory."""
-    cost: Callable[[Config], tuple[Any, ...]] = lambda config: ()
+    cost: Callable[[Any], tuple[Any, ...]] = lambda config: ()
     """Returns the values that a point's duration depends on, besides model, ranks, backend, precision, tokens and
     repeats."""
-    workers: Callable[[Config, Path], Workers] = usual_workers
+    workers: Callable[[Any, Path], Workers] = usual_workers
     """Returns the requirements of a completed point on its worker processes, which may write into its run directory.
     UserError if they cannot be started."""
     backend: Callable[[str], Any] = backends.load
@@ -247,33 +246,9 @@ class Workload:
         return import_module(f"{self.package}.{name}")
 
 
-GROUP = "overlap_sweep.workloads"
-"""Entry point group for workloads of other packages."""
-BUILT_IN = ("operator", "layer", "kernel", "fsdp", "copy_engine", "tp_training", "job")
-
-
-@cache
-def names() -> tuple[str, ...]:
-    """Returns the names of all workloads, built-in and of other distributions."""
-    return (*BUILT_IN, *sorted(entry.name for entry in entry_points(group=GROUP)))
-
-
-@cache
 def load(name: str) -> Workload:
     """Returns the workload of that name. UserError if there is none."""
-    if name in BUILT_IN:
-        return cast(Workload, import_module(f"{__name__}.{name}").WORKLOAD)
-    entry = next((entry for entry in entry_points(group=GROUP) if entry.name == name), None)
-    if entry is None:
-        raise UsageError(f"workload={name} is not known; choose one of {', '.join(names())}.")
-    try:
-        return cast(Workload, entry.load())
-    except Exception as error:
-        # Importing another package's code can raise anything.
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise UserError(
-            f"workload={name} cannot be loaded from {entry.value} ({reason}); fix or uninstall that package."
-        ) from error
+    return cast(Workload, registry.load(name))
 
 
 def config_folders() -> list[str]:
@@ -282,54 +257,42 @@ def config_folders() -> list[str]:
     return [str(Path(str(package.__file__)).parent / "conf") for package in packages]
 
 
-def of(config: Config) -> Workload:
+def of(config: PointConfig) -> Workload:
     """Returns the workload that a point runs."""
-    return load(config["workload"]["name"])
+    return load(config.workload.name)
 
 
-def with_ranks(config: Config) -> Config:
+def completed(config: PointConfig) -> ResolvedPoint:
+    """Returns the completed point. `config`: as composed, with values that depend on the machine. UserError for a value
+    out of range."""
+    return registry.decoded_point(of(config).complete(config))
+
+
+def with_ranks(config: P) -> P:
     """Returns a composed point with numbers for ranks that are null."""
-    return {**config, **found} if (found := of(config).ranks(config)) else config
+    if found := load(config.workload.name).ranks(config):
+        config = deepcopy(config)
+        for option, value in found.items():
+            *parents, leaf = option.split(".")
+            setattr(reduce(getattr, parents, config), leaf, value)
+    return config
 
 
-def world_size(config: Config) -> int:
-    """Returns the number of ranks that a point runs on."""
-    return of(config).world_size(with_ranks(config))
-
-
-def gpus(config: Config) -> int:
+def gpus(config: PointConfig) -> int:
     """Returns the number of GPUs that a point needs: one for each rank, plus idle ones."""
-    return world_size(config) + of(config).idle_gpus(config)
+    return config.world_size + of(config).idle_gpus(config)
 
 
-def nodes(config: Config) -> int:
-    """Returns the number of machines that a resolved point's ranks are spread over."""
-    return int(config["runtime"].get("nodes") or 1)
-
-
-def process_wide(config: Config) -> str:
-    """Returns what a point sets for whole processes, which no file for Megatron-LM can set, as it is spelled there:
-    `CUDA_DEVICE_MAX_CONNECTIONS=8, with_cublasmp=True`. Empty if that is as usual."""
-    connections = config["runtime"].get("max_connections") if config["runtime"]["device"] != "cpu" else None
-    usual = connections in (None, backends.max_connections(config["backend"]))
-    found = [] if usual else [f"{overlap_cfg.CONNECTIONS}={connections}"]
-    return ", ".join([*found, *([overlap_cfg.CUBLASMP] if config.get("with_cublasmp") else [])])
-
-
-def ranks_per_node(config: Config) -> int:
-    """Returns the number of ranks that a resolved point has on each machine."""
-    return world_size(config) // nodes(config)
-
-
-def tp_groups_on_nodes(config: Config) -> str | None:
+def tp_groups_on_nodes(config: TensorParallelConfig) -> str | None:
     """Returns why a resolved point's tensor-parallel groups of neighbouring ranks don't fit on a machine each, or
     None."""
-    tp_size, of_node = int(config["tp_size"]), ranks_per_node(config)
+    tp_size, of_node = config.tp_size, config.ranks_per_node
+    assert tp_size
     if of_node % tp_size == 0:
         return None
     of_each = f"{of_node} ranks" if of_node > 1 else "single rank"
     return (
-        f"tp_size={tp_size} does not fit the {of_each} of a node with runtime.nodes={nodes(config)}; "
+        f"tp_size={tp_size} does not fit the {of_each} of a node with runtime.nodes={config.nodes}; "
         "use a tp_size that divides the ranks of a node"
     )
 
@@ -343,26 +306,6 @@ def section_module(name: str) -> Any:
     from overlap_sweep.study.section import as_module
 
     return as_module(workload.module("study").STUDY)
-
-
-class PointTypes(NamedTuple):
-    """The types of a workload's points."""
-
-    options: type[PointConfig]
-    """As Hydra composes them."""
-    asked: type[ResolvedPoint]
-    """As composed, with what the workload fills in whatever the machine; `Resolved` if there is no `Asked`."""
-    resolved: type[ResolvedPoint]
-    """As completed and recorded."""
-    measured: type[Measured]
-
-
-def types_of(name: str) -> PointTypes:
-    """Returns the types of the workload's points: of its module `config`, and `MEASURED` of `result`. UserError if
-    there is no such workload."""
-    config = load(name).module("config")
-    asked = getattr(config, "Asked", config.Resolved)
-    return PointTypes(config.Config, asked, config.Resolved, load(name).module("result").MEASURED)
 
 
 def comparing(name: str) -> Comparing | None:

@@ -2,11 +2,10 @@
 for all that have workers."""
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from overlap_sweep.config import Runtime
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.run_directory import NSYS_REPORT
 from overlap_sweep.workloads import Wrapper
@@ -22,12 +21,12 @@ class Profiler:
     """Command-line options of rocprofv3 that select what it records."""
 
 
-def wrapper(profiling: Mapping[str, Any], directory: Path) -> Wrapper | None:
+def wrapper(profiling: Profiler, directory: Path) -> Wrapper | None:
     """Returns the profiler that `profiling` turns on, which writes into the run directory; None if none is on.
     UserError if its arguments cannot be split."""
-    if not profiling["rocprofv3"]:
+    if not profiling.rocprofv3:
         return None
-    arguments = _arguments("profiling.rocprofv3_args", profiling["rocprofv3_args"])
+    arguments = _arguments("profiling.rocprofv3_args", profiling.rocprofv3_args)
     # By default it writes a table or a database, by its version; `analyze.py trace` reads its JSON.
     as_json = () if "--output-format" in arguments else ("--output-format", "json")
     return Wrapper(
@@ -37,15 +36,14 @@ def wrapper(profiling: Mapping[str, Any], directory: Path) -> Wrapper | None:
     )
 
 
-def nsys(runtime: Mapping[str, Any], directory: Path) -> Wrapper | None:
+def nsys(runtime: Runtime, directory: Path) -> Wrapper | None:
     """Returns Nsight Systems, which writes a report for each node into the run directory; None if `runtime` does not
     turn it on. UserError if its arguments cannot be split."""
-    # Results of earlier versions lack the option.
-    if not runtime.get("nsys"):
+    if not runtime.nsys:
         return None
-    arguments = _arguments("runtime.nsys_args", runtime["nsys_args"])
+    arguments = _arguments("runtime.nsys_args", runtime.nsys_args)
     # By default it would end the processes with the first recording, of which training has several.
-    captured = ("--capture-range=cudaProfilerApi", "--capture-range-end=repeat") if runtime["device"] == "cuda" else ()
+    captured = ("--capture-range=cudaProfilerApi", "--capture-range-end=repeat") if runtime.device == "cuda" else ()
     output = str(directory.resolve() / f"{NSYS_REPORT}_%h")
     return Wrapper(
         ("nsys", "profile", *captured, "--kill=none", f"--output={output}", "--force-overwrite=true", *arguments),

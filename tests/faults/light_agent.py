@@ -19,6 +19,7 @@ from sitecustomize import run_as_planned, start_as_planned
 from overlap_sweep import workloads
 from overlap_sweep.errors import WrongNumbers
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.results.run_directory import Result, write_result
 from overlap_sweep.runtime.channel import SECRET, connect
 from overlap_sweep.workloads.operator.result import OperatorTimes
@@ -54,6 +55,7 @@ def run_jobs(rank: int, address: str) -> None:
 
 def work(request: dict[str, Any], rank: int) -> dict[str, Any]:
     point, directory = request["point"], Path(request["directory"])
+    typed = decoded_point(point)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         run_as_planned(point, directory, rank, lambda: None)
@@ -67,7 +69,7 @@ def work(request: dict[str, Any], rank: int) -> dict[str, Any]:
             name=directory.name,
             recorded=point,
             status="ok",
-            settings=workloads.of(point).overlap_configs(point).get("", OverlapConfig()).slots,
+            settings=workloads.of(typed).overlap_configs(typed).get("", OverlapConfig()).slots,
             environment=request["machine"],
             started=started,
             wall_s=0.1,

@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from overlap_sweep import workloads
 from overlap_sweep.backends import transformer_engine
-from overlap_sweep.config import PRECISIONS
+from overlap_sweep.config import PRECISIONS, PointConfig, ResolvedPoint
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
+from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.runtime.resolvers import point_name
 from overlap_sweep.workloads import layer as layer_variants
 from overlap_sweep.workloads.layer import moe
@@ -127,7 +129,7 @@ def machine(installed: Sequence[str] = PACKAGES, cuda: int | None = 12) -> Itera
 
 def _runs(workload: str, point: Point) -> str:
     if workload == "kernel":
-        return f"{workloads.of(point).subject(point)} by {point['backend']}'s {' '.join(point['implementations'])}"
+        return f"{workloads.load(workload).subject(point)} by {point['backend']}'s {' '.join(point['implementations'])}"
     if workload == "moe":
         return " ".join(moe.names(point))
     if workload == "layer":
@@ -143,7 +145,8 @@ def described(overrides: Sequence[str]) -> str:
     changes = [text for text in overrides if not text.startswith(("workload=", "model=", "layer=", "+", "hydra."))]
     asked = _changed(ASKED[workload](), changes)
     # Every configuration that Hydra composes has a method.
-    found = f"{point_name({'method': 'none', **asked}, [*overrides])}: {_size(asked)}"
+    config = msgspec.convert({"method": "none", **asked}, workloads.schema(workload))
+    found = f"{point_name(config, [*overrides])}: {_size(config)}"
     if workload != "operator":
         return found
     point = _completed(asked)
@@ -153,10 +156,8 @@ def described(overrides: Sequence[str]) -> str:
     return f"{found}; {given or 'no overlap'}; {space.settings_name(settings)}; {about}"
 
 
-def _size(point: Point) -> str:
-    return (
-        f"{workloads.of(point).subject(point)} on {workloads.world_size(point)} ranks of {workloads.gpus(point)} GPUs"
-    )
+def _size(point: PointConfig) -> str:
+    return f"{workloads.of(point).subject(point)} on {point.world_size} ranks of {workloads.gpus(point)} GPUs"
 
 
 def _point(workload: str, overrides: Sequence[str]) -> Point:
@@ -170,8 +171,8 @@ def _point(workload: str, overrides: Sequence[str]) -> Point:
     return _completed(point)
 
 
-def _completed(point: Point) -> Point:
-    return workloads.of(point).complete(point)
+def _completed(point: Point) -> ResolvedPoint:
+    return decoded_point(workloads.load(point["workload"]["name"]).complete(point))
 
 
 def _changed(point: Mapping[str, Any], overrides: Sequence[str]) -> Point:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sweep.results.identity import environment_identity, key_of, library_identity, point_identity
+from overlap_sweep.results.registry import decoded_point
 from tests.make_point import resolved
 
 CPU = {
@@ -45,7 +46,6 @@ def test_how_a_point_is_run_is_no_part_of_it_and_it_is_not_changed(name: str) ->
         *({"num_sm": 5}, {"repetition": 1}, {"precision": "fp32"}, {"profile": "all"}, {"model.hidden_size": 512}),
         *({"workload.repeats": 4}, {"workload.tolerance": 0.1}, {"runtime.threads_per_rank": 2}),
         *({"runtime.multicast": True}, {"runtime.device": "cpu"}, {"runtime.bootstrap_backend": "nccl"}),
-        {"layer": {"variants": ["none"]}},
     ],
 )
 def test_what_is_measured_is(changes: dict[str, Any]) -> None:
@@ -55,9 +55,9 @@ def test_what_is_measured_is(changes: dict[str, Any]) -> None:
 def test_a_point_without_the_options_that_look_into_it_is_that_of_earlier_versions() -> None:
     later = ("debug", "nvtx", "nsys", "nsys_args", "ub_timeout_s")
     earlier = {name: value for name, value in POINT["runtime"].items() if name not in later}
-    assert point_identity({**POINT, "runtime": earlier}) == point_identity(POINT)
+    assert point_identity(decoded_point({**POINT, "runtime": earlier})) == point_identity(POINT)
     for name in ("debug", "nvtx", "nsys"):
-        assert point_identity({**POINT, "runtime": {**earlier, name: True}}) != point_identity(POINT)
+        assert point_identity(resolved("operator", POINT, **{f"runtime.{name}": True})) != point_identity(POINT)
     # How long a kernel waits before it gives up is none of its times.
     assert environment_identity({**GPU, "variables": {**GPU["variables"], "UB_TIMEOUT": "20"}}) == environment_identity(
         GPU

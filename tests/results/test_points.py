@@ -26,6 +26,7 @@ from tests.make_point import (
     make_point,
     missing_point,
     operator_config,
+    plain,
     resolved,
     rewrite,
     stack_config,
@@ -113,13 +114,13 @@ def _training(mixed_precision: str | None) -> dict[str, Any]:
 
 
 def _stack(dtype: str | None) -> dict[str, Any]:
-    composed = _without_tokens(stack_config(backend="auto")) | {"impl": None, "dp_size": None}
+    composed = _without_tokens(dict(stack_config(backend="auto"))) | {"impl": None, "dp_size": None}
     composed["tp_training"] |= {"dtype": dtype, "seq_length": None, "num_training_steps": None, "warmup_steps": None}
     del composed["language_model"]
     return composed
 
 
-_COPIES = resolved(
+_COPIES = plain(
     "copy_engine",
     model={"name": "qwen3_0_6b"},
     backend="auto",

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +19,14 @@ from typing import Any
 
 import pytest
 
+from overlap_sweep.config import Runtime
 from overlap_sweep.errors import PointFailed, UserError
 from overlap_sweep.runtime import group
 from overlap_sweep.runtime.channel import Door, connect, listen
 from overlap_sweep.runtime.group import WorkerGroup, WorkerPool
 from overlap_sweep.runtime.group_config import GroupConfig, check_multicast, check_temporary_directory
 from overlap_sweep.runtime.outcome import MOST_BYTES, tail
-from tests.make_point import operator_config
+from tests.make_point import resolved
 
 OK = {"status": "ok"}
 FAILED = {"status": "failed", "error": "rank 1: no"}
@@ -156,7 +158,7 @@ def test_a_group_is_shared_by_points_alike_unless_they_are_isolated_or_it_is_dea
             return {"group": self}
 
     def group_of(**changes: Any) -> Any:
-        return groups.run(operator_config(**changes), tmp_path, 1.0)["group"]
+        return groups.run(resolved("operator", **changes), tmp_path, 1.0)["group"]
 
     monkeypatch.setattr(group, "WorkerGroup", Group)
     groups = WorkerPool(tmp_path / "log")
@@ -190,8 +192,8 @@ def test_of_a_log_the_last_lines_are_told_and_a_huge_one_is_not_read_as_a_whole(
 
 
 def test_an_environment_that_turns_multicast_off_is_refused_where_it_is_asked_for() -> None:
-    off, on = ({"device": "cuda", "multicast": multicast} for multicast in (False, True))
-    check_multicast({**on, "device": "cpu"}, {"UB_SKIPMC": "1"})
+    off, on = (Runtime(device="cuda", multicast=multicast) for multicast in (False, True))
+    check_multicast(replace(on, device="cpu"), {"UB_SKIPMC": "1"})
     check_multicast(off, {"UB_SKIPMC": "1"})
     check_multicast(on, {"UB_SKIPMC": "0"})
     with pytest.raises(UserError, match=r"UB_SKIPMC=1 .*runtime\.multicast=true"):

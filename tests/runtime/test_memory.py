@@ -59,7 +59,7 @@ def test_what_it_knows_is_not_measured(stored: Path) -> None:
     assert names(stored / "store.sqlite") == ["tp2_sm1", "tp2_sm2", "tp2_sm4"]
     result, original = results["tp2_sm1"], Launch(stored / "sweep").results()["tp2_sm1"]
     assert (result.status, result.measured.times, result.started) == ("ok", original.measured.times, original.started)
-    assert point_identity(result.recorded) == point_identity(original.recorded)
+    assert point_identity(result.point) == point_identity(original.point)
     assert str(result.reused_from).startswith(f"{stored}/store.sqlite: measured {original.started} on ")
     assert str(result.reused_from).endswith(f" in {stored}/sweep/tp2_sm1")
     assert result.traces == []

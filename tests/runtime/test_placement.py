@@ -23,7 +23,7 @@ def launcher(**options: int) -> DictConfig:
     return config
 
 
-def training(dp_size: int = 8, device: str = "cuda", nodes: int | None = None) -> dict[str, Any]:
+def training(dp_size: int = 8, device: str = "cuda", nodes: int | None = None) -> Any:
     return resolved("fsdp", device=device, runtime={"nodes": nodes}, **{"distributed.dp_size": dp_size})
 
 
@@ -43,9 +43,7 @@ def training(dp_size: int = 8, device: str = "cuda", nodes: int | None = None) -
         (resolved("operator", tp_size=8), {"gpus_per_node": 4}, 2),
     ],
 )
-def test_the_options_say_how_many_nodes_a_point_gets(
-    point: dict[str, Any], options: dict[str, int], wanted: int
-) -> None:
+def test_the_options_say_how_many_nodes_a_point_gets(point: Any, options: dict[str, int], wanted: int) -> None:
     assert requested(point, launcher(**options)) == wanted
 
 
@@ -94,7 +92,7 @@ def test_a_launch_on_two_machines_has_points_on_one_or_two(tmp_path: Path, monke
         ),
     ],
 )
-def test_ranks_that_cannot_be_spread_say_why(point: dict[str, Any], reason: str | None) -> None:
+def test_ranks_that_cannot_be_spread_say_why(point: Any, reason: str | None) -> None:
     assert refusal(point) == reason
 
 

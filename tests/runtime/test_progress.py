@@ -9,7 +9,7 @@ from overlap_sweep.results.run_directory import read_result
 from overlap_sweep.runtime import progress
 from overlap_sweep.runtime.outcome import Outcome, Outcomes
 from overlap_sweep.runtime.progress import announce, now_doing, shown_waiting
-from tests.make_point import make_point, operator_config
+from tests.make_point import make_point, resolved
 from tests.sweeps import wait_for
 
 
@@ -56,7 +56,7 @@ def test_on_a_terminal_one_line_is_drawn_anew_and_removed(
 
 
 def test_a_launch_begins_with_what_is_measured_on_which_device(capsys: pytest.CaptureFixture[str]) -> None:
-    points = [operator_config(tp_size, runtime={"device": "cpu"}) for tp_size in (2, 4)]
+    points = [resolved("operator", tp_size=tp_size, device="cpu") for tp_size in (2, 4)]
     outcomes = Outcomes(root=Path("multirun/now"))
     for _ in range(2):
         announce(points, outcomes)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.results.run_directory import Result, Status
 from overlap_sweep.runtime.point import LEAST_LIMIT_S, TimeLimits
-from tests.make_point import copy_config, layer_point, operator_point, resolved
+from tests.make_point import layer_point, operator_point, resolved
 
 
 def limits_after(*walls: float, of: dict[str, Any] | None = None, status: Status = "ok", **more: Any) -> TimeLimits:
@@ -38,7 +39,7 @@ OF_TRAINING: list[dict[str, Any]] = [
     {"profiling.enabled": True},
 ]
 LAYER = layer_point(backend="torch", precision="fp32", runtime={"device": "cpu"})
-MANY_COPIES = {**copy_config(), "copy_engine": {**copy_config()["copy_engine"], "copies": 300}}
+OF_COPIES = ({"copy_mb": 1024.0}, {"direction": "peer"}, {"copies": 300})
 
 
 @pytest.mark.parametrize(
@@ -54,12 +55,12 @@ MANY_COPIES = {**copy_config(), "copy_engine": {**copy_config()["copy_engine"], 
             *(resolved("fsdp", **{"fsdp.forward_prefetch": 1}), resolved("fsdp")),
             [resolved("fsdp", **changes) for changes in OF_TRAINING],
         ),
-        (copy_config(), copy_config(), [copy_config(copy_mb=1024.0), copy_config("peer"), MANY_COPIES]),
+        (*[resolved("copy_engine")] * 2, [resolved("copy_engine", copy_engine=changes) for changes in OF_COPIES]),
     ],
     ids=["operator", "layer", "fsdp", "copy_engine"],
 )
 def test_points_of_another_kind_say_nothing(
-    measured: dict[str, Any], alike: dict[str, Any], others: list[dict[str, Any]]
+    measured: ResolvedPoint, alike: ResolvedPoint, others: list[ResolvedPoint]
 ) -> None:
     limits = limits_after(5.0, of=measured)
     assert limits.limit_s(alike) == 50.0

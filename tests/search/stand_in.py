@@ -14,6 +14,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import workloads
+from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.hydra_adapter.composition import compose_point
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
@@ -30,7 +31,7 @@ SIZES = ("model.hidden_size=256", "model.ffn_hidden_size=512", "model.num_attent
 ON_CPU = ("runtime.device=cpu", "workload.tokens=64", "profile=none", *SIZES)
 
 Settings = Mapping[str, space.Setting]
-Answer = Callable[[Mapping[str, Any]], Result]
+Answer = Callable[[ResolvedPoint], Result]
 
 
 def operator_result(
@@ -68,7 +69,7 @@ class StandIn(Launcher):
     config: DictConfig
     context: HydraContext
     answer: Answer
-    batches: list[list[dict[str, Any]]] = field(default_factory=list)
+    batches: list[list[ResolvedPoint]] = field(default_factory=list)
     """The points that were launched."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -79,7 +80,7 @@ class StandIn(Launcher):
         return SearchInputs(self.config, self.context, self, params or {}, arguments)
 
     @property
-    def points(self) -> list[dict[str, Any]]:
+    def points(self) -> list[ResolvedPoint]:
         return [point for batch in self.batches for point in batch]
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
@@ -94,7 +95,9 @@ class StandIn(Launcher):
         point = resolve(job)
         self.batches[-1].append(point)
         refusal = workloads.of(point).refusal(point)
-        result = Result(name="", recorded=point, status="skipped", error=refusal) if refusal else self.answer(point)
+        result = (
+            Result(name="", recorded=dict(point), status="skipped", error=refusal) if refusal else self.answer(point)
+        )
         result.name, result.environment = directory.name, machine_of(point)
         directory.mkdir(exist_ok=True)
         write_result(directory, result)

@@ -164,7 +164,7 @@ def test_what_fails_is_left_out_and_noted_and_tried_again_when_the_search_is(tmp
     failed = [result for result in results(tmp_path).values() if result.status == "failed"]
     again = searched(tmp_path, space=without_bulk).points
     # Wrong numbers are no accident.
-    assert {bool(result.relative_error) for result in failed if result.recorded in again} == {False}
+    assert {bool(result.relative_error) for result in failed if result.point in again} == {False}
     assert len(again) < len(first.points)
     assert searches(tmp_path)["fc1", "fwd"]["chosen"] == {"fc1_fprop": ring}
 

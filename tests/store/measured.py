@@ -60,7 +60,7 @@ def keep(path: Path, *minutes: int) -> None:
 
 def latest(store: Store) -> int | None:
     """When that was measured which stands for `result()`."""
-    found = store.find(result().recorded, ENVIRONMENT)
+    found = store.find(result().point, ENVIRONMENT)
     return minutes([found])[0] if found else None
 
 

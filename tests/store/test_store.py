@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,14 @@ def spoil(path: Path, number: int, old: str, new: str) -> None:
 def test_what_is_added_is_found_again(path: Path, tmp_path: Path) -> None:
     given = result(num_sm=8, time_us=80.0, relative_error={"output": 1e-7, "input gradient": None})
     with Store(path) as store:
-        assert store.find(given.recorded, ENVIRONMENT) is None
+        assert store.find(given.point, ENVIRONMENT) is None
         store.add(given, tmp_path / "run")
-        found = store.find(given.recorded, ENVIRONMENT)
+        found = store.find(given.point, ENVIRONMENT)
     assert found
     assert (found.result, found.directory, found.host) == (given, str(tmp_path / "run"), "node7")
     assert found.added > "2026"
     with Store(path) as store:
-        assert store.find(given.recorded, ENVIRONMENT) == found
+        assert store.find(given.point, ENVIRONMENT) == found
         assert read_store(path).measurements == [found]
         assert store.problems == []
 
@@ -50,12 +51,12 @@ def test_what_is_added_is_found_again(path: Path, tmp_path: Path) -> None:
 def test_only_the_same_point_on_an_equal_machine_is_found(path: Path) -> None:
     with Store(path) as store:
         store.add(result(num_sm=8), path.parent)
-        point = result(num_sm=8).recorded
-        assert store.find(result(num_sm=4).recorded, ENVIRONMENT) is None
+        point = result(num_sm=8).point
+        assert store.find(result(num_sm=4).point, ENVIRONMENT) is None
         assert store.find(point, environment(driver="580.2")) is None
         # What does not change what is measured.
         assert store.find(point, environment(host="node8")) is not None
-        assert store.find({**point, "runtime": {**point["runtime"], "timeout_s": 5.0}}, ENVIRONMENT) is not None
+        assert store.find(replace(point, runtime=replace(point.runtime, timeout_s=5.0)), ENVIRONMENT) is not None
 
 
 def test_the_latest_that_may_stand_for_a_new_one_is_found(path: Path) -> None:
@@ -64,7 +65,7 @@ def test_the_latest_that_may_stand_for_a_new_one_is_found(path: Path) -> None:
             store.add(result(time_us=time_us, minute=minute), path.parent)
         store.add(result(minute=7, launch_bound=True), path.parent)
         store.add(result(minute=8, status="failed", measured=None, objective_us=None), path.parent)
-        found = store.find(result().recorded, ENVIRONMENT)
+        found = store.find(result().point, ENVIRONMENT)
         assert found is not None
         assert found.result.objective_us == 105.0
         assert minutes(read_store(path).measurements) == [1, 2, 5, 7, 8]
@@ -97,7 +98,7 @@ def test_several_processes_add_at_once_and_one_that_is_killed_loses_nothing_that
         found = {measurement.result.recorded["num_sm"] for measurement in read_store(path).measurements}
         # The one that was being added may be there or not.
         assert {*range(1, last + 1), *said} <= found <= {*range(1, last + 2), *said}
-        assert all(store.find(result(num_sm=number).recorded, ENVIRONMENT) for number in said)
+        assert all(store.find(result(num_sm=number).point, ENVIRONMENT) for number in said)
         store.add(result(num_sm=7, minute=9), path.parent)
         assert len(read_store(path).measurements) == len(found) + 1
         assert store.problems == []

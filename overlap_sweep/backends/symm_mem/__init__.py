@@ -46,9 +46,6 @@ LAYER_HAS_DEFAULT = True
 attention, default_knobs = plain.attention, plain.default_knobs
 
 METHODS = ("ring_exchange", "bulk")
-MAX_CONNECTIONS = 8
-"""With one connection, two streams wait for each other: a fused GEMM and reduce-scatter took 21 % longer
-(8192x8192x8192, two H200s)."""
 
 ASYNC_TP: dict[str, Setting] = {
     slot: {"method": "ring_exchange"} for slot, methods in space.SLOTS.items() if "ring_exchange" in methods

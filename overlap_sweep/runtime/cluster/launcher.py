@@ -210,7 +210,7 @@ class Watch:
             earlier = self.deaths[job.directory]
             death = Attempt(status=status, error=story, started=now(), where=name)
             lost = sum(one.status == "lost" for one in (*earlier, death))
-            if lost > MOST_LOST or len(earlier) + 1 - lost > job.point["runtime"]["retries"]:
+            if lost > MOST_LOST or len(earlier) + 1 - lost > job.point.runtime.retries:
                 self._has_result(job.directory, _failed(job, death, earlier))
             else:
                 earlier.append(death)
@@ -245,7 +245,7 @@ def _blamed(left: Sequence[Job], state: JobState, finished: bool) -> Sequence[Jo
 def _failed(job: Job, death: Attempt, earlier: list[Attempt]) -> Result:
     result = Result(
         name=job.name,
-        recorded=job.point,
+        recorded=dict(job.point),
         status="timeout" if death.status == "timeout" else "failed",
         error=death.error,
         started=death.started,

@@ -7,6 +7,7 @@ from typing import Any
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.models import CUSTOM, PRECISION_OF_DTYPE
 from overlap_sweep.workloads import Workers, Workload, profilers, run_of
+from overlap_sweep.workloads.copy_engine.config import Resolved
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,9 +44,8 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
-    profiling = point.get("profiling")
-    wrapper = profilers.wrapper(profiling, directory) if profiling else None
+def _workers(point: Resolved, directory: Path) -> Workers:
+    wrapper = profilers.wrapper(point.profiling, directory)
     return Workers(max_connections=8, wrapper=wrapper, first_gpu=_device(point))
 
 
@@ -70,7 +70,6 @@ WORKLOAD = Workload(
         **point["copy_engine"]
     ).split(),
     named={f"copy_engine.{name}" for name in ("matrix_size", "copy_mb", "direction")},
-    world_size=lambda point: 1,
     # Those before the one that is used, or the one that receives the copies.
     idle_gpus=lambda point: max(_device(point), int(point["copy_engine"]["direction"] == "peer")),
     fewer_gpus=_fewer_gpus,

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import all_ranks
 from overlap_sweep.overlap import models
-from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, nodes, profilers, ranks_per_node, run_of
+from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, profilers, run_of
 from overlap_sweep.workloads.fsdp.config import (
     COPY_ENGINES,
     PER_NODE,
     RANKING_ON,
-    RECORDED_IF_GIVEN,
     STEPS_ON,
     TRAINING_ON,
     WITHIN_NODE,
     Compile,
+    Config,
     Distributed,
     Fsdp,
+    Resolved,
     Streams,
 )
 from overlap_sweep.workloads.memory import ADAM_BYTES, Memory, layer_activations, layer_parameters
@@ -59,9 +60,6 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     )
     # It changes where results go, not what is measured.
     training.pop("output_dir", None)
-    # Left out if there are none: results of earlier versions don't have it.
-    if not training["num_workers"]:
-        training.pop("num_workers")
     if profiling["enabled"] is None:
         profiling["enabled"] = point["profile"] != "none"
     distributed["env"] = _environment(distributed["env"])
@@ -72,8 +70,6 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     _check_choice("fsdp.forward_prefetch", fsdp["forward_prefetch"], 0, "layers")
     fsdp["forward_prefetch"] = int(fsdp["forward_prefetch"])
     _check_choice("fsdp.reshard_after_forward", fsdp["reshard_after_forward"], 2, "ranks", WITHIN_NODE)
-    usual = asdict(Fsdp())
-    fsdp = {name: v for name, v in fsdp.items() if name not in RECORDED_IF_GIVEN or v != usual[name]}
     samples = samples_of({"training": training, "distributed": distributed})
     # Tokens of the backbone's input.
     tokens = ranking["sequence_length"] + ranking["num_sparse_features"] + 1
@@ -96,10 +92,11 @@ def numbered_sharding(config: Mapping[str, Any]) -> dict[str, Any]:
     they are if the number of ranks is not known, of a point that was not measured."""
     fsdp, ranks = config["fsdp"], config["distributed"].get("dp_size")
     replicas, reshard = fsdp.get("replicas"), fsdp.get("reshard_after_forward")
+    nodes = config["runtime"]["nodes"] or 1
     if replicas == PER_NODE:
-        replicas = nodes(config)
+        replicas = nodes
     if reshard == WITHIN_NODE and ranks:
-        per_node = ranks // nodes(config)
+        per_node = ranks // nodes
         # One rank alone keeps what it has gathered.
         reshard = replicas * per_node >= ranks or (per_node > 1 and per_node)
     return {**fsdp, "replicas": replicas, "reshard_after_forward": reshard}
@@ -125,7 +122,7 @@ def _check_choice(name: str, value: Any, lowest: int, unit: str, *words: str) ->
         raise UserError(f"{name}={value} is invalid; give {others} or a number of {unit} from {lowest} to 1024.")
 
 
-def refusal(point: Mapping[str, Any]) -> str | None:
+def refusal(point: Resolved) -> str | None:
     """Returns why the completed point cannot be trained, or which option has no effect in it; None if it is valid."""
     distributed, fsdp, ranks = point["distributed"], point["fsdp"], point["distributed"]["dp_size"]
     if lacking := models.lacks(point["model"]) or models.mixed(point["model"]):
@@ -162,12 +159,12 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     return _without_symmetric_memory(point, shards)
 
 
-def _without_symmetric_memory(point: Mapping[str, Any], shards: int) -> str | None:
+def _without_symmetric_memory(point: Resolved, shards: int) -> str | None:
     if not (kind := point["fsdp"].get("symmetric_memory")):
         return None
     if point["runtime"]["device"] == "cpu":
         return f"fsdp.symmetric_memory={kind} needs GPUs"
-    if ranks_per_node(point) % shards:
+    if point.ranks_per_node % shards:
         return f"fsdp.symmetric_memory={kind} needs shards within a node; add fsdp.replicas={PER_NODE}"
     if not isinstance(point["fsdp"]["reshard_after_forward"], bool):
         return (
@@ -206,10 +203,10 @@ def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     return [models.short_name(point["model"]), f"dp{distributed['dp_size']}", distributed["strategy"]]
 
 
-def _ranks(point: Mapping[str, Any]) -> dict[str, Any]:
-    if point["distributed"]["dp_size"] is not None:
+def _ranks(point: Config) -> dict[str, Any]:
+    if point.distributed.dp_size is not None:
         return {}
-    return {"distributed": {**point["distributed"], "dp_size": all_ranks(point, "distributed.dp_size")}}
+    return {"distributed.dp_size": all_ranks(point, "distributed.dp_size")}
 
 
 def _memory(point: Mapping[str, Any]) -> Memory:
@@ -243,7 +240,7 @@ def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
     return *steps, point["ranking"]["num_layers"], point["compile"]["enabled"]
 
 
-def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
+def _workers(point: Resolved, directory: Path) -> Workers:
     """Returns the requirements on the workers. They are not shared if the point leaves process groups behind: FSDP2
     makes two for each unit that is resharded to a smaller group, and keeps them."""
     leaves_groups = type(point["fsdp"]["reshard_after_forward"]) is int
@@ -252,7 +249,7 @@ def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
     return Workers(
         max_connections=8,
         environment={**point["distributed"]["env"], **policy},
-        wrapper=profilers.wrapper(point["profiling"], directory),
+        wrapper=profilers.wrapper(point.profiling, directory),
         # Symmetric memory stays with the process that has registered it.
         company=str(directory) if leaves_groups else symmetric,
     )
@@ -281,7 +278,6 @@ WORKLOAD = Workload(
     words=_words,
     named={"distributed.strategy", "distributed.dp_size", "training.output_dir"},
     ranks=_ranks,
-    world_size=lambda point: int(point["distributed"]["dp_size"]),
     fewer_gpus=lambda point: (f"distributed.dp_size={point['distributed']['dp_size']}", "a smaller one"),
     # NCCL and gloo reach other nodes, and no group must be within one.
     on_one_node=lambda point: None,

@@ -237,6 +237,11 @@ class Config(ModelConfig):
         "vocab_size": "ranking.vocab_size",
     }
 
+    @property
+    def world_size(self) -> int:
+        assert self.distributed.dp_size
+        return self.distributed.dp_size
+
 
 OF_COLLECTIVES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "FI_", "OFI_", "UCX_", "GLOO_")
 """Prefixes of the variables of `distributed.env` that only schedule; others may affect computation, too."""
@@ -325,8 +330,6 @@ PER_NODE = "nodes"
 """Value of `fsdp.replicas` for one replica on each node."""
 WITHIN_NODE = "node"
 """Value of `fsdp.reshard_after_forward` for the ranks of a node."""
-RECORDED_IF_GIVEN = ("layers_per_unit", "separate_reduce_scatter_group")
-"""Options of `fsdp` that a point has only if they are not at their defaults: earlier results don't have them."""
 HOST_LIMITS = 0.95
 """A step is launch-bound if the host needs at least this share of its time to enqueue it."""
 

@@ -242,7 +242,7 @@ def sample(result: Result) -> Sample:
     that is the host's time, too, so that the slowest host would seem the fastest setting."""
     run = result.measured_as(TrainingRun)
     point_us, none_us, floor_us = (tuple(run.step[name].samples_us) for name in VARIANTS)
-    work = str(sorted(those_of(FLOOR, knobs_of(result.recorded)), key=str))
+    work = str(sorted(those_of(FLOOR, knobs_of(result.point)), key=str))
     return Sample(point_us, () if limited_by_host(result) else floor_us, none_us, work, run.samples_per_step)
 
 

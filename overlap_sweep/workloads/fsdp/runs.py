@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.comparison import flat
 from overlap_sweep.report.numbers import some_of
@@ -170,7 +169,7 @@ class Run:
         if not self.point:
             return {}
         config = self.point.recorded
-        runtime = {"max_connections": config["runtime"].get("max_connections"), "nodes": workloads.nodes(config)}
+        runtime = {"max_connections": config["runtime"].get("max_connections"), "nodes": self.point.config.nodes}
         return flat({"runtime": runtime, **{name: config[name] for name in _SETTINGS if name in config}})
 
     @cached_property

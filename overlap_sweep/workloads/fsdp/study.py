@@ -7,7 +7,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlap_sweep import workloads
 from overlap_sweep.declared import TRAINS_DIFFERENTLY, Role
 from overlap_sweep.report.charts import LOST, cut
 from overlap_sweep.report.charts import Key as Part
@@ -176,8 +175,8 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
     def samples(self, result: Result) -> dict[str, Sample]:
         """Returns the sample of the step, even if it is launch-bound."""
         step = result.measured_as(TrainingRun).step
-        ranks = f"{workloads.world_size(result.recorded)} ranks{on_nodes(workloads.nodes(result.recorded))}"
-        setting = f"{ranks}, {NAMING.in_words(knobs_of(result.recorded))}"
+        ranks = f"{result.point.world_size} ranks{on_nodes(result.point.nodes)}"
+        setting = f"{ranks}, {NAMING.in_words(knobs_of(result.point))}"
         sample = Sample((step["point"],), step["none"].median_us, "step", result.point_as(Resolved).workload.tokens)
         return {setting: sample}
 

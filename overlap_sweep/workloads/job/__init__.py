@@ -10,6 +10,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.workloads import Here, Sample, Searchable, Workers, Workload
 from overlap_sweep.workloads.job import command
+from overlap_sweep.workloads.job.config import Resolved
 
 if TYPE_CHECKING:
     from overlap_sweep.results.run_directory import Result
@@ -36,7 +37,7 @@ def as_measured(point: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _run(point: Mapping[str, Any], directory: Path, here: Here) -> dict[str, Any]:
+def _run(point: Resolved, directory: Path, here: Here) -> dict[str, Any]:
     from overlap_sweep.workloads.job.run import run
 
     return run(point, directory, here)
@@ -78,7 +79,6 @@ WORKLOAD = Workload(
     subject=lambda point: "job",
     words=_words,
     named={"job.ranks"},
-    world_size=lambda point: int(point["job"]["ranks"]),
     fewer_gpus=lambda point: (f"job.ranks={point['job']['ranks']}", "fewer ranks"),
     # What the command's processes need of each other is its own matter.
     on_one_node=lambda point: None,

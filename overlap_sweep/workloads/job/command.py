@@ -18,7 +18,7 @@ from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.recorder.recording import ATTACH, RECORD_VARIABLE
 from overlap_sweep.results.run_directory import settings_file
-from overlap_sweep.workloads import nodes
+from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.output import check_metric
 from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
 
@@ -78,16 +78,16 @@ def completed(point: Mapping[str, Any]) -> dict[str, Any]:
     return {name: found[name] for name in ("job", "overlap_cfg") if name in found}
 
 
-def refusal(point: Mapping[str, Any]) -> str | None:
+def refusal(point: Resolved) -> str | None:
     """Returns which option of a completed point has no effect, or why its file cannot be used; None if it is valid."""
     job, runtime = point["job"], point["runtime"]
     used = set().union(*map(placeholders, _templates(job)))
     for name in job["values"]:
         if not used & {name, name + _MEGATRON}:
             return f"job.values.{name} has no effect: there is no placeholder {{{name}}}"
-    if nodes(point) > 1 and not used & {"node", "host"}:
+    if point.nodes > 1 and not used & {"node", "host"}:
         return (
-            f"job.command has neither {{node}} nor {{host}}, so each of runtime.nodes={nodes(point)} would train "
+            f"job.command has neither {{node}} nor {{host}}, so each of runtime.nodes={point.nodes} would train "
             "on its own; give torchrun --nnodes={nodes} --node-rank={node} --master-addr={host} --master-port={port}"
         )
     if job["metric"] is None and job["metric_is"] != "rate":
@@ -167,9 +167,9 @@ def link_handed(point: Mapping[str, Any], directory: Path) -> None:
 
 
 def fillings(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> dict[str, Filling]:
-    job = point["job"]
+    job, nodes = point["job"], point["runtime"]["nodes"] or 1
     own = {"ranks": job["ranks"], "repetition": point["repetition"], "run": handed(directory), **asdict(place)}
-    own |= {"nodes": nodes(point), "ranks_per_node": job["ranks"] // nodes(point)}
+    own |= {"nodes": nodes, "ranks_per_node": job["ranks"] // nodes}
     found = {name: Filling(str(value), (str(value),)) for name, value in own.items()}
     # Earlier results may have values with names that are refused now.
     found |= {name: Filling(in_words(value), tuple(in_words(value).split())) for name, value in job["values"].items()}
@@ -329,7 +329,7 @@ def _by_hand(config: Mapping[str, Any]) -> dict[str, Filling]:
     run = Path("run")
     # The user's file instead of the copy in the run directory, which the command was given.
     copy = str(run.resolve() / settings_file())
-    place = Place("NODE", "HOST", "PORT") if nodes(config) > 1 else ALONE
+    place = Place("NODE", "HOST", "PORT") if (config["runtime"]["nodes"] or 1) > 1 else ALONE
     found = fillings(config, run, place)
     for name, value in config["job"]["values"].items():
         if made := found.get(f"{name}:megatron"):

@@ -80,6 +80,10 @@ class Config(PointConfig):
 
     precision_option = "job.command"
 
+    @property
+    def world_size(self) -> int:
+        return self.job.ranks
+
 
 @resolved
 class ResolvedJob(Job):

@@ -71,7 +71,7 @@ class JobRun(Measured, kw_only=True, tag="job"):
         from overlap_sweep.workloads.job.command import command_line
 
         try:
-            command_line(result.recorded)
+            command_line(result.point)
         except UserError as error:
             raise ValueError(str(error)) from None
 

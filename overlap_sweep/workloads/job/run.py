@@ -24,8 +24,9 @@ from overlap_sweep.recorder.recording import (
 )
 from overlap_sweep.report.numbers import some_of
 from overlap_sweep.results.run_directory import LOG_FILE
-from overlap_sweep.workloads import Here, nodes
+from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import command
+from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.nodes import RunningOnNodes, commands_of
 from overlap_sweep.workloads.job.output import Output, last_words
 from overlap_sweep.workloads.job.steps import fields_of
@@ -48,7 +49,7 @@ Listing = dict[str, tuple[int, int]]
 _UNREACHED = f"put -m {ATTACH} in front of the script if it ignores PYTHONPATH, as python -I and containers do"
 
 
-def run(point: Mapping[str, Any], directory: Path, here: Here) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, here: Here) -> dict[str, Any]:
     """Returns the measured fields of the point's Result, or raises PointFailed. No process of the command is left."""
     asked = {name: point["job"][name] for name in ("skip_steps", "steps", "profile_steps", "optimizer_steps")}
     wanted = Wanted(directory=str(directory.resolve()), **asked)
@@ -61,7 +62,7 @@ def run(point: Mapping[str, Any], directory: Path, here: Here) -> dict[str, Any]
     warnings = [
         *_written(before, _snapshots(folder, directory)),
         *(
-            f"Processes {processes} were killed and do not end{f' on node {node}' if nodes(point) > 1 else ''}."
+            f"Processes {processes} were killed and do not end{f' on node {node}' if point.nodes > 1 else ''}."
             for node, processes in running.left.items()
         ),
     ]
@@ -113,12 +114,12 @@ def _left(before: Listing) -> str:
 class Watched:
     """What a command has recorded and printed so far."""
 
-    def __init__(self, point: Mapping[str, Any], directory: Path, log_starts: Mapping[Path, int], hint: str) -> None:
+    def __init__(self, point: Resolved, directory: Path, log_starts: Mapping[Path, int], hint: str) -> None:
         """`log_starts`: bytes of the logs that were there before. `hint`: why the command may end without a step."""
         self._job, self._directory = point["job"], directory
         self._log_starts, self._hint = log_starts, hint
         self._timeout_s = point["runtime"]["timeout_s"]
-        self._asks_anew = nodes(point) > 1
+        self._asks_anew = point.nodes > 1
         self._asked_s = -math.inf
         self._since_s: dict[str, float] = {}
         self.recordings: list[Recording] = []

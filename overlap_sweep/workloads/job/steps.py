@@ -14,6 +14,7 @@ from overlap_sweep.report.numbers import some_of
 from overlap_sweep.results.measured import summarise
 from overlap_sweep.results.nodes import ranks_of_each
 from overlap_sweep.workloads.job import command
+from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.output import Output, amount_of
 from overlap_sweep.workloads.job.result import FoundCause, GroupExposure, JobRun
 
@@ -26,7 +27,7 @@ HOST_BOUND = 0.1
 
 
 def fields_of(
-    point: Mapping[str, Any], directory: Path, recordings: Sequence[Recording], output: Output | None
+    point: Resolved, directory: Path, recordings: Sequence[Recording], output: Output | None
 ) -> dict[str, Any]:
     job = point["job"]
     amounts = {name: command.amount(point, name) for name in ("samples_per_step", "tokens_per_step")}

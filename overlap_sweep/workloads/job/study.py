@@ -16,7 +16,6 @@ from overlap_sweep.results.traces import drawn_trace
 from overlap_sweep.study import STEP, Bar, CaseAnalysis, Study
 from overlap_sweep.study.exhibits import sides
 from overlap_sweep.study.settings import Options
-from overlap_sweep.workloads import nodes
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.result import JobRun
@@ -190,7 +189,7 @@ class JobStudy(Study[JobCase, JobRow]):
         run, ranks = result.measured_as(JobRun), counted(result.point_as(Resolved).job.ranks, "rank")
         tokens = int(run.tokens_per_step) if run.tokens_per_step else None
         sample = Sample((run.step,), None, run.unit or STEP, tokens)
-        return {f"{ranks}{on_nodes(nodes(result.recorded))}, {NAMING.in_words(options_of(result.recorded))}": sample}
+        return {f"{ranks}{on_nodes(result.point.nodes)}, {NAMING.in_words(options_of(result.point))}": sample}
 
 
 def _cautions(analysis: Analysis) -> Iterator[str]:

@@ -50,7 +50,7 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
     def check(self, result: Result) -> None:
         if result.point.precision not in PRECISION_OF_DTYPE.values():
             raise ValueError(f"{result.point.precision} is none of {', '.join(PRECISION_OF_DTYPE.values())}")
-        if reason := KernelShape.of(result.recorded).refusal():
+        if reason := KernelShape.of(result.point).refusal():
             raise ValueError(reason)
 
     @classmethod

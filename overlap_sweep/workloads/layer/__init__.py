@@ -51,8 +51,6 @@ _OPERATORS_OF_KIND = {
     "multihead_attention": ("qkv", "proj"),
     "transformer_layer": tuple(space.OPERATORS),
 }
-_RECORDED_SINCE_EVER = {"operator": "fc1", "phase": "all", "method": "bulk", "phases": None}
-"""Unused, but recorded by earlier versions: points are recognised as equal by everything they record."""
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +60,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     if idle := next((name for name, value in of_moe.items() if value is not None), None):
         raise UserError(f"layer.moe.{idle}={shown(of_moe[idle])} is for layer=moe; add that, or leave it out.")
     backend = backends.chosen(point)
-    chosen = {**_RECORDED_SINCE_EVER, **point, "backend": backend, "model": models.without_experts(point["model"])}
+    chosen = {**point, "backend": backend, "model": models.without_experts(point["model"])}
     chosen |= {"with_cublasmp": point.get("with_cublasmp") or None}
     configs = configurations(chosen) if backend in backends.LAYERS else {}
     recorded = {name: asdict(config) for name, config in configs.items()}
@@ -275,7 +273,6 @@ WORKLOAD = Workload(
     words=_by_kind(_words, moe.words),
     named={"tp_size", "layer", "layer.num_replicas", "layer.moe.ep_size"},
     ranks=_by_kind(lambda point: tp_ranks(point, point["layer"]["num_replicas"]), moe.ranks),
-    world_size=_by_kind(lambda point: int(point["tp_size"] * point["layer"]["num_replicas"]), moe.world_size),
     fewer_gpus=_by_kind(_fewer_gpus, moe.fewer_gpus),
     memory=_by_kind(_memory, lambda point: None),
     less_memory="fewer layer.variants, a larger tp_size or a smaller model",

@@ -35,6 +35,9 @@ class WorkloadOptions:
     bf16, 0.2 for FP8 and FP4."""
 
 
+DEFAULT_EP_SIZE = 2
+
+
 @dataclass
 class Moe:
     """`layer=moe`: Megatron-Core's transformer layer with a mixture of experts, which are spread over the ranks."""
@@ -149,6 +152,12 @@ class Config(KnobsConfig):
     """Tensor-parallel ranks, one GPU or CPU process each. null: all visible GPUs, at most 8, over
     `layer.num_replicas`; on a CPU 2 of them."""
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
+
+    @property
+    def world_size(self) -> int:
+        if self.layer.kind == MOE_KIND:
+            return self.layer.moe.ep_size or DEFAULT_EP_SIZE
+        return super().world_size * self.layer.num_replicas
 
 
 @resolved

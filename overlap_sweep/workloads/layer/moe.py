@@ -17,11 +17,11 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE
 from overlap_sweep.workloads import Workers
-from overlap_sweep.workloads.layer.config import KnobsConfig
+from overlap_sweep.workloads.layer.config import DEFAULT_EP_SIZE, KnobsConfig
 
 BACKEND = "megatron"
 
-_DEFAULTS: Mapping[str, Any] = {"ep_size": 2, "routing": "balanced", "micro_batches": 2}
+_DEFAULTS: Mapping[str, Any] = {"ep_size": DEFAULT_EP_SIZE, "routing": "balanced", "micro_batches": 2}
 _OF_OTHERS = {
     **{"num_replicas": 1, "training": False, "tp_comm_overlap_cfg": None, "ub_overlap_rs_dgrad": False},
     **dict.fromkeys(("ub_overlap_ag", "ub_overlap_rs", "ub_bulk_wgrad", "ub_bulk_dgrad")),
@@ -131,10 +131,6 @@ def ranks(point: Mapping[str, Any]) -> dict[str, int]:
     return {"tp_size": 1} if point["tp_size"] is None else {}
 
 
-def world_size(point: Mapping[str, Any]) -> int:
-    return int(point["layer"]["moe"]["ep_size"] or _DEFAULTS["ep_size"])
-
-
 def max_connections(tp_size: int) -> int:
     """Returns the CUDA_DEVICE_MAX_CONNECTIONS to use unless the user gives it: CUDA's default, because with 1 an
     all-to-all shares a queue with the computation beside it; but 1 with tensor parallelism, for which Megatron-LM
@@ -146,13 +142,17 @@ def workers(point: Mapping[str, Any], directory: Path) -> Workers:
     return Workers(max_connections=max_connections(point["tp_size"]))
 
 
+def _ep_size(point: Mapping[str, Any]) -> int:
+    return point["layer"]["moe"]["ep_size"] or DEFAULT_EP_SIZE
+
+
 def words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     cut = [f"tp{point['tp_size']}"] if point["tp_size"] > 1 else []
-    return [models.short_name(point["model"]), *cut, f"ep{world_size(point)}", "moe"]
+    return [models.short_name(point["model"]), *cut, f"ep{_ep_size(point)}", "moe"]
 
 
 def fewer_gpus(point: Mapping[str, Any]) -> tuple[str, str]:
-    return f"layer.moe.ep_size={world_size(point)}", "a smaller layer.moe.ep_size"
+    return f"layer.moe.ep_size={_ep_size(point)}", "a smaller layer.moe.ep_size"
 
 
 def arguments(name: str, num_sm: int | None) -> Arguments:

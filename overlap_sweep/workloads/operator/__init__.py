@@ -68,13 +68,13 @@ def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
 
 def _sample(result: Result) -> Sample:
     """Returns the times of the passes under test, with and without overlap."""
-    times = [result.measured.times[name] for name in space.passes(result.recorded)]
+    times = [result.measured.times[name] for name in space.passes(result.point)]
     point_us, none_us = (
         tuple(map(sum, zip(*(getattr(one, name).samples_us for one in times), strict=True)))
         for name in ("point", "none")
     )
     overlap = {"phase", "method", "phases", "repetition", *space.KNOBS}
-    return Sample(point_us, none_us, none_us, _identity(result.recorded, overlap))
+    return Sample(point_us, none_us, none_us, _identity(result.point, overlap))
 
 
 def _identity(point: Mapping[str, Any], without: Collection[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from overlap_sweep.config import ResolvedModel, ResolvedPoint
+from overlap_sweep.config import NO_PART_OF_A_POINT, ResolvedModel, ResolvedPoint
 from overlap_sweep.declared import Count, one_of, resolved
 from overlap_sweep.overlap.space import METHODS, OPERATORS, PHASES
 from overlap_sweep.results.measured import Phase, WholeSetting
@@ -64,6 +64,8 @@ class ResolvedOptions(WorkloadOptions):
 
 @resolved
 class Asked(Config, ResolvedPoint):
+    not_recorded = (*NO_PART_OF_A_POINT, "layer")
+
     model: ResolvedModel = field()
     backend: str = field()
     operator: Annotated[str, one_of(*OPERATORS)] = field()

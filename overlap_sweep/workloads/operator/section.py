@@ -334,7 +334,7 @@ def _samples(result: Result) -> dict[str, Sample]:
     """Returns the total time of the passes under test; empty if the point is launch-bound."""
     if result.launch_bound:
         return {}
-    names = space.passes(result.recorded)
+    names = space.passes(result.point)
     passes = [result.measured_as(OperatorTimes).times[name] for name in names]
     none_us = sum(times.none.median_us for times in passes)
     timings = tuple(times.point for times in passes)

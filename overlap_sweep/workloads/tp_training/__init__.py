@@ -324,7 +324,6 @@ WORKLOAD = Workload(
     words=_words,
     named={"tp_size", "impl", "dp_size", "ranks", "tp_training.output_dir"},
     ranks=lambda point: tp_ranks(point, point["dp_size"] or 1, point.get("ranks")),
-    world_size=lambda point: int(point["tp_size"] * dp_size_of(point)),
     fewer_gpus=lambda point: (
         f"tp_size={point['tp_size']} x dp_size={dp_size_of(point)}",
         "sizes whose product is smaller",

@@ -167,6 +167,10 @@ class Config(TensorParallelConfig):
     )
     precision_option: ClassVar[str | None] = "tp_training.dtype"
 
+    @property
+    def world_size(self) -> int:
+        return super().world_size * dp_size_of(self)
+
 
 @resolved
 class ResolvedOptions(WorkloadOptions):

@@ -27,7 +27,6 @@ from overlap_sweep.results.traces import TraceReading
 from overlap_sweep.study import STEP, Bar, CaseAnalysis, Study
 from overlap_sweep.study.settings import DEFAULTS, Options, key, value_in_words
 from overlap_sweep.study.times import step_times, time_of_point
-from overlap_sweep.workloads import nodes
 from overlap_sweep.workloads.tp_training.config import Resolved
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 from overlap_sweep.workloads.tp_training.rows import (
@@ -239,7 +238,7 @@ class TpTrainingStudy(Study[TpTrainingCase, TpTrainingRow]):
         """Returns the sample of the step, even if it is launch-bound."""
         config = result.point_as(Resolved)
         options = _stack_options(options_of(config))
-        name = f"dp{config.dp_size}{on_nodes(nodes(result.recorded))}{'' if options == DEFAULTS else f' {options}'}"
+        name = f"dp{config.dp_size}{on_nodes(config.nodes)}{'' if options == DEFAULTS else f' {options}'}"
         return {name: Sample((result.measured_as(TpTrainingRun).timing,), None, STEP, config.workload.tokens)}
 
 

@@ -21,7 +21,7 @@ def only_analysis(directory: Path) -> CopyAnalysis:
 
 def measure(directory: Path, chunks: int, alone_us: float, with_copies_us: float) -> None:
     """GEMMs in chunks: whole ones take 1,000 us alone and 1,200 us with copies that take 400 us alone."""
-    config = copy_config() | {"copy_engine": copy_config()["copy_engine"] | {"chunks": chunks}}
+    config = copy_config(**{"copy_engine.chunks": chunks})
     make_point("copy_engine", directory, config, overlapped_us=1200.0, in_chunks_us=(alone_us, with_copies_us))
 
 

@@ -13,6 +13,7 @@ from overlap_sweep import workloads
 from overlap_sweep.errors import PointFailed
 from overlap_sweep.keeper import Command
 from overlap_sweep.recorder.recording import Recording, write_recording
+from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.results.run_directory import clear
 from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import WORKLOAD
@@ -34,12 +35,12 @@ def refusal(*typed: str) -> str | None:
     return workloads.of(found).refusal(found)
 
 
-def job_point(command: str, **changes: Any) -> dict[str, Any]:
+def job_point(command: str, **changes: Any) -> Any:
     """A completed point. Changes are options of `job`, or `runtime`."""
     job = {**OPTIONS["job"], "attach": False, "skip_steps": 1, "steps": 4, "command": command}
     runtime = {**OPTIONS["runtime"], "device": "cpu", **changes.pop("runtime", {})}
     point = {**OPTIONS, "runtime": runtime, "job": job | changes}
-    return point | WORKLOAD.complete(point)
+    return decoded_point(WORKLOAD.complete(point))
 
 
 def begun(command: Command) -> Command:

@@ -1,11 +1,9 @@
 """What every workload is asked for: points that say what they are, and results of real ranks that fit the record."""
 
-import copy
 import json
 import math
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from overlap_sweep import workloads
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
+from overlap_sweep.results.registry import decoded_point, types_of
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, read_result, write_result
 from overlap_sweep.runtime.group_config import environment_of
 from tests.composed import TINY_FSDP, TINY_MODEL, TINY_OPTIONS, composed
@@ -47,32 +46,18 @@ def test_every_workload_is_asked() -> None:
     assert set(ASKED) == set(workloads.names())
 
 
-def asked(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What `complete` is given."""
-    with monkeypatch.context() as patched:
-        load = workloads.load
-        incomplete = replace(load(name), complete=dict)
-        patched.setattr(workloads, "load", lambda wanted: incomplete if wanted == name else load(wanted))
-        return composed(*ASKED[name])
-
-
 @pytest.mark.parametrize("name", workloads.names())
-def test_a_point_is_completed_to_plain_data_that_stays_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    workload, given = workloads.load(name), asked(name, monkeypatch)
-    before = copy.deepcopy(given)
-    point = workload.complete(given)
-    assert given == before
-    assert workload.complete(before) == point == composed(*ASKED[name])
-    recorded = json.loads(json.dumps(point))
+def test_a_point_is_completed_to_plain_data_that_stays_as_it_is(name: str) -> None:
+    point = composed(*ASKED[name])
+    assert composed(*ASKED[name]) == point
+    recorded = decoded_point(json.loads(json.dumps(dict(point))))
     assert recorded == point
-    assert point["workload"]["name"] == name
-    assert point["backend"] != "auto"
-    for one in (point, recorded):
-        assert workload.refusal(one) is None
-        for config in workload.overlap_configs(one).values():
-            assert isinstance(config, OverlapConfig)
-        assert key_of(point_identity(one)) == key_of(point_identity(point))
-    assert point == recorded
+    assert point.workload.name == name
+    assert point.backend != "auto"
+    assert workloads.of(point).refusal(point) is None
+    for config in workloads.of(point).overlap_configs(point).values():
+        assert isinstance(config, OverlapConfig)
+    assert key_of(point_identity(recorded)) == key_of(point_identity(point))
 
 
 @pytest.mark.parametrize("name", workloads.names())
@@ -86,9 +71,9 @@ def test_a_point_of_another_size_is_another_point(name: str) -> None:
     }
     changed = [option for option in ASKED[name] if not option.startswith("m=")]
     points = [composed(*ASKED[name]), composed(*changed, other.get(name, "workload.tokens=32"))]
-    assert points[0]["workload"]["tokens"] != points[1]["workload"]["tokens"] or name in ("copy_engine", "job")
+    assert points[0]["workload"].get("tokens") != points[1]["workload"].get("tokens") or name in ("copy_engine", "job")
     assert len({key_of(point_identity(point)) for point in points}) == 2
-    assert len({workloads.world_size(point) for point in points}) == 1
+    assert len({point.world_size for point in points}) == 1
 
 
 def _run(ranks: Ranks, point: dict[str, Any], directory: Path) -> dict[str, Any]:
@@ -104,16 +89,16 @@ def test_a_run_returns_the_fields_of_a_result_alike_on_all_ranks(name: str, tmp_
         environment = {**environment_of(point), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         by_rank = [here(point, tmp_path, workloads.Here(environment=environment, limit_s=60.0))]
     else:
-        by_rank = run_ranks(workloads.world_size(point), _run, point, tmp_path, keep="cpu")
+        by_rank = run_ranks(point.world_size, _run, point, tmp_path, keep="cpu")
     fields = by_rank[0]
     assert set(fields) <= set(Result.__struct_fields__)
-    assert isinstance(fields["measured"], workloads.types_of(name).measured)
+    assert isinstance(fields["measured"], types_of(name).measured)
     assert fields["objective_us"] > 0
     assert fields["traces"]
     assert all((tmp_path / trace).stat().st_size > 500 for trace in fields["traces"])
     for other in by_rank[1:]:
         assert (other["objective_us"], set(other)) == (fields["objective_us"], set(fields))
-    result = Result(name=name, recorded=point, status="ok", **fields)
+    result = Result(name=name, recorded=dict(point), status="ok", **fields)
     write_result(tmp_path, result)
     assert read_result(tmp_path / RESULT_FILE) == result
     assert math.isfinite(result.objective_us or math.nan)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep import workloads
 from overlap_sweep.compare.sweeps import compared_fields, read_dataset
 from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.overlap.overlap_cfg import process_wide
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.workloads.sections import analyse
 from tests.make_point import make_point, operator_config, pass_times
@@ -35,7 +35,7 @@ def write(directory: Path, ring_us: float, **changes: Any) -> Path:
     ],
 )
 def test_what_is_as_usual_is_not_said(changes: dict[str, Any], said: str) -> None:
-    assert workloads.process_wide(operator_config(**changes)) == said
+    assert process_wide(operator_config(**changes)) == said
 
 
 def test_connections_are_separate_cases_whose_files_say_what_to_set(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
+from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.runtime.resolvers import point_name
 from overlap_sweep.search.tasks import candidates
 from overlap_sweep.workloads import operator
@@ -34,8 +35,8 @@ def test_knobs_left_null_get_their_meaning_and_others_stay() -> None:
     assert asked["num_splits"] is None
 
 
-def on_symm_mem(**changes: Any) -> dict[str, Any]:
-    return operator.complete({**gpu_point(backend="symm_mem"), **changes})
+def on_symm_mem(**changes: Any) -> Any:
+    return decoded_point(operator.complete({**gpu_point(backend="symm_mem"), **changes}))
 
 
 @pytest.mark.parametrize("method", ["none", "bulk", "ring_exchange"])

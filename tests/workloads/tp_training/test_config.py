@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.group_config import GroupConfig
 from overlap_sweep.workloads import tp_training
@@ -20,7 +19,7 @@ from tests.composed import composed, tp_point
 def test_a_point_says_all_that_is_trained() -> None:
     point = tp_point("impl=fsdp_dtensor", "dp_size=2", "tp_training.gradient_accumulation_steps=3")
     assert (point["backend"], point["precision"], point["tp_size"], point["dp_size"]) == ("fsdp_dtensor", "fp32", 2, 2)
-    assert workloads.world_size(point) == 4
+    assert point.world_size == 4
     # Two sequences of 16 tokens a micro batch, three of them, on two data-parallel ranks.
     assert point["workload"]["tokens"] == 2 * 16 * 3 * 2
     assert point["workload"]["repeats"] == 4
