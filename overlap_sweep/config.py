@@ -302,7 +302,7 @@ class PointConfig(Mapping[str, Any]):
         if name not in iter(self):
             raise KeyError(name)
         value = getattr(self, name)
-        return asdict(value) if is_dataclass(value) else value
+        return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
     def __iter__(self) -> Iterator[str]:
         return (declared.name for declared in fields(self) if declared.name not in self.not_recorded)

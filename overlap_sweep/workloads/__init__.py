@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 """A point by the names of its options, as every configuration can be read."""
-P = TypeVar("P", PointConfig, DictConfig)
+P = TypeVar("P", bound=PointConfig | DictConfig)
 
 Run = Callable[[Any, Path, "Ranks"], dict[str, Any]]
 
