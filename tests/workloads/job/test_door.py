@@ -54,8 +54,10 @@ def test_what_is_in_quotes_as_a_whole_is_hydras(typed: str, meant: str) -> None:
 
 def meant_by(typed: str) -> tuple[str, bool]:
     """Returns the command that is composed, and whether what is printed of it means the same when it is pasted."""
+    command = configuration("workload=job", f"job.command={typed}").job.command
+    # Hydra knows the options from here on.
     printed = quoted_for_hydra([f"job.command={typed}"])
-    return configuration("workload=job", f"job.command={typed}").job.command, quoted_for_hydra(printed) == printed
+    return command, quoted_for_hydra(printed) == printed
 
 
 def sweep(folder: Path, *typed: str) -> tuple[str, dict[str, str]]:
