@@ -107,10 +107,10 @@ def best_of(machine: Machine, random: Random, gains: Sequence[float], repetition
         for number, gain in enumerate(gains):
             times_us = sweep.run(STEP_US * (1 - gain), uneven=number == len(gains) - 1)
             run = JobRun(step=timing_of(times_us), timed_by="host", calls_per_step=1)
-            name, config = f"{number}_{repetition}", _config(number, repetition)
+            name, config = f"{number}_{repetition}", dict(_config(number, repetition))
             minute = f"2026-11-20T{len(points) // 60:02}:{len(points) % 60:02}:00+00:00"
             result = Result(name=name, recorded=config, status="ok", measured=run, started=minute)
-            points.append(Point(Path(name), "ok", result.point, config, result))
+            points.append(Point(Path(name), "ok", result.point, result))
     (analysis,) = analyse(STUDY, points)
     return int(analysis.best.points[0].name.partition("_")[0])
 

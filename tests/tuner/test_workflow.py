@@ -23,7 +23,7 @@ from overlap_sweep.tuner import workflow
 from overlap_sweep.tuner.report import Report
 from overlap_sweep.tuner.workflow import cannot_scale, tune
 from overlap_sweep.workloads.operator.result import OperatorTimes
-from tests.make_point import pass_times, timing_of
+from tests.make_point import operator_config, pass_times, timing_of
 from tests.search import stand_in
 from tests.search.stand_in import Answer, Settings, StandIn, layer_result, operator_result, results
 
@@ -362,7 +362,7 @@ def test_tp_sizes_are_powers_of_two_up_to_what_was_asked_for_and_what_there_is(
 def baseline(floor_us: float, tp1_us: float | None = 100.0) -> Result:
     """Of one operator at TP=4, forward and backward alike."""
     times = {name: pass_times(1e4, 1e4, floor_us, tp1_us=tp1_us) for name in ("fwd", "bwd")}
-    return Result(name="none", recorded={"tp_size": 4}, status="ok", measured=OperatorTimes(times=times))
+    return Result(name="none", recorded=dict(operator_config(4)), status="ok", measured=OperatorTimes(times=times))
 
 
 @pytest.mark.parametrize(

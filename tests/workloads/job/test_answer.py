@@ -294,7 +294,7 @@ def test_megatron_is_told_the_users_file() -> None:
     slots = {"fc1_fprop": {"method": "ring_exchange", "aggregate": False}}
     given = {"overlap_cfg": {"slots": slots, "switches": {**SWITCH_DEFAULTS, "tp_comm_overlap": True}}}
     command = "torchrun pretrain_gpt.py {overlap:megatron}"
-    point = job_config({"overlap": "tuned.yaml"}, **{"job.command": command}) | given
+    point = job_config({"overlap": "tuned.yaml"}, **{"job.command": command}, **given)
     words = shlex.split(command_line(point))
     assert words[words.index("--tp-comm-overlap-cfg") + 1] == "tuned.yaml"
 
