@@ -208,7 +208,7 @@ def test_blocks_agree_with_bf16_also_where_the_last_ones_are_not_full(precision:
     sizes = {"hidden_size": 1024 + divisor, "ffn_hidden_size": 2048 - divisor}
     tokens = 512 + max(RECIPES[precision].rows, RECIPES[precision].tokens)
     point = gpu_point(tp_size=1, operator=operator, method="none", model=sizes, workload={"tokens": tokens})
-    point["precision"] = precision
+    point.precision = precision
     assert transformer_engine.refusal(point) is None
     ranks, shape = Ranks(0, 1, torch.device("cuda", 0)), models.linear_shape(point["model"], operator, tokens, 1)
     parameters = draw_parameters(transformer_engine.parameter_shapes(point, shape), shape, "bf16", ranks, seed=0)
@@ -259,7 +259,7 @@ def test_the_floor_of_two_ranks_gathers_blocks_on_one(precision: str, operator: 
 def _floor_of_two_ranks(ranks: Ranks, precision: str, operator: str) -> tuple[bool, list[str]]:
     """Whether output and gradients are finite, and warnings of gathers that are not in blocks."""
     point = gpu_point(precision=precision, tp_size=2, operator=operator, method="none", workload={"tokens": 512})
-    point["model"] |= {"hidden_size": 1024, "ffn_hidden_size": 2048}
+    point.model.hidden_size, point.model.ffn_hidden_size = 1024, 2048
     two, shape = Ranks(0, 2, ranks.device), models.linear_shape(point["model"], operator, 512, 2)
     parameters = draw_parameters(transformer_engine.parameter_shapes(point, shape), shape, "bf16", two, seed=0)
     x = torch.randn(shape.input_shape, device=ranks.device, dtype=torch.bfloat16, requires_grad=True)

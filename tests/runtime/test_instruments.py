@@ -135,6 +135,6 @@ def test_nsys_records_the_profiled_passes_of_gpus(monkeypatch: pytest.MonkeyPatc
     words = GroupConfig.of(point(nsys=True), tmp_path).wrapper
     assert words[:4] == ("nsys", "profile", "--capture-range=cudaProfilerApi", "--capture-range-end=repeat")
     both = point("fsdp", nsys=True)
-    both["profiling"]["rocprofv3"] = True
+    both.profiling.rocprofv3 = True
     with pytest.raises(UserError, match="nsys=true and rocprofv3 would both start the workers"):
         GroupConfig.of(both, tmp_path)

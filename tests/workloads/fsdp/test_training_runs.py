@@ -324,7 +324,7 @@ def _in_symmetric_memory(ranks: Ranks, point: dict[str, Any], root: Path) -> tup
 @pytest.mark.end_to_end
 def test_collectives_use_only_symmetric_memory_of_their_group(tmp_path: Path, pair: Pair) -> None:
     point = fsdp_point(*FSDP2["own group"])
-    point["fsdp"]["symmetric_memory"] = "kernels"
+    point.fsdp.symmetric_memory = "kernels"
     for learnt, foreign in run_ranks(2, _in_symmetric_memory, point, tmp_path, keep="cpu"):
         assert learnt == pytest.approx(losses(pair[1])["defaults"], rel=1e-5)
         assert list(foreign.values()) == [set(), set()]
