@@ -241,8 +241,7 @@ def write_copies(directory: Path) -> None:
     ):
         make_point("copy_engine", directory, copy_config(direction), overlapped_us=overlapped_us, spread_us=spread_us)
     for chunks, in_chunks_us in ((4, (1030.0, 1060.0)), (16, (1150.0, 1170.0))):
-        config = copy_config("host_to_device")
-        config.copy_engine.chunks = chunks
+        config = copy_config("host_to_device", **{"copy_engine.chunks": chunks})
         make_point("copy_engine", directory, config, in_chunks_us=in_chunks_us, spread_us=1.0)
     bound = {"gemm": False, "copy": True, "sequential": False, "overlapped": False}
     environment = {**ENVIRONMENT, "gpu": "NVIDIA B200"}

@@ -17,13 +17,14 @@ from unittest import mock
 import msgspec
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from overlap_sweep import workloads
 from overlap_sweep.backends import transformer_engine
-from overlap_sweep.config import PRECISIONS, PointConfig, ResolvedPoint
+from overlap_sweep.config import NO_PART_OF_A_POINT, PRECISIONS, PointConfig, ResolvedPoint
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
-from overlap_sweep.results.registry import decoded_point
+from overlap_sweep.results.registry import decoded_point, types_of
 from overlap_sweep.runtime.resolvers import point_name
 from overlap_sweep.workloads import layer as layer_variants
 from overlap_sweep.workloads.layer import moe
@@ -145,8 +146,10 @@ def described(overrides: Sequence[str]) -> str:
     changes = [text for text in overrides if not text.startswith(("workload=", "model=", "layer=", "+", "hydra."))]
     asked = _changed(ASKED[workload](), changes)
     # Every configuration that Hydra composes has a method.
-    config = msgspec.convert({"method": "none", **asked}, workloads.schema(workload))
-    found = f"{point_name(config, [*overrides])}: {_size(config)}"
+    kind = workloads.schema(workload) if workload == "kernel" else types_of(workload).resolved
+    named = OmegaConf.create({"method": "none", **asked})
+    config = msgspec.convert({"method": "none", **asked, "workload": ASKED[workload]()["workload"]}, kind)
+    found = f"{point_name(named, [*overrides])}: {_size(config)}"
     if workload != "operator":
         return found
     point = _completed(asked)
@@ -176,11 +179,11 @@ def _completed(point: Point) -> ResolvedPoint:
 
 
 def _changed(point: Mapping[str, Any], overrides: Sequence[str]) -> Point:
-    changed = dict(point)
+    changed, hidden = dict(point), getattr(point, "not_recorded", NO_PART_OF_A_POINT)
     for override in overrides:
         key, _, name = override.partition("=")[0].partition(".")
         changed[key] = {**changed[key], name: _value(override)} if name and key in changed else _value(override)
-    return changed
+    return {name: value for name, value in changed.items() if name not in hidden}
 
 
 ASKED: dict[str, Callable[[], Point]] = {

@@ -57,7 +57,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the point with its backend and the configuration of each variant, read from its file. UserError for an
     option of layers with experts."""
     of_moe = point["layer"].get("moe") or {}
-    if idle := next((name for name, value in of_moe.items() if value is not None), None):
+    if idle := next((name for name, value in of_moe.items() if value not in (None, {})), None):
         raise UserError(f"layer.moe.{idle}={shown(of_moe[idle])} is for layer=moe; add that, or leave it out.")
     backend = backends.chosen(point)
     chosen = {**point, "backend": backend, "model": models.without_experts(point["model"])}

@@ -72,7 +72,8 @@ def test_many_runs_of_a_sweep_and_their_names(tmp_path: Path) -> None:
 def test_a_killed_run_that_left_its_ranks_to_the_machine_has_those_of_its_logs(
     tmp_path: Path, asked: int | None, ranks: int
 ) -> None:
-    point = plain("fsdp", **{"distributed.dp_size": asked})
+    point = plain("fsdp")
+    point["distributed"]["dp_size"] = asked
     run = only_run(write_run(missing_point(tmp_path, point), ranks=3))
     assert run.point
     assert (run.num_ranks, run.point.status, run.settings["distributed.dp_size"]) == (ranks, "missing", asked)
