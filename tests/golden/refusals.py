@@ -146,7 +146,7 @@ def described(overrides: Sequence[str]) -> str:
     changes = [text for text in overrides if not text.startswith(("workload=", "model=", "layer=", "+", "hydra."))]
     asked = _changed(ASKED[workload](), changes)
     # Every configuration that Hydra composes has a method.
-    kind = workloads.schema(workload) if workload == "kernel" else types_of(workload).resolved
+    kind = types_of(workload).resolved if workload in ("operator", "layer") else workloads.schema(workload)
     named = OmegaConf.create({"method": "none", **asked})
     config = msgspec.convert({"method": "none", **asked, "workload": ASKED[workload]()["workload"]}, kind)
     found = f"{point_name(named, [*overrides])}: {_size(config)}"
