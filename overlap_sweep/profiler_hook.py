@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,8 @@ class _Hook:
         cycle = next(self._cycles)
         store, rank, world_size = _group()
         self._announce(store, rank)
-        with _going_on(), tempfile.TemporaryDirectory(prefix="overlap_sweep_", ignore_cleanup_errors=True) as ours:
-            folder = self._directory or Path(ours)
+        with _going_on(), nullcontext(self._directory) if self._directory else _temporary() as place:
+            folder = Path(place)
             written = _export(profiler, folder, rank, cycle, keep=self._directory is not None)
             if self._also:
                 with _going_on():
@@ -246,13 +246,20 @@ def _export(profiler: Any, folder: Path, rank: int, cycle: int, *, keep: bool) -
     return _Written(path=str(path.absolute()), host=socket.gethostname(), digest=digest)
 
 
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="overlap_sweep_", ignore_cleanup_errors=True)
+
+
 def _is_here(written: _Written) -> bool:
     """Returns whether this rank sees the very file that the other one has written."""
     path = Path(written.path)
     end_s = time.monotonic() + (SHARED_FILE_S if written.host != socket.gethostname() else 0.0)
     while not path.exists() and time.monotonic() < end_s:
         time.sleep(POLL_S)
-    return path.is_file() and _digest(path) == written.digest
+    try:
+        return _digest(path) == written.digest
+    except OSError:
+        return False
 
 
 def _digest(path: Path) -> str:

@@ -89,18 +89,24 @@ def _cycle(calls: Sequence[int]) -> tuple[list[int], int, int]:
 class _Parties:
     """Numbers those that step: an optimizer with its first parameter.
 
-    The parameter, because DeepSpeed's ZeRO calls one optimizer in turn with each group of parameters. When an optimizer
-    is gone, its number is free for the next: one that is made anew for every step keeps its number.
+    The parameter, because DeepSpeed's ZeRO calls one optimizer in turn with each group of parameters. When one of them
+    is gone, the number is free for the next: an optimizer that is made anew for every step keeps its number.
     """
 
     def __init__(self) -> None:
-        self._numbers: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
+        self._numbers: dict[tuple[int, int], int] = {}
         self._free: list[int] = []
         self._new = itertools.count()
 
     def number(self, optimizer: Any, parameter: Any) -> int:
-        own = self._numbers.setdefault(optimizer, {})
-        if id(parameter) not in own:
-            own[id(parameter)] = heapq.heappop(self._free) if self._free else next(self._new)
-            weakref.finalize(optimizer, heapq.heappush, self._free, own[id(parameter)]).atexit = False
-        return own[id(parameter)]
+        key = id(optimizer), id(parameter)
+        if key not in self._numbers:
+            self._numbers[key] = heapq.heappop(self._free) if self._free else next(self._new)
+            for each in (optimizer, parameter):
+                if each is not None:
+                    weakref.finalize(each, self._forget, key).atexit = False
+        return self._numbers[key]
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        if (number := self._numbers.pop(key, None)) is not None:
+            heapq.heappush(self._free, number)

@@ -179,6 +179,13 @@ class CaseAnalysis(Generic[C, R]):
     """Options that differ between the settings."""
     shared: str
     """The changed options that all rows have alike, in words; empty if there are none."""
+    searched: bool = False
+    """Whether a search decided, by times of its own."""
+
+    @property
+    def answer(self) -> R | None:
+        """Returns the best setting; None if it must not be used."""
+        return self.best if self.best.may_win else None
 
     @property
     def per(self) -> str:

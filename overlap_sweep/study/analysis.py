@@ -3,13 +3,13 @@
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import ceil, inf, isnan
+from math import ceil, isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlap_sweep.report.numbers import counted, shortened, some_of
 from overlap_sweep.results import verdict
-from overlap_sweep.results.estimate import LEAST_FREEDOM, LEAST_RUNS, Estimate, gap_noise_us
+from overlap_sweep.results.estimate import LEAST_FREEDOM, LEAST_RUNS, gap_noise_us
 from overlap_sweep.results.gain import Gain, gain_over
 from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.results.records import KnobRecord, KnobSearch
@@ -91,7 +91,10 @@ def _start(point: Point) -> tuple[str, str]:
 def _analysis(study: Study[C, R], case: C, title: str, points: list[Point], searches: Searches) -> CaseAnalysis[C, R]:
     rows = _in_order(study, _with_times_of_proof(study, rows_of(study, points), searches))
     work, reference = compared_by(rows), rows[0]
-    decision = _of_finals(rows, searches) or _of_searches(study, rows, work, searches) or choose(rows, work)
+    if any(row.may_win for row in rows):
+        decision = _of_finals(rows, searches) or _of_searches(study, rows, work, searches) or choose(rows, work)
+    else:
+        decision = Decision(0, None, "no setting trains as it should", reference.setting)
     unjudged = {
         number
         for number, row in enumerate(rows)
@@ -102,7 +105,8 @@ def _analysis(study: Study[C, R], case: C, title: str, points: list[Point], sear
     def standing(number: int) -> str:
         best = "best, proven" if decision.proven else "best"
         names = {best: decided and number == decision.best, "reference": number == 0}
-        return "only" if len(rows) == 1 else ", ".join(name for name, holds in names.items() if holds)
+        only = len(rows) == 1 and decided
+        return "only" if only else ", ".join(name for name, holds in names.items() if holds)
 
     placed = [
         replace(
@@ -128,6 +132,7 @@ def _analysis(study: Study[C, R], case: C, title: str, points: list[Point], sear
         unjudged=[placed[number] for number in sorted(unjudged)],
         differing=differing(settings),
         shared=study.naming.shared(settings),
+        searched=decision.searched,
     )
 
 
@@ -154,7 +159,7 @@ def choose(rows: Sequence[R], work: str) -> Decision:
     reference = rows[0]
     if len(rows) == 1:
         return Decision(0, None, "the only setting measured", reference.setting)
-    usable = [number for number, row in enumerate(rows) if row.may_win] or list(range(len(rows)))
+    usable = [number for number, row in enumerate(rows) if row.may_win]
     choice = verdict.choose(usable, lambda number: rows[number].per(work))
     fastest = rows[choice.fastest]
     if choice.unknown and len(choice.unknown) == len(usable) - 1:
@@ -219,25 +224,26 @@ def _timed(row: R, time_us: float) -> R:
 
 def _of_finals(rows: Sequence[R], searches: Searches) -> Decision | None:
     """Returns what the end of competing searches decided, in which their best settings took turns: the simplest of
-    those that none beat, and its gain over the fastest of the others. None without a winner."""
+    those that none beat, and its gain over the fastest of the others. None without a winner, and if several ends, of
+    other numbers of ranks, had settings of these."""
+    ends = []
     for directory, final in ((directory, final) for directory, one in searches.items() for final in one.finals):
         numbers = {_number_of(rows, directory, one.points): one for one in final.finalists}
-        found = {number: one for number, one in numbers.items() if number is not None and rows[number].may_win}
-        first = [number for number in sorted(found) if found[number].place]
-        others = [number for number in found if not found[number].place]
-        if not first:
-            continue
+        if found := {number: one for number, one in numbers.items() if number is not None and rows[number].may_win}:
+            ends.append((final, found))
+    if len(ends) != 1:
+        return None
+    ((final, found),) = ends
+    first = [number for number in sorted(found) if found[number].place]
+    others = [number for number in found if not found[number].place and not found[number].deviation]
+    if first:
         best, reason = first[0], f"{final.rounds} rounds side by side with the best settings of other searches"
         if len(first) > 1:
             reason = f"{reason}, of which {some_of(rows[number].setting for number in first[1:])} tie"
         if not others:
             return Decision(best, None, reason, rows[0].setting, searched=True)
         second = min(others, key=lambda number: found[number].time_us)
-        theirs, own = (
-            Estimate(one.time_us, one.noise_us, len(one.points), one.freedom or inf)
-            for one in (found[second], found[best])
-        )
-        gain = gain_over(theirs, own, verdict.pairs_among(list(found)))
+        gain = gain_over(found[second].time, found[best].time, verdict.pairs_among(list(found)))
         return Decision(best, gain, reason, rows[second].setting, searched=True)
     return None
 

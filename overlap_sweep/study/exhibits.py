@@ -60,7 +60,7 @@ def settings_bars(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Rows:
                 low=low,
                 high=high,
                 cells=[bar.cells[i] for i in drawn],
-                bold=row is analysis.best,
+                bold=row is analysis.answer,
                 details=study.compared.details(row),
             )
             for row, bar in zip(rows, bars, strict=True)

@@ -90,7 +90,8 @@ def decision_columns(reference: str) -> tuple[Case, ...]:
         Column(
             "gain",
             lambda analysis: analysis.gain.share if analysis.gain else 0.0,
-            "Time that it saves, as a fraction of the reference's; 0 if it is the reference.",
+            "Time that it saves, as a fraction of the reference's or of what a search compared it with; 0 if it is the "
+            "reference.",
         ),
         Column(
             "gain_noise",
@@ -120,7 +121,7 @@ def tables(name: str, case: Iterable[Case], asked: Iterable[Row], measured: Iter
     any status, the setting among them; `measured`: of settings, and of points that are ok; `reference`: what gains
     compare with, in words."""
     own = (*measured, attribute("launch_bound", kind="flag"))
-    of_best = (through(column, attrgetter("best")) for column in (RUNS, *own))
+    of_best = (through(column, attrgetter("answer")) for column in (RUNS, *own))
     return Tables(
         points_table(
             name,
@@ -132,7 +133,12 @@ def tables(name: str, case: Iterable[Case], asked: Iterable[Row], measured: Iter
         Table(
             name,
             "one row per case: the best setting",
-            (*case, attribute("setting", kind="text", read="best.setting"), *of_best, *decision_columns(reference)),
+            (
+                *case,
+                through(attribute("setting", kind="text"), attrgetter("answer")),
+                *of_best,
+                *decision_columns(reference),
+            ),
         ),
     )
 
@@ -196,7 +202,7 @@ def _answer(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Answer:
             study.compared,
             analysis.rows,
             f"Every setting, from fast to slow by time {analysis.per}.",
-            chosen=lambda row: row is analysis.best,
+            chosen=lambda row: row is analysis.answer,
             reference=lambda row: row is analysis.reference,
             most_rows=MOST_ROWS,
         ),

@@ -20,7 +20,7 @@ def headline(analysis: CaseAnalysis[C, R]) -> str:
     """Returns the setting to use, in a few words."""
     best = analysis.best
     if not best.may_win:
-        return "No answer: no setting trains as it should"
+        return "No answer"
     if len(analysis.rows) == 1:
         return f"{best.setting}: nothing to compare with"
     if analysis.too_few_runs:
@@ -61,6 +61,8 @@ def _use(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> str:
 
 
 def _times_and_reason(analysis: CaseAnalysis[C, R]) -> str:
+    if not analysis.best.may_win:
+        return f"{as_sentence(analysis.reason)}."
     reason = f" {as_sentence(analysis.reason)}." if len(analysis.rows) > 1 else ""
     return f"{as_sentence(analysis.best.in_words)}.{reason}"
 

@@ -282,9 +282,11 @@ def _before(
             raise _Broken
         if wrong_before:
             parts = [mended(bytes(text[start:end])) for start, end in itertools.pairwise([0, *ends])]
-            text[: ends[-1]] = b"".join(parts)
-            document.repaired = True
-            return _before(text, list(itertools.accumulate(map(len, parts))), document, is_mended=True)
+            whole = bytearray().join([*parts, text[ends[-1] :]])
+            found = _before(whole, list(itertools.accumulate(map(len, parts))), document, is_mended=True)
+            if found:
+                text[:], document.repaired = whole, True
+            return found
     return None
 
 

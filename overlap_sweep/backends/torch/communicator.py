@@ -185,7 +185,9 @@ class SilentGroup(_ProcessGroup):
         key = (*shape, source.dtype)
         if key not in self._repeated:
             values, count = source.detach().reshape(-1), prod(shape)
-            self._repeated[key] = values.repeat(-(-count // max(len(values), 1)))[:count].view(shape)
+            if not len(values):
+                values = source.new_zeros(1)
+            self._repeated[key] = values.repeat(-(-count // len(values)))[:count].view(shape)
         return self._repeated[key]
 
     def all_gather_single(self, output: Tensor, shard: Tensor, options: Any = None) -> dist.Work:

@@ -176,11 +176,11 @@ def build_layer(
 
     def make_operator(name: str) -> Operator:
         shape = operator_shape(point, name)
+        _check_sm_count({slot: s for slot, s in settings.items() if slot.startswith(f"{name}_")}, ranks)
         linear = parallel_linear(name, shape, settings, plain, overlapped)
         return Operator(point, shape, linear, ranks.device)
 
     kind = point["layer"]["kind"]
-    _check_sm_count(settings, ranks)
     torch.manual_seed(seed)
     module = _layer(kind, point, make_operator, partial(_norm, point, ranks.device))
     # Every layer but the bare row-parallel linear begins with a column-parallel operator.

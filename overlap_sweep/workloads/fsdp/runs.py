@@ -170,7 +170,9 @@ class Run:
             return {}
         config = self.point.recorded
         runtime = {"max_connections": config["runtime"].get("max_connections"), "nodes": self.point.config.nodes}
-        return flat({"runtime": runtime, **{name: config[name] for name in _SETTINGS if name in config}})
+        recorded = {name: config[name] for name in _SETTINGS if name in config}
+        recorded["model"] = {name: value for name, value in config["model"].items() if value is not None}
+        return flat({"runtime": runtime, **recorded})
 
     @cached_property
     def steps(self) -> list[Step]:

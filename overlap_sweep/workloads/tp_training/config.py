@@ -192,6 +192,17 @@ class ResolvedTraining(TpTraining):
     warmup_steps: Annotated[int, Meta(ge=0)] = field()
     dtype: Annotated[str, one_of(*PRECISION_OF)] = field()
     tp_comm_overlap_cfg: Text | None = None
+    # Null at its default, so that a point is the one that it was before there was the option.
+    attn_impl: Annotated[str, one_of("sdpa", "flash_attention_2", "eager")] | None = None
+    zero_stage: Annotated[int, Meta(ge=0, le=2)] | None = None
+    use_distributed_optimizer: bool | None = None
+    overlap_grad_reduce: bool | None = None
+    overlap_comm: bool | None = None
+    reduce_bucket_size: Annotated[int, Meta(ge=1, le=10**12)] | None = None
+    allgather_bucket_size: Annotated[int, Meta(ge=2, le=10**12)] | None = None
+    reshard_after_forward: bool | None = None
+    forward_prefetch: Annotated[int, Meta(ge=0, le=64)] | None = None
+    backward_prefetch: Annotated[int, Meta(ge=0, le=64)] | None = None
 
 
 class _LanguageModel(msgspec.Struct):

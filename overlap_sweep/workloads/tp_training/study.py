@@ -185,7 +185,7 @@ class TpTrainingStudy(Study[TpTrainingCase, TpTrainingRow]):
         """Yields the fastest on each grid of ranks, and whether the losses agree."""
         usable = [row for row in reversed(analysis.rows) if row.may_win]
         grids = {(row.config.tp_size, row.config.dp_size): row for row in usable}
-        if len(grids) > 1:
+        if len(grids) > 1 and not analysis.searched:
             fastest = (f"{row.setting} ({as_us(row.time_us)} us per step)" for _, row in sorted(grids.items()))
             yield f"The fastest on each grid of ranks: {'; '.join(fastest)}."
         compared = [(row.setting, row.losses) for row in analysis.rows if row.losses]
@@ -229,9 +229,9 @@ class TpTrainingStudy(Study[TpTrainingCase, TpTrainingRow]):
             backend=row.config.impl,
             device=None,
             tp_size=row.config.tp_size,
-            operator=f"DP={row.config.dp_size}, {analysis.case.sizes}",
+            operator=f"DP={row.config.dp_size}, {analysis.case.sizes}{analysis.case.more}",
             pass_name=STEP,
-            setting=_stack_options(row.options),
+            setting=row.whole_setting.removeprefix(_stack(row.options)).removeprefix(", ").strip() or DEFAULTS,
         )
 
     def samples(self, result: Result) -> dict[str, Sample]:
@@ -244,6 +244,10 @@ class TpTrainingStudy(Study[TpTrainingCase, TpTrainingRow]):
 
 def _timing(point: Point) -> Timing:
     return point.measured_as(TpTrainingRun).timing
+
+
+def _stack(options: Options) -> str:
+    return NAMING.in_words(options, ("impl", "tp_size", "dp_size"))
 
 
 def _stack_options(options: Options) -> str:
