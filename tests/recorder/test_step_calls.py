@@ -80,6 +80,15 @@ def test_an_optimizer_that_is_made_anew_for_every_step_is_one() -> None:
     assert (calls.per_step, calls.steps, calls.changes) == (1, 6, 0)
 
 
+def test_an_optimizer_whose_parameter_is_made_anew_for_every_step_is_one() -> None:
+    optimizer, calls = Party(), StepCalls()
+    for _ in range(6):
+        optimizer.param_groups = [{"params": [set()]}]
+        calls.add(optimizer)
+        gc.collect()
+    assert (calls.per_step, calls.changes) == (1, 0)
+
+
 def test_where_nothing_repeats_a_bounded_number_of_calls_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_calls, "LONGEST_CYCLE", 50)
     parties, calls = [Party() for _ in range(200)], StepCalls()

@@ -212,6 +212,13 @@ def test_what_is_nearly_json_is_mended(
         assert document.damage == ("" if whole else "is cut short")
 
 
+def test_what_mending_does_not_help_is_not_called_repaired(tmp_path: Path, small_blocks: Any) -> None:
+    small_blocks(50, 100, 2)
+    text = f'{{"traceEvents": [{EVENT}, {{"name": NaN, "a": "b" "c": {{]}}, {", ".join([EVENT] * 9)}]}}'
+    found, document = read(tmp_path / "trace.json", text.encode())
+    assert (len(found), bool(document.damage), document.repaired) == (1, True, False)
+
+
 MORE = ", ".join([EVENT] * 9)
 
 

@@ -63,6 +63,24 @@ def test_losses_are_compared_where_the_data_are_the_same(tmp_path: Path) -> None
     assert all(row.deviates for row in analysis_of(tmp_path / "same").rows)
 
 
+def test_where_nothing_trains_as_it_should_no_output_has_an_answer(tmp_path: Path) -> None:
+    make_point("tp_training", tmp_path, stack_config("autotp"), losses=falling(times=1.3))
+    make_point("tp_training", tmp_path, stack_config("megatron"), step_us=20_000.0)
+    analysis = analysis_of(tmp_path)
+    (answer,) = STUDY.answers.records([analysis])
+    assert (analysis.answer, answer["setting"], answer["time_us"], answer["gain"]) == (None, None, None, 0.0)
+    assert answer["reason"] == "no setting trains as it should"
+    assert not any("best" in row.standing for row in analysis.rows)
+
+
+def test_tuned_files_of_one_name_are_compared_apart(tmp_path: Path) -> None:
+    for folder, cfg in (("a", {"fc1_fprop": {"method": "ring_exchange"}}), ("b", {"fc1_dgrad": {"method": "bulk"}})):
+        file = {"tp_training.tp_comm_overlap_cfg": f"/{folder}/tp_comm_overlap_cfg.yaml"}
+        make_point("tp_training", tmp_path, stack_config("megatron", overlap_cfg=cfg, **file))
+    analysis = analysis_of(tmp_path)
+    assert len({STUDY.key(analysis, row) for row in analysis.rows}) == 2
+
+
 def test_repetitions_are_one_row(tmp_path: Path) -> None:
     for repetition, step_us in enumerate((9_000.0, 11_000.0)):
         make_point("tp_training", tmp_path, stack_config(repetition=repetition), step_us=step_us)

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.results.identity import point_key
+from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.runtime.group_config import GroupConfig
 from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training import hugging_face
@@ -60,6 +62,16 @@ OF = "tp_training."
 )
 def test_what_changes_nothing_makes_no_other_point(same: str, given: str) -> None:
     assert tp_point(*same.split()) == tp_point(*given.split())
+
+
+@pytest.mark.parametrize("impl", ["autotp", "fsdp_dtensor", "megatron"])
+def test_a_point_from_before_an_option_is_that_with_its_default(impl: str) -> None:
+    new = tp_point(f"impl={impl}", "dp_size=2")
+    old = dict(new)
+    old["tp_training"] = {
+        name: value for name, value in new["tp_training"].items() if name not in DATA_PARALLEL_OPTIONS
+    }
+    assert point_key(decoded_point(old)) == point_key(new)
 
 
 def test_options_of_an_implementation_are_kept() -> None:
