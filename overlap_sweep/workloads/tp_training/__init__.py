@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import chain
@@ -24,6 +25,10 @@ from overlap_sweep.workloads.tp_training.config import (
     PRECISION_OF,
     SEQUENCE_PARALLEL,
     TP_TRAINING_ON,
+    Asked,
+    Config,
+    Resolved,
+    ResolvedTraining,
     TpTraining,
     data_parallel,
     dp_size_of,
@@ -56,46 +61,45 @@ _LIBRARIES = {
 """Libraries whose versions are part of the point, in addition to those in every result's environment."""
 
 
-def complete(point: Mapping[str, Any]) -> dict[str, Any]:
+def complete(config: Asked) -> dict[str, Any]:
     """Returns the point with the model's full config, steps and precision filled in, without unused options."""
-    device, impl = point["runtime"]["device"], point["impl"] or DEFAULT_IMPL
-    if point["backend"] != "auto":
-        raise UserError(f"backend={point['backend']}: workload=tp_training uses impl; leave backend out.")
-    dp_size, training = dp_size_of(point), dict(point["tp_training"])
-    defaults = TP_TRAINING_ON[device] | {name: getattr(TpTraining(), name) for name in _ONLY_OF}
-    training |= {name: value for name, value in defaults.items() if training[name] is None}
+    impl, tp_size = config.impl or DEFAULT_IMPL, config.tp_size
+    if config.backend != "auto":
+        raise UserError(f"backend={config.backend}: workload=tp_training uses impl; leave backend out.")
+    dp_size, given = dp_size_of(config), vars(config.tp_training)
+    defaults = {name: getattr(TpTraining(), name) for name in _ONLY_OF} | TP_TRAINING_ON[config.runtime.device]
+    training = ResolvedTraining(**given | {name: value for name, value in defaults.items() if given[name] is None})
+    for name, impls in _ONLY_OF.items():
+        if impl in IMPLEMENTATIONS and impl not in impls:
+            setattr(training, name, None)
     # It changes where results go, not what is measured.
-    training.pop("output_dir")
-    if training["warmup_steps"] >= training["num_training_steps"]:
+    training.output_dir = None
+    if training.warmup_steps >= training.num_training_steps:
         raise UserError(
-            f"tp_training.warmup_steps={training['warmup_steps']} leaves no steps to time of "
-            f"tp_training.num_training_steps={training['num_training_steps']}; give more steps."
+            f"tp_training.warmup_steps={training.warmup_steps} leaves no steps to time of "
+            f"tp_training.num_training_steps={training.num_training_steps}; give more steps."
         )
-    if impl in IMPLEMENTATIONS:
-        training |= {name: None for name, impls in _ONLY_OF.items() if impl not in impls}
-    if training["sequence_parallel"] is None:
-        training["sequence_parallel"] = impl in SEQUENCE_PARALLEL
     # One rank has the whole sequence.
-    training["sequence_parallel"] &= point["tp_size"] > 1
-    training["compile"] |= impl == "async_tp"
-    training |= _data_parallel(training, impl, dp_size)
-    sequences = training["batch_size"] * training["gradient_accumulation_steps"] * dp_size
+    in_sequence = training.sequence_parallel if training.sequence_parallel is not None else impl in SEQUENCE_PARALLEL
+    training.sequence_parallel = in_sequence and tp_size != 1
+    training.compile |= impl == "async_tp"
+    training = replace(training, **_data_parallel(training, impl, dp_size))
+    sequences = training.batch_size * training.gradient_accumulation_steps * dp_size
     completed = {
-        **{name: point[name] for name in _OF_ALL},
-        **{"impl": impl, "backend": impl, "dp_size": dp_size, "tp_training": training},
-        "language_model": language_model(point["model"]),
+        **{name: config[name] for name in _OF_ALL},
+        **{"impl": impl, "backend": impl, "dp_size": dp_size, "tp_training": asdict(training)},
+        "language_model": language_model(config.model),
         "libraries": _libraries(impl),
-        "precision": PRECISION_OF[training["dtype"]],
+        "precision": PRECISION_OF[training.dtype],
         "workload": {
-            **point["workload"],
-            "tokens": sequences * training["seq_length"],
-            "repeats": training["num_training_steps"] - training["warmup_steps"],
+            **vars(config.workload),
+            "tokens": sequences * training.seq_length,
+            "repeats": training.num_training_steps - training.warmup_steps,
         },
     }
-    if training["tp_comm_overlap_cfg"] is not None:
+    if training.tp_comm_overlap_cfg is not None:
         # Its content, so that the result says what was run.
-        read = overlap_cfg.read(Path(training["tp_comm_overlap_cfg"]).expanduser())
-        completed["overlap_cfg"] = {"slots": read.slots, "switches": read.switches}
+        completed["overlap_cfg"] = asdict(overlap_cfg.read(Path(training.tp_comm_overlap_cfg).expanduser()))
     return completed
 
 
@@ -107,12 +111,12 @@ def _libraries(impl: str) -> dict[str, str]:
     return {distribution.name: distribution.version} if distribution else {}
 
 
-def _data_parallel(training: Mapping[str, Any], impl: str, dp_size: int) -> dict[str, Any]:
+def _data_parallel(training: TpTraining, impl: str, dp_size: int) -> dict[str, Any]:
     """Returns the options of data parallelism of all implementations: null unless they change what is run."""
     used = data_parallel(training, impl)
-    usual = {name: data_parallel({**training, name: None}, impl)[name] for name in used}
+    usual = {name: data_parallel(TpTraining(**vars(training) | {name: None}), impl)[name] for name in used}
     idle = {
-        **dict.fromkeys(used, dp_size == 1 or (impl == "autotp" and training["zero_stage"] == 0)),
+        **dict.fromkeys(used, dp_size == 1 or (impl == "autotp" and training.zero_stage == 0)),
         **({"ddp_bucket_size": True} if used.get("overlap_grad_reduce") is False else {}),
         **({"backward_prefetch": True} if used.get("reshard_after_forward") is False else {}),
     }
@@ -120,87 +124,87 @@ def _data_parallel(training: Mapping[str, Any], impl: str, dp_size: int) -> dict
     return dict.fromkeys(DATA_PARALLEL_OPTIONS) | changed
 
 
-def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
+def overlap_configs(point: Resolved) -> dict[str, OverlapConfig]:
     """Returns Megatron-Core's overlap configuration if a file was given, else nothing."""
-    config = point.get("overlap_cfg")
-    return {"": OverlapConfig(config["slots"], config["switches"])} if config else {}
+    return {"": point.overlap_cfg} if point.overlap_cfg else {}
 
 
-def refusal(point: Mapping[str, Any]) -> str | None:
+def refusal(point: Resolved) -> str | None:
     """Returns why the completed point cannot be trained by its implementation, or None."""
     refusals = _model_refusals(point)
-    if point["impl"] in IMPLEMENTATIONS:
-        of_impl = _megatron_refusals if point["impl"] == "megatron" else _hugging_face_refusals
+    if point.impl in IMPLEMENTATIONS:
+        of_impl = _megatron_refusals if point.impl == "megatron" else _hugging_face_refusals
         refusals = chain(refusals, of_impl(point))
     return next((reason for refused, reason in refusals if refused), None)
 
 
-def _model_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
+def _model_refusals(point: Resolved) -> Iterator[tuple[Any, str]]:
     """Yields pairs of a condition that refuses the point and its message, as do the next two functions. Later
     conditions rely on earlier ones."""
-    model, tp_size, training = point["language_model"], point["tp_size"], point["tp_training"]
-    heads, kv_heads, length = model["num_attention_heads"], model["num_key_value_heads"], training["seq_length"]
+    model, tp_size, training = point.language_model, point.tp_size, point.tp_training
+    heads, kv_heads, length = model["num_attention_heads"], model["num_key_value_heads"], training.seq_length
     for name in ("num_key_value_heads", "num_attention_heads", "intermediate_size"):
-        reason = f"{name}={model[name]} of {point['model']['name']} is not divisible by tp_size={tp_size}"
+        reason = f"{name}={model[name]} of {point.model.name} is not divisible by tp_size={tp_size}"
         yield model[name] % tp_size, reason
     yield heads % kv_heads, f"num_attention_heads={heads} is not divisible by num_key_value_heads={kv_heads}"
     yield model["head_dim"] % 2, f"head_dim={model['head_dim']} is odd; rotary embeddings require an even one"
     reason = f"tp_training.seq_length={length} is not divisible by tp_size={tp_size}; use a multiple"
-    yield training["sequence_parallel"] and length % tp_size, reason
+    yield training.sequence_parallel and length % tp_size, reason
 
 
-def _hugging_face_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    impl, training = point["impl"], point["tp_training"]
-    on_cpu, in_sequence = point["runtime"]["device"] == "cpu", training["sequence_parallel"]
+def _hugging_face_refusals(point: Resolved) -> Iterator[tuple[Any, str]]:
+    impl, training = point.impl, point.tp_training
+    on_cpu, in_sequence = point.runtime.device == "cpu", training.sequence_parallel
     if impl == "autotp":
         reason = "impl=autotp requires DeepSpeed, which is not installed; pip install 'overlap-sweep[autotp]'"
         yield find_spec("deepspeed") is None, reason
         yield in_sequence, "impl=autotp has no sequence parallelism; leave tp_training.sequence_parallel out"
-        bare = training["autocast"] or not training["zero_stage"]
+        bare = training.autocast or not training.zero_stage
         reason = "impl=autotp supports float16 only with ZeRO and no autocast; use tp_training.dtype=bfloat16"
-        yield training["dtype"] == "float16" and bare, reason
+        yield training.dtype == "float16" and bare, reason
         odd = data_parallel(training, impl)["allgather_bucket_size"]
         yield odd % 2, f"DeepSpeed supports only an even tp_training.allgather_bucket_size, not {odd}"
     if impl == "async_tp":
         yield on_cpu, "impl=async_tp requires GPUs; use impl=fsdp_dtensor"
         reason = "impl=async_tp requires tp_size > 1 and tp_training.sequence_parallel"
         yield not in_sequence, f"{reason}; use impl=fsdp_dtensor"
-    softcap = point["language_model"].get("attn_logit_softcapping")
+    softcap = point.language_model.get("attn_logit_softcapping")
     reason = (
-        f"tp_training.attn_impl={training['attn_impl']} does not compute the model's attn_logit_softcapping={softcap}; "
+        f"tp_training.attn_impl={training.attn_impl} does not compute the model's attn_logit_softcapping={softcap}; "
         "use flash_attention_2"
     )
-    yield softcap and training["attn_impl"] != "flash_attention_2", reason
-    if training["attn_impl"] == "flash_attention_2":
-        whole = point["precision"] == "fp32" and not training["autocast"]
+    yield softcap and training.attn_impl != "flash_attention_2", reason
+    if training.attn_impl == "flash_attention_2":
+        whole = point.precision == "fp32" and not training.autocast
         reason = "tp_training.attn_impl=flash_attention_2 requires a GPU and bfloat16 or float16; use sdpa"
         yield on_cpu or whole, reason
         reason = "tp_training.attn_impl=flash_attention_2 requires the package flash-attn; install it, or use sdpa"
         yield find_spec("flash_attn") is None, reason
 
 
-def _megatron_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
+def _megatron_refusals(point: Resolved) -> Iterator[tuple[Any, str]]:
     """Yields also conditions in which Megatron-Core computes different results, or cannot overlap as configured."""
-    model, training, tp_size = point["language_model"], point["tp_training"], point["tp_size"]
+    model, training, tp_size = point.language_model, point.tp_training, point.tp_size
     lacking = unusable("megatron.core")
     yield lacking, f"impl=megatron requires Megatron-Core: {lacking}"
     for option, only in {"autocast": False, "compile": False, "vocab_parallel": True}.items():
-        yield training[option] != only, f"impl=megatron supports only tp_training.{option}={only}; leave it out"
-    yield from megatron_refusals(model, training["seq_length"])
+        reason = f"impl=megatron supports only tp_training.{option}={only}; leave it out"
+        yield getattr(training, option) != only, reason
+    yield from megatron_refusals(model, training.seq_length)
     schedule = data_parallel(training, "megatron")
     for name in ("use_distributed_optimizer", "overlap_grad_reduce"):
         reason = f"tp_training.overlap_param_gather=true requires tp_training.{name}=true; leave one of them out"
         yield schedule["overlap_param_gather"] and not schedule[name], reason
-    yield point["runtime"]["device"] == "cpu", "impl=megatron requires GPUs"
+    yield point.runtime.device == "cpu", "impl=megatron requires GPUs"
     lacking = unusable()
     yield lacking, lacking or ""
-    config = overlap_configs(point).get("")
+    config = point.overlap_cfg
     reason = "tp_training.tp_comm_overlap_cfg requires tp_training.sequence_parallel=true"
-    yield config and tp_size > 1 and not training["sequence_parallel"], reason
+    yield config and tp_size > 1 and not training.sequence_parallel, reason
     if overlaps(point):
         fix = "give tp_training.tp_comm_overlap=false"
-        reason = f"userbuffers support bfloat16, not {training['dtype']}; {fix} or tp_training.dtype=bfloat16"
-        yield point["precision"] != "bf16", reason
+        reason = f"userbuffers support bfloat16, not {training.dtype}; {fix} or tp_training.dtype=bfloat16"
+        yield point.precision != "bf16", reason
         if config:
             refused = overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config)
             yield refused, refused or ""
@@ -209,24 +213,24 @@ def _megatron_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
             yield tp_size not in space.USERBUFFERS_RANKS, f"{reason}; {fix} or a tp_comm_overlap_cfg"
 
 
-def overlaps(point: Mapping[str, Any]) -> bool:
+def overlaps(point: Resolved) -> bool:
     """Returns whether userbuffers overlap the point's tensor-parallel communication."""
-    training, config = point["tp_training"], point.get("overlap_cfg")
+    training, config = point.tp_training, point.overlap_cfg
     # With one rank the point has no sequence_parallel.
-    enabled = training["tp_comm_overlap"] and training["sequence_parallel"] and point["runtime"]["device"] == "cuda"
-    return bool(enabled and (config is None or config["switches"]["tp_comm_overlap"]))
+    enabled = training.tp_comm_overlap and training.sequence_parallel and point.runtime.device == "cuda"
+    return bool(enabled and (config is None or config.switches["tp_comm_overlap"]))
 
 
-def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    sizes = [f"tp{point['tp_size']}", f"dp{dp_size_of(point)}"]
-    return [models.short_name(point["model"]), *sizes, point["impl"] or DEFAULT_IMPL]
+def _words(config: Config, overrides: Sequence[str]) -> list[str]:
+    sizes = [f"tp{config.tp_size}", f"dp{dp_size_of(config)}"]
+    return [models.short_name(config["model"]), *sizes, config.impl or DEFAULT_IMPL]
 
 
-def _memory(point: Mapping[str, Any]) -> Memory:
-    fields, training, impl = point["language_model"], point["tp_training"], point["impl"]
-    tp_size, dp_size, options = point["tp_size"], point["dp_size"], data_parallel(training, impl)
+def _memory(point: Resolved) -> Memory:
+    fields, training, impl = point.language_model, point.tp_training, point.impl
+    tp_size, dp_size, options = point.tp_size, point.dp_size, data_parallel(training, impl)
     whole = parameters(fields) / tp_size
-    computed_bytes = 4 if training["autocast"] else BYTES_OF[point["precision"]]
+    computed_bytes = 4 if training.autocast else BYTES_OF[point.precision]
     # Of parameters that are computed with, of float32 weights beside them, and of gradients.
     held, weights, gradients, shards = 1.0, float(computed_bytes < 4), 4.0, 1
     if impl in ("fsdp_dtensor", "async_tp"):
@@ -235,7 +239,7 @@ def _memory(point: Mapping[str, Any]) -> Memory:
             # A layer and the next one, and the vocabulary, which stays.
             held = 1 - layers_parameters(fields) / parameters(fields) * max(0.0, 1 - 2 / fields["num_hidden_layers"])
     elif impl == "autotp":
-        stage = training["zero_stage"]
+        stage = training.zero_stage
         weights, shards = float(bool(stage) or computed_bytes < 4), dp_size if stage else 1
         gradients = computed_bytes / (dp_size if stage == 2 else 1)
     elif impl == "megatron" and options["use_distributed_optimizer"]:
@@ -245,36 +249,36 @@ def _memory(point: Mapping[str, Any]) -> Memory:
         **{"num_kv_heads": fields["num_key_value_heads"], "head_dim": fields["head_dim"], "gated_mlp": True},
         "ffn_hidden_size": fields["intermediate_size"],
     }
-    of_layer, layers = layer_activations(sizes, tp_size, training["sequence_parallel"]), fields["num_hidden_layers"]
-    kept = of_layer + layers * fields["hidden_size"] if training["activation_checkpointing"] else layers * of_layer
+    of_layer, layers = layer_activations(sizes, tp_size, bool(training.sequence_parallel)), fields["num_hidden_layers"]
+    kept = of_layer + layers * fields["hidden_size"] if training.activation_checkpointing else layers * of_layer
     # Logits, the same in float32, and their gradient.
-    logits = fields["vocab_size"] / (tp_size if training["vocab_parallel"] else 1)
-    activation_bytes = BYTES_OF[point["precision"]]
+    logits = fields["vocab_size"] / (tp_size if training.vocab_parallel else 1)
+    activation_bytes = BYTES_OF[point.precision]
     of_token = kept * activation_bytes + logits * (4 + 2 * activation_bytes)
     return Memory(
         parameters=whole * (held * computed_bytes + weights * 4 / shards),
         gradients=whole * gradients,
         optimizer=whole * ADAM_BYTES / shards,
-        activations=training["batch_size"] * training["seq_length"] * of_token,
+        activations=training.batch_size * training.seq_length * of_token,
     )
 
 
-def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
-    training, model = point["tp_training"], point["language_model"]
+def _cost(point: Resolved) -> tuple[Any, ...]:
+    training, model = point.tp_training, point.language_model
     # Compiling takes longer than all the steps.
-    return training["num_training_steps"], training["compile"], model["num_hidden_layers"], point["tp_size"]
+    return training.num_training_steps, training.compile, model["num_hidden_layers"], point.tp_size
 
 
-def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
+def _workers(point: Resolved, directory: Path) -> Workers:
     """Returns the requirements on the workers. Stacks never share processes, since they patch each other's libraries,
     and their memory is compared."""
-    return Workers(max_connections=_queues(point), company=point["impl"])
+    return Workers(max_connections=_queues(point), company=point.impl)
 
 
-def _queues(point: Mapping[str, Any]) -> int:
+def _queues(point: Resolved) -> int:
     """Returns the default of `runtime.max_connections`."""
     # With eight queues, NCCL's kernels wait for a GEMM that has taken all SMs: a ring exchange took 22 % longer.
-    return 1 if point["impl"] == "megatron" else 8
+    return 1 if point.impl == "megatron" else 8
 
 
 def _sample(result: Result) -> Sample:
@@ -290,18 +294,18 @@ def _deviation(result: Result, reference: Result) -> str:
     return deviation(result, reference)
 
 
-def _same_point(point: Mapping[str, Any]) -> str:
-    training = {name: value for name, value in point["tp_training"].items() if name not in _REPORTED}
-    training["tp_comm_overlap"] = overlaps(point)
-    runtime = {**point["runtime"], "max_connections": point["runtime"]["max_connections"] or _queues(point)}
-    return key_of(point_identity({**point, "tp_training": training, "runtime": runtime}))
+def _same_point(point: Resolved) -> str:
+    # Options that affect the log and the report only have any one value.
+    training = replace(point.tp_training, log_interval=1, peak_tflops=None, tp_comm_overlap=overlaps(point))
+    runtime = replace(point.runtime, max_connections=point.runtime.max_connections or _queues(point))
+    return key_of(point_identity(replace(point, tp_training=training, runtime=runtime)))
 
 
-def _rivals(point: Mapping[str, Any]) -> str:
+def _rivals(point: Resolved) -> str:
     """Returns a key of what is trained and on how many ranks, whatever the stack and the grid of ranks."""
-    training = {name: point["tp_training"][name] for name in _TRAINED}
+    training = {name: getattr(point.tp_training, name) for name in _TRAINED}
     same = {name: point[name] for name in ("language_model", "precision", "runtime")}
-    return key_of(point_identity({**same, "tp_training": training, "ranks": point["tp_size"] * point["dp_size"]}))
+    return key_of(point_identity({**same, "tp_training": training, "ranks": point.world_size}))
 
 
 _REPORTED = ("log_interval", "peak_tflops")
@@ -320,12 +324,12 @@ WORKLOAD = Workload(
     refusal=refusal,
     run=run_of(__name__),
     overlap_configs=overlap_configs,
-    subject=lambda point: f"{point['impl']} TP={point['tp_size']} DP={dp_size_of(point)} step",
+    subject=lambda point: f"{point.impl} TP={point.tp_size} DP={dp_size_of(point)} step",
     words=_words,
     named={"tp_size", "impl", "dp_size", "ranks", "tp_training.output_dir"},
-    ranks=lambda point: tp_ranks(point, point["dp_size"] or 1, point.get("ranks")),
-    fewer_gpus=lambda point: (
-        f"tp_size={point['tp_size']} x dp_size={dp_size_of(point)}",
+    ranks=lambda config: tp_ranks(config, config.dp_size or 1, config.ranks),
+    fewer_gpus=lambda config: (
+        f"tp_size={config.tp_size} x dp_size={dp_size_of(config)}",
         "sizes whose product is smaller",
     ),
     on_one_node=tp_groups_on_nodes,

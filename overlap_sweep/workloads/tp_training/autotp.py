@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import hugging_face
-from overlap_sweep.workloads.tp_training.config import data_parallel
+from overlap_sweep.workloads.tp_training.config import Resolved, ResolvedTraining, data_parallel
 from overlap_sweep.workloads.tp_training.hugging_face import parameter_dtype
 from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
 from overlap_sweep.workloads.tp_training.run import Groups, Implementation, initial_weights
@@ -31,7 +31,7 @@ _CUT = "tensor_model_parallel"
 class AutoTp(Implementation):
     """See run.Implementation."""
 
-    def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
+    def __init__(self, point: Resolved, ranks: Ranks, groups: Groups) -> None:
         deepspeed = _deepspeed(ranks)
         # Instead of groups that DeepSpeed would make anew for each model, and for the first one's size only.
         _set_groups(groups.tp, groups.dp)
@@ -41,17 +41,17 @@ class AutoTp(Implementation):
             _forget_state()
             raise
 
-    def _build(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups, deepspeed: Any) -> None:
+    def _build(self, point: Resolved, ranks: Ranks, groups: Groups, deepspeed: Any) -> None:
         from deepspeed.utils import groups as mpu
 
-        self._groups, self._training = groups, point["tp_training"]
-        self._vocab_size = point["language_model"]["vocab_size"]
-        of = architecture(point["language_model"]["model_type"])
+        self._groups, self._training = groups, point.tp_training
+        self._vocab_size = point.language_model["vocab_size"]
+        of = architecture(point.language_model["model_type"])
         model = _build_model(point, of, ranks, groups)
         deepspeed.tp_model_init(model, tp_size=groups.tp_size, dtype=parameter_dtype(self._training))
         engine, *_ = deepspeed.initialize(
             model=model,
-            optimizer=lambda parameters: hugging_face.adamw(parameters, self._training, ranks.device),
+            optimizer=lambda parameters: hugging_face.adamw(parameters, vars(self._training), ranks.device),
             config=_config(self._training, of, groups),
             mpu=mpu,
         )
@@ -59,7 +59,7 @@ class AutoTp(Implementation):
         # It sends the first batch to the other ranks as objects, to compare it with theirs.
         if hasattr(engine, "first_dataloader_check"):
             engine.first_dataloader_check.remove()
-        self._cut = _cut_dimensions(model, of, self._training["vocab_parallel"])
+        self._cut = _cut_dimensions(model, of, self._training.vocab_parallel)
         for name, parameter in model.named_parameters():
             if name in self._cut:
                 setattr(parameter, _CUT, True)
@@ -67,15 +67,15 @@ class AutoTp(Implementation):
                 # Each rank has it whole but uses it for its own heads, and AutoTP leaves each its own gradient.
                 parameter.register_hook(partial(hugging_face.summed, group=groups.tp))
         _draw_weights(point, ranks, groups, engine, self._cut)
-        if self._training["activation_checkpointing"]:
+        if self._training.activation_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if self._training["compile"]:
+        if self._training.compile:
             for layer in hugging_face.decoder_layers(model, of):
                 layer.compile()
 
     def forward(self, tokens: Tensor, labels: Tensor, last: bool) -> Tensor:
         logits = self._engine(input_ids=tokens, use_cache=False).logits
-        group = self._groups.tp if self._training["vocab_parallel"] else None
+        group = self._groups.tp if self._training.vocab_parallel else None
         return hugging_face.vocab_parallel_cross_entropy(logits, labels, self._vocab_size, group)
 
     def backward(self, loss: Tensor, last: bool) -> None:
@@ -107,13 +107,13 @@ class AutoTp(Implementation):
         gradients = {name: p.grad for name, p in self._engine.module.named_parameters() if p.grad is not None}
         cut = [gradient for name, gradient in gradients.items() if name in self._cut]
         whole = [gradient for name, gradient in gradients.items() if name not in self._cut]
-        limit, groups = self._training["max_grad_norm"], self._groups
+        limit, groups = self._training.max_grad_norm, self._groups
         return hugging_face.clip(cut, whole, limit, groups.tp_size, groups.tp)
 
     def close(self) -> None:
         self._engine.destroy()
         del self._engine
-        if self._training["compile"]:
+        if self._training.compile:
             torch._dynamo.reset()
         _forget_state()
 
@@ -154,13 +154,13 @@ def _forget_state() -> None:
     state.mpu = None
 
 
-def _build_model(point: Mapping[str, Any], of: Architecture, ranks: Ranks, groups: Groups) -> Any:
+def _build_model(point: Resolved, of: Architecture, ranks: Ranks, groups: Groups) -> Any:
     """Returns the model, whole but for its vocabulary, on the host: memory never written to is never taken there, and
     AutoTP moves only its parts to the device. The weights are drawn when it is cut."""
-    training = point["tp_training"]
+    training = point.tp_training
     model = hugging_face.build_on_meta(point)
-    if training["vocab_parallel"]:
-        hugging_face.share_vocabulary(model, of, point["language_model"]["vocab_size"], groups.tp)
+    if training.vocab_parallel:
+        hugging_face.share_vocabulary(model, of, point.language_model["vocab_size"], groups.tp)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(parameter_dtype(training))
     model.to_empty(device="cpu")
@@ -170,16 +170,16 @@ def _build_model(point: Mapping[str, Any], of: Architecture, ranks: Ranks, group
     return model
 
 
-def _config(training: Mapping[str, Any], of: Architecture, groups: Groups) -> dict[str, Any]:
+def _config(training: ResolvedTraining, of: Architecture, groups: Groups) -> dict[str, Any]:
     """Returns DeepSpeed's config. What is left out is at its default."""
     dtype = parameter_dtype(training)
     # Without ZeRO we clip float32's gradients.
-    own_clipping = training["zero_stage"] == 0 and dtype == torch.float32
+    own_clipping = training.zero_stage == 0 and dtype == torch.float32
     config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": training["batch_size"],
-        "gradient_accumulation_steps": training["gradient_accumulation_steps"],
-        "gradient_clipping": 0.0 if own_clipping else training["max_grad_norm"],
-        "zero_optimization": {"stage": training["zero_stage"], **data_parallel(training, "autotp")},
+        "train_micro_batch_size_per_gpu": training.batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "gradient_clipping": 0.0 if own_clipping else training.max_grad_norm,
+        "zero_optimization": {"stage": training.zero_stage, **data_parallel(training, "autotp")},
         "tensor_parallel": {"autotp_size": groups.tp_size, "partition_config": _partition(of)},
         "bf16": {"enabled": dtype == torch.bfloat16},
         "fp16": {
@@ -192,8 +192,8 @@ def _config(training: Mapping[str, Any], of: Architecture, groups: Groups) -> di
         # It would wait for the device.
         "timers": {"throughput": {"enabled": False}},
     }
-    if training["autocast"] and training["dtype"] != "float32":
-        config["torch_autocast"] = {"enabled": True, "dtype": training["dtype"]}
+    if training.autocast and training.dtype != "float32":
+        config["torch_autocast"] = {"enabled": True, "dtype": training.dtype}
     return config
 
 
@@ -219,7 +219,7 @@ def _cut_dimensions(model: nn.Module, of: Architecture, vocab_parallel: bool) ->
     return cut
 
 
-def _draw_weights(point: Mapping[str, Any], ranks: Ranks, groups: Groups, engine: Any, cut: Mapping[str, int]) -> None:
+def _draw_weights(point: Resolved, ranks: Ranks, groups: Groups, engine: Any, cut: Mapping[str, int]) -> None:
     """Draws the initial weights into the model, and in float32 into those that DeepSpeed's optimizer steps."""
     from deepspeed.utils import safe_set_full_fp32_param
 

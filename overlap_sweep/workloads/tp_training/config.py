@@ -4,7 +4,6 @@ The names are those of usual benchmark scripts. The implementation is `impl`, th
 model is `model`, with its number of layers `model.num_layers`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -239,22 +238,23 @@ they have no effect, so that it is the point that it was before there was the op
 DATA_PARALLEL_OPTIONS = tuple(dict.fromkeys(name for names in OF_DATA_PARALLEL.values() for name in names))
 
 
-def dp_size_of(point: Mapping[str, Any]) -> int:
+def dp_size_of(config: Config) -> int:
     """Returns the number of data-parallel ranks of a point as composed or completed. UserError if its ranks don't make
     a grid."""
-    tp_size, dp_size, ranks = point["tp_size"], point["dp_size"], point.get("ranks")
-    if dp_size is not None or ranks is None:
-        return int(dp_size or 1)
+    tp_size, ranks = config.tp_size, config.ranks
+    if config.dp_size is not None or ranks is None:
+        return config.dp_size or 1
+    assert tp_size
     if ranks % tp_size:
         raise UserError(f"ranks={ranks} is not divisible by tp_size={tp_size}; give a multiple.")
-    return int(ranks // tp_size)
+    return ranks // tp_size
 
 
-def data_parallel(training: Mapping[str, Any], impl: str) -> dict[str, Any]:
+def data_parallel(training: TpTraining, impl: str) -> dict[str, Any]:
     """Returns the options of a point's data parallelism, with their defaults in place of null; those of all for another
-    package's implementation. Earlier results don't have them."""
+    package's implementation."""
     names = OF_DATA_PARALLEL.get(impl, DATA_PARALLEL_OPTIONS)
-    found = {name: training.get(name) for name in sorted(names)}
+    found = {name: getattr(training, name) for name in sorted(names)}
     found |= {name: getattr(TpTraining(), name) for name, value in found.items() if value is None}
     if impl == "megatron" and found["overlap_param_gather"] is None:
         found["overlap_param_gather"] = found["use_distributed_optimizer"] and found["overlap_grad_reduce"]

@@ -8,7 +8,7 @@ than the device takes for the layer.
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
@@ -35,7 +35,7 @@ from overlap_sweep.backends.symm_mem import operators
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import hugging_face
-from overlap_sweep.workloads.tp_training.config import data_parallel
+from overlap_sweep.workloads.tp_training.config import Resolved, ResolvedTraining, data_parallel
 from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
 from overlap_sweep.workloads.tp_training.run import Facts, Groups, Implementation, initial_weights, padded_vocab_size
 
@@ -50,27 +50,27 @@ class FsdpDtensor(Implementation):
     """See run.Implementation."""
 
     def __init__(
-        self, point: Mapping[str, Any], ranks: Ranks, groups: Groups, compile_options: dict[str, Any] | None = None
+        self, point: Resolved, ranks: Ranks, groups: Groups, compile_options: dict[str, Any] | None = None
     ) -> None:
         """Builds the model. `compile_options`: inductor's, if layers are compiled."""
-        self._training = training = point["tp_training"]
+        self._training = training = point.tp_training
         self._device, self._tp_size = ranks.device, groups.tp_size
-        self._vocab_size = point["language_model"]["vocab_size"]
-        self._loss_group = groups.tp if training["vocab_parallel"] else None
-        self._dtype = getattr(torch, training["dtype"])
-        self._positions = torch.arange(training["seq_length"], device=ranks.device).unsqueeze(0)
+        self._vocab_size = point.language_model["vocab_size"]
+        self._loss_group = groups.tp if training.vocab_parallel else None
+        self._dtype = getattr(torch, training.dtype)
+        self._positions = torch.arange(training.seq_length, device=ranks.device).unsqueeze(0)
         # A Hugging Face model, and FSDP2's module.
         self._model: Any = self._build(point, ranks, groups, compile_options)
         self._parameters = list(self._model.parameters())
-        self._optimizer = hugging_face.adamw(self._parameters, training, ranks.device)
+        self._optimizer = hugging_face.adamw(self._parameters, vars(training), ranks.device)
         self._scaler = torch.amp.GradScaler(ranks.device.type, enabled=self._dtype == torch.float16)
 
     def _build(
-        self, point: Mapping[str, Any], ranks: Ranks, groups: Groups, compile_options: dict[str, Any] | None
+        self, point: Resolved, ranks: Ranks, groups: Groups, compile_options: dict[str, Any] | None
     ) -> nn.Module:
-        of = architecture(point["language_model"]["model_type"])
+        of = architecture(point.language_model["model_type"])
         model = hugging_face.build_on_meta(point)
-        cut = self._training["vocab_parallel"]
+        cut = self._training.vocab_parallel
         rows = padded_vocab_size(self._vocab_size, groups.tp_size) if cut else self._vocab_size
         hugging_face.pad_vocabulary(model, of, rows)
         _cut(model, of, groups, self._training)
@@ -84,7 +84,7 @@ class FsdpDtensor(Implementation):
 
     def forward(self, tokens: Tensor, labels: Tensor, last: bool) -> Tensor:
         self._model.set_requires_gradient_sync(last)
-        autocast = self._training["autocast"] and self._dtype != torch.float32
+        autocast = self._training.autocast and self._dtype != torch.float32
         with torch.autocast(self._device.type, self._dtype) if autocast else nullcontext():
             # Hugging Face would count the positions in what the embedding returns, which may be a part of the sequence.
             logits = self._model(tokens, position_ids=self._positions, use_cache=False).logits
@@ -93,7 +93,7 @@ class FsdpDtensor(Implementation):
         return hugging_face.vocab_parallel_cross_entropy(logits, labels, self._vocab_size, self._loss_group)
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        self._scaler.scale(loss / self._training["gradient_accumulation_steps"]).backward()
+        self._scaler.scale(loss / self._training.gradient_accumulation_steps).backward()
 
     def update(self) -> Tensor:
         self._scaler.unscale_(self._optimizer)
@@ -110,26 +110,27 @@ class FsdpDtensor(Implementation):
         for parameter in self._parameters:
             assert isinstance(parameter.grad, DTensor)
             (cut if parameter.grad.placements[1].is_shard() else whole).append(parameter.grad.to_local())
-        return hugging_face.clip(cut, whole, self._training["max_grad_norm"], self._tp_size)
+        return hugging_face.clip(cut, whole, self._training.max_grad_norm, self._tp_size)
 
     def close(self) -> None:
         """Forgets compiled code, which would decide whether another point's layers are compiled."""
-        if self._training["compile"]:
+        if self._training.compile:
             torch._dynamo.reset()
 
 
-def _cut(model: nn.Module, of: Architecture, groups: Groups, training: Mapping[str, Any]) -> None:
+def _cut(model: nn.Module, of: Architecture, groups: Groups, training: ResolvedTraining) -> None:
     """Cuts the model over the tensor-parallel ranks. Between the parallel linears every rank has the whole residual
     stream, or its part of the sequence."""
     mesh = groups.mesh["tp"]
-    stream: Placement = Shard(SEQUENCE) if training["sequence_parallel"] else Replicate()
+    in_sequence = bool(training.sequence_parallel)
+    stream: Placement = Shard(SEQUENCE) if in_sequence else Replicate()
     # A norm that sees a part of the sequence, or of the heads, knows a part of its weight's gradient.
-    of_norm: Placement = Partial() if training["sequence_parallel"] else Replicate()
+    of_norm: Placement = Partial() if in_sequence else Replicate()
     for layer in hugging_face.decoder_layers(model, of):
         if of.get_tp_mapping:
-            parallelize_module(layer, mesh, dict(of.get_tp_mapping(training["sequence_parallel"])))
+            parallelize_module(layer, mesh, dict(of.get_tp_mapping(in_sequence)))
         else:
-            _cut_linears(layer, of, mesh, stream, flat=training["sequence_parallel"] and training["batch_size"] == 1)
+            _cut_linears(layer, of, mesh, stream, flat=in_sequence and training.batch_size == 1)
         gradients = dict.fromkeys(of.layer_norms, of_norm) | dict.fromkeys(of.head_norms, Partial())
         for name, module in list(layer.named_modules()):
             if not all(isinstance(one, DTensor) for one in module.parameters(recurse=False)):
@@ -139,7 +140,7 @@ def _cut(model: nn.Module, of: Architecture, groups: Groups, training: Mapping[s
     whole_input = PrepareModuleInput(
         input_layouts=(stream,), desired_input_layouts=(Replicate(),), use_local_output=True
     )
-    if training["vocab_parallel"]:
+    if training.vocab_parallel:
         parallelize_module(embedding, mesh, RowwiseParallel(input_layouts=Replicate(), output_layouts=stream))
         parallelize_module(output, mesh, ColwiseParallel(input_layouts=stream, use_local_output=False))
     else:
@@ -150,7 +151,7 @@ def _cut(model: nn.Module, of: Architecture, groups: Groups, training: Mapping[s
         )
         parallelize_module(output, mesh, whole_input)
     hugging_face.tie_weights(model, of)
-    if training["compile"]:
+    if training.compile:
         embedding.register_forward_hook(_arrived)
 
 
@@ -219,18 +220,18 @@ def _local(kind: type[nn.Module], names: Sequence[str], gradient: Placement) -> 
 
 
 def _compute_as_asked(
-    layers: Sequence[nn.Module], training: Mapping[str, Any], compile_options: dict[str, Any] | None
+    layers: Sequence[nn.Module], training: ResolvedTraining, compile_options: dict[str, Any] | None
 ) -> None:
     """Compiles and checkpoints inside of FSDP2's hooks. Checkpointing is around what is compiled: inside of it, as
     Hugging Face has it, torch 2.13 fails with DTensors ("expected all tensors_saved_with_vc_check to be Tensors")."""
     for layer in layers:
-        if training["compile"]:
+        if training.compile:
             layer.forward = torch.compile(layer.forward, options=compile_options)
-        if training["activation_checkpointing"]:
+        if training.activation_checkpointing:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
-def _shard(model: nn.Module, layers: Sequence[nn.Module], training: Mapping[str, Any], groups: Groups) -> None:
+def _shard(model: nn.Module, layers: Sequence[nn.Module], training: ResolvedTraining, groups: Groups) -> None:
     """Shards over the data-parallel ranks; over one, too, since FSDP2 keeps float32 weights and computes in less."""
     computed, schedule = hugging_face.parameter_dtype(training), data_parallel(training, "fsdp_dtensor")
     policy = MixedPrecisionPolicy(param_dtype=None if computed == torch.float32 else computed)
@@ -268,7 +269,7 @@ def _fill(model: nn.Module, draw: Callable[[str, Sequence[int]], Tensor], groups
 class AsyncTp(FsdpDtensor):
     """An Implementation. Refused if nothing could be fused."""
 
-    def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
+    def __init__(self, point: Resolved, ranks: Ranks, groups: Groups) -> None:
         # Inductor's pass is skipped without it.
         if not dist.is_nccl_available():
             raise Refused(

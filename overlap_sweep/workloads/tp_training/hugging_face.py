@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import get_total_norm
 
+from overlap_sweep.workloads.tp_training.config import Resolved, ResolvedTraining
 from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
 from overlap_sweep.workloads.tp_training.run import padded_vocab_size
 
@@ -22,14 +23,15 @@ _CAUSAL = "causal_"
 """Before the name of an attention of Hugging Face's: with a mask of our own."""
 
 
-def build_on_meta(point: Mapping[str, Any]) -> nn.Module:
+def build_on_meta(point: Resolved) -> nn.Module:
     """Returns the whole model in float32 without memory: `to_empty` gives it some, `restore_buffers` and
     `initial_weights` what is to be in it. It is in training mode and keeps no keys and values.
 
     Its attention is the point's, causal, within the sliding window if there is one. The layers take no mask for it, so
     that Hugging Face does not look into the positions at each step to make one, which waits for the device.
     """
-    fields, attention = point["language_model"], point["tp_training"]["attn_impl"]
+    fields, attention = point.language_model, point.tp_training.attn_impl
+    assert attention
     if not architecture(fields["model_type"]).create_model:
         attention = _attention_name(attention)
     with torch.device("meta"):
@@ -82,9 +84,9 @@ def _causal(attention: Callable[..., Any], *, masked: bool = False) -> Callable[
     return forward
 
 
-def parameter_dtype(training: Mapping[str, Any]) -> torch.dtype:
+def parameter_dtype(training: ResolvedTraining) -> torch.dtype:
     """Returns the dtype of parameters in computation. Autocast casts them itself."""
-    dtype: torch.dtype = torch.float32 if training["autocast"] else getattr(torch, training["dtype"])
+    dtype: torch.dtype = torch.float32 if training.autocast else getattr(torch, training.dtype)
     return dtype
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from overlap_sweep.config import ResolvedModel
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import model_forms
 from overlap_sweep.overlap.model_forms import Form
@@ -90,54 +91,50 @@ _LONGEST_CONTEXT = 131_072
 """Of models given by their sizes: no architecture here computes anything else for a shorter one."""
 
 
-def language_model(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config fields of a point's resolved `model`, which win over those of a config.json. UserError if it
-    is not a language model, or cannot be trained."""
-    if instead := model.get("instead"):
-        has = next(iter(instead.values()))
-        raise UserError(f"model.name={model['name']}: {has}; workload=tp_training trains dense models only.")
-    fields = (
-        model_forms.fields_of(model_forms.read_hf_config(str(model["name"])))
-        if model["source"] == "hf"
-        else _by_sizes(model)
-    )
+def language_model(model: ResolvedModel) -> dict[str, Any]:
+    """Returns the config fields of a point's model, which win over those of a config.json. UserError if it is not a
+    language model, or cannot be trained."""
+    if model.instead:
+        has = next(iter(model.instead.values()))
+        raise UserError(f"model.name={model.name}: {has}; workload=tp_training trains dense models only.")
+    fields = model_forms.fields_of(model_forms.read_hf_config(model.name)) if model.source == "hf" else _by_sizes(model)
     if "rope_parameters" not in fields:
         raise UserError(
-            f"model.name={model['name']} has no rotary embedding, which workload=tp_training requires; choose another "
+            f"model.name={model.name} has no rotary embedding, which workload=tp_training requires; choose another "
             "model."
         )
     given = {
-        "model_type": model["architecture"],
-        "hidden_size": model["hidden_size"],
-        "intermediate_size": model["ffn_hidden_size"],
-        "num_attention_heads": model["num_attention_heads"],
-        "num_key_value_heads": model["num_kv_heads"],
-        "head_dim": model["head_dim"],
-        "num_hidden_layers": model["num_layers"],
-        "vocab_size": model["vocab_size"],
-        "rms_norm_eps": model["norm_epsilon"],
-        "tie_word_embeddings": model["tie_word_embeddings"],
+        "model_type": model.architecture,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "num_hidden_layers": model.num_layers,
+        "vocab_size": model.vocab_size,
+        "rms_norm_eps": model.norm_epsilon,
+        "tie_word_embeddings": model.tie_word_embeddings,
     }
     fields |= {name: value for name, value in given.items() if value is not None}
     if len(fields.get("layer_types") or ()) != fields["num_hidden_layers"]:
         # One for each layer: for another number of them the config's class says what they are.
         fields.pop("layer_types", None)
-    theta = {} if model["rope_theta"] is None else {"rope_theta": model["rope_theta"]}
+    theta = {} if model.rope_theta is None else {"rope_theta": model.rope_theta}
     fields["rope_parameters"] = {"rope_type": "default", **fields["rope_parameters"], **theta}
     architecture(fields["model_type"])
     return fields
 
 
-def _by_sizes(model: Mapping[str, Any]) -> dict[str, Any]:
-    if model["architecture"] is None:
+def _by_sizes(model: ResolvedModel) -> dict[str, Any]:
+    if model.architecture is None:
         raise UserError(
-            f"model={model['name']} has no architecture, which a language model needs; give model.architecture=llama "
+            f"model={model.name} has no architecture, which a language model needs; give model.architecture=llama "
             "or another, or choose a model that has one."
         )
-    more = architecture(model["architecture"]).more
+    more = architecture(model.architecture).more
     for name in ("num_layers", "vocab_size"):
-        if model[name] is None:
-            raise UserError(f"model={model['name']} has no {name}, which a language model needs; give model.{name}.")
+        if getattr(model, name) is None:
+            raise UserError(f"model={model.name} has no {name}, which a language model needs; give model.{name}.")
     return {
         **{"hidden_act": "silu", "max_position_embeddings": _LONGEST_CONTEXT, "rms_norm_eps": 1e-6},
         **{"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 10_000.0}},

@@ -3,7 +3,7 @@ communication by userbuffers, its DistributedDataParallel and its optimizer, dis
 ranks.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import overlaps
-from overlap_sweep.workloads.tp_training.config import data_parallel
+from overlap_sweep.workloads.tp_training.config import Resolved, ResolvedTraining, data_parallel
 from overlap_sweep.workloads.tp_training.language_model import architecture
 from overlap_sweep.workloads.tp_training.run import Facts, Groups, Implementation, initial_weights, padded_vocab_size
 
@@ -35,25 +35,25 @@ _kept_groups: dict[str, dist.ProcessGroup] = {}
 class Megatron(Implementation):
     """An Implementation. Refused if userbuffers don't take the overlap configuration. Collective."""
 
-    def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
+    def __init__(self, point: Resolved, ranks: Ranks, groups: Groups) -> None:
         self._point = point
-        self._micro_batches = point["tp_training"]["gradient_accumulation_steps"]
+        self._micro_batches = point.tp_training.gradient_accumulation_steps
         with ExitStack() as stack:
             with _groups_kept():
-                parallel_state.initialize_model_parallel(point["tp_size"], create_gloo_process_groups=False)
+                parallel_state.initialize_model_parallel(point.tp_size, create_gloo_process_groups=False)
             stack.callback(parallel_state.destroy_model_parallel)
             for theirs, ours in (
                 (parallel_state.get_tensor_model_parallel_group(), groups.tp),
                 (parallel_state.get_data_parallel_group(), groups.dp),
             ):
                 assert dist.get_process_group_ranks(theirs) == dist.get_process_group_ranks(ours)
-            random.model_parallel_cuda_manual_seed(point["tp_training"]["seed"], force_reset_rng=True)
+            random.model_parallel_cuda_manual_seed(point.tp_training.seed, force_reset_rng=True)
             if overlaps(point):
                 stack.callback(_initialize_userbuffers(point))
             self._config = transformer_config(point)
             model = build_model(point, self._config, groups.tp_rank)
-            wrapped = model if point["precision"] == "fp32" else Float16Module(self._config, model)
-            schedule = _schedule(point["tp_training"], groups)
+            wrapped = model if point.precision == "fp32" else Float16Module(self._config, model)
+            schedule = _schedule(point.tp_training, groups)
             self._model = DistributedDataParallel(self._config, schedule, wrapped)
             self._optimizer: MegatronOptimizer = get_megatron_optimizer(
                 _optimizer_config(point, self._config, schedule),
@@ -84,7 +84,7 @@ class Megatron(Implementation):
     def facts(self) -> Facts:
         schedule, overlap = self._model.ddp_config, "off"
         if self._config.tp_comm_overlap:
-            overlap = self._point["tp_training"]["tp_comm_overlap_cfg"] or "Transformer Engine's defaults"
+            overlap = self._point.tp_training.tp_comm_overlap_cfg or "Transformer Engine's defaults"
         backend = transformer_engine.attention_backend()
         details = {
             "attention_backend": backend,
@@ -116,23 +116,23 @@ def _groups_kept() -> Iterator[None]:
         yield
 
 
-def _initialize_userbuffers(point: Mapping[str, Any]) -> Callable[[], None]:
+def _initialize_userbuffers(point: Resolved) -> Callable[[], None]:
     """Initialises userbuffers, and returns a function that destroys them."""
     from overlap_sweep.backends.transformer_engine import userbuffers
 
-    training, given = point["tp_training"], point.get("overlap_cfg")
+    training, given = point.tp_training, point.overlap_cfg
     userbuffers.initialize(
-        tokens=training["seq_length"] * training["batch_size"],
-        hidden_size=point["language_model"]["hidden_size"],
-        tp_size=point["tp_size"],
+        tokens=training.seq_length * training.batch_size,
+        hidden_size=point.language_model["hidden_size"],
+        tp_size=point.tp_size,
         fp8=False,
-        bootstrap_backend=point["runtime"]["bootstrap_backend"],
-        ub_cfgs=given["slots"] if given else {},
+        bootstrap_backend=point.runtime.bootstrap_backend,
+        ub_cfgs=given.slots if given else {},
     )
     return userbuffers.destroy
 
 
-def _schedule(training: Mapping[str, Any], groups: Groups) -> DistributedDataParallelConfig:
+def _schedule(training: ResolvedTraining, groups: Groups) -> DistributedDataParallelConfig:
     """Returns how data-parallel ranks communicate. Gradients are accumulated and reduced in the type of the
     parameters."""
     options = data_parallel(training, "megatron")
@@ -143,13 +143,13 @@ def _schedule(training: Mapping[str, Any], groups: Groups) -> DistributedDataPar
 
 
 def _optimizer_config(
-    point: Mapping[str, Any], config: TransformerConfig, schedule: DistributedDataParallelConfig
+    point: Resolved, config: TransformerConfig, schedule: DistributedDataParallelConfig
 ) -> OptimizerConfig:
-    training = point["tp_training"]
+    training = point.tp_training
     return OptimizerConfig(
-        lr=training["learning_rate"],
-        weight_decay=training["weight_decay"],
-        clip_grad=training["max_grad_norm"],
+        lr=training.learning_rate,
+        weight_decay=training.weight_decay,
+        clip_grad=training.max_grad_norm,
         params_dtype=config.params_dtype,
         bf16=config.bf16,
         fp16=config.fp16,
@@ -179,11 +179,11 @@ def _load(parts: Iterable[tuple[str, Tensor]], model: nn.Module, optimizer: Mega
     assert not parameters, f"no weights for {sorted(parameters)}"
 
 
-def transformer_config(point: Mapping[str, Any]) -> TransformerConfig:
+def transformer_config(point: Resolved) -> TransformerConfig:
     """Returns the config of the layers."""
-    model, training, precision = point["language_model"], point["tp_training"], point["precision"]
+    model, training, precision = point.language_model, point.tp_training, point.precision
     has = architecture(model["model_type"])
-    given = point.get("overlap_cfg")
+    given = point.overlap_cfg
     recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return TransformerConfig(
         num_layers=model["num_hidden_layers"],
@@ -207,7 +207,7 @@ def transformer_config(point: Mapping[str, Any]) -> TransformerConfig:
         apply_rope_fusion=True,
         # It returns its gradient in bfloat16, whatever the logits are in.
         cross_entropy_loss_fusion=precision == "bf16",
-        params_dtype=getattr(torch, training["dtype"]),
+        params_dtype=getattr(torch, training.dtype),
         bf16=precision == "bf16",
         fp16=precision == "fp16",
         # The weights are drawn as for all implementations. With perform_initialization=False Megatron-Core would not
@@ -215,23 +215,23 @@ def transformer_config(point: Mapping[str, Any]) -> TransformerConfig:
         init_method=nn.Identity(),
         output_layer_init_method=nn.Identity(),
         embedding_init_method=nn.Identity(),
-        tensor_model_parallel_size=point["tp_size"],
-        sequence_parallel=training["sequence_parallel"],
-        **(recompute if training["activation_checkpointing"] else {}),
-        **({"tp_comm_overlap": True, **(given["switches"] if given else {})} if overlaps(point) else {}),
+        tensor_model_parallel_size=point.tp_size,
+        sequence_parallel=training.sequence_parallel,
+        **(recompute if training.activation_checkpointing else {}),
+        **({"tp_comm_overlap": True, **(given.switches if given else {})} if overlaps(point) else {}),
     )
 
 
-def build_model(point: Mapping[str, Any], config: TransformerConfig, tp_rank: int) -> GPTModel:
+def build_model(point: Resolved, config: TransformerConfig, tp_rank: int) -> GPTModel:
     """Returns this rank's part, its weights not yet drawn, with Transformer Engine's layers. With labels it returns
     losses [batch, sequence], float32. Parallel state must be initialised, and userbuffers, if layers use them."""
-    model, tp_size = point["language_model"], point["tp_size"]
+    model, tp_size = point.language_model, point.tp_size
     rows = padded_vocab_size(model["vocab_size"], tp_size)
     built = GPTModel(
         config,
         get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm),
         vocab_size=rows,
-        max_sequence_length=point["tp_training"]["seq_length"],
+        max_sequence_length=point.tp_training.seq_length,
         share_embeddings_and_output_weights=model["tie_word_embeddings"],
         position_embedding_type="rope",
         rotary_base=model["rope_parameters"]["rope_theta"],
@@ -252,10 +252,10 @@ def _leave_padding_out(output_layer: nn.Module, rows: int, tp_rank: int, vocab_s
         output_layer.register_forward_hook(masked)
 
 
-def initial_parts(point: Mapping[str, Any], draw: Draw, tp_rank: int) -> Iterator[tuple[str, Tensor]]:
+def initial_parts(point: Resolved, draw: Draw, tp_rank: int) -> Iterator[tuple[str, Tensor]]:
     """Yields this rank's part of every initial weight, by its name in GPTModel, float32. `draw`: see
     run.initial_weights."""
-    model, tp_size = point["language_model"], point["tp_size"]
+    model, tp_size = point.language_model, point.tp_size
     of = architecture(model["model_type"])
     hidden, ffn, head_dim = model["hidden_size"], model["intermediate_size"], model["head_dim"]
     heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]

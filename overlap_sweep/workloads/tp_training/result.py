@@ -13,6 +13,7 @@ from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.tp_training.config import (
     DEFAULT_IMPL,
     PRECISION_OF,
+    Config,
     Resolved,
     dp_size_of,
 )
@@ -98,7 +99,7 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
         impl, precision = config["impl"] or DEFAULT_IMPL, PRECISION_OF.get(config["tp_training"]["dtype"])
         known = {"impl": impl, "backend": impl, "precision": precision}
         if config["tp_size"] is not None:
-            known["dp_size"] = dp_size_of(config)
+            known["dp_size"] = dp_size_of(Config(**{name: config[name] for name in ("tp_size", "dp_size", "ranks")}))
         return {**config, **known}
 
     @property

@@ -9,7 +9,7 @@ Implementation with the weights of `initial_weights`. If it raises Refused, the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
@@ -27,7 +27,7 @@ from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.measure.instruments import named_range
 from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
 from overlap_sweep.measure.timing import Anchor, Mark
-from overlap_sweep.workloads.tp_training.config import registered_implementations
+from overlap_sweep.workloads.tp_training.config import Resolved, ResolvedTraining, registered_implementations
 from overlap_sweep.workloads.tp_training.language_model import architecture, flops_per_token, parameters
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
@@ -108,7 +108,7 @@ class Implementation(Protocol):
         ...
 
 
-def load(impl: str) -> Callable[[Mapping[str, Any], Ranks, Groups], Implementation]:
+def load(impl: str) -> Callable[[Resolved, Ranks, Groups], Implementation]:
     """Returns the stack's class. Refused if another package's cannot be imported."""
     if impl not in _CLASSES:
         entry = registered_implementations()[impl]
@@ -137,14 +137,14 @@ def padded_vocab_size(vocab_size: int, tp_size: int) -> int:
     return -(-vocab_size // multiple) * multiple
 
 
-def initial_weights(point: Mapping[str, Any], ranks: Ranks) -> Callable[[str, Sequence[int]], Tensor]:
+def initial_weights(point: Resolved, ranks: Ranks) -> Callable[[str, Sequence[int]], Tensor]:
     """Returns a function that draws a parameter by Hugging Face name, such as `model.layers.0.self_attn.q_proj.weight`,
     and whole shape, of embedding and output projection with padding: float32, on the device, same on all ranks and for
     all callers. Norms are one, biases zero, padding zero, all else normal.
 
     One parameter is whole at a time: whoever asks cuts out its part and lets go of the rest.
     """
-    seed, model = point["tp_training"]["seed"], point["language_model"]
+    seed, model = point.tp_training.seed, point.language_model
     of = architecture(model["model_type"])
     std, vocabulary = model.get("initializer_range", 0.02), model["vocab_size"]
 
@@ -170,28 +170,28 @@ SKEW = 4
 shows whether the gradients are right."""
 
 
-def token_batches(point: Mapping[str, Any], ranks: Ranks, dp_rank: int) -> list[tuple[Tensor, Tensor]]:
+def token_batches(point: Resolved, ranks: Ranks, dp_rank: int) -> list[tuple[Tensor, Tensor]]:
     """Returns tokens and the next token of each, [batch, sequence], int64, on the device, by micro batch: the same for
     all implementations, and on the tensor-parallel ranks of a data-parallel one."""
-    training, profiled = point["tp_training"], point["workload"]["profiled"]
+    training, profiled = point.tp_training, point.workload.profiled
     # One profiled step is thrown away.
-    steps = training["num_training_steps"] + profiled + 1
-    count = min(MOST_BATCHES, steps * training["gradient_accumulation_steps"])
+    steps = training.num_training_steps + profiled + 1
+    count = min(MOST_BATCHES, steps * training.gradient_accumulation_steps)
     return [_draw(point, ranks, dp_rank, index) for index in range(count)]
 
 
-def _draw(point: Mapping[str, Any], ranks: Ranks, dp_rank: int, index: int) -> tuple[Tensor, Tensor]:
-    training, vocabulary = point["tp_training"], point["language_model"]["vocab_size"]
-    generator = stream(torch.device("cpu"), training["seed"], f"micro batch {index}", dp_rank)
-    shape = training["batch_size"], training["seq_length"] + 1
+def _draw(point: Resolved, ranks: Ranks, dp_rank: int, index: int) -> tuple[Tensor, Tensor]:
+    training, vocabulary = point.tp_training, point.language_model["vocab_size"]
+    generator = stream(torch.device("cpu"), training.seed, f"micro batch {index}", dp_rank)
+    shape = training.batch_size, training.seq_length + 1
     drawn = torch.rand(shape, generator=generator, dtype=torch.float64) ** SKEW
     tokens = (drawn * vocabulary).long().to(ranks.device)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the measured fields of the point's Result. Collective."""
-    training, tokens, model = point["tp_training"], point["workload"]["tokens"], point["language_model"]
+    training, tokens, model = point.tp_training, point.workload.tokens, point.language_model
     with ranks.memory_freed():
         try:
             steps, profiled, facts = _train(point, directory, ranks)
@@ -203,8 +203,8 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         steps=steps.read_steps,
         parameters=parameters(model),
         tokens_per_step=tokens,
-        samples_per_step=tokens // training["seq_length"],
-        flops_per_step=tokens * flops_per_token(model, training["seq_length"]),
+        samples_per_step=tokens // training.seq_length,
+        flops_per_step=tokens * flops_per_token(model, training.seq_length),
         host_ahead_us=ahead_us,
         details=facts.details,
     )
@@ -218,20 +218,20 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     }
 
 
-def _train(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> tuple[StepReader, ProfiledSteps, Facts]:
+def _train(point: Resolved, directory: Path, ranks: Ranks) -> tuple[StepReader, ProfiledSteps, Facts]:
     """Trains, then profiles. The result holds nothing of the model, which is garbage then. After a failure the
     processes end, so that nothing is closed: other ranks might not be there to do it, too."""
-    groups, profiled = groups_of(ranks, point["tp_size"], point["dp_size"]), ProfiledSteps()
+    groups, profiled = groups_of(ranks, point.tp_size, point.dp_size), ProfiledSteps()
     batches = cycle(token_batches(point, ranks, groups.dp_rank))
-    built = load(point["impl"])(point, ranks, groups)
-    step = partial(training_step, built, batches, point["tp_training"]["gradient_accumulation_steps"], ranks)
-    steps = StepReader(ranks, groups.dp, point["tp_training"])
-    for number in range(point["tp_training"]["num_training_steps"]):
+    built = load(point.impl)(point, ranks, groups)
+    step = partial(training_step, built, batches, point.tp_training.gradient_accumulation_steps, ranks)
+    steps = StepReader(ranks, groups.dp, point.tp_training)
+    for number in range(point.tp_training.num_training_steps):
         with named_range(f"step {number}"):
             steps.add(step())
     steps.read()
-    if point["profile"] != "none":
-        schedule = {"wait": 0, "warmup": 1, "active": point["workload"]["profiled"], "repeat": 1}
+    if point.profile != "none":
+        schedule = {"wait": 0, "warmup": 1, "active": point.workload.profiled, "repeat": 1}
         output = {"chrome_trace": True, "tensorboard": False}
         recorded = {"record_shapes": False, "profile_memory": False, "with_stack": False}
         profiled = profile_steps(step, ranks, {**schedule, **output, **recorded}, directory)
@@ -292,12 +292,12 @@ def training_step(
 class StepReader:
     """Keeps steps until `read`, since reading a mark waits for the device."""
 
-    def __init__(self, ranks: Ranks, dp: dist.ProcessGroup, training: Mapping[str, Any]) -> None:
+    def __init__(self, ranks: Ranks, dp: dist.ProcessGroup, training: ResolvedTraining) -> None:
         self.read_steps: list[TpTrainingStep] = []
         self._ahead_us: list[float] = []
         """By timed step how much later than the host the device came to the end of the backward, on this rank."""
         self._ranks, self._dp = ranks, dp
-        self._warmup_steps, self._log_interval = training["warmup_steps"], training["log_interval"]
+        self._warmup_steps, self._log_interval = training.warmup_steps, training.log_interval
         self._waiting: list[Step] = []
         ranks.synchronize()
         self._anchor = Anchor(ranks.device)

@@ -3,6 +3,7 @@ Hugging Face model to hold it against."""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache, partial
 from itertools import cycle
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import autotp, hugging_face, run
+from overlap_sweep.workloads.tp_training.config import Resolved
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, architecture
 from overlap_sweep.workloads.tp_training.run import groups_of, initial_weights, token_batches, training_step
 from tests.backends import symm_mem_on_cpu
@@ -30,11 +32,11 @@ class Trained(NamedTuple):
     warnings: list[str]
 
 
-def whole_model(point: Mapping[str, Any], device: str = "cpu") -> nn.Module:
+def whole_model(point: Resolved, device: str = "cpu") -> nn.Module:
     """As Hugging Face makes it, with the point's initial weights, of which each kind of device draws others."""
-    fields = point["language_model"]
+    fields = point.language_model
     with torch.device(device):
-        model = hugging_face.whole_model(fields, point["tp_training"]["attn_impl"] or "sdpa").train()
+        model = hugging_face.whole_model(fields, point.tp_training.attn_impl or "sdpa").train()
     draw = initial_weights(point, Ranks(0, 1, torch.device(device)))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -42,49 +44,48 @@ def whole_model(point: Mapping[str, Any], device: str = "cpu") -> nn.Module:
     return model
 
 
-def differences(found: Sequence[Trained], point: Mapping[str, Any]) -> tuple[float, ...]:
+def differences(found: Sequence[Trained], point: Resolved) -> tuple[float, ...]:
     """The largest of the losses and of the norms from the whole model's, relative, over ranks and steps."""
     expected = train_whole(point)
     # Something is learned.
-    assert len({round(loss, 3) for loss in expected[0].losses}) == point["tp_training"]["num_training_steps"]
+    assert len({round(loss, 3) for loss in expected[0].losses}) == point.tp_training.num_training_steps
     differ: dict[str, list[float]] = {"losses": [], "norms": []}
     for name, values in differ.items():
         for rank, of_rank in enumerate(found):
-            theirs = getattr(expected[rank // point["tp_size"]], name)
+            theirs = getattr(expected[rank // point.tp_size], name)
             values += [abs(a / b - 1) for a, b in zip(getattr(of_rank, name), theirs, strict=True)]
     return max(differ["losses"]), max(differ["norms"])
 
 
-def train_whole(point: Mapping[str, Any], device: str = "cpu") -> list[Trained]:
+def train_whole(point: Resolved, device: str = "cpu") -> list[Trained]:
     """Of each data-parallel rank's batches, by one process: what the point's implementation must come to."""
-    training = dict.fromkeys(_ALL_THE_SAME) | {"attn_impl": point["tp_training"]["attn_impl"] or "sdpa"}
-    same = {**point, "tp_training": {**point["tp_training"], **training}}
-    named = ("language_model", "tp_training", "dp_size", "workload")
-    return _train_whole(json.dumps({name: same[name] for name in named}, sort_keys=True), device)
+    training = asdict(point.tp_training) | dict.fromkeys(_ALL_THE_SAME)
+    same = {"attn_impl": point.tp_training.attn_impl or "sdpa", "tp_training": training, "device": device}
+    key = json.dumps({**same, **{name: point[name] for name in ("language_model", "dp_size", "workload")}})
+    if key not in _known:
+        _known[key] = _train_whole(point, device)
+    return _known[key]
 
 
+_known: dict[str, list[Trained]] = {}
 _ALL_THE_SAME = (
     *("zero_stage", "vocab_parallel", "sequence_parallel", "compile", "tp_comm_overlap", "tp_comm_overlap_cfg"),
-    *("dtype", "autocast", "activation_checkpointing"),
+    *("dtype", "autocast", "activation_checkpointing", "attn_impl"),
 )
 """Options that do not change what is computed, as far as float32 has it."""
 
 
-@cache
-def _train_whole(asked: str, device: str) -> list[Trained]:
-    point = json.loads(asked)
+def _train_whole(point: Resolved, device: str) -> list[Trained]:
     # Of so small tensors more threads make it slower.
     torch.set_num_threads(1)
-    training, ranks = point["tp_training"], Ranks(0, 1, torch.device(device))
-    micro_batches, dp_size = training["gradient_accumulation_steps"], point["dp_size"]
+    training, ranks = point.tp_training, Ranks(0, 1, torch.device(device))
+    micro_batches, dp_size = training.gradient_accumulation_steps, point.dp_size
     model = whole_model(point, device)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=training["learning_rate"], weight_decay=training["weight_decay"]
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
     batches = [token_batches(point, ranks, dp_rank) for dp_rank in range(dp_size)]
     losses: list[list[float]] = [[] for _ in range(dp_size)]
     norms = []
-    for step in range(training["num_training_steps"]):
+    for step in range(training.num_training_steps):
         for dp_rank in range(dp_size):
             of_step = 0.0
             for micro_batch in range(micro_batches):
@@ -94,24 +95,24 @@ def _train_whole(asked: str, device: str) -> list[Trained]:
                 (loss / micro_batches / dp_size).backward()
                 of_step += loss.item() / micro_batches
             losses[dp_rank].append(of_step)
-        limit = training["max_grad_norm"] or float("inf")
+        limit = training.max_grad_norm or float("inf")
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), limit).item())
         optimizer.step()
         optimizer.zero_grad()
     return [Trained(of_rank, norms, {}, []) for of_rank in losses]
 
 
-def train_points(ranks: Ranks, points: Mapping[str, Mapping[str, Any]]) -> dict[str, Trained]:
+def train_points(ranks: Ranks, points: Mapping[str, Resolved]) -> dict[str, Trained]:
     """Each by its own implementation, on all ranks. For `run_ranks`."""
     found = {}
     for name, point in points.items():
-        groups = groups_of(ranks, point["tp_size"], point["dp_size"])
-        if point["impl"] == "megatron" and ranks.device.type == "cpu":
+        groups = groups_of(ranks, point.tp_size, point.dp_size)
+        if point.impl == "megatron" and ranks.device.type == "cpu":
             make_do("megatron", ranks)
-        built = run.load(point["impl"])(point, ranks, groups)
-        batches, training = cycle(token_batches(point, ranks, groups.dp_rank)), point["tp_training"]
-        count = training["gradient_accumulation_steps"]
-        taken = [training_step(built, batches, count, ranks) for _ in range(training["num_training_steps"])]
+        built = run.load(point.impl)(point, ranks, groups)
+        batches, training = cycle(token_batches(point, ranks, groups.dp_rank)), point.tp_training
+        count = training.gradient_accumulation_steps
+        taken = [training_step(built, batches, count, ranks) for _ in range(training.num_training_steps)]
         assert {step.loss.dtype for step in taken} == {torch.float32}
         losses, norms = [step.loss.item() for step in taken], [step.grad_norm.item() for step in taken]
         facts = built.facts()
@@ -233,7 +234,7 @@ FUSED = "fused_all_gather_matmul", "fused_matmul_reduce_scatter"
 """Operators of symmetric memory."""
 
 
-def point_of(case: Case) -> dict[str, Any]:
+def point_of(case: Case) -> Resolved:
     """Of three steps: what an optimizer keeps shows in the third one's loss."""
     given = ("num_training_steps=3", *case.overrides)
     return tp_point(
@@ -252,7 +253,7 @@ def trained(stack: str, ranks: int) -> list[dict[str, Trained]]:
     return run_ranks(ranks, _train, stack, points, keep=stack)
 
 
-def _train(ranks: Ranks, stack: str, points: dict[str, dict[str, Any]]) -> dict[str, Trained]:
+def _train(ranks: Ranks, stack: str, points: dict[str, Resolved]) -> dict[str, Trained]:
     make_do(stack, ranks)
     found: dict[str, Trained] = {}
     for name, point in points.items():
@@ -296,7 +297,7 @@ LLAMA = {
 }
 
 
-def config_point(directory: Path, *overrides: str) -> dict[str, Any]:
+def config_point(directory: Path, *overrides: str) -> Resolved:
     """Of a config.json in which nothing is the default."""
     (directory / "config.json").write_text(json.dumps(LLAMA))
     return composed(*TINY_OPTIONS, "model=hf", f"model.name={directory}", *overrides)

@@ -13,19 +13,19 @@ from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.runtime.group_config import GroupConfig
 from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training import hugging_face
-from overlap_sweep.workloads.tp_training.config import DATA_PARALLEL_OPTIONS
+from overlap_sweep.workloads.tp_training.config import DATA_PARALLEL_OPTIONS, Resolved
 from overlap_sweep.workloads.tp_training.language_model import flops_per_token, parameters
 from tests.composed import composed, tp_point
 
 
 def test_a_point_says_all_that_is_trained() -> None:
     point = tp_point("impl=fsdp_dtensor", "dp_size=2", "tp_training.gradient_accumulation_steps=3")
-    assert (point["backend"], point["precision"], point["tp_size"], point["dp_size"]) == ("fsdp_dtensor", "fp32", 2, 2)
+    assert (point.backend, point.precision, point.tp_size, point.dp_size) == ("fsdp_dtensor", "fp32", 2, 2)
     assert point.world_size == 4
     # Two sequences of 16 tokens a micro batch, three of them, on two data-parallel ranks.
-    assert point["workload"]["tokens"] == 2 * 16 * 3 * 2
-    assert point["workload"]["repeats"] == 4
-    fields = point["language_model"]
+    assert point.workload.tokens == 2 * 16 * 3 * 2
+    assert point.workload.repeats == 4
+    fields = point.language_model
     assert (fields["model_type"], fields["num_hidden_layers"], fields["vocab_size"]) == ("qwen3", 2, 1019)
     assert fields["rope_parameters"] == {"rope_type": "default", "rope_theta": 1_000_000.0}
 
@@ -75,8 +75,8 @@ def test_a_point_from_before_an_option_is_that_with_its_default(impl: str) -> No
 
 
 def test_options_of_an_implementation_are_kept() -> None:
-    assert tp_point("impl=autotp", "tp_training.zero_stage=2")["tp_training"]["zero_stage"] == 2
-    assert tp_point("impl=megatron")["tp_training"]["attn_impl"] is None
+    assert tp_point("impl=autotp", "tp_training.zero_stage=2").tp_training.zero_stage == 2
+    assert tp_point("impl=megatron").tp_training.attn_impl is None
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def test_data_parallelism_is_part_of_a_point_where_it_changes_what_is_run(
 ) -> None:
     """Otherwise it is the point that it was before there was the option."""
     plain, changed = (
-        tp_point(f"impl={impl}", "dp_size=2", *more)["tp_training"] for more in ((), (f"tp_training.{given}",))
+        vars(tp_point(f"impl={impl}", "dp_size=2", *more).tp_training) for more in ((), (f"tp_training.{given}",))
     )
     assert all(plain[name] is None for name in DATA_PARALLEL_OPTIONS)
     assert {name: value for name, value in changed.items() if value != plain[name]} == kept
-    alone = tp_point(f"impl={impl}", f"tp_training.{given}")["tp_training"]
-    assert all(alone[name] is None for name in DATA_PARALLEL_OPTIONS)
+    alone = tp_point(f"impl={impl}", f"tp_training.{given}").tp_training
+    assert all(getattr(alone, name) is None for name in DATA_PARALLEL_OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_data_parallelism_is_part_of_a_point_where_it_changes_what_is_run(
     [("autotp", False, False), ("fsdp_dtensor", False, False), ("async_tp", True, True), ("megatron", True, False)],
 )
 def test_who_overlaps_has_its_sequence_cut(impl: str, in_sequence: bool, compiled: bool) -> None:
-    training = tp_point(f"impl={impl}")["tp_training"]
-    assert (training["sequence_parallel"], training["compile"]) == (in_sequence, compiled)
-    assert not tp_point(f"impl={impl}", "tp_size=1")["tp_training"]["sequence_parallel"]
+    training = tp_point(f"impl={impl}").tp_training
+    assert (training.sequence_parallel, training.compile) == (in_sequence, compiled)
+    assert not tp_point(f"impl={impl}", "tp_size=1").tp_training.sequence_parallel
 
 
 def test_implementations_share_no_process() -> None:
@@ -143,7 +143,7 @@ CONFIG = {
 }
 
 
-def hf_point(root: Path, *overrides: str, **config: Any) -> dict[str, Any]:
+def hf_point(root: Path, *overrides: str, **config: Any) -> Resolved:
     (root / "config.json").write_text(json.dumps({**CONFIG, **config}))
     unset = [f"model.{name}=null" for name in ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads")]
     return tp_point("model=hf", f"model.name={root}", *unset, *overrides)
@@ -151,12 +151,12 @@ def hf_point(root: Path, *overrides: str, **config: Any) -> dict[str, Any]:
 
 def test_a_hugging_face_config_is_trained_as_it_is_but_for_what_is_given(tmp_path: Path) -> None:
     assert hf_point(tmp_path, "model.num_layers=0") == hf_point(tmp_path)
-    fields = hf_point(tmp_path)["language_model"]
+    fields = hf_point(tmp_path).language_model
     said = {name: fields[name] for name in ("model_type", "num_hidden_layers", "vocab_size", "rms_norm_eps")}
     assert said == {"model_type": "qwen2", "num_hidden_layers": 6, "vocab_size": 333, "rms_norm_eps": 1e-5}
     assert (fields["rope_parameters"]["rope_theta"], fields["tie_word_embeddings"]) == (12345.0, True)
     given = ("model.num_layers=3", "model.rope_theta=500000", "model.tie_word_embeddings=false")
-    fields = hf_point(tmp_path, *given)["language_model"]
+    fields = hf_point(tmp_path, *given).language_model
     assert (fields["num_hidden_layers"], fields["vocab_size"]) == (3, 333)
     assert (fields["rope_parameters"]["rope_theta"], fields["tie_word_embeddings"]) == (500_000.0, False)
     # What concerns stored weights is no part of the point.
@@ -168,7 +168,7 @@ def test_a_hugging_face_config_is_trained_as_it_is_but_for_what_is_given(tmp_pat
 def test_each_layer_has_its_type_whatever_their_number(tmp_path: Path, model_type: str) -> None:
     narrow = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
     for layers in (6, 3, 9):
-        fields = hf_point(tmp_path, f"model.num_layers={layers}", model_type=model_type, **narrow)["language_model"]
+        fields = hf_point(tmp_path, f"model.num_layers={layers}", model_type=model_type, **narrow).language_model
         with torch.device("meta"):
             model: Any = hugging_face.whole_model(fields, "sdpa")
         assert model.config.layer_types == ["full_attention"] * 2 + ["sliding_attention"] * (layers - 2)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.workloads import tp_training
+from overlap_sweep.workloads.tp_training.config import Resolved
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture
 from tests.composed import TINY_OPTIONS, composed, tp_point
 from tests.processes import run_ranks
@@ -33,7 +34,7 @@ NO_GPU = "impl=megatron requires GPUs"
 """Asked last: nothing else is refused."""
 
 
-def point_of(directory: Path, model_type: str, config: dict[str, Any]) -> dict[str, Any]:
+def point_of(directory: Path, model_type: str, config: dict[str, Any]) -> Resolved:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps({"model_type": model_type, **PLAIN, **config}))
     rate = "tp_training.learning_rate=0.01"
@@ -41,7 +42,7 @@ def point_of(directory: Path, model_type: str, config: dict[str, Any]) -> dict[s
 
 
 @pytest.fixture(scope="module")
-def points(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def points(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Resolved]:
     root = tmp_path_factory.mktemp("configs")
     return {
         f"{name}, {of}": point_of(root / name / str(index), name, config)
@@ -51,16 +52,14 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def trained(points: dict[str, dict[str, Any]]) -> dict[str, Trained]:
+def trained(points: dict[str, Resolved]) -> dict[str, Trained]:
     assert {tp_training.refusal(point) for point in points.values()} == {NO_GPU}
     (found,) = run_ranks(1, train_points, points, keep="megatron")
     return found
 
 
 @pytest.mark.parametrize("name", [f"{name}, {of}" for name in SAME for of in CONFIGS])
-def test_it_trains_what_hugging_face_does(
-    name: str, points: dict[str, dict[str, Any]], trained: dict[str, Trained]
-) -> None:
+def test_it_trains_what_hugging_face_does(name: str, points: dict[str, Resolved], trained: dict[str, Trained]) -> None:
     assert max(differences([trained[name]], points[name])) < WITHIN
 
 

@@ -1,5 +1,6 @@
 """The model that every stack trains: its architecture, initial weights and batches; and what a stack refuses."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
-from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
+from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training import fsdp_dtensor, hugging_face, run
+from overlap_sweep.workloads.tp_training.config import Resolved
 from overlap_sweep.workloads.tp_training.hugging_face import vocab_parallel_cross_entropy
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture, architecture
 from overlap_sweep.workloads.tp_training.run import initial_weights, token_batches
@@ -23,9 +25,9 @@ ALONE = Ranks(0, 1, torch.device("cpu"))
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 
 
-def from_meta(point: dict[str, Any]) -> Any:
+def from_meta(point: Resolved) -> Any:
     """The whole model as implementations build it."""
-    of = architecture(point["language_model"]["model_type"])
+    of = architecture(point.language_model["model_type"])
     model = hugging_face.build_on_meta(point)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     model.to_empty(device="cpu")
@@ -59,7 +61,7 @@ def test_from_meta_it_is_the_model_that_hugging_face_makes_in_parts_that_can_be_
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_sliding_window_is_kept(attention: str) -> None:
     point = tp_point("model.architecture=mistral", f"tp_training.attn_impl={attention}")
-    narrow = {**point, "language_model": {**point["language_model"], "sliding_window": 4}}
+    narrow = replace(point, language_model={**point.language_model, "sliding_window": 4})
     tokens = token_batches(point, ALONE, 0)[0][0]
     theirs: Any = whole_model(narrow)
     assert torch.allclose(from_meta(narrow)(tokens).logits, theirs(tokens).logits, atol=1e-6)
@@ -72,15 +74,15 @@ def test_nothing_of_a_config_is_lost_but_dropout(tmp_path: Path) -> None:
 
     point = config_point(tmp_path)
     theirs = AutoConfig.from_pretrained(tmp_path).to_dict()
-    trained = AutoConfig.for_model(**point["language_model"]).to_dict()
+    trained = AutoConfig.for_model(**point.language_model).to_dict()
     assert theirs["mlp_bias"]
     differing = {name for name in theirs if trained[name] != theirs[name]}
     assert differing == {"attention_dropout", "architectures", "dtype", "pad_token_id", "_name_or_path"}
     assert trained["attention_dropout"] == 0.0
 
 
-def drawn(name: str, *shape: int, of_rank: Ranks = ALONE, **point: Any) -> Tensor:
-    return initial_weights({**tp_point(), **point}, of_rank)(name, shape)
+def drawn(name: str, *shape: int, of_rank: Ranks = ALONE, point: Resolved | None = None) -> Tensor:
+    return initial_weights(point or tp_point(), of_rank)(name, shape)
 
 
 def test_weights_are_those_of_a_language_model_and_all_ranks_draw_the_same_of_each_name() -> None:
@@ -92,16 +94,16 @@ def test_weights_are_those_of_a_language_model_and_all_ranks_draw_the_same_of_ea
     assert not drawn("model.layers.0.self_attn.q_proj.bias", 64).any()
     assert torch.equal(weight, drawn(QUERY, 512, 512, of_rank=Ranks(1, 2, torch.device("cpu"))))
     assert not torch.equal(weight, drawn(QUERY.replace("0", "1"), 512, 512))
-    other_seed = {**tp_point()["tp_training"], "seed": 43}
-    assert not torch.equal(weight, drawn(QUERY, 512, 512, tp_training=other_seed))
+    assert not torch.equal(weight, drawn(QUERY, 512, 512, point=tp_point("tp_training.seed=43")))
 
 
 def test_the_padding_is_zero_and_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever an architecture calls its vocabulary."""
     monkeypatch.setitem(ARCHITECTURES, "renamed", Architecture(embedding="model.wte", output="head"))
-    model = {**tp_point()["language_model"], "model_type": "renamed"}
+    point = tp_point()
+    point.language_model["model_type"] = "renamed"
     for name in ("model.wte.weight", "head.weight"):
-        whole, padded, more = (drawn(name, rows, 8, language_model=model) for rows in (1019, 1024, 1056))
+        whole, padded, more = (drawn(name, rows, 8, point=point) for rows in (1019, 1024, 1056))
         assert whole.all(dim=1).any()
         assert not padded[1019:].any()
         assert torch.equal(padded[:1019], whole)
@@ -182,8 +184,8 @@ def test_megatron_refuses_what_it_would_compute_differently(
     architecture: str, fields: dict[str, Any], reason: str
 ) -> None:
     point = tp_point("impl=megatron", f"model.architecture={architecture}")
-    found = tp_training.refusal({**point, "language_model": {**point["language_model"], **fields}})
-    assert reason in (found or "")
+    point.language_model.update(fields)
+    assert reason in (tp_training.refusal(point) or "")
 
 
 SETTING = {"method": "ring_exchange"}
@@ -210,8 +212,8 @@ def test_megatron_refuses_a_tuned_file_that_userbuffers_cannot_do(
     monkeypatch.setattr(tp_training, "unusable", lambda *_: None)
     # Divisible by two and three ranks.
     point = tp_point("impl=megatron", *(f"model.{name}=6" for name in ("num_attention_heads", "num_kv_heads")))
-    training = {**point["tp_training"], "seq_length": 48, **changes}
-    point |= {"runtime": {**point["runtime"], "device": "cuda"}, "precision": "bf16", **changes}
-    overlap_cfg = {"slots": slots, "switches": {**SWITCH_DEFAULTS, **switches}}
-    refused = tp_training.refusal({**point, "tp_training": training, "overlap_cfg": overlap_cfg}) or ""
+    point.tp_training.seq_length, point.runtime.device, point.precision = 48, "cuda", "bf16"
+    for name, value in changes.items():
+        setattr(point.tp_training if hasattr(point.tp_training, name) else point, name, value)
+    refused = tp_training.refusal(replace(point, overlap_cfg=OverlapConfig(slots, SWITCH_DEFAULTS | switches))) or ""
     assert reason in refused if reason else not refused

@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 
 from overlap_sweep.measure import Ranks
+from overlap_sweep.workloads.tp_training.config import Resolved
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture
 from tests.composed import tp_point
 from tests.processes import run_ranks
@@ -110,7 +111,7 @@ DECODER = Architecture(
 )
 
 
-def _train(ranks: Ranks, points: dict[str, dict[str, Any]]) -> dict[str, Trained]:
+def _train(ranks: Ranks, points: dict[str, Resolved]) -> dict[str, Trained]:
     ARCHITECTURES[OWN] = DECODER
     return train_points(ranks, points)
 

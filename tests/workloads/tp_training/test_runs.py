@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from overlap_sweep.measure import Ranks
+from overlap_sweep.workloads.tp_training.config import Resolved
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 from tests.composed import tp_point
 from tests.processes import run_ranks
@@ -18,7 +19,7 @@ from tests.trace.conftest import analyse_trace
 from tests.workloads.tp_training.stacks import differences, train_points
 
 
-def _run(ranks: Ranks, point: dict[str, Any], directory: Path) -> tuple[dict[str, Any], list[bool]]:
+def _run(ranks: Ranks, point: Resolved, directory: Path) -> tuple[dict[str, Any], list[bool]]:
     """What the run returns, and whether its model is still there after the run's own collection of garbage."""
     from overlap_sweep.workloads.tp_training import run
     from overlap_sweep.workloads.tp_training.fsdp_dtensor import FsdpDtensor

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import autotp, run
+from overlap_sweep.workloads.tp_training.config import Resolved
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture
 from overlap_sweep.workloads.tp_training.run import groups_of, initial_weights, token_batches
 from tests.composed import tp_point
@@ -60,10 +61,10 @@ def test_losses_and_norms_are_those_of_one_process(case: Case) -> None:
 @pytest.mark.parametrize("case", ASYNC_TP, ids=str)
 def test_async_tp_fuses_what_can_be_fused(case: Case) -> None:
     point = point_of(case)
-    training, layers = point["tp_training"], point["language_model"]["num_hidden_layers"]
-    passes = layers * training["gradient_accumulation_steps"] * training["num_training_steps"]
+    training, layers = point.tp_training, point.language_model["num_hidden_layers"]
+    passes = layers * training.gradient_accumulation_steps * training.num_training_steps
     # Queries, keys and values with a bias are none of the GEMMs that are fused.
-    biased, again = int(case.name.startswith("qwen2")), int(training["activation_checkpointing"])
+    biased, again = int(case.name.startswith("qwen2")), int(training.activation_checkpointing)
     for found in of_case(case):
         # Of the inputs of attention and MLP forward, and of the gradients of their outputs. All layers share them.
         assert found.details["compiled_graphs"] == 2
@@ -95,14 +96,14 @@ def test_megatron_says_what_was_run() -> None:
     assert min(reduced["buckets"], at_once["buckets"]) > 2
 
 
-def _schedule(ranks: Ranks, points: list[dict[str, Any]]) -> list[Any]:
+def _schedule(ranks: Ranks, points: list[Resolved]) -> list[Any]:
     """What each point's library was told of its data parallelism: DeepSpeed's optimizer of overlap and buckets; FSDP2
     by layer of resharding and of how many it gathers ahead in forward and backward."""
     found: list[Any] = []
     for point in points:
-        make_do(point["impl"], ranks)
-        built: Any = run.load(point["impl"])(point, ranks, groups_of(ranks, point["tp_size"], point["dp_size"]))
-        if point["impl"] == "autotp":
+        make_do(point.impl, ranks)
+        built: Any = run.load(point.impl)(point, ranks, groups_of(ranks, point.tp_size, point.dp_size))
+        if point.impl == "autotp":
             theirs = built._engine.optimizer
             found.append((theirs.overlap_comm, theirs.reduce_bucket_size, theirs.allgather_bucket_size))
         else:
@@ -145,7 +146,7 @@ def test_libraries_are_told_how_data_parallel_ranks_communicate() -> None:
 GRANITE = Architecture(more={"embedding_multiplier": 3.0, "logits_scaling": 0.5})
 
 
-def _train_with_granite(ranks: Ranks, points: dict[str, dict[str, Any]]) -> dict[str, Trained]:
+def _train_with_granite(ranks: Ranks, points: dict[str, Resolved]) -> dict[str, Trained]:
     with patch.dict(ARCHITECTURES, granite=GRANITE):
         return train_points(ranks, points)
 
@@ -174,10 +175,10 @@ OVERFLOWING = {
 }
 
 
-def _overflow(ranks: Ranks, point: dict[str, Any]) -> list[tuple[float, float, float]]:
+def _overflow(ranks: Ranks, point: Resolved) -> list[tuple[float, float, float]]:
     """By step the loss of one batch, the norm and the loss scale after it, where gradients of the second step are
     infinite: with Megatron-Core all, otherwise one of one rank."""
-    groups, impl = groups_of(ranks, point["tp_size"], point["dp_size"]), point["impl"]
+    groups, impl = groups_of(ranks, point.tp_size, point.dp_size), point.impl
     make_do(impl, ranks)
     built, found = run.load(impl)(point, ranks, groups), []
     batch = token_batches(point, ranks, groups.dp_rank)[0]
@@ -209,21 +210,21 @@ SCALE: dict[str, Callable[[Any], float]] = {
 @pytest.mark.parametrize("name", OVERFLOWING)
 def test_a_step_with_infinite_gradients_is_left_out_on_all_ranks(name: str) -> None:
     point = tp_point("tp_training.dtype=float16", *OVERFLOWING[name])
-    for first, second, third in run_ranks(2, _overflow, point, keep=point["impl"]):
+    for first, second, third in run_ranks(2, _overflow, point, keep=point.impl):
         assert [math.isfinite(norm) for _, norm, _ in (first, second, third)] == [True, False, True]
         # No step was taken between them.
         assert first[0] > second[0] == third[0]
-        if point["impl"] != "autotp":
+        if point.impl != "autotp":
             assert [scale for *_, scale in (first, second, third)] == [2**16, 2**15, 2**15]
 
 
-def _masters_of_autotp(ranks: Ranks, points: list[dict[str, Any]]) -> list[float]:
+def _masters_of_autotp(ranks: Ranks, points: list[Resolved]) -> list[float]:
     """The largest difference of the float32 weights from the drawn ones, before the first step."""
     from deepspeed.utils import safe_get_full_fp32_param
 
     differ = []
     for point in points:
-        built = autotp.AutoTp(point, ranks, groups_of(ranks, point["tp_size"], point["dp_size"]))
+        built = autotp.AutoTp(point, ranks, groups_of(ranks, point.tp_size, point.dp_size))
         draw = initial_weights(point, ranks)
         parameters = dict(built._engine.module.named_parameters())
         unfused = dict(autotp._own_masters(built._engine.optimizer))
@@ -246,9 +247,9 @@ def test_master_weights_of_autotp_are_drawn_in_float32() -> None:
     assert run_ranks(2, _masters_of_autotp, points, keep="autotp") == [[0.0] * 6] * 2
 
 
-def _left_behind(ranks: Ranks, point: dict[str, Any]) -> int:
+def _left_behind(ranks: Ranks, point: Resolved) -> int:
     """How many parameters are still there when their model is closed."""
-    groups = groups_of(ranks, point["tp_size"], point["dp_size"])
+    groups = groups_of(ranks, point.tp_size, point.dp_size)
     built = autotp.AutoTp(point, ranks, groups)
     built.backward(built.forward(*token_batches(point, ranks, groups.dp_rank)[0], True), True)
     built.update()
@@ -263,13 +264,13 @@ def test_no_parameter_of_autotp_outlives_its_model() -> None:
     assert run_ranks(2, _left_behind, tp_point("impl=autotp", "tp_training.zero_stage=2"), keep="autotp") == [0, 0]
 
 
-def _masters_of_megatron(ranks: Ranks, point: dict[str, Any]) -> tuple[list[float], int, int]:
+def _masters_of_megatron(ranks: Ranks, point: Resolved) -> tuple[list[float], int, int]:
     """What this rank's optimizer keeps of the embedding of a model in bfloat16, and how many process groups there are
     after one model and after two."""
     from overlap_sweep.workloads.tp_training import megatron
 
     make_do("megatron", ranks)
-    groups = groups_of(ranks, point["tp_size"], point["dp_size"])
+    groups = groups_of(ranks, point.tp_size, point.dp_size)
     built = megatron.Megatron(point, ranks, groups)
     embedding = dict(built._model.module.module.named_parameters())["embedding.word_embeddings.weight"]
     # A data-parallel rank may own nothing of it.

@@ -4,13 +4,13 @@ import math
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, text
+from overlap_sweep.workloads.tp_training.config import Resolved
 from tests.composed import tp_point
 from tests.processes import run_ranks
 from tests.workloads.tp_training.stacks import Trained, train_points, train_whole
@@ -137,7 +137,7 @@ AUTOTP = {
 }
 
 
-def _train_autotp(ranks: Ranks, points: dict[str, dict[str, Any]]) -> tuple[dict[str, Trained], list[str]]:
+def _train_autotp(ranks: Ranks, points: dict[str, Resolved]) -> tuple[dict[str, Trained], list[str]]:
     """And the operators that DeepSpeed compiled or loaded meanwhile."""
     trained = train_points(ranks, points)
     from deepspeed.ops.op_builder.builder import OpBuilder
