@@ -140,8 +140,7 @@ def _refusal(point: Resolved, config: DictConfig) -> str | None:
     kind = _kind_to_prove(model, config)
     if kind is None:
         return f"{models.lacks(model)}, or search without a proof with tuner.prove=false"
-    layer = {"kind": kind, "micro_batch_size": config.layer.micro_batch_size}
-    return sizes_refusal(model, layer, *sizes)
+    return sizes_refusal(model, kind, config.layer.micro_batch_size, *sizes)
 
 
 def _kind_to_prove(model: Mapping[str, Any], config: DictConfig) -> str | None:

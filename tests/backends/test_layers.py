@@ -3,6 +3,7 @@ random numbers; and which slots overlap under which switches. symm_mem is here o
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.workloads import layer as layer_variants
+from overlap_sweep.workloads.layer.config import Resolved
 from tests.backends import symm_mem_on_cpu
 from tests.make_point import layer_point
 from tests.processes import run_ranks
@@ -38,13 +40,13 @@ FUSED = ["fused_all_gather_matmul", "fused_matmul_reduce_scatter"]
 ALL_ON = {**SWITCH_DEFAULTS, "tp_comm_overlap_rs_dgrad": True}
 
 
-def torch_point(kind: str = "transformer_layer", **changes: Any) -> dict[str, Any]:
+def torch_point(kind: str = "transformer_layer", **changes: Any) -> Resolved:
     changes = {"backend": "torch", "runtime": {"device": "cpu"}, "model": LLAMA, **changes}
     layer = {"kind": kind, "micro_batch_size": 2}
     return layer_point(precision="fp32", workload={"tokens": TOKENS}, layer=layer, **changes)
 
 
-def symm_mem_point(kind: str = "transformer_layer", **changes: Any) -> dict[str, Any]:
+def symm_mem_point(kind: str = "transformer_layer", **changes: Any) -> Resolved:
     return torch_point(kind, **{"backend": "symm_mem", "runtime": {"device": "cuda"}, **changes})
 
 
@@ -55,8 +57,8 @@ def one_slot(slot: str, method: str) -> OverlapConfig:
     )
 
 
-def presets(point: Mapping[str, Any], *names: str) -> dict[str, OverlapConfig]:
-    return layer_variants.configurations({**point, "layer": {**point["layer"], "variants": list(names)}})
+def presets(point: Resolved, *names: str) -> dict[str, OverlapConfig]:
+    return layer_variants.configurations(replace(point, layer=replace(point.layer, variants=list(names))))
 
 
 WHOLE = torch_point(num_sm=2)

@@ -1,13 +1,14 @@
 """A transformer layer, or a part of it, under several overlap configurations in turns."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep import backends
 from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES
+from overlap_sweep.config import ResolvedModel
 from overlap_sweep.declared import shown
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
@@ -17,6 +18,7 @@ from overlap_sweep.overlap.space import MOE_KIND
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads import Workload, run_of, tp_groups_on_nodes, tp_ranks, usual_workers
 from overlap_sweep.workloads.layer import moe
+from overlap_sweep.workloads.layer.config import Asked, Config, Moe, Resolved
 from overlap_sweep.workloads.memory import ADAM_BYTES, Memory
 
 NOT_OVERLAPPED = ("none", "floor")
@@ -53,135 +55,128 @@ _OPERATORS_OF_KIND = {
 }
 
 
-def complete(point: Mapping[str, Any]) -> dict[str, Any]:
+def complete(config: Asked) -> dict[str, Any]:
     """Returns the point with its backend and the configuration of each variant, read from its file. UserError for an
     option of layers with experts."""
-    of_moe = point["layer"].get("moe") or {}
-    if idle := next((name for name, value in of_moe.items() if value not in (None, {})), None):
-        raise UserError(f"layer.moe.{idle}={shown(of_moe[idle])} is for layer=moe; add that, or leave it out.")
-    backend = backends.chosen(point)
-    chosen = {**point, "backend": backend, "model": models.without_experts(point["model"])}
-    chosen |= {"with_cublasmp": point.get("with_cublasmp") or None}
+    for option in fields(Moe):
+        if (value := getattr(config.layer.moe, option.name)) is not None:
+            raise UserError(f"layer.moe.{option.name}={shown(value)} is for layer=moe; add that, or leave it out.")
+    backend = backends.chosen(config)
+    model = ResolvedModel(**models.without_experts(vars(config.model)))
+    chosen = replace(config, backend=backend, model=model, with_cublasmp=config.with_cublasmp or None)
     configs = configurations(chosen) if backend in backends.LAYERS else {}
-    recorded = {name: asdict(config) for name, config in configs.items()}
-    # Points without experts don't record their options, so they stay the same points.
-    own = {name: value for name, value in point["layer"].items() if name != "moe"}
-    return {**chosen, "layer": {**own, "configurations": recorded}}
+    recorded = {name: asdict(one) for name, one in configs.items()}
+    return {**chosen, "layer": {**asdict(config.layer), "configurations": recorded}}
 
 
-def _configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
-    return {name: OverlapConfig(**config) for name, config in point["layer"]["configurations"].items()}
-
-
-def refusal(point: Mapping[str, Any]) -> str | None:
-    backend = backends.load(point["backend"])
-    if point["backend"] not in backends.LAYERS:
-        return f"backend={point['backend']} has no whole layers; choose one of {', '.join(backends.LAYERS)}"
-    layer, tokens = point["layer"], point["workload"]["tokens"]
-    if reason := sizes_refusal(point["model"], layer, tokens, point["tp_size"]):
+def refusal(point: Resolved) -> str | None:
+    backend = backends.load(point.backend)
+    if point.backend not in backends.LAYERS:
+        return f"backend={point.backend} has no whole layers; choose one of {', '.join(backends.LAYERS)}"
+    layer, sizes = point.layer, (point.workload.tokens, point.tp_size)
+    if reason := sizes_refusal(point["model"], layer.kind, layer.micro_batch_size, *sizes):
         return reason
-    for operator in _OPERATORS_OF_KIND[layer["kind"]]:
+    for operator in _OPERATORS_OF_KIND[layer.kind]:
         unset = {"operator": operator, "phase": "all", "method": "none", "phases": None}
         if reason := backend.refusal({**point, **unset}):
             return str(reason)
     refused = refused_variants(point)
-    if refused and len(refused) == len(_configs(point)):
+    if refused and len(refused) == len(layer.configurations):
         return "; ".join(f"{name}: {reason}" for name, reason in refused.items())
     return None
 
 
-def sizes_refusal(model: Mapping[str, Any], layer: Mapping[str, Any], tokens: int, tp_size: int) -> str | None:
-    """Returns why a layer with these options cannot be cut for this TP size, or which operator the model lacks, or
-    None."""
-    sequence, rest = divmod(tokens, layer["micro_batch_size"])
+def sizes_refusal(model: Mapping[str, Any], kind: str, micro_batch_size: int, tokens: int, tp_size: int) -> str | None:
+    """Returns why a layer of this kind cannot be cut for this TP size, or which operator the model lacks, or None."""
+    sequence, rest = divmod(tokens, micro_batch_size)
     if rest or sequence % tp_size:
         return (
-            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer['micro_batch_size']} "
+            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={micro_batch_size} "
             f"times tp_size={tp_size}"
         )
-    operators = _OPERATORS_OF_KIND[layer["kind"]]
+    operators = _OPERATORS_OF_KIND[kind]
     if lacking := models.lacks(model, operators):
         return lacking
     return next(filter(None, (models.refusal(model, operator, tokens, tp_size) for operator in operators)), None)
 
 
-def refused_variants(point: Mapping[str, Any]) -> dict[str, str]:
+def refused_variants(point: Resolved) -> dict[str, str]:
     """Returns why variants cannot run, by name; without those that can."""
-    reasons = {name: _refusal_of(config, point) for name, config in _configs(point).items()}
+    reasons = {name: _refusal_of(config, point) for name, config in point.layer.configurations.items()}
     return {name: why for name, why in reasons.items() if why}
 
 
-def _refusal_of(config: OverlapConfig, point: Mapping[str, Any]) -> str | None:
+def _refusal_of(config: OverlapConfig, point: Asked) -> str | None:
     """Returns why a variant of this configuration cannot run, or None."""
-    kind = point["layer"]["kind"]
+    kind = point.layer.kind
     operators = _OPERATORS_OF_KIND[kind]
-    if point["tp_size"] == 1:
+    if point.tp_size == 1:
         return "tp_size=1 has no communication to overlap; set layer.comm_overlap=false"
     if not overlap_cfg.overlaps(config, operators):
         return f"no overlap is on in layer={kind}"
-    refused: str | None = backends.load(point["backend"]).layer_refusal(point, config, operators)
+    refused: str | None = backends.load(point.backend).layer_refusal(point, config, operators)
     return refused
 
 
-def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
+def overlap_configs(point: Resolved) -> dict[str, OverlapConfig]:
     """Returns the configurations of the variants that can run. The others are left out with a warning."""
     refused = refused_variants(point)
-    return {name: config for name, config in _configs(point).items() if name not in refused}
+    return {name: config for name, config in point.layer.configurations.items() if name not in refused}
 
 
-def tolerance(point: Mapping[str, Any]) -> float:
+def tolerance(point: Resolved) -> float:
     """Returns the largest allowed relative error of a variant."""
-    if point["precision"] == "fp32":
+    if point.precision == "fp32":
         return space.allowed_error(point)
-    return space.allowed_error(point, FP8_TOLERANCE if point["precision"] in RECIPES else DEFAULT_TOLERANCE)
+    return space.allowed_error(point, FP8_TOLERANCE if point.precision in RECIPES else DEFAULT_TOLERANCE)
 
 
-def names(point: Mapping[str, Any]) -> list[str]:
+def names(point: Asked) -> list[str]:
     """Returns the variants to measure, in order: `none`, unless the user's list leaves it out, then the others, and
     `floor` last. UserError if two options both choose the overlap."""
-    layer = point["layer"]
-    switched = {name: layer[name] for name in _SWITCH_OPTIONS if layer.get(name) is not None}
-    preset = "rs_dgrad" if layer["ub_overlap_rs_dgrad"] else "default"
-    arguments = [*(["ub_overlap_rs_dgrad"] if layer["ub_overlap_rs_dgrad"] else []), *switched]
-    chosen_by = [*(name for name in ("variants", "tp_comm_overlap_cfg") if layer[name]), *arguments[:1]]
-    if layer["comm_overlap"] and len(chosen_by) > 1:
+    layer = point.layer
+    switched = {name: on for name in _SWITCH_OPTIONS if (on := getattr(layer, name)) is not None}
+    preset = "rs_dgrad" if layer.ub_overlap_rs_dgrad else "default"
+    arguments = [*(["ub_overlap_rs_dgrad"] if layer.ub_overlap_rs_dgrad else []), *switched]
+    chosen_by = [*(name for name in ("variants", "tp_comm_overlap_cfg") if getattr(layer, name)), *arguments[:1]]
+    if layer.comm_overlap and len(chosen_by) > 1:
         of_variants = "; switches follow a name: 'bulk ub_bulk_wgrad=false'" if switched else ""
         raise UserError(
             f"layer.{chosen_by[0]} and layer.{chosen_by[1]} both choose the overlap; give one of them "
             f"(in layer.variants a file is file:<path>{of_variants})."
         )
-    variants = layer["variants"]
-    if variants is None and layer["tp_comm_overlap_cfg"]:
-        variants = ["none", FILE + str(layer["tp_comm_overlap_cfg"])]
+    variants = layer.variants
+    if variants is None and layer.tp_comm_overlap_cfg:
+        variants = ["none", FILE + layer.tp_comm_overlap_cfg]
     elif variants is None and arguments:
         variants = ["none", _switched(preset, switched, point)]
     elif variants is None:
         variants = ["none", *_usual(point)]
-    if not layer["comm_overlap"]:
+    if not layer.comm_overlap:
         variants = [name for name in variants if name in NOT_OVERLAPPED]
     others = [name for name in variants if name != "floor"] or ["none"]
     return [*dict.fromkeys(others), "floor"]
 
 
-def _usual(point: Mapping[str, Any]) -> list[str]:
+def _usual(point: Asked) -> list[str]:
     """Returns the variants that are compared with `none` if the user names none: those that can run here."""
-    if notes(point["precision"]):
+    if point.precision and notes(point.precision):
         return []
-    has_default = backends.load(point["backend"]).LAYER_HAS_DEFAULT
+    has_default = backends.load(point.backend).LAYER_HAS_DEFAULT
     usual = _WITH_DEFAULT if has_default else _WITHOUT_DEFAULT
     can_run = [name for name in usual if _refusal_of(_configuration(name, point), point) is None]
     # Refused, it says why.
     return can_run or ["default"] * has_default
 
 
-def _switched(preset: str, switched: Mapping[str, bool], point: Mapping[str, Any]) -> str:
+def _switched(preset: str, switched: Mapping[str, bool], point: Asked) -> str:
     """Returns the name of the preset under other switches, such as `default ub_overlap_ag=false`."""
     own = _preset(preset, point).switches
     changed = {name: on for name, on in switched.items() if own[MEGATRON_NAMES[name]] != on}
     return " ".join([preset, *(f"{name}={str(on).lower()}" for name, on in changed.items())])
 
 
-def configurations(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
+def configurations(point: Asked) -> dict[str, OverlapConfig]:
     """Returns the configuration of every variant that overlaps. UserError for an invalid name or file."""
     overlapped = [name for name in names(point) if name not in NOT_OVERLAPPED]
     written = {settings_file(name): name for name in overlapped}
@@ -193,7 +188,7 @@ def configurations(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
     return {name: _configuration(name, point) for name in overlapped}
 
 
-def _configuration(name: str, point: Mapping[str, Any]) -> OverlapConfig:
+def _configuration(name: str, point: Asked) -> OverlapConfig:
     if name.startswith(FILE):
         return overlap_cfg.read(Path(name.removeprefix(FILE)).expanduser())
     preset, *words = name.split(" ")
@@ -209,22 +204,22 @@ def _configuration(name: str, point: Mapping[str, Any]) -> OverlapConfig:
     return OverlapConfig(config.slots, {**config.switches, **changed})
 
 
-def _preset(name: str, point: Mapping[str, Any]) -> OverlapConfig:
+def _preset(name: str, point: Asked) -> OverlapConfig:
     if name == "default":
         return OverlapConfig()
     if name == "rs_dgrad":
         slots = {slot: {"method": "ring_exchange"} for slot in ("qkv_dgrad", "fc1_dgrad")}
         return OverlapConfig(slots, {**overlap_cfg.SWITCH_DEFAULTS, "tp_comm_overlap_rs_dgrad": True})
     if name == "atomic":
-        return OverlapConfig(_slots({**point, "atomic_gemm": True}, [("ring_exchange", "fprop", _EVERY)]))
+        return OverlapConfig(_slots(replace(point, atomic_gemm=True), [("ring_exchange", "fprop", _EVERY)]))
     wanted = _SPLIT if name == "split" else [(name, "all", _EVERY)]
     return OverlapConfig(_slots(point, wanted), {**_OFF, **dict.fromkeys(_SWITCHED_ON[name], True)})
 
 
-def _slots(point: Mapping[str, Any], wanted: Iterable[tuple[str, str, tuple[str, ...]]]) -> dict[str, space.Setting]:
+def _slots(point: Asked, wanted: Iterable[tuple[str, str, tuple[str, ...]]]) -> dict[str, space.Setting]:
     """Returns the slots for these methods, phases and operators, with the point's knobs or the backend's defaults."""
     slots: dict[str, space.Setting] = {}
-    knobs = {knob: point[knob] for knob in space.KNOBS if point[knob] is not None}
+    knobs = {knob: value for knob in space.KNOBS if (value := getattr(point, knob)) is not None}
     for method, phase, operators in wanted:
         defaults = backends.default_knobs(point, method)
         complete = {**point, **defaults, **knobs, "method": method, "phase": phase, "phases": None}
@@ -233,32 +228,32 @@ def _slots(point: Mapping[str, Any], wanted: Iterable[tuple[str, str, tuple[str,
     return slots
 
 
-def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    replicas = point["layer"]["num_replicas"]
-    begin = [models.short_name(point["model"]), f"tp{point['tp_size']}", point["layer"]["kind"]]
+def _words(config: Config, overrides: Sequence[str]) -> list[str]:
+    replicas = config.layer.num_replicas
+    begin = [models.short_name(config["model"]), f"tp{config.tp_size}", config.layer.kind]
     return [*begin, *([f"dp{replicas}"] if replicas > 1 else [])]
 
 
-def _fewer_gpus(point: Mapping[str, Any]) -> tuple[str, str]:
-    replicas = point["layer"]["num_replicas"]
+def _fewer_gpus(config: Config) -> tuple[str, str]:
+    replicas = config.layer.num_replicas
     with_replicas = f" with layer.num_replicas={replicas}" if replicas > 1 else ""
-    return f"tp_size={point['tp_size']}{with_replicas}", "a smaller tp_size"
+    return f"tp_size={config.tp_size}{with_replicas}", "a smaller tp_size"
 
 
-def _memory(point: Mapping[str, Any]) -> Memory:
-    model, sizes = point["model"], (point["workload"]["tokens"], point["tp_size"])
-    shapes = [models.linear_shape(model, operator, *sizes) for operator in _OPERATORS_OF_KIND[point["layer"]["kind"]]]
-    number_bytes = 4 if point["precision"] == "fp32" else 2
+def _memory(point: Resolved) -> Memory:
+    model, sizes = point["model"], (point.workload.tokens, point.tp_size)
+    shapes = [models.linear_shape(model, operator, *sizes) for operator in _OPERATORS_OF_KIND[point.layer.kind]]
+    number_bytes = 4 if point.precision == "fp32" else 2
     # Each variant has its own weights. One after the other they keep inputs and outputs.
     weights = sum(prod(shape.weight_shape) for shape in shapes) * number_bytes * len({*names(point), "none"})
     kept = sum(prod(shape.local().input_shape) + prod(shape.local().output_shape) for shape in shapes) * number_bytes
-    optimizer = weights * ADAM_BYTES / 4 if point["layer"]["training"] else 0.0
+    optimizer = weights * ADAM_BYTES / 4 if point.layer.training else 0.0
     return Memory(parameters=weights, gradients=weights, optimizer=optimizer, activations=kept)
 
 
 def _by_kind(tensor_parallel: Callable[..., Any], of_moe: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a call of the workload that depends on the point's kind of layer."""
-    return lambda point, *more: (of_moe if point["layer"]["kind"] == MOE_KIND else tensor_parallel)(point, *more)
+    return lambda config, *more: (of_moe if config.layer.kind == MOE_KIND else tensor_parallel)(config, *more)
 
 
 WORKLOAD = Workload(
@@ -269,10 +264,10 @@ WORKLOAD = Workload(
     # The arguments of layers with experts are in the point.
     overlap_configs=_by_kind(overlap_configs, lambda point: {}),
     run=run_of(__name__),
-    subject=lambda point: str(point["layer"]["kind"]),
+    subject=lambda point: point.layer.kind,
     words=_by_kind(_words, moe.words),
     named={"tp_size", "layer", "layer.num_replicas", "layer.moe.ep_size"},
-    ranks=_by_kind(lambda point: tp_ranks(point, point["layer"]["num_replicas"]), moe.ranks),
+    ranks=_by_kind(lambda config: tp_ranks(config, config.layer.num_replicas), moe.ranks),
     fewer_gpus=_by_kind(_fewer_gpus, moe.fewer_gpus),
     memory=_by_kind(_memory, lambda point: None),
     less_memory="fewer layer.variants, a larger tp_size or a smaller model",

@@ -6,18 +6,20 @@ experts and combined again by all-to-alls, with nothing beside them.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep.backends import megatron
 from overlap_sweep.backends.megatron import Arguments
+from overlap_sweep.config import ResolvedModel
 from overlap_sweep.declared import shown
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE
 from overlap_sweep.workloads import Workers
-from overlap_sweep.workloads.layer.config import DEFAULT_EP_SIZE, KnobsConfig
+from overlap_sweep.workloads.layer.config import DEFAULT_EP_SIZE, Asked, Config, KnobsConfig, Resolved, ResolvedMoe
 
 BACKEND = "megatron"
 
@@ -49,86 +51,83 @@ DEEPEP_SMS = 20
 """Megatron-Core's default of moe_deepep_num_sms."""
 
 
-def complete(point: Mapping[str, Any]) -> dict[str, Any]:
+def complete(config: Asked) -> dict[str, Any]:
     """Returns the point with its backend, its options and the arguments of each variant. UserError for an unknown
     variant or a knob of tensor-parallel overlap."""
-    if point["num_sm"] != KnobsConfig.num_sm:
-        raise UserError(f"layer=moe does not use num_sm={point['num_sm']}; set layer.moe.num_sm.")
-    knobs = [knob for knob in (*space.KNOBS, "with_cublasmp") if knob != "num_sm"]
-    if idle := next((knob for knob in knobs if point.get(knob) is not None), None):
-        raise UserError(f"layer=moe does not use {idle}={shown(point[idle])}; leave it out.")
-    given = {name: value for name, value in point["layer"]["moe"].items() if value is not None}
-    on_gpu = point["runtime"]["device"] == "cuda"
-    options = {"num_sm": None, "grouped_gemm": on_gpu, **_DEFAULTS, **given}
-    backend = BACKEND if point["backend"] == "auto" else point["backend"]
-    layer = {**point["layer"], "moe": options, "configurations": {}}
-    completed = {**point, **dict.fromkeys(space.KNOBS), "backend": backend, "layer": layer}
-    recorded = {name: arguments(name, options["num_sm"]) for name in _asked(completed)}
-    return {**completed, "layer": {**layer, "moe": {**options, "arguments": recorded}}}
+    if config.num_sm != KnobsConfig.num_sm:
+        raise UserError(f"layer=moe does not use num_sm={config.num_sm}; set layer.moe.num_sm.")
+    for knob in (*space.KNOBS, "with_cublasmp"):
+        if knob != "num_sm" and (value := getattr(config, knob)) is not None:
+            raise UserError(f"layer=moe does not use {knob}={shown(value)}; leave it out.")
+    given = {name: value for name, value in vars(config.layer.moe).items() if value is not None}
+    options = ResolvedMoe(**{"grouped_gemm": config.runtime.device == "cuda", **_DEFAULTS, **given})
+    asked = _asked(replace(config, layer=replace(config.layer, moe=options)))
+    options.arguments = {name: arguments(name, options.num_sm) for name in asked}
+    backend = BACKEND if config.backend == "auto" else config.backend
+    layer = {**asdict(config.layer), "moe": asdict(options)}
+    return {**config, **dict.fromkeys(space.KNOBS), "backend": backend, "layer": layer}
 
 
-def _asked(point: Mapping[str, Any]) -> list[str]:
+def _asked(config: Asked) -> list[str]:
     """Returns the variants to measure besides the floor, with those that cannot run if the user names them."""
-    asked = point["layer"]["variants"]
+    asked = config.layer.variants
     if asked is None:
-        others = DEFAULT_VARIANTS
-        asked = [name for name in others if variant_refusal(name, point) is None]
+        asked = [name for name in DEFAULT_VARIANTS if variant_refusal(name, config) is None]
     known = (*VARIANTS, FLOOR)
     for name in asked:
         if name not in known:
             raise UserError(f"layer.variants: {name} is not known; with layer=moe choose one of {', '.join(known)}.")
-    if not point["layer"]["comm_overlap"]:
+    if not config.layer.comm_overlap:
         asked = [name for name in asked if name == NONE]
     return list(dict.fromkeys(name for name in asked if name != FLOOR)) or [NONE]
 
 
-def names(point: Mapping[str, Any]) -> list[str]:
+def names(point: Resolved) -> list[str]:
     """Returns the variants that can run, in order, `floor` last."""
     refused = refused_variants(point)
-    return [*(name for name in point["layer"]["moe"]["arguments"] if name not in refused), FLOOR]
+    return [*(name for name in point.layer.moe.arguments if name not in refused), FLOOR]
 
 
-def refused_variants(point: Mapping[str, Any]) -> dict[str, str]:
+def refused_variants(point: Resolved) -> dict[str, str]:
     """Returns why variants cannot run, by name; without those that can."""
-    reasons = {name: variant_refusal(name, point) for name in point["layer"]["moe"]["arguments"]}
+    reasons = {name: variant_refusal(name, point) for name in point.layer.moe.arguments}
     return {name: why for name, why in reasons.items() if why}
 
 
-def refusal(point: Mapping[str, Any]) -> str | None:
-    layer, model, tokens = point["layer"], point["model"], point["workload"]["tokens"]
-    if point["backend"] != BACKEND:
-        return f"layer=moe is a layer of Megatron-Core; backend={BACKEND} has it, not {point['backend']}"
+def refusal(point: Resolved) -> str | None:
+    layer, tokens, tp_size, ep_size = point.layer, point.workload.tokens, point.tp_size, point.world_size
+    if point.backend != BACKEND:
+        return f"layer=moe is a layer of Megatron-Core; backend={BACKEND} has it, not {point.backend}"
     for name, usual in _OF_OTHERS.items():
-        if layer[name] != usual:
+        if getattr(layer, name) != usual:
             return f"layer=moe has no layer.{name}"
-    tp_size, ep_size = point["tp_size"], layer["moe"]["ep_size"]
-    if reason := model_refusal(model, ep_size):
+    if reason := model_refusal(point.model, ep_size):
         return reason
     if ep_size % tp_size:
         return f"tp_size={tp_size} must divide layer.moe.ep_size={ep_size}, which is the number of ranks"
     for operator in ("qkv", "proj"):
-        if reason := models.refusal(model, operator, tokens, tp_size):
+        if reason := models.refusal(point["model"], operator, tokens, tp_size):
             return reason
-    if (model.get("shared_expert_ffn_hidden_size") or 0) % tp_size:
+    if (point.model.shared_expert_ffn_hidden_size or 0) % tp_size:
         return f"the width of the shared experts is not divisible by tp_size={tp_size}"
-    if tokens % (layer["micro_batch_size"] * tp_size):
+    if tokens % (layer.micro_batch_size * tp_size):
         return (
-            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer['micro_batch_size']} "
+            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer.micro_batch_size} "
             f"times tp_size={tp_size}"
         )
     if reason := megatron.refusal(point):
         return reason
-    if layer["moe"]["grouped_gemm"] and point["runtime"]["device"] != "cuda":
+    if layer.moe.grouped_gemm and point.runtime.device != "cuda":
         return "layer.moe.grouped_gemm=true requires GPUs: it is Transformer Engine's"
     refused = refused_variants(point)
-    if refused and len(refused) == len(layer["moe"]["arguments"].keys() - {NONE}):
+    if refused and len(refused) == len(layer.moe.arguments.keys() - {NONE}):
         return "; ".join(f"{name}: {reason}" for name, reason in refused.items())
     return None
 
 
-def ranks(point: Mapping[str, Any]) -> dict[str, int]:
+def ranks(config: Config) -> dict[str, int]:
     """Returns `tp_size` where it is null: experts alone are spread over the ranks."""
-    return {"tp_size": 1} if point["tp_size"] is None else {}
+    return {"tp_size": 1} if config.tp_size is None else {}
 
 
 def max_connections(tp_size: int) -> int:
@@ -138,21 +137,21 @@ def max_connections(tp_size: int) -> int:
     return 8 if tp_size == 1 else 1
 
 
-def workers(point: Mapping[str, Any], directory: Path) -> Workers:
-    return Workers(max_connections=max_connections(point["tp_size"]))
+def workers(point: Resolved, directory: Path) -> Workers:
+    return Workers(max_connections=max_connections(point.tp_size))
 
 
-def _ep_size(point: Mapping[str, Any]) -> int:
-    return point["layer"]["moe"]["ep_size"] or DEFAULT_EP_SIZE
+def words(config: Config, overrides: Sequence[str]) -> list[str]:
+    cut = [f"tp{config.tp_size}"] if config.tp_size != 1 else []
+    return [models.short_name(config["model"]), *cut, f"ep{_ep_size(config)}", "moe"]
 
 
-def words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    cut = [f"tp{point['tp_size']}"] if point["tp_size"] > 1 else []
-    return [models.short_name(point["model"]), *cut, f"ep{_ep_size(point)}", "moe"]
+def _ep_size(config: Config) -> int:
+    return config.layer.moe.ep_size or DEFAULT_EP_SIZE
 
 
-def fewer_gpus(point: Mapping[str, Any]) -> tuple[str, str]:
-    return f"layer.moe.ep_size={_ep_size(point)}", "a smaller layer.moe.ep_size"
+def fewer_gpus(config: Config) -> tuple[str, str]:
+    return f"layer.moe.ep_size={_ep_size(config)}", "a smaller layer.moe.ep_size"
 
 
 def arguments(name: str, num_sm: int | None) -> Arguments:
@@ -166,14 +165,15 @@ def overlaps_micro_batches(given: Arguments) -> bool:
     return bool(given.get("overlap_moe_expert_parallel_comm"))
 
 
-def model_refusal(model: Mapping[str, Any], ep_size: int) -> str | None:
+def model_refusal(model: ResolvedModel, ep_size: int) -> str | None:
     """Returns why the resolved model's experts cannot be spread over the ranks, or None."""
-    experts, taken = model.get("num_experts"), model.get("experts_per_token")
+    experts, taken = model.num_experts, model.experts_per_token
     if not experts:
-        return f"model {model['name']} has no experts; choose one that has, or give model.num_experts"
+        return f"model {model.name} has no experts; choose one that has, or give model.num_experts"
     for size in ("experts_per_token", "expert_ffn_hidden_size"):
-        if not model.get(size):
-            return f"model {model['name']} has no {size}; give model.{size}"
+        if not getattr(model, size):
+            return f"model {model.name} has no {size}; give model.{size}"
+    assert taken
     if taken > experts:
         return f"experts_per_token={taken} is more than the model's {experts} experts"
     if experts % ep_size:
@@ -181,27 +181,27 @@ def model_refusal(model: Mapping[str, Any], ep_size: int) -> str | None:
     return None
 
 
-def variant_refusal(name: str, point: Mapping[str, Any]) -> str | None:
+def variant_refusal(name: str, config: Asked) -> str | None:
     """Returns why the point cannot run the variant, or None."""
-    options, given = point["layer"]["moe"], VARIANTS[name]
+    options, given = config.layer.moe, VARIANTS[name]
     if name in (NONE, FLOOR):
         return None
-    if options["ep_size"] == 1:
+    if options.ep_size == 1:
         return "layer.moe.ep_size=1 has no communication to overlap"
-    if given.get("moe_shared_expert_overlap") and not point["model"].get("shared_expert_ffn_hidden_size"):
-        return f"model {point['model']['name']} has no shared experts"
+    if given.get("moe_shared_expert_overlap") and not config.model.shared_expert_ffn_hidden_size:
+        return f"model {config.model.name} has no shared experts"
     if overlaps_micro_batches(given):
-        if point["precision"] not in ("bf16", "fp16"):
-            return f"overlap_moe_expert_parallel_comm requires bf16 or fp16, not {point['precision']}"
-        if options["micro_batches"] == 1:
+        if config.precision not in ("bf16", "fp16"):
+            return f"overlap_moe_expert_parallel_comm requires bf16 or fp16, not {config.precision}"
+        if options.micro_batches == 1:
             return "layer.moe.micro_batches=1 leaves no other micro batch to compute"
     if not _DEEPEP.items() <= given.items():
         return None
-    if point["runtime"]["device"] != "cuda":
+    if config.runtime.device != "cuda":
         return "DeepEP requires GPUs"
     if find_spec("deep_ep") is None:
         return "deep_ep is not installed; see https://github.com/deepseek-ai/DeepEP"
-    num_sm = options["num_sm"] or DEEPEP_SMS
+    num_sm = options.num_sm or DEEPEP_SMS
     return f"DeepEP requires an even number of SMs, not {num_sm}" if num_sm % 2 else None
 
 

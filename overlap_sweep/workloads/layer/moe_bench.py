@@ -4,7 +4,6 @@ which an iteration's micro batches run."""
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 from torch import Tensor
 
@@ -17,18 +16,21 @@ from overlap_sweep.measure.instruments import say_loss
 from overlap_sweep.measure.timing import Variant
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE
 from overlap_sweep.workloads.layer import moe
+from overlap_sweep.workloads.layer.config import Resolved
 from overlap_sweep.workloads.layer.moe import VARIANTS, overlaps_micro_batches
 from overlap_sweep.workloads.layer.run import INPUTS, Bench, draw
 
 
-def build(point: Mapping[str, Any], ranks: Ranks) -> Bench:
+def build(point: Resolved, ranks: Ranks) -> Bench:
     """Returns the point's variants. Collective."""
-    asked, refused = point["layer"]["moe"]["arguments"], moe.refused_variants(point)
-    inputs = [[_micro_batch(point, number, part, ranks) for part in _parts(point)] for number in range(INPUTS)]
+    options, refused = point.layer.moe, moe.refused_variants(point)
+    assert options.micro_batches
+    asked, parts = options.arguments, range(options.micro_batches)
+    inputs = [[_micro_batch(point, number, part, ranks) for part in parts] for number in range(INPUTS)]
     variants = {}
     for name in dict.fromkeys([NONE, *moe.names(point)]):
         given = asked.get(name, VARIANTS[NONE])
-        num_sm = None if name in (NONE, FLOOR) else point["layer"]["moe"]["num_sm"]
+        num_sm = None if name in (NONE, FLOOR) else options.num_sm
         try:
             layer = Layer(point, given, ranks, num_sm, silent=name == FLOOR)
         except Refused as reason:
@@ -50,20 +52,15 @@ def _attention(ranks: Ranks) -> tuple[str | None, list[str]]:
     return backend, transformer_engine.attention_warnings(backend)
 
 
-def _parts(point: Mapping[str, Any]) -> range:
-    return range(point["layer"]["moe"]["micro_batches"])
-
-
-def _micro_batch(point: Mapping[str, Any], number: int, part: int, ranks: Ranks) -> MicroBatch:
-    model, batch = point["model"], point["layer"]["micro_batch_size"]
-    tokens = point["workload"]["tokens"] // point["tp_size"]
-    seed, name = point["workload"]["seed"], f"{number} of micro batch {part}"
+def _micro_batch(point: Resolved, number: int, part: int, ranks: Ranks) -> MicroBatch:
+    model, batch, routing = point["model"], point.layer.micro_batch_size, point.layer.moe.routing
+    assert routing
+    tokens = point.workload.tokens // point.tp_size
+    seed, name = point.workload.seed, f"{number} of micro batch {part}"
     generator = stream(ranks.device, seed, f"input {name}", ranks.rank)
-    x, gradient = (
-        draw((tokens // batch, batch, model["hidden_size"]), generator, DTYPES[point["precision"]]) for _ in range(2)
-    )
-    chosen = model["num_experts"], model["experts_per_token"]
-    routed = draw_routing(point["layer"]["moe"]["routing"], tokens, *chosen, name, seed, ranks)
+    shape = tokens // batch, batch, model["hidden_size"]
+    x, gradient = (draw(shape, generator, DTYPES[point.precision]) for _ in range(2))
+    routed = draw_routing(routing, tokens, model["num_experts"], model["experts_per_token"], name, seed, ranks)
     return MicroBatch(x.requires_grad_(), gradient, routed)
 
 

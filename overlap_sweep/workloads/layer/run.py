@@ -24,6 +24,7 @@ from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.overlap.space import MOE_KIND
 from overlap_sweep.results.verdict import enough_of_rounds
 from overlap_sweep.workloads import layer as workload
+from overlap_sweep.workloads.layer.config import Resolved
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 
 LEARNING_RATE = 1e-4
@@ -48,9 +49,9 @@ class Bench:
     """Returns the implementation of the attention that ran, and warnings about it."""
 
 
-def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the measured fields of the point's `Result`. Collective."""
-    if point["layer"]["kind"] == MOE_KIND:
+    if point.layer.kind == MOE_KIND:
         # Only where Megatron-Core is installed.
         from overlap_sweep.workloads.layer import moe_bench
 
@@ -77,7 +78,8 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     if wrong and len(wrong) == len(configured):
         raise WrongNumbers(" ".join(wrong.values()), wrong_errors)
     right = {name: variant for name, variant in variants.items() if name not in wrong}
-    options = point["workload"]
+    options = point.workload
+    assert options.repeats
     found = {
         name: VariantTimes(
             times={pass_name: summarise(us) for pass_name, us in taken.us.items()},
@@ -85,16 +87,14 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
             relative_error=errors.get(name, {}),
             launch_bound=taken.launch_bound,
         )
-        for name, taken in time_variants(
-            right, ranks, options["warmup"], options["repeats"], enough=_enough(point)
-        ).items()
+        for name, taken in time_variants(right, ranks, options.warmup, options.repeats, enough=_enough(point)).items()
     }
     # The floor does not compute the layer.
     whole_us = {name: one.times["all"].median_us for name, one in found.items() if name != "floor"}
     fastest = min(whole_us, key=whole_us.__getitem__)
-    wanted = {"all": set(found), "best": {"none", fastest}, "none": set[str]()}[point["profile"]]
+    wanted = {"all": set(found), "best": {"none", fastest}, "none": set[str]()}[point.profile]
     profiled = {name: variant for name, variant in right.items() if name in wanted}
-    traces = capture_each(profiled, ranks, options["profiled"], directory)
+    traces = capture_each(profiled, ranks, options.profiled, directory)
     attention, attention_warnings = bench.attention()
     return {
         "measured": LayerTimes(variants=found, attention_backend=attention),
@@ -105,15 +105,15 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         "warnings": [
             *(f"{name} was not measured: {reason}." for name, reason in refused.items()),
             *wrong.values(),
-            *recipes.notes(point["precision"]),
+            *recipes.notes(point.precision),
             *attention_warnings,
         ],
     }
 
 
-def _enough(point: Mapping[str, Any]) -> Enough | None:
+def _enough(point: Resolved) -> Enough | None:
     """Returns the rule that ends the rounds early, if the point has one and `none` is timed."""
-    goal = point["workload"].get("noise_goal")
+    goal = point.workload.noise_goal
     if goal is None:
         return None
 
@@ -129,12 +129,12 @@ def draw(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype)
     return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)
 
 
-def _tensor_parallel(point: Mapping[str, Any], ranks: Ranks) -> Bench:
+def _tensor_parallel(point: Resolved, ranks: Ranks) -> Bench:
     refused, configs = workload.refused_variants(point), workload.overlap_configs(point)
     names = [name for name in workload.names(point) if name not in refused]
     # The others are checked against `none`, even if the user did not ask for its time.
     variants, refused_there = _variants(point, list(dict.fromkeys(["none", *names])), configs, ranks)
-    backend, has_attention = backends.load(point["backend"]), point["layer"]["kind"] in WITH_ATTENTION
+    backend, has_attention = backends.load(point.backend), point.layer.kind in WITH_ATTENTION
     return Bench(
         variants,
         {
@@ -149,19 +149,19 @@ def _tensor_parallel(point: Mapping[str, Any], ranks: Ranks) -> Bench:
 
 
 def _variants(
-    point: Mapping[str, Any], names: Sequence[str], configs: Mapping[str, OverlapConfig], ranks: Ranks
+    point: Resolved, names: Sequence[str], configs: Mapping[str, OverlapConfig], ranks: Ranks
 ) -> tuple[dict[str, Variant], dict[str, str]]:
     """Returns the variants by name, and the reasons of those that the library refuses. Collective."""
-    backend = backends.load(point["backend"])
-    tp_group, dp_group = parallel_groups(point["tp_size"], ranks.world_size)
+    backend = backends.load(point.backend)
+    tp_group, dp_group = parallel_groups(point.tp_size, ranks.world_size)
     say_groups({"tensor-parallel": tp_group, "data-parallel": dp_group})
-    seed = stream_seed(point["workload"]["seed"], "parameters", ranks.rank % point["tp_size"])
+    seed = stream_seed(point.workload.seed, "parameters", ranks.rank % point.tp_size)
     variants, refused = {}, {}
     for name in names:
         config = configs.get(name, OverlapConfig(switches={}))
         try:
             purpose: Purpose = "none" if name == "none" else "floor" if name == "floor" else "point"
-            say(f"builds {point['layer']['kind']} {name}: slots {config.slots}, switches {config.switches}")
+            say(f"builds {point.layer.kind} {name}: slots {config.slots}, switches {config.switches}")
             layer = backend.build_layer(point, purpose, config, ranks, seed)
         except Refused as reason:
             say(f"{name} is refused: {reason}")
@@ -173,10 +173,8 @@ def _variants(
     return variants, refused
 
 
-def _variant(
-    point: Mapping[str, Any], layer: ParallelLayer, replicas: dist.ProcessGroup | None, ranks: Ranks
-) -> Variant:
-    training = point["layer"]["training"]
+def _variant(point: Resolved, layer: ParallelLayer, replicas: dist.ProcessGroup | None, ranks: Ranks) -> Variant:
+    training = point.layer.training
     parameters = dict(layer.module.named_parameters())
     say(
         f"built: input {list(layer.input_shape)}, parameters "
@@ -184,7 +182,7 @@ def _variant(
     )
     module = DistributedDataParallel(layer.module, process_group=replicas) if replicas is not None else layer.module
     optimizer = torch.optim.Adam(parameters.values(), lr=LEARNING_RATE) if training else None
-    generator = stream(ranks.device, point["workload"]["seed"], "inputs", ranks.rank)
+    generator = stream(ranks.device, point.workload.seed, "inputs", ranks.rank)
     dtype = next(iter(parameters.values())).dtype
     inputs = [draw(layer.input_shape, generator, dtype).requires_grad_() for _ in range(INPUTS)]
     gradients: list[Tensor] = []

@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from overlap_sweep.backends.megatron import layer as megatron_layer
 from overlap_sweep.backends.megatron.layer import Layer, draw_routing
 from overlap_sweep.backends.megatron.schedule import MicroBatch, Sequential
 from overlap_sweep.measure import Ranks
+from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.workloads import layer
@@ -35,7 +36,7 @@ MODEL = {
 }
 
 
-def moe_point(variants: list[str] | None = None, tp_size: int = 1, **options: Any) -> dict[str, Any]:
+def moe_point(variants: list[str] | None = None, tp_size: int = 1, **options: Any) -> Resolved:
     asked = layer_point(
         backend="auto",
         precision="bf16",
@@ -46,12 +47,13 @@ def moe_point(variants: list[str] | None = None, tp_size: int = 1, **options: An
         workload={"tokens": 32, "repeats": 3},
         layer={"kind": "moe", "variants": variants, "moe": {**asdict(Moe()), **options}},
     )
-    completed = layer.WORKLOAD.complete(asked)
+    completed = decoded_point(layer.WORKLOAD.complete(asked))
+    assert isinstance(completed, Resolved)
     assert layer.WORKLOAD.refusal(completed) is None
     return completed
 
 
-def measured(ranks: Ranks, directory: Path, given: dict[str, Any]) -> dict[str, Any]:
+def measured(ranks: Ranks, directory: Path, given: Resolved) -> dict[str, Any]:
     return layer_run.run(given, directory, ranks)
 
 
@@ -69,7 +71,7 @@ def test_every_variant_computes_what_none_does(tmp_path: Path, kind: str, micro_
         assert {"output", "output of both", f"input {micro_batches - 1}_grad", "mlp.router.weight_grad"} <= set(errors)
         assert {"mlp.experts.local_experts.1.linear_fc2.weight_grad"} <= set(errors)
         assert max(errors.values()) < 0.02
-        assert times[name].arguments == point["layer"]["moe"]["arguments"][name]
+        assert times[name].arguments == point.layer.moe.arguments[name]
     assert all(list(one.times) == ["fwd", "both", "bwd", "all"] for one in times.values())
     assert other["measured"].variants == times
 
@@ -95,7 +97,7 @@ def communications(trace: Path) -> int:
     return sum(row.num_comm_events for row in read_trace_file(trace, with_parts=False).rows if row.phase == "all")
 
 
-def computed(ranks: Ranks, point: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
+def computed(ranks: Ranks, point: Resolved) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
     """The layer's weights, an input, its output and the experts of its tokens."""
     layer = Layer(point, VARIANTS["none"], ranks, None, silent=False)
     x = torch.randn(16, 2, 64, generator=torch.Generator().manual_seed(3))
@@ -105,7 +107,7 @@ def computed(ranks: Ranks, point: dict[str, Any]) -> tuple[dict[str, Tensor], Te
 
 
 def test_none_is_a_transformer_layer_whose_tokens_pass_their_experts() -> None:
-    ((of, x, output, experts),) = run_ranks(1, computed, {**moe_point(ep_size=1), "precision": "fp32"})
+    ((of, x, output, experts),) = run_ranks(1, computed, replace(moe_point(ep_size=1), precision="fp32"))
     of = {name: weight.double() for name, weight in of.items()}
 
     def norm(name: str, x: Tensor) -> Tensor:
@@ -151,11 +153,7 @@ def test_an_all_to_all_shares_no_queue_with_the_computation_beside_it(tmp_path: 
     assert layer.WORKLOAD.workers(moe_point(tp_size=2), tmp_path).max_connections == 1
     # Tensor-parallel layers need kernels in the order of their launch.
     assert layer.WORKLOAD.workers(layer_point(), tmp_path).max_connections == 1
-
-
-def test_layers_without_experts_record_nothing_of_them() -> None:
-    completed = layer.WORKLOAD.complete(layer_point(layer={"moe": asdict(Moe())}))
-    assert "moe" not in completed["layer"]
+    assert moe_point(ep_size=1).world_size == 1
 
 
 def test_the_cpu_stands_for_a_gpu_only_while_a_layer_runs() -> None:
@@ -168,12 +166,12 @@ def test_the_cpu_stands_for_a_gpu_only_while_a_layer_runs() -> None:
 def answered(directory: Path, **runtime: Any) -> LayerAnalysis:
     """The analysis of a made-up point, in which `micro_batches` is a tenth faster than `none`."""
     completed = moe_point(ep_size=2)
-    given = completed["layer"]["moe"]["arguments"]
+    given = completed.layer.moe.arguments
     us = {"none": 100.0, "shared_experts": 99.9, "micro_batches": 90.0, "floor": 60.0}
     variants = {
         name: variant([one] * 6, arguments={} if name in ("none", "floor") else given[name]) for name, one in us.items()
     }
-    make_point("layer", directory, {**completed, "runtime": {**completed["runtime"], **runtime}}, variants=variants)
+    make_point("layer", directory, replace(completed, runtime=replace(completed.runtime, **runtime)), variants=variants)
     return analyse_layer(read_layer_point(directory))
 
 

@@ -8,17 +8,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from overlap_sweep.workloads.layer import moe
 from overlap_sweep.workloads.layer.moe import VARIANTS, arguments, megatron_arguments, variant_refusal
+from tests.make_point import layer_point
 
 
-def point(
-    device: str = "cuda", precision: str = "bf16", shared: int | None = 64, **options: int | None
-) -> dict[str, Any]:
-    return {
-        "runtime": {"device": device},
-        "precision": precision,
-        "model": {"name": "m", "shared_expert_ffn_hidden_size": shared},
-        "layer": {"moe": {"ep_size": 2, "micro_batches": 2, "num_sm": None, **options}},
-    }
+def point(device: str = "cuda", precision: str = "bf16", shared: int | None = 64, **options: int | None) -> Any:
+    moe = {"ep_size": 2, "micro_batches": 2, "num_sm": None, **options}
+    model = {"shared_expert_ffn_hidden_size": shared}
+    return layer_point(device=device, precision=precision, model=model, layer={"moe": moe})
 
 
 def test_every_argument_is_one_of_megatron_cores() -> None:

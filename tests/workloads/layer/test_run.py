@@ -3,6 +3,7 @@
 What is refused under each backend, and which variants are left out, is in tests/golden/expected/refusals.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.backends.torch import overlap
 from overlap_sweep.measure import Ranks
+from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.workloads import layer
 from overlap_sweep.workloads.layer import run as layer_run
+from overlap_sweep.workloads.layer.config import Resolved
 from overlap_sweep.workloads.layer.result import VariantTimes
 from tests.make_point import layer_point
 from tests.processes import run_ranks
@@ -25,11 +28,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformer_engine, "missing", lambda *_: None)
 
 
-def point(**changes: Any) -> dict[str, Any]:
-    return layer.complete(layer_point(**changes))
+def point(**changes: Any) -> Any:
+    return decoded_point(layer.complete(layer_point(**changes)))
 
 
-def torch_point(**changes: Any) -> dict[str, Any]:
+def torch_point(**changes: Any) -> Any:
     return point(**{**ON_TORCH, **changes})
 
 
@@ -84,18 +87,18 @@ def test_a_file_is_read_once_and_recorded(tmp_path: Path) -> None:
     variant = f"file:{tmp_path}/cfg.yaml"
     completed = point(backend="auto", layer={"variants": [variant]})
     (tmp_path / "cfg.yaml").unlink()
-    assert completed["backend"] == "transformer_engine"
+    assert completed.backend == "transformer_engine"
     assert layer.overlap_configs(completed)[variant].slots == {"fc2_fprop": {"method": "pipeline", "num_splits": 4}}
     assert layer.refusal(completed) is None
 
 
-def measured(ranks: Ranks, directory: Path, given: dict[str, Any]) -> dict[str, Any]:
+def measured(ranks: Ranks, directory: Path, given: Resolved) -> dict[str, Any]:
     return layer_run.run(given, directory, ranks)
 
 
 def test_replicas_that_train_compute_what_none_does(tmp_path: Path) -> None:
     given = torch_point(layer={"variants": ["none", "ring_exchange", "bulk"], "num_replicas": 2, "training": True})
-    first, *others = run_ranks(4, measured, tmp_path, {**given, "profile": "best"}, keep="cpu")
+    first, *others = run_ranks(4, measured, tmp_path, replace(given, profile="best"), keep="cpu")
     variants: dict[str, VariantTimes] = first["measured"].variants
     assert list(variants) == ["none", "ring_exchange", "bulk", "floor"]
     assert set(variants["bulk"].settings) == {"qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad"}
@@ -111,7 +114,7 @@ def test_replicas_that_train_compute_what_none_does(tmp_path: Path) -> None:
     assert all(other["measured"].variants == variants for other in others)
 
 
-def measured_out_of_order(ranks: Ranks, directory: Path, given: dict[str, Any]) -> dict[str, Any]:
+def measured_out_of_order(ranks: Ranks, directory: Path, given: Resolved) -> dict[str, Any]:
     """With a ring exchange that hands out its chunks in another order."""
     ring = overlap.Collectives._ring_gather
     overlap.Collectives._ring_gather = lambda *arguments: ring(*arguments).flip(0)
@@ -124,7 +127,7 @@ def measured_out_of_order(ranks: Ranks, directory: Path, given: dict[str, Any]) 
 def test_a_preset_under_other_switches_overlaps_less_and_computes_the_same(tmp_path: Path) -> None:
     less = "ring_exchange ub_overlap_ag=false"
     given = torch_point(layer={"variants": ["none", "ring_exchange", less], "kind": "layernorm_mlp"})
-    first, _ = run_ranks(2, measured, tmp_path, {**given, "profile": "none"}, keep="cpu")
+    first, _ = run_ranks(2, measured, tmp_path, replace(given, profile="none"), keep="cpu")
     variants: dict[str, VariantTimes] = first["measured"].variants
     assert list(variants) == ["none", "ring_exchange", less, "floor"]
     switches = {name: times.switches["tp_comm_overlap_ag"] for name, times in variants.items() if times.switches}
