@@ -6,7 +6,7 @@ host don't slow down concurrent GEMMs; copies within the same memory do, since t
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.measure.profile import BY_ROCPROFV3, capture_each
 from overlap_sweep.measure.timing import STREAM_PRIORITY, Variant, summarise, time_variants
+from overlap_sweep.workloads.copy_engine.config import Resolved
 from overlap_sweep.workloads.copy_engine.result import CHUNKED, VARIANTS, CopyTimes
 
 MIB = 2**20
@@ -80,20 +81,21 @@ class Work:
 
 
 @torch.no_grad()
-def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the measured fields of the point's Result. `Refused` if GPUs cannot reach each other's memory."""
-    options, workload = point["copy_engine"], point["workload"]
+    options, workload = point.copy_engine, point.workload
+    assert workload.repeats
     work = _work(point, ranks)
-    names = (*VARIANTS, *CHUNKED) if options["chunks"] else VARIANTS
-    _check(work, ranks, chunked=bool(options["chunks"]))
+    names = (*VARIANTS, *CHUNKED) if options.chunks else VARIANTS
+    _check(work, ranks, chunked=bool(options.chunks))
     variants = {name: Variant(partial(work.run, name)) for name in names}
-    samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
+    samples = time_variants(variants, ranks, workload.warmup, workload.repeats)
     # The usual names of a point's own trace and of that with no overlap.
     profiled = {"": variants[names[-1]], "none": variants["sequential"]}
     traces, warnings = [], []
-    if point["profile"] != "none" and torch.version.hip:
+    if point.profile != "none" and torch.version.hip:
         warnings = [BY_ROCPROFV3]
-    elif point["profile"] != "none":
+    elif point.profile != "none":
         traces = capture_each(profiled, ranks, 2, directory)
     times = {name: summarise(taken.us["all"]) for name, taken in samples.items()}
     launch_bound = {name: taken.launch_bound for name, taken in samples.items()}
@@ -101,8 +103,8 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         "measured": CopyTimes(
             times=times,
             launch_bound=launch_bound,
-            bytes_copied=round(options["copy_mb"] * MIB) * options["copies"],
-            flops=2 * options["matrix_size"] ** 3 * options["gemms"],
+            bytes_copied=round(options.copy_mb * MIB) * options.copies,
+            flops=2 * options.matrix_size**3 * options.gemms,
         ),
         "objective_us": times[names[-1]].median_us,
         "launch_bound": any(launch_bound.values()),
@@ -111,33 +113,33 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     }
 
 
-def _work(point: Mapping[str, Any], ranks: Ranks) -> Work:
-    options = point["copy_engine"]
-    generator = stream(ranks.device, point["workload"]["seed"], "copy_engine")
-    dtype, size = getattr(torch, options["dtype"]), options["matrix_size"]
+def _work(point: Resolved, ranks: Ranks) -> Work:
+    options = point.copy_engine
+    generator = stream(ranks.device, point.workload.seed, "copy_engine")
+    dtype, size = getattr(torch, options.dtype), options.matrix_size
     left, right = (
         torch.randn(size, size, dtype=dtype, device=ranks.device, generator=generator) * size**-0.25 for _ in range(2)
     )
     product = torch.empty_like(left)
-    parts = list(zip(*(matrix.tensor_split(options["chunks"] or 1) for matrix in (left, product)), strict=True))
-    source, target = _places(options["direction"], ranks.device)
+    parts = list(zip(*(matrix.tensor_split(options.chunks or 1) for matrix in (left, product)), strict=True))
+    source, target = _places(options.direction, ranks.device)
     # Enough different buffers that the caches don't hold them, but no more than there are copies.
-    size_bytes = round(options["copy_mb"] * MIB)
-    count = min(options["copies"], math.ceil(LEAST_COPIED_BYTES / size_bytes))
+    size_bytes = round(options.copy_mb * MIB)
+    count = min(options.copies, math.ceil(LEAST_COPIED_BYTES / size_bytes))
     drawn = torch.randint(-128, 128, (count, size_bytes), dtype=torch.int8, device=ranks.device, generator=generator)
     pairs = [(source(values), target(torch.zeros_like(values))) for values in drawn]
 
     def gemms() -> None:
-        for _ in range(options["gemms"]):
+        for _ in range(options.gemms):
             torch.mm(left, right, out=product)
 
     def chunks() -> None:
-        for _ in range(options["gemms"]):
+        for _ in range(options.gemms):
             for rows, target_rows in parts:
                 torch.mm(rows, right, out=target_rows)
 
     def copies() -> None:
-        for index in range(options["copies"]):
+        for index in range(options.copies):
             origin, goal = pairs[index % count]
             goal.copy_(origin, non_blocking=True)
 

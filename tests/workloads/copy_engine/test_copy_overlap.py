@@ -16,20 +16,21 @@ from overlap_sweep.gpus import visible_gpus
 from overlap_sweep.measure import Ranks
 from overlap_sweep.runtime.group_config import GroupConfig, worker_environment
 from overlap_sweep.workloads.copy_engine import WORKLOAD
+from overlap_sweep.workloads.copy_engine.config import Resolved
 from overlap_sweep.workloads.copy_engine.run import run
 from tests.composed import composed
+from tests.make_point import resolved
 from tests.trace.conftest import analyse_trace
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
-def point(profile: str = "none", **asked: Any) -> dict[str, Any]:
-    copy_engine = {"matrix_size": 64, "copy_mb": 0.5, "direction": "device_to_device", "dtype": "float32"}
-    return {
-        "workload": {"name": "copy_engine", "warmup": 1, "repeats": 5, "seed": 0},
-        "copy_engine": copy_engine | {"gemms": 2, "copies": 3, "chunks": None} | asked,
-        "profile": profile,
-    }
+def point(profile: str = "none", **asked: Any) -> Resolved:
+    known = {"matrix_size": 64, "copy_mb": 0.5, "direction": "device_to_device", "dtype": "float32"}
+    amounts = {"gemms": 2, "copies": 3, "chunks": None, "device": 0}
+    measuring = {"warmup": 1, "repeats": 5, "seed": 0}
+    found: Resolved = resolved("copy_engine", workload=measuring, copy_engine=known | amounts | asked, profile=profile)
+    return found
 
 
 @pytest.mark.parametrize("chunks", [None, 5])
