@@ -10,31 +10,23 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.workloads import Here, Sample, Searchable, Workers, Workload
 from overlap_sweep.workloads.job import command
-from overlap_sweep.workloads.job.config import Resolved
+from overlap_sweep.workloads.job.config import Config, Resolved
 
 if TYPE_CHECKING:
     from overlap_sweep.results.run_directory import Result
 
-_KEPT = ("runtime", "profile", "repetition", "job")
 
-
-def complete(point: Mapping[str, Any]) -> dict[str, Any]:
+def complete(config: Config) -> dict[str, Any]:
     """Returns the point with the contents of its files, without unused options. UserError if it makes no sense."""
-    if point["backend"] != "auto":
-        raise UserError(f"backend={point['backend']}: workload=job has no backends; leave it out.")
-    return as_measured(point) | command.completed(point)
+    if config.backend != "auto":
+        raise UserError(f"backend={config.backend}: workload=job has no backends; leave it out.")
+    return as_measured(config) | command.completed(config)
 
 
-def as_measured(point: Mapping[str, Any]) -> dict[str, Any]:
+def as_measured(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the composed point with what is the same for every job."""
-    return {
-        **{name: point[name] for name in _KEPT},
-        "workload": {"name": "job", "tokens": None},
-        "model": {"name": command.script_name(point)},
-        "backend": "job",
-        "precision": None,
-        "tp_size": 1,
-    }
+    model = {"name": command.script_name(config)}
+    return {**config, "model": model, "backend": "job", "precision": None, "tp_size": 1}
 
 
 def _run(point: Resolved, directory: Path, here: Here) -> dict[str, Any]:
@@ -43,12 +35,11 @@ def _run(point: Resolved, directory: Path, here: Here) -> dict[str, Any]:
     return run(point, directory, here)
 
 
-def _overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
-    config = command.overlap_config(point)
-    return {"": config} if config else {}
+def _overlap_configs(point: Resolved) -> dict[str, OverlapConfig]:
+    return {"": point.overlap_cfg} if point.overlap_cfg else {}
 
 
-def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
+def _workers(point: Resolved, directory: Path) -> Workers:
     return Workers(max_connections=None, environment=command.environment(point, directory))
 
 
@@ -58,15 +49,15 @@ def _sample(result: Result) -> Sample:
     return sample(result)
 
 
-def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
+def _cost(point: Resolved) -> tuple[Any, ...]:
     """Returns what a job's duration depends on: also its settings, one of which may compile for minutes."""
-    job = point["job"]
-    settings = (str(sorted(job[name].items())) for name in ("values", "env"))
-    return job["command"], *settings, job["skip_steps"], job["steps"], job["finish"]
+    job = point.job
+    settings = (str(sorted(given.items())) for given in (job.values, job.env))
+    return job.command, *settings, job.skip_steps, job.steps, job.finish
 
 
-def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    return [command.script_name(point), f"ranks{point['job']['ranks']}"]
+def _words(config: Config, overrides: Sequence[str]) -> list[str]:
+    return [command.script_name(config), f"ranks{config.job.ranks}"]
 
 
 WORKLOAD = Workload(
@@ -79,7 +70,7 @@ WORKLOAD = Workload(
     subject=lambda point: "job",
     words=_words,
     named={"job.ranks"},
-    fewer_gpus=lambda point: (f"job.ranks={point['job']['ranks']}", "fewer ranks"),
+    fewer_gpus=lambda point: (f"job.ranks={point.job.ranks}", "fewer ranks"),
     # What the command's processes need of each other is its own matter.
     on_one_node=lambda point: None,
     cost=_cost,

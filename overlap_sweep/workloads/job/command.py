@@ -13,12 +13,13 @@ from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any
 
+from overlap_sweep.config import Runtime
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.recorder.recording import ATTACH, RECORD_VARIABLE
 from overlap_sweep.results.run_directory import settings_file
-from overlap_sweep.workloads.job.config import Resolved
+from overlap_sweep.workloads.job.config import Config, Job, Resolved
 from overlap_sweep.workloads.job.output import check_metric
 from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
 
@@ -58,31 +59,28 @@ ALONE = Place()
 """Place in whose words commands are checked and compared: host and port make no other point."""
 
 
-def completed(point: Mapping[str, Any]) -> dict[str, Any]:
+def completed(config: Config) -> dict[str, Any]:
     """Returns what a point adds to the configured job: the contents of the files that it depends on, and what its
     options come to. UserError if the command cannot be understood."""
-    _check_names(point)
-    check_metric(point["job"])
-    job = dict(point["job"])
-    if point["profile"] == "none":
-        job["profile_steps"] = 0
-    config = _overlap_config(point)
-    found = {**point, "job": job, **({"overlap_cfg": config} if config else {})}
-    run = Path("run")
-    arguments(found, run)
-    environment(found, run)
-    working_folder(found, run)
+    _check_names(config)
+    check_metric(config.job)
+    overlap, run = _overlap_config(config), Path("run")
+    arguments(config, run)
+    environment(config, run)
+    working_folder(config, run)
     for option in AMOUNTS:
-        amount(found, option)
-    job["files"] = _files(found)
-    return {name: found[name] for name in ("job", "overlap_cfg") if name in found}
+        amount(config, option)
+    job = asdict(config.job) | {"files": _files(config)}
+    if config.profile == "none":
+        job["profile_steps"] = 0
+    return {"job": job, "overlap_cfg": overlap}
 
 
 def refusal(point: Resolved) -> str | None:
     """Returns which option of a completed point has no effect, or why its file cannot be used; None if it is valid."""
-    job, runtime = point["job"], point["runtime"]
+    job, runtime = point.job, point.runtime
     used = set().union(*map(placeholders, _templates(job)))
-    for name in job["values"]:
+    for name in job.values:
         if not used & {name, name + _MEGATRON}:
             return f"job.values.{name} has no effect: there is no placeholder {{{name}}}"
     if point.nodes > 1 and not used & {"node", "host"}:
@@ -90,11 +88,11 @@ def refusal(point: Resolved) -> str | None:
             f"job.command has neither {{node}} nor {{host}}, so each of runtime.nodes={point.nodes} would train "
             "on its own; give torchrun --nnodes={nodes} --node-rank={node} --master-addr={host} --master-port={port}"
         )
-    if job["metric"] is None and job["metric_is"] != "rate":
+    if job.metric is None and job.metric_is != "rate":
         return "job.metric_is has no effect without job.metric"
-    if runtime["threads_per_rank"] != 1:
+    if runtime.threads_per_rank != 1:
         return "runtime.threads_per_rank has no effect on a command; give +job.env.OMP_NUM_THREADS=..."
-    if config := overlap_config(point):
+    if config := point.overlap_cfg:
         if reason := overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config):
             return reason
         if lacking := overlap_cfg.switches_without_flag(config):
@@ -103,31 +101,31 @@ def refusal(point: Resolved) -> str | None:
     return None
 
 
-def arguments(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> list[str]:
+def arguments(point: Config, directory: Path, place: Place = ALONE) -> list[str]:
     """Returns the words of the command, filled in. UserError if it cannot be understood."""
-    return split(point["job"]["command"], fillings(point, directory, place), "job.command")
+    return split(point.job.command, fillings(point, directory, place), "job.command")
 
 
-def working_folder(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> Path:
+def working_folder(point: Config, directory: Path, place: Place = ALONE) -> Path:
     """Returns the folder in which the command is run. Points record it as it was given, relative to where launch.py was
     started: so they are equal wherever the project lies."""
-    folder = filled(point["job"]["directory"], fillings(point, directory, place), "job.directory")
+    folder = filled(point.job.directory, fillings(point, directory, place), "job.directory")
     return Path(folder).expanduser().absolute()
 
 
-def environment(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> dict[str, str]:
+def environment(point: Config, directory: Path, place: Place = ALONE) -> dict[str, str]:
     """Returns the variables that the point sets for the command."""
     texts = fillings(point, directory, place)
     return {
         name: filled(in_words(value), texts, f"job.env.{name}")
-        for name, value in point["job"]["env"].items()
+        for name, value in point.job.env.items()
         if value is not None
     }
 
 
-def amount(point: Mapping[str, Any], option: str) -> float | None:
+def amount(point: Config, option: str) -> float | None:
     """Returns one of AMOUNTS, a product of numbers and placeholders, if given. UserError if it is not positive."""
-    template = point["job"][option]
+    template = getattr(point.job, option)
     if template is None:
         return None
     text = filled(str(template), fillings(point, Path("run")), f"job.{option}")
@@ -156,7 +154,7 @@ def handed(directory: Path) -> Path:
     return path.parent / ".run" / f"{safe}-{digest}"
 
 
-def link_handed(point: Mapping[str, Any], directory: Path) -> None:
+def link_handed(point: Resolved, directory: Path) -> None:
     """Makes the link that `handed` names, if there is one and the command is given it."""
     link = handed(directory)
     texts = [*arguments(point, directory), *environment(point, directory).values()]
@@ -166,18 +164,18 @@ def link_handed(point: Mapping[str, Any], directory: Path) -> None:
         link.symlink_to(Path("..") / directory.resolve().name)
 
 
-def fillings(point: Mapping[str, Any], directory: Path, place: Place = ALONE) -> dict[str, Filling]:
-    job, nodes = point["job"], point["runtime"]["nodes"] or 1
-    own = {"ranks": job["ranks"], "repetition": point["repetition"], "run": handed(directory), **asdict(place)}
-    own |= {"nodes": nodes, "ranks_per_node": job["ranks"] // nodes}
+def fillings(point: Config, directory: Path, place: Place = ALONE) -> dict[str, Filling]:
+    job, nodes = point.job, point.nodes
+    own = {"ranks": job.ranks, "repetition": point.repetition, "run": handed(directory), **asdict(place)}
+    own |= {"nodes": nodes, "ranks_per_node": job.ranks // nodes}
     found = {name: Filling(str(value), (str(value),)) for name, value in own.items()}
     # Earlier results may have values with names that are refused now.
-    found |= {name: Filling(in_words(value), tuple(in_words(value).split())) for name, value in job["values"].items()}
+    found |= {name: Filling(in_words(value), tuple(in_words(value).split())) for name, value in job.values.items()}
     for name in _megatron_values(job):
         lines: list[str] = []
-        if config := overlap_config(point):
-            lines = overlap_cfg.overlap_arguments(config, str(handed(directory) / settings_file()))
-        elif job["values"][name] == overlap_cfg.DEFAULT:
+        if isinstance(point, Resolved) and point.overlap_cfg:
+            lines = overlap_cfg.overlap_arguments(point.overlap_cfg, str(handed(directory) / settings_file()))
+        elif job.values[name] == overlap_cfg.DEFAULT:
             lines = overlap_cfg.overlap_arguments(OverlapConfig())
         found[name + _MEGATRON] = Filling(" ".join(lines), tuple(shlex.split(" ".join(lines))))
     return found
@@ -188,44 +186,39 @@ def in_words(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
 
 
-def _templates(job: Mapping[str, Any]) -> Iterator[str]:
-    yield from (str(job[name]) for name in _TEMPLATES if job[name] is not None)
-    yield from (in_words(value) for value in job["env"].values())
+def _templates(job: Job) -> Iterator[str]:
+    yield from (str(text) for name in _TEMPLATES if (text := getattr(job, name)) is not None)
+    yield from (in_words(value) for value in job.env.values())
 
 
-def _megatron_values(job: Mapping[str, Any]) -> list[str]:
+def _megatron_values(job: Job) -> list[str]:
     """Returns the names of the values that Megatron-LM's arguments are made of."""
     used = set().union(*map(placeholders, _templates(job)))
-    return [name for name in job["values"] if name + _MEGATRON in used]
+    return [name for name in job.values if name + _MEGATRON in used]
 
 
-def _overlap_config(point: Mapping[str, Any]) -> dict[str, Any] | None:
+def _overlap_config(config: Config) -> dict[str, Any] | None:
     """Returns slots and switches of the tp_comm_overlap_cfg that a value names; None if it names none, or one that
     keeps overlap off. UserError if the file is not one, or there are several values."""
-    job, names = point["job"], _megatron_values(point["job"])
+    job, names = config.job, _megatron_values(config.job)
     if len(names) > 1:
         both = " and ".join(f"{{{name}{_MEGATRON}}}" for name in names[:2])
         raise UserError(f"job.command has {both}; Megatron-LM takes one of them.")
-    value = in_words(job["values"][names[0]]) if names else ""
+    value = in_words(job.values[names[0]]) if names else ""
     if value in ("", overlap_cfg.NONE, overlap_cfg.DEFAULT):
         return None
-    path = _existing(point, value)
+    path = _existing(config, value)
     if path is None:
         raise UserError(
             f"job.values.{names[0]}={value} is not a file; give none, default or the path of a tp_comm_overlap_cfg."
         )
-    config = overlap_cfg.read(path)
-    return {"slots": config.slots, "switches": config.switches} if config.switches["tp_comm_overlap"] else None
+    found = overlap_cfg.read(path)
+    return asdict(found) if found.switches["tp_comm_overlap"] else None
 
 
-def overlap_config(point: Mapping[str, Any]) -> OverlapConfig | None:
-    return OverlapConfig(**point["overlap_cfg"]) if point.get("overlap_cfg") else None
-
-
-def _check_names(point: Mapping[str, Any]) -> None:
-    job = point["job"]
-    for section in ("values", "env"):
-        for name, value in job[section].items():
+def _check_names(config: Config) -> None:
+    for section, given in (("values", config.job.values), ("env", config.job.env)):
+        for name, value in given.items():
             key = f"job.{section}.{name}"
             if section == "values" and name in _OWN:
                 instead = _INSTEAD.get(name, "choose another name")
@@ -236,16 +229,16 @@ def _check_names(point: Mapping[str, Any]) -> None:
                 raise UserError(f"{key} is not a single value; names below job.{section} have no dots.")
             if isinstance(value, list | tuple):
                 raise UserError(f"{key}={list(value)} is not a single value; quote it: +{key}='\"[a,b]\"'.")
-    for name in job["env"]:
+    for name in config.job.env:
         if name in MULTICAST:
             raise UserError(f"job.env.{name}: give runtime.multicast=true instead, or leave it out.")
         if name == RECORD_VARIABLE:
             raise UserError(f"job.env.{name} is set by launch.py itself; give job.steps and the like instead.")
-        if name == "CUDA_DEVICE_MAX_CONNECTIONS" and point["runtime"]["max_connections"] is not None:
+        if name == "CUDA_DEVICE_MAX_CONNECTIONS" and config.runtime.max_connections is not None:
             raise UserError(f"job.env.{name} and runtime.max_connections set the same; give one of them.")
 
 
-def _existing(point: Mapping[str, Any], name: str) -> Path | None:
+def _existing(point: Config, name: str) -> Path | None:
     """Returns the file of that name, relative to the working folder or to where launch.py was started."""
     for folder in (working_folder(point, Path("run")), Path()):
         path = folder / Path(name).expanduser()
@@ -258,9 +251,9 @@ def _existing(point: Mapping[str, Any], name: str) -> Path | None:
     return None
 
 
-def _files(point: Mapping[str, Any]) -> dict[str, str]:
+def _files(point: Config) -> dict[str, str]:
     """Returns a digest of the script, and of each file that a value names: a point is another one when they change."""
-    values = (value for value in point["job"]["values"].values() if isinstance(value, str))
+    values = (value for value in point.job.values.values() if isinstance(value, str))
     paths = {name: _existing(point, name) for name in (_script(arguments(point, Path("run"))), *values) if name}
     return {name: _digest(path, path.stat().st_size, path.stat().st_mtime_ns) for name, path in paths.items() if path}
 
@@ -275,13 +268,16 @@ def _digest(path: Path, size: int, changed_ns: int) -> str:
         raise UserError(f"{path} cannot be read ({error.strerror}); make it readable.") from None
 
 
-def script_name(point: Mapping[str, Any]) -> str:
-    """Returns a short name of what the configured command runs: the script without its folder, or the program."""
+def script_name(config: Mapping[str, Any]) -> str:
+    """Returns a short name of what the configured command runs: the script without its folder, or the program. Of any
+    configuration, since a run directory gets its name before its options are checked."""
+    job = Job(**{name: config["job"][name] for name in (*_TEMPLATES, "ranks", "values", "env")})
+    runtime = Runtime(nodes=config["runtime"]["nodes"])
     try:
-        words = arguments(point, Path("run"))
+        words = arguments(Config(job=job, runtime=runtime, repetition=config["repetition"]), Path("run"))
     except UserError:
         # `completed` says so.
-        words = str(point["job"]["command"]).split()
+        words = str(job.command).split()
     return PurePath(_script(words) or words[0]).name if words else "job"
 
 
@@ -292,46 +288,44 @@ def _script(words: Sequence[str]) -> str:
     return next((word for word in words if word in names or word.endswith(_SCRIPTS)), "")
 
 
-def same_point(point: Mapping[str, Any]) -> str:
+def same_point(point: Resolved) -> str:
     """Returns a key that is equal for completed points that run the same."""
     run = Path("run")
-    job = {name: value for name, value in point["job"].items() if name not in (*_TEMPLATES, "values", "env")}
+    job = {name: value for name, value in vars(point.job).items() if name not in (*_TEMPLATES, "values", "env")}
     parts = [arguments(point, run), environment(point, run), str(working_folder(point, run))]
     amounts = [amount(point, option) for option in AMOUNTS]
     return json.dumps([*parts, *amounts, {**point, "job": job}], sort_keys=True)
 
 
-def command_line(config: Mapping[str, Any]) -> str:
+def command_line(point: Resolved) -> str:
     """Returns what a shell runs for this point, without the recorder: folder, environment and command, with its values
     filled in. `{run}` becomes `run`, a folder that is made; on several nodes `{node}`, `{host}` and `{port}` become
     NODE, HOST and PORT. UserError if something has no value."""
-    job, connections = config["job"], config["runtime"].get("max_connections")
-    texts = _by_hand(config)
-    folder = filled(job["directory"], texts, "job.directory")
+    job, connections = point.job, point.runtime.max_connections
+    texts = _by_hand(point)
+    folder = filled(job.directory, texts, "job.directory")
     first = [] if PurePath(folder) == PurePath() else ["cd", shlex.quote(folder), "&&"]
-    if "run" in placeholders(job["directory"]):
+    if "run" in placeholders(job.directory):
         first = ["mkdir", "-p", shlex.quote(folder), "&&", *first]
         inside = os.path.relpath("run", folder)
         texts |= {"run": Filling(inside, (inside,))}
-    elif any("run" in placeholders(one) for one in (job["command"], *map(in_words, job["env"].values()))):
+    elif any("run" in placeholders(one) for one in (job.command, *map(in_words, job.env.values()))):
         first += ["mkdir", "-p", "run", "&&"]
     variables = {} if connections is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
     variables |= {
-        name: filled(in_words(value), texts, f"job.env.{name}")
-        for name, value in job["env"].items()
-        if value is not None
+        name: filled(in_words(value), texts, f"job.env.{name}") for name, value in job.env.items() if value is not None
     }
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    return " ".join([*first, *assigned, shlex.join(split(job["command"], texts, "job.command"))])
+    return " ".join([*first, *assigned, shlex.join(split(job.command, texts, "job.command"))])
 
 
-def _by_hand(config: Mapping[str, Any]) -> dict[str, Filling]:
+def _by_hand(point: Resolved) -> dict[str, Filling]:
     run = Path("run")
     # The user's file instead of the copy in the run directory, which the command was given.
     copy = str(run.resolve() / settings_file())
-    place = Place("NODE", "HOST", "PORT") if (config["runtime"]["nodes"] or 1) > 1 else ALONE
-    found = fillings(config, run, place)
-    for name, value in config["job"]["values"].items():
+    place = Place("NODE", "HOST", "PORT") if point.nodes > 1 else ALONE
+    found = fillings(point, run, place)
+    for name, value in point.job.values.items():
         if made := found.get(f"{name}:megatron"):
             words = tuple(in_words(value) if word == copy else word for word in made.words)
             found[f"{name}:megatron"] = Filling(shlex.join(words), words)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from overlap_sweep.errors import NodeLost, PointFailed
 from overlap_sweep.keeper import Command, NotStarted, OwnKeeper, Program, Start
@@ -17,6 +16,7 @@ from overlap_sweep.results.run_directory import log_file
 from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.command import ALONE, Place
+from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.output import ending
 
 START_S = 60.0
@@ -128,7 +128,7 @@ class RunningOnNodes:
         return f"on node {node} ({self._host_names[node]}) " if len(self._programs) > 1 else ""
 
 
-def commands_of(point: Mapping[str, Any], directory: Path, here: Here, wanted: Wanted) -> list[Program]:
+def commands_of(point: Resolved, directory: Path, here: Here, wanted: Wanted) -> list[Program]:
     """Returns the point's command for each node, not yet started. PointFailed if its folder does not exist."""
     if not here.start_on_others:
         places = [Place(port=here.port or ALONE.port)]
@@ -136,8 +136,7 @@ def commands_of(point: Mapping[str, Any], directory: Path, here: Here, wanted: W
         places = [Place(node, here.host, here.port) for node in range(1 + len(here.start_on_others))]
     folders = [command.working_folder(point, directory, place) for place in places]
     if not folders[0].is_dir():
-        job = point["job"]
-        raise PointFailed(f"job.directory={job['directory']} is not a folder; give one that exists", final=True)
+        raise PointFailed(f"job.directory={point.job.directory} is not a folder; give one that exists", final=True)
     return [
         Program(
             command.arguments(point, directory, place),
@@ -150,15 +149,13 @@ def commands_of(point: Mapping[str, Any], directory: Path, here: Here, wanted: W
     ]
 
 
-def _environment(
-    point: Mapping[str, Any], directory: Path, place: Place, here: Here, interface: str | None
-) -> dict[str, str]:
+def _environment(point: Resolved, directory: Path, place: Place, here: Here, interface: str | None) -> dict[str, str]:
     own = command.environment(point, directory, place)
     # What a process has not written yet is lost when it is ended: the reason for a hang, or the last step's metric.
     found = {"PYTHONUNBUFFERED": "1", **here.environment, **own}
     if "PYTHONPATH" in own:
         found = environment_with_package(found, last=True)
-    if point["job"]["attach"]:
+    if point.job.attach:
         found = environment_with_recorder(found)
     if interface:
         # By itself gloo takes the interface of the machine's name, which may be that of 127.0.0.1.

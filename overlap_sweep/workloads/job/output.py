@@ -6,9 +6,10 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from overlap_sweep.errors import PointFailed, UserError
+from overlap_sweep.workloads.job.config import Job
 
 MOST_BYTES = 2**20
 """Most of a log that is searched."""
@@ -96,30 +97,31 @@ def _ended(status: int) -> str:
     return f"{said}, perhaps for lack of memory" if name == "SIGKILL" else said
 
 
-def check_metric(job: Mapping[str, Any]) -> None:
-    if job["metric"] is None:
+def check_metric(job: Job) -> None:
+    if job.metric is None:
         return
     try:
-        metric = re.compile(job["metric"])
+        metric = re.compile(job.metric)
     except re.error as error:
-        raise UserError(f"job.metric={job['metric']} is not a regular expression ({error}); see Python's re.") from None
+        raise UserError(f"job.metric={job.metric} is not a regular expression ({error}); see Python's re.") from None
     if metric.groups != 1:
         raise UserError(
-            f"job.metric={job['metric']} has {metric.groups} groups; put brackets around the number only: "
+            f"job.metric={job.metric} has {metric.groups} groups; put brackets around the number only: "
             "'tps: ([0-9.]+)'."
         )
-    given = [f"job.{name}_per_step" for name in _AMOUNTS if job[f"{name}_per_step"] is not None]
-    if job["metric_is"] == "rate" and len(given) > 1 and not amount_of(job):
+    given = [f"job.{name}_per_step" for name in _AMOUNTS if getattr(job, f"{name}_per_step") is not None]
+    if job.metric_is == "rate" and len(given) > 1 and not amount_of(job):
         raise UserError(
-            f"job.metric={job['metric']} may be a rate of samples or of tokens; name its group (?P<samples>...) or "
+            f"job.metric={job.metric} may be a rate of samples or of tokens; name its group (?P<samples>...) or "
             f"(?P<tokens>...), or leave out one of {' and '.join(given)}."
         )
 
 
-def amount_of(job: Mapping[str, Any]) -> str | None:
+def amount_of(job: Job) -> str | None:
     """Returns the option with the work per step that a rate counts; None if it is not given."""
-    given = [name for name in _AMOUNTS if job[f"{name}_per_step"] is not None]
-    found = [name for name in _AMOUNTS if name in re.compile(job["metric"]).groupindex] or given
+    assert job.metric
+    given = [name for name in _AMOUNTS if getattr(job, f"{name}_per_step") is not None]
+    found = [name for name in _AMOUNTS if name in re.compile(job.metric).groupindex] or given
     return f"{found[0]}_per_step" if len(found) == 1 and found[0] in given else None
 
 
@@ -133,11 +135,12 @@ class _Number(NamedTuple):
 class Output:
     """The numbers in the logs of all nodes, which are being written: some training runs print on the last rank."""
 
-    def __init__(self, job: Mapping[str, Any], logs: Mapping[Path, int]) -> None:
+    def __init__(self, job: Job, logs: Mapping[Path, int]) -> None:
+        assert job.metric
         self._job, self._offsets = job, dict(logs)
         self._pieces = dict.fromkeys(logs, b"")
         """The beginning of a line that is not written to its end."""
-        self._pattern = re.compile(job["metric"])
+        self._pattern = re.compile(job.metric)
         self._by_source: dict[tuple[int, str], list[_Number]] = {}
         self._read_s = time.time()
         self.disturbed_s: Sequence[tuple[float, float]] = ()
@@ -193,7 +196,7 @@ class Output:
     def times_us(self) -> list[float]:
         """Returns the times without those to skip, of the slowest rank: per step, or of a rate per unit of work.
         PointFailed if a number cannot be a time or a rate."""
-        skip, most = self._job["skip_steps"], self._job["steps"]
+        skip, most = self._job.skip_steps, self._job.steps
         counted = [self._counted(own)[skip : skip + most] for own in self._by_source.values()]
         by_rank = [list(map(self._time_us, own)) for own in counted]
         return list(map(max, zip(*by_rank, strict=False)))
@@ -205,8 +208,8 @@ class Output:
             value = 0.0
         if not 1e-9 < value < 1e15:
             raise PointFailed(
-                f"job.metric={self._job['metric']} found '{number}', which is no {_KINDS[self._job['metric_is']]}; put "
+                f"job.metric={self._job.metric} found '{number}', which is no {_KINDS[self._job.metric_is]}; put "
                 "the parentheses around a positive number",
                 final=True,
             )
-        return 1e6 / value if self._job["metric_is"] == "rate" else value * _US[self._job["metric_is"]]
+        return 1e6 / value if self._job.metric_is == "rate" else value * _US[self._job.metric_is]

@@ -12,6 +12,7 @@ from overlap_sweep.report.numbers import as_rate
 from overlap_sweep.results.measured import Measured, Timing
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads import Sample
+from overlap_sweep.workloads.job.config import Resolved
 
 _MOST = 1000
 _Amount = Annotated[float, msgspec.Meta(gt=0, lt=1e18)]
@@ -71,7 +72,7 @@ class JobRun(Measured, kw_only=True, tag="job"):
         from overlap_sweep.workloads.job.command import command_line
 
         try:
-            command_line(result.point)
+            command_line(result.point_as(Resolved))
         except UserError as error:
             raise ValueError(str(error)) from None
 

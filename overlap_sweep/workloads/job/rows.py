@@ -17,7 +17,7 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.study import SettingRow
 from overlap_sweep.study.settings import Naming, Options
 from overlap_sweep.workloads.job.command import in_words
-from overlap_sweep.workloads.job.config import Resolved
+from overlap_sweep.workloads.job.config import Resolved, ResolvedJob
 from overlap_sweep.workloads.job.result import FoundCause, JobRun, rate_in_words
 
 VALUES, VARIABLES = "job.values.", "job.env."
@@ -25,37 +25,31 @@ CONNECTIONS, MULTICAST = "runtime.max_connections", "runtime.multicast"
 LONGEST_VALUE = 60
 
 
-def options_of(config: Mapping[str, Any]) -> Options:
+def options_of(config: Resolved) -> Options:
     """Returns the setting of a point, by names such as `job.values.bucket`."""
-    job, runtime = config["job"], config["runtime"]
+    job, runtime = config.job, config.runtime
     # Sorted, since a search has other orders than a sweep.
-    found = {f"{VALUES}{name}": value for name, value in sorted(job["values"].items())}
-    found |= {f"{VARIABLES}{name}": value for name, value in sorted(job["env"].items())}
-    found |= {CONNECTIONS: runtime.get("max_connections"), MULTICAST: runtime.get("multicast") or None}
+    found = {f"{VALUES}{name}": value for name, value in sorted(job.values.items())}
+    found |= {f"{VARIABLES}{name}": value for name, value in sorted(job.env.items())}
+    found |= {CONNECTIONS: runtime.max_connections, MULTICAST: runtime.multicast or None}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def identity(config: Mapping[str, Any]) -> str:
+def identity(config: Resolved) -> str:
     """Returns a key that is equal for points with the same setting, contents of files included."""
-    options = {name: repr(value) for name, value in options_of(config).items()}
-    named = {name: digest for name, digest in _files(config).items() if name in config["job"]["values"].values()}
-    return key_of({"options": options, "overlap_cfg": config.get("overlap_cfg"), "files": named})
+    job, options = config.job, {name: repr(value) for name, value in options_of(config).items()}
+    named = {name: digest for name, digest in job.files.items() if name in job.values.values()}
+    return key_of({"options": options, "overlap_cfg": config["overlap_cfg"], "files": named})
 
 
-def script_digest(config: Mapping[str, Any]) -> str:
+def script_digest(job: ResolvedJob) -> str:
     """Returns a digest of the script's content; empty if it is unknown, or if a value names the script."""
-    values = config["job"]["values"].values()
-    return ", ".join(digest for name, digest in _files(config).items() if name not in values)
+    return ", ".join(digest for name, digest in job.files.items() if name not in job.values.values())
 
 
-def _files(config: Mapping[str, Any]) -> dict[str, str]:
-    return config["job"].get("files") or {}
-
-
-def script_of(config: Mapping[str, Any]) -> str:
+def script_of(config: Resolved) -> str:
     """Returns a short name of what the command runs, or the placeholder of the value that names it."""
-    name = str(config["model"]["name"])
-    values = config["job"]["values"].items()
+    name, values = config.model.name, config.job.values.items()
     return next((f"{{{key}}}" for key, value in values if PurePath(in_words(value)).name == name), name)
 
 

@@ -51,7 +51,7 @@ _UNREACHED = f"put -m {ATTACH} in front of the script if it ignores PYTHONPATH, 
 
 def run(point: Resolved, directory: Path, here: Here) -> dict[str, Any]:
     """Returns the measured fields of the point's Result, or raises PointFailed. No process of the command is left."""
-    asked = {name: point["job"][name] for name in ("skip_steps", "steps", "profile_steps", "optimizer_steps")}
+    asked = {name: getattr(point.job, name) for name in ("skip_steps", "steps", "profile_steps", "optimizer_steps")}
     wanted = Wanted(directory=str(directory.resolve()), **asked)
     command.link_handed(point, directory)
     folder = command.working_folder(point, directory)
@@ -116,14 +116,14 @@ class Watched:
 
     def __init__(self, point: Resolved, directory: Path, log_starts: Mapping[Path, int], hint: str) -> None:
         """`log_starts`: bytes of the logs that were there before. `hint`: why the command may end without a step."""
-        self._job, self._directory = point["job"], directory
+        self._job, self._directory = point.job, directory
         self._log_starts, self._hint = log_starts, hint
-        self._timeout_s = point["runtime"]["timeout_s"]
+        self._timeout_s = point.runtime.timeout_s
         self._asks_anew = point.nodes > 1
         self._asked_s = -math.inf
         self._since_s: dict[str, float] = {}
         self.recordings: list[Recording] = []
-        self.output = Output(self._job, log_starts) if self._job["metric"] else None
+        self.output = Output(self._job, log_starts) if self._job.metric else None
 
     def until_measured(self, running: RunningOnNodes, limit_s: float) -> None:
         """Returns when all is recorded, or the command has ended with enough. PointFailed if it has not."""
@@ -134,14 +134,14 @@ class Watched:
             printed_s = self._seconds("printed", self._is_printed)
             # All ranks have recorded, but not as many steps as were asked for.
             gave_up_s = self._seconds("short", not self._missing and not self._is_recorded)
-            if not self._job["finish"] and self._is_measured(running_s, printed_s):
+            if not self._job.finish and self._is_measured(running_s, printed_s):
                 return
             if not self.output and gave_up_s > SETTLE_S:
                 break
             if running_s > limit_s:
                 raise PointFailed(self._too_late(limit_s), timed_out=True)
         self._look(ended=status is not None)
-        if status and (self._job["finish"] or not self._is_measured(0.0, 0.0)):
+        if status and (self._job.finish or not self._is_measured(0.0, 0.0)):
             raise running.failure()
         self._check_enough()
 
@@ -168,9 +168,9 @@ class Watched:
             except UserError as error:
                 raise PointFailed(str(error)) from None
             started = self.recordings[0].world_size
-            if started != self._job["ranks"]:
+            if started != self._job.ranks:
                 raise PointFailed(
-                    f"the command started {started} training processes, but job.ranks={self._job['ranks']}; set "
+                    f"the command started {started} training processes, but job.ranks={self._job.ranks}; set "
                     f"job.ranks={started}, or start as many with {{ranks}} in job.command",
                     final=True,
                 )
@@ -181,15 +181,15 @@ class Watched:
 
     @property
     def _is_printed(self) -> bool:
-        return self.output is not None and self.output.count >= self._job["skip_steps"] + self._job["steps"]
+        return self.output is not None and self.output.count >= self._job.skip_steps + self._job.steps
 
     @property
     def _is_recorded(self) -> bool:
-        return all(len(one.host_us) >= self._job["steps"] for one in self.recordings) and not self._missing
+        return all(len(one.host_us) >= self._job.steps for one in self.recordings) and not self._missing
 
     @property
     def _missing(self) -> int:
-        return self._job["ranks"] - len(self.recordings)
+        return self._job.ranks - len(self.recordings)
 
     def _is_measured(self, running_s: float, printed_s: float) -> bool:
         """`printed_s`: time since the metric was printed often enough. Steps may have been recognised wrongly, so that
@@ -200,16 +200,16 @@ class Watched:
         return self._is_printed and (not comes or printed_s > max(SETTLE_S, running_s - printed_s))
 
     def _too_late(self, limit_s: float) -> str:
-        wanted = self._job["skip_steps"] + self._job["steps"]
+        wanted = self._job.skip_steps + self._job.steps
         if self.output and not self._is_printed:
             have = f"job.metric was found {self.output.count} times of {wanted}"
         elif self.recordings and self._missing:
-            have = f"{len(self.recordings)} of {self._job['ranks']} ranks had recorded their steps"
+            have = f"{len(self.recordings)} of {self._job.ranks} ranks had recorded their steps"
         elif self._is_recorded:
             have = "all steps were recorded, but job.finish=true waits for the end of the command"
         else:
             have = f"no rank had finished all of {wanted} steps"
-            have += f" and {self._job['profile_steps']} profiled ones" if self._job["profile_steps"] else ""
+            have += f" and {self._job.profile_steps} profiled ones" if self._job.profile_steps else ""
         by_others = limit_s < self._timeout_s
         limit = "runtime.timeout_factor (similar points took less)" if by_others else "runtime.timeout_s"
         first = "" if self._is_reached or self.output else f"{_UNREACHED}, or "
@@ -217,18 +217,18 @@ class Watched:
 
     def _check_enough(self) -> None:
         """Raises PointFailed if a command that ended well has recorded or printed too little."""
-        skip, wanted = self._job["skip_steps"], self._job["steps"]
+        skip, wanted = self._job.skip_steps, self._job.steps
         said = next(filter(None, (last_words(*log) for log in self._log_starts.items())), "")
         ended = f"{f'; it printed last: {said}' if said else ''}{self._hint}"
         if self.output and not self.output.found:
             raise PointFailed(
-                f"job.metric={self._job['metric']} was not found in the command's output; compare it with "
+                f"job.metric={self._job.metric} was not found in the command's output; compare it with "
                 f"{LOG_FILE}{ended}",
                 final=True,
             )
         if not self.output and self.recordings and self._missing:
             ranks = [one.rank for one in self.recordings]
-            raise PointFailed(f"the command ended, but only ranks {ranks} of {self._job['ranks']} recorded their steps")
+            raise PointFailed(f"the command ended, but only ranks {ranks} of {self._job.ranks} recorded their steps")
         if not self.output and not self.recordings:
             missing, first = "no step of torch's optimizers", "if it trains without them, "
             if not self._is_reached:

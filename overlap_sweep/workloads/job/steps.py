@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,12 +29,12 @@ HOST_BOUND = 0.1
 def fields_of(
     point: Resolved, directory: Path, recordings: Sequence[Recording], output: Output | None
 ) -> dict[str, Any]:
-    job = point["job"]
+    job = point.job
     amounts = {name: command.amount(point, name) for name in ("samples_per_step", "tokens_per_step")}
     unit, timed_by = "", "metric"
     if output:
         times_us = output.times_us()
-        if job["metric_is"] == "rate":
+        if job.metric_is == "rate":
             amount = amounts.get(amount_of(job) or "")
             unit, times_us = ("", [amount * one for one in times_us]) if amount else (output.name, times_us)
     else:
@@ -80,13 +80,11 @@ def slowest_us(recordings: Sequence[Recording]) -> tuple[list[float], Literal["g
     return max((times_us[:steps] for times_us in times_by_rank), key=sum), "gpu" if on_gpu else "host"
 
 
-def _warnings(
-    point: Mapping[str, Any], recordings: Sequence[Recording], timed: int, traces: Sequence[str]
-) -> list[str]:
-    job, device = point["job"], point["runtime"]["device"]
+def _warnings(point: Resolved, recordings: Sequence[Recording], timed: int, traces: Sequence[str]) -> list[str]:
+    job, device = point.job, point.runtime.device
     found = []
-    if timed < job["steps"] and not any(one.problems for one in recordings):
-        found.append(f"The command ended after {timed} timed steps of {job['steps']}.")
+    if timed < job.steps and not any(one.problems for one in recordings):
+        found.append(f"The command ended after {timed} timed steps of {job.steps}.")
     if other := [one.rank for one in recordings if one.device != device]:
         did = "used a GPU" if device == "cpu" else "used no GPU"
         found.append(f"runtime.device={device}, but {_ranks(other)} {did}.")

@@ -93,14 +93,15 @@ class JobStudy(Study[JobCase, JobRow]):
     changes_nothing = ("job.skip_steps", "job.steps", "job.profile_steps", "job.attach", "job.finish")
 
     def case(self, point: Point) -> JobCase:
-        job = point.config_as(Resolved).job
+        config = point.config_as(Resolved)
+        job = config.job
         return JobCase(
-            script=script_of(point.recorded),
+            script=script_of(config),
             ranks=job.ranks,
             device=point.case.device,
             command=job.command,
             directory=job.directory,
-            content=script_digest(point.recorded),
+            content=script_digest(job),
             optimizer_steps=job.optimizer_steps,
             metric=job.metric,
             metric_is=job.metric_is,
@@ -112,10 +113,10 @@ class JobStudy(Study[JobCase, JobRow]):
         return case.script, case.ranks, *map(str, case)
 
     def options(self, point: Point) -> Options:
-        return options_of(point.recorded)
+        return options_of(point.config_as(Resolved))
 
     def identity(self, point: Point) -> Hashable:
-        return identity(point.recorded)
+        return identity(point.config_as(Resolved))
 
     def times(self, settings: Sequence[Sequence[Point]]) -> list[JobTimes]:
         return times_of(settings)
@@ -124,7 +125,7 @@ class JobStudy(Study[JobCase, JobRow]):
         return JobTimes(pooled([point]), None)
 
     def to_use(self, analysis: Analysis) -> str:
-        return command.command_line(analysis.best.points[0].recorded)
+        return command.command_line(analysis.best.points[0].config_as(Resolved))
 
     def sentences(self, analysis: Analysis) -> Iterator[str]:
         """Yields how much communication is exposed with the best setting and with the reference."""
@@ -186,10 +187,11 @@ class JobStudy(Study[JobCase, JobRow]):
 
     def samples(self, result: Result) -> dict[str, Sample]:
         """Returns the sample of the step, even if it is launch-bound."""
-        run, ranks = result.measured_as(JobRun), counted(result.point_as(Resolved).job.ranks, "rank")
+        run, point = result.measured_as(JobRun), result.point_as(Resolved)
+        ranks = counted(point.job.ranks, "rank")
         tokens = int(run.tokens_per_step) if run.tokens_per_step else None
         sample = Sample((run.step,), None, run.unit or STEP, tokens)
-        return {f"{ranks}{on_nodes(result.point.nodes)}, {NAMING.in_words(options_of(result.point))}": sample}
+        return {f"{ranks}{on_nodes(point.nodes)}, {NAMING.in_words(options_of(point))}": sample}
 
 
 def _cautions(analysis: Analysis) -> Iterator[str]:

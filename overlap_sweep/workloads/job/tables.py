@@ -37,6 +37,7 @@ from overlap_sweep.study.section import (
     setting_of_point,
 )
 from overlap_sweep.workloads.job.command import command_line
+from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.result import FoundCause
 from overlap_sweep.workloads.job.rows import NAMING, JobRow, options_of, script_of
 
@@ -151,12 +152,12 @@ TABLE = points_table(
     (
         POINT,
         DIRECTORY,
-        P("script", lambda row: script_of(row.point.recorded), SCRIPT, "text", header="script"),
+        P("script", lambda row: script_of(row.point.config_as(Resolved)), SCRIPT, "text", header="script"),
         asked("command", "job", "command", about=COMMAND, kind="text"),
         asked("ranks", "job", "ranks", about=RANKS, kind="count", header="ranks"),
         NODES,
         DEVICE,
-        setting_of_point(lambda point: NAMING.in_words(options_of(point.recorded)), SETTING),
+        setting_of_point(lambda point: NAMING.in_words(options_of(point.config_as(Resolved))), SETTING),
         asked("repetition", about="Number of the repetition.", kind="count"),
         STATUS,
         ERROR,
@@ -189,7 +190,7 @@ ANSWERS: Table[CaseAnalysis[Any, JobRow]] = Table(
         attribute("setting", SETTING, "text", "best.setting"),
         Column(
             "to_run",
-            lambda analysis: command_line(analysis.best.points[0].recorded),
+            lambda analysis: command_line(analysis.best.points[0].config_as(Resolved)),
             "Command line with this setting.",
             "text",
         ),

@@ -3,13 +3,13 @@
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from overlap_sweep import workloads
+from overlap_sweep.config import Runtime
 from overlap_sweep.errors import PointFailed
 from overlap_sweep.keeper import Command
 from overlap_sweep.recorder.recording import Recording, write_recording
@@ -17,17 +17,18 @@ from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.results.run_directory import clear
 from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import WORKLOAD
+from overlap_sweep.workloads.job.config import Config, Job, Resolved
 from overlap_sweep.workloads.job.result import JobRun
 from overlap_sweep.workloads.job.run import run
 from tests.composed import composed
 
-OPTIONS = asdict(workloads.schema("job")())
 COMMAND = "job.command=python t.py"
 
 
-def point(*typed: str) -> dict[str, Any]:
+def point(*typed: str) -> Resolved:
     """The completed point of a command line."""
-    return composed("workload=job", "runtime.device=cpu", *typed)
+    found: Resolved = composed("workload=job", "runtime.device=cpu", *typed)
+    return found
 
 
 def refusal(*typed: str) -> str | None:
@@ -35,12 +36,13 @@ def refusal(*typed: str) -> str | None:
     return workloads.of(found).refusal(found)
 
 
-def job_point(command: str, **changes: Any) -> Any:
+def job_point(command: str, **changes: Any) -> Resolved:
     """A completed point. Changes are options of `job`, or `runtime`."""
-    job = {**OPTIONS["job"], "attach": False, "skip_steps": 1, "steps": 4, "command": command}
-    runtime = {**OPTIONS["runtime"], "device": "cpu", **changes.pop("runtime", {})}
-    point = {**OPTIONS, "runtime": runtime, "job": job | changes}
-    return decoded_point(WORKLOAD.complete(point))
+    runtime = Runtime(**{"device": "cpu"} | changes.pop("runtime", {}))
+    options: dict[str, Any] = {"attach": False, "skip_steps": 1, "steps": 4, "command": command} | changes
+    found = decoded_point(WORKLOAD.complete(Config(runtime=runtime, job=Job(**options))))
+    assert isinstance(found, Resolved)
+    return found
 
 
 def begun(command: Command) -> Command:

@@ -89,12 +89,12 @@ def test_the_amount_of_work_is_a_product(given: tuple[str, ...], value: float | 
 )
 def test_a_job_is_called_as_what_it_runs(words: str, name: str) -> None:
     scripts = ("+job.values.script=a/b.py",) if "{" in words else ()
-    assert point(f"job.command={words}", *scripts)["model"]["name"] == name
+    assert point(f"job.command={words}", *scripts).model.name == name
 
 
 def test_profile_none_means_no_profiled_steps() -> None:
-    assert point(COMMAND, "profile=none")["job"] == point(COMMAND, "profile=none", "job.profile_steps=0")["job"]
-    assert point(COMMAND)["job"]["profile_steps"] == 3
+    assert point(COMMAND, "profile=none").job == point(COMMAND, "profile=none", "job.profile_steps=0").job
+    assert point(COMMAND).job.profile_steps == 3
 
 
 def test_settings_run_the_same_if_nothing_of_them_reaches_the_command() -> None:

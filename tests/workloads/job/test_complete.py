@@ -41,7 +41,7 @@ def test_a_point_is_another_one_when_its_script_or_a_file_that_a_value_names_cha
     assert len({*keys}) == 5
     (folder / "a.yaml").write_text("one")
     assert point_key(point(*CONFIGS)) == keys[3]
-    assert {*point(*CONFIGS)["job"]["files"]} == {"t.py", "a.yaml"}
+    assert {*point(*CONFIGS).job.files} == {"t.py", "a.yaml"}
 
 
 def test_equal_files_are_equal_points_wherever_they_lie(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_equal_files_are_equal_points_wherever_they_lie(folder: Path, monkeypatc
         (folder / name / "a.yaml").write_text("one")
         monkeypatch.chdir(folder / name)
         made = point(*CONFIGS, "job.directory=work")
-        assert {*made["job"]["files"]} == {"t.py", "a.yaml"}
+        assert {*made.job.files} == {"t.py", "a.yaml"}
         keys.append(point_key(made))
     assert keys[0] == keys[1]
 
@@ -60,7 +60,7 @@ def test_equal_files_are_equal_points_wherever_they_lie(folder: Path, monkeypatc
 def test_values_that_are_no_files_are_no_files(folder: Path) -> None:
     (folder / "sub").mkdir()
     for value in ("sub", "x" * 5000, "25", "~nobody/x"):
-        assert point(CONFIGS[0], f"+job.values.config='{value}'")["job"]["files"] == {}
+        assert point(CONFIGS[0], f"+job.values.config='{value}'").job.files == {}
 
 
 def test_megatrons_arguments_are_those_of_none_default_or_a_file(folder: Path) -> None:

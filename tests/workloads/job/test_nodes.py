@@ -68,7 +68,7 @@ def test_host_and_port_make_no_other_point_but_nodes_do() -> None:
     made, alone = point_on_two(TORCHRUN), job_point(TORCHRUN, ranks=2, runtime={"nodes": 1, "retries": 0})
     assert command.same_point(made) == command.same_point(point_on_two(TORCHRUN))
     assert point_key(made) != point_key(alone)
-    assert "{port}" in made["job"]["command"]
+    assert "{port}" in made.job.command
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_a_lost_node_gives_the_point_up(tmp_path: Path) -> None:
     run.mkdir()
     with two_nodes(tmp_path) as launch:
         made = point_on_two(shell("touch {run}/{node}; if [ {node} = 1 ]; then kill -9 $LOSES; fi; sleep 600"))
-        made["job"]["env"] = {**tag.variables, "LOSES": str(launch.serving.pid)}
+        made.job.env = {**tag.variables, "LOSES": str(launch.serving.pid)}
         began = time.monotonic()
         with pytest.raises(NodeLost):
             measure(made, run)

@@ -257,7 +257,7 @@ def test_who_hangs_is_ended_and_told_how_far_it_came(tmp_path: Path) -> None:
     assert "put -m overlap_sweep.attach in front of the script" in str(failed)
     assert "runtime.timeout_factor" in str(failed)
     half = shell(f"{recorded(tmp_path / 'made', recording(1, 2))}; {LONG}")
-    failed = failure(tmp_path, half, limit_s=0.5, ranks=2, runtime={"timeout_s": 0.5})
+    failed = failure(tmp_path, half, limit_s=1.0, ranks=2, runtime={"timeout_s": 1.0})
     assert (failed.timed_out, failed.final) == (True, False)
     assert "1 of 2 ranks had recorded" in str(failed)
     assert "runtime.timeout_s" in str(failed)
