@@ -291,7 +291,7 @@ def _script(words: Sequence[str]) -> str:
 def same_point(point: Resolved) -> str:
     """Returns a key that is equal for completed points that run the same."""
     run = Path("run")
-    job = {name: value for name, value in vars(point.job).items() if name not in (*_TEMPLATES, "values", "env")}
+    job = {name: value for name, value in asdict(point.job).items() if name not in (*_TEMPLATES, "values", "env")}
     parts = [arguments(point, run), environment(point, run), str(working_folder(point, run))]
     amounts = [amount(point, option) for option in AMOUNTS]
     return json.dumps([*parts, *amounts, {**point, "job": job}], sort_keys=True)
