@@ -175,7 +175,8 @@ def _point(workload: str, overrides: Sequence[str]) -> Point:
 
 
 def _completed(point: Point) -> ResolvedPoint:
-    return decoded_point(workloads.load(point["workload"]["name"]).complete(point))
+    workload = workloads.load(point["workload"]["name"])
+    return decoded_point(workload.complete(decoded_point(point) if workload.name == "layer" else point))
 
 
 def _changed(point: Mapping[str, Any], overrides: Sequence[str]) -> Point:
