@@ -9,7 +9,6 @@ same on any number of ranks.
 import os
 import sys
 import time
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,10 +16,12 @@ import torch.distributed as dist
 from overlap_sweep import backends
 from overlap_sweep.backends.symm_mem import MAX_CONNECTIONS
 from overlap_sweep.backends.torch.kernels import baselines_of
+from overlap_sweep.config import ResolvedModel
 from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.timing import summarise, time_variants
 from overlap_sweep.runtime.group_config import NO_MULTICAST
 from overlap_sweep.workloads.kernel import run as kernel_run
+from overlap_sweep.workloads.kernel.config import Resolved, ResolvedOptions
 from overlap_sweep.workloads.kernel.run import Call
 
 ITERATIONS = 20
@@ -50,11 +51,13 @@ def main() -> None:
 def measure(kernel: str, m: int, k: int, n: int, ranks: Ranks) -> None:
     """The baselines and the fused operator, both ways; rank 0 prints."""
     gathers, module = kernel == "ag_gemm", backends.load_kernels("symm_mem")
-    point: dict[str, Any] = {
-        **{"kernel": kernel, "m": m, "n": n * ranks.world_size if gathers else n},
-        **{"k": k if gathers else k * ranks.world_size, "tp_size": ranks.world_size, "precision": "bf16"},
-        **{"repetition": 0, "workload": {"seed": 0}},
-    }
+    sizes = {"m": m, "n": n * ranks.world_size if gathers else n, "k": k if gathers else k * ranks.world_size}
+    point = Resolved(
+        **{"kernel": kernel, "tp_size": ranks.world_size, "backend": "symm_mem", "precision": "bf16", **sizes},
+        model=ResolvedModel(name="custom"),
+        workload=ResolvedOptions(tokens=m, warmup=0, repeats=REPEATS),
+        implementations={},
+    )
     problem = kernel_run.draw_problem(point, ranks)
     calls = baselines_of(problem, ranks)
     calls["ring"] = module.build(point, module.implementations(point)["ring"], problem, ranks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 from msgspec import Meta
 from omegaconf import MISSING
@@ -348,6 +348,18 @@ class ResolvedPoint(PointConfig):
     model: ResolvedModel = field()
     tp_size: int | None = field()
     backend: str = field()
+
+
+class TensorParallelPoint(Protocol):
+    """A completed point of a workload that runs on a backend."""
+
+    runtime: Runtime
+    backend: str
+    precision: str
+    model: ResolvedModel
+    tp_size: int
+    workload: Any
+    """With `tokens`, `seed` and `tolerance`."""
 
 
 @dataclass

@@ -29,6 +29,7 @@ from overlap_sweep.workloads.job.command import script_name
 from overlap_sweep.workloads.job.result import FoundCause, GroupExposure, JobRun
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
+from overlap_sweep.workloads.operator.config import Resolved as OperatorPoint
 from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes
 from overlap_sweep.workloads.tp_training.config import PRECISION_OF
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
@@ -203,7 +204,7 @@ def made_result(workload: str, point: Point | None = None, status: Status = "ok"
     measured = {key: overrides.pop(key) for key in taken}
     fields = {
         **{"name": "", "recorded": point, "status": status, "environment": ENVIRONMENT, "started": STARTED},
-        "settings": space.settings(point) if workload == "operator" else {},
+        "settings": space.settings(msgspec.convert(point, OperatorPoint)) if workload == "operator" else {},
         "measured": MEASURED[workload](point, **measured) if status == "ok" else None,
     }
     return Result(**{**fields, **overrides})

@@ -3,7 +3,8 @@
 Each is a module here, imported only when a point uses it, and has these functions. Only `build`, `build_layer`,
 `attention`, `prepare` and `close` may import torch: the others are also called without torch and without a GPU.
 
-- `refusal(point) -> str | None`: why it cannot run the point, by the resolved configuration alone.
+- `refusal(point, operator, settings) -> str | None`: why it cannot run the operator with these settings of its slots,
+  by the resolved configuration alone.
 - `default_knobs(method) -> Mapping[str, Any]`: the values of knobs that the user left null.
 - `knobs(point) -> Collection[str]`: the knobs that it supports on the point's device, with the point's library.
 - `has_default(point) -> bool`: whether the library has a default overlap to compare with.
@@ -51,8 +52,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from overlap_sweep.config import PointConfig, TensorParallelPoint
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.models import KernelShape
 from overlap_sweep.results.identity import installed_version
@@ -156,33 +158,48 @@ class Outputs(NamedTuple):
     """This rank's product [m, n]; only for an independent implementation of the other kernels."""
 
 
-def needs_gpus(point: Mapping[str, Any]) -> str | None:
+class LinearPoint(TensorParallelPoint, Protocol):
+    """A completed point of workload=operator or layer."""
+
+    with_cublasmp: bool | None
+
+
+class LayerOptions(Protocol):
+    kind: str
+    num_replicas: int
+    micro_batch_size: int
+    training: bool
+
+
+class LayerPoint(LinearPoint, Protocol):
+    """A completed point of workload=layer."""
+
+    @property
+    def layer(self) -> LayerOptions: ...
+
+
+def needs_gpus(point: TensorParallelPoint) -> str | None:
     """Returns why a backend that requires GPUs cannot run the point, or None."""
-    device = point["runtime"]["device"]
-    return None if device == "cuda" else f"backend={point['backend']} requires GPUs; backend=torch runs on {device}"
+    device = point.runtime.device
+    return None if device == "cuda" else f"backend={point.backend} requires GPUs; backend=torch runs on {device}"
 
 
-def lacks_precision(point: Mapping[str, Any], precisions: Sequence[str]) -> str | None:
+def lacks_precision(point: TensorParallelPoint, precisions: Sequence[str]) -> str | None:
     """Returns why a backend with these precisions cannot run the point, or None."""
-    if point["precision"] in precisions:
+    if point.precision in precisions:
         return None
-    return f"backend={point['backend']} has no precision={point['precision']}; it has {', '.join(precisions)}"
+    return f"backend={point.backend} has no precision={point.precision}; it has {', '.join(precisions)}"
 
 
-def lacks_cublasmp(point: Mapping[str, Any]) -> str | None:
+def lacks_cublasmp(point: LinearPoint) -> str | None:
     """Returns why a backend without cuBLASMp cannot run the point, or None."""
-    name = point["backend"]
-    return f"backend={name} has no with_cublasmp; use backend=transformer_engine" if uses_cublasmp(point) else None
+    name = point.backend
+    return f"backend={name} has no with_cublasmp; use backend=transformer_engine" if point.with_cublasmp else None
 
 
-def uses_cublasmp(point: Mapping[str, Any]) -> bool:
-    """Returns whether the point overlaps by cuBLASMp; points of earlier versions don't have the option."""
-    return bool(point.get("with_cublasmp"))
-
-
-def default_knobs(point: Mapping[str, Any], method: str) -> dict[str, Any]:
+def default_knobs(point: PointConfig, method: str) -> dict[str, Any]:
     """Returns the values of knobs that the user left null, of those that the point's backend supports."""
-    backend = load(point["backend"])
+    backend = load(point.backend)
     supported = backend.knobs(point)
     return {knob: value for knob, value in backend.default_knobs(method).items() if knob in supported}
 
@@ -245,9 +262,9 @@ def close_all() -> None:
             sys.modules[path].close()
 
 
-def chosen(point: Mapping[str, Any]) -> str:
+def chosen(point: PointConfig) -> str:
     """Returns the point's backend. `auto` is transformer_engine, as in Megatron-LM, where it can run, else torch."""
-    if point["backend"] != "auto":
-        return str(point["backend"])
-    on_gpu = point["runtime"]["device"] == "cuda"
+    if point.backend != "auto":
+        return point.backend
+    on_gpu = point.runtime.device == "cuda"
     return "transformer_engine" if on_gpu and load("transformer_engine").missing() is None else "torch"

@@ -14,7 +14,7 @@ NVSHMEM_DISABLE_NVLS disables it in NVSHMEM, which some builds use to share memo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from overlap_sweep.backends import Outputs, Problem, lacks_precision, needs_gpus
 from overlap_sweep.errors import Refused
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.models import KernelShape
+from overlap_sweep.overlap.models import KernelPoint, KernelShape
 from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def missing() -> str | None:
     return None
 
 
-def refusal(point: Mapping[str, Any]) -> str | None:
+def refusal(point: KernelPoint) -> str | None:
     shape = KernelShape.of(point)
     if reason := missing() or needs_gpus(point):
         return reason
@@ -82,7 +82,7 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     if reason := lacks_precision(point, PRECISIONS):
         return reason
     _, columns, summed = shape.gemm_shape
-    size = 1 if point["precision"] == "fp8" else 2
+    size = 1 if point.precision == "fp8" else 2
     for name, length, size_bytes in (("inputs", summed, size), ("outputs", columns, 2)):
         if length * size_bytes % ALIGNMENT_BYTES:
             return (
@@ -91,8 +91,8 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     return None
 
 
-def implementations(point: Mapping[str, Any]) -> dict[str, Setting]:
-    if point["kernel"] == "ag_gemm":
+def implementations(point: KernelPoint) -> dict[str, Setting]:
+    if point.kernel == "ag_gemm":
         # Its all-to-all by SMs, and with it programmatic dependent launch, is for int8 only. Its two-dimensional ring
         # is for PCIe across NUMA nodes.
         settings: list[Setting] = [
@@ -100,10 +100,10 @@ def implementations(point: Mapping[str, Any]) -> dict[str, Setting]:
             {"method": "ring_exchange", "use_ce": True},
             {"method": "ring_exchange", "use_ce": False},
         ]
-    elif point["kernel"] == "gemm_rs":
+    elif point.kernel == "gemm_rs":
         # ReduceScatterOption keeps its defaults: it only matters without NVLink.
         settings = [{"method": "scatter"}]
-        if point["precision"] == "fp16":
+        if point.precision == "fp16":
             settings.append({"method": "scatter", "fuse_reduction": True})
     else:
         settings = []
@@ -114,15 +114,15 @@ def _name(setting: Setting) -> str:
     return space.setting_name(setting) + ("_fused" if setting.get("fuse_reduction") else "")
 
 
-def named(point: Mapping[str, Any], name: str) -> Setting | None:
+def named(point: KernelPoint, name: str) -> Setting | None:
     """Returns one of `implementations`; with `_transposed` after its name, for a transposed weight."""
     setting = implementations(point).get(name.removesuffix(TRANSPOSED))
     if setting is None or not name.endswith(TRANSPOSED):
         return setting
-    return {**setting, "transpose_weight": True} if point["precision"] != "fp8" else None
+    return {**setting, "transpose_weight": True} if point.precision != "fp8" else None
 
 
-def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
+def build(point: KernelPoint, setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
     import torch
 
     found = torch.cuda.get_device_capability(ranks.device)

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, TypeVar
 
-from overlap_sweep.config import OF_EXPERTS
+from overlap_sweep.config import OF_EXPERTS, Model, TensorParallelPoint
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.space import OPERATORS
+
+M = TypeVar("M", bound=Model)
 
 SIZES_OF = {
     **dict.fromkeys(("qkv", "proj"), ("num_kv_heads", "head_dim")),
@@ -100,6 +102,15 @@ class LinearShape:
         return None
 
 
+class KernelPoint(TensorParallelPoint, Protocol):
+    """A completed point of workload=kernel."""
+
+    kernel: str
+    m: int
+    n: int
+    k: int
+
+
 @dataclass(frozen=True)
 class KernelShape:
     """Global shape of `y = x W^T`: x [m, k], W [n, k], y [m, n].
@@ -116,9 +127,9 @@ class KernelShape:
     tp_size: int
 
     @classmethod
-    def of(cls, point: Mapping[str, Any]) -> KernelShape:
+    def of(cls, point: KernelPoint) -> KernelShape:
         """Returns the shape of a resolved point's kernel."""
-        return cls(*(point[name] for name in ("kernel", "m", "n", "k", "tp_size")))
+        return cls(point.kernel, point.m, point.n, point.k, point.tp_size)
 
     @property
     def gathers(self) -> bool:
@@ -183,9 +194,9 @@ def linear_shape(model: Mapping[str, Any], operator: str, tokens: int, tp_size: 
     return LinearShape(OPERATORS[operator], tokens, *sizes, tp_size)
 
 
-def operator_shape(point: Mapping[str, Any], operator: str) -> LinearShape:
+def operator_shape(point: TensorParallelPoint, operator: str) -> LinearShape:
     """Returns the shape of one operator of a resolved point. UserError if its model has no such operator."""
-    return linear_shape(point["model"], operator, point["workload"]["tokens"], point["tp_size"])
+    return linear_shape(asdict(point.model), operator, point.workload.tokens, point.tp_size)
 
 
 def lacks(model: Mapping[str, Any], operators: Collection[str] = tuple(OPERATORS)) -> str | None:
@@ -253,9 +264,10 @@ def title_of(name: str) -> str:
     return f"{_FAMILIES[ours[1]]} {ours[2].replace('_', '.')}B" if ours else _TITLES.get(name, name)
 
 
-def without_experts(model: Mapping[str, Any]) -> dict[str, Any]:
+def without_experts(model: M) -> M:
     """Returns the resolved model without the sizes of its experts, for points that run none: they measure the same."""
-    return {name: value for name, value in model.items() if name not in OF_EXPERTS}
+    unset: dict[str, Any] = dict.fromkeys(OF_EXPERTS)
+    return replace(model, **unset)
 
 
 def part(kind: str) -> str:

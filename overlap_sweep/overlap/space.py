@@ -7,9 +7,9 @@ communication that the slot carries decides which methods it takes.
 import re
 import reprlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from overlap_sweep.config import MOST_SMS
+from overlap_sweep.config import MOST_SMS, TensorParallelPoint
 
 OPERATORS = {"qkv": "column", "proj": "row", "fc1": "column", "fc2": "row"}
 """The linear operators of a transformer layer, column or row parallel."""
@@ -72,6 +72,23 @@ _USUAL = {"gemm_priority": 0, "pipeline_rs_overlap_first_gemm": False}
 same as before there were these knobs."""
 
 Setting = dict[str, Any]
+
+
+class Requested(Protocol):
+    """A point of workload=operator, as asked or completed. It has the knobs, too."""
+
+    operator: str
+    phase: str
+    method: str
+    phases: Any
+
+
+class OperatorPoint(Requested, TensorParallelPoint, Protocol):
+    """A completed point of workload=operator."""
+
+    with_cublasmp: bool | None
+
+
 """The setting of one slot: `method` and the knobs that apply to it. Slots without overlap have none."""
 
 
@@ -111,14 +128,20 @@ def knobs_of(operator: str, phase: str, method: str) -> tuple[str, ...]:
     return tuple(knob for knob in _KNOBS_OF_METHOD[method] if knob not in absent)
 
 
-def settings(point: Mapping[str, Any]) -> dict[str, Setting]:
+def settings(point: Requested) -> dict[str, Setting]:
     """Returns the settings of the slots that the point overlaps; empty for `none` and for invalid points.
 
     With `phase=all` every phase of the operator that takes the method gets it. This is also the content of
     tp_comm_overlap_cfg.yaml.
     """
-    operator, slots = point["operator"], {}
-    for phase, requested in _requested(point).items():
+    return slots_of(point.operator, requested_by_phase(point))
+
+
+def slots_of(operator: str, by_phase: Mapping[str, Mapping[str, Any]]) -> dict[str, Setting]:
+    """Returns the settings of the operator's slots that take what is requested by phase, with the knobs that have an
+    effect."""
+    slots = {}
+    for phase, requested in by_phase.items():
         method = requested["method"]
         if method in methods_of(operator, phase):
             knobs = {k: requested[k] for k in knobs_of(operator, phase, method) if requested.get(k) is not None}
@@ -131,18 +154,12 @@ def without_usual(setting: Setting) -> Setting:
     return {name: value for name, value in setting.items() if name not in _USUAL or value != _USUAL[name]}
 
 
-def point_of_slot(point: Mapping[str, Any], slot: str, setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a point that overlaps only this slot, with this setting."""
-    operator, _, phase = slot.partition("_")
-    unset = {**dict.fromkeys(KNOBS), "phases": None}
-    return {**point, **unset, **setting, "operator": operator, "phase": phase}
-
-
-def _requested(point: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+def requested_by_phase(point: Requested) -> dict[str, Setting]:
     """Returns the requested method and knobs by phase, valid or not."""
-    if point.get("phases"):
-        return {phase: point["phases"][phase] for phase in PHASES if phase in point["phases"]}
-    return dict.fromkeys(PHASES if point["phase"] == "all" else (point["phase"],), point)
+    if point.phases:
+        return {phase: point.phases[phase] for phase in PHASES if phase in point.phases}
+    setting = {name: getattr(point, name) for name in ("method", *KNOBS)}
+    return dict.fromkeys(PHASES if point.phase == "all" else (point.phase,), setting)
 
 
 def phases_mistake(phases: Any) -> str | None:
@@ -184,16 +201,16 @@ def is_possible(knob: str, value: int) -> bool:
     return HIGHEST_PRIORITY <= value <= 0 if knob in PRIORITIES else value >= (knob in COUNTS)
 
 
-def refusal(point: Mapping[str, Any]) -> str | None:
+def refusal(point: OperatorPoint) -> str | None:
     """Returns why the point is invalid on any backend, or None."""
-    operator, slots, requested = point["operator"], settings(point), _requested(point)
+    operator, slots, requested = point.operator, settings(point), requested_by_phase(point)
     methods = {phase: setting["method"] for phase, setting in requested.items() if setting["method"] != "none"}
     if not methods:
         return None
-    if point["tp_size"] == 1:
+    if point.tp_size == 1:
         return "tp_size=1 has no communication to overlap; set method=none"
     misfits = [phase for phase, method in methods.items() if slot(operator, phase) not in slots]
-    if misfits and (point.get("phases") or not slots):
+    if misfits and (point.phases or not slots):
         where = "" if len(misfits) == len(PHASES) else f"_{misfits[0]}"
         taken = (
             f"{slot(operator, phase)} takes {', '.join(('none', *methods_of(operator, phase)))}" for phase in PHASES
@@ -225,9 +242,9 @@ def wgrad_refusal(operator: str, slots: Mapping[str, Mapping[str, Any]]) -> str 
     return None
 
 
-def passes(point: Mapping[str, Any]) -> tuple[str, ...]:
+def passes(point: Requested) -> tuple[str, ...]:
     """Returns the passes under test."""
-    phases = [name.partition("_")[2] for name in settings(point)] or _requested(point)
+    phases = [name.partition("_")[2] for name in settings(point)] or requested_by_phase(point)
     touched = {PASS_OF_PHASE[phase] for phase in phases}
     return tuple(p for p in PASSES if p in touched)
 
@@ -236,19 +253,19 @@ DEFAULT_TOLERANCE = 2e-2
 """For fp16 and bf16, which round each partial sum. A wrong chunk has an error of 1."""
 
 
-def tolerance(point: Mapping[str, Any]) -> float:
+def tolerance(point: OperatorPoint) -> float:
     """Returns the largest allowed relative error of an operator point."""
     sums_fp8 = any(setting.get("fp8_buf") for setting in settings(point).values())
     # FP8 has two or three bits of mantissa.
     return allowed_error(point, 0.2 if sums_fp8 else None)
 
 
-def allowed_error(point: Mapping[str, Any], usual: float | None = None) -> float:
+def allowed_error(point: TensorParallelPoint, usual: float | None = None) -> float:
     """Returns the largest allowed relative error: the user's, else `usual`, else that of one GEMM in the point's
     precision."""
     if usual is None:
-        usual = 1e-4 if point["precision"] == "fp32" else DEFAULT_TOLERANCE
-    given: float | None = point["workload"].get("tolerance")
+        usual = 1e-4 if point.precision == "fp32" else DEFAULT_TOLERANCE
+    given: float | None = point.workload.tolerance
     return usual if given is None else given
 
 

@@ -65,7 +65,8 @@ def test_the_default_knobs_are_knobs_of_the_method_that_it_has(name: str, method
 def test_a_point_is_left_as_it_is_and_refused_alike_whenever_it_is_asked(name: str) -> None:
     module, point = backends.load(name), gpu_point(backend=name)
     before = repr(point)
-    assert module.refusal(point) == module.refusal(point)
+    asked = point, point.operator, space.settings(point)
+    assert module.refusal(*asked) == module.refusal(*asked)
     assert repr(point) == before
 
 
@@ -82,7 +83,7 @@ def test_auto_is_transformer_engine_where_it_can_run_in_every_workload(
     monkeypatch: pytest.MonkeyPatch, device: str, missing: str | None, chosen: str
 ) -> None:
     monkeypatch.setattr(transformer_engine, "missing", lambda: missing)
-    assert backends.chosen({"backend": "auto", "runtime": {"device": device}}) == chosen
+    assert backends.chosen(operator_point(backend="auto", device=device)) == chosen
     asked = {"backend": "auto", "precision": "bf16", "runtime": {"device": device}}
     for name, point in (("operator", operator_point(**asked)), ("kernel", kernel_point(**asked))):
         assert workloads.load(name).complete(point)["backend"] == chosen

@@ -87,7 +87,7 @@ CASES = {f"torch-{name}": case for name, case in CASES.items()} | {
 
 def unsharded(point: Mapping[str, Any], x: Tensor, of_rank: list[dict[str, Tensor]]) -> Tensor:
     """The layer on all of its input, from the weights of all ranks."""
-    model, batch, kind = point["model"], point["layer"]["micro_batch_size"], point["layer"]["kind"]
+    model, batch, kind = point["model"], point.layer.micro_batch_size, point.layer.kind
 
     def norm(name: str, x: Tensor) -> Tensor:
         weight, bias = (of_rank[0].get(f"{name}.{part}") for part in ("weight", "bias"))
@@ -146,8 +146,8 @@ def perturb(layer: ParallelLayer, kind: str, seed: int, rank: int) -> None:
 
 def errors_of_layer(ranks: Ranks, point: dict[str, Any], config: OverlapConfig, seed: int) -> dict[str, float]:
     """By tensor, the largest error of this rank's output and gradients over the reference's largest value."""
-    kind, rank, world = point["layer"]["kind"], ranks.rank, ranks.world_size
-    layer = backends.load(point["backend"]).build_layer(
+    kind, rank, world = point.layer.kind, ranks.rank, ranks.world_size
+    layer = backends.load(point.backend).build_layer(
         point, "none" if config is NONE else "point", config, ranks, seed + rank
     )
     perturb(layer, kind, seed, rank)
@@ -191,7 +191,7 @@ def errors_of_cases(ranks: Ranks, seed: int, names: list[str]) -> dict[str, tupl
     found = {}
     for name in names:
         point, config = CASES[name]
-        if point["backend"] == "symm_mem":
+        if point.backend == "symm_mem":
             symm_mem_on_cpu.stand_in()
         symm_mem_on_cpu.called.clear()
         errors = errors_of_layer(ranks, point, config, seed)
@@ -327,7 +327,7 @@ def test_what_is_gathered_on_the_floor_are_numbers_and_no_copy_is_made_twice() -
 
 def test_variants_have_the_same_weights_in_the_precision() -> None:
     ranks = Ranks(0, 2, CPU)
-    in_bf16 = {**torch_point(model=GPT), "precision": "bf16"}
+    in_bf16 = replace(torch_point(model=GPT), precision="bf16")
     asked = ((torch_point(), 3), (torch_point(), 3), (torch_point(), 4), (in_bf16, 3))
     built = [plain.build_layer(point, "floor", NONE, ranks, seed) for point, seed in asked]
     weights, same, other, rounded = (dict(layer.module.named_parameters()) for layer in built)

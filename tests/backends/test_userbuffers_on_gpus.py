@@ -2,6 +2,7 @@
 
 import importlib
 import warnings
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -172,7 +173,7 @@ def test_weights_in_fp8_are_rounded_with_their_scale(precision: str) -> None:
     parameters = draw_parameters(transformer_engine.parameter_shapes(point, shape), shape, "bf16", ranks, seed=0)
     x = torch.randn(shape.input_shape, device=ranks.device, dtype=torch.bfloat16, requires_grad=True)
     rounded, exact = (
-        transformer_engine.build({**point, "precision": name}, "none", ranks, parameters).forward(x).detach().float()
+        transformer_engine.build(replace(point, precision=name), "none", ranks, parameters).forward(x).detach().float()
         for name in (precision, "bf16")
     )
     assert (rounded - exact).norm() / exact.norm() < 0.05
@@ -209,14 +210,14 @@ def test_blocks_agree_with_bf16_also_where_the_last_ones_are_not_full(precision:
     tokens = 512 + max(RECIPES[precision].rows, RECIPES[precision].tokens)
     point = gpu_point(tp_size=1, operator=operator, method="none", model=sizes, workload={"tokens": tokens})
     point.precision = precision
-    assert transformer_engine.refusal(point) is None
+    assert transformer_engine.refusal(point, operator, {}) is None
     ranks, shape = Ranks(0, 1, torch.device("cuda", 0)), models.linear_shape(point["model"], operator, tokens, 1)
     parameters = draw_parameters(transformer_engine.parameter_shapes(point, shape), shape, "bf16", ranks, seed=0)
     x = torch.randn(shape.input_shape, device=ranks.device, dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn(shape.output_shape, device=ranks.device, dtype=torch.bfloat16)
     rounded, exact = [], []
     for name, found in ((precision, rounded), ("bf16", exact)):
-        output = transformer_engine.build({**point, "precision": name}, "none", ranks, parameters).forward(x)
+        output = transformer_engine.build(replace(point, precision=name), "none", ranks, parameters).forward(x)
         found += [output.detach(), *torch.autograd.grad(output, (x, parameters["weight"]), gradient)]
     for ours, theirs in zip(rounded, exact, strict=True):
         error = ((ours.float() - theirs.float()).norm() / theirs.float().norm()).item()

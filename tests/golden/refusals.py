@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import is_dataclass, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -175,8 +176,15 @@ def _point(workload: str, overrides: Sequence[str]) -> Point:
 
 
 def _completed(point: Point) -> ResolvedPoint:
-    workload = workloads.load(point["workload"]["name"])
-    return decoded_point(workload.complete(decoded_point(point) if workload.name == "layer" else point))
+    name = point["workload"]["name"]
+    asked: Any = ASKED[name]()
+    if name in ("operator", "layer"):
+        asked = types_of(name).asked(**vars(asked))
+    # Not decoded: also what is out of range is completed.
+    for key, value in point.items():
+        own = getattr(asked, key, None)
+        setattr(asked, key, replace(own, **value) if is_dataclass(own) and not isinstance(own, type) else value)
+    return decoded_point(workloads.load(name).complete(asked))
 
 
 def _changed(point: Mapping[str, Any], overrides: Sequence[str]) -> Point:

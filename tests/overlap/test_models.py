@@ -7,7 +7,7 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
-from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION, SIZES
+from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION, SIZES, ResolvedModel
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import model_forms, models
 from overlap_sweep.overlap.model_forms import sizes_of
@@ -145,7 +145,8 @@ def test_a_model_of_experts_by_sizes_alone() -> None:
     assert (model["gated_experts"], model["gated_mlp"], model["normalization"]) == (True, None, "RMSNorm")
     assert str(models.lacks(model, ["fc1"])).startswith("fc1: mixture has experts instead of one dense MLP; ")
     assert models.refusal(model, "qkv", 64, 4) is None
-    assert models.without_experts(model).keys().isdisjoint(OF_EXPERTS)
+    left = models.without_experts(ResolvedModel(**model))
+    assert {getattr(left, name) for name in OF_EXPERTS} == {None}
 
 
 def test_sizes_that_are_given_are_swept_whatever_the_model_has(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Slots, methods, knobs and names; what is refused, and most names, are in tests/golden/expected/refusals."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from overlap_sweep.runtime.resolvers import point_name
 from tests.make_point import resolved
 
 
-def point(**changes: Any) -> dict[str, Any]:
+def point(**changes: Any) -> Any:
     """fc1 by bulk on two ranks, unless it is changed."""
     return resolved("operator", **{"model": "m", "method": "bulk", "num_sm": 4, **changes})
 
@@ -103,10 +104,10 @@ def test_settings_are_read_from_names(name: str, setting: space.Setting | None) 
 
 def test_a_setting_is_the_same_as_without_the_knobs_that_the_library_would_set_so() -> None:
     plain = point(operator="fc2", phase="fprop", method="pipeline", num_splits=4)
-    as_usual = {**plain, "gemm_priority": 0, FIRST: False}
+    as_usual = replace(plain, gemm_priority=0, **{FIRST: False})
     assert space.settings(as_usual) == space.settings(plain)
     set_otherwise = {"comm_priority": -1, "gemm_priority": -2, FIRST: True}
-    assert space.settings({**plain, **set_otherwise})["fc2_fprop"].items() >= set_otherwise.items()
+    assert space.settings(replace(plain, **set_otherwise))["fc2_fprop"].items() >= set_otherwise.items()
     # A point without them is the point of earlier versions.
     earlier = {name: value for name, value in plain.items() if name not in set_otherwise}
     assert point_key(earlier) == point_key(plain)

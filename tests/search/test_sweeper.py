@@ -198,7 +198,7 @@ def test_wrong_numbers_are_found_once_on_equal_machines(
 
 def test_a_searchs_points_end_early_but_not_what_they_are_compared_with(done: Done) -> None:
     _, launcher, _ = done
-    goals = {bool(space.settings(point)): point["workload"]["noise_goal"] for point in launcher.points}
+    goals = {bool(space.settings(point)): point.workload.noise_goal for point in launcher.points}
     assert goals == {False: None, True: launcher.config.search.noise_goal}
 
 

@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import overlap_sweep.backends.torch as plain
 from overlap_sweep.backends import (
+    LayerPoint,
+    LinearPoint,
     ParallelLayer,
     ParallelLinear,
     Purpose,
@@ -32,10 +34,11 @@ from overlap_sweep.backends import (
     lacks_precision,
     needs_gpus,
 )
+from overlap_sweep.config import TensorParallelPoint
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.overlap.space import Setting
+from overlap_sweep.overlap.space import OperatorPoint, Setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,8 +56,7 @@ ASYNC_TP: dict[str, Setting] = {
 """Settings of the slots that the async-TP pass overlaps; it overlaps all of them or none."""
 
 
-def refusal(point: Mapping[str, Any]) -> str | None:
-    settings = space.settings(point)
+def refusal(point: LinearPoint, operator: str, settings: Mapping[str, Setting]) -> str | None:
     if reason := needs_gpus(point) or lacks_precision(point, plain.PRECISIONS) or lacks_cublasmp(point):
         return reason
     for slot, setting in settings.items():
@@ -65,26 +67,26 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     return None
 
 
-def knobs(point: Mapping[str, Any]) -> Collection[str]:
+def knobs(point: LinearPoint) -> Collection[str]:
     return ()
 
 
-def has_default(point: Mapping[str, Any]) -> bool:
-    return bool(point["tp_size"] > 1)
+def has_default(point: OperatorPoint) -> bool:
+    return point.tp_size > 1
 
 
-def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
+def parameter_shapes(point: TensorParallelPoint, shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
     """Returns the parameters' shapes, with a bias only if the model has one: the fused operators take none, so adding
     it costs an extra kernel."""
     shapes: dict[str, tuple[int, ...]] = {"weight": shape.weight_shape}
-    return {**shapes, "bias": shape.weight_shape[:1]} if point["model"]["bias"] else shapes
+    return {**shapes, "bias": shape.weight_shape[:1]} if point.model.bias else shapes
 
 
-def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
+def prepare(point: OperatorPoint, purpose: Purpose) -> None:
     """Does nothing: the operators allocate shared memory at their first call, before any timing."""
 
 
-def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
+def build(point: OperatorPoint, purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
     from overlap_sweep.backends.symm_mem.operators import SymmetricMemory, group_name
     from overlap_sweep.backends.torch import modules, overlap
 
@@ -114,7 +116,7 @@ def layer_slots(config: OverlapConfig, operators: Collection[str]) -> dict[str, 
     return unset | plain.overlapped_slots(config, operators)
 
 
-def layer_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Collection[str]) -> str | None:
+def layer_refusal(point: LayerPoint, config: OverlapConfig, operators: Collection[str]) -> str | None:
     overlapped = layer_slots(config, operators)
     if not overlapped:
         return "the switches leave no slot of this layer to overlap"
@@ -122,13 +124,11 @@ def layer_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Co
     return overlap_cfg.methods_refusal(overlapped) or plain.slots_refusal(point, config, set_slots, refusal)
 
 
-def build_layer(
-    point: Mapping[str, Any], purpose: Purpose, config: OverlapConfig, ranks: Ranks, seed: int
-) -> ParallelLayer:
+def build_layer(point: LayerPoint, purpose: Purpose, config: OverlapConfig, ranks: Ranks, seed: int) -> ParallelLayer:
     from overlap_sweep.backends.symm_mem.operators import SymmetricMemory, group_name
     from overlap_sweep.backends.torch import modules
     from overlap_sweep.measure import parallel_groups
 
     settings = layer_slots(config, space.OPERATORS) if purpose == "point" else {}
-    memory = SymmetricMemory(group_name(parallel_groups(point["tp_size"], ranks.world_size)[0]))
+    memory = SymmetricMemory(group_name(parallel_groups(point.tp_size, ranks.world_size)[0]))
     return modules.build_layer(point, purpose, settings, ranks, seed, overlapped=lambda _: memory)

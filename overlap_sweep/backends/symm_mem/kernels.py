@@ -3,11 +3,12 @@ GEMM. None of them uses multicast."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from overlap_sweep.backends import Outputs, Problem, needs_gpus
 from overlap_sweep.backends.symm_mem import close as close
+from overlap_sweep.overlap.models import KernelPoint
 from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
@@ -31,35 +32,35 @@ collectives, by copy engines. one_shot, two_shot: the GEMM writes into shared me
 overlap, but no NCCL to start. scatter_gather: fused_matmul_reduce_scatter, then a low-contention all-gather."""
 
 
-def refusal(point: Mapping[str, Any]) -> str | None:
+def refusal(point: KernelPoint) -> str | None:
     if reason := needs_gpus(point):
         return reason
-    if point["kernel"] == "gemm_ar" and point["precision"] == "fp8":
+    if point.kernel == "gemm_ar" and point.precision == "fp8":
         return "symmetric memory has no FP8 GEMM with an all-reduce; backend=torch has one"
     return None
 
 
-def implementations(point: Mapping[str, Any]) -> dict[str, Setting]:
-    return {name: dict(setting) for name, setting in _SETTINGS[point["kernel"]].items() if _takes(point, name)}
+def implementations(point: KernelPoint) -> dict[str, Setting]:
+    return {name: dict(setting) for name, setting in _SETTINGS[point.kernel].items() if _takes(point, name)}
 
 
-def _takes(point: Mapping[str, Any], name: str) -> bool:
+def _takes(point: KernelPoint, name: str) -> bool:
     if name == "async_input":
         # Its kernel is for bf16, and splits each rank's rows by the number of ranks.
-        return point["precision"] == "bf16" and point["m"] % point["tp_size"] ** 2 == 0
+        return point.precision == "bf16" and point.m % point.tp_size**2 == 0
     if name in ("one_shot", "two_shot"):
         # They sum only in these precisions.
-        return point["precision"] in ("fp32", "bf16")
+        return point.precision in ("fp32", "bf16")
     if name == "scatter_gather":
-        return bool(point["m"] % point["tp_size"] == 0)
+        return bool(point.m % point.tp_size == 0)
     return True
 
 
-def named(point: Mapping[str, Any], name: str) -> Setting | None:
+def named(point: KernelPoint, name: str) -> Setting | None:
     return None
 
 
-def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
+def build(point: KernelPoint, setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
     from overlap_sweep.backends.symm_mem import operators
 
     return operators.build_kernel(setting, problem)

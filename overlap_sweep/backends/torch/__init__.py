@@ -6,11 +6,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose, lacks_cublasmp, lacks_precision
+from overlap_sweep.backends import (
+    LayerPoint,
+    LinearPoint,
+    ParallelLayer,
+    ParallelLinear,
+    Purpose,
+    lacks_cublasmp,
+    lacks_precision,
+)
+from overlap_sweep.config import TensorParallelPoint
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.overlap.space import Setting
+from overlap_sweep.overlap.space import OperatorPoint, Setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,38 +36,37 @@ _OFF_ANYWAY = ("set_sm_margin", "atomic_gemm", "fp8_buf")
 without it the SMs would copy, which not all backends do."""
 
 
-def refusal(point: Mapping[str, Any]) -> str | None:
-    settings = space.settings(point).values()
+def refusal(point: LinearPoint, operator: str, settings: Mapping[str, Setting]) -> str | None:
     if reason := lacks_precision(point, PRECISIONS) or lacks_cublasmp(point):
         return reason
-    if foreign := {knob for setting in settings for knob in setting} - {"method", *knobs(point)}:
-        return f"backend=torch has no {', '.join(sorted(foreign))} on {point['runtime']['device']}"
-    if point["tp_size"] % 2 and any(setting.get("aggregate") for setting in settings):
-        return f"aggregate requires an even tp_size, not {point['tp_size']}"
+    if foreign := {knob for setting in settings.values() for knob in setting} - {"method", *knobs(point)}:
+        return f"backend=torch has no {', '.join(sorted(foreign))} on {point.runtime.device}"
+    if point.tp_size % 2 and any(setting.get("aggregate") for setting in settings.values()):
+        return f"aggregate requires an even tp_size, not {point.tp_size}"
     return None
 
 
-def knobs(point: Mapping[str, Any]) -> Collection[str]:
-    return SUPPORTED_KNOBS[point["runtime"]["device"]]
+def knobs(point: LinearPoint) -> Collection[str]:
+    return SUPPORTED_KNOBS[point.runtime.device]
 
 
 def default_knobs(method: str) -> Mapping[str, Any]:
     return {}
 
 
-def has_default(point: Mapping[str, Any]) -> bool:
+def has_default(point: OperatorPoint) -> bool:
     return False
 
 
-def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
+def parameter_shapes(point: TensorParallelPoint, shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
     return {"weight": shape.weight_shape, "bias": shape.weight_shape[:1]}
 
 
-def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
+def prepare(point: OperatorPoint, purpose: Purpose) -> None:
     """Does nothing: communicators are created once per worker and kept."""
 
 
-def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
+def build(point: OperatorPoint, purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
     from overlap_sweep.backends.torch import modules, overlap
 
     settings = space.settings(point) if purpose == "point" else {}
@@ -75,7 +83,7 @@ def overlapped_slots(config: OverlapConfig, operators: Collection[str]) -> dict[
     return {slot: s for slot, s in config.slots.items() if slot.partition("_")[0] in operators and allowed[slot]}
 
 
-def layer_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Collection[str]) -> str | None:
+def layer_refusal(point: LayerPoint, config: OverlapConfig, operators: Collection[str]) -> str | None:
     settings = overlapped_slots(config, operators)
     if not settings:
         return "backend=torch has no default overlap of its own, and no slot of this layer is set and switched on"
@@ -83,14 +91,14 @@ def layer_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Co
 
 
 def slots_refusal(
-    point: Mapping[str, Any],
+    point: LinearPoint,
     config: OverlapConfig,
     settings: Mapping[str, Setting],
-    operator_refusal: Callable[[Mapping[str, Any]], str | None],
+    operator_refusal: Callable[[LinearPoint, str, Mapping[str, Setting]], str | None],
 ) -> str | None:
     """Returns why a slot of a layer cannot overlap as configured, or None. `operator_refusal`: the backend's `refusal`
     of a single operator."""
-    allowed, backend = overlap_cfg.methods_allowed(config.switches), f"backend={point['backend']}"
+    allowed, backend = overlap_cfg.methods_allowed(config.switches), f"backend={point.backend}"
     for slot, setting in settings.items():
         if "method" not in setting:
             return f"{slot} has no method, and {backend} has no default method"
@@ -99,21 +107,20 @@ def slots_refusal(
         if unknown := sorted(set(setting) - {"method", *space.KNOBS}):
             return f"{slot}: {backend} has no {', '.join(unknown)}"
         configured = {name: value for name, value in setting.items() if value or name not in _OFF_ANYWAY}
-        if reason := operator_refusal(space.point_of_slot(point, slot, configured)):
+        operator, _, phase = slot.partition("_")
+        if reason := operator_refusal(point, operator, space.slots_of(operator, {phase: configured})):
             return f"{slot}: {reason}"
     return None
 
 
-def build_layer(
-    point: Mapping[str, Any], purpose: Purpose, config: OverlapConfig, ranks: Ranks, seed: int
-) -> ParallelLayer:
+def build_layer(point: LayerPoint, purpose: Purpose, config: OverlapConfig, ranks: Ranks, seed: int) -> ParallelLayer:
     from overlap_sweep.backends.torch import modules
 
     settings = overlapped_slots(config, space.OPERATORS) if purpose == "point" else {}
     return modules.build_layer(point, purpose, settings, ranks, seed)
 
 
-def attention(point: Mapping[str, Any], ranks: Ranks) -> tuple[str, list[str]]:
+def attention(point: LayerPoint, ranks: Ranks) -> tuple[str, list[str]]:
     from overlap_sweep.backends.torch import modules
 
     kernel = modules.attention_kernel(point, ranks)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from overlap_sweep.backends import Outputs, Problem
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.models import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
+from overlap_sweep.overlap.models import COMM_ONLY, GEMM_ONLY, SEQUENTIAL, KernelPoint
 from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
@@ -22,29 +22,29 @@ SHARES = {"cuda": (4, 8, 16), "cpu": (1, 2)}
 _KNOBS = {"ring_exchange": {"aggregate", "num_sm"}, "pipeline": {"num_splits", "num_sm"}, "bulk": {"num_sm"}}
 
 
-def refusal(point: Mapping[str, Any]) -> str | None:
+def refusal(point: KernelPoint) -> str | None:
     return None
 
 
-def implementations(point: Mapping[str, Any]) -> dict[str, Setting]:
-    shares = SHARES[point["runtime"]["device"]]
+def implementations(point: KernelPoint) -> dict[str, Setting]:
+    shares = SHARES[point.runtime.device]
     settings: list[Setting] = [{"method": "ring_exchange"}]
     if _pairs(point):
         settings.append({"method": "ring_exchange", "aggregate": True})
     settings += [{"method": "pipeline", "num_splits": splits} for splits in NUM_SPLITS]
     settings += [{"method": "pipeline", "num_splits": NUM_SPLITS[0], "num_sm": share} for share in shares]
     settings += [{"method": "bulk", "num_sm": share} for share in shares]
-    if point["kernel"] == "gemm_ar":
+    if point.kernel == "gemm_ar":
         settings = [setting for setting in settings if setting["method"] == "pipeline"]
     return {space.setting_name(setting): setting for setting in settings}
 
 
-def _pairs(point: Mapping[str, Any]) -> bool:
+def _pairs(point: KernelPoint) -> bool:
     """Returns whether pairing ranks leaves anything to overlap."""
-    return bool(point["kernel"] == "ag_gemm" and point["tp_size"] > 2 and point["tp_size"] % 2 == 0)
+    return bool(point.kernel == "ag_gemm" and point.tp_size > 2 and point.tp_size % 2 == 0)
 
 
-def named(point: Mapping[str, Any], name: str) -> Setting | None:
+def named(point: KernelPoint, name: str) -> Setting | None:
     setting = space.setting_of(name)
     if setting is None or set(setting) - {"method", *_KNOBS[setting["method"]]}:
         return None
@@ -52,7 +52,7 @@ def named(point: Mapping[str, Any], name: str) -> Setting | None:
         setting.pop("aggregate", None)
     if setting["method"] == "pipeline":
         setting.setdefault("num_splits", NUM_SPLITS[0])
-    if setting["method"] != "pipeline" and point["kernel"] == "gemm_ar":
+    if setting["method"] != "pipeline" and point.kernel == "gemm_ar":
         return None
     return setting if not setting.get("aggregate") or _pairs(point) else None
 
@@ -104,7 +104,7 @@ def baselines_of(problem: Problem, ranks: Ranks) -> dict[str, Callable[[int], Ou
     return {SEQUENTIAL: sequential, GEMM_ONLY: gemm_only, COMM_ONLY: comm_only}
 
 
-def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
+def build(point: KernelPoint, setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
     from overlap_sweep.backends.torch.overlap import as_bytes, by_collectives, multiply_beside, multiply_by
 
     overlap, shape = by_collectives(ranks)(setting), problem.shape

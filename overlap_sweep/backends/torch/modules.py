@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
-from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose
+from overlap_sweep.backends import LayerPoint, ParallelLayer, ParallelLinear, Purpose
 from overlap_sweep.backends.torch.overlap import MakeOverlap, Overlap, by_collectives
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import DTYPES, Ranks
 from overlap_sweep.overlap.models import LinearShape, operator_shape
-from overlap_sweep.overlap.space import PHASES, Setting, slot
+from overlap_sweep.overlap.space import PHASES, OperatorPoint, Setting, slot
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -47,7 +47,7 @@ class _SlotPlan:
 
 
 def build_operator(
-    point: Mapping[str, Any],
+    point: OperatorPoint,
     purpose: Purpose,
     settings: Mapping[str, Setting],
     parameters: Mapping[str, Tensor],
@@ -55,9 +55,9 @@ def build_operator(
     overlapped: MakeOverlap | None = None,
 ) -> ParallelLinear:
     """Returns the point's operator on this rank, its slots overlapped by `settings`. Collective."""
-    shape = operator_shape(point, point["operator"])
+    shape = operator_shape(point, point.operator)
     shape = {"floor": shape.local(), "tp1": shape.unsharded()}.get(purpose, shape)
-    linear = parallel_linear(point["operator"], shape, settings, plain, overlapped)
+    linear = parallel_linear(point.operator, shape, settings, plain, overlapped)
     return ParallelLinear(
         forward=lambda x: linear(x, parameters["weight"], parameters.get("bias")),
         parameters=parameters,
@@ -159,20 +159,20 @@ class _Row(torch.autograd.Function):
 
 
 def build_layer(
-    point: Mapping[str, Any],
+    point: LayerPoint,
     purpose: Purpose,
     settings: Mapping[str, Setting],
     ranks: Ranks,
     seed: int,
     overlapped: MakeOverlap | None = None,
 ) -> ParallelLayer:
-    """Returns the layer of `point["layer"]["kind"]`, its slots overlapped by `settings`: with `overlapped`, by
+    """Returns the layer of `point.layer.kind`, its slots overlapped by `settings`: with `overlapped`, by
     default collectives, which all other slots use too. Collective.
 
     The floor is the same layer with collectives that move nothing, so that every tensor has the same shape.
     """
-    tp_ranks = Ranks(ranks.rank % point["tp_size"], point["tp_size"], ranks.device)
-    plain = by_collectives(tp_ranks, point["layer"]["num_replicas"], silent=purpose == "floor")
+    tp_ranks = Ranks(ranks.rank % point.tp_size, point.tp_size, ranks.device)
+    plain = by_collectives(tp_ranks, point.layer.num_replicas, silent=purpose == "floor")
 
     def make_operator(name: str) -> Operator:
         shape = operator_shape(point, name)
@@ -180,7 +180,7 @@ def build_layer(
         linear = parallel_linear(name, shape, settings, plain, overlapped)
         return Operator(point, shape, linear, ranks.device)
 
-    kind = point["layer"]["kind"]
+    kind = point.layer.kind
     torch.manual_seed(seed)
     module = _layer(kind, point, make_operator, partial(_norm, point, ranks.device))
     # Every layer but the bare row-parallel linear begins with a column-parallel operator.
@@ -188,11 +188,11 @@ def build_layer(
     return ParallelLayer(module, lambda layer, x, _first: layer(x), input_shape)
 
 
-def attention_kernel(point: Mapping[str, Any], ranks: Ranks) -> str:
+def attention_kernel(point: LayerPoint, ranks: Ranks) -> str:
     """Returns the attention kernel that torch chooses for the layer."""
-    batch, heads, head_dim = point["layer"]["micro_batch_size"], *_local_heads(point)
-    sequence = point["workload"]["tokens"] // batch
-    form: dict[str, Any] = {"device": ranks.device, "dtype": DTYPES[point["precision"]], "requires_grad": True}
+    batch, heads, head_dim = point.layer.micro_batch_size, *_local_heads(point)
+    sequence = point.workload.tokens // batch
+    form: dict[str, Any] = {"device": ranks.device, "dtype": DTYPES[point.precision], "requires_grad": True}
     q, k, v = (torch.empty(batch, count, sequence, head_dim, **form) for count in heads)
     chosen = torch._fused_sdp_choice(q, k, v, is_causal=True, enable_gqa=heads[0] != heads[1])
     return _KERNELS.get(SDPBackend(chosen), "unknown")
@@ -201,15 +201,16 @@ def attention_kernel(point: Mapping[str, Any], ranks: Ranks) -> str:
 class Operator(torch.nn.Module):
     """One parallel linear operator with its weights."""
 
-    def __init__(self, point: Mapping[str, Any], shape: LinearShape, linear: Linear, device: torch.device) -> None:
+    def __init__(self, point: LayerPoint, shape: LinearShape, linear: Linear, device: torch.device) -> None:
         super().__init__()
-        form: dict[str, Any] = {"device": device, "dtype": DTYPES[point["precision"]]}
+        form: dict[str, Any] = {"device": device, "dtype": DTYPES[point.precision]}
         self.bias: torch.nn.Parameter | None = None
         self._linear = linear
         self.weight = torch.nn.Parameter(torch.empty(shape.weight_shape, **form))
         # Keeps activations at about 1 for any width of the model.
-        torch.nn.init.normal_(self.weight, std=point["model"]["hidden_size"] ** -0.5)
-        if point["model"]["bias"]:
+        assert point.model.hidden_size
+        torch.nn.init.normal_(self.weight, std=point.model.hidden_size**-0.5)
+        if point.model.bias:
             self.bias = torch.nn.Parameter(torch.zeros(shape.weight_shape[0], **form))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -222,9 +223,9 @@ class Attention(torch.nn.Module):
     Rows are ordered by position in the sequence first, so that each rank's share of them is a part of every sequence.
     """
 
-    def __init__(self, point: Mapping[str, Any]) -> None:
+    def __init__(self, point: LayerPoint) -> None:
         super().__init__()
-        self._batch = point["layer"]["micro_batch_size"]
+        self._batch = point.layer.micro_batch_size
         self._heads, self._head_dim = _local_heads(point)
 
     def forward(self, qkv: Tensor) -> Tensor:
@@ -254,7 +255,7 @@ class Residual(torch.nn.Module):
 
 
 def _layer(
-    kind: str, point: Mapping[str, Any], operator: Callable[[str], Operator], norm: Callable[[], torch.nn.Module]
+    kind: str, point: LayerPoint, operator: Callable[[str], Operator], norm: Callable[[], torch.nn.Module]
 ) -> torch.nn.Module:
     match kind:
         case "linear":
@@ -262,7 +263,7 @@ def _layer(
         case "layernorm_linear":
             return _chain(norm=norm(), qkv=operator("qkv"))
         case "layernorm_mlp":
-            activation = SwiGLU() if point["model"]["gated_mlp"] else torch.nn.GELU(approximate="tanh")
+            activation = SwiGLU() if point.model.gated_mlp else torch.nn.GELU(approximate="tanh")
             return _chain(norm=norm(), fc1=operator("fc1"), activation=activation, fc2=operator("fc2"))
         case "multihead_attention":
             return _chain(norm=norm(), qkv=operator("qkv"), core=Attention(point), proj=operator("proj"))
@@ -276,15 +277,18 @@ def _chain(**parts: torch.nn.Module) -> torch.nn.Sequential:
     return torch.nn.Sequential(OrderedDict(parts))
 
 
-def _norm(point: Mapping[str, Any], device: torch.device) -> torch.nn.Module:
-    make = torch.nn.RMSNorm if point["model"]["normalization"] == "RMSNorm" else torch.nn.LayerNorm
-    return make(point["model"]["hidden_size"], eps=EPSILON, device=device, dtype=DTYPES[point["precision"]])
+def _norm(point: LayerPoint, device: torch.device) -> torch.nn.Module:
+    make = torch.nn.RMSNorm if point.model.normalization == "RMSNorm" else torch.nn.LayerNorm
+    return make(point.model.hidden_size, eps=EPSILON, device=device, dtype=DTYPES[point.precision])
 
 
-def _local_heads(point: Mapping[str, Any]) -> tuple[tuple[int, int, int], int]:
-    model, tp_size = point["model"], point["tp_size"]
-    queries, others = model["num_attention_heads"] // tp_size, model["num_kv_heads"] // tp_size
-    return (queries, others, others), model["head_dim"]
+def _local_heads(point: LayerPoint) -> tuple[tuple[int, int, int], int]:
+    model, tp_size = point.model, point.tp_size
+    heads, kv_heads, head_dim = model.num_attention_heads, model.num_kv_heads, model.head_dim
+    assert heads is not None
+    assert kv_heads is not None
+    assert head_dim is not None
+    return (heads // tp_size, kv_heads // tp_size, kv_heads // tp_size), head_dim
 
 
 def _check_sm_count(settings: Mapping[str, Setting], ranks: Ranks) -> None:

@@ -16,19 +16,21 @@ import yaml
 from packaging.specifiers import SpecifierSet
 
 from overlap_sweep.backends import (
+    LayerPoint,
+    LinearPoint,
     ParallelLayer,
     ParallelLinear,
     Purpose,
     lacks_cublasmp,
     lacks_precision,
     needs_gpus,
-    uses_cublasmp,
 )
+from overlap_sweep.config import TensorParallelPoint
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.overlap.recipes import RECIPES
-from overlap_sweep.overlap.space import Setting
+from overlap_sweep.overlap.space import OperatorPoint, Setting
 from overlap_sweep.results.identity import installed_version
 
 if TYPE_CHECKING:
@@ -86,11 +88,11 @@ def unusable(package: str = "transformer_engine") -> str | None:
     return None
 
 
-def refusal(point: Mapping[str, Any]) -> str | None:
-    megatron_reason = unusable("megatron.core") if point["backend"] == "megatron" else None
-    if reason := unusable() or megatron_reason or _userbuffers_refusal(point):
+def refusal(point: LinearPoint, operator: str, settings: Mapping[str, Setting]) -> str | None:
+    megatron_reason = unusable("megatron.core") if point.backend == "megatron" else None
+    if reason := unusable() or megatron_reason or _userbuffers_refusal(point, operator, settings):
         return reason
-    if any(s.get("comm_priority") == 0 and not s.get("gemm_priority") for s in space.settings(point).values()):
+    if any(s.get("comm_priority") == 0 and not s.get("gemm_priority") for s in settings.values()):
         return (
             "Transformer Engine replaces comm_priority=0 with gemm_priority=0 by its defaults, the GPU's highest "
             "and lowest; give one of them below 0"
@@ -98,32 +100,31 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
+def _userbuffers_refusal(point: LinearPoint, operator: str, settings: Mapping[str, Setting]) -> str | None:
     if reason := needs_gpus(point) or lacks_precision(point, PRECISIONS):
         return reason
-    shape = models.operator_shape(point, point["operator"])
-    recipe = RECIPES.get(point["precision"])
+    shape = models.operator_shape(point, operator)
+    recipe = RECIPES.get(point.precision)
     if recipe and (reason := recipe.sizes_refusal(shape)):
         return reason
-    settings = space.settings(point)
-    if uses_cublasmp(point) and (reason := _cublasmp_refusal(settings, point)):
+    if point.with_cublasmp and (reason := _cublasmp_refusal(settings, point)):
         return reason
     reasons = (_setting_refusal(slot, setting, point, shape) for slot, setting in settings.items())
     return next(filter(None, reasons), None) or overlap_cfg.slots_refusal(settings)
 
 
-def _cublasmp_refusal(settings: Mapping[str, Setting], point: Mapping[str, Any]) -> str | None:
+def _cublasmp_refusal(settings: Mapping[str, Setting], point: LinearPoint) -> str | None:
     """Returns why cuBLASMp cannot overlap these slots, or None. As in Transformer Engine 2.20 (module/base.py and
     common/comm_gemm_overlap)."""
-    if point["backend"] == "megatron":
+    if point.backend == "megatron":
         return lacks_cublasmp(point)
-    if point["precision"] not in CUBLASMP_PRECISIONS:
-        return f"cuBLASMp has no precision={point['precision']}; it has {', '.join(CUBLASMP_PRECISIONS)}"
+    if point.precision not in CUBLASMP_PRECISIONS:
+        return f"cuBLASMp has no precision={point.precision}; it has {', '.join(CUBLASMP_PRECISIONS)}"
     for slot, setting in settings.items():
         method = setting["method"]
         if method == "bulk":
             return f"{slot}: cuBLASMp has no bulk overlap; it has ring_exchange and pipeline"
-        if method == "pipeline" and not point["runtime"]["multicast"]:
+        if method == "pipeline" and not point.runtime.multicast:
             return f"{slot}: cuBLASMp's pipeline is NVLink multicast, which is off; use ring_exchange"
         usual = {**dict.fromkeys(space.KNOBS, False), **space.USERBUFFERS_DEFAULTS[method]}
         known = {"method", *CUBLASMP_KNOBS}
@@ -132,9 +133,11 @@ def _cublasmp_refusal(settings: Mapping[str, Setting], point: Mapping[str, Any])
     return None
 
 
-def _setting_refusal(slot: str, setting: Mapping[str, Any], point: Mapping[str, Any], shape: LinearShape) -> str | None:
-    recipe, phase = RECIPES.get(point["precision"]), slot.partition("_")[2]
-    method, tp_size = setting["method"], point["tp_size"]
+def _setting_refusal(
+    slot: str, setting: Mapping[str, Any], point: TensorParallelPoint, shape: LinearShape
+) -> str | None:
+    recipe, phase = RECIPES.get(point.precision), slot.partition("_")[2]
+    method, tp_size = setting["method"], point.tp_size
     if recipe and (reason := recipe.overlap_refusal(slot, setting, shape)):
         return reason
     if method != "ring_exchange" and tp_size not in space.USERBUFFERS_RANKS:
@@ -149,7 +152,7 @@ def _setting_refusal(slot: str, setting: Mapping[str, Any], point: Mapping[str, 
         if (cuda := cuda_major()) and cuda >= 13:
             return f"Transformer Engine: atomic GEMM requires CUDA >=12.2.0 and <13.0.0, but this is CUDA {cuda}"
         # Other methods only overlap less if kernels start in another order than they were launched in.
-        if (connections := point["runtime"].get("max_connections") or 1) != 1:
+        if (connections := point.runtime.max_connections or 1) != 1:
             return (
                 f"atomic_gemm requires runtime.max_connections=1, not {connections}: its GEMM waits on the GPU for "
                 "kernels that must have started before it"
@@ -187,7 +190,7 @@ def _wrong_numbers() -> list[dict[str, Any]]:
 
 
 def known_wrong(
-    point: Mapping[str, Any], slot: str, setting: Mapping[str, Any], environment: Mapping[str, Any]
+    point: LinearPoint, slot: str, setting: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> str | None:
     """Returns why a slot's setting computes wrong numbers on a machine with this recorded environment, or None."""
     for entry in _wrong_numbers():
@@ -195,10 +198,10 @@ def known_wrong(
         # cuBLASMp is another implementation of the same methods.
         if (
             installed
-            and not point.get("with_cublasmp")
+            and not point.with_cublasmp
             and SpecifierSet(entry["versions"]).contains(installed, prereleases=True)
-            and entry.get("multicast", point["runtime"]["multicast"]) == point["runtime"]["multicast"]
-            and point["precision"] in entry.get("precisions", [point["precision"]])
+            and entry.get("multicast", point.runtime.multicast) == point.runtime.multicast
+            and point.precision in entry.get("precisions", [point.precision])
             and slot.partition("_")[2] in entry.get("phases", [slot.partition("_")[2]])
             and entry["setting"].items() <= setting.items()
         ):
@@ -206,21 +209,21 @@ def known_wrong(
     return None
 
 
-def knobs(point: Mapping[str, Any]) -> Collection[str]:
-    return CUBLASMP_KNOBS if uses_cublasmp(point) else space.KNOBS
+def knobs(point: LinearPoint) -> Collection[str]:
+    return CUBLASMP_KNOBS if point.with_cublasmp else space.KNOBS
 
 
 def default_knobs(method: str) -> Mapping[str, Any]:
     return space.USERBUFFERS_DEFAULTS[method]
 
 
-def has_default(point: Mapping[str, Any]) -> bool:
-    if point["tp_size"] not in space.USERBUFFERS_RANKS:
+def has_default(point: OperatorPoint) -> bool:
+    if point.tp_size not in space.USERBUFFERS_RANKS:
         return False
-    return _switched_on_refusal(point, OverlapConfig(), [point["operator"]]) is None
+    return _switched_on_refusal(point, OverlapConfig(), [point.operator]) is None
 
 
-def _switched_on_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Collection[str]) -> str | None:
+def _switched_on_refusal(point: TensorParallelPoint, config: OverlapConfig, operators: Collection[str]) -> str | None:
     for slot, methods in overlap_cfg.methods_allowed(config.switches).items():
         operator, default = slot.partition("_")[0], space.USERBUFFERS_DEFAULT_SETTINGS[slot]
         if not methods or operator not in operators:
@@ -231,19 +234,19 @@ def _switched_on_refusal(point: Mapping[str, Any], config: OverlapConfig, operat
     return None
 
 
-def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
-    model = point["model"]
+def parameter_shapes(point: TensorParallelPoint, shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
+    model = point.model
     shapes: dict[str, tuple[int, ...]] = {"weight": shape.weight_shape}
-    if model["bias"]:
+    if model.bias:
         shapes["bias"] = shape.weight_shape[:1]
     if shape.parallel == "column":
         shapes["layer_norm_weight"] = (shape.in_features,)
-        if model["normalization"] == "LayerNorm":
+        if model.normalization == "LayerNorm":
             shapes["layer_norm_bias"] = (shape.in_features,)
     return shapes
 
 
-def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
+def prepare(point: OperatorPoint, purpose: Purpose) -> None:
     from overlap_sweep.backends.transformer_engine import userbuffers
 
     settings = space.settings(point) if purpose == "point" else {}
@@ -251,7 +254,7 @@ def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
         userbuffers.initialize_for(point, settings)
 
 
-def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
+def build(point: OperatorPoint, purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
     from overlap_sweep.backends.transformer_engine import modules
 
     return modules.build(point, purpose, ranks, parameters)
@@ -282,27 +285,29 @@ def operator_switches(operator: str, purpose: Purpose, settings: Mapping[str, Se
     }
 
 
-def layer_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Collection[str]) -> str | None:
-    if point["tp_size"] not in space.USERBUFFERS_RANKS:
-        return f"userbuffers have no kernels for tp_size={point['tp_size']}, only for 2, 4 and 8 ranks"
+def layer_refusal(point: LayerPoint, config: OverlapConfig, operators: Collection[str]) -> str | None:
+    if point.tp_size not in space.USERBUFFERS_RANKS:
+        return f"userbuffers have no kernels for tp_size={point.tp_size}, only for 2, 4 and 8 ranks"
     if config.switches["tp_comm_overlap_disable_fc1"] and "fc1" in operators:
         return "Transformer Engine's layers do not support tp_comm_overlap_disable_fc1"
     if reason := overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config, operators):
         return reason
-    set_slots = ((slot, s) for slot, s in config.slots.items() if slot.partition("_")[0] in operators and "method" in s)
-    reasons = (_userbuffers_refusal(space.point_of_slot(point, slot, setting)) for slot, setting in set_slots)
+    reasons = (
+        _userbuffers_refusal(point, operator, space.slots_of(operator, {phase: setting}))
+        for slot, setting in config.slots.items()
+        for operator, _, phase in [slot.partition("_")]
+        if operator in operators and "method" in setting
+    )
     return next(filter(None, reasons), None) or _switched_on_refusal(point, config, operators)
 
 
-def build_layer(
-    point: Mapping[str, Any], purpose: Purpose, config: OverlapConfig, ranks: Ranks, seed: int
-) -> ParallelLayer:
+def build_layer(point: LayerPoint, purpose: Purpose, config: OverlapConfig, ranks: Ranks, seed: int) -> ParallelLayer:
     from overlap_sweep.backends.transformer_engine import modules
 
     return modules.build_layer(point, purpose, config, ranks, seed)
 
 
-def attention(point: Mapping[str, Any], ranks: Ranks) -> tuple[str | None, list[str]]:
+def attention(point: LayerPoint, ranks: Ranks) -> tuple[str | None, list[str]]:
     backend = attention_backend()
     return backend, attention_warnings(backend)
 

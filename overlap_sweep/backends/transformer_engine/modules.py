@@ -18,7 +18,7 @@ from torch import Tensor
 from transformer_engine.common import recipe as makers
 from transformer_engine.pytorch.quantization import FP8GlobalState, FP8GlobalStateManager
 
-from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose
+from overlap_sweep.backends import LayerPoint, ParallelLayer, ParallelLinear, Purpose
 from overlap_sweep.backends.torch.communicator import SilentGroup, cached_silent_group
 from overlap_sweep.backends.transformer_engine import (
     MEGATRON_NAMES,
@@ -27,12 +27,14 @@ from overlap_sweep.backends.transformer_engine import (
     operator_switches,
     userbuffers,
 )
+from overlap_sweep.config import TensorParallelPoint
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks, parallel_groups
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import LinearShape, operator_shape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.overlap.recipes import RECIPES
+from overlap_sweep.overlap.space import OperatorPoint
 
 ModuleForward = Callable[[Tensor, bool], Tensor]
 """forward(x, first): `first` quantises FP8 weights, which later calls reuse, as in the microbatches of a training
@@ -76,79 +78,79 @@ def freeze() -> None:
     FP8GlobalStateManager.reset()
 
 
-def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
+def build(point: OperatorPoint, purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
     """Returns the point's operator as a module of its backend, Transformer Engine or Megatron-Core. Collective."""
-    check_available(point["precision"])
-    shape = operator_shape(point, point["operator"])
+    check_available(point.precision)
+    shape = operator_shape(point, point.operator)
     if purpose == "tp1":
         shape = shape.unsharded()
     group = None
     if shape.tp_size > 1:
         group = cached_silent_group(ranks.rank, ranks.world_size) if purpose == "floor" else dist.group.WORLD
     settings = space.settings(point) if purpose == "point" else {}
-    make_module = _megatron_module if point["backend"] == "megatron" else _transformer_engine_module
-    module, module_forward = make_module(point, shape, group, operator_switches(point["operator"], purpose, settings))
+    make_module = _megatron_module if point.backend == "megatron" else _transformer_engine_module
+    module, module_forward = make_module(point, shape, group, operator_switches(point.operator, purpose, settings))
     for name, parameter in parameters.items():
         setattr(module, name, parameter)
     assert {name for name, _ in module.named_parameters()} == set(parameters)
 
     def forward(x: Tensor, first: bool = False) -> Tensor:
-        with autocast(point["precision"], group):
+        with autocast(point.precision, group):
             return module_forward(x, first)
 
     def step() -> None:
         weight = parameters["weight"]
-        generator = torch.Generator(weight.device).manual_seed(point["workload"]["seed"] + ranks.rank)
+        generator = torch.Generator(weight.device).manual_seed(point.workload.seed + ranks.rank)
         draw: dict[str, Any] = {"generator": generator, "device": weight.device, "dtype": weight.dtype}
         x = torch.randn(shape.input_shape, **draw).requires_grad_()
         gradient = torch.randn(shape.output_shape, **draw)
         torch.autograd.grad(forward(x, first=True), (x, *parameters.values()), gradient)
 
-    calibrate(point["precision"], step)
+    calibrate(point.precision, step)
     freeze()
     return ParallelLinear(forward, parameters, shape.input_shape, shape.output_shape)
 
 
 def _transformer_engine_module(
-    point: Mapping[str, Any], shape: LinearShape, group: dist.ProcessGroup | None, switches: Switches
+    point: OperatorPoint, shape: LinearShape, group: dist.ProcessGroup | None, switches: Switches
 ) -> tuple[torch.nn.Module, ModuleForward]:
     module = _linear(
         point,
         shape,
-        bias=point["model"]["bias"],
+        bias=point.model.bias,
         params_dtype=torch.bfloat16,
         tp_group=group,
         tp_size=shape.tp_size,
         sequence_parallel=shape.tp_size > 1,
         parallel_mode=shape.parallel if shape.tp_size > 1 else None,
-        **({"ub_name": point["operator"], **switches} if any(switches.values()) else {}),
+        **({"ub_name": point.operator, **switches} if any(switches.values()) else {}),
     )
     return module, lambda x, first: module(x, is_first_microbatch=first)
 
 
-def _linear(point: Mapping[str, Any], shape: LinearShape, **arguments: Any) -> torch.nn.Module:
+def _linear(point: TensorParallelPoint, shape: LinearShape, **arguments: Any) -> torch.nn.Module:
     if shape.parallel == "row":
         return te.Linear(shape.in_features, shape.out_features, **arguments)
-    normalization = point["model"]["normalization"]
+    normalization = point.model.normalization
     return te.LayerNormLinear(shape.in_features, shape.out_features, normalization=normalization, **arguments)
 
 
 def _megatron_module(
-    point: Mapping[str, Any], shape: LinearShape, group: dist.ProcessGroup | None, switches: Switches
+    point: OperatorPoint, shape: LinearShape, group: dist.ProcessGroup | None, switches: Switches
 ) -> tuple[torch.nn.Module, ModuleForward]:
     from megatron.core.extensions.transformer_engine import TELayerNormColumnParallelLinear, TERowParallelLinear
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    model = point["model"]
+    model = point.model
     config = TransformerConfig(
         num_layers=1,
-        hidden_size=model["hidden_size"],
-        ffn_hidden_size=model["ffn_hidden_size"],
-        num_attention_heads=model["num_attention_heads"],
-        num_query_groups=model["num_kv_heads"],
-        kv_channels=model["head_dim"],
-        normalization=model["normalization"],
-        add_bias_linear=model["bias"],
+        hidden_size=model.hidden_size,
+        ffn_hidden_size=model.ffn_hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        num_query_groups=model.num_kv_heads,
+        kv_channels=model.head_dim,
+        normalization=model.normalization,
+        add_bias_linear=model.bias,
         params_dtype=torch.bfloat16,
         bf16=True,
         tensor_model_parallel_size=shape.tp_size,
@@ -159,10 +161,10 @@ def _megatron_module(
     arguments: dict[str, Any] = {
         "config": config,
         "init_method": torch.nn.init.zeros_,
-        "bias": model["bias"],
+        "bias": model.bias,
         "skip_bias_add": False,
         "is_expert": False,
-        "tp_comm_buffer_name": point["operator"],
+        "tp_comm_buffer_name": point.operator,
         # Megatron-Core requires a group at TP=1 too.
         "tp_group": group or cached_silent_group(0, 1),
     }
@@ -180,13 +182,11 @@ def _megatron_module(
     return module, forward
 
 
-def build_layer(
-    point: Mapping[str, Any], purpose: Purpose, config: OverlapConfig, ranks: Ranks, seed: int
-) -> ParallelLayer:
-    """Returns the layer of `point["layer"]["kind"]` with its userbuffers, precision and group. Collective."""
-    tp_size, precision, training = point["tp_size"], point["precision"], point["layer"]["training"]
+def build_layer(point: LayerPoint, purpose: Purpose, config: OverlapConfig, ranks: Ranks, seed: int) -> ParallelLayer:
+    """Returns the layer of `point.layer.kind` with its userbuffers, precision and group. Collective."""
+    tp_size, precision, training = point.tp_size, point.precision, point.layer.training
     check_available(precision)
-    kind, batch = point["layer"]["kind"], point["layer"]["micro_batch_size"]
+    kind, batch = point.layer.kind, point.layer.micro_batch_size
 
     def prepare() -> None:
         # Layers with no overlap do it too: the pause lets the GPU cool and its clocks rise, so it must be the same for
@@ -230,15 +230,16 @@ def build_layer(
     return ParallelLayer(module, forward, (rows // batch, batch, features), prepare, calibrate_layer)
 
 
-def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: Switches) -> torch.nn.Module:
-    model, kind = point["model"], point["layer"]["kind"]
-    hidden_size, parallel = model["hidden_size"], point["tp_size"] > 1
+def _layer(point: LayerPoint, group: dist.ProcessGroup | None, switches: Switches) -> torch.nn.Module:
+    model, kind = point.model, point.layer.kind
+    hidden_size, parallel = model.hidden_size, point.tp_size > 1
+    assert hidden_size
     common: dict[str, Any] = {
         "params_dtype": torch.bfloat16,
         "tp_group": group if parallel else None,
-        "tp_size": point["tp_size"],
+        "tp_size": point.tp_size,
         "sequence_parallel": parallel,
-        "bias": model["bias"],
+        "bias": model.bias,
         # The library's fixed deviation makes the attention of wide models all but one-hot, where the last bit of a sum
         # decides, and nothing could be compared. This keeps activations at about 1 for any width.
         "init_method": lambda weight: torch.nn.init.normal_(weight, std=hidden_size**-0.5),
@@ -249,26 +250,26 @@ def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: 
         shape = operator_shape(point, operator)
         own = {name: switches[name] for name in SWITCHES_OF_PARALLEL[shape.parallel]}
         return _linear(point, shape, parallel_mode=shape.parallel, ub_name=operator, **common, **own)
-    common |= switches | {"normalization": model["normalization"], "set_parallel_mode": True}
+    common |= switches | {"normalization": model.normalization, "set_parallel_mode": True}
     common["output_layer_init_method"] = common["init_method"]
-    activation = "swiglu" if model["gated_mlp"] else "gelu"
+    activation = "swiglu" if model.gated_mlp else "gelu"
     if kind == "layernorm_mlp":
-        return te.LayerNormMLP(hidden_size, model["ffn_hidden_size"], activation=activation, **common)
+        return te.LayerNormMLP(hidden_size, model.ffn_hidden_size, activation=activation, **common)
     common |= {
-        "num_gqa_groups": model["num_kv_heads"],
-        "kv_channels": model["head_dim"],
+        "num_gqa_groups": model.num_kv_heads,
+        "kv_channels": model.head_dim,
         "attention_dropout": 0.0,
         "fuse_qkv_params": True,
     }
     if kind == "multihead_attention":
         return te.MultiheadAttention(
-            hidden_size, model["num_attention_heads"], input_layernorm=True, attn_mask_type="causal", **common
+            hidden_size, model.num_attention_heads, input_layernorm=True, attn_mask_type="causal", **common
         )
     assert kind == "transformer_layer"
     return te.TransformerLayer(
         hidden_size,
-        model["ffn_hidden_size"],
-        model["num_attention_heads"],
+        model.ffn_hidden_size,
+        model.num_attention_heads,
         hidden_dropout=0.0,
         self_attn_mask_type="causal",
         activation=activation,

@@ -26,10 +26,11 @@ from transformer_engine.pytorch.cpp_extensions import general_gemm
 from transformer_engine.pytorch.module import base
 from transformer_engine.pytorch.tensor.storage.float8_tensor_storage import Float8TensorStorage
 
-from overlap_sweep.backends import Operand, Outputs, Problem, uses_cublasmp
+from overlap_sweep.backends import LinearPoint, Operand, Outputs, Problem
 from overlap_sweep.backends.torch.overlap import as_bytes
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
+from overlap_sweep.overlap.models import KernelPoint
 from overlap_sweep.overlap.recipes import RECIPES
 from overlap_sweep.overlap.space import PRIORITIES, Setting
 
@@ -40,14 +41,15 @@ _current: dict[str, Any] | None = None
 """The arguments of the last initialize_ub; None while there are no userbuffers."""
 
 
-def initialize_for(point: Mapping[str, Any], ub_cfgs: Mapping[str, Setting]) -> None:
+def initialize_for(point: LinearPoint, ub_cfgs: Mapping[str, Setting]) -> None:
     """Initialises the userbuffers for a point of an operator or a layer, see `initialize`."""
-    runtime, with_cublasmp = point["runtime"], uses_cublasmp(point)
+    runtime, with_cublasmp = point.runtime, bool(point.with_cublasmp)
     # It takes its multicast addresses from NCCL, which creates none then.
-    if with_cublasmp and not runtime["multicast"] and os.environ.get("NCCL_NVLS_ENABLE") != "0":
+    if with_cublasmp and not runtime.multicast and os.environ.get("NCCL_NVLS_ENABLE") != "0":
         raise Refused("cuBLASMp could use NVLink multicast, since NCCL_NVLS_ENABLE is not 0 in this process")
-    sizes = point["workload"]["tokens"], point["model"]["hidden_size"], point["tp_size"]
-    initialize(*sizes, point["precision"] in RECIPES, runtime["bootstrap_backend"], ub_cfgs, with_cublasmp)
+    assert point.model.hidden_size
+    sizes = point.workload.tokens, point.model.hidden_size, point.tp_size
+    initialize(*sizes, point.precision in RECIPES, runtime.bootstrap_backend, ub_cfgs, with_cublasmp)
 
 
 def initialize(
@@ -153,15 +155,13 @@ Held = list[Any]
 _open: list[Held] = []
 
 
-def build_kernel(
-    point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks
-) -> Callable[[int], Outputs]:
-    if reason := _unsupported({point["kernel"]: setting}, with_cublasmp=False):
+def build_kernel(point: KernelPoint, setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
+    if reason := _unsupported({point.kernel: setting}, with_cublasmp=False):
         raise Refused(f"Transformer Engine: {reason}")
     destroy()
     gathers = problem.shape.gathers
     try:
-        held = [_communicator(setting, problem, point["runtime"]["bootstrap_backend"], ranks)]
+        held = [_communicator(setting, problem, point.runtime.bootstrap_backend, ranks)]
     except (ValueError, AssertionError) as error:
         raise Refused(f"Transformer Engine: {error}") from error
     _open.append(held)

@@ -78,6 +78,8 @@ class Config(TensorParallelConfig):
 @resolved
 class ResolvedOptions(WorkloadOptions):
     tokens: Count = field()
+    warmup: Annotated[int, Meta(ge=0, le=1000)] = field()
+    repeats: Count = field()
 
 
 @resolved

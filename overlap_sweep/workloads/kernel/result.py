@@ -10,7 +10,7 @@ from overlap_sweep.overlap.models import BASELINES, CUSTOM, PRECISION_OF_DTYPE, 
 from overlap_sweep.results.measured import Measured, Scalar, Timing, check_pairs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point
-from overlap_sweep.workloads.kernel.config import MOST_IMPLEMENTATIONS, KernelSetting
+from overlap_sweep.workloads.kernel.config import MOST_IMPLEMENTATIONS, KernelSetting, Resolved
 
 
 class ImplementationTimes(msgspec.Struct, kw_only=True):
@@ -50,7 +50,7 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
     def check(self, result: Result) -> None:
         if result.point.precision not in PRECISION_OF_DTYPE.values():
             raise ValueError(f"{result.point.precision} is none of {', '.join(PRECISION_OF_DTYPE.values())}")
-        if reason := KernelShape.of(result.point).refusal():
+        if reason := KernelShape.of(result.point_as(Resolved)).refusal():
             raise ValueError(reason)
 
     @classmethod

@@ -1,7 +1,7 @@
 """Runs a kernel on the workers: draws tensors, checks implementations against float32, times them, profiles."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import L2_BYTES, MOST_INPUTS, Variant, meet, summarise, time_variants
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import BASELINES, SEQUENTIAL, KernelShape
+from overlap_sweep.workloads.kernel.config import Resolved
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
@@ -35,9 +36,9 @@ class Check(NamedTuple):
     independent: bool
 
 
-def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the measured fields of the point's `Result`. Collective."""
-    module = backends.load_kernels(point["backend"])
+    module = backends.load_kernels(point.backend)
     try:
         measured = _measure(point, directory, ranks)
     except (Refused, WrongNumbers):
@@ -48,7 +49,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     return measured
 
 
-def _measure(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+def _measure(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     problem = draw_problem(point, ranks)
     baselines = plain.baselines_of(problem, ranks)
     calls, left_out = build_all(point, problem, ranks)
@@ -63,34 +64,34 @@ def _measure(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[st
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise WrongNumbers(reasons, wrong) if wrong else Refused(reasons)
     variants = {name: variant(call, problem) for name, call in {**baselines, **calls}.items() if name not in wrong}
-    workload = point["workload"]
+    workload = point.workload
     found = {
         name: ImplementationTimes(
             time=summarise(taken.us["all"]),
-            setting=point["implementations"].get(name, {}),
+            setting=point.implementations.get(name, {}),
             relative_error=checks[name].error if name in checks else None,
             independent=name in checks and checks[name].independent,
             launch_bound=taken.launch_bound,
         )
-        for name, taken in time_variants(variants, ranks, workload["warmup"], workload["repeats"]).items()
+        for name, taken in time_variants(variants, ranks, workload.warmup, workload.repeats).items()
     }
     # Independent implementations, which don't compute the kernel, count only if there are no others.
     own = [name for name in found if name not in BASELINES]
     fastest = min(own, key=lambda name: (found[name].independent, found[name].time.median_us))
-    profiled = {"all": [*variants], "best": [SEQUENTIAL, fastest], "none": []}[point["profile"]]
+    profiled = {"all": [*variants], "best": [SEQUENTIAL, fastest], "none": []}[point.profile]
     return {
         "measured": KernelTimes(implementations=found, left_out=left_out),
         "objective_us": found[fastest].time.median_us,
         "relative_error": wrong,
         "launch_bound": any(one.launch_bound for one in found.values()),
-        "traces": capture_each({name: variants[name] for name in profiled}, ranks, workload["profiled"], directory),
+        "traces": capture_each({name: variants[name] for name in profiled}, ranks, workload.profiled, directory),
     }
 
 
-def draw_problem(point: Mapping[str, Any], ranks: Ranks) -> Problem:
+def draw_problem(point: Resolved, ranks: Ranks) -> Problem:
     """Returns fresh random tensors for the point. Collective."""
-    shape, precision = KernelShape.of(point), point["precision"]
-    seed, what = point["workload"]["seed"], f"{shape} {precision} {point['repetition']}"
+    shape, precision = KernelShape.of(point), point.precision
+    seed, what = point.workload.seed, f"{shape} {precision} {point.repetition}"
     generator = stream(ranks.device, seed, what, ranks.rank)
 
     def draw(size: tuple[int, int], scale: float = 1.0) -> Operand:
@@ -122,14 +123,15 @@ def _whole(x: Operand, weight: Operand, shape: KernelShape, precision: str, rank
     return Operand(product)
 
 
-def build_all(point: Mapping[str, Any], problem: Problem, ranks: Ranks) -> tuple[dict[str, Call], dict[str, str]]:
+def build_all(point: Resolved, problem: Problem, ranks: Ranks) -> tuple[dict[str, Call], dict[str, str]]:
     """Returns the implementations by name, and why others are unavailable, the same on all ranks. Collective."""
-    module, on_gpu = backends.load_kernels(point["backend"]), ranks.device.type == "cuda"
+    module, on_gpu = backends.load_kernels(point.backend), ranks.device.type == "cuda"
     most_sms = torch.cuda.get_device_properties(ranks.device).multi_processor_count if on_gpu else math.inf
     built, left_out = {}, {}
-    for name, setting in point["implementations"].items():
-        if setting.get("num_sm", 1) > most_sms:
-            left_out[name] = f"num_sm={setting['num_sm']} exceeds the GPU's {most_sms} SMs"
+    for name, setting in point.implementations.items():
+        num_sm = setting.get("num_sm")
+        if isinstance(num_sm, int) and num_sm > most_sms:
+            left_out[name] = f"num_sm={num_sm} exceeds the GPU's {most_sms} SMs"
             continue
         try:
             built[name] = module.build(point, setting, problem, ranks)

@@ -62,7 +62,7 @@ def complete(config: Asked) -> dict[str, Any]:
         if (value := getattr(config.layer.moe, option.name)) is not None:
             raise UserError(f"layer.moe.{option.name}={shown(value)} is for layer=moe; add that, or leave it out.")
     backend = backends.chosen(config)
-    model = ResolvedModel(**models.without_experts(vars(config.model)))
+    model = models.without_experts(config.model)
     chosen = replace(config, backend=backend, model=model, with_cublasmp=config.with_cublasmp or None)
     configs = configurations(chosen) if backend in backends.LAYERS else {}
     recorded = {name: asdict(one) for name, one in configs.items()}
@@ -77,8 +77,7 @@ def refusal(point: Resolved) -> str | None:
     if reason := sizes_refusal(point["model"], layer.kind, layer.micro_batch_size, *sizes):
         return reason
     for operator in _OPERATORS_OF_KIND[layer.kind]:
-        unset = {"operator": operator, "phase": "all", "method": "none", "phases": None}
-        if reason := backend.refusal({**point, **unset}):
+        if reason := backend.refusal(point, operator, {}):
             return str(reason)
     refused = refused_variants(point)
     if refused and len(refused) == len(layer.configurations):
@@ -222,9 +221,10 @@ def _slots(point: Asked, wanted: Iterable[tuple[str, str, tuple[str, ...]]]) -> 
     knobs = {knob: value for knob in space.KNOBS if (value := getattr(point, knob)) is not None}
     for method, phase, operators in wanted:
         defaults = backends.default_knobs(point, method)
-        complete = {**point, **defaults, **knobs, "method": method, "phase": phase, "phases": None}
+        setting = {**defaults, **knobs, "method": method}
+        phases = space.PHASES if phase == "all" else (phase,)
         for operator in operators:
-            slots |= space.settings({**complete, "operator": operator})
+            slots |= space.slots_of(operator, dict.fromkeys(phases, setting))
     return slots
 
 

@@ -145,8 +145,8 @@ class CaseAnalysis:
     @property
     def sizes(self) -> dict[str, Any]:
         """Returns the model's sizes as in docs/options.md, without those it has none of."""
-        model = self.points[0].recorded["model"]
-        return {name: value for name, value in model.items() if name in _SIZES and value is not None}
+        model = self.points[0].config.model
+        return {name: value for name, value in vars(model).items() if name in _SIZES and value is not None}
 
     @property
     def applies_to(self) -> list[str]:

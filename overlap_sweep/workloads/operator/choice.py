@@ -50,7 +50,7 @@ def wrong_passes(result: Result) -> set[str]:
     """Returns the passes with wrong tensors; empty unless it is an operator's point that failed for wrong numbers."""
     if not result.has_wrong_numbers or result.point.workload.name != "operator":
         return set()
-    allowed = space.tolerance(result.point)
+    allowed = space.tolerance(result.point_as(Resolved))
     wrong = {name for name, error in result.relative_error.items() if error is None or error > allowed}
     # The other tensors are gradients.
     return {"fwd" if name == "output" else "bwd" for name in wrong}

@@ -103,10 +103,10 @@ def _settings(point: Point) -> Mapping[str, space.Setting]:
     """Returns the settings by slot, as measured or, for points that were not measured, as requested."""
     if point.result and point.status == "ok":
         return point.result.settings
-    config = point.recorded
-    requested = config.get("phases") or {config["phase"]: config}
+    config = point.config_as(Asked)
+    requested = config.phases or {config.phase: config}
     return {
-        space.slot(config["operator"], phase): {
+        space.slot(config.operator, phase): {
             name: wanted[name] for name in ("method", *space.KNOBS) if wanted.get(name) is not None
         }
         for phase, wanted in requested.items()

@@ -60,6 +60,7 @@ class Config(KnobsConfig):
 @resolved
 class ResolvedOptions(WorkloadOptions):
     tokens: Count = field()
+    repeats: Count = field()
 
 
 @resolved

@@ -59,7 +59,7 @@ class OperatorTimes(Measured, kw_only=True, tag="operator"):
 
     def compared(self, result: Result) -> str | None:
         """Returns the gain of the passes under test; None for a baseline, which overlaps nothing."""
-        own = [self.times[name] for name in space.passes(result.point)]
+        own = [self.times[name] for name in space.passes(result.point_as(Resolved))]
         device = result.point.runtime.device
         gains = [(gain_of_point(times.point, times.none, device), times.none.median_us) for times in own]
         return gain_of_sum(gains).in_words(NONE_IN_WORDS) if result.settings else None

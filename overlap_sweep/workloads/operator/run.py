@@ -3,15 +3,15 @@ point."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -36,16 +36,17 @@ from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import now
 from overlap_sweep.results.verdict import enough_of_pass
+from overlap_sweep.workloads.operator.config import Resolved, ResolvedOptions
 from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes
 
 TP1_REPEATS = 7
 """Most timed passes of the unsharded operator."""
 
 
-def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the measured fields of `Result`: checks, times and profiles the point."""
     _check_sm_count(point, ranks)
-    workload, backend = point["workload"], backends.load(point["backend"])
+    workload, backend = point.workload, backends.load(point.backend)
     bench = bench_for(point, ranks)
     default = _default_overlap(point, bench)
     with named_range("prepare point"):
@@ -57,7 +58,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         shown = ", ".join(f"{name} {value:.2g}" for name, value in error.items() if value > allowed)
         raise WrongNumbers(f"wrong numbers: relative error {shown} against no overlap, tolerance {allowed:g}", error)
     samples = time_variants(
-        variants, ranks, workload["warmup"], workload["repeats"], enough=_enough(point, bench), seldom=["floor"]
+        variants, ranks, workload.warmup, workload.repeats, enough=_enough(point, bench), seldom=["floor"]
     )
     tp1 = tp1_times(point, ranks)
     times = {}
@@ -68,10 +69,10 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     bench.none_us = bench.none_us or {name: times[name].none.median_us for name in space.PASSES}
     among_best = bench.is_among_best(point, relative, margin=0.01)
     traces = []
-    if point["profile"] == "all" or (point["profile"] == "best" and among_best):
+    if point.profile == "all" or (point.profile == "best" and among_best):
         # The trace of none is for comparison; one is enough, it hardly changes from point to point.
         profiled = {"": variants["point"], **({} if bench.none_profiled else {"none": variants["none"]})}
-        traces = capture_each(profiled, ranks, workload["profiled"], directory)
+        traces = capture_each(profiled, ranks, workload.profiled, directory)
         bench.none_profiled = True
     return {
         "measured": OperatorTimes(times=times),
@@ -79,13 +80,13 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         "relative_error": error,
         "launch_bound": any(taken.launch_bound for taken in samples.values()),
         "traces": traces,
-        "warnings": [*default.warnings, *recipes.notes(point["precision"])],
+        "warnings": [*default.warnings, *recipes.notes(point.precision)],
     }
 
 
-def _enough(point: Mapping[str, Any], bench: Bench) -> Enough | None:
+def _enough(point: Resolved, bench: Bench) -> Enough | None:
     """Returns the rule that ends the point's repeats early, if it has one."""
-    goal = point["workload"].get("noise_goal")
+    goal = point.workload.noise_goal
     if goal is None:
         return None
 
@@ -97,7 +98,7 @@ def _enough(point: Mapping[str, Any], bench: Bench) -> Enough | None:
     return enough
 
 
-def _check_sm_count(point: Mapping[str, Any], ranks: Ranks) -> None:
+def _check_sm_count(point: Resolved, ranks: Ranks) -> None:
     most = max((setting.get("num_sm", 0) for setting in space.settings(point).values()), default=0)
     if ranks.device.type == "cuda":
         count = torch.cuda.get_device_properties(ranks.device).multi_processor_count
@@ -105,20 +106,20 @@ def _check_sm_count(point: Mapping[str, Any], ranks: Ranks) -> None:
             raise Refused(f"num_sm={most} is more than the {count} SMs of the GPU")
 
 
-def _default_overlap(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
+def _default_overlap(point: Resolved, bench: Bench) -> DefaultOverlap:
     """Returns the library's default, measured again if its last measurement is too old."""
-    if backends.load(point["backend"]).has_default(point):
+    if backends.load(point.backend).has_default(point):
         # All ranks must agree, and their clocks differ.
         (age_s,) = bench.ranks.slowest([time.monotonic() - bench.default.measured_s])
-        if age_s >= point["workload"]["default_every_s"]:
+        if age_s >= point.workload.default_every_s:
             times, warnings = _measure_default(point, bench)
             bench.default = DefaultOverlap(time.monotonic(), times, warnings)
     return bench.default
 
 
-def _measure_default(point: Mapping[str, Any], bench: Bench) -> tuple[dict[str, DefaultTiming], list[str]]:
+def _measure_default(point: Resolved, bench: Bench) -> tuple[dict[str, DefaultTiming], list[str]]:
     """Returns the default's times by pass, and warnings."""
-    backend, ranks, workload, measured = backends.load(point["backend"]), bench.ranks, point["workload"], now()
+    backend, ranks, workload, measured = backends.load(point.backend), bench.ranks, point.workload, now()
     try:
         with named_range("prepare default"):
             backend.prepare(point, "default")
@@ -130,7 +131,7 @@ def _measure_default(point: Mapping[str, Any], bench: Bench) -> tuple[dict[str, 
         return {}, [
             f"The library's default overlap computes wrong numbers and was not measured: relative error {error}."
         ]
-    samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
+    samples = time_variants(variants, ranks, workload.warmup, workload.repeats)
     times = {}
     for name in (*space.PASSES, "all"):
         default, none = (summarise(samples[variant].us[name]) for variant in ("default", "none"))
@@ -166,18 +167,18 @@ class Bench:
     """The none time of the first point, by pass, to which all points' objectives are scaled."""
     none_profiled: bool = False
 
-    def variant(self, point: Mapping[str, Any], purpose: Purpose) -> Variant:
-        say(f"builds {purpose} of {point['operator']}: {space.settings(point) if purpose == 'point' else ''}")
-        linear = backends.load(point["backend"]).build(point, purpose, self.ranks, self.parameters)
+    def variant(self, point: Resolved, purpose: Purpose) -> Variant:
+        say(f"builds {purpose} of {point.operator}: {space.settings(point) if purpose == 'point' else ''}")
+        linear = backends.load(point.backend).build(point, purpose, self.ranks, self.parameters)
         return _variant(linear, _input_stream(point, self.ranks), self.inputs)
 
-    def objective_us(self, point: Mapping[str, Any], relative_times: Mapping[str, float]) -> float:
+    def objective_us(self, point: Resolved, relative_times: Mapping[str, float]) -> float:
         """Returns the forward plus backward time of the operator, comparable between points and methods: passes under
         test relative to their own none time, so that drift cancels, and the others as `none`."""
         touched = space.passes(point)
         return sum(us * (relative_times[name] if name in touched else 1.0) for name, us in self.none_us.items())
 
-    def is_among_best(self, point: Mapping[str, Any], relative_times: Mapping[str, float], margin: float) -> bool:
+    def is_among_best(self, point: Resolved, relative_times: Mapping[str, float], margin: float) -> bool:
         """Returns whether a pass under test is the fastest so far or within `margin` of it. Updates `best`."""
         among = False
         for name in space.passes(point):
@@ -187,29 +188,28 @@ class Bench:
         return among
 
 
-def bench_for(point: Mapping[str, Any], ranks: Ranks) -> Bench:
+def bench_for(point: Resolved, ranks: Ranks) -> Bench:
     """Returns the operator's bench, set up at its first point. Collective."""
     return _bench(_key(point), ranks)
 
 
-def _key(point: Mapping[str, Any]) -> str:
-    """Returns a key of the point's operator, without its overlap."""
-    names = ("model", "operator", "tp_size", "backend", "precision", "runtime")
-    kept = {name: point[name] for name in names} | {"with_cublasmp": point.get("with_cublasmp")}
-    workload = {name: point["workload"][name] for name in ("tokens", "seed", "warmup", "repeats")}
-    unset = {"phase": "all", "method": "none", **dict.fromkeys(space.KNOBS)}
-    return json.dumps({**unset, **kept, "workload": workload}, sort_keys=True)
+def _key(point: Resolved) -> bytes:
+    """Returns a key of the point's operator, without its overlap: a point, encoded."""
+    own = point.workload
+    workload = ResolvedOptions(tokens=own.tokens, seed=own.seed, warmup=own.warmup, repeats=own.repeats)
+    unset: dict[str, Any] = {"phase": "all", "method": "none", "phases": None, **dict.fromkeys(space.KNOBS)}
+    return msgspec.json.encode(replace(point, workload=workload, profile="all", repetition=0, **unset))
 
 
 # Enough for a sweep over four operators and two backends or precisions.
 @lru_cache(maxsize=8)
-def _bench(key: str, ranks: Ranks) -> Bench:
-    point = json.loads(key)
-    backend, seed = backends.load(point["backend"]), point["workload"]["seed"]
-    shape = models.operator_shape(point, point["operator"])
-    parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point["precision"], ranks, seed)
+def _bench(key: bytes, ranks: Ranks) -> Bench:
+    point = msgspec.json.decode(key, type=Resolved)
+    backend, seed = backends.load(point.backend), point.workload.seed
+    shape = models.operator_shape(point, point.operator)
+    parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point.precision, ranks, seed)
     inputs: dict[Any, Any] = {}
-    say(f"builds none and floor of {point['operator']}: {shape}")
+    say(f"builds none and floor of {point.operator}: {shape}")
     none, floor = (
         _variant(backend.build(point, purpose, ranks, parameters), _input_stream(point, ranks), inputs)
         for purpose in ("none", "floor")
@@ -217,8 +217,8 @@ def _bench(key: str, ranks: Ranks) -> Bench:
     return Bench(ranks, parameters, none, floor, inputs)
 
 
-def _input_stream(point: Mapping[str, Any], ranks: Ranks) -> torch.Generator:
-    return stream(ranks.device, point["workload"]["seed"], "inputs", ranks.rank)
+def _input_stream(point: Resolved, ranks: Ranks) -> torch.Generator:
+    return stream(ranks.device, point.workload.seed, "inputs", ranks.rank)
 
 
 def draw_parameters(
@@ -264,24 +264,24 @@ def _variant(linear: ParallelLinear, generator: torch.Generator, known_inputs: d
 
 
 @lru_cache
-def _tp1(key: str, ranks: Ranks) -> dict[str, Timing]:
-    point = json.loads(key)
-    repeats = min(TP1_REPEATS, point["workload"]["repeats"])
+def _tp1(key: bytes, ranks: Ranks) -> dict[str, Timing]:
+    point = msgspec.json.decode(key, type=Resolved)
+    repeats = min(TP1_REPEATS, point.workload.repeats)
     us = {name: [0.0] * repeats for name in (*space.PASSES, "all")}
     if ranks.rank == 0:
         backend, alone, shape = (
-            backends.load(point["backend"]),
+            backends.load(point.backend),
             Ranks(0, 1, ranks.device),
-            models.operator_shape(point, point["operator"]).unsharded(),
+            models.operator_shape(point, point.operator).unsharded(),
         )
-        seed = point["workload"]["seed"]
-        parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point["precision"], alone, seed)
+        seed = point.workload.seed
+        parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point.precision, alone, seed)
         variant = _variant(backend.build(point, "tp1", alone, parameters), _input_stream(point, alone), {})
-        us = time_variants({"tp1": variant}, alone, point["workload"]["warmup"], repeats)["tp1"].us
+        us = time_variants({"tp1": variant}, alone, point.workload.warmup, repeats)["tp1"].us
     return {name: summarise(ranks.slowest(taken)) for name, taken in us.items()}
 
 
-def tp1_times(point: Mapping[str, Any], ranks: Ranks) -> dict[str, Timing]:
+def tp1_times(point: Resolved, ranks: Ranks) -> dict[str, Timing]:
     """Returns the times of the unsharded operator by pass, measured on rank 0 while the others wait, once per worker
     group, since no setting changes them. Collective."""
     return _tp1(_key(point), ranks)

@@ -317,8 +317,8 @@ def _measured(points: Sequence[Point], records: Records) -> Comparable:
     cases, failed = group_cases(points, "operator"), failures_by_pass(points)
     choices: dict[Key, PassChoice] = {}
     for case, own in cases.items():
-        names = ((point.config_as(Asked), name) for point in own for name in space.passes(point.recorded))
-        tested = {(config.tp_size, config.operator, name) for config, name in names}
+        configs = [point.config_as(Asked) for point in own]
+        tested = {(config.tp_size, config.operator, name) for config in configs for name in space.passes(config)}
         for choice in choose_all(own, {}, "time", failed):
             key = choice.tp_size, choice.operator, choice.pass_name
             if key in tested:
@@ -334,12 +334,12 @@ def _samples(result: Result) -> dict[str, Sample]:
     """Returns the total time of the passes under test; empty if the point is launch-bound."""
     if result.launch_bound:
         return {}
-    names = space.passes(result.point)
+    point = result.point_as(Resolved)
+    names = space.passes(point)
     passes = [result.measured_as(OperatorTimes).times[name] for name in names]
     none_us = sum(times.none.median_us for times in passes)
     timings = tuple(times.point for times in passes)
-    tokens = result.point_as(Resolved).workload.tokens
-    return {space.settings_name(result.settings): Sample(timings, none_us, "+".join(names), tokens)}
+    return {space.settings_name(result.settings): Sample(timings, none_us, "+".join(names), point.workload.tokens)}
 
 
 def plain_setting(slot: str, setting: space.Setting) -> space.Setting:

@@ -11,20 +11,16 @@ import pytest
 from overlap_sweep.backends import flux as kernels
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
+from tests.make_point import resolved
 from tests.processes import run_ranks
 
 FAKE = Path(__file__).parent / "fake"
 HOPPER, ADA, AMPERE, BLACKWELL = (9, 0), (8, 9), (8, 0), (10, 0)
 
 
-def flux_point(kernel: str, precision: str = "fp16", **changes: Any) -> dict[str, Any]:
-    return {
-        **{"kernel": kernel, "m": 48, "n": 96, "k": 32, "tp_size": 2, "precision": precision, "repetition": 0},
-        "backend": "flux",
-        "workload": {"seed": 0},
-        "runtime": {"device": "cuda"},
-        **changes,
-    }
+def flux_point(kernel: str, precision: str = "fp16", **changes: Any) -> Any:
+    sizes = {"m": 48, "n": 96, "k": 32, "tp_size": 2, **changes}
+    return resolved("kernel", kernel=kernel, precision=precision, backend="flux", **sizes)
 
 
 def _become(capability: tuple[int, int]) -> Any:

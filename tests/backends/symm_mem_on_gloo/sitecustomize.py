@@ -3,6 +3,7 @@ PYTHONPATH."""
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,9 @@ def stand_in(module: ModuleType) -> None:
         return make(*arguments)
 
     vars(module).update(
-        refusal=lambda point: refusal({**point, "runtime": {**point["runtime"], "device": "cuda"}}),
+        refusal=lambda point, *operator: refusal(
+            replace(point, runtime=replace(point.runtime, device="cuda")), *operator
+        ),
         build=partial(on_cpu, build),
         build_layer=partial(on_cpu, build_layer),
     )

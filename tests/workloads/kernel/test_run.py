@@ -12,6 +12,7 @@ import pytest
 from overlap_sweep import backends
 from overlap_sweep.backends import Outputs
 from overlap_sweep.backends.torch import kernels as torch_kernels
+from overlap_sweep.config import ResolvedModel
 from overlap_sweep.errors import Refused, UserError, WrongNumbers
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import space
@@ -19,11 +20,12 @@ from overlap_sweep.overlap.models import BASELINES, KERNELS, KernelShape
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads import kernel
 from overlap_sweep.workloads.kernel import run as kernel_run
+from overlap_sweep.workloads.kernel.config import Resolved
 from tests.make_point import kernel_point
 from tests.processes import run_ranks
 
 
-def completed(**changes: Any) -> dict[str, Any]:
+def completed(**changes: Any) -> Resolved:
     return kernel.complete(kernel_point(**changes))
 
 
@@ -35,22 +37,22 @@ ON_GPUS: dict[str, Any] = {
 
 def test_given_sizes_need_no_model() -> None:
     point = completed(kernel="gemm_rs", operator="fc1")
-    assert (point["m"], point["n"], point["k"]) == (24, 48, 32)
-    assert point["model"] == {"name": "custom"}
-    assert point["operator"] is None
-    assert not {"method", "num_sm", "phases", "layer", "dtype"} & set(point)
+    assert (point.m, point.n, point.k) == (24, 48, 32)
+    assert point.model == ResolvedModel(name="custom")
+    assert point.operator is None
+    assert point.dtype is None
     by_model = completed(operator="fc2", kernel=None, n=None, k=None)
-    assert (by_model["kernel"], by_model["operator"], by_model["model"]["name"]) == ("gemm_rs", "fc2", "m")
+    assert (by_model.kernel, by_model.operator, by_model.model.name) == ("gemm_rs", "fc2", "m")
 
 
 def test_every_knob_of_transformer_engine_is_given() -> None:
-    gathers = completed(**ON_GPUS)["implementations"]
+    gathers = completed(**ON_GPUS).implementations
     assert gathers["ring_agg1"] == {
         **{"method": "ring_exchange", "aggregate": True, "use_ce": True},
         **{"num_sm": 1, "cga_size": 1, "set_sm_margin": False},
     }
     name = "pipeline_sm12_split8_margin0"
-    assert completed(**ON_GPUS, kernel="gemm_rs", implementations=[name])["implementations"] == {
+    assert completed(**ON_GPUS, kernel="gemm_rs", implementations=[name]).implementations == {
         name: {"method": "pipeline", "num_splits": 8, "num_sm": 12, "cga_size": 2, "set_sm_margin": False},
     }
 
@@ -67,7 +69,7 @@ def test_bytes_and_operations_of_a_rank() -> None:
     assert KernelShape("gemm_ar", 1024, 12288, 49152, 8).link_bytes("fp8") == 2 * scattered.link_bytes("fp8")
 
 
-def _errors(ranks: Ranks, groups: list[list[dict[str, Any]]]) -> list[dict[str, tuple[float, bool]]]:
+def _errors(ranks: Ranks, groups: list[list[Resolved]]) -> list[dict[str, tuple[float, bool]]]:
     """What `check` says on this rank, for each group of points by kernel and implementation."""
     found: list[dict[str, tuple[float, bool]]] = []
     for points in groups:
@@ -79,7 +81,7 @@ def _errors(ranks: Ranks, groups: list[list[dict[str, Any]]]) -> list[dict[str, 
             calls["sequential"] = torch_kernels.baselines_of(problem, ranks)["sequential"]
             for name, call in calls.items():
                 checked = tuple(kernel_run.check(call, problem, ranks))
-                found[-1][f"{point['kernel']} {point['precision']} {name}"] = checked
+                found[-1][f"{point.kernel} {point.precision} {name}"] = checked
     return found
 
 
@@ -196,5 +198,5 @@ def test_an_implementation_must_not_be_called_like_a_baseline(monkeypatch: pytes
 
 def test_who_provides_the_kernels_is_part_of_the_point(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "installed_version", {"byte-flux": "1.1.1"}.get)
-    assert completed(backend="flux")["provider"] == "byte-flux 1.1.1"
-    assert completed()["provider"] is None
+    assert completed(backend="flux").provider == "byte-flux 1.1.1"
+    assert completed().provider is None

@@ -1,6 +1,7 @@
 """Points of operators, completed, and those of backend=symm_mem, whose methods have no knobs, from end to end."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,15 @@ def test_the_settings_are_the_whole_points() -> None:
 
 
 def test_knobs_left_null_get_their_meaning_and_others_stay() -> None:
-    asked = {**gpu_point(method="pipeline", cga_size=1), "layer": {"kind": "linear"}}
+    asked = gpu_point(method="pipeline", cga_size=1)
     done = operator.complete(asked)
     assert (done["cga_size"], done["set_sm_margin"], done["num_splits"], done["use_ce"]) == (1, True, 4, None)
     assert "layer" not in done
-    assert asked["num_splits"] is None
+    assert asked.num_splits is None
 
 
 def on_symm_mem(**changes: Any) -> Any:
-    return decoded_point(operator.complete({**gpu_point(backend="symm_mem"), **changes}))
+    return decoded_point(operator.complete(replace(gpu_point(backend="symm_mem"), **changes)))
 
 
 @pytest.mark.parametrize("method", ["none", "bulk", "ring_exchange"])
