@@ -8,7 +8,6 @@ from typing import Any
 
 from overlap_sweep import backends
 from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES
-from overlap_sweep.config import ResolvedModel
 from overlap_sweep.declared import shown
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
