@@ -158,7 +158,9 @@ def _samples(point: Point) -> int:
         options = point["tp_training"]
         return int(options["batch_size"] * options["gradient_accumulation_steps"] * point["dp_size"])
     training = point["training"]
-    return int((training["batch_size"] or 1) * training["gradient_accumulation"] * point["distributed"]["dp_size"])
+    return int(
+        (training["batch_size"] or 1) * training["gradient_accumulation"] * (point["distributed"]["dp_size"] or 1)
+    )
 
 
 SMALL: dict[str, Any] = {

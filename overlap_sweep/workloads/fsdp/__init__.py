@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from overlap_sweep.declared import types_of
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import all_ranks
 from overlap_sweep.overlap import models
@@ -24,6 +27,8 @@ from overlap_sweep.workloads.fsdp.config import (
     Distributed,
     Fsdp,
     Resolved,
+    ResolvedRanking,
+    ResolvedTraining,
     Streams,
 )
 from overlap_sweep.workloads.memory import ADAM_BYTES, Memory, layer_activations, layer_parameters
@@ -34,8 +39,6 @@ if TYPE_CHECKING:
 _SECTIONS = {"fsdp": Fsdp, "distributed": Distributed, "streams": Streams}
 PRECISION_OF = {"bf16": "bf16", "fp16": "fp16", "none": "fp32"}
 
-_KEPT = ("model", "ranking", "fsdp", "training", "distributed", "streams", "compile", "profiling", "telemetry")
-_OF_ALL = ("runtime", "profile", "repetition")
 _ENVIRONMENT = re.compile(r"(NCCL|RCCL|TORCH_NCCL|HSA|GPU|UCX|FI|OFI|GLOO|MSCCLPP)_[A-Z0-9_]+")
 _CTA_POLICY = "NCCL_CTA_POLICY"
 """Variable by which NCCL uses copy engines instead of SMs where it can (2: zero CTAs)."""
@@ -49,57 +52,58 @@ _REFUSED = {
 """Refused variables, or values of them, with what to do instead."""
 
 
-def complete(point: Mapping[str, Any]) -> dict[str, Any]:
+def complete(config: Config) -> dict[str, Any]:
     """Returns the point with batch size, steps and precision filled in, without unused options."""
-    device, distributed, profiling = point["runtime"]["device"], dict(point["distributed"]), dict(point["profiling"])
-    if point["backend"] != "auto":
-        raise UserError(f"backend={point['backend']}: workload=fsdp uses distributed.strategy; leave backend out.")
-    training, ranking = (
-        {**usual[device], **{name: v for name, v in point[section].items() if v is not None}}
-        for section, usual in (("training", TRAINING_ON), ("ranking", RANKING_ON))
-    )
-    # It changes where results go, not what is measured.
-    training.pop("output_dir", None)
-    if profiling["enabled"] is None:
-        profiling["enabled"] = point["profile"] != "none"
-    distributed["env"] = _environment(distributed["env"])
-    given = point["fsdp"]["replicas"]
-    if given != PER_NODE and (type(given) is not int or not 1 <= given <= 1024):
-        raise UserError(f"fsdp.replicas={given} is invalid; give a number of replicas from 1 to 1024, or {PER_NODE}.")
-    fsdp = numbered_sharding(point)
-    _check_choice("fsdp.forward_prefetch", fsdp["forward_prefetch"], 0, "layers")
-    fsdp["forward_prefetch"] = int(fsdp["forward_prefetch"])
-    _check_choice("fsdp.reshard_after_forward", fsdp["reshard_after_forward"], 2, "ranks", WITHIN_NODE)
-    samples = samples_of({"training": training, "distributed": distributed})
+    device, distributed, replicas = config.runtime.device, config.distributed, config.fsdp.replicas
+    if config.backend != "auto":
+        raise UserError(f"backend={config.backend}: workload=fsdp uses distributed.strategy; leave backend out.")
+    training = msgspec.convert(_filled(config["training"], TRAINING_ON[device]), ResolvedTraining)
+    ranking = msgspec.convert(_filled(config["ranking"], RANKING_ON[device]), ResolvedRanking)
+    environment = _environment(distributed.env)
+    if replicas != PER_NODE and (type(replicas) is not int or not 1 <= replicas <= 1024):
+        raise UserError(
+            f"fsdp.replicas={replicas} is invalid; give a number of replicas from 1 to 1024, or {PER_NODE}."
+        )
+    fsdp = numbered_sharding(config.fsdp, config.nodes, distributed.dp_size)
+    _check_choice("fsdp.forward_prefetch", fsdp.forward_prefetch, 0, "layers")
+    _check_choice("fsdp.reshard_after_forward", fsdp.reshard_after_forward, 2, "ranks", WITHIN_NODE)
+    profiled = config.profile != "none" if config.profiling.enabled is None else config.profiling.enabled
     # Tokens of the backbone's input.
-    tokens = ranking["sequence_length"] + ranking["num_sparse_features"] + 1
-    return {
-        **{name: point[name] for name in (*_OF_ALL, *_KEPT)},
-        **{"training": training, "distributed": distributed, "profiling": profiling, "fsdp": fsdp, "ranking": ranking},
-        "workload": {
-            **point["workload"],
-            "tokens": samples * tokens,
-            "steps": point["workload"]["steps"] or STEPS_ON[device],
-        },
-        "backend": distributed["strategy"],
-        "precision": PRECISION_OF[training["mixed_precision"]],
-        "tp_size": 1,
-    }
+    tokens = ranking.sequence_length + ranking.num_sparse_features + 1
+    completed = replace(
+        config,
+        workload=replace(
+            config.workload,
+            tokens=samples_of(training, config.world_size) * tokens,
+            steps=config.workload.steps or STEPS_ON[device],
+        ),
+        backend=distributed.strategy,
+        precision=PRECISION_OF[training.mixed_precision],
+        ranking=ranking,
+        fsdp=replace(fsdp, forward_prefetch=int(fsdp.forward_prefetch)),
+        # The folder changes where results go, not what is measured.
+        training=replace(training, output_dir=None),
+        distributed=replace(distributed, env=environment),
+        profiling=replace(config.profiling, enabled=profiled),
+    )
+    return {**completed, "tp_size": 1}
 
 
-def numbered_sharding(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of `fsdp` with numbers for what refers to nodes, so that equal shardings are equal points. As
-    they are if the number of ranks is not known, of a point that was not measured."""
-    fsdp, ranks = config["fsdp"], config["distributed"].get("dp_size")
-    replicas, reshard = fsdp.get("replicas"), fsdp.get("reshard_after_forward")
-    nodes = config["runtime"]["nodes"] or 1
+def _filled(options: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    return {**options, **{name: value for name, value in usual.items() if options[name] is None}}
+
+
+def numbered_sharding(fsdp: Fsdp, nodes: int, ranks: int | None) -> Fsdp:
+    """Returns the options with numbers for what refers to nodes, so that equal shardings are equal points. As they are
+    if the number of ranks is not known, of a point that was not measured."""
+    replicas, reshard = fsdp.replicas, fsdp.reshard_after_forward
     if replicas == PER_NODE:
         replicas = nodes
     if reshard == WITHIN_NODE and ranks:
         per_node = ranks // nodes
         # One rank alone keeps what it has gathered.
         reshard = replicas * per_node >= ranks or (per_node > 1 and per_node)
-    return {**fsdp, "replicas": replicas, "reshard_after_forward": reshard}
+    return replace(fsdp, replicas=replicas, reshard_after_forward=reshard)
 
 
 def _environment(variables: Mapping[str, Any]) -> dict[str, str]:
@@ -124,83 +128,85 @@ def _check_choice(name: str, value: Any, lowest: int, unit: str, *words: str) ->
 
 def refusal(point: Resolved) -> str | None:
     """Returns why the completed point cannot be trained, or which option has no effect in it; None if it is valid."""
-    distributed, fsdp, ranks = point["distributed"], point["fsdp"], point["distributed"]["dp_size"]
+    distributed, fsdp, ranks = point.distributed, point.fsdp, point.distributed.dp_size
     if lacking := models.lacks(point["model"]) or models.mixed(point["model"]):
         return lacking
-    heads, kv_heads = point["model"]["num_attention_heads"], point["model"]["num_kv_heads"]
+    heads, kv_heads = point.model.num_attention_heads, point.model.num_kv_heads
+    assert heads
+    assert kv_heads
     if heads % kv_heads:
         return f"model.num_attention_heads={heads} is not divisible by model.num_kv_heads={kv_heads}"
-    if point["compile"]["mode"] and point["compile"]["options"]:
+    if point.compile.mode and point.compile.options:
         return "torch.compile takes compile.mode or compile.options, not both"
-    if not point["compile"]["enabled"] and point["compile"] != asdict(Compile()):
+    if not point.compile.enabled and asdict(point.compile) != asdict(Compile()):
         return "the other compile options have no effect without compile.enabled=true"
-    if point["profiling"]["tensorboard"] and not point["profiling"]["enabled"]:
+    if point.profiling.tensorboard and not point.profiling.enabled:
         return "profiling.tensorboard has no effect without profiling.enabled=true"
     for section, names, why in _unused(point):
-        usual = asdict(_SECTIONS[section]())
-        if changed := [name for name in names if point[section][name] != usual[name]]:
+        own, usual = getattr(point, section), _SECTIONS[section]()
+        if changed := [name for name in names if getattr(own, name) != getattr(usual, name)]:
             return f"{section}.{changed[0]} {why}"
-    if distributed["strategy"] == "ddp":
-        if distributed["overlap_reduce_scatter"] and not distributed["enable_overlap"]:
+    if distributed.strategy == "ddp":
+        if distributed.overlap_reduce_scatter and not distributed.enable_overlap:
             return "distributed.overlap_reduce_scatter requires distributed.enable_overlap=true"
         return None
-    if not fsdp["use_orig_params"]:
+    if not fsdp.use_orig_params:
         return "fsdp.use_orig_params=false is an option of FSDP1; FSDP2 has no flat parameters"
-    if ranks % fsdp["replicas"]:
-        return f"distributed.dp_size={ranks} is not divisible by fsdp.replicas={fsdp['replicas']}"
-    shards, group = ranks // fsdp["replicas"], fsdp["reshard_after_forward"]
-    if not isinstance(group, bool) and fsdp["replicas"] > 1:
+    if ranks % fsdp.replicas:
+        return f"distributed.dp_size={ranks} is not divisible by fsdp.replicas={fsdp.replicas}"
+    shards, group = ranks // fsdp.replicas, fsdp.reshard_after_forward
+    if not isinstance(group, bool) and fsdp.replicas > 1:
         return "fsdp.reshard_after_forward must be true or false with fsdp.replicas"
     if not isinstance(group, bool) and (shards % group or group >= shards):
         return f"fsdp.reshard_after_forward={group} must be smaller than the {shards} ranks and divide them"
-    layers, per_unit = point["ranking"]["num_layers"], fsdp.get("layers_per_unit", 1)
+    layers, per_unit = point.ranking.num_layers, fsdp.layers_per_unit
     if per_unit > layers:
         return f"fsdp.layers_per_unit={per_unit} is larger than ranking.num_layers={layers}"
     return _without_symmetric_memory(point, shards)
 
 
 def _without_symmetric_memory(point: Resolved, shards: int) -> str | None:
-    if not (kind := point["fsdp"].get("symmetric_memory")):
+    if not (kind := point.fsdp.symmetric_memory):
         return None
-    if point["runtime"]["device"] == "cpu":
+    if point.runtime.device == "cpu":
         return f"fsdp.symmetric_memory={kind} needs GPUs"
     if point.ranks_per_node % shards:
         return f"fsdp.symmetric_memory={kind} needs shards within a node; add fsdp.replicas={PER_NODE}"
-    if not isinstance(point["fsdp"]["reshard_after_forward"], bool):
+    if not isinstance(point.fsdp.reshard_after_forward, bool):
         return (
             f"fsdp.reshard_after_forward must be true or false with fsdp.symmetric_memory={kind}, which is of one group"
         )
-    if kind == COPY_ENGINES and _CTA_POLICY in point["distributed"]["env"]:
+    if kind == COPY_ENGINES and _CTA_POLICY in point.distributed.env:
         return f"distributed.env.{_CTA_POLICY} is set by fsdp.symmetric_memory={kind}; leave it out"
     return None
 
 
-def _unused(point: Mapping[str, Any]) -> Iterator[tuple[str, Iterable[str], str]]:
+def _unused(point: Resolved) -> Iterator[tuple[str, Iterable[str], str]]:
     """Yields a section, those of its options that have no effect with the others, and why."""
-    distributed, fsdp = point["distributed"], point["fsdp"]
-    if distributed["strategy"] == "ddp":
-        yield "fsdp", [name for name in fsdp if name != "sync_module_states"], "has no effect under DDP"
-        if distributed["enable_overlap"]:
-            idle = ["auxiliary"] if distributed["overlap_reduce_scatter"] else ["auxiliary", "reduce_scatter"]
+    distributed, fsdp = point.distributed, point.fsdp
+    if distributed.strategy == "ddp":
+        yield "fsdp", [name for name in types_of(Fsdp) if name != "sync_module_states"], "has no effect under DDP"
+        if distributed.enable_overlap:
+            idle = ["auxiliary"] if distributed.overlap_reduce_scatter else ["auxiliary", "reduce_scatter"]
             yield "streams", idle, "has no effect under DDP, which only all-reduces"
     else:
         idle = ["overlap_reduce_scatter", "bucket_cap_mb", "gradient_as_bucket_view"]
         yield "distributed", idle, "has no effect under FSDP2"
-        if fsdp["replicas"] == 1:
+        if fsdp.replicas == 1:
             yield "streams", ["all_reduce"], "has no effect without fsdp.replicas: there is no all-reduce"
-        if distributed["dp_size"] == fsdp["replicas"]:
-            idle = [name for name in ("separate_reduce_scatter_group", "symmetric_memory") if name in fsdp]
+        if distributed.dp_size == fsdp.replicas:
+            idle = ["separate_reduce_scatter_group", "symmetric_memory"]
             yield "fsdp", idle, "has no effect on a rank that has the whole model"
-    if not distributed["overlap_reduce_scatter"]:
+    if not distributed.overlap_reduce_scatter:
         clone = "overlap_clone_for_reduce_scatter"
         yield "distributed", [clone], "has no effect without distributed.overlap_reduce_scatter"
-    if not distributed["enable_overlap"]:
-        yield "streams", point["streams"], "has no effect without distributed.enable_overlap=true"
+    if not distributed.enable_overlap:
+        yield "streams", types_of(Streams), "has no effect without distributed.enable_overlap=true"
 
 
-def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    distributed = point["distributed"]
-    return [models.short_name(point["model"]), f"dp{distributed['dp_size']}", distributed["strategy"]]
+def _words(config: Config, overrides: Sequence[str]) -> list[str]:
+    distributed = config.distributed
+    return [models.short_name(config["model"]), f"dp{distributed.dp_size}", distributed.strategy]
 
 
 def _ranks(point: Config) -> dict[str, Any]:
@@ -209,46 +215,44 @@ def _ranks(point: Config) -> dict[str, Any]:
     return {"distributed.dp_size": all_ranks(point, "distributed.dp_size")}
 
 
-def _memory(point: Mapping[str, Any]) -> Memory:
-    model, ranking, training = point["model"], point["ranking"], point["training"]
-    tables = ranking["num_sparse_features"] + 1
-    layers = ranking["num_layers"] * layer_parameters(model)
-    count = layers + tables * ranking["vocab_size"] * model["hidden_size"]
-    shards = point["distributed"]["dp_size"] // point["fsdp"]["replicas"] if point["backend"] == "fsdp2" else 1
-    number_bytes = 4 if point["precision"] == "fp32" else 2
-    tokens = training["batch_size"] * point["workload"]["tokens"] / max(1, samples_of(point))
+def _memory(point: Resolved) -> Memory:
+    model, ranking = point["model"], point.ranking
+    tables = ranking.num_sparse_features + 1
+    layers = ranking.num_layers * layer_parameters(model)
+    count = layers + tables * ranking.vocab_size * model["hidden_size"]
+    shards = point.world_size // point.fsdp.replicas if point.backend == "fsdp2" else 1
+    number_bytes = 4 if point.precision == "fp32" else 2
+    tokens = point.workload.tokens / point.world_size / point.training.gradient_accumulation
     return Memory(
         # In float32 every rank has the whole model until it is sharded.
         parameters=4 * count,
         gradients=4 * count / shards,
         optimizer=ADAM_BYTES * count / shards,
-        activations=tokens * ranking["num_layers"] * layer_activations(model) * number_bytes,
+        activations=tokens * ranking.num_layers * layer_activations(model) * number_bytes,
     )
 
 
-def samples_of(point: Mapping[str, Any]) -> int:
+def samples_of(training: ResolvedTraining, ranks: int) -> int:
     """Returns the samples of a completed point's step, over all ranks and micro batches."""
-    training = point["training"]
-    return int(training["batch_size"] * training["gradient_accumulation"] * point["distributed"]["dp_size"])
+    return training.batch_size * training.gradient_accumulation * ranks
 
 
-def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
-    profiling = point["profiling"]
-    profiled = profiling["enabled"] and profiling["repeat"] * sum(profiling[n] for n in ("wait", "warmup", "active"))
-    steps = (point["training"]["max_steps"], point["workload"]["steps"], profiled)
+def _cost(point: Resolved) -> tuple[Any, ...]:
+    profiling = point.profiling
+    profiled = profiling.enabled and profiling.repeat * (profiling.wait + profiling.warmup + profiling.active)
     # Compiling takes longer than all the steps.
-    return *steps, point["ranking"]["num_layers"], point["compile"]["enabled"]
+    return point.training.max_steps, point.workload.steps, profiled, point.ranking.num_layers, point.compile.enabled
 
 
 def _workers(point: Resolved, directory: Path) -> Workers:
     """Returns the requirements on the workers. They are not shared if the point leaves process groups behind: FSDP2
     makes two for each unit that is resharded to a smaller group, and keeps them."""
-    leaves_groups = type(point["fsdp"]["reshard_after_forward"]) is int
-    symmetric = point["fsdp"].get("symmetric_memory") or ""
+    leaves_groups = type(point.fsdp.reshard_after_forward) is int
+    symmetric = point.fsdp.symmetric_memory or ""
     policy = {_CTA_POLICY: "2"} if symmetric == COPY_ENGINES else {}
     return Workers(
         max_connections=8,
-        environment={**point["distributed"]["env"], **policy},
+        environment={name: str(value) for name, value in point.distributed.env.items()} | policy,
         wrapper=profilers.wrapper(point.profiling, directory),
         # Symmetric memory stays with the process that has registered it.
         company=str(directory) if leaves_groups else symmetric,
@@ -261,7 +265,7 @@ def _sample(result: Result) -> Sample:
     return sample(result)
 
 
-def _same_point(point: Mapping[str, Any]) -> str:
+def _same_point(point: Resolved) -> str:
     from overlap_sweep.study.settings import key
     from overlap_sweep.workloads.fsdp.rows import knobs_of
 
@@ -274,11 +278,11 @@ WORKLOAD = Workload(
     complete=complete,
     refusal=refusal,
     run=run_of(__name__),
-    subject=lambda point: f"{point['distributed']['strategy']} step",
+    subject=lambda point: f"{point.distributed.strategy} step",
     words=_words,
     named={"distributed.strategy", "distributed.dp_size", "training.output_dir"},
     ranks=_ranks,
-    fewer_gpus=lambda point: (f"distributed.dp_size={point['distributed']['dp_size']}", "a smaller one"),
+    fewer_gpus=lambda point: (f"distributed.dp_size={point.distributed.dp_size}", "a smaller one"),
     # NCCL and gloo reach other nodes, and no group must be within one.
     on_one_node=lambda point: None,
     memory=_memory,

@@ -1,21 +1,29 @@
 """A ranking model, which predicts the logit of a click from embedded features and a user's history with a transformer.
 Its units mark when they compute, and its layers can be compiled."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from overlap_sweep.config import ResolvedModel
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.fsdp.collectives import Recorder
+from overlap_sweep.workloads.fsdp.config import Compile, ResolvedRanking
 
 EPSILON = 1e-5
 INIT_STD = 0.02
 NOT_COMPILED = "no"
 LONGEST_REASON = 200
 """Longest recorded reason, in characters: inductor lists all of its options in one line."""
+
+
+def known(number: int | None) -> int:
+    """Returns a number that every completed point has which is not refused."""
+    assert number
+    return number
 
 
 class Batch(NamedTuple):
@@ -32,13 +40,13 @@ class Batch(NamedTuple):
 class Features(nn.Module):
     """Embeds the features of each sample as tokens: [batch, 1 + num_sparse + sequence_length, hidden]."""
 
-    def __init__(self, ranking: Mapping[str, Any], hidden: int) -> None:
+    def __init__(self, ranking: ResolvedRanking, hidden: int) -> None:
         super().__init__()
-        sparse, rows = ranking["num_sparse_features"], ranking["vocab_size"]
+        sparse, rows = ranking.num_sparse_features, ranking.vocab_size
         self.tables = nn.Embedding(sparse * rows, hidden)
         self.items = nn.Embedding(rows, hidden)
-        self.dense = nn.Linear(ranking["num_dense_features"], hidden)
-        self.positions = nn.Parameter(torch.empty(1 + sparse + ranking["sequence_length"], hidden))
+        self.dense = nn.Linear(ranking.num_dense_features, hidden)
+        self.positions = nn.Parameter(torch.empty(1 + sparse + ranking.sequence_length, hidden))
         self._rows = rows
         self._ids: tuple[Tensor, Tensor] | None = None
 
@@ -61,11 +69,11 @@ class Features(nn.Module):
 class TransformerLayer(nn.Module):
     """Bidirectional attention, then an MLP, each after a norm and with a residual connection."""
 
-    def __init__(self, model: Mapping[str, Any]) -> None:
+    def __init__(self, model: ResolvedModel) -> None:
         super().__init__()
-        hidden, ffn, bias = model["hidden_size"], model["ffn_hidden_size"], model["bias"]
-        self.heads, self.kv_heads = model["num_attention_heads"], model["num_kv_heads"]
-        self.head_dim, self.gated = model["head_dim"], model["gated_mlp"]
+        hidden, ffn, bias = known(model.hidden_size), known(model.ffn_hidden_size), bool(model.bias)
+        self.heads, self.kv_heads = known(model.num_attention_heads), known(model.num_kv_heads)
+        self.head_dim, self.gated = known(model.head_dim), model.gated_mlp
         self.attention_norm, self.mlp_norm = _norm(model), _norm(model)
         self.qkv = nn.Linear(hidden, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=bias)
         self.proj = nn.Linear(self.heads * self.head_dim, hidden, bias=bias)
@@ -93,10 +101,10 @@ class TransformerLayer(nn.Module):
 class Head(nn.Module):
     """Computes the logit of a click from the token of the dense features: [batch, 1]."""
 
-    def __init__(self, model: Mapping[str, Any]) -> None:
+    def __init__(self, model: ResolvedModel) -> None:
         super().__init__()
         self.norm = _norm(model)
-        self.score = nn.Linear(model["hidden_size"], 1)
+        self.score = nn.Linear(known(model.hidden_size), 1)
 
     def forward(self, x: Tensor) -> Tensor:
         logit: Tensor = self.score(self.norm(x[:, 0]))
@@ -151,10 +159,10 @@ class Unit(nn.Module):
 class RankingModel(nn.Module):
     """The ranking model's units, in order: features, layers, head."""
 
-    def __init__(self, model: Mapping[str, Any], ranking: Mapping[str, Any], recorder: Recorder) -> None:
+    def __init__(self, model: ResolvedModel, ranking: ResolvedRanking, recorder: Recorder) -> None:
         super().__init__()
-        self.features = Unit(Features(ranking, model["hidden_size"]), recorder)
-        self.layers = nn.ModuleList(Unit(TransformerLayer(model), recorder) for _ in range(ranking["num_layers"]))
+        self.features = Unit(Features(ranking, known(model.hidden_size)), recorder)
+        self.layers = nn.ModuleList(Unit(TransformerLayer(model), recorder) for _ in range(ranking.num_layers))
         self.head = Unit(Head(model), recorder)
 
     @property
@@ -180,13 +188,13 @@ def initialise(model: nn.Module, generator: torch.Generator) -> None:
                 parameter.normal_(std=INIT_STD, generator=generator)
 
 
-def _norm(model: Mapping[str, Any]) -> nn.Module:
-    norm = nn.RMSNorm if model["normalization"] == "RMSNorm" else nn.LayerNorm
-    return norm(model["hidden_size"], eps=EPSILON)
+def _norm(model: ResolvedModel) -> nn.Module:
+    norm = nn.RMSNorm if model.normalization == "RMSNorm" else nn.LayerNorm
+    return norm(model.hidden_size, eps=EPSILON)
 
 
 def compile_layers(
-    layers: Sequence[nn.Module], config: Mapping[str, Any], example: Callable[[nn.Module], None], ranks: Ranks
+    layers: Sequence[nn.Module], config: Compile, example: Callable[[nn.Module], None], ranks: Ranks
 ) -> str:
     """Compiles every layer in place with the options of `config` (`config.Compile`). Returns the backend's name, `no`,
     or `no: ` and the reason, which is also printed. Collective.
@@ -195,7 +203,7 @@ def compile_layers(
     raises on any rank, all ranks keep their layers uncompiled. Called before sharding, since a layer that fails inside
     of FSDP2's hooks leaves its parameters gathered. By `nn.Module.compile`, which keeps the parameters' names.
     """
-    if not config["enabled"]:
+    if not config.enabled:
         return NOT_COMPILED
     # Code compiled for earlier points of the process would affect whether and what is compiled now.
     torch._dynamo.reset()
@@ -218,12 +226,12 @@ def compile_layers(
     return str(options["backend"])
 
 
-def _options(config: Mapping[str, Any]) -> dict[str, Any]:
-    options = {name: config[name] for name in ("backend", "fullgraph", "dynamic")}
-    if torch.version.hip and config["backend"] == "inductor":
+def _options(config: Compile) -> dict[str, Any]:
+    options = {name: getattr(config, name) for name in ("backend", "fullgraph", "dynamic")}
+    if torch.version.hip and config.backend == "inductor":
         print("torch.compile: on ROCm aot_eager instead of inductor, without its mode and options", flush=True)
         return {**options, "backend": "aot_eager"}
-    return {**options, "mode": config["mode"], "options": dict(config["options"]) or None}
+    return {**options, "mode": config.mode, "options": dict(config.options) or None}
 
 
 def _reason(error: Exception) -> str:

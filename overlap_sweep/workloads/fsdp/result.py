@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -14,8 +15,8 @@ from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import estimate
 from overlap_sweep.results.measured import Measured, Timing, Total, check_pairs
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.workloads.fsdp import numbered_sharding
-from overlap_sweep.workloads.fsdp.config import HOST_LIMITS, Resolved
+from overlap_sweep.workloads.fsdp import numbered_sharding, samples_of
+from overlap_sweep.workloads.fsdp.config import HOST_LIMITS, Fsdp, Resolved
 
 VARIANTS = ("point", "none", "floor")
 _MOST_VARIANTS = 20
@@ -51,7 +52,7 @@ class TrainingRun(Measured, kw_only=True, tag="fsdp"):
 
     def check(self, result: Result) -> None:
         point = result.point_as(Resolved)
-        samples = point.training.batch_size * point.training.gradient_accumulation * point.distributed.dp_size
+        samples = samples_of(point.training, point.world_size)
         if self.samples_per_step != samples:
             raise ValueError(f"{self.samples_per_step} samples in a step of {samples}")
 
@@ -60,9 +61,10 @@ class TrainingRun(Measured, kw_only=True, tag="fsdp"):
         """Returns the config with sharding, backend and precision; a precision left to the device is unknown."""
         mixed_precision = config["training"]["mixed_precision"]
         precision = "fp32" if mixed_precision == "none" else mixed_precision
+        ranks = config["distributed"]["dp_size"]
         return {
             **config,
-            "fsdp": numbered_sharding(config),
+            "fsdp": asdict(numbered_sharding(Fsdp(**config["fsdp"]), config["runtime"]["nodes"] or 1, ranks)),
             "backend": config["distributed"]["strategy"],
             "precision": precision,
             "tp_size": 1,

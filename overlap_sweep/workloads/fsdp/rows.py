@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from overlap_sweep.config import Runtime
@@ -28,6 +29,7 @@ from overlap_sweep.workloads import Sample
 from overlap_sweep.workloads.fsdp.config import (
     OF_COLLECTIVES,
     TRAINING_ON,
+    Asked,
     Compile,
     Distributed,
     Fsdp,
@@ -63,16 +65,13 @@ USUAL: Options = {
 """Options of a setting with their defaults. Environment variables are not set by default."""
 
 
-def knobs_of(config: Mapping[str, Any]) -> Options:
+def knobs_of(config: Asked) -> Options:
     """Returns the setting of a point. Points with ineffective options are skipped, so equivalent settings are equal."""
-    options = {}
-    for name, default in USUAL.items():
-        section, _, option = name.partition(".")
-        options[name] = config[section].get(option, default)
-    options |= {f"{_ENVIRONMENT}.{name}": value for name, value in (config["distributed"].get("env") or {}).items()}
-    for name, value in (config["compile"].get("options") or {}).items():
+    options: Options = {name: attrgetter(name)(config) for name in USUAL}
+    options |= {f"{_ENVIRONMENT}.{name}": value for name, value in config.distributed.env.items()}
+    for name, value in config.compile.options.items():
         options[f"{_OPTIONS}.{name}"] = json.dumps(value) if isinstance(value, dict | list) else value
-    return {**options, DEVICE: config["runtime"]["device"]}
+    return {**options, DEVICE: config.runtime.device}
 
 
 def roles(name: str) -> Collection[Role]:
@@ -234,7 +233,7 @@ def launch_bound_variants(point: Point) -> list[str]:
 
 def floor_key(point: Point) -> Hashable:
     """Returns a key that is equal for points with the same floor."""
-    return those_of(FLOOR, knobs_of(point.recorded))
+    return those_of(FLOOR, knobs_of(point.config_as(Asked)))
 
 
 def sample(result: Result) -> Sample:
@@ -242,7 +241,7 @@ def sample(result: Result) -> Sample:
     that is the host's time, too, so that the slowest host would seem the fastest setting."""
     run = result.measured_as(TrainingRun)
     point_us, none_us, floor_us = (tuple(run.step[name].samples_us) for name in VARIANTS)
-    work = str(sorted(those_of(FLOOR, knobs_of(result.point)), key=str))
+    work = str(sorted(those_of(FLOOR, knobs_of(result.point_as(Resolved))), key=str))
     return Sample(point_us, () if limited_by_host(result) else floor_us, none_us, work, run.samples_per_step)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,28 +23,28 @@ from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import metrics_file
 from overlap_sweep.workloads.fsdp import samples_of
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives, Recorder, Streams, resolve
-from overlap_sweep.workloads.fsdp.config import HOST_LIMITS
-from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, compile_layers, initialise
+from overlap_sweep.workloads.fsdp.config import HOST_LIMITS, Resolved
+from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, compile_layers, initialise, known
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.sharding import replicate, shard
 from overlap_sweep.workloads.fsdp.steps import SteadyClock, Step, TrainingSteps
 from overlap_sweep.workloads.fsdp.telemetry import Device, StepRecord, overlap_of, write_metrics
 
 
-def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Trains with telemetry, profiles, and compares. Returns the measured fields of the point's Result. Collective."""
     with ranks.memory_freed():
         return _run(point, directory, ranks)
 
 
-def _run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+def _run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     training, parameters, compiled = _set_up(point, ranks)
     with closing(training):
         return _measure(point, directory, ranks, training, parameters, compiled)
 
 
 def _measure(
-    point: Mapping[str, Any],
+    point: Resolved,
     directory: Path,
     ranks: Ranks,
     training: TrainingSteps,
@@ -51,10 +52,10 @@ def _measure(
     compiled: str,
 ) -> dict[str, Any]:
     recorder = training.collectives.recorder
-    with DeviceSampler(ranks.device, point["telemetry"]["sample_interval_s"]) as sampler:
-        recording = TelemetryWriter(directory, ranks, sampler, point["training"]["log_interval"])
+    with DeviceSampler(ranks.device, point.telemetry.sample_interval_s) as sampler:
+        recording = TelemetryWriter(directory, ranks, sampler, point.training.log_interval)
         recorder.on = True
-        for number in range(point["training"]["max_steps"]):
+        for number in range(known(point.training.max_steps)):
             with named_range(f"step {number}"):
                 recording.add(training.step(POINT))
         recording.write()
@@ -65,12 +66,12 @@ def _measure(
     training.freeze()
     in_mode = {mode: named(mode, Variant(partial(_step, training, mode))) for mode in (POINT, NONE, FLOOR)}
     if traces or nsys_records():
-        traces += capture_each({NONE: in_mode[NONE]}, ranks, point["profiling"]["active"], directory)
+        traces += capture_each({NONE: in_mode[NONE]}, ranks, point.profiling.active, directory)
     times, host_us = _compare(point, in_mode, ranks)
     measured = TrainingRun(
         step=times,
         host_us=host_us,
-        samples_per_step=samples_of(point),
+        samples_per_step=samples_of(point.training, point.world_size),
         parameters=parameters,
         losses=recording.losses,
         peak_memory_gb=peak_gb,
@@ -90,17 +91,17 @@ def _step(training: TrainingSteps, mode: str, _turn: int) -> Step:
     return training.step(mode)
 
 
-def _set_up(point: Mapping[str, Any], ranks: Ranks) -> tuple[TrainingSteps, int, str]:
-    recorder, streams = Recorder(ranks.device), Streams(point["streams"], ranks.device)
-    collectives = Collectives(ranks, streams, recorder, point["distributed"]["enable_overlap"])
+def _set_up(point: Resolved, ranks: Ranks) -> tuple[TrainingSteps, int, str]:
+    recorder, streams = Recorder(ranks.device), Streams(asdict(point.streams), ranks.device)
+    collectives = Collectives(ranks, streams, recorder, point.distributed.enable_overlap)
     model = _initial_model(point, ranks, recorder)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     layers = [unit.body for unit in model.units[1:-1]]
-    compiled = compile_layers(layers, point["compile"], partial(_try, point), ranks)
+    compiled = compile_layers(layers, point.compile, partial(_try, point), ranks)
     with streams.computing():
         # DDP accumulates gradients on the stream on which it was created.
         distributed: nn.Module = model
-        if point["backend"] == "ddp":
+        if point.backend == "ddp":
             distributed = replicate(model, point, ranks, collectives)
         else:
             shard(model, point, ranks, collectives)
@@ -113,11 +114,11 @@ def _set_up(point: Mapping[str, Any], ranks: Ranks) -> tuple[TrainingSteps, int,
 
 
 def _compare(
-    point: Mapping[str, Any], in_mode: Mapping[str, Variant], ranks: Ranks
+    point: Resolved, in_mode: Mapping[str, Variant], ranks: Ranks
 ) -> tuple[dict[str, Timing], dict[str, float]]:
     """Times whole steps in turns. Returns their times and, on a GPU, the host's times, by mode."""
-    clock = SteadyClock(ranks, point["workload"]["steps"])
-    samples = time_variants(in_mode, ranks, point["workload"]["warmup"], point["workload"]["repeats"], clock)
+    clock = SteadyClock(ranks, known(point.workload.steps))
+    samples = time_variants(in_mode, ranks, point.workload.warmup, point.workload.repeats, clock)
     times = {mode: summarise(found.us["step"]) for mode, found in samples.items()}
     if ranks.device.type != "cuda":
         return times, {}
@@ -126,10 +127,10 @@ def _compare(
 
 
 def _profile(
-    point: Mapping[str, Any], training: TrainingSteps, recording: TelemetryWriter, directory: Path, ranks: Ranks
+    point: Resolved, training: TrainingSteps, recording: TelemetryWriter, directory: Path, ranks: Ranks
 ) -> tuple[list[str], list[str]]:
     """Runs further steps under the profiler. Returns the names of the traces, and warnings for the reader."""
-    if not point["profiling"]["enabled"]:
+    if not point.profiling.enabled:
         return [], []
     taken: list[Step] = []
     profiled = profile_steps(lambda: taken.append(training.step(POINT)), ranks, point["profiling"], directory)
@@ -139,24 +140,24 @@ def _profile(
     return list(profiled.traces), list(profiled.warnings)
 
 
-def _initial_model(point: Mapping[str, Any], ranks: Ranks, recorder: Recorder) -> RankingModel:
+def _initial_model(point: Resolved, ranks: Ranks, recorder: Recorder) -> RankingModel:
     with torch.device(ranks.device):
-        model = RankingModel(point["model"], point["ranking"], recorder)
-    synced = point["fsdp"]["sync_module_states"]
+        model = RankingModel(point.model, point.ranking, recorder)
+    synced = point.fsdp.sync_module_states
     # Each rank draws different values, so that the losses show if rank 0's were not broadcast.
     draws = ranks.rank if synced else 0
-    initialise(model, stream(ranks.device, point["workload"]["seed"], "parameters", draws))
-    if synced and point["backend"] == "fsdp2" and ranks.world_size > 1:
+    initialise(model, stream(ranks.device, point.workload.seed, "parameters", draws))
+    if synced and point.backend == "fsdp2" and ranks.world_size > 1:
         for parameter in model.parameters():
             dist.broadcast(parameter.detach(), 0)
     return model
 
 
-def _try(point: Mapping[str, Any], layer: nn.Module) -> None:
+def _try(point: Resolved, layer: nn.Module) -> None:
     device = next(layer.parameters()).device
-    dtype = DTYPES[point["precision"]]
-    tokens = point["workload"]["tokens"] // samples_of(point)
-    shape = point["training"]["batch_size"], tokens, point["model"]["hidden_size"]
+    dtype = DTYPES[point.precision]
+    tokens = point.workload.tokens // samples_of(point.training, point.world_size)
+    shape = point.training.batch_size, tokens, known(point.model.hidden_size)
     x = torch.randn(shape, device=device, requires_grad=True)
     with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
         layer(x).float().sum().backward()

@@ -169,7 +169,7 @@ class Run:
         if not self.point:
             return {}
         config = self.point.recorded
-        runtime = {"max_connections": config["runtime"].get("max_connections"), "nodes": self.point.config.nodes}
+        runtime = {"max_connections": self.point.config.runtime.max_connections, "nodes": self.point.config.nodes}
         recorded = {name: config[name] for name in _SETTINGS if name in config}
         recorded["model"] = {name: value for name, value in config["model"].items() if value is not None}
         return flat({"runtime": runtime, **recorded})

@@ -6,7 +6,7 @@ engines. NVLink multicast stays off without `runtime.multicast`: NCCL 2.27 to 2.
 windows of symmetric memory, only in communicators with NVLS (`nvlsSupport`), which NCCL_NVLS_ENABLE=0 turns off.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import DTYPES, Ranks
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives
-from overlap_sweep.workloads.fsdp.config import COPY_ENGINES
+from overlap_sweep.workloads.fsdp.config import COPY_ENGINES, Resolved, ResolvedFsdp
 from overlap_sweep.workloads.fsdp.ranking_model import RankingModel
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, REDUCE_SCATTER
 
@@ -36,34 +36,34 @@ LEAST_NCCL = (2, 27)
 LEAST_NCCL_OF_COPY_ENGINES = (2, 28)
 
 
-def shard(model: RankingModel, point: Mapping[str, Any], ranks: Ranks, collectives: Collectives) -> None:
+def shard(model: RankingModel, point: Resolved, ranks: Ranks, collectives: Collectives) -> None:
     """Shards the model in place. Collective."""
-    fsdp = point["fsdp"]
-    replicas = fsdp["replicas"]
+    fsdp = point.fsdp
+    replicas = fsdp.replicas
     mesh = _mesh(ranks.device.type, ranks.world_size, replicas)
     # Gradients have the type in which parameters are gathered.
-    reduce_dtype = DTYPES[fsdp["reduce_dtype"]] if fsdp["reduce_dtype"] else None
-    policy = MixedPrecisionPolicy(param_dtype=DTYPES[point["precision"]], reduce_dtype=reduce_dtype)
-    reshard = fsdp["reshard_after_forward"]
+    reduce_dtype = DTYPES[fsdp.reduce_dtype] if fsdp.reduce_dtype else None
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[point.precision], reduce_dtype=reduce_dtype)
+    reshard = fsdp.reshard_after_forward
     # The model's units in order, those together that are gathered and reduced together.
     units: list[nn.Module] = [*model.units]
-    together = fsdp.get("layers_per_unit", 1)
+    together = fsdp.layers_per_unit
     starts = range(1, len(units) - 1, together)
     wrapped = [units[:1], *(units[start : min(start + together, len(units) - 1)] for start in starts), units[-1:]]
     for shared in wrapped:
         fully_shard(shared, mesh=mesh["shard"], mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh["shard"], mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
     gather_group = scatter_group = mesh["shard"].get_group()
-    if fsdp.get("separate_reduce_scatter_group"):
+    if fsdp.separate_reduce_scatter_group:
         scatter_group = _another_group(ranks.world_size, ranks.world_size // replicas)
         collectives.own_queues.add(REDUCE_SCATTER)
-    kind = fsdp.get("symmetric_memory")
+    kind = fsdp.symmetric_memory
     if kind:
         check_symmetric_memory(kind, ranks)
     gather_memory, scatter_memory = (
         allocator(group, ranks.device) if kind else _empty for group in (gather_group, scatter_group)
     )
-    gather = _Gather(collectives, gather_memory, fsdp["limit_all_gathers"])
+    gather = _Gather(collectives, gather_memory, fsdp.limit_all_gathers)
     scatter = _Scatter(collectives, scatter_memory, scatter_group)
     # The units of one group share FSDP2's state.
     for unit, *_ in wrapped:
@@ -94,20 +94,20 @@ def _mesh(device: str, ranks: int, replicas: int) -> DeviceMesh:
     return init_device_mesh(device, (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
 
 
-def _schedule(wrapped: Sequence[Sequence[Any]], fsdp: Mapping[str, Any], collectives: Collectives) -> None:
+def _schedule(wrapped: Sequence[Sequence[Any]], fsdp: ResolvedFsdp, collectives: Collectives) -> None:
     """Sets what is prefetched with each of the units that were wrapped together. By default the host runs ahead in the
     forward, and the units before them are gathered in the backward."""
-    ahead, first = fsdp["forward_prefetch"], [unit for unit, *_ in wrapped]
+    ahead, first = fsdp.forward_prefetch, [unit for unit, *_ in wrapped]
     for index, (unit, *others) in enumerate(wrapped):
         last = others[-1] if others else unit
         if ahead:
             unit.set_modules_to_forward_prefetch(first[index + 1 : index + 1 + ahead])
-        if fsdp["backward_prefetch"] != "BACKWARD_PRE":
+        if fsdp.backward_prefetch != "BACKWARD_PRE":
             # Only a non-empty list replaces torch's own; the unit itself is gathered already.
             unit.set_modules_to_backward_prefetch([unit])
-        if fsdp["backward_prefetch"] == "BACKWARD_POST" and index:
+        if fsdp.backward_prefetch == "BACKWARD_POST" and index:
             unit.backward_ended = partial(first[index - 1].unshard, async_op=True)
-        if fsdp["limit_all_gathers"]:
+        if fsdp.limit_all_gathers:
             last.forward_ended = collectives.layer_computed
             unit.backward_ended = partial(_each, collectives.layer_computed, unit.backward_ended)
 
@@ -177,24 +177,22 @@ class _Scatter(ReduceScatter):
         return None
 
 
-def replicate(
-    model: nn.Module, point: Mapping[str, Any], ranks: Ranks, collectives: Collectives
-) -> DistributedDataParallel:
+def replicate(model: nn.Module, point: Resolved, ranks: Ranks, collectives: Collectives) -> DistributedDataParallel:
     """Returns the model in DDP, its buckets reduced by a communication hook. Collective."""
-    distributed = point["distributed"]
+    distributed = point.distributed
     replicated = DistributedDataParallel(
         model,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
-        bucket_cap_mb=distributed["bucket_cap_mb"],
-        gradient_as_bucket_view=distributed["gradient_as_bucket_view"],
-        init_sync=point["fsdp"]["sync_module_states"],
+        bucket_cap_mb=distributed.bucket_cap_mb,
+        gradient_as_bucket_view=distributed.gradient_as_bucket_view,
+        init_sync=point.fsdp.sync_module_states,
     )
 
     def hook(_: None, bucket: dist.GradBucket) -> Future[Tensor]:
         gradients = bucket.buffer()
         gradients.div_(ranks.world_size)
-        if distributed["overlap_reduce_scatter"] and collectives.mode != FLOOR:
-            _add_load(gradients, distributed["overlap_clone_for_reduce_scatter"], ranks, collectives)
+        if distributed.overlap_reduce_scatter and collectives.mode != FLOOR:
+            _add_load(gradients, distributed.overlap_clone_for_reduce_scatter, ranks, collectives)
         return collectives.reduced(ALL_REDUCE, partial(dist.all_reduce, gradients), gradients)
 
     # DDP checks these annotations, which postponed evaluation would turn into strings.

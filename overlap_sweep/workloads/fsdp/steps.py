@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from overlap_sweep.measure import DTYPES, Ranks, stream
 from overlap_sweep.measure.timing import Mark, Turn, Variant
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, Collectives, Span
+from overlap_sweep.workloads.fsdp.config import Resolved
 from overlap_sweep.workloads.fsdp.ranking_model import Batch
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE
 
@@ -34,10 +35,10 @@ LEAD = 0.05
 class MicroBatches(Iterator[Batch]):
     """This rank's parts of the micro batches, for ever. Samples depend neither on ranks nor on workers."""
 
-    def __init__(self, point: Mapping[str, Any], ranks: Ranks) -> None:
+    def __init__(self, point: Resolved, ranks: Ranks) -> None:
         """Draws them once and keeps them on the device, so that no loader disturbs the measurement; with
         `training.num_workers` starts a DataLoader, whose processes draw them again."""
-        drawn, workers = _Drawn(point, ranks), point["training"].get("num_workers") or 0
+        drawn, workers = _Drawn(point, ranks), point.training.num_workers
         self._device = ranks.device
         self._batches: Iterator[Batch] = cycle([self._moved(drawn[index]) for index in range(0 if workers else POOL)])
         if workers:
@@ -58,14 +59,14 @@ class MicroBatches(Iterator[Batch]):
 
 
 class _Drawn(Dataset[Batch]):
-    def __init__(self, point: Mapping[str, Any], ranks: Ranks) -> None:
+    def __init__(self, point: Resolved, ranks: Ranks) -> None:
         self._point, self._ranks = point, ranks
 
     def __getitem__(self, index: int) -> Batch:
-        ranking, per_rank = self._point["ranking"], self._point["training"]["batch_size"]
+        ranking, per_rank = self._point.ranking, self._point.training.batch_size
         samples = per_rank * self._ranks.world_size
-        generator = stream(torch.device("cpu"), self._point["workload"]["seed"], f"micro batch {index}")
-        rows, dense_features = ranking["vocab_size"], ranking["num_dense_features"]
+        generator = stream(torch.device("cpu"), self._point.workload.seed, f"micro batch {index}")
+        rows, dense_features = ranking.vocab_size, ranking.num_dense_features
 
         def ids(count: int) -> torch.Tensor:
             return torch.randint(rows, (samples, count), generator=generator)
@@ -73,7 +74,7 @@ class _Drawn(Dataset[Batch]):
         dense = torch.randn(samples, dense_features, generator=generator)
         # A learnable label, so that the loss shows whether the gradients are right.
         clicked = (dense.mean(dim=1) > 0).float()
-        whole = Batch(ids(ranking["num_sparse_features"]), ids(ranking["sequence_length"]), dense, clicked)
+        whole = Batch(ids(ranking.num_sparse_features), ids(ranking.sequence_length), dense, clicked)
         mine = slice(self._ranks.rank * per_rank, (self._ranks.rank + 1) * per_rank)
         return Batch(*(part[mine] for part in whole))
 
@@ -98,22 +99,22 @@ class Step:
 
 
 class TrainingSteps:
-    def __init__(self, model: nn.Module, point: Mapping[str, Any], ranks: Ranks, collectives: Collectives) -> None:
-        training = point["training"]
+    def __init__(self, model: nn.Module, point: Resolved, ranks: Ranks, collectives: Collectives) -> None:
+        training = point.training
         self.collectives = collectives
         self._model, self._training, self._ranks = model, training, ranks
         self._micro_batches = MicroBatches(point, ranks)
         self._optimizer = torch.optim.AdamW(
-            model.parameters(), lr=training["learning_rate"], weight_decay=training["weight_decay"], foreach=True
+            model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay, foreach=True
         )
-        warmup_steps = training["warmup_steps"]
+        warmup_steps = training.warmup_steps
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda step: min(1.0, (step + 1) / (warmup_steps + 1))
         )
-        self._scaler = torch.amp.GradScaler(ranks.device.type, enabled=training["mixed_precision"] == "fp16")
+        self._scaler = torch.amp.GradScaler(ranks.device.type, enabled=training.mixed_precision == "fp16")
         # FSDP2 computes in what it gathers.
-        by_autocast = isinstance(model, DistributedDataParallel) and point["precision"] != "fp32"
-        self._autocast_dtype = DTYPES[point["precision"]] if by_autocast else None
+        by_autocast = isinstance(model, DistributedDataParallel) and point.precision != "fp32"
+        self._autocast_dtype = DTYPES[point.precision] if by_autocast else None
         self._fixed_scale: float | None = None
         self._taken = 0
 
@@ -127,7 +128,7 @@ class TrainingSteps:
         collectives.start_step()
         with collectives.streams.computing():
             begin = recorder.mark()
-            count = self._training["gradient_accumulation"]
+            count = self._training.gradient_accumulation
             losses = [self._micro_batch(last=index == count - 1) for index in range(count)]
             collectives.end_step()
             recorder.begin_computing()
@@ -164,7 +165,7 @@ class TrainingSteps:
         self._schedule.base_lrs = [0.0] * len(self._schedule.base_lrs)
 
     def _micro_batch(self, *, last: bool) -> Tensor:
-        count = self._training["gradient_accumulation"]
+        count = self._training.gradient_accumulation
         batch = next(self._micro_batches)
         reducing: AbstractContextManager[None] = nullcontext()
         # Gradients are accumulated, and reduced after the last micro batch.
@@ -186,7 +187,7 @@ class TrainingSteps:
         """Clips, steps and clears. Returns the norm of the gradients before clipping, over all ranks."""
         self._scaler.unscale_(self._optimizer)
         parameters = list(self._model.parameters())
-        limit = self._training["grad_clip_norm"]
+        limit = self._training.grad_clip_norm
         norm = self._norm([p.grad for p in parameters if p.grad is not None])
         if limit:
             nn.utils.clip_grads_with_norm_(parameters, limit, norm)

@@ -24,7 +24,7 @@ from overlap_sweep.study import Bar, CaseAnalysis, Study
 from overlap_sweep.study.exhibits import EFFECTS, effects, effects_table
 from overlap_sweep.study.settings import Options
 from overlap_sweep.study.words import those_with
-from overlap_sweep.workloads.fsdp.config import Resolved
+from overlap_sweep.workloads.fsdp.config import Asked, Resolved
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.rows import (
     NAMING,
@@ -119,7 +119,7 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
         )
 
     def options(self, point: Point) -> Options:
-        return knobs_of(point.recorded)
+        return knobs_of(point.config_as(Asked))
 
     def roles(self, option: str) -> Collection[Role]:
         return roles(option)
@@ -176,7 +176,7 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
         """Returns the sample of the step, even if it is launch-bound."""
         step = result.measured_as(TrainingRun).step
         ranks = f"{result.point.world_size} ranks{on_nodes(result.point.nodes)}"
-        setting = f"{ranks}, {NAMING.in_words(knobs_of(result.point))}"
+        setting = f"{ranks}, {NAMING.in_words(knobs_of(result.point_as(Resolved)))}"
         sample = Sample((step["point"],), step["none"].median_us, "step", result.point_as(Resolved).workload.tokens)
         return {setting: sample}
 
@@ -197,7 +197,7 @@ def _wrong_losses(analysis: Analysis) -> Iterator[str]:
         if None in (own := point.measured_as(TrainingRun).losses):
             yield f"{point.name} diverges: the loss is NaN or infinite from step {own.index(None) + 1} on."
         seed = point.config_as(Resolved).workload.seed
-        groups[seed, those_of(TRAINS_DIFFERENTLY, knobs_of(point.recorded))].append(point)
+        groups[seed, those_of(TRAINS_DIFFERENTLY, knobs_of(point.config_as(Asked)))].append(point)
     for group in groups.values():
         losses = [(point.name, _numbers(point.measured_as(TrainingRun).losses)) for point in group]
         steps = min(len(found) for _, found in losses)

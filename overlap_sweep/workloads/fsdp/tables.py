@@ -43,7 +43,7 @@ from overlap_sweep.study.section import (
     setting_of_point,
 )
 from overlap_sweep.study.settings import Options, value_in_words
-from overlap_sweep.workloads.fsdp.config import Resolved
+from overlap_sweep.workloads.fsdp.config import Asked, Resolved
 from overlap_sweep.workloads.fsdp.rows import NAMING, FsdpRow, knobs_of, overrides
 
 A = Column[CaseAnalysis[Any, FsdpRow]]
@@ -230,7 +230,7 @@ MEASURED = (
 
 
 def _options(row: PointRow[FsdpRow]) -> Options:
-    return knobs_of(row.point.recorded)
+    return knobs_of(row.point.config_as(Asked))
 
 
 TABLE = points_table(
@@ -245,7 +245,7 @@ TABLE = points_table(
         DEVICE,
         through(STRATEGY, _options),
         replace(PRECISION, dropped=1),
-        setting_of_point(lambda point: NAMING.in_words(knobs_of(point.recorded))),
+        setting_of_point(lambda point: NAMING.in_words(knobs_of(point.config_as(Asked)))),
         *(through(column, _options) for column in KNOBS),
         STATUS,
         ERROR,

@@ -1,5 +1,6 @@
 """torch.compile of real layers; inductor's own compiling, which takes its time, is of the second step."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,13 +8,14 @@ import torch
 from torch import nn
 
 from overlap_sweep.measure import Ranks
+from overlap_sweep.workloads.fsdp.config import Compile
 from overlap_sweep.workloads.fsdp.ranking_model import compile_layers
 from tests.processes import run_ranks
 
 pytestmark = pytest.mark.end_to_end
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
-COMPILE = {"enabled": True, "backend": "aot_eager", "mode": None, "fullgraph": False, "dynamic": None, "options": {}}
+COMPILE = Compile(enabled=True, backend="aot_eager")
 
 
 class Layer(nn.Linear):
@@ -40,7 +42,7 @@ def example(layer: nn.Module) -> None:
 
 
 def compiled(model: list[nn.Module], **changes: Any) -> str:
-    return compile_layers(model, COMPILE | changes, example, ALONE)
+    return compile_layers(model, replace(COMPILE, **changes), example, ALONE)
 
 
 def are_compiled(model: list[nn.Module]) -> set[bool]:

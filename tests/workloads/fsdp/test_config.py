@@ -29,16 +29,16 @@ def test_conf_lists_variables_that_are_not_set() -> None:
 def test_a_point_knows_nothing_of_operators() -> None:
     point = fsdp_point()
     assert not {"operator", "method", "num_sm", "layer", "kernel", "copy_engine"} & point.keys()
-    assert (point["backend"], point["precision"], point["tp_size"]) == ("fsdp2", "fp32", 1)
-    assert point["workload"]["tokens"] == 2 * 2 * (6 + 2 + 1)
+    assert (point.backend, point.precision, point.tp_size) == ("fsdp2", "fp32", 1)
+    assert point.workload.tokens == 2 * 2 * (6 + 2 + 1)
 
 
 def test_what_null_stands_for() -> None:
     point = fsdp_point("training.max_steps=null", "training.batch_size=null", "profiling.enabled=null", "profile=none")
-    assert (point["training"]["max_steps"], point["training"]["batch_size"]) == (8, 4)
-    assert point["training"]["mixed_precision"] == "none"
-    assert point["profiling"]["enabled"] is False
-    assert point["training"]["output_dir"] is None
+    assert (point.training.max_steps, point.training.batch_size) == (8, 4)
+    assert point.training.mixed_precision == "none"
+    assert point.profiling.enabled is False
+    assert point.training.output_dir is None
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_replica_on_each_node_is_that_number_of_replicas() -> None:
     four = "distributed.dp_size=4"
     on_two_nodes = [fsdp_point(four, "runtime.nodes=2", f"fsdp.replicas={given}") for given in ("nodes", "2")]
     assert on_two_nodes[0] == on_two_nodes[1]
-    assert on_two_nodes[0]["fsdp"]["replicas"] == 2
+    assert on_two_nodes[0].fsdp.replicas == 2
     assert fsdp_point(four, "fsdp.replicas=nodes") == fsdp_point(four)
 
 
@@ -64,7 +64,7 @@ def test_a_replica_on_each_node_is_that_number_of_replicas() -> None:
 def test_resharding_within_nodes(ranks: int, nodes: int, replicas: str, expected: bool | int) -> None:
     of_all = [f"distributed.dp_size={ranks}", f"runtime.nodes={nodes}", f"fsdp.replicas={replicas}"]
     point = fsdp_point(*of_all, "fsdp.reshard_after_forward=node")
-    assert repr(point["fsdp"]["reshard_after_forward"]) == repr(expected)
+    assert repr(point.fsdp.reshard_after_forward) == repr(expected)
     assert fsdp.refusal(point) is None
 
 
@@ -86,8 +86,8 @@ def test_a_point_is_the_same_as_before_there_were_later_options() -> None:
     later = ("layers_per_unit", "separate_reduce_scatter_group", "symmetric_memory")
     before = {**point, "fsdp": {name: value for name, value in point["fsdp"].items() if name not in later}}
     assert point_key(point) == point_key(decoded_point(before))
-    grouped = fsdp_point("fsdp.layers_per_unit=2", "fsdp.separate_reduce_scatter_group=true")["fsdp"]
-    assert (grouped["layers_per_unit"], grouped["separate_reduce_scatter_group"]) == (2, True)
+    grouped = fsdp_point("fsdp.layers_per_unit=2", "fsdp.separate_reduce_scatter_group=true").fsdp
+    assert (grouped.layers_per_unit, grouped.separate_reduce_scatter_group) == (2, True)
 
 
 def test_copy_engines_are_asked_for_by_the_environment_without_multicast(monkeypatch: pytest.MonkeyPatch) -> None:

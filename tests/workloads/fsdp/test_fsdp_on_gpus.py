@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.trace import TraceRow
+from overlap_sweep.workloads.fsdp.config import Resolved
 from overlap_sweep.workloads.fsdp.telemetry import StepRecord
 from tests.composed import fsdp_point
 from tests.processes import run_ranks
@@ -28,12 +30,12 @@ SMALL = "training.batch_size=32"
 """The device waits for the host: streams are idle when collectives are launched, and SMs are free."""
 
 
-def _train(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> None:
+def _train(ranks: Ranks, points: dict[str, Resolved], root: Path) -> None:
     from overlap_sweep.workloads.fsdp.run import run
 
     for name, point in points.items():
         (root / name).mkdir(exist_ok=True)
-        run({**point, "runtime": {**point["runtime"], "device": "cuda"}}, root / name, ranks)
+        run(replace(point, runtime=replace(point.runtime, device="cuda")), root / name, ranks)
 
 
 DDP = "distributed.strategy=ddp"
@@ -134,7 +136,7 @@ def test_collectives_run_on_streams_of_their_own(name: str, kinds: tuple[str, ..
     assert len(set(mostly.values())) == 3
 
 
-def _losses(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> dict[str, list[float]]:
+def _losses(ranks: Ranks, points: dict[str, Resolved], root: Path) -> dict[str, list[float]]:
     from overlap_sweep.workloads.fsdp.run import run
 
     found = {}

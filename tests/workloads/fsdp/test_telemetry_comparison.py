@@ -3,6 +3,7 @@ made/compared and made/telemetry_troubles among the golden files."""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from overlap_sweep.workloads.fsdp.compare import (
     settings_throughout,
     summary,
 )
+from overlap_sweep.workloads.fsdp.config import Resolved
 from overlap_sweep.workloads.fsdp.runs import Run, read_dataset
 from tests.make_point import make_point, resolved
 from tests.workloads.fsdp.telemetry_logs import record, write_logs, write_run
@@ -41,7 +43,7 @@ def only_match(**paths: Path) -> Match:
     return match
 
 
-def run(directory: Path, point: dict[str, Any], factor: float = 1.0, **measured: Any) -> Path:
+def run(directory: Path, point: Resolved, factor: float = 1.0, **measured: Any) -> Path:
     """Telemetry beside a result."""
     return write_run(make_point("fsdp", directory.parent, point, name=directory.name, **measured), factor=factor)
 
@@ -171,7 +173,7 @@ def write_sweep_of_runs(directory: Path, settings: Sequence[Mapping[str, Any]], 
         point = resolved(
             "fsdp", **{key: value for key, value in asked.items() if not key.startswith("distributed.env.")}
         )
-        point = {**point, "distributed": {**point["distributed"], "dp_size": 2, "env": variables}}
+        point.distributed = replace(point.distributed, dp_size=2, env=variables)
         name = "_".join(["fsdp", *(f"{key}={value}" for key, value in asked.items())])
         run(directory / name, point)
     return directory

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.results.run_directory import metrics_file
+from overlap_sweep.workloads.fsdp.config import Resolved
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.telemetry import StepRecord
 from tests.composed import fsdp_point
@@ -50,7 +51,7 @@ DDP = {
 }
 
 
-def _train(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> dict[str, dict[str, Any]]:
+def _train(ranks: Ranks, points: dict[str, Resolved], root: Path) -> dict[str, dict[str, Any]]:
     from overlap_sweep.workloads import fsdp
 
     found = {}
@@ -115,7 +116,7 @@ def test_two_processes_learn_what_one_learns(name: str, alone: dict[str, list[fl
     assert expected[0] != pytest.approx(expected[-1], rel=1e-2)
 
 
-def _load(ranks: Ranks, point: dict[str, Any], directory: Path) -> tuple[list[float], int, int]:
+def _load(ranks: Ranks, point: Resolved, directory: Path) -> tuple[list[float], int, int]:
     """Losses, and how many processes of this rank there are before its loader is closed and after the run."""
     from overlap_sweep.workloads.fsdp import steps
     from overlap_sweep.workloads.fsdp.run import run
@@ -142,7 +143,6 @@ def test_a_loader_has_workers_with_the_same_samples_that_end_with_the_point(tmp_
     )
     assert none[0] == two[0]
     assert (none[1:], two[1:]) == ((0, 0), (2, 0))
-    assert "num_workers" not in fsdp_point()["training"], "it is the point that it was before there was the option"
 
 
 def test_replicas_of_shards_learn_it_too(tmp_path: Path, alone: dict[str, list[float]]) -> None:
@@ -201,7 +201,7 @@ def test_a_run_returns_its_steps_and_losses_and_lines_tell_rates_and_norms(pair:
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
-def _recording(ranks: Ranks, point: dict[str, Any]) -> Any:
+def _recording(ranks: Ranks, point: Resolved) -> Any:
     """A model in training that records."""
     from overlap_sweep.workloads.fsdp.run import _set_up
 
@@ -210,7 +210,7 @@ def _recording(ranks: Ranks, point: dict[str, Any]) -> Any:
     return training
 
 
-def _spans(ranks: Ranks, points: dict[str, dict[str, Any]]) -> dict[str, Counter[str]]:
+def _spans(ranks: Ranks, points: dict[str, Resolved]) -> dict[str, Counter[str]]:
     """How many spans of each kind the second step of each point has."""
     found = {}
     for name, point in points.items():
@@ -274,7 +274,7 @@ def _collectives_noted(note: Callable[[str, str, set[int]], object]) -> Iterator
         yield
 
 
-def _groups(ranks: Ranks, points: dict[str, dict[str, Any]]) -> dict[str, tuple[set[str], set[str]]]:
+def _groups(ranks: Ranks, points: dict[str, Resolved]) -> dict[str, tuple[set[str], set[str]]]:
     """The names of the groups in which the second step of each point all-gathers and reduce-scatters."""
     found = {}
     for name, point in points.items():
@@ -296,7 +296,7 @@ def test_reduce_scatters_have_a_group_of_their_own_if_asked() -> None:
     assert not found["replicas"][0] & found["replicas"][1]
 
 
-def _in_symmetric_memory(ranks: Ranks, point: dict[str, Any], root: Path) -> tuple[list[float], dict[str, set[int]]]:
+def _in_symmetric_memory(ranks: Ranks, point: Resolved, root: Path) -> tuple[list[float], dict[str, set[int]]]:
     """The losses of a point whose buffers come from a stand-in for NCCL's memory; by group the addresses of the buffers
     that its collectives used outside of that memory."""
     from overlap_sweep.workloads.fsdp import sharding
@@ -349,7 +349,7 @@ def test_the_profiler_and_the_marks_see_the_same_collectives(tmp_path: Path) -> 
     assert all(row.comm_us > 0 for row in none)
 
 
-def _modes(ranks: Ranks, point: dict[str, Any], root: Path) -> dict[str, list[StepRecord]]:
+def _modes(ranks: Ranks, point: Resolved, root: Path) -> dict[str, list[StepRecord]]:
     """One step in each mode, recorded."""
     from overlap_sweep.measure.environment import DeviceSampler
     from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT
@@ -385,7 +385,7 @@ def test_the_baselines_are_what_they_are_called(strategy: str, tmp_path: Path) -
         assert math.isfinite(floor.loss)
 
 
-def _left(ranks: Ranks, points: list[dict[str, Any]], root: Path) -> tuple[int, list[int]]:
+def _left(ranks: Ranks, points: list[Resolved], root: Path) -> tuple[int, list[int]]:
     """How many of the tensors that the points have made are there after them, and how many graphs torch.compile has
     made for each."""
     from overlap_sweep.workloads import fsdp
