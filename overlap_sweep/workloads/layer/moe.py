@@ -59,7 +59,7 @@ def complete(config: Asked) -> dict[str, Any]:
     for knob in (*space.KNOBS, "with_cublasmp"):
         if knob != "num_sm" and (value := getattr(config, knob)) is not None:
             raise UserError(f"layer=moe does not use {knob}={shown(value)}; leave it out.")
-    given = {name: value for name, value in vars(config.layer.moe).items() if value is not None}
+    given = {name: value for name, value in asdict(config.layer.moe).items() if value is not None}
     options = ResolvedMoe(**{"grouped_gemm": config.runtime.device == "cuda", **_DEFAULTS, **given})
     asked = _asked(replace(config, layer=replace(config.layer, moe=options)))
     options.arguments = {name: arguments(name, options.num_sm) for name in asked}

@@ -66,7 +66,7 @@ def complete(config: Asked) -> dict[str, Any]:
     impl, tp_size = config.impl or DEFAULT_IMPL, config.tp_size
     if config.backend != "auto":
         raise UserError(f"backend={config.backend}: workload=tp_training uses impl; leave backend out.")
-    dp_size, given = dp_size_of(config), vars(config.tp_training)
+    dp_size, given = dp_size_of(config), asdict(config.tp_training)
     defaults = {name: getattr(TpTraining(), name) for name in _ONLY_OF} | TP_TRAINING_ON[config.runtime.device]
     training = ResolvedTraining(**given | {name: value for name, value in defaults.items() if given[name] is None})
     for name, impls in _ONLY_OF.items():
@@ -92,7 +92,7 @@ def complete(config: Asked) -> dict[str, Any]:
         "libraries": _libraries(impl),
         "precision": PRECISION_OF[training.dtype],
         "workload": {
-            **vars(config.workload),
+            **asdict(config.workload),
             "tokens": sequences * training.seq_length,
             "repeats": training.num_training_steps - training.warmup_steps,
         },
@@ -114,7 +114,7 @@ def _libraries(impl: str) -> dict[str, str]:
 def _data_parallel(training: TpTraining, impl: str, dp_size: int) -> dict[str, Any]:
     """Returns the options of data parallelism of all implementations: null unless they change what is run."""
     used = data_parallel(training, impl)
-    usual = {name: data_parallel(TpTraining(**vars(training) | {name: None}), impl)[name] for name in used}
+    usual = {name: data_parallel(TpTraining(**asdict(training) | {name: None}), impl)[name] for name in used}
     idle = {
         **dict.fromkeys(used, dp_size == 1 or (impl == "autotp" and training.zero_stage == 0)),
         **({"ddp_bucket_size": True} if used.get("overlap_grad_reduce") is False else {}),

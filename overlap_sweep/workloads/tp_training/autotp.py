@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -51,7 +52,7 @@ class AutoTp(Implementation):
         deepspeed.tp_model_init(model, tp_size=groups.tp_size, dtype=parameter_dtype(self._training))
         engine, *_ = deepspeed.initialize(
             model=model,
-            optimizer=lambda parameters: hugging_face.adamw(parameters, vars(self._training), ranks.device),
+            optimizer=lambda parameters: hugging_face.adamw(parameters, asdict(self._training), ranks.device),
             config=_config(self._training, of, groups),
             mpu=mpu,
         )

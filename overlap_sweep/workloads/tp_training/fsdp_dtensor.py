@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
 
@@ -62,7 +63,7 @@ class FsdpDtensor(Implementation):
         # A Hugging Face model, and FSDP2's module.
         self._model: Any = self._build(point, ranks, groups, compile_options)
         self._parameters = list(self._model.parameters())
-        self._optimizer = hugging_face.adamw(self._parameters, vars(training), ranks.device)
+        self._optimizer = hugging_face.adamw(self._parameters, asdict(training), ranks.device)
         self._scaler = torch.amp.GradScaler(ranks.device.type, enabled=self._dtype == torch.float16)
 
     def _build(

@@ -1,6 +1,7 @@
 """What a point of workload=tp_training is; which are refused is in tests/golden/expected/refusals."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_data_parallelism_is_part_of_a_point_where_it_changes_what_is_run(
 ) -> None:
     """Otherwise it is the point that it was before there was the option."""
     plain, changed = (
-        vars(tp_point(f"impl={impl}", "dp_size=2", *more).tp_training) for more in ((), (f"tp_training.{given}",))
+        asdict(tp_point(f"impl={impl}", "dp_size=2", *more).tp_training) for more in ((), (f"tp_training.{given}",))
     )
     assert all(plain[name] is None for name in DATA_PARALLEL_OPTIONS)
     assert {name: value for name, value in changed.items() if value != plain[name]} == kept
