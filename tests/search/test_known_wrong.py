@@ -89,7 +89,7 @@ def test_nothing_is_learnt_from_points_that_leave_open_which_pass_is_wrong() -> 
 
 def test_what_is_wrong_by_the_users_own_tolerance_is_not_wrong_for_others() -> None:
     strict = wrong_result({"fc1_dgrad": PIPELINE})
-    strict.recorded["workload"]["tolerance"] = 1e-9
+    strict.point.workload.tolerance = 1e-9
     known = KnownWrong()
     known.learn([strict])
     assert known.reason(resolved("operator"), {"fc1_dgrad": PIPELINE}, ENVIRONMENT) is None
