@@ -182,9 +182,14 @@ def _completed(point: Point) -> ResolvedPoint:
         asked = types_of(name).asked(**vars(asked))
     # Not decoded: also what is out of range is completed.
     for key, value in point.items():
-        own = getattr(asked, key, None)
-        setattr(asked, key, replace(own, **value) if is_dataclass(own) and not isinstance(own, type) else value)
+        setattr(asked, key, _changed_part(getattr(asked, key, None), value))
     return decoded_point(workloads.load(name).complete(asked))
+
+
+def _changed_part(own: Any, value: Any) -> Any:
+    if not is_dataclass(own) or isinstance(own, type):
+        return value
+    return replace(own, **{name: _changed_part(getattr(own, name), each) for name, each in value.items()})
 
 
 def _changed(point: Mapping[str, Any], overrides: Sequence[str]) -> Point:

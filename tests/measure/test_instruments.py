@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from overlap_sweep.config import Runtime
 from overlap_sweep.measure import Ranks
 from overlap_sweep.measure import instruments as instruments_module
 from overlap_sweep.measure.instruments import _Instruments, instruments, named, nsys_records
@@ -26,7 +27,7 @@ def wrong_chunk(turn: int) -> torch.Tensor:
 
 def test_every_pass_and_what_differs_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = replace(RIGHT, forward=wrong_chunk)
-    with instruments({"debug": True}, ALONE):
+    with instruments(Runtime(debug=True), ALONE):
         assert relative_error(wrong, RIGHT, ALONE, "bulk") == {"output": torch.inf, "x_grad": 0.0}
         printed = capsys.readouterr().out.splitlines()
         time_variants({"bulk": wrong}, ALONE, 0, 1)
@@ -52,7 +53,7 @@ def test_every_pass_and_what_differs_is_printed(capsys: pytest.CaptureFixture[st
 
 def test_a_named_variant_keeps_its_name() -> None:
     """A clock may know it by its identity."""
-    with instruments({"debug": True}, ALONE):
+    with instruments(Runtime(debug=True), ALONE):
         once = named("point", RIGHT)
         assert once != RIGHT
         assert named("again", once) is once
@@ -60,7 +61,7 @@ def test_a_named_variant_keeps_its_name() -> None:
 
 
 def test_a_usual_point_prints_nothing_and_runs_its_own_functions(capsys: pytest.CaptureFixture[str]) -> None:
-    with instruments({"debug": False, "nvtx": True, "nsys": True}, ALONE):
+    with instruments(Runtime(nvtx=True, nsys=True), ALONE):
         # NVTX and Nsight Systems are for GPUs.
         assert not nsys_records()
         time_variants({"bulk": RIGHT}, ALONE, 0, 1)
@@ -92,6 +93,6 @@ def test_passes_are_nvtx_ranges_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", ranges.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: ranges.append("pop"))
     gpu = Ranks(0, 1, torch.device("cuda"))
-    with instruments({"nvtx": True}, gpu):
+    with instruments(Runtime(nvtx=True), gpu):
         time_variants({"bulk": RIGHT}, gpu, 0, 1)
     assert ranges == ["bulk fwd", "pop", "bulk bwd", "pop"]
