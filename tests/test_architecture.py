@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
@@ -37,11 +38,6 @@ MAY_IMPORT = {
 SLICES = {path.name for path in (PACKAGE / "workloads").iterdir() if path.is_dir() and path.name != "__pycache__"}
 MAY_IMPORT_SLICE = {"operator": {"layer"}, "tuner": {"operator", "layer"}, "search": {"operator"}}
 """Who may use the modules of which workload; `overlap_sweep.workloads` itself is for all that may use workloads."""
-REGISTRY = {
-    f"overlap_sweep.workloads.{name}" for name in ("PointTypes", "nodes", "process_wide", "ranks_per_node", "types_of")
-}
-"""Functions that results, too, may use: they tell what a workload measures, where its ranks are and how they run."""
-
 WITHOUT_TORCH = {
     *BASE,
     "hydra_adapter",
@@ -89,8 +85,6 @@ def _against_the_rules(module: str) -> Iterator[str]:
     for name in imports(MODULES[module]):
         if not name.startswith("overlap_sweep."):
             continue
-        if part == "results" and name in REGISTRY:
-            continue
         other, *path = name.split(".")[1:]
         if other != part and other not in MAY_IMPORT[part]:
             yield other
@@ -114,3 +108,26 @@ def test_what_runs_without_torch_does_not_name_it() -> None:
 
 def test_every_part_has_its_rule() -> None:
     assert {module.split("/")[0] for module in MODULES} - {"__init__"} == set(MAY_IMPORT)
+
+
+def _when_imported(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yields the imports that run when the module is imported."""
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ClassDef):
+            checked_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            yield from _when_imported([] if checked_only else node.body)
+
+
+def test_no_module_comes_back_to_itself() -> None:
+    names = {
+        f"overlap_sweep.{module}".replace("/", ".").removesuffix(".__init__"): path for module, path in MODULES.items()
+    }
+    imported: dict[str, set[str]] = {}
+    for name, path in names.items():
+        asked = [node for node in _when_imported(ast.parse(path.read_text()).body) if isinstance(node, ast.ImportFrom)]
+        pairs = [(f"{node.module}.{alias.name}", str(node.module)) for node in asked for alias in node.names]
+        imported[name] = {full if full in names else module for full, module in pairs} & names.keys() - {name}
+    order = TopologicalSorter(imported)
+    order.prepare()
