@@ -65,7 +65,7 @@ def test_a_usual_point_prints_nothing_and_runs_its_own_functions(capsys: pytest.
         # NVTX and Nsight Systems are for GPUs.
         assert not nsys_records()
         time_variants({"bulk": RIGHT}, ALONE, 0, 1)
-    with instruments({}, ALONE):
+    with instruments(Runtime(), ALONE):
         relative_error(RIGHT, RIGHT, ALONE)
     assert capsys.readouterr().out == ""
 

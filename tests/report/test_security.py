@@ -371,7 +371,9 @@ def test_a_store_holds_data(tmp_path: Path) -> None:
     with Store(tmp_path / "measurements.sqlite") as kept:
         named = measured.environment(packages={"torch": "2\x1b]0;title\x07"}, host="\x1b[2J")
         kept.add(measured.result(4, 100.0, 1, named), tmp_path)
-        kept.add(measured.result(4, 90.0, 2, point={"tp_size": "\x1b[2J"}), tmp_path)
+        wrong = measured.result(4, 90.0, 2)
+        wrong.recorded["tp_size"] = "\x1b[2J"
+        kept.add(wrong, tmp_path)
     process = analyze("history", tmp_path / "measurements.sqlite")
     assert_refused(process, "it is left out")
     assert_harmless(process.stdout)
