@@ -72,6 +72,7 @@ _USUAL = {"gemm_priority": 0, "pipeline_rs_overlap_first_gemm": False}
 same as before there were these knobs."""
 
 Setting = dict[str, Any]
+"""The setting of one slot: `method` and the knobs that apply to it. Slots without overlap have none."""
 
 
 class Requested(Protocol):
@@ -87,9 +88,6 @@ class OperatorPoint(Requested, TensorParallelPoint, Protocol):
     """A completed point of workload=operator."""
 
     with_cublasmp: bool | None
-
-
-"""The setting of one slot: `method` and the knobs that apply to it. Slots without overlap have none."""
 
 
 def slot(operator: str, phase: str) -> str:

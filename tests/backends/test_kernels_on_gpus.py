@@ -10,8 +10,10 @@ from overlap_sweep.backends import transformer_engine
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import KERNELS
+from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.workloads import kernel
 from overlap_sweep.workloads.kernel import run as kernel_run
+from overlap_sweep.workloads.kernel.config import Resolved
 from tests.make_point import kernel_point
 from tests.processes import run_ranks
 
@@ -26,7 +28,8 @@ def _errors(ranks: Ranks, backend: str) -> dict[str, float]:
     errors = {}
     for name, dtype in product(KERNELS, DTYPES):
         asked = {"backend": backend, "kernel": name, "dtype": dtype, "precision": None, "tp_size": ranks.world_size}
-        point = kernel.complete(kernel_point(**SIZES, **asked))
+        point = decoded_point(kernel.complete(kernel_point(**SIZES, **asked)))
+        assert isinstance(point, Resolved)
         if kernel.refusal(point):
             continue
         problem = kernel_run.draw_problem(point, ranks)

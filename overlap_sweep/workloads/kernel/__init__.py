@@ -2,7 +2,7 @@
 in sequence, the GEMM alone, and the communication alone."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from overlap_sweep import backends
@@ -16,7 +16,7 @@ from overlap_sweep.workloads.kernel.config import Config, Resolved, ResolvedOpti
 PRECISIONS = tuple(PRECISION_OF_DTYPE.values())
 
 
-def complete(config: Config) -> Resolved:
+def complete(config: Config) -> dict[str, Any]:
     """Returns the point with backend, sizes and implementations, without the options that a kernel does not use."""
     workload, dtype, precision = config.workload, config.dtype, config.precision
     if dtype and precision:
@@ -40,7 +40,8 @@ def complete(config: Config) -> Resolved:
         implementations={},
         **_shape(config),
     )
-    return replace(point, implementations=_implementations(point, config.implementations))
+    # As plain items, which are checked when they are decoded: other packages may make settings.
+    return {**point, "implementations": _implementations(point, config.implementations)}
 
 
 def _shape(config: Config) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,7 @@ class CaseAnalysis:
     def sizes(self) -> dict[str, Any]:
         """Returns the model's sizes as in docs/options.md, without those it has none of."""
         model = self.points[0].config.model
-        return {name: value for name, value in vars(model).items() if name in _SIZES and value is not None}
+        return {name: value for name, value in asdict(model).items() if name in _SIZES and value is not None}
 
     @property
     def applies_to(self) -> list[str]:

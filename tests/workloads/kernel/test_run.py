@@ -17,6 +17,7 @@ from overlap_sweep.errors import Refused, UserError, WrongNumbers
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import BASELINES, KERNELS, KernelShape
+from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads import kernel
 from overlap_sweep.workloads.kernel import run as kernel_run
@@ -26,7 +27,9 @@ from tests.processes import run_ranks
 
 
 def completed(**changes: Any) -> Resolved:
-    return kernel.complete(kernel_point(**changes))
+    point = decoded_point(kernel.complete(kernel_point(**changes)))
+    assert isinstance(point, Resolved)
+    return point
 
 
 ON_GPUS: dict[str, Any] = {
