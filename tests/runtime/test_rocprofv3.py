@@ -60,10 +60,11 @@ def rocprofv3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place / "arguments"
 
 
-def point(*overrides: str, arguments: str = "--kernel-trace", profiled: bool = True) -> dict[str, Any]:
-    """As it is resolved."""
-    found = composed(*FSDP, *overrides)
-    return {**found, "profiling": found["profiling"] | {"rocprofv3": profiled, "rocprofv3_args": arguments}}
+def point(*overrides: str, arguments: str = "--kernel-trace", profiled: bool = True) -> Any:
+    """As it is completed."""
+    found: Any = composed(*FSDP, *overrides)
+    found.profiling.rocprofv3, found.profiling.rocprofv3_args = profiled, arguments
+    return found
 
 
 @pytest.mark.parametrize(("workload", "ranks"), [(FSDP, 2), (COPIES, 1)], ids=["fsdp", "copy_engine"])
