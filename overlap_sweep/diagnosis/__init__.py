@@ -136,10 +136,10 @@ class StepLoss(msgspec.Struct, kw_only=True):
     step: int
     step_us: float
     comm_us: float
-    """Of communication and of waiting in communication kernels."""
+    """Time of communication and of waiting in communication kernels."""
     exposed_comm_us: float
     idle_us: float
-    """Of neither computation nor communication."""
+    """Time of neither computation nor communication."""
     slowed_us: float
     """What GEMMs lost to communication next to them."""
     startup: bool
@@ -161,7 +161,7 @@ class Diagnosis(msgspec.Struct, kw_only=True):
 
 
 class Why(NamedTuple):
-    """What late ranks did more than those that waited. Nanoseconds."""
+    """Nanoseconds that late ranks spent more than those that waited, by what they did."""
 
     host_ns: float = 0.0
     """Time in which their hosts had launched nothing."""
@@ -191,15 +191,15 @@ class Loss:
     stall: int | None = None
     role: Role | None = None
     about: str = ""
-    """What losses have in common that make one finding, if that is not the kind of call, such as IN_TURN."""
+    """Key of losses that make one finding, if that is not the kind of call, such as IN_TURN."""
     where: str = ""
-    """Where it happened; empty: where the call was launched."""
+    """Place of the loss; empty: where the call was launched."""
     late_rank: int = UNKNOWN_RANK
     """Index of the straggler that is waited for."""
     why: Why = field(default_factory=Why)
-    """What the straggler did more."""
+    """Times by which the straggler was late."""
     numbers: dict[str, float] = field(default_factory=dict)
-    """What decided, for the evidence."""
+    """Numbers that decided, by name, for the evidence."""
     makes_late: bool = False
     """Whether it does not count for a rank that is listed as a straggler, of which it is the reason."""
     takes: bool = True

@@ -37,8 +37,8 @@ _Member = tuple[int, int]
 """Index of a rank, and of one of its calls."""
 
 _Difference = tuple[float, int]
-"""Of a collective of two ranks: how much later a rank may see its end on one clock, and how much later the second rank
-saw it, each on its own clock. Nanoseconds."""
+"""Nanoseconds by which a rank may see the end of a collective of two ranks later than the other, on one clock, and by
+which the second rank saw it later, each on its own clock."""
 
 
 class _Sequence(NamedTuple):

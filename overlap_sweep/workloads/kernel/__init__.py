@@ -29,7 +29,7 @@ def complete(config: Config) -> dict[str, Any]:
     warmup = (1 if config.runtime.device == "cpu" else 3) if workload.warmup is None else workload.warmup
     precision = PRECISION_OF_DTYPE[dtype] if dtype else precision
     assert precision
-    options = ResolvedOptions(**{**vars(workload), "warmup": warmup})
+    options = ResolvedOptions(**{**asdict(workload), "warmup": warmup})
     point = Resolved(
         **{name: getattr(config, name) for name in ("tp_size", "profile", "repetition", "runtime")},
         workload=options,
