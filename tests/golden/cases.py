@@ -7,7 +7,7 @@ from pathlib import Path
 
 from overlap_sweep.results.run_directory import RESULT_FILE, find_points, read_result
 from overlap_sweep.store import Store
-from tests.golden import made_analysis, made_report, refusals
+from tests.golden import answers, made_analysis, made_report, refusals
 from tests.golden.archives import unpack
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
@@ -131,4 +131,8 @@ CASES = (
     Case("made/compared", made_report.write_compared, made_report.COMPARISONS),
     Case("made/ranks", made_report.write_ranks, made_report.OF_RANKS),
     Case("refusals", lambda folder: refusals.write(folder / "out"), commands=()),
+    *(
+        Case(f"answers/{file.stem}", lambda folder, file=file: answers.write(file, folder / "out"), commands=())
+        for file in answers.FILES
+    ),
 )
