@@ -4,11 +4,12 @@ apart by the model's name. Then sweeps of all workloads, and pairs to compare.""
 import gzip
 import json
 import shutil
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep.results.run_directory import trace_file
+from tests.listed_points import write_sweep_of
 from tests.made_sweeps import (
     BEST,
     BEST_SLOTS,
@@ -17,7 +18,6 @@ from tests.made_sweeps import (
     PRESET,
     TUNED,
     WINS,
-    rounds,
     trial,
     write_every_workload,
     write_layers,
@@ -42,46 +42,6 @@ DATA = Path(__file__).parent.parent / "data"
 TRACES = DATA / "traces"
 BEST_TRACE = TRACES / "h200x4_llama3_70b_layer_ring_rs.json.gz"
 NONE_TRACE = TRACES / "h200x4_llama3_70b_layer_none.json.gz"
-
-
-def write_rare_operators(directory: Path) -> None:
-    """What is said of operators; then what charts draw differently."""
-    ring = {"operator": "fc1", "phase": "fprop", "method": "ring_exchange", "aggregate": False}
-    bulk = {"operator": "fc1", "phase": "all", "method": "bulk", "num_sm": 4}
-
-    def write(model: str, setting: Mapping[str, Any], **measured: Any) -> None:
-        make_point("operator", directory, operator_config(**{**setting, "model": model}), **measured)
-
-    fwd, bwd = default_timing(190.0, none_us=200.0), default_timing(440.0, none_us=400.0)
-    for setting, fwd_us, bwd_us in ((ring, 220.0, 400.0), (bulk, 200.0, 320.0)):
-        times = {"fwd": pass_times(fwd_us, 200.0, default=fwd), "bwd": pass_times(bwd_us, 400.0, default=bwd)}
-        write("defaults", setting, **times)
-    for model, default_us in (("default_is_faster", 90.0), ("default_is_slower", 110.0)):
-        write(model, ring, fwd=pass_times(120.0, default=default_timing(default_us)))
-    # One switch holds for both: off loses 10 at fc2, on would lose 40 at proj.
-    for operator, time_us in (("proj", 120.0), ("fc2", 70.0)):
-        write("overruled", {**ring, "operator": operator, "phase": "dgrad"}, bwd=pass_times(time_us, none_us=80.0))
-    for minute, none_us in enumerate((100.0, 100.0, 110.0, 110.0)):
-        drifting = pass_times(90.0, none_us=none_us)
-        write("drifted", bulk, fwd=drifting, bwd=drifting, started=f"2026-11-20T21:0{minute}:00+00:00")
-    hot = {"gpus": [{"temperature_c": 91, "sm_clock_mhz": 1200, "throttle_reasons": 0x40}]}
-    write("hot", bulk, conditions={"before": hot, "after": hot}, name="hot")
-    write("warned", {**bulk, "phase": "dgrad"}, bwd=pass_times(100.0), warnings=["GPU 3 was throttled."])
-    write("hint", {**bulk, "backend": "torch"}, bwd=pass_times(90.0))
-    write("below_the_floor", bulk, bwd=pass_times(90.0, 200.0, 140.0), launch_bound=False)
-    write("host_bound", bulk, launch_bound=True)
-
-    noisy = pass_times(160.0, 200.0, 150.0, spread_us=5.0, default=default_timing(260.0, 200.0))
-    write("noise_and_a_harmful_default", bulk, bwd=noisy)
-    write("nothing_to_hide", bulk, bwd=pass_times(90.0, 100.0, 100.0))
-    for num_sm, use_ce in ((1, True), (2, False), (4, False)):
-        write("copy_engines", {**ring, "num_sm": num_sm, "use_ce": use_ce}, fwd=pass_times(80.0 + num_sm))
-    for dgrad, wgrad in ((4, 8), (4, 16), (8, 16)):
-        phases = {"dgrad": {"method": "bulk", "num_sm": dgrad}, "wgrad": {"method": "bulk", "num_sm": wgrad}}
-        write("apart", {"operator": "fc1", "phases": phases}, bwd=pass_times(150.0 + wgrad, 200.0, 100.0))
-    write("failed_and_launch_bound", bulk, bwd=pass_times(1500.0, 200.0, 100.0))
-    write("failed_and_launch_bound", {**bulk, "num_sm": 8}, status="failed", error="no")
-    write("failed_and_launch_bound", {**bulk, "num_sm": 16}, bwd=pass_times(1.0, 200.0, 100.0), launch_bound=True)
 
 
 MORE_SLOTS = {
@@ -172,32 +132,7 @@ def write_proofs(directory: Path) -> None:
 
 
 def write_rare_layers(directory: Path) -> None:
-    def alternating(*ratios: float) -> Any:
-        return variant([60_000.0 * ratios[i % len(ratios)] for i in range(6)])
-
-    write_layers(directory)
-    bound = variant([60_000.0] * 6, launch_bound=True)
-    none, noisy = alternating(1.0), alternating(0.99, 1.01)
-    for name, variants in {
-        "faster": {"none": none, "default": noisy, "file:best.yaml": alternating(0.962, 0.966, 0.969)},
-        "slower": {"none": none, "floor": alternating(0.5), "default": alternating(1.04), "file:a": noisy},
-        "no_none": {"default": none, "file:a": alternating(0.9)},
-        "nothing_to_compare": {"none": none, "floor": alternating(0.5)},
-        "reference_is_bound": {"none": bound, "default": alternating(0.5)},
-        "default_is_bound": {"none": none, "default": bound, "file:a": none},
-        "step": {"none": variant([60_000.0] * 6, step_us=1234.0)},
-        "few_rounds": {"default": variant([100.0] * 3), "file:a": variant([90.0] * 3, launch_bound=True)},
-        "same_names": {"none": none, "file:/one/a.yaml": alternating(0.9), "file:/two/a.yaml": noisy},
-        "drifting": {
-            **{"none": rounds(1.0), "file:/far/away/tp4.yaml": rounds(0.9, 0.01), "floor": rounds(0.8)},
-            "default": rounds(1.1, launch_bound=True),
-        },
-    }.items():
-        make_point("layer", directory, layer_config(model=name), variants=variants, name=name)
-    replicas = layer_config("linear", 2, num_replicas=2, training=True)
-    settings = {"settings": {"fc1_fprop": {"method": "ring_exchange"}}, "switches": {"tp_comm_overlap": True}}
-    variants = {"none": none, "file:a.yaml": variant([90.0] * 6, **settings)}
-    make_point("layer", directory, replicas, variants=variants, name="replicas", attention_backend="fused")
+    write_sweep_of("rare_layers", write_layers(directory))
 
 
 def write_damaged(directory: Path) -> None:
@@ -302,7 +237,7 @@ def write_ranks(folder: Path) -> None:
 
 
 MADE_UP: dict[str, tuple[Any, ...]] = {
-    "rare_operators": (write_rare_operators, "query sweep --columns all"),
+    "rare_operators": (partial(write_sweep_of, "rare_operators"), "query sweep --columns all"),
     "rare_proofs": (write_proofs,),
     "rare_layers": (write_rare_layers, "query sweep --layers"),
     "every_workload": (
