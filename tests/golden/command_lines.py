@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.sweeps import launch_here
 
 FILE = Path(__file__).with_suffix(".txt")
-_LINE = re.compile(r"^(\$ \w+\.py (.*)\n)((?:(?!\$|#|\n).*\n)*)", re.MULTILINE)
+_LINE = re.compile(r"^(\$ (?:\w+\.py )?(.*)\n)((?:(?!\$|#|\n).*\n)*)", re.MULTILINE)
 
 
 def answers(file: Path = FILE) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """What searches decide about a user's command, and how it is pasted. Which setting is fastest, and how it is told:
 answers/job, made/job_answers, made/every_workload and job among the golden files."""
 
-import json
 import shlex
 import subprocess
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.report.searches import knob_lines
 from overlap_sweep.results.gain import Gain
-from overlap_sweep.results.points import read_points
 from overlap_sweep.results.records import KnobRecord, KnobSearch
 from overlap_sweep.study.analysis import analyse
 from overlap_sweep.study.words import headline
@@ -134,24 +132,3 @@ def test_megatron_is_told_the_users_file() -> None:
 )
 def test_a_whole_setting_in_words(point: dict[str, Any], words: str) -> None:
     assert NAMING.in_words(options_of(job_config(**point))) == words
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"command": "torchrun {script}"}, "{script} without a value"),
-        ({"command": "torchrun 'train.py"}, "open quote"),
-        ({"values": {"bucket": [1]}}, "$.point.job.values"),
-        ({"ranks": 0}, "$.point.job.ranks"),
-        ({"directory": None}, "$.point.job.directory"),
-        ({"env": None}, "$.point.job.env"),
-    ],
-)
-def test_a_result_whose_command_cannot_be_told_is_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
-    run(tmp_path)
-    (path,) = tmp_path.glob("*/result.json")
-    result = json.loads(path.read_text())
-    result["point"]["job"] |= change
-    path.write_text(json.dumps(result))
-    (problem,) = read_points(tmp_path).problems
-    assert reason in problem
