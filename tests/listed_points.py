@@ -35,13 +35,16 @@ def write_sweep_of(name: str, directory: Path) -> Path:
 
 def write_points(workload: str, directory: Path, points: Iterable[Point]) -> None:
     """Writes each point into a folder of the directory, or of the `folder` in it. `workload` is that of points that
-    don't say it; a list of repetitions are points that are alike; jobs start a minute after each other."""
+    don't say it; a list of repetitions are points that are alike. Jobs start a minute after each other, others at
+    their `minute` of an hour."""
     for point, repetition in ((one, each) for one in points for each in _repetitions(one)):
         of_point, taken = {"workload": workload, **point, "repetition": repetition}, dict[str, Any]()
         kind, place = of_point.pop("workload"), directory / of_point.pop("folder", "")
         if kind == "job":
             hours, minutes = divmod(len(list(place.glob("*"))), 60)
             taken["started"] = f"2026-11-20T{21 + hours}:{minutes:02}:00+00:00"
+        elif "minute" in of_point:
+            taken["started"] = f"2026-11-20T21:{of_point.pop('minute'):02}:00+00:00"
         measured = {*Result.__struct_fields__, *types_of(kind).measured.__struct_fields__}
         for name in (measured | inspect.signature(made.MEASURED[kind]).parameters.keys()) & of_point.keys():
             taken[name] = MEASURED.get(name, lambda given: given)(of_point.pop(name))

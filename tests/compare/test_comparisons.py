@@ -170,31 +170,6 @@ def test_the_headline_says_which_is_faster(tmp_path: Path, kind: str, factor: fl
     assert "The machine changed" not in headline
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "changed"),
-    [
-        ((320.0, 400.0, 300.0), (352.0, 440.0, 330.0), "do not differ"),
-        ((320.0, 400.0, 300.0), (320.0, 440.0, 330.0), "new is 9.1% faster"),
-        ((320.0, 400.0, 300.0), (288.0, 360.0, 270.0), "do not differ"),
-        # Only one of the baselines, the two in opposite directions, or hardly.
-        ((320.0, 400.0, 300.0), (352.0, 440.0, 300.0), None),
-        ((320.0, 400.0, 300.0), (352.0, 440.0, 270.0), None),
-        ((320.0, 400.0, 300.0), (352.0, 403.0, 302.0), None),
-    ],
-)
-def test_it_is_the_machine_where_the_baselines_moved_alike(
-    tmp_path: Path, old: tuple[float, ...], new: tuple[float, ...], changed: str | None
-) -> None:
-    for label, times_us in (("old", old), ("new", new)):
-        point = operator_config(2, "fc1", "dgrad", "bulk", num_sm=4)
-        make_point("operator", tmp_path / label, point, bwd=pass_times(*times_us))
-    (headline,) = headlines("operator", tmp_path, "old", "new")
-    before, machine, after = headline.partition(" The machine changed: ")
-    assert bool(machine) is (changed is not None)
-    assert before
-    assert not changed or changed in after.partition(" Relative to no overlap, ")[2]
-
-
 def test_several_times_of_a_pass_share_their_noise_and_several_passes_do_not() -> None:
     one = (Estimate(110.0, 0.0, 9), Estimate(100.0, 4.0, 9))
     assert mean_change([[one]]).noise == pytest.approx(0.04)

@@ -54,6 +54,11 @@ WRONG = {"warnings": [f"{TUNED} computes wrong numbers and was not measured: out
 PROOFS: dict[str, dict[str, Any]] = {
     "wins": {"warnings": ["GPU 3 was throttled."]},
     "tie": {"ratios": {**WINS, "tuned": 0.945}, "noise": 0.0095},
+    # Rounds are paired: the machine gets slower by 3 %, six times the difference.
+    "drift": {"ratios": {**WINS, "tuned": 0.945}},
+    "noisy": {"noise": 0.2},
+    "others_tie": {"ratios": {"none": 1.0, "default": 1.0, "tuned": 1.1, "floor": 0.9}},
+    "default_is_launch_bound": {"changed": {"default": {"launch_bound": True}}},
     "preset": {"ratios": {**WINS, "preset preset_tp4": 0.89}},
     "preset_in_between": {"ratios": {**WINS, "preset preset_tp4": 0.94}},
     "preset_left_out": {

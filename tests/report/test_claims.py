@@ -10,13 +10,10 @@ import pytest
 from overlap_sweep.report.console import summary_text
 from overlap_sweep.report.section import Analysis, Card
 from overlap_sweep.results.gain import Gain, gain_of_sum
-from overlap_sweep.workloads.operator.choice import gain_together
 from tests import made_sweeps
 from tests.golden.made_analysis import MADE_UP
-from tests.made_sweeps import write_proof, write_tuned_sweep
-from tests.make_point import make_point, operator_config, pass_times
+from tests.made_sweeps import write_tuned_sweep
 from tests.report.page.reports import analysis_of
-from tests.results.reading import operators_of
 
 CLAIM = re.compile(r"[\d.]+% (?:faster|slower)(?: per \w+| by [\w/ ]+?)? than")
 INTERVAL = re.compile(CLAIM.pattern + r" .+? \((-?[\d.]+) to ([\d.]+)%\)")
@@ -47,45 +44,6 @@ def test_every_claim_has_an_interval_without_zero(tmp_path: Path, name: str) -> 
         assert len(intervals) == len(CLAIM.findall(sentences))
         assert all(0 < float(low) <= float(high) for low, high in intervals), intervals
         assert not OTHER_WORDS.search(sentences)
-
-
-@pytest.mark.parametrize(
-    ("point_us", "spread_us", "wins"), [(300.0, 1.0, True), (390.0, 40.0, False), (300.0, 120.0, False)]
-)
-def test_flags_and_file_follow_the_headline(tmp_path: Path, point_us: float, spread_us: float, wins: bool) -> None:
-    bwd = pass_times(point_us, 400.0, 250.0, spread_us=spread_us)
-    config = operator_config(2, "fc1", "all", "bulk", num_sm=4, backend="transformer_engine")
-    make_point("operator", tmp_path, config, bwd=bwd)
-    (case,) = operators_of(tmp_path).cases
-    (card,) = cards(analysis_of(tmp_path))
-    assert gain_together(case.passes(2)).faster == wins
-    assert case.config(2).switches["tp_comm_overlap"] == wins
-    assert bool(case.config(2).slots) == wins
-    assert bool(card.use) == wins
-    assert ("Leave --tp-comm-overlap out" in " ".join(card.sentences)) != wins
-
-
-@pytest.mark.parametrize(("noise", "proven"), [(0.0, True), (0.2, False)])
-def test_proven_is_only_what_the_rounds_show(tmp_path: Path, noise: float, proven: bool) -> None:
-    write_tuned_sweep(tmp_path, noise=noise)
-    (case,) = operators_of(tmp_path).cases
-    proof = case.proofs[4]
-    interval = proof.decisive
-    assert proof.proven == proven == (not interval.low <= 1 <= interval.high)
-    assert any(sentence.startswith("Proven on") for sentence in cards(analysis_of(tmp_path))[0].sentences) == proven
-
-
-def test_a_tuned_configuration_that_is_none_does_not_compete_with_it(tmp_path: Path) -> None:
-    made_sweeps.write_operators(tmp_path)
-    write_proof(tmp_path, {"none": 1.0, "default": 1.2, "floor": 0.85})
-    labels = {"none": "none", "default": "default", "tuned": "none"}
-    made_sweeps.write_tuner(tmp_path, proofs=[made_sweeps.trial("proof", labels)])
-    (case,) = operators_of(tmp_path).cases
-    assert (case.proofs[4].nothing_won, case.proofs[4].proven) == (True, False)
-    (card,) = cards(analysis_of(tmp_path))
-    said = " ".join((card.headline, *card.sentences, *card.basis))
-    assert said.count("Nothing beat no overlap") == 1
-    assert "uned" not in said
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,3 @@ def stacks_of(directory: Path) -> list[Stacks]:
     """The cases of workload=tp_training, with what searches in it settled."""
     points = read_points(directory).points
     return analyse(STACKS.over(points, {}), points, read_records(directory).knobs)
-
-
-PREFETCH = {"fsdp.forward_prefetch": 1}

@@ -69,17 +69,6 @@ def test_a_result_of_another_version_is_refused_in_a_sentence(tmp_path: Path, sc
     assert problem.endswith(f"was written by another version (it has schema {schema}); {mend}.")
 
 
-def test_only_what_may_be_compared_is_one_case(tmp_path: Path) -> None:
-    make_point("operator", tmp_path, operator_config())
-    make_point("operator", tmp_path, operator_config(tp_size=4, operator="qkv"))
-    for change in ({"tokens": 4096}, {"precision": "fp16"}, {"backend": "torch"}, {"model": "Qwen/Qwen3-0.6B"}):
-        make_point("operator", tmp_path, operator_config(**change))
-    make_point("operator", tmp_path, operator_config(tokens=1024), status="failed")
-    cases = group_cases(read_points(tmp_path).points, "operator")
-    assert sorted(len(points) for points in cases.values()) == [1, 1, 1, 1, 2]
-    assert "Qwen3-0.6B_transformer_engine_NVIDIA-H200_bf16_tokens8192" in {case.name for case in cases}
-
-
 def test_only_operators_have_cases_of_settings(tmp_path: Path) -> None:
     make_point("operator", tmp_path / "operator", operator_config())
     variants = {"none": variant([100.0, 101.0])}

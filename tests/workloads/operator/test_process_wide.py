@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from overlap_sweep.compare.sweeps import compared_fields, read_dataset
 from overlap_sweep.config import AnalysisConfig
-from overlap_sweep.overlap.overlap_cfg import process_wide
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.workloads.sections import analyse
 from tests.make_point import make_point, operator_config, pass_times
@@ -20,22 +17,6 @@ def write(directory: Path, ring_us: float, **changes: Any) -> Path:
         ring = operator_config(2, "fc1", "fprop", "ring_exchange", num_sm=1, **changes)
         make_point("operator", directory, ring, fwd=pass_times(ring_us, spread_us=0.1))
     return directory
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"runtime": {"max_connections": None}}, ""),
-        ({"runtime": {"max_connections": 1}}, ""),
-        ({"runtime": {"max_connections": 8}}, EIGHT),
-        ({"runtime": {"max_connections": 8, "device": "cpu"}}, ""),
-        ({"runtime": {"max_connections": 8}, "backend": "symm_mem"}, ""),
-        ({"runtime": {"max_connections": 1}, "backend": "symm_mem"}, "CUDA_DEVICE_MAX_CONNECTIONS=1"),
-        ({"runtime": {"max_connections": 8}, "with_cublasmp": True}, f"{EIGHT}, with_cublasmp=True"),
-    ],
-)
-def test_what_is_as_usual_is_not_said(changes: dict[str, Any], said: str) -> None:
-    assert process_wide(operator_config(**changes)) == said
 
 
 def test_connections_are_separate_cases_whose_files_say_what_to_set(tmp_path: Path) -> None:

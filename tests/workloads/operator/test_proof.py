@@ -1,7 +1,6 @@
 """Asserts what a tuner's layers prove and how variants of a layer compare. Most verdicts, with the files that follow
 from them: made/rare_layers, made/rare_proofs, made/damaged, tuner and layer among the golden files."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,10 @@ import pytest
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.report.section import Analysis
-from overlap_sweep.workloads.layer.answer import analyse_layer
 from overlap_sweep.workloads.operator.answer import CaseAnalysis
-from overlap_sweep.workloads.operator.proof import NO_OVERLAP, Proof, Unproven
+from overlap_sweep.workloads.operator.proof import Unproven
 from overlap_sweep.workloads.sections import analyse
 from tests.made_sweeps import (
-    BEST_SLOTS,
     BEST_SWITCHES,
     LABELS,
     TOGETHER,
@@ -28,10 +25,8 @@ from tests.made_sweeps import (
     write_tuned_sweep,
     write_tuner,
 )
-from tests.make_point import layer_config, make_point, operator_config, rewrite, variant
-from tests.results.reading import layer_point, operators_of
-
-TUNED_CONFIG = OverlapConfig(BEST_SLOTS, BEST_SWITCHES)
+from tests.make_point import layer_config, make_point, operator_config, rewrite
+from tests.results.reading import operators_of
 
 
 def analysis_of(directory: Path) -> Analysis:
@@ -41,12 +36,6 @@ def analysis_of(directory: Path) -> Analysis:
 def case_of(directory: Path) -> CaseAnalysis:
     (case,) = operators_of(directory).cases
     return case
-
-
-def proof_of(directory: Path) -> Proof:
-    proof = case_of(directory).outcomes[4]
-    assert isinstance(proof, Proof)
-    return proof
 
 
 def unproven_of(directory: Path) -> Unproven:
@@ -60,27 +49,6 @@ def layers_alone(analysis: Analysis) -> list[str]:
     return [
         answer.points[0].name for section in analysis.sections if section.name == "layers" for answer in section.answers
     ]
-
-
-@pytest.mark.parametrize(
-    ("given", "best_other", "recommended", "config"),
-    [
-        ({}, "default", "tuned", TUNED_CONFIG),
-        # Rounds are paired: the machine gets slower by 3 %, six times the difference.
-        ({"ratios": {**WINS, "tuned": 0.945}}, "default", "tuned", TUNED_CONFIG),
-        # A tie of the others goes to no overlap.
-        ({"ratios": {"none": 1.0, "default": 1.0, "tuned": 1.1, "floor": 0.9}}, "none", "none", NO_OVERLAP),
-        # Launch-bound others have no say.
-        ({"changed": {"default": {"launch_bound": True}}}, "preset preset_tp4", "tuned", TUNED_CONFIG),
-    ],
-    ids=["wins", "drift", "a tie of the others", "launch-bound"],
-)
-def test_the_best_of_the_others_is_recommended_unless_tuned_is_faster(
-    tmp_path: Path, given: dict[str, Any], best_other: str, recommended: str, config: OverlapConfig
-) -> None:
-    proof = proof_of(write_tuned_sweep(tmp_path, **given))
-    assert (proof.best_other, proof.recommended, proof.config) == (best_other, recommended, config)
-    assert ("default" in proof.against) == ("changed" not in given)
 
 
 @pytest.mark.parametrize(
@@ -154,33 +122,3 @@ def test_a_proof_needs_no_operators_of_its_size(tmp_path: Path) -> None:
     assert case.config(4) == case.proofs[4].config
     assert [advice.name for advice in case.switches(4)] == ["tp_comm_overlap_ag"]
     assert case.slots(4) == []
-
-
-NONE = [1000.0, 1010.0, 1020.0, 1030.0, 1040.0, 1050.0]
-"""Six rounds of a machine that gets slower by 5 %."""
-
-
-def times(ratio: float) -> list[float]:
-    """What is by this ratio slower than NONE, in every round."""
-    return [ratio * time_us for time_us in NONE]
-
-
-@pytest.mark.parametrize(
-    ("whole_us", "ratio", "differs"),
-    [
-        # 0.5 % faster in every round, while the machine drifts by ten times that.
-        (times(0.995), 0.995, True),
-        # Points differ by more than that.
-        (times(0.999), 0.999, False),
-        # Some rounds contradict.
-        ([0.98 * time_us for time_us in NONE[:4]] + [1.01 * time_us for time_us in NONE[4:]], 0.98, False),
-    ],
-)
-def test_rounds_are_paired_so_that_drift_cancels(
-    tmp_path: Path, whole_us: Sequence[float], ratio: float, differs: bool
-) -> None:
-    make_point("layer", tmp_path, variants={"none": variant(NONE), "default": variant(whole_us)})
-    _, default = analyse_layer(layer_point(tmp_path)).rows
-    assert default.gain.ratio == pytest.approx(ratio)
-    assert default.gain.low < ratio < default.gain.high
-    assert default.gain.sure == differs
