@@ -23,6 +23,7 @@ from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator import section as operators
 from overlap_sweep.workloads.tp_training import study as tp_training
 from tests.analyze import ROOT, analyze, analyze_process, on_terminal, shown
+from tests.golden.declared_pages import columns
 from tests.made_sweeps import WINS, write_tuned_sweep
 from tests.make_point import implementation, kernel_config, make_point, variant
 from tests.report.conftest import BUILDERS, Made
@@ -250,3 +251,9 @@ def test_help_of_one_table_has_its_columns_only() -> None:
     assert "Columns with --kernels," in with_flag
     assert "Columns with --training," in whole
     assert "Columns with --training," not in with_flag
+
+
+def test_every_column_has_a_unit_and_an_explanation() -> None:
+    rows = [line.strip("| ").split(" | ", 2) for line in columns().splitlines() if line.startswith("| `")]
+    assert len(rows) > 300
+    assert [row for row in rows if len(row) < 3 or row[1] == "number" or not row[2].endswith(".")] == []

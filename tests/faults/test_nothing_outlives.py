@@ -128,3 +128,4 @@ def test_nothing_outlives_a_kill(
 
     # A process that ends gives up its environment, by which we see it, before its locks.
     wait_for(lambda: not left_by_a_start(), DEAD_WITHIN_S)
+    assert not one.launch.processes(), "a process came after the kill"

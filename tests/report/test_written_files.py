@@ -15,12 +15,12 @@ from overlap_sweep.overlap.space import SLOTS
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import trace_file
-from overlap_sweep.results.traces import read_traces
+from overlap_sweep.results.traces import TraceReading, read_traces
 from overlap_sweep.tuner import Report
 from overlap_sweep.workloads.operator.answer import OperatorAnalysis
 from overlap_sweep.workloads.operator.choice import slots_in_pass
 from overlap_sweep.workloads.sections import analyse
-from overlap_sweep.workloads.tp_training.rows import results, step_communication
+from overlap_sweep.workloads.tp_training.rows import StepCommunication, results, step_communication, tolerance_of
 from overlap_sweep.workloads.tp_training.tables import RESULTS as STACKS
 from tests.golden.archives import unpack
 from tests.made_sweeps import (
@@ -38,7 +38,7 @@ from tests.made_sweeps import (
 )
 from tests.make_point import falling, layer_config, make_point, operator_config, pass_times, stack_config
 from tests.report.page.reports import analysis_of
-from tests.results.reading import operator_rows, operators_of, stacks_of
+from tests.results.reading import operator_rows, operators_of, stacks_of, trace_row
 
 YAML = "optimal_tp_comm_overlap_cfg_tp4.yaml"
 BEST_CONFIG = OverlapConfig(BEST_SLOTS, BEST_SWITCHES)
@@ -238,3 +238,41 @@ def test_a_config_id_names_one_configuration_of_its_pass(tmp_path: Path, name: s
         if row["status"] == "ok" and result:
             named[row["config_id"]].add((row["slot"], str(slots_in_pass(result.settings, row["pass"]))))
     assert not {name: settings for name, settings in named.items() if len(settings) > 1}
+
+
+# Shares of a step of a stack, and its communication.
+
+
+def test_in_fp32_little_is_rounding() -> None:
+    assert tolerance_of("fp32") == {"loss": 1e-4, "grad_norm": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("parts_us", "shares"),
+    [
+        ((30.0, 50.0, 10.0), (0.3, 0.5, 0.1, 0.1)),
+        # Different ranks were the slowest.
+        ((60.0, 60.0, 30.0), (0.4, 0.4, 0.2, 0.0)),
+    ],
+)
+def test_shares_add_up(tmp_path: Path, parts_us: tuple[float, float, float], shares: tuple[float, ...]) -> None:
+    make_point("tp_training", tmp_path, stack_config(), step_us=100.0, spread_us=0.0)
+    (analysis,) = stacks_of(tmp_path)
+    (row,) = analysis.rows
+    for step in row.steps:
+        step.forward_us, step.backward_us, step.optimizer_us = parts_us
+    assert list(row.shares) == ["forward", "backward", "optimizer", "other"]
+    assert list(row.shares.values()) == pytest.approx(shares)
+
+
+def test_communication_is_that_of_the_rank_that_waits_least() -> None:
+    rows = [
+        trace_row(0, 0, "all", 100.0, comm_us=90.0, exposed_comm_us=90.0),
+        trace_row(1, 0, "all", 200.0, comm_us=40.0, exposed_comm_us=10.0),
+        trace_row(0, 1, "all", 300.0, comm_us=60.0, exposed_comm_us=30.0),
+        trace_row(1, 1, "all", 200.0, comm_us=10.0, exposed_comm_us=0.0),
+    ]
+    found = step_communication(TraceReading(rows=rows))
+    assert found == StepCommunication(total_us=25.0, exposed_us=5.0, waiting_us=50.0)
+    assert found.hidden_fraction == 0.8
+    assert step_communication(TraceReading()) is None

@@ -14,13 +14,20 @@ from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.table import to_frame
 from overlap_sweep.results.estimate import hidden_fraction
+from overlap_sweep.results.nodes import on_nodes, ranks_of_each, ranks_of_each_trace
 from overlap_sweep.results.points import Point, group_cases, read_points
+from overlap_sweep.results.provenance import describe_machine
 from overlap_sweep.results.run_directory import Status
+from overlap_sweep.results.traces import TraceReading
 from overlap_sweep.workloads.copy_engine.config import CopyEngine
+from overlap_sweep.workloads.fsdp.runs import Run
+from overlap_sweep.workloads.operator.answer import OperatorAnalysis
+from overlap_sweep.workloads.operator.section import TABLE, point_rows
 from overlap_sweep.workloads.sections import sections_of_points
 from tests.composed import configuration
 from tests.made_sweeps import write_sweep_of_copies, write_sweep_of_training
 from tests.make_point import (
+    ENVIRONMENT,
     MEASURED,
     layer_config,
     make_point,
@@ -32,6 +39,7 @@ from tests.make_point import (
     stack_config,
     variant,
 )
+from tests.results.reading import operator_rows
 
 
 def test_dates_sweeps_and_single_points_are_all_directories_of_points(tmp_path: Path) -> None:
@@ -193,3 +201,71 @@ def test_none_has_a_row_for_each_phase_that_was_asked_for(tmp_path: Path, phase:
     table = frame_of(tmp_path)
     assert table["phase"].tolist() == rows
     assert set(table["method"]) == {"none"}
+
+
+# Points on several nodes.
+
+
+TWO = {"runtime.nodes": 2}
+
+
+def test_ranks_of_a_node_follow_from_the_point() -> None:
+    assert ranks_of_each(resolved("fsdp", **{**TWO, "distributed.dp_size": 16})) == 8
+    assert ranks_of_each(stack_config("megatron", 2, 4, **TWO)) == 4
+    for nodes in (None, 1):
+        assert ranks_of_each(resolved("fsdp", **{"runtime.nodes": nodes})) is None
+    assert (on_nodes(1), on_nodes(3)) == ("", " over 3 nodes")
+
+
+def test_traces_next_to_a_result_have_its_nodes(tmp_path: Path) -> None:
+    two, one = (make_point("fsdp", tmp_path, resolved("fsdp", **changes)) for changes in (TWO, {}))
+    traces = [folder / f"trace_rank{rank}.json.gz" for folder in (two, one, tmp_path) for rank in (0, 1)]
+    found, problems = ranks_of_each_trace(traces)
+    assert found == {two / "trace_rank0.json.gz": 2, two / "trace_rank1.json.gz": 2}
+    assert problems == []
+    (two / "result.json").write_text("{")
+    found, (problem,) = ranks_of_each_trace(traces)
+    assert found == {}
+    assert problem.startswith(f"{two / 'result.json'} cannot be read")
+    assert problem.endswith("unknown.")
+
+
+def test_runs_with_telemetry_say_that_their_nodes_differ(tmp_path: Path) -> None:
+    folder = make_point("fsdp", tmp_path, resolved("fsdp", **TWO))
+    (point,) = read_points(folder).points
+    assert Run("run", point.directory, {}, point).settings["runtime.nodes"] == 2
+
+
+def test_all_hosts_are_named() -> None:
+    assert describe_machine({**ENVIRONMENT, "hosts": ["node7", "node9"]}).startswith("node7 and node9; ")
+    assert describe_machine(ENVIRONMENT).startswith("node7; ")
+
+
+@pytest.mark.parametrize(
+    ("profile", "measured", "why"),
+    [
+        ("none", {}, "profile=none"),
+        ("best", {}, "profile=best: not among the fastest when it was measured"),
+        # Of none beside it.
+        ("best", {"traces": ["trace_none_rank0.json.gz"]}, "profile=best: not among the fastest"),
+        ("all", {"traces": ["trace_rank0.json.gz"]}, "traces missing or unreadable"),
+        ("all", {"reused_from": "somewhere"}, "reused from the store, which keeps no traces"),
+    ],
+)
+def test_a_point_without_figures_from_its_trace_says_why(
+    tmp_path: Path, profile: str, measured: dict[str, Any], why: str
+) -> None:
+    make_point("operator", tmp_path, {**operator_config(2), "profile": profile}, **measured)
+    for row in operator_rows(tmp_path):
+        assert row["profiled"] is False
+        assert row["not_profiled_because"].startswith(why)
+        assert row["total_overlap_ratio"] is None
+
+
+def test_a_point_with_figures_has_no_reason_and_one_that_failed_has_neither(tmp_path: Path) -> None:
+    profiled = make_point("operator", tmp_path, operator_config(2), traces=["trace_rank0.json.gz"])
+    make_point("operator", tmp_path, operator_config(4), status="failed", error="out of memory")
+    traces = {profiled: TraceReading({"total_overlap_ratio": 0.5})}
+    rows = point_rows(read_points(tmp_path).points, tmp_path, OperatorAnalysis([], [], traces))
+    told = {row["tp_size"]: (row["profiled"], row["not_profiled_because"]) for row in TABLE.records(rows)}
+    assert told == {2: (True, None), 4: (None, None)}

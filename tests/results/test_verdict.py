@@ -1,14 +1,25 @@
-"""Which of several settings wins: ties, how many were tried, and what points of equal settings differ by."""
+"""Which of several settings wins: ties, how many were tried, what points of equal settings differ by, and when repeats
+are enough. That equal settings have no winner: a small part of the simulation in benchmarks/false_winners.py."""
 
 import math
+import random
 from collections.abc import Sequence
 from random import Random
 
 import pytest
 
+from benchmarks.false_winners import MACHINES, Machine, best_of, proven_of, rate
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.gain import NO_GAIN
-from overlap_sweep.results.verdict import TYPICAL_SCATTER, Choice, choose, scatter, steadied
+from overlap_sweep.results.verdict import (
+    TYPICAL_SCATTER,
+    Choice,
+    choose,
+    enough_of_pass,
+    enough_of_rounds,
+    scatter,
+    steadied,
+)
 
 TYPICAL = TYPICAL_SCATTER["cuda"]
 
@@ -124,3 +135,73 @@ def test_a_noise_that_is_far_too_small_by_chance_leans_on_the_others() -> None:
     # What has none is exact, and stays so.
     exact, *_ = steadied([Estimate(100.0, 0.0, 9), *estimates(90.0, 80.0)])
     assert exact.noise_us == 0.0
+
+
+# When repeats are enough.
+
+
+def drawn(median_us: float, deviation: float, count: int = 6, seed: int = 0) -> list[float]:
+    numbers = random.Random(seed)
+    return [median_us * numbers.gauss(1.0, deviation) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "deviation", "best", "enough"),
+    [
+        # Steady enough, whether it is the best or not.
+        (0.9, 0.001, 0.9, True),
+        (0.9, 0.001, 1.0, True),
+        # Noisy, and it could be the best.
+        (0.9, 0.03, 0.9, False),
+        (0.9, 0.03, 0.89, False),
+        # Noisy, and it cannot.
+        (1.5, 0.03, 0.9, True),
+    ],
+)
+def test_a_pass_is_settled_by_little_noise_or_by_a_much_better_setting(
+    ratio: float, deviation: float, best: float, enough: bool
+) -> None:
+    point_us, none_us = drawn(1000.0 * ratio, deviation), drawn(1000.0, deviation, seed=1)
+    assert enough_of_pass(point_us, none_us, 0.01, best) == enough
+
+
+def test_the_noise_of_no_overlap_counts_too() -> None:
+    assert not enough_of_pass(drawn(900.0, 0.0001), drawn(1000.0, 0.05), 0.01, 0.9)
+
+
+def test_drift_of_all_variants_alike_does_not_cost_rounds() -> None:
+    drift = [1.0, 1.1, 1.2, 1.1, 1.0, 0.9]
+    reference = [1000.0 * factor for factor in drift]
+    others = [[900.0 * factor for factor in drift], [950.0 * factor for factor in drift]]
+    assert enough_of_rounds(others, reference, 0.001)
+    assert not enough_of_rounds([*others, drawn(900.0, 0.05)], reference, 0.001)
+
+
+def test_a_reference_alone_is_measured_to_the_end() -> None:
+    assert not enough_of_rounds([], drawn(1000.0, 0.0), 0.5)
+
+
+# How often equal settings of a job have a winner, and that a faster one is found.
+
+
+TRIALS = 80
+MOST = 0.05 + 2 * (0.05 * 0.95 / TRIALS) ** 0.5
+"""5 %, and two standard errors of as many trials."""
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+@pytest.mark.parametrize(("settings", "repetitions", "steps"), [(2, 3, 4), (5, 2, 8)])
+def test_equal_settings_have_no_winner(machine: Machine, settings: int, repetitions: int, steps: int) -> None:
+    assert rate(best_of, machine, [0.0] * settings, repetitions, steps, TRIALS) <= MOST
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_a_search_proves_none_of_them(machine: Machine) -> None:
+    assert rate(proven_of, machine, [0.0] * 2, 2, 4, 60) <= MOST
+
+
+def test_two_runs_of_two_settings_have_no_winner_and_ten_percent_are_found_in_three() -> None:
+    quiet = MACHINES[0]
+    assert rate(best_of, quiet, [0.0, 0.5], 2, 20, 20) == 0.0
+    assert rate(best_of, quiet, [0.0, 0.1], 3, 8, 60) >= 0.95
+    assert rate(best_of, quiet, [0.0, 0.1, 0.0, 0.0, 0.0], 3, 8, 40) >= 0.95

@@ -1,17 +1,21 @@
-"""How many machines a point gets, and why its ranks cannot be spread over them."""
+"""How many machines and ranks a point gets, and why its ranks cannot be spread over machines."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from overlap_sweep import gpus, workloads
 from overlap_sweep.errors import UserError
+from overlap_sweep.gpus import visible_gpus
 from overlap_sweep.hydra_adapter.plugins import SlurmLauncherConf, TorchrunLauncherConf
-from overlap_sweep.runtime import nodes
+from overlap_sweep.runtime import nodes, placement, point
 from overlap_sweep.runtime.meeting import Place
 from overlap_sweep.runtime.nodes import Nodes, nodes_here, take, with_hosts
 from overlap_sweep.runtime.placement import given, nodes_of, refusal, requested
+from tests.composed import composed
 from tests.make_point import resolved
 
 
@@ -100,3 +104,101 @@ def test_a_result_names_its_hosts_only_if_these_are_several() -> None:
     (own,) = take(1, 0.0)
     assert with_hosts({"host": own.host}, [own]) == {"host": own.host}
     assert with_hosts({"host": own.host}, [own, own]) == {"host": own.host, "hosts": [own.host, own.host]}
+
+
+# Which points may span nodes, by their placement alone.
+
+
+def why_one_node(workload: str, nodes: int, **changes: Any) -> str | None:
+    return workloads.load(workload).on_one_node(resolved(workload, **{"runtime.nodes": nodes}, **changes))
+
+
+@pytest.mark.parametrize(
+    ("workload", "changes"),
+    [
+        ("fsdp", {"distributed.dp_size": 8}),
+        ("job", {"job.ranks": 8}),
+        ("tp_training", {"tp_size": 2, "dp_size": 4}),
+        ("tp_training", {"tp_size": 4, "dp_size": 2, "impl": "megatron"}),
+        ("layer", {"tp_size": 4, "layer.num_replicas": 2}),
+        ("layer", {"tp_size": 1, "layer.num_replicas": 2}),
+        ("kernel", {"tp_size": 4, "backend": "torch"}),
+    ],
+)
+def test_points_that_may_span_two_nodes(workload: str, changes: dict[str, Any]) -> None:
+    assert why_one_node(workload, 2, **changes) is None
+    assert placement.refusal(resolved(workload, **{"runtime.nodes": 2}, **changes)) is None
+
+
+@pytest.mark.parametrize(
+    ("workload", "changes", "reason"),
+    [
+        ("tp_training", {"tp_size": 4, "dp_size": 1}, "tp_size=4 does not fit the 2 ranks of a node"),
+        ("tp_training", {"tp_size": 2, "dp_size": 3}, "tp_size=2 does not fit the 3 ranks of a node"),
+        ("layer", {"tp_size": 2, "layer.num_replicas": 1}, "tp_size=2 does not fit the single rank of a node"),
+        ("layer", {"tp_size": 4, "layer.num_replicas": 1}, "tp_size=4 does not fit the 2 ranks of a node"),
+        ("kernel", {"tp_size": 4, "backend": "transformer_engine"}, "backend=transformer_engine run on one node"),
+        ("kernel", {"tp_size": 4, "backend": "symm_mem"}, "backend=symm_mem run on one node"),
+        ("kernel", {"tp_size": 4, "backend": "flux"}, "backend=flux run on one node"),
+        ("operator", {}, "workload=operator runs on one node"),
+        ("copy_engine", {}, "workload=copy_engine runs on one node"),
+    ],
+)
+def test_points_that_must_be_on_one_node(workload: str, changes: dict[str, Any], reason: str) -> None:
+    said = why_one_node(workload, 2, **changes)
+    assert said
+    assert reason in said
+    assert "\n" not in said
+
+
+# How many ranks a point has whose options leave it open.
+
+
+LAYER, STACK, FSDP = "workload=layer", "workload=tp_training", "workload=fsdp"
+MOE = ("layer=moe", "model=qwen3_moe_tiny")
+
+
+@pytest.fixture
+def _eight_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    monkeypatch.setattr(point, "visible_gpus", visible_gpus)
+    visible_gpus.cache_clear()
+    yield
+    monkeypatch.undo()
+    visible_gpus.cache_clear()
+
+
+@pytest.mark.usefixtures("_eight_gpus")
+@pytest.mark.parametrize(
+    ("given", "tp_size", "ranks"),
+    [
+        ((LAYER,), 8, 8),
+        ((LAYER, "layer.num_replicas=2"), 4, 8),
+        ((LAYER, *MOE), 1, 2),
+        ((LAYER, *MOE, "tp_size=null"), 1, 2),
+        ((LAYER, "runtime.device=cpu"), 2, 2),
+        ((LAYER, "runtime.device=cpu", "layer.num_replicas=2"), 2, 4),
+        ((STACK,), 8, 8),
+        ((STACK, "dp_size=4"), 2, 8),
+        ((STACK, "tp_size=null", "ranks=4"), 4, 4),
+        ((STACK, "tp_size=2"), 2, 2),
+        ((STACK, "runtime.device=cpu", "dp_size=2"), 2, 4),
+        ((FSDP,), 1, 8),
+        ((FSDP, "distributed.dp_size=2"), 1, 2),
+        ((FSDP, "runtime.device=cpu"), 1, 2),
+        (("workload=operator",), 2, 2),
+        (("workload=operator", "tp_size=null"), 8, 8),
+    ],
+)
+def test_all_gpus_are_used_unless_a_number_is_given(given: tuple[str, ...], tp_size: int, ranks: int) -> None:
+    found = composed(*given)
+    assert (found["tp_size"], found.world_size) == (tp_size, ranks)
+
+
+@pytest.mark.usefixtures("_eight_gpus")
+def test_what_cannot_be_decided_is_to_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"^tp_size=null: 8 GPUs are not divisible by 3 data-parallel ranks; give tp_"):
+        composed(STACK, "dp_size=3")
+    monkeypatch.setattr(gpus, "_elsewhere", True)
+    with pytest.raises(UserError, match=r"^tp_size=null means all GPUs of the nodes, whose number only Slurm knows;"):
+        composed(LAYER)

@@ -1,16 +1,21 @@
 """What launch.py shows without measuring, and what it refuses before anything is started."""
 
 import copy
+import errno
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 from overlap_sweep import workloads
 from overlap_sweep.config import ModelConfig
-from overlap_sweep.errors import UserError
-from overlap_sweep.runtime import group_config, point
+from overlap_sweep.errors import NodeLost, UserError
+from overlap_sweep.runtime import group_config, jobs, point
+from overlap_sweep.runtime.jobs import Job, distinct
+from overlap_sweep.runtime.outcome import Outcomes
 from tests.composed import composed, multirun
 from tests.sweeps import ROOT, Launch, launch_here
 
@@ -24,7 +29,8 @@ def test_cfg_job_shows_the_composed_configuration() -> None:
 def test_configurations_share_nothing_although_hydra_does_not_copy_what_is_registered() -> None:
     changed, untouched, again = (multirun.__wrapped__()[1] for _ in range(3))
     changed.model.hidden_size, changed.workload.tokens = 7, 8
-    assert again == untouched
+    # As they are: resolved they name the second in which that was.
+    assert OmegaConf.to_container(again) == OmegaConf.to_container(untouched)
     assert copy.deepcopy(ConfigStore.instance()) is ConfigStore.instance()
 
 
@@ -103,3 +109,35 @@ def test_a_python_without_torch_is_told_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setattr(group_config, "find_spec", lambda _name: None)
     with pytest.raises(UserError, match=r"PyTorch is not installed for .*; pip install 'overlap-sweep\[torch\]'"):
         group_config.check_torch()
+
+
+def test_a_point_that_is_given_twice_runs_once_where_it_was_first_asked_for() -> None:
+    """In the order in which they were asked for: with profile=best, what was measured before decides."""
+    empty = OmegaConf.create({})
+    jobs = [Job(number, [], empty, {}, Path(name)) for number, name in enumerate("abcbda")]
+    assert [(job.number, job.directory.name) for job in distinct(jobs)] == [(0, "a"), (1, "b"), (2, "c"), (4, "d")]
+
+
+def test_two_points_that_differ_share_no_directory() -> None:
+    empty = OmegaConf.create({})
+    jobs = [Job(number, [], empty, {"num_sm": number}, Path("a")) for number in (3, 4)]
+    with pytest.raises(UserError, match="Jobs 3 and 4 of the sweep differ but would both be written to a; set"):
+        distinct(jobs)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (NodeLost("node 1 (h2) does not answer any more"), "node 1 (h2) does not answer any more"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device; free some space there"),
+    ],
+)
+def test_a_point_that_is_given_up_keeps_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: OSError, said: str
+) -> None:
+    monkeypatch.setattr(jobs, "outcomes", found := Outcomes())
+    monkeypatch.setattr(jobs, "job_return", lambda job, result: job)
+    job = Job(0, [], OmegaConf.create({}), {}, tmp_path / "point")
+    jobs.run_jobs(Mock(spec=jobs.Sweep, run=Mock(side_effect=error)), [job])
+    assert said in found.given_up[job.directory]
+    assert (str(job.directory) in found.given_up[job.directory]) == (error.errno is not None)

@@ -1,4 +1,4 @@
-"""What is told of a rank that does not come back, by processes that sleep or are killed."""
+"""What is told of a rank that does not come back, by processes that sleep or are killed, and what libraries print."""
 
 import signal
 import subprocess
@@ -59,3 +59,21 @@ def test_a_rank_that_a_signal_ends_says_where_that_was(tmp_path: Path) -> None:
 def test_a_rank_that_comes_back_leaves_nothing(tmp_path: Path) -> None:
     assert run(tmp_path, "pass").wait(30.0) == 0
     assert list(tmp_path.iterdir()) == []
+
+
+PRINTS = """
+import ctypes, os
+from overlap_sweep.runtime.worker import _print_by_lines
+
+_print_by_lines()
+ctypes.CDLL(None).puts(b"waits for rank 1")
+# As a process that is killed, which flushes nothing.
+os._exit(0)
+"""
+
+
+def test_what_c_libraries_print_is_in_the_log_of_a_process_that_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    with log.open("w") as file:
+        subprocess.run([sys.executable, "-c", PRINTS], stdout=file, check=True)
+    assert log.read_text() == "waits for rank 1\n"

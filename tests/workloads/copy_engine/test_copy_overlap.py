@@ -1,6 +1,7 @@
 """GEMMs and copies: on the CPU for real; on a GPU what only one shows."""
 
 import threading
+from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,16 @@ import overlap_sweep.workloads.copy_engine.run as copy_overlap
 from overlap_sweep.errors import Refused, UserError, WrongNumbers
 from overlap_sweep.gpus import visible_gpus
 from overlap_sweep.measure import Ranks
+from overlap_sweep.results.points import read_points
+from overlap_sweep.results.records import read_records
 from overlap_sweep.runtime.group_config import GroupConfig, worker_environment
 from overlap_sweep.workloads.copy_engine import WORKLOAD
 from overlap_sweep.workloads.copy_engine.config import Resolved
+from overlap_sweep.workloads.copy_engine.result import CHUNKED, VARIANTS
 from overlap_sweep.workloads.copy_engine.run import run
+from overlap_sweep.workloads.copy_engine.section import measured
 from tests.composed import composed
-from tests.make_point import resolved
+from tests.make_point import copy_config, make_point, resolved
 from tests.trace.conftest import analyse_trace
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -147,3 +152,15 @@ def test_another_gpu_is_the_first_one_that_its_worker_sees(monkeypatch: pytest.M
         composed(*asked, "copy_engine.device=3")
     refused = WORKLOAD.refusal(composed("workload=copy_engine", "runtime.device=cpu", "copy_engine.device=1"))
     assert refused == "copy_engine.device=1 needs a GPU"
+
+
+def test_other_chunks_are_another_case_in_comparisons(tmp_path: Path) -> None:
+    make_point("copy_engine", tmp_path, copy_config(**{"copy_engine.chunks": 2}), in_chunks_us=(1000.0, 1100.0))
+    make_point("copy_engine", tmp_path, copy_config())
+    settings: dict[str | None, set[str]] = defaultdict(set)
+    for time in measured(read_points(tmp_path).points, read_records(tmp_path)).times:
+        settings[time.key.operator].add(time.key.setting)
+    assert settings == {
+        "host_to_device, 4 GEMMs of 4096, 4 x 64 MiB": set(VARIANTS),
+        "host_to_device, 4 GEMMs of 4096 in 2 chunks, 4 x 64 MiB": {*VARIANTS, *CHUNKED},
+    }

@@ -2,12 +2,13 @@
 
 import gzip
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
@@ -19,10 +20,11 @@ from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.workloads import layer
+from overlap_sweep.workloads.layer import moe
 from overlap_sweep.workloads.layer import run as layer_run
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, analyse_layer, described
 from overlap_sweep.workloads.layer.config import Moe, Resolved
-from overlap_sweep.workloads.layer.moe import VARIANTS
+from overlap_sweep.workloads.layer.moe import VARIANTS, arguments, megatron_arguments, variant_refusal
 from overlap_sweep.workloads.layer.result import VariantTimes
 from overlap_sweep.workloads.layer.section import card
 from tests.make_point import layer_point, make_point, variant
@@ -204,3 +206,55 @@ def test_what_keeps_communication_from_overlapping(
 ) -> None:
     cautions = answered(tmp_path, **runtime).cautions
     assert all(caution.startswith(begin) for caution, begin in zip(cautions, cautioned, strict=True))
+
+
+def point(device: str = "cuda", precision: str = "bf16", shared: int | None = 64, **options: int | None) -> Any:
+    moe = {"ep_size": 2, "micro_batches": 2, "num_sm": None, **options}
+    model = {"shared_expert_ffn_hidden_size": shared}
+    return layer_point(device=device, precision=precision, model=model, layer={"moe": moe})
+
+
+def test_every_argument_is_one_of_megatron_cores() -> None:
+    known = {field.name for field in fields(TransformerConfig)}
+    for name in VARIANTS:
+        assert set(arguments(name, 8)) <= known
+
+
+@pytest.mark.parametrize(("num_sm", "given"), [(None, 20), (24, 24)])
+def test_only_deepep_has_a_number_of_sms(num_sm: int | None, given: int) -> None:
+    found = {name: arguments(name, num_sm).get("moe_deepep_num_sms") for name in VARIANTS}
+    assert found == {name: given if "deepep" in name else None for name in VARIANTS}
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({}, {"deepep", "deepep_micro_batches"}),
+        ({"device": "cpu"}, {"deepep", "deepep_micro_batches"}),
+        ({"precision": "fp32"}, {"micro_batches", "deepep", "deepep_micro_batches"}),
+        ({"micro_batches": 1}, {"micro_batches", "deepep", "deepep_micro_batches"}),
+        ({"shared": None}, {"shared_experts", "deepep", "deepep_micro_batches"}),
+        ({"ep_size": 1}, set(VARIANTS) - {"none"}),
+    ],
+)
+def test_variants_that_cannot_run_here(
+    changes: dict[str, Any], refused: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moe, "find_spec", lambda name: None)
+    assert {name for name in VARIANTS if variant_refusal(name, point(**changes))} == refused
+
+
+def test_deepep_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moe, "find_spec", lambda name: object())
+    assert variant_refusal("deepep_micro_batches", point(num_sm=24)) is None
+    assert "even" in str(variant_refusal("deepep", point(num_sm=7)))
+
+
+def test_megatron_lms_arguments() -> None:
+    assert megatron_arguments(arguments("deepep_micro_batches", 24), ep_size=8) == [
+        "--expert-model-parallel-size 8",
+        "--moe-token-dispatcher-type flex",
+        "--moe-flex-dispatcher-backend deepep",
+        "--overlap-moe-expert-parallel-comm",
+        "--moe-deepep-num-sms 24",
+    ]

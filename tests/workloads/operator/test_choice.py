@@ -1,14 +1,18 @@
-"""What is pooled, and which TP size pays. Which setting is chosen for each pass, what failures exclude, and whether
-times can be trusted: answers/operator among the golden files."""
+"""What is pooled, which TP size pays, and cases of settings that hold for whole processes. Which setting is chosen for
+each pass, what failures exclude, and whether times can be trusted: answers/operator among the golden files."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from overlap_sweep.compare.sweeps import compared_fields, read_dataset
+from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.report.files import write_reports
 from overlap_sweep.workloads.operator.answer import scale
 from overlap_sweep.workloads.operator.choice import default_sum_us
 from overlap_sweep.workloads.operator.result import DefaultTiming, PassTimes
+from overlap_sweep.workloads.sections import analyse
 from tests.make_point import default_timing, make_point, operator_config, pass_times
 from tests.results.reading import choices
 
@@ -53,3 +57,39 @@ def test_the_largest_tp_size_that_scales_is_optimal() -> None:
     assert scale({1: 100.0, 2: 90.0, 4: 80.0}, tolerance=0.2).optimal_tp_size == 1
     undecided = scale({2: 90.0, 4: 80.0}, tolerance=0.2)
     assert (undecided.optimal_tp_size, undecided.reason) == (None, "no TP=1 baseline was measured.")
+
+
+EIGHT = "CUDA_DEVICE_MAX_CONNECTIONS=8"
+
+
+def write(directory: Path, ring_us: float, **changes: Any) -> Path:
+    for _ in range(2):
+        ring = operator_config(2, "fc1", "fprop", "ring_exchange", num_sm=1, **changes)
+        make_point("operator", directory, ring, fwd=pass_times(ring_us, spread_us=0.1))
+    return directory
+
+
+def test_connections_are_separate_cases_whose_files_say_what_to_set(tmp_path: Path) -> None:
+    write(write(tmp_path, 80.0), 72.0, runtime={"max_connections": 8})
+    analysis = analyse(tmp_path, AnalysisConfig())
+    (section,) = analysis.sections
+    usual, eight = section.answers
+    assert EIGHT in eight.title
+    assert EIGHT not in usual.title
+    write_reports(analysis, tmp_path)
+    texts = {path: path.read_text() for path in tmp_path.rglob("optimal_tp_comm_overlap_cfg_tp2.yaml")}
+    assert len(texts) == 2
+    to_set = f"# Set {EIGHT} in training"
+    assert sorted((EIGHT.replace("=", "-") in path.parent.name, to_set in text) for path, text in texts.items()) == [
+        (False, False),
+        (True, True),
+    ]
+    assert any(f"Set {EIGHT} in training" in sentence for card in eight.cards for sentence in card.sentences)
+
+
+def test_two_sweeps_that_differ_in_it_alone_are_compared(tmp_path: Path) -> None:
+    datasets = [
+        read_dataset("one", write(tmp_path / "one", 80.0)),
+        read_dataset("eight", write(tmp_path / "eight", 72.0, runtime={"max_connections": 8})),
+    ]
+    assert "process_wide" in compared_fields(datasets)
