@@ -17,7 +17,15 @@ from pathlib import Path
 from unittest import mock
 
 from tests.analyze import ROOT, analyze
-from tests.golden import analysis_lines, command_lines, damaged_results, declared_pages, expressions, workload_files
+from tests.golden import (
+    analysis_lines,
+    command_lines,
+    damaged_results,
+    declared_pages,
+    expressions,
+    overlaps,
+    workload_files,
+)
 from tests.golden.cases import CASES, Case
 from tests.golden.page_text import DATA, chart_text, page_text
 
@@ -114,5 +122,6 @@ if __name__ == "__main__":
     analysis_lines.write()
     damaged_results.write()
     expressions.write()
+    overlaps.write()
     for path, text in declared().items():
         path.write_text(text)

@@ -1,6 +1,7 @@
 """Layers: what a point is completed to, and what real processes of torch measure.
 
-What is refused under each backend, and which variants are left out, is in tests/golden/expected/refusals.
+What is refused under each backend, and which variants are left out, is in tests/golden/expected/refusals; what
+variants configure, in tests/golden/overlaps.txt.
 """
 
 from dataclasses import replace
@@ -8,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.backends.torch import overlap
 from overlap_sweep.measure import Ranks
+from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.workloads import layer
 from overlap_sweep.workloads.layer import run as layer_run
@@ -34,6 +38,28 @@ def point(**changes: Any) -> Any:
 
 def torch_point(**changes: Any) -> Any:
     return point(**{**ON_TORCH, **changes})
+
+
+def test_a_layer_from_before_its_switches_is_that_without_them() -> None:
+    recorded = layer.complete(layer_point())
+    fields = {option: value for option, value in recorded["layer"].items() if not option.startswith(("ub_", "moe"))}
+    earlier = {**recorded, "layer": {**fields, "ub_overlap_rs_dgrad": False}}
+    assert point_key(decoded_point(earlier)) == point_key(decoded_point(recorded))
+
+
+def test_a_file_is_read_with_its_switches_also_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = {"fc1_dgrad": {"method": "pipeline", "num_sm": 4}}
+    path = tmp_path / "cfg.yaml"
+    path.write_text("#   tp_comm_overlap_disable_qkv: true\n" + yaml.safe_dump(slots))
+    changed = {"tp_comm_overlap_disable_qkv": True, "tp_comm_overlap_rs_dgrad": True}
+    config = OverlapConfig(slots, {**SWITCH_DEFAULTS, **changed})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (f"file:{path}", "file:~/cfg.yaml"):
+        given = layer_point(layer={"variants": ["none", name]})
+        assert [*layer.configurations(given).values()] == [config]
+    alone = layer_point(layer={"tp_comm_overlap_cfg": str(path)})
+    assert layer.names(alone) == ["none", f"file:{path}", "floor"]
+    assert layer.configurations(alone) == {f"file:{path}": config}
 
 
 @pytest.mark.parametrize(("margin", "refused"), [("0", False), ("false", False), ("1", True)])
