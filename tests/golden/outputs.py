@@ -23,6 +23,7 @@ from tests.golden import (
     damaged_results,
     declared_pages,
     expressions,
+    models,
     overlaps,
     workload_files,
 )
@@ -122,6 +123,7 @@ if __name__ == "__main__":
     analysis_lines.write()
     damaged_results.write()
     expressions.write()
+    models.write()
     overlaps.write()
     for path, text in declared().items():
         path.write_text(text)

@@ -1,3 +1,5 @@
+"""Models' sizes, where they are read from, and what of their layers is overlapped."""
+
 import json
 import time
 from pathlib import Path
@@ -7,41 +9,25 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
-from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION, SIZES, ResolvedModel
+from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION, SIZES
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import model_forms, models
 from overlap_sweep.overlap.model_forms import sizes_of
-from overlap_sweep.overlap.models import applies_to, kind_to_prove, layers_with, not_overlapped
-from overlap_sweep.overlap.space import OPERATORS
+from tests.golden import models as golden
+from tests.golden.command_lines import answers
+from tests.sweeps import ROOT
 
-CONF = Path(__file__).parent.parent.parent / "conf" / "model"
+ANSWERS = answers(golden.FILE)
+
+
+@pytest.mark.parametrize("line", ANSWERS)
+def test_what_is_said_of_a_models_operators(line: str) -> None:
+    assert golden.answer(line) == ANSWERS[line]
 
 
 def conf(name: str) -> dict[str, Any]:
     unset = dict.fromkeys((*SIZES, *OF_EXPERTS, *OF_LATENT_ATTENTION))
-    return {"source": "sizes", **unset, **yaml.safe_load((CONF / f"{name}.yaml").read_text())}
-
-
-# (in, out) of the unsharded operators, from the published configurations.
-SHAPES = {
-    "qwen3_0_6b": {"qkv": (1024, 4096), "proj": (2048, 1024), "fc1": (1024, 6144), "fc2": (3072, 1024)},
-    "llama3_8b": {"qkv": (4096, 6144), "proj": (4096, 4096), "fc1": (4096, 28672), "fc2": (14336, 4096)},
-    "llama3_70b": {"qkv": (8192, 10240), "proj": (8192, 8192), "fc1": (8192, 57344), "fc2": (28672, 8192)},
-    "llama3_405b": {"qkv": (16384, 18432), "proj": (16384, 16384), "fc1": (16384, 106496), "fc2": (53248, 16384)},
-    "qwen3_30b_a3b": {"qkv": (2048, 5120), "proj": (4096, 2048)},
-    "mixtral_8x7b": {"qkv": (4096, 6144), "proj": (4096, 4096)},
-    "deepseek_v3": {"proj": (16384, 7168), "fc1": (7168, 36864), "fc2": (18432, 7168)},
-    "gpt3_175b": {"qkv": (12288, 36864), "proj": (12288, 12288), "fc1": (12288, 49152), "fc2": (49152, 12288)},
-}
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_operator_shapes(name: str) -> None:
-    model = model_forms.resolve(conf(name))
-    for operator, (in_features, out_features) in SHAPES[name].items():
-        shape = models.linear_shape(model, operator, 8192, 1)
-        assert (shape.in_features, shape.out_features) == (in_features, out_features)
-    assert {name for name in models.OPERATORS if not models.lacks(model, [name])} == {*SHAPES[name]}
+    return {"source": "sizes", **unset, **yaml.safe_load((ROOT / f"conf/model/{name}.yaml").read_text())}
 
 
 @pytest.mark.parametrize(
@@ -54,10 +40,6 @@ def test_a_preset_and_the_architecture_of_the_same_model_have_the_same_layers(na
     preset = model_forms.resolve(conf(name))
     assert {key: preset[key] for key in read} == read | {"num_dense_layers": preset["num_dense_layers"]}
     assert preset.get("instead", {}).keys() == instead.keys()
-    # Megatron-Core's sizes of the same linears.
-    latent = {"q_down_proj": (7168, 1536), "q_up_proj": (1536, 24576), "kv_down_proj": (7168, 576)}
-    expected = {**latent, "kv_up_proj": (512, 32768)} if name == "deepseek_v3" else {}
-    assert models.latent_projections(preset) == expected
 
 
 def test_sharded_shapes() -> None:
@@ -67,22 +49,6 @@ def test_sharded_shapes() -> None:
     row = models.LinearShape("row", 64, 12, 20, 4)
     assert (row.input_shape, row.weight_shape, row.output_shape) == ((64, 3), (20, 3), (16, 20))
     assert (row.local().input_shape, row.local().output_shape) == ((64, 3), (64, 20))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "operator", "tokens", "tp_size", "says"),
-    [
-        ({}, "fc1", 8192, 5, "6144 outputs are not divisible by tp_size=5"),
-        ({}, "fc2", 100, 8, "100 tokens are not divisible by tp_size=8"),
-        ({}, "proj", 8192, 3, "16 attention heads are not divisible by tp_size=3"),
-        ({"num_kv_heads": 3}, "qkv", 64, 4, "16 attention heads are not divisible by 3 key-value heads"),
-        ({"num_kv_heads": 2}, "qkv", 64, 4, "2 key-value heads are not divisible by tp_size=4"),
-        ({"ffn_hidden_size": 3074}, "fc1", 64, 4, "ffn_hidden_size=3074 is not divisible by tp_size=4"),
-    ],
-)
-def test_sizes_that_do_not_divide(sizes: dict[str, int], operator: str, tokens: int, tp_size: int, says: str) -> None:
-    model = model_forms.resolve({**conf("qwen3_0_6b"), **sizes})
-    assert models.refusal(model, operator, tokens, tp_size) == f"{operator}: {says}"
 
 
 QWEN3 = {
@@ -109,62 +75,6 @@ def test_hf_config_file_and_folder(tmp_path: Path) -> None:
         names = (*SIZES, "num_layers")
         assert {size: read[size] for size in names} == {size: expected[size] for size in names}
     assert model_forms.resolve(hf(config, ffn_hidden_size=4096))["ffn_hidden_size"] == 4096
-
-
-QWEN3_MOE = {
-    **{"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768},
-    **{"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128},
-}
-
-
-def test_operators_that_a_model_has_not_are_refused_and_the_others_are_sized(tmp_path: Path) -> None:
-    model = model_forms.resolve(hf(write_config(tmp_path, QWEN3_MOE)))
-    assert (model["ffn_hidden_size"], model["gated_mlp"]) == (None, None)
-    assert (model["normalization"], model["bias"]) == ("RMSNorm", False)
-    assert [models.refusal(model, operator, 8192, 4) for operator in ("qkv", "proj")] == [None, None]
-    assert models.linear_shape(model, "qkv", 8192, 1).out_features == (32 + 2 * 4) * 128
-    for operator in ("fc1", "fc2"):
-        said = (
-            f"{operator}: qwen3_moe has experts instead of one dense MLP; sweep operator=qkv,proj, "
-            "or give model.ffn_hidden_size and model.gated_mlp"
-        )
-        assert models.refusal(model, operator, 8192, 4) == said
-        with pytest.raises(UserError) as error:
-            models.linear_shape(model, operator, 8192, 1)
-        assert str(error.value) == f"{said}."
-    assert models.lacks(model) is not None
-    assert {name: model[name] for name in OF_EXPERTS} == {
-        **{"num_experts": 128, "experts_per_token": 8, "expert_ffn_hidden_size": 768, "gated_experts": True},
-        **{"shared_expert_ffn_hidden_size": None, "num_dense_layers": 0},
-    }
-
-
-def test_a_model_of_experts_by_sizes_alone() -> None:
-    sizes = {"hidden_size": 2048, "num_attention_heads": 32, "num_kv_heads": 4, "head_dim": 128}
-    mixture = {"num_experts": 128, "experts_per_token": 8, "expert_ffn_hidden_size": 768}
-    model = model_forms.resolve({"name": "mixture", "source": "sizes", **dict.fromkeys(SIZES), **sizes, **mixture})
-    assert (model["gated_experts"], model["gated_mlp"], model["normalization"]) == (True, None, "RMSNorm")
-    assert str(models.lacks(model, ["fc1"])).startswith("fc1: mixture has experts instead of one dense MLP; ")
-    assert models.refusal(model, "qkv", 64, 4) is None
-    left = models.without_experts(ResolvedModel(**model))
-    assert {getattr(left, name) for name in OF_EXPERTS} == {None}
-
-
-def test_sizes_that_are_given_are_swept_whatever_the_model_has(tmp_path: Path) -> None:
-    config = write_config(tmp_path, QWEN3_MOE)
-    model = model_forms.resolve(hf(config, ffn_hidden_size=768, gated_mlp=True))
-    assert models.lacks(model) is None
-    assert models.linear_shape(model, "fc1", 8192, 1).out_features == 2 * 768
-    assert layers_with(model) == dict.fromkeys(models.OPERATORS, 24)
-    with pytest.raises(UserError, match="has no gated_mlp; give model"):
-        model_forms.resolve(hf(config, ffn_hidden_size=768))
-    latent = write_config(tmp_path, {"model_type": "deepseek_v3"})
-    with pytest.raises(UserError, match="has no num_kv_heads"):
-        model_forms.resolve(hf(latent, head_dim=128))
-    assert models.lacks(model_forms.resolve(hf(latent, head_dim=128, num_kv_heads=128)), ["qkv", "proj"]) is None
-    some_dense = write_config(tmp_path, {**QWEN3_MOE, "mlp_only_layers": [0]})
-    assert "experts in 23 of 24 layers" in str(models.mixed(model_forms.resolve(hf(some_dense))))
-    assert models.mixed(model_forms.resolve(hf(some_dense, ffn_hidden_size=768))) is None
 
 
 @pytest.mark.parametrize("offline", [False, True])
@@ -214,70 +124,3 @@ def test_code_beside_a_config_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         sizes_of(model_forms.read_hf_config(str(tmp_path)), "it")
     assert not attacked.exists()
-
-
-def model_of(model_type: str, **fields: Any) -> dict[str, Any]:
-    read, instead = sizes_of(AutoConfig.for_model(model_type, num_hidden_layers=8, **fields), "it")
-    unset = dict.fromkeys(name for operator in instead for name in models.SIZES_OF[operator])
-    return {**unset, **read, "instead": instead}
-
-
-def overlapped(model: dict[str, Any]) -> list[str]:
-    return [operator for operator in OPERATORS if not not_overlapped(model, operator)]
-
-
-DENSE = [*OPERATORS]
-ALL = dict.fromkeys(OPERATORS, 1)
-
-
-@pytest.mark.parametrize(
-    ("model", "tuned", "layers", "kind"),
-    [
-        (model_of("llama"), DENSE, ALL, "transformer_layer"),
-        (model_of("mixtral"), ["qkv", "proj"], {"qkv": 8, "proj": 8}, "multihead_attention"),
-        (model_of("glm4_moe"), DENSE, {"qkv": 8, "proj": 8, "fc1": 1, "fc2": 1}, "multihead_attention"),
-        (
-            model_of("llama4_text", interleave_moe_layer_step=2),
-            DENSE,
-            {"qkv": 8, "proj": 8, "fc1": 4, "fc2": 4},
-            "transformer_layer",
-        ),
-        (model_of("olmo_hybrid"), ["fc1", "fc2"], {"fc1": 8, "fc2": 8}, "layernorm_mlp"),
-        # It runs the proj of the first layer with overlap, and nothing after it.
-        (model_of("deepseek_v3"), [], {"proj": 8, "fc1": 3, "fc2": 3}, None),
-        (model_of("qwen3_next"), [], {}, None),
-    ],
-    ids=lambda value: "",
-)
-def test_what_of_a_model_is_tuned_and_where_it_is_proven(
-    model: dict[str, Any], tuned: list[str], layers: dict[str, int], kind: str | None
-) -> None:
-    assert (overlapped(model), layers_with(model), kind_to_prove(model)) == (tuned, layers, kind)
-
-
-def test_every_operator_of_latent_attention_has_its_reason_and_its_sizes() -> None:
-    reasons = {operator: not_overlapped(model_of("deepseek_v3"), operator) for operator in OPERATORS}
-    sizes = {"qkv": "q_up_proj 1536 -> 24576", "proj": "16384 -> 7168", "fc1": "7168 -> 36864", "fc2": "18432 -> 7168"}
-    for operator, reason in reasons.items():
-        assert str(reason).startswith(f"{operator}: ")
-        assert sizes[operator] in str(reason)
-    assert "first layer of each pipeline stage" in str(reasons["proj"])
-
-
-def test_the_layers_that_a_file_applies_to() -> None:
-    assert applies_to(model_of("llama"), OPERATORS) == []
-    attention, dense, experts, shared = applies_to(model_of("glm4_moe"), OPERATORS)
-    assert (attention, dense) == (
-        "Applies to the attention (qkv, proj) of all 8 layers.",
-        "Applies to the dense MLP (fc1, fc2) of 1 of 8 layers.",
-    )
-    assert ("experts" in experts, "1408" in shared) == (True, True)
-    # Only what was tuned; without shared experts no more is said.
-    assert len(applies_to(model_of("mixtral"), ["qkv"])) == 2
-    by_sizes = model_forms.resolve(
-        {
-            **dict.fromkeys(SIZES),
-            **{"name": "it", "source": "sizes", "hidden_size": 64, "num_attention_heads": 4, "num_experts": 4},
-        }
-    )
-    assert applies_to(by_sizes, ["proj"])[0] == "Applies to the attention (proj) of all layers."
