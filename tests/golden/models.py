@@ -33,7 +33,11 @@ def answer(line: str) -> str:
             Path(folder, "config.json").write_text(json.dumps(config))
             known |= {"name": folder, "source": "hf"}
         try:
-            said = _said(model_forms.resolve({**known, **given}), tokens, tp_size)
+            model = model_forms.resolve({**known, **given})
+            if config:
+                name = f"{folder}/config.json"
+                assert model_forms.resolve({**known, **given, "name": name}) == {**model, "name": name}
+            said = _said(model, tokens, tp_size)
         except UserError as error:
             said = [f"error: {error}"]
     return "".join(f"{line}\n" for line in said).replace(folder, "<folder>")
@@ -41,7 +45,9 @@ def answer(line: str) -> str:
 
 def _said(model: dict[str, Any], tokens: int, tp_size: int) -> list[str]:
     layers, kind = models.layers_with(model), models.kind_to_prove(model)
-    said = [f"{model['normalization']}, bias {model['bias']}, layers {layers}, proven on {kind}"]
+    said = [
+        f"{model['normalization']}, bias {model['bias']}, {model.get('num_layers')} layers {layers}, proven on {kind}"
+    ]
     reasons = {operator: models.not_overlapped(model, operator) for operator in OPERATORS}
     for operator, reason in reasons.items():
         lacks, refused = models.lacks(model, [operator]), models.refusal(model, operator, tokens, tp_size)
@@ -56,8 +62,7 @@ def _said(model: dict[str, Any], tokens: int, tp_size: int) -> list[str]:
     said += [f"mixed: {mixed}" for mixed in [models.mixed(model)] if mixed]
     said += [f"latent: {name} {sizes}" for name, sizes in models.latent_projections(model).items()]
     experts = {name: model[name] for name in OF_EXPERTS if model.get(name)}
-    alone = models.without_experts(ResolvedModel(**model))
-    assert {getattr(alone, name) for name in OF_EXPERTS} == {None}
+    assert {getattr(models.without_experts(ResolvedModel(**model)), name) for name in OF_EXPERTS} == {None}
     return [*said, f"experts: {experts}"] if experts else said
 
 

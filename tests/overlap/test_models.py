@@ -51,12 +51,6 @@ def test_sharded_shapes() -> None:
     assert (row.local().input_shape, row.local().output_shape) == ((64, 3), (64, 20))
 
 
-QWEN3 = {
-    **{"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16},
-    **{"num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu", "num_hidden_layers": 28},
-}
-
-
 def write_config(directory: Path, config: dict[str, Any]) -> Path:
     (directory / "config.json").write_text(json.dumps(config))
     return directory / "config.json"
@@ -64,17 +58,6 @@ def write_config(directory: Path, config: dict[str, Any]) -> Path:
 
 def hf(name: str | Path, **sizes: Any) -> dict[str, Any]:
     return {"name": str(name), "source": "hf", **dict.fromkeys(SIZES), **sizes}
-
-
-def test_hf_config_file_and_folder(tmp_path: Path) -> None:
-    """A size that is given wins."""
-    expected = model_forms.resolve(conf("qwen3_0_6b"))
-    config = write_config(tmp_path, QWEN3)
-    for source in (config, tmp_path):
-        read = model_forms.resolve(hf(source))
-        names = (*SIZES, "num_layers")
-        assert {size: read[size] for size in names} == {size: expected[size] for size in names}
-    assert model_forms.resolve(hf(config, ffn_hidden_size=4096))["ffn_hidden_size"] == 4096
 
 
 @pytest.mark.parametrize("offline", [False, True])
@@ -100,7 +83,6 @@ def test_without_a_network_it_fails_soon(monkeypatch: pytest.MonkeyPatch, offlin
         ("a/b/c/d", "nor a Hugging Face name"),
         ("broken", "not a config"),
         ("empty", "without a config.json"),
-        ("mamba", "the architecture mamba is not supported; give sizes"),
         ("musicgen", "not a config that transformers knows .Multiple valid text configs"),
     ],
 )
@@ -108,10 +90,9 @@ def test_names_of_no_config_are_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for folder in ("broken", "empty", "mamba", "musicgen"):
+    for folder in ("broken", "empty", "musicgen"):
         Path(folder).mkdir()
     Path("broken/config.json").write_text("{")
-    write_config(Path("mamba"), {"model_type": "mamba", "hidden_size": 64})
     write_config(Path("musicgen"), {"model_type": "musicgen"})
     with pytest.raises(UserError, match=says):
         model_forms.resolve(hf(name))

@@ -1,16 +1,21 @@
-"""Asserts what a tuner's layers prove and how variants of a layer compare. Most verdicts, with the files that follow
-from them: made/rare_layers, made/rare_proofs, made/damaged, tuner and layer among the golden files."""
+"""What is pooled, which TP size pays, settings that hold for whole processes, and what a tuner's layers prove. Which
+settings are chosen, and most verdicts, with their files: answers/operator, made/rare_layers, made/rare_proofs,
+made/damaged, tuner and layer among the golden files."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from overlap_sweep.compare.sweeps import compared_fields, read_dataset
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.section import Analysis
-from overlap_sweep.workloads.operator.answer import CaseAnalysis
+from overlap_sweep.workloads.operator.answer import CaseAnalysis, scale
+from overlap_sweep.workloads.operator.choice import default_sum_us
 from overlap_sweep.workloads.operator.proof import Unproven
+from overlap_sweep.workloads.operator.result import DefaultTiming, PassTimes
 from overlap_sweep.workloads.sections import analyse
 from tests.made_sweeps import (
     BEST_SWITCHES,
@@ -25,8 +30,8 @@ from tests.made_sweeps import (
     write_tuned_sweep,
     write_tuner,
 )
-from tests.make_point import layer_config, make_point, operator_config, rewrite
-from tests.results.reading import operators_of
+from tests.make_point import default_timing, layer_config, make_point, operator_config, pass_times, rewrite
+from tests.results.reading import choices, operators_of
 
 
 def analysis_of(directory: Path) -> Analysis:
@@ -122,3 +127,85 @@ def test_a_proof_needs_no_operators_of_its_size(tmp_path: Path) -> None:
     assert case.config(4) == case.proofs[4].config
     assert [advice.name for advice in case.switches(4)] == ["tp_comm_overlap_ag"]
     assert case.slots(4) == []
+
+
+# Choices.
+
+
+BWD = (2, "fc1", "bwd")
+
+
+def bwd(time_us: float, spread_us: float = 0.0, default: DefaultTiming | None = None) -> PassTimes:
+    return pass_times(time_us, none_us=200.0, floor_us=150.0, spread_us=spread_us, default=default)
+
+
+def bulk(directory: Path, num_sm: int, times: PassTimes | None = None, phase: str = "all", **result: Any) -> None:
+    make_point("operator", directory, operator_config(2, "fc1", phase, "bulk", num_sm=num_sm), bwd=times, **result)
+
+
+def test_none_needs_no_point_of_its_own_and_is_pooled_when_it_has_some(tmp_path: Path) -> None:
+    bulk(tmp_path, 4, bwd(180.0))
+    assert choices(tmp_path)[BWD].none.estimate.repeats == 5
+    make_point("operator", tmp_path, operator_config(), bwd=bwd(200.0))
+    choice = choices(tmp_path)[BWD]
+    assert choice.none.estimate.repeats == 10
+    assert choice.tried_slots == {"fc1_dgrad", "fc1_wgrad"}
+
+
+def test_a_default_that_several_points_carry_counts_once_and_is_summed_where_all_were_measured(tmp_path: Path) -> None:
+    first, second = default_timing(180.0, 200.0, minute=0), default_timing(190.0, 200.0, minute=5)
+    for num_sm, default in ((1, first), (2, first), (4, first), (8, second)):
+        bulk(tmp_path, num_sm, bwd(150.0, default=default))
+    found = choices(tmp_path)
+    default = found[BWD].default
+    assert default
+    assert (default.repeats, default.time_us) == (10, pytest.approx(185.0))
+    sums = [default_sum_us(some) for some in ([found[BWD]], list(found.values()), [])]
+    assert sums == [default.time_us, None, None]
+
+
+def test_the_largest_tp_size_that_scales_is_optimal() -> None:
+    result = scale({1: 2000.0, 2: 1100.0, 4: 600.0, 8: 400.0}, tolerance=0.2)
+    assert result.optimal_tp_size == 4
+    assert result.scaling_ratios == {1: 1.0, 2: 1.1, 4: 1.2, 8: 1.6}
+    assert result.scaling_efficient == {1: True, 2: True, 4: True, 8: False}
+    # Without tensor parallelism where nothing scales; undecided without a baseline.
+    assert scale({1: 100.0, 2: 90.0, 4: 80.0}, tolerance=0.2).optimal_tp_size == 1
+    undecided = scale({2: 90.0, 4: 80.0}, tolerance=0.2)
+    assert (undecided.optimal_tp_size, undecided.reason) == (None, "no TP=1 baseline was measured.")
+
+
+EIGHT = "CUDA_DEVICE_MAX_CONNECTIONS=8"
+
+
+def write(directory: Path, ring_us: float, **changes: Any) -> Path:
+    for _ in range(2):
+        ring = operator_config(2, "fc1", "fprop", "ring_exchange", num_sm=1, **changes)
+        make_point("operator", directory, ring, fwd=pass_times(ring_us, spread_us=0.1))
+    return directory
+
+
+def test_connections_are_separate_cases_whose_files_say_what_to_set(tmp_path: Path) -> None:
+    write(write(tmp_path, 80.0), 72.0, runtime={"max_connections": 8})
+    analysis = analyse(tmp_path, AnalysisConfig())
+    (section,) = analysis.sections
+    usual, eight = section.answers
+    assert EIGHT in eight.title
+    assert EIGHT not in usual.title
+    write_reports(analysis, tmp_path)
+    texts = {path: path.read_text() for path in tmp_path.rglob("optimal_tp_comm_overlap_cfg_tp2.yaml")}
+    assert len(texts) == 2
+    to_set = f"# Set {EIGHT} in training"
+    assert sorted((EIGHT.replace("=", "-") in path.parent.name, to_set in text) for path, text in texts.items()) == [
+        (False, False),
+        (True, True),
+    ]
+    assert any(f"Set {EIGHT} in training" in sentence for card in eight.cards for sentence in card.sentences)
+
+
+def test_two_sweeps_that_differ_in_it_alone_are_compared(tmp_path: Path) -> None:
+    datasets = [
+        read_dataset("one", write(tmp_path / "one", 80.0)),
+        read_dataset("eight", write(tmp_path / "eight", 72.0, runtime={"max_connections": 8})),
+    ]
+    assert "process_wide" in compared_fields(datasets)
