@@ -37,8 +37,8 @@ class Sweep(NamedTuple):
         keeper = parent_of(agent)
         pids = {"launcher": self.process.pid, "guard": parent_of(keeper), "keeper": keeper, "agent": agent}
         pids |= {f"rank {rank}": pid for rank, pid in enumerate(ranks)}
-        for name in names:
-            os.kill(pids[name], signal.SIGKILL)
+        # Who ended with the one before is gone already.
+        subprocess.run(["kill", "-KILL", *(str(pids[name]) for name in names)], check=False)
 
 
 ORDERS = (
