@@ -17,6 +17,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.trace import disk, stream
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.trace.stream import Document, Event, ExactEvent
+from tests.timeline import Timeline
 
 MIB = 1 << 20
 
@@ -385,7 +386,7 @@ def test_strange_files_end_in_time(
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("category", ["kernel", "cpu_op"])
-def test_as_many_threads_as_events(trace: Any, category: str) -> None:
+def test_as_many_threads_as_events(trace: Timeline, category: str) -> None:
     for thread in range(10_000):
         trace.add(category, "aten::mm", 1.5, 3.5, 0, thread)
     rows = read_trace_file(trace.write(), with_parts=True).rows
@@ -393,7 +394,7 @@ def test_as_many_threads_as_events(trace: Any, category: str) -> None:
 
 
 @pytest.mark.timeout(30)
-def test_as_many_iterations_as_launches(trace: Any) -> None:
+def test_as_many_iterations_as_launches(trace: Timeline) -> None:
     for number in range(500):
         trace.work("nvjet_fwd", 4 * number)
         trace.backward(4 * number + 2, 4 * number + 3, thread=1)

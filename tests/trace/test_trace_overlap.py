@@ -1,7 +1,6 @@
 """Rows, parts and spans of traces: against numbers worked out by hand, and counted moment by moment."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,10 +14,11 @@ from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, WAIT
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.trace.intervals import merge
 from overlap_sweep.trace.iterations import PhaseEvents, measure, measure_groups
+from tests.timeline import Timeline
 from tests.trace.conftest import analyse_trace
 
 
-def test_rows_and_parts_on_one_page(trace: Any) -> None:
+def test_rows_and_parts_on_one_page(trace: Timeline) -> None:
     """GEMM 0-100 and 50-150; NCCL 120-220; computation 200-210; wait 230-250; copy 205-270."""
     trace.work("nvjet_a", 0, 1000, 1100)
     trace.work("nvjet_b", 1, 1050, 1150, stream=8)
@@ -26,8 +26,9 @@ def test_rows_and_parts_on_one_page(trace: Any) -> None:
     trace.work("void at::native::gelu_kernel<float>(int)", 3, 1200, 1210)
     trace.work("kuserbuffers_pushrecv(int)", 4, 1230, 1250)
     trace.launch(5, 5)
-    trace.copy("Memcpy DtoD (Device -> Device)", 1205, 1270, 5)
-    found = read_trace_file(trace.write(distributedInfo={"rank": 3, "world_size": 8}), with_parts=True)
+    trace.on_device("Memcpy DtoD (Device -> Device)", 1205, 1270, 5, cat="gpu_memcpy")
+    trace.info = {"rank": 3, "world_size": 8}
+    found = read_trace_file(trace.write(), with_parts=True)
     fwd, whole = found.rows
     assert fwd == TraceRow(
         file=str(trace.path),
@@ -129,7 +130,7 @@ def test_summary_is_the_median_over_the_iterations(gpu_trace: Path) -> None:
     assert summarise([]) == []
 
 
-def iterations(trace: Any, *lengths: int) -> None:
+def iterations(trace: Timeline, *lengths: int) -> None:
     """Iterations of a forward GEMM and a backward one, as long as given; copies between them belong to neither pass."""
     for number, length in enumerate(lengths):
         start = 10_000 * number
@@ -138,19 +139,20 @@ def iterations(trace: Any, *lengths: int) -> None:
         trace.work("nvjet_fwd", start + 50, start + 1000, start + 1010)
         trace.work("nvjet_bwd", start + 150, start + 1005, start + 1000 + length, thread=2, stream=9)
         trace.launch(start + 350, number)
-        trace.copy("Memset (Device)", start + 1008, start + 1009, number)
+        trace.on_device("Memset (Device)", start + 1008, start + 1009, number, cat="gpu_memcpy")
 
 
 @pytest.mark.parametrize(
     ("lengths", "number"), [((30,), 0), ((50, 30), 1), ((20, 90, 40), 2), ((20, 90, 40, 30), 3), ((30, 30, 30), 1)]
 )
-def test_the_typical_iteration_is_the_lower_median(trace: Any, lengths: tuple[int, ...], number: int) -> None:
+def test_the_typical_iteration_is_the_lower_median(trace: Timeline, lengths: tuple[int, ...], number: int) -> None:
     iterations(trace, *lengths)
-    found = typical_iteration(trace.write(distributedInfo={"rank": 3}))
+    trace.info = {"rank": 3}
+    found = typical_iteration(trace.write())
     assert (found.rank, found.number) == (3, number)
 
 
-def test_spans_are_what_ran_by_start(trace: Any) -> None:
+def test_spans_are_what_ran_by_start(trace: Timeline) -> None:
     iterations(trace, 50, 30, 70)
     assert typical_iteration(trace.write()).spans == [
         Span(0.0, 10.0, "0", "7", "gemm", "cublas", "nvjet_fwd", "fwd"),
@@ -159,19 +161,19 @@ def test_spans_are_what_ran_by_start(trace: Any) -> None:
     ]
 
 
-def on_cpu(trace: Any) -> list[tuple[float, float, str, str, str]]:
+def on_cpu(trace: Timeline) -> list[tuple[float, float, str, str, str]]:
     """Start, end, thread, kind and name of the operators that count."""
     spans = typical_iteration(trace.write()).spans
     return [(span.start_us, span.end_us, span.stream, span.kind, span.name) for span in spans]
 
 
-def test_a_gemm_counts_once_however_deep_the_call_and_of_other_operators_the_outermost(trace: Any) -> None:
+def test_a_gemm_counts_once_however_deep_the_call_and_of_other_operators_the_outermost(trace: Timeline) -> None:
     for name, start, end in (
         *(("linear", 0, 100), ("t", 1, 5), ("addmm", 10, 90), ("copy_", 12, 20), ("resolve_conj", 21, 22)),
         *(("mm", 100, 150), ("softmax", 200, 250), ("_softmax", 202, 248), ("copy_", 203, 210), ("gelu", 260, 290)),
         *(("scaled_dot_product_attention", 300, 400), ("bmm", 320, 350)),
     ):
-        trace.op(f"aten::{name}", start, end)
+        trace.operator(f"aten::{name}", start, end)
     assert on_cpu(trace) == [
         (0.0, 80.0, "1", "gemm", "aten::addmm"),
         (90.0, 140.0, "1", "gemm", "aten::mm"),
@@ -182,19 +184,19 @@ def test_a_gemm_counts_once_however_deep_the_call_and_of_other_operators_the_out
     ]
 
 
-def test_operators_inside_a_gloo_span_are_part_of_the_communication_and_launching_is_none(trace: Any) -> None:
-    trace.op("c10d::_allgather_base_", 0, 5)
+def test_operators_inside_a_gloo_span_are_part_of_the_communication_and_launching_is_none(trace: Timeline) -> None:
+    trace.operator("c10d::_allgather_base_", 0, 5)
     trace.annotation("gloo:all_gather", 10, 110, thread=5)
-    trace.op("aten::copy_", 90, 95, thread=5)
-    trace.op("aten::add_", 95, 100, thread=5)
-    trace.op("aten::add_", 30, 50, thread=1)
+    trace.operator("aten::copy_", 90, 95, thread=5)
+    trace.operator("aten::add_", 95, 100, thread=5)
+    trace.operator("aten::add_", 30, 50, thread=1)
     assert on_cpu(trace) == [(0.0, 100.0, "5", "comm", "gloo:all_gather"), (20.0, 40.0, "1", "compute", "aten::add_")]
 
 
-def test_point_to_point_spans_on_the_calling_thread_hide_nothing(trace: Any) -> None:
+def test_point_to_point_spans_on_the_calling_thread_hide_nothing(trace: Timeline) -> None:
     trace.annotation("gloo:send", 10, 110)
     trace.annotation("gloo:recv", 12, 112)
-    trace.op("aten::mm", 20, 70)
+    trace.operator("aten::mm", 20, 70)
     assert on_cpu(trace) == [
         (0.0, 100.0, "1", "comm", "gloo:send"),
         (2.0, 102.0, "1", "comm", "gloo:recv"),
