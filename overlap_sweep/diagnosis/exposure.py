@@ -2,8 +2,7 @@
 just before, or the communication that ended just before), and how much slower GEMMs are next to communication than
 alone."""
 
-from array import array
-from bisect import bisect, bisect_right
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import LATENCY_NS, NEVER, UNBLOCKED_NS
 from overlap_sweep.diagnosis.facts import RankFacts
-from overlap_sweep.trace.intervals import Intervals, intervals_of, merge, places_by_value, subtract
+from overlap_sweep.trace.intervals import Intervals, Measure, intervals_of, merge, places_by_value, subtract
 
 UNBLOCKED_CPU_NS = 1_000_000
 """UNBLOCKED_NS on a CPU, where the thread that waited has to wake up and to run Python first."""
@@ -22,41 +21,6 @@ UNBLOCKED_CPU_NS = 1_000_000
 
 UNBLOCKED_CPU = 0.25
 """The same as a share of the time that was waited: on a busy CPU waking up takes longer."""
-
-
-class Measure:
-    """The length of a union of intervals between any two moments."""
-
-    def __init__(self, intervals: Intervals) -> None:
-        union = merge(intervals)
-        self.union = union
-        self._origin = int(union[0, 0]) if len(union) else 0
-        self._moments = (union - self._origin).reshape(-1).astype(np.float64)
-        self._bounds = array("d", self._moments.tobytes())
-        lengths = np.cumsum(union[:, 1] - union[:, 0])
-        self._covered = np.repeat(np.concatenate(([0], lengths)), 2)[1:-1].astype(np.float64)
-
-    def until(self, moment_ns: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Returns the length before the moments, in nanoseconds."""
-        if not len(self._moments):
-            return np.zeros(np.shape(moment_ns))
-        return np.interp(np.asarray(moment_ns) - self._origin, self._moments, self._covered)
-
-    def within(self, intervals: Intervals) -> NDArray[np.float64]:
-        """Returns the length within each of the intervals, in nanoseconds."""
-        return self.until(intervals[:, 1]) - self.until(intervals[:, 0])
-
-    def between(self, start_ns: int, end_ns: int) -> float:
-        return self._until_one(end_ns) - self._until_one(start_ns) if end_ns > start_ns else 0.0
-
-    def _until_one(self, moment_ns: int) -> float:
-        """Returns the same as `until`, for one moment in a tenth of the time."""
-        since_ns = moment_ns - self._origin
-        place = bisect_right(self._bounds, since_ns)
-        if not place:
-            return 0.0
-        inside_ns = since_ns - self._bounds[place - 1] if place % 2 else 0.0
-        return float(self._covered[place - 1]) + inside_ns
 
 
 @dataclass

@@ -13,9 +13,9 @@ from overlap_sweep.diagnosis import Pass
 from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals, common_names
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group, type_of
-from overlap_sweep.diagnosis.exposure import Measure, slowed_by_call
+from overlap_sweep.diagnosis.exposure import slowed_by_call
 from overlap_sweep.diagnosis.facts import PLACES, Place, RankFacts, Step, place_of, size_of
-from overlap_sweep.trace.intervals import intervals_of, length, merge
+from overlap_sweep.trace.intervals import Measure, intervals_of, length, merge
 
 Known = Literal["measured", "at_most", ""]
 

@@ -17,7 +17,7 @@ from overlap_sweep.diagnosis.arrivals import Arrivals
 from overlap_sweep.diagnosis.calls import roles_of
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.causes.repeated_reduction import repeated_reductions
-from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Late, Measure, SlowedCall, slowed_calls
+from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Late, SlowedCall, slowed_calls
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.groups import Alike, alike_calls
 from overlap_sweep.diagnosis.lateness import (
@@ -30,7 +30,7 @@ from overlap_sweep.diagnosis.lateness import (
     with_assumed_waits,
 )
 from overlap_sweep.trace.activity import BWD, FWD, NO_ITERATION, RECOMPUTE
-from overlap_sweep.trace.intervals import intervals_of, length, merge, places_by_value, within
+from overlap_sweep.trace.intervals import Measure, intervals_of, length, merge, places_by_value, within
 
 ENOUGH_CALLS = 10
 """Fewest calls of which it shows that none overtook a kernel of another stream."""

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from overlap_sweep.diagnosis.arrivals import arrivals
-from overlap_sweep.diagnosis.exposure import Measure, exposure_of
+from overlap_sweep.diagnosis.exposure import exposure_of
 from overlap_sweep.diagnosis.groups import group_rows
 from overlap_sweep.diagnosis.losses import losses_of, views_of
 from overlap_sweep.diagnosis.runs import read_rank
-from overlap_sweep.trace.intervals import intersect, merge, subtract
+from overlap_sweep.trace.intervals import Measure, intersect, merge, subtract
 from tests.diagnosis.planted import ARCHIVES, archives, unpack
 from tests.timeline import Timeline, diagnosed, findings
 
