@@ -136,6 +136,12 @@ class Timeline:
         return facts_of(read_trace(path))
 
 
+def one_step(start: float, end: float) -> Timeline:
+    made = Timeline()
+    made.step(0, start, end)
+    return made
+
+
 def diagnosed(directory: Path, *ranks: Timeline) -> Diagnosis:
     return diagnosis_of("made", [rank.facts(directory) for rank in ranks])
 

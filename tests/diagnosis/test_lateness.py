@@ -70,9 +70,8 @@ def test_a_rank_that_is_always_late_is_named(tmp_path: Path) -> None:
 
 def test_the_root_is_who_kept_the_late_rank_waiting(tmp_path: Path) -> None:
     # Rank 2 computes 3,000 us more. Rank 1 waits for it in one group, and so comes late to rank 0's.
-    ranks = []
-    for rank in range(3):
-        made = Timeline(rank, 3)
+    ranks = [Timeline(rank, 3) for rank in range(3)]
+    for rank, made in enumerate(ranks):
         for step in range(3):
             start = 20_000 * step
             made.step(step, start - 2000, start - 1000)
@@ -86,21 +85,18 @@ def test_the_root_is_who_kept_the_late_rank_waiting(tmp_path: Path) -> None:
                     made.kernel(start + 4400, start + 4500, launch=start - 1350)
                 made.collective("all_reduce", start + 1000 + after, start + 4900, start - 1300, group="2", ranks=(0, 1))
             made.kernel(start + 4900, start + 6000, launch=start - 1200)
-        ranks.append(made)
     found = [one for one in diagnosed(tmp_path, *ranks).findings if one.cause == "straggler"]
     assert [(one.rank, one.lost_us) for one in found] == [(2, 3000), (None, 500)]
     assert "take it 3,000 us longer" in found[0].evidence
 
 
 def test_a_rank_that_is_late_where_its_recording_begins(tmp_path: Path) -> None:
-    ranks = []
-    for rank in range(2):
-        made = Timeline(rank)
+    ranks = [Timeline(rank) for rank in range(2)]
+    for rank, made in enumerate(ranks):
         made.step(0, -2000, 9000)
         made.kernel(3000 * rank, 3000 * rank + 1000, launch=-1500)
         made.collective("all_reduce", 3000 * rank + 1000, 4400, launch=-1400)
         made.kernel(4400, 6000, launch=-1300)
-        ranks.append(made)
     straggler = findings(tmp_path, *ranks)["straggler"]
     assert (straggler.lost_us, straggler.rank) == (3000, 1)
     assert "late by 3,000 us where its recording begins" in straggler.evidence
@@ -108,16 +104,14 @@ def test_a_rank_that_is_late_where_its_recording_begins(tmp_path: Path) -> None:
 
 
 def test_only_exposed_waiting_counts(tmp_path: Path) -> None:
-    ranks = []
-    for rank in range(2):
-        made = Timeline(rank)
+    ranks = [Timeline(rank) for rank in range(2)]
+    for rank, made in enumerate(ranks):
         for step in range(2):
             start = 10_000 * step
             made.step(step, start - 2000, start - 1000)
             made.collective("all_reduce", start + 2000 * rank, start + 3000, launch=start - 1500)
             made.kernel(start, start + 2500, launch=start - 1400)
             made.kernel(start + 3000, start + 5000, launch=start - 1300)
-        ranks.append(made)
     found = findings(tmp_path, *ranks)
     assert "straggler" not in found
     assert (found["bandwidth"].waiting_us, found["bandwidth"].transfer_us) == (0, 500)

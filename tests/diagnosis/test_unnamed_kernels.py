@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.diagnosis.calls import Call
-from tests.timeline import NCCL, Timeline, findings
+from tests.timeline import NCCL, Timeline, findings, one_step
 
 SEND_RECV = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)"
 ALL_REDUCE = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)"
@@ -169,8 +169,7 @@ def test_what_is_sent_and_received_in_one_batch(
 
 def test_no_pipeline_schedule_is_advised_where_embeddings_are_exchanged(tmp_path: Path) -> None:
     """Who is late to an all-to-all: own/all_to_all_rank1_late of tests/data/judged."""
-    line = Timeline()
-    line.step(0, 0, 9000)
+    line = one_step(0, 9000)
     line.function("DistributedDataParallel.forward", 10, 6000)
     line.operator("fbgemm::permute_2D_sparse_data", 10, 20)
     line.kernel(50, 100, launch=30)
