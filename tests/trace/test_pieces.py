@@ -346,34 +346,41 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
 
 _LIST = ", ".join(['{"name": "a", "ph": "b"}'] * 50)
 NESTED = EVENT.replace('"ts"', f'"args": {{"list": [{_LIST}]}}, "ts"')
-LONG_NAME = EVENT.replace("nvjet_k", r"}, {\"ph\": \"X\", gemm<" * (5 * MIB // 24))
+LONG_NAME = EVENT.replace("nvjet_k", r"}, {\"ph\": \"X\", gemm<" * (MIB // 24))
 
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     ("before", "repeated", "count", "after", "outcome"),
     [
-        ("", "[", 20 * MIB, "", "is nested too deeply"),
-        ('{"traceEvents": ', "[", 20 * MIB, "", "is nested too deeply"),
-        ('{"traceEvents": [{"args": {"x": ', '{"a": ', 3 * MIB, "", "is nested too deeply"),
-        ("", '{"traceEvents": [', 3 * MIB, "", "is nested too deeply"),
-        ('"', "a", 20 * MIB, '"', "has no traceEvents"),
-        ("", " ", 20 * MIB, "", "has no traceEvents"),
-        ('{"traceEvents": [', ",", 20 * MIB, "", "is not valid JSON"),
-        ('{"traceEvents": [', '},{"ph"', 3 * MIB, "", "is not valid JSON"),
-        ('{"traceEvents": [', '"', 20 * MIB, "", "is not valid JSON"),
-        ('{"traceEvents": [{"name": "', "abcdefghij", 2 * MIB, "", "has no end of an event"),
-        ('{"traceEvents": [' + EVENT, ',{"ph":X}', 3 * MIB, "]}", None),
-        ('{"traceEvents": [', NESTED + ",", 8 * MIB // len(NESTED), NESTED + "]}", None),
-        ('{"traceEvents": [', EVENT.replace(" ", "") + ",", 8 * MIB // len(EVENT), EVENT + "]}", None),
+        ("", "[", 3 * MIB, "", "is nested too deeply"),
+        ('{"traceEvents": ', "[", 3 * MIB, "", "is nested too deeply"),
+        ('{"traceEvents": [{"args": {"x": ', '{"a": ', MIB, "", "is nested too deeply"),
+        ("", '{"traceEvents": [', MIB // 4, "", "is nested too deeply"),
+        ('"', "a", 3 * MIB, '"', "has no traceEvents"),
+        ("", " ", 3 * MIB, "", "has no traceEvents"),
+        ('{"traceEvents": [', ",", 3 * MIB, "", "is not valid JSON"),
+        ('{"traceEvents": [', '},{"ph"', MIB // 2, "", "is not valid JSON"),
+        ('{"traceEvents": [', '"', 3 * MIB, "", "is not valid JSON"),
+        ('{"traceEvents": [{"name": "', "abcdefghij", MIB // 2, "", "has no end of an event"),
+        ('{"traceEvents": [' + EVENT, ',{"ph":X}', MIB // 2, "]}", None),
+        ('{"traceEvents": [', NESTED + ",", 4 * MIB // len(NESTED), NESTED + "]}", None),
+        ('{"traceEvents": [', EVENT.replace(" ", "") + ",", 4 * MIB // len(EVENT), EVENT + "]}", None),
         ('{"traceEvents": [', EVENT + ",", 10_000, LONG_NAME + "," + EVENT + "]}", None),
-        ('{"traceEvents": [' + EVENT + '], "more": [', EVENT + ",", 8 * MIB // len(EVENT), EVENT + "]}", None),
-        ('{"traceEvents": [', EVENT.replace("2.0", "NaN") + ",", 2 * MIB // len(EVENT), EVENT + "]}", None),
+        ('{"traceEvents": [' + EVENT + '], "more": [', EVENT + ",", 4 * MIB // len(EVENT), EVENT + "]}", None),
+        ('{"traceEvents": [', EVENT.replace("2.0", "NaN") + ",", MIB // len(EVENT), EVENT + "]}", None),
     ],
 )
 def test_strange_files_end_in_time(
-    tmp_path: Path, before: str, repeated: str, count: int, after: str, outcome: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: str,
+    repeated: str,
+    count: int,
+    after: str,
+    outcome: str | None,
 ) -> None:
+    monkeypatch.setattr(stream, "_MOST_BYTES", 2 * MIB)
     path = tmp_path / "trace.json"
     write_repeated(path, before, repeated, count, after)
     found = read_trace_file(path, with_parts=True)
