@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -325,7 +325,10 @@ def _of_idle_time(view: RankView) -> Iterator[Loss]:
         yield from _explained(time, _IDLE)
 
 
-def _explained(time: ExposedTime | IdleTime, rules: list[tuple[str, Rule[Any]]]) -> Iterator[Loss]:
+Explained = TypeVar("Explained", ExposedTime, IdleTime)
+
+
+def _explained(time: Explained, rules: list[tuple[str, Rule[Explained]]]) -> Iterator[Loss]:
     for cause, rule in rules:
         for part in rule.losses(time):
             if loss := time.take(cause, part):

@@ -7,13 +7,15 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
+
+Key = TypeVar("Key")
 
 NO_CORRELATION = -1
 
@@ -123,9 +125,11 @@ class Trace:
     """Whether it can tell which pass and iteration an event belongs to. Profilers of the device alone cannot."""
 
 
-def numbering() -> defaultdict[Any, int]:
-    """Returns a mapping that numbers keys in the order of their first lookup."""
-    return defaultdict(itertools.count().__next__)
+class Numbering(defaultdict[Key, int]):
+    """Numbers keys in the order of their first lookup."""
+
+    def __init__(self) -> None:
+        super().__init__(itertools.count().__next__)
 
 
 def check_number(path: Path, different: Collection[object], things: str, instead: str) -> None:

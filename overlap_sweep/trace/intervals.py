@@ -7,7 +7,7 @@ disjoint, not touching, without empty intervals. All but `merge`, `Measure` and 
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,7 +131,7 @@ def _where(a: Intervals, b: Intervals, cover: int) -> Intervals:
     return merge(np.stack((moments[pieces], moments[pieces + 1]), axis=1))
 
 
-def places_by_value(column: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.intp]]]:
+def places_by_value(column: NDArray[np.integer]) -> Iterator[tuple[int, NDArray[np.intp]]]:
     """Yields each distinct integer of the column, ascending, with its positions, ascending."""
     order = np.argsort(column, kind="stable")
     values, first = np.unique(column[order], return_index=True)
