@@ -26,7 +26,7 @@ from overlap_sweep.diagnosis.collectives import (
     group_of,
     sizes_of_host,
 )
-from overlap_sweep.diagnosis.host import Places, named
+from overlap_sweep.diagnosis.host import Places
 from overlap_sweep.trace.activity import BWD, COMM, FWD, NEITHER, NO_ITERATION, RECOMPUTE, WAIT, Activity
 from overlap_sweep.trace.columns import NO_CORRELATION, Detail, Trace
 
@@ -146,7 +146,7 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
                 detail = sizes_of_host(name, detail)
             else:
                 # gloo names some collectives after others, and its threads know no pass.
-                detail, name = _host_detail(trace, detailed, at, detail), trace.labels[trace.host.label[at]][1]
+                detail, name = _host_detail(trace, detailed, at, detail), trace.name(trace.host, at)
                 pass_ = BWD if places.is_backward(thread, launch_ns) else pass_
         else:
             place = int(launch[i])
@@ -189,7 +189,7 @@ def _detail_at_launch(trace: Trace, places: Places, thread: int, launch_ns: int)
     None if there are none."""
 
     def described(at: int) -> tuple[str, Detail]:
-        return trace.labels[trace.host.label[at]][1], trace.details[trace.host.detail[at]]
+        return trace.name(trace.host, at), trace.details[trace.host.detail[at]]
 
     around = [described(at) for at, _, _ in places.collectives.around(thread, launch_ns)]
     found = detail_around(tuple(around))
@@ -203,7 +203,7 @@ def _launched_by(trace: Trace, activity: Activity, chosen: NDArray[np.intp]) -> 
     """Returns for communication on a CPU, indices of `activity.events`, the operator that launched it, an index of
     `trace.host`: the first call of its kind before it that has none yet, since gloo's threads run them in order."""
     host = trace.host
-    operators = np.flatnonzero(named(trace, _C10D)[host.label])
+    operators = np.flatnonzero(trace.is_named(host, _C10D))
     operators = operators[np.lexsort((-host.end_ns[operators], host.start_ns[operators]))]
     outermost: list[int] = []
     reach: dict[int, int] = defaultdict(lambda: -1)
@@ -233,7 +233,7 @@ def _same_kind(trace: Trace, operator: int, span: str) -> bool:
     """Returns whether gloo runs the operator's collective under the span's name: it reduces and scatters by an
     all-reduce."""
     kind = collective_of(Detail(), span, "gloo")
-    called = collective_of(Detail(), trace.labels[trace.host.label[operator]][1], "gloo")
+    called = collective_of(Detail(), trace.name(trace.host, operator), "gloo")
     return called in _GLOO_KINDS.get(kind, (kind,))
 
 
@@ -247,7 +247,7 @@ def _host_detail(trace: Trace, detailed: NDArray[np.intp], operator: int, span: 
     said = next((detail for i in inside if (detail := trace.details[host.detail[i]]).collective), None)
     if said:
         return said
-    names = {i: trace.labels[host.label[i]][1] for i in (operator, *inside)}
+    names = {i: trace.name(host, i) for i in (operator, *inside)}
     own = next((i for i, name in names.items() if name.startswith("c10d::")), operator)
     return sizes_of_host(names[own], trace.details[host.detail[own]], span)
 

@@ -92,7 +92,11 @@ def exposure_of(facts: RankFacts) -> Exposure:
     for (a, b), first, beyond, after in zip(*columns, strict=True):
         inside = [i for i in range(first, beyond) if ends[i] > a]
         ended = after < len(work) and int(work.start_ns[after]) == b
-        late += _one_gap(facts, exposed, comm, busy, (a, b), inside, after if ended else None)
+        for start, end, number in _one_gap(facts, exposed, busy, (a, b), inside, after if ended else None):
+            late += [
+                Late(one, other, max(0.0, other - one - busy.between(one, other)), number, comm.between(one, other))
+                for one, other in _by_step(facts, start, end)
+            ]
     loading = Measure(subtract(facts.loading, busy.union))
     spans = intervals_of(late)
     in_time = Measure(subtract(gaps, merge(spans)))
@@ -111,12 +115,13 @@ def exposure_of(facts: RankFacts) -> Exposure:
 def _one_gap(
     facts: RankFacts,
     found: dict[int, Exposed],
-    comm: Measure,
     busy: Measure,
     gap: tuple[int, int],
     inside: list[int],
     after: int | None,
-) -> Iterator[Late]:
+) -> Iterator[tuple[int, int, int]]:
+    """Yields when the host was late in the gap, with the work that it then launched; the rest of the gap is added to
+    the calls that were waited for."""
     a, b = gap
     calls = facts.calls
     launch = int(facts.work.launch_ns[after]) if after is not None else NEVER
@@ -126,7 +131,7 @@ def _one_gap(
             # Launched, but held back by a copy, or by something that the trace does not show: a stall.
             return
         end = b if b - launch <= LATENCY_NS else launch
-        yield from _late(facts, comm, busy, a, end, after)
+        yield a, end, after
         return
     end_of_comm = min(calls[blocking].end_ns, b)
     reached = end_of_comm
@@ -143,9 +148,9 @@ def _one_gap(
     first = min(inside, key=lambda i: calls[i].start_ns)
     if a < first_start and calls[first].launch_ns > a and after is not None:
         # The host launched even the communication only after the computation had run dry.
-        yield from _late(facts, comm, busy, a, first_start, after)
+        yield a, first_start, after
     if after is not None and launch > end_of_comm:
-        yield from _late(facts, comm, busy, end_of_comm, b, after)
+        yield end_of_comm, b, after
 
 
 def _blocking(
@@ -173,11 +178,9 @@ def _blocking(
     return last if waited else None
 
 
-def _late(facts: RankFacts, comm: Measure, busy: Measure, start: int, end: int, after: int) -> Iterator[Late]:
-    """Yields the time in which the host was late, by step."""
+def _by_step(facts: RankFacts, start: int, end: int) -> Iterator[tuple[int, int]]:
     first, beyond = (bisect(facts.steps, moment, key=lambda step: step.start_ns) for moment in (start, end - 1))
-    for a, b in pairwise((start, *(step.start_ns for step in facts.steps[first:beyond]), end)):
-        yield Late(a, b, max(0.0, b - a - busy.between(a, b)), after, comm.between(a, b))
+    return pairwise((start, *(step.start_ns for step in facts.steps[first:beyond]), end))
 
 
 def slowed_gemms(facts: RankFacts) -> Iterator[tuple[int, float, float]]:

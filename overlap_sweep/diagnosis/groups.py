@@ -14,8 +14,9 @@ from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals, common_names
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group, type_of
 from overlap_sweep.diagnosis.exposure import slowed_by_call
-from overlap_sweep.diagnosis.facts import PLACES, Place, RankFacts, Step, place_of, size_of
+from overlap_sweep.diagnosis.facts import PLACES, Place, RankFacts, place_of, size_of
 from overlap_sweep.trace.intervals import Measure, intervals_of, length, merge
+from overlap_sweep.trace.iterations import IterationSpan
 
 Known = Literal["measured", "at_most", ""]
 
@@ -93,7 +94,7 @@ def alike_calls(facts: Sequence[RankFacts], arrived: Arrivals) -> list[Alike]:
     ]
 
 
-def _counted_steps(rank: RankFacts) -> list[Step]:
+def _counted_steps(rank: RankFacts) -> list[IterationSpan]:
     """Returns the steps without start-up; all if there are no others."""
     return [step for step in rank.steps if not step.startup] or rank.steps
 

@@ -27,11 +27,6 @@ _C10D = re.compile(r"c10d::")
 _COLLECTIVE = re.compile(r"c10d::|nccl:|record_param_comms")
 
 
-def named(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    """Returns a mask of the trace's labels whose names begin with the pattern."""
-    return np.array([pattern.match(name) is not None for _, name in trace.labels], bool)
-
-
 class Nested:
     """Ranges of several threads; those of one thread contain each other or are apart."""
 
@@ -79,9 +74,9 @@ class Places:
         """`launches`: of computation."""
         host = trace.host
         is_annotation = np.array([category == "user_annotation" for category, _ in trace.labels], bool)
-        annotations = host[(is_annotation & ~named(trace, _NO_PLACE))[host.label]]
-        is_backward, is_call = (named(trace, pattern)[host.label] for pattern in (_AUTOGRAD, _C10D))
-        is_function = trace.forward & ~named(trace, _NO_FUNCTION)[host.label]
+        annotations = host[is_annotation[host.label] & ~trace.is_named(host, _NO_PLACE)]
+        is_backward, is_call = (trace.is_named(host, pattern) for pattern in (_AUTOGRAD, _C10D))
+        is_function = trace.forward & ~trace.is_named(host, _NO_FUNCTION)
         backward = host[is_backward]
         self._names = [name for _, name in trace.labels]
         self._named = Nested(concatenated(annotations, trace.modules))
@@ -94,8 +89,8 @@ class Places:
         self._forward_ns = begun_ns[~contains(merge(backward.intervals), begun_ns)]
         self._begun_before = np.searchsorted(self._forward_ns, self._backward.start_ns)
         self._launches = {lane: np.sort(launches.start_ns[here]) for lane, here in places_by_value(launches.lane)}
-        self._operators = Nested(host[named(trace, _OPERATOR)[host.label]])
-        collectives = np.flatnonzero(named(trace, _COLLECTIVE)[host.label])
+        self._operators = Nested(host[trace.is_named(host, _OPERATOR)])
+        collectives = np.flatnonzero(trace.is_named(host, _COLLECTIVE))
         self.collectives = Nested(replace(host[collectives], label=collectives.astype(np.int32)))
         """Operators and annotations of collectives; in place of labels, their indices in `trace.host`."""
 
@@ -179,14 +174,14 @@ def waits_of(trace: Trace, places: Places, *, apart: bool) -> Iterator[Wait]:
         return
     on_device = np.isin(launches.correlation, trace.device.correlation)
     with_kernels = np.unique(launches.lane[on_device])
-    sync, copy = (named(trace, pattern)[launches.label] for pattern in (SYNC, _COPY))
+    sync, copy = (trace.is_named(launches, pattern) for pattern in (SYNC, _COPY))
     took = launches.end_ns - launches.start_ns
     blocked = (sync & (took >= BLOCKS_FROM_NS)) | (copy & (took >= COPY_BLOCKS_FROM_NS))
     chosen = np.flatnonzero(blocked & np.isin(launches.lane, with_kernels))
     ranges, launched = step_ranges(trace), np.sort(launches.start_ns[on_device])
     for i in chosen[np.argsort(launches.start_ns[chosen], kind="stable")].tolist():
         start_ns, end_ns, thread = int(launches.start_ns[i]), int(launches.end_ns[i]), int(launches.lane[i])
-        name, operator = trace.labels[launches.label[i]][1], places.operator_at(thread, start_ns)
+        name, operator = trace.name(launches, i), places.operator_at(thread, start_ns)
         step_end_ns = next((int(end) for start, end in ranges if start <= start_ns < end), None)
         if step_end_ns is None and len(ranges):
             continue
@@ -234,7 +229,7 @@ def pauses_of(trace: Trace, threads: NDArray[np.int32]) -> Iterator[Pause]:
     scopes = _Scopes(trace, threads)
     for place in np.flatnonzero(np.diff(moments[order]) >= PAUSE_NS).tolist():
         before, after = (int(order[at]) for at in (place, place + 1))
-        name_before, name_after = (trace.labels[own.label[at % len(own)]][1] for at in (before, after))
+        name_before, name_after = (trace.name(own, at % len(own)) for at in (before, after))
         span = int(moments[before]), int(moments[after])
         if pause := scopes.pause(span, int(own.lane[after % len(own)]), name_before, name_after):
             yield pause
@@ -256,9 +251,9 @@ class _Scopes:
 
     def __init__(self, trace: Trace, threads: NDArray[np.int32]) -> None:
         every = concatenated(trace.host, trace.launches, trace.modules, trace.functions)
-        is_place = ~(named(trace, _NO_PLACE) | named(trace, _TORCHS))
+        is_place = ~(trace.is_named(every, _NO_PLACE) | trace.is_named(every, _TORCHS))
         long = every.end_ns - every.start_ns >= COVERS * PAUSE_NS
-        self._scopes = Nested(every[long & is_place[every.label] & np.isin(every.lane, threads)])
+        self._scopes = Nested(every[long & is_place & np.isin(every.lane, threads)])
         self._names = [name for _, name in trace.labels]
         self._is_operator = [category not in ("user_annotation", "python_function") for category, _ in trace.labels]
 
@@ -347,7 +342,7 @@ def stalls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp]) -> Ite
     launch_ns = launched_ns(trace, launched, ends)
     since = np.maximum(starts, launch_ns)
     by_end = np.argsort(events.end_ns, kind="stable")
-    holding = trace.launches[named(trace, _HOLDS_BACK)[trace.launches.label]]
+    holding = trace.launches[trace.is_named(trace.launches, _HOLDS_BACK)]
     for i in np.flatnonzero(ends - since >= LATENCY_NS).tolist():
         after = int(order[places[i]])
         earlier = order[max(0, places[i] - 256) : places[i]]
@@ -374,4 +369,4 @@ def _holding(trace: Trace, holding: Events, before: NDArray[np.intp], launch: np
     since = int(trace.launches.start_ns[before[0]]) if len(before) and before[0] >= 0 else NEVER
     lane, until = trace.launches.lane[launch], trace.launches.start_ns[launch]
     found = np.flatnonzero((holding.lane == lane) & (holding.start_ns > since) & (holding.start_ns < until))
-    return trace.labels[holding.label[found[-1]]][1] if len(found) else ""
+    return trace.name(holding, found[-1]) if len(found) else ""

@@ -142,7 +142,7 @@ def _facts(files: Sequence[TraceFile], read: Mapping[Path, RankRead], per_node: 
     found = []
     for file in files:
         if facts := read[file.path].facts if file.path in read else None:
-            steps = [replace(step, startup=step.number in startup) for step in facts.steps]
+            steps = [step._replace(startup=step.number in startup) for step in facts.steps]
             # If a trace does not record its rank, the file's name may have it.
             found.append(replace(facts, rank=rank_of(file), steps=steps, ranks_per_node=per_node.get(file.path)))
     return found

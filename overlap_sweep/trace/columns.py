@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, fields
@@ -123,6 +124,13 @@ class Trace:
     """A sentence for each reason why only part of it was read."""
     has_passes: bool = True
     """Whether it can tell which pass and iteration an event belongs to. Profilers of the device alone cannot."""
+
+    def name(self, events: Events, index: int) -> str:
+        return self.labels[events.label[index]][1]
+
+    def is_named(self, events: Events, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+        """Returns a mask of the events whose names begin with the pattern."""
+        return np.array([pattern.match(name) is not None for _, name in self.labels], bool)[events.label]
 
 
 class Numbering(defaultdict[Key, int]):
