@@ -68,7 +68,10 @@ def test_totals_of_several_groups_and_steps() -> None:
         call(210, 220, group="tp", step=2),
     ]
     facts = rank_facts(0, calls, groups, work=work((105, 110), (200, 215)), steps=steps)
-    found = {total.group: (total.about, total.exposed_us, total.hidden_us) for total in group_totals([facts])}
+    found = {
+        total.group: (total.about, total.exposed_us, total.hidden_us)
+        for total in group_totals([facts], arrivals([facts]))
+    }
     assert found == {"dp": ("data", 15.0, 10.0), "tp": ("", 2.5, 2.5)}
 
 
