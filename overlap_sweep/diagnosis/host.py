@@ -226,12 +226,15 @@ def pauses_of(trace: Trace, threads: NDArray[np.int32]) -> Iterator[Pause]:
     own = own[np.isin(own.lane, threads)]
     moments = np.concatenate((own.start_ns, own.end_ns))
     order = np.argsort(moments, kind="stable")
-    scopes = _Scopes(trace, threads)
+    every = concatenated(trace.host, trace.launches, trace.modules, trace.functions)
+    is_place = ~(trace.is_named(every, _NO_PLACE) | trace.is_named(every, _TORCHS))
+    is_long = every.end_ns - every.start_ns >= COVERS * PAUSE_NS
+    scopes = Nested(every[is_long & is_place & np.isin(every.lane, threads)])
     for place in np.flatnonzero(np.diff(moments[order]) >= PAUSE_NS).tolist():
         before, after = (int(order[at]) for at in (place, place + 1))
         name_before, name_after = (trace.name(own, at % len(own)) for at in (before, after))
         span = int(moments[before]), int(moments[after])
-        if pause := scopes.pause(span, int(own.lane[after % len(own)]), name_before, name_after):
+        if pause := _pause(trace, scopes, span, int(own.lane[after % len(own)]), name_before, name_after):
             yield pause
 
 
@@ -246,38 +249,28 @@ def paused_ns(pauses: list[Pause], spans: Intervals) -> Counter[str]:
     return found
 
 
-class _Scopes:
-    """What ran on the host for long: functions, modules, annotations, operators, and calls of the runtime."""
-
-    def __init__(self, trace: Trace, threads: NDArray[np.int32]) -> None:
-        every = concatenated(trace.host, trace.launches, trace.modules, trace.functions)
-        is_place = ~(trace.is_named(every, _NO_PLACE) | trace.is_named(every, _TORCHS))
-        long = every.end_ns - every.start_ns >= COVERS * PAUSE_NS
-        self._scopes = Nested(every[long & is_place & np.isin(every.lane, threads)])
-        self._names = [name for _, name in trace.labels]
-        self._is_operator = [category not in ("user_annotation", "python_function") for category, _ in trace.labels]
-
-    def pause(self, span: tuple[int, int], thread: int, before: str, after: str) -> Pause | None:
-        """Returns the pause between what ended or started `before` and `after`, on the `thread` of the latter; None if
-        the host waited for the device."""
-        start_ns, end_ns = span
-        # What covers most of the pause contains its middle.
-        around = [
-            (label, end - start)
-            for label, start, end in self._scopes.around(thread, (start_ns + end_ns) // 2)
-            if min(end, end_ns) - max(start, start_ns) >= COVERS * (end_ns - start_ns)
-        ]
-        names = [self._names[label] for label, _ in around]
-        between = f"between {f'{_short(before)} and' if before != after else 'two'} {_short(after)}"
-        place = between
-        if names:
-            if SYNC.match(names[0]) or _WAITS.match(names[0]):
-                return None
-            innermost, took = around[0]
-            place = f"{'inside' if self._is_operator[innermost] else 'in'} {_short(names[0])}{_caller(names)}"
-            if end_ns - start_ns < 0.5 * took and not LOADING.match(names[0]):
-                place = f"{place}, {between}"
-        return Pause(start_ns, end_ns, place, any(LOADING.match(name) for name in names))
+def _pause(trace: Trace, scopes: Nested, span: tuple[int, int], thread: int, before: str, after: str) -> Pause | None:
+    """Returns the pause between what ended or started `before` and `after`, on the `thread` of the latter; None if the
+    host waited for the device. `scopes`: what ran on the host for long, by its labels."""
+    start_ns, end_ns = span
+    # What covers most of the pause contains its middle.
+    around = [
+        (*trace.labels[label], end - start)
+        for label, start, end in scopes.around(thread, (start_ns + end_ns) // 2)
+        if min(end, end_ns) - max(start, start_ns) >= COVERS * (end_ns - start_ns)
+    ]
+    names = [name for _, name, _ in around]
+    between = f"between {f'{_short(before)} and' if before != after else 'two'} {_short(after)}"
+    place = between
+    if around:
+        category, innermost, took = around[0]
+        if SYNC.match(innermost) or _WAITS.match(innermost):
+            return None
+        runs = "in" if category in ("user_annotation", "python_function") else "inside"
+        place = f"{runs} {_short(innermost)}{_caller(names)}"
+        if end_ns - start_ns < 0.5 * took and not LOADING.match(innermost):
+            place = f"{place}, {between}"
+    return Pause(start_ns, end_ns, place, any(LOADING.match(name) for name in names))
 
 
 def _caller(names: list[str]) -> str:

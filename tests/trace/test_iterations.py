@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from overlap_sweep.diagnosis.facts import facts_of
 from overlap_sweep.diagnosis.findings import diagnosis_of
 from overlap_sweep.trace import TraceRow
-from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, NO_ITERATION, Activity, Assignment
+from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, NO_ITERATION, WAIT, Activity, Assignment
 from overlap_sweep.trace.columns import Events
 from overlap_sweep.trace.iterations import iteration_spans, overlap_rows
 from overlap_sweep.trace.kineto import read_trace
@@ -88,7 +88,7 @@ def activities(draw: st.DrawFn) -> Activity:
             now += draw(st.integers(0, 12))
             length = draw(st.integers(0, 15))
             number = draw(st.sampled_from([iteration] * 9 + [NO_ITERATION]))
-            rows.append((lane, now, now + length, draw(st.sampled_from([GEMM, COMM, COMPUTE])), number))
+            rows.append((lane, now, now + length, draw(st.sampled_from([GEMM, COMM, COMPUTE, WAIT])), number))
             now += length
     lane, start, end, kind, iteration = np.array(rows or [(0, 0, 1, GEMM, 0)], np.int64).T
     nothing = np.zeros(len(lane), np.int64)
@@ -110,11 +110,17 @@ def test_iterations_share_the_time_out(activity: Activity) -> None:
         return
     rows = whole(overlap_rows(activity, "trace", 0))
     for span in spans:
-        row, idle, exposed = rows[span.number], 0, 0
-        for moment in range(span.start_ns, span.end_ns):
-            kinds = set(kind[(events.start_ns <= moment) & (moment < events.end_ns)].tolist())
-            idle += not kinds
-            exposed += kinds == {COMM}
-        assert (row.span_us, row.idle_us, row.exposed_comm_us) == pytest.approx(
-            ((span.end_ns - span.start_ns) / 1000, idle / 1000, exposed / 1000)
-        )
+        row, moments = rows[span.number], range(span.start_ns, span.end_ns)
+        running = [set(kind[(events.start_ns <= at) & (at < events.end_ns)].tolist()) for at in moments]
+        counted = {
+            "span_us": len(running),
+            "idle_us": sum(not kinds for kinds in running),
+            "gemm_us": sum(GEMM in kinds for kinds in running),
+            "comm_us": sum(COMM in kinds for kinds in running),
+            "wait_us": sum(WAIT in kinds for kinds in running),
+            "overlap_us": sum({GEMM, COMM} <= kinds for kinds in running),
+            "exposed_comm_us": sum(COMM in kinds and not kinds & {GEMM, COMPUTE} for kinds in running),
+        }
+        assert {name: 1000 * getattr(row, name) for name in counted} == pytest.approx(counted)
+        shorter_us = min(row.gemm_us, row.comm_us)
+        assert row.overlap_ratio == (pytest.approx(row.overlap_us / shorter_us) if shorter_us else None)

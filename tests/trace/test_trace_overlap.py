@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from overlap_sweep.report.iterations import Span, typical_iteration
 from overlap_sweep.trace import TraceRow, summarise
-from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, WAIT
 from overlap_sweep.trace.files import read_trace_file
-from overlap_sweep.trace.intervals import merge
-from overlap_sweep.trace.iterations import PhaseEvents, measure, measure_groups
+from overlap_sweep.trace.iterations import measure_groups
 from tests.timeline import Timeline
 from tests.trace.conftest import analyse_trace
 
@@ -83,28 +81,6 @@ def running_at(events: Drawn) -> dict[int, set[int]]:
         for moment in range(start, start + duration):
             running.setdefault(moment, set()).add(which)
     return running
-
-
-@given(some_events, some_events)
-def test_measure_against_counting_every_nanosecond(events: Drawn, others: Drawn) -> None:
-    """`others` belong to another phase: they hide communication, and the device is not idle while they run."""
-    own, every = np.array(events), np.array([*events, *others])
-    start, end = int(own[:, 0].min()), int((own[:, 0] + own[:, 1]).max())
-    intervals, unions = (np.stack((drawn[:, 0], drawn[:, 0] + drawn[:, 1]), axis=1) for drawn in (own, every))
-    computes = np.isin(every[:, 2], (GEMM, COMPUTE))
-    phase = PhaseEvents(0, "fwd", (start, end), np.arange(len(own)), intervals, np.ones(len(own), bool))
-    found = measure(phase, own[:, 2], merge(unions), merge(unions[computes]))
-    kinds = running_at(events)
-    beside = {moment: running_at([*events, *others]).get(moment, set()) for moment in range(start, end)}
-    assert found.span_us == pytest.approx((end - start) / 1000)
-    assert found.idle_us == pytest.approx(sum(not k for k in beside.values()) / 1000)
-    assert found.gemm_us == sum(GEMM in k for k in kinds.values()) / 1000
-    assert found.comm_us == sum(COMM in k for k in kinds.values()) / 1000
-    assert found.wait_us == sum(WAIT in k for k in kinds.values()) / 1000
-    assert found.overlap_us == sum({GEMM, COMM} <= k for k in kinds.values()) / 1000
-    assert found.exposed_comm_us == sum(COMM in k and not beside[t] & {GEMM, COMPUTE} for t, k in kinds.items()) / 1000
-    shorter = min(found.gemm_us, found.comm_us)
-    assert found.overlap_ratio == (pytest.approx(found.overlap_us / shorter) if shorter else None)
 
 
 @given(some_events, st.sampled_from([1, 2**62 // 50]))
