@@ -12,8 +12,14 @@ TRACES = Path(__file__).parent.parent / "data" / "traces"
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Timeline:
-    return Timeline(None, path=tmp_path / "trace.json")
+def path(tmp_path: Path) -> Path:
+    """Where a trace may be written."""
+    return tmp_path / "trace.json"
+
+
+@pytest.fixture
+def trace(path: Path) -> Timeline:
+    return Timeline(None, path=path)
 
 
 @pytest.fixture(params=sorted(path.name for path in TRACES.glob("h200x4_*.json.gz")))

@@ -130,10 +130,10 @@ limits = st.tuples(
 @quick
 @given(written=documents(), limit=limits, kind=st.sampled_from([Event, ExactEvent]))
 def test_in_pieces_as_in_one(
-    tmp_path: Path, small_blocks: Any, written: Written, limit: tuple[int, int, int], kind: type[Event]
+    path: Path, small_blocks: Any, written: Written, limit: tuple[int, int, int], kind: type[Event]
 ) -> None:
     small_blocks(*limit)
-    found, document = read(tmp_path / "trace.json", written.text, kind)
+    found, document = read(path, written.text, kind)
     wanted = [expected(event) for event in written.events]
     if kind is ExactEvent:
         found, wanted = ([{**event, "ts": float(event["ts"])} for event in which] for which in (found, wanted))
@@ -147,13 +147,13 @@ def test_in_pieces_as_in_one(
 @quick
 @given(written=documents(), limit=limits, data=st.data())
 def test_cut_anywhere_it_gives_every_event_that_is_whole(
-    tmp_path: Path, small_blocks: Any, written: Written, limit: tuple[int, int, int], data: st.DataObject
+    path: Path, small_blocks: Any, written: Written, limit: tuple[int, int, int], data: st.DataObject
 ) -> None:
     small_blocks(*limit)
     for length in data.draw(st.lists(st.integers(0, len(written.text)), min_size=1, max_size=5, unique=True)):
         whole = [event for event, end in zip(written.events, written.ends, strict=True) if end <= length]
         try:
-            found, document = read(tmp_path / "trace.json", written.text[:length])
+            found, document = read(path, written.text[:length])
         except UserError:
             assert not whole
             continue
@@ -164,7 +164,7 @@ def test_cut_anywhere_it_gives_every_event_that_is_whole(
 @quick
 @given(written=documents(), limit=limits, seed=st.integers(0, 2**32))
 def test_damaged_anywhere_it_is_read_or_refused(
-    tmp_path: Path, small_blocks: Any, written: Written, limit: tuple[int, int, int], seed: int
+    path: Path, small_blocks: Any, written: Written, limit: tuple[int, int, int], seed: int
 ) -> None:
     damaged, chance = bytearray(written.text), random.Random(seed)
     small_blocks(*limit)
@@ -172,8 +172,8 @@ def test_damaged_anywhere_it_is_read_or_refused(
         place = chance.randrange(len(damaged) + 1)
         damage = chance.choice([b"", b"\0\0\0", b"\xff", b'"', b"\\", b"}", b"]", b"{", chance.randbytes(3)])
         damaged[place : place + chance.choice([0, 1, 20])] = damage
-    (tmp_path / "trace.json").write_bytes(damaged)
-    found = read_trace_file(tmp_path / "trace.json", with_parts=True)
+    (path).write_bytes(damaged)
+    found = read_trace_file(path, with_parts=True)
     assert bool(found.rows) == (found.problem is None)
     assert "\n" not in (found.problem or "")
 
@@ -198,7 +198,7 @@ def test_damaged_anywhere_it_is_read_or_refused(
 )
 @pytest.mark.parametrize("block", [50, MIB])
 def test_what_is_nearly_json_is_mended(
-    tmp_path: Path, small_blocks: Any, wrong: str | bytes, name: str, block: int
+    path: Path, small_blocks: Any, wrong: str | bytes, name: str, block: int
 ) -> None:
     small_blocks(block, 100, 2)
     text = wrong.encode() if isinstance(wrong, str) else wrong
@@ -207,16 +207,16 @@ def test_what_is_nearly_json_is_mended(
     after = b', {"ph": "M", "name": "last"}' * 9
     for whole in (True, False):
         end = b"]}" if whole else b', {"ph'
-        found, document = read(tmp_path / "trace.json", b'{"traceEvents": [' + before + events + after + end)
+        found, document = read(path, b'{"traceEvents": [' + before + events + after + end)
         assert [event["name"] for event in found] == ["first"] * 3 + [name] + ["last"] * 9
         assert document.repaired
         assert document.damage == ("" if whole else "is cut short")
 
 
-def test_what_mending_does_not_help_is_not_called_repaired(tmp_path: Path, small_blocks: Any) -> None:
+def test_what_mending_does_not_help_is_not_called_repaired(path: Path, small_blocks: Any) -> None:
     small_blocks(50, 100, 2)
     text = f'{{"traceEvents": [{EVENT}, {{"name": NaN, "a": "b" "c": {{]}}, {", ".join([EVENT] * 9)}]}}'
-    found, document = read(tmp_path / "trace.json", text.encode())
+    found, document = read(path, text.encode())
     assert (len(found), bool(document.damage), document.repaired) == (1, True, False)
 
 
@@ -237,10 +237,10 @@ MORE = ", ".join([EVENT] * 9)
     ],
 )
 def test_unusual_lists_are_read_whole(
-    tmp_path: Path, small_blocks: Any, limit: tuple[int, int, int], text: str, count: int, repaired: bool
+    path: Path, small_blocks: Any, limit: tuple[int, int, int], text: str, count: int, repaired: bool
 ) -> None:
     small_blocks(*limit)
-    found, document = read(tmp_path / "trace.json", text.encode())
+    found, document = read(path, text.encode())
     names = ["nvjet_k"] * count if count < 50 else [str(number) for number in range(count)]
     assert [event["name"] for event in found] == names
     assert (document.repaired, document.damage) == (repaired, "")
@@ -372,7 +372,7 @@ LONG_NAME = EVENT.replace("nvjet_k", r"}, {\"ph\": \"X\", gemm<" * (MIB // 24))
     ],
 )
 def test_strange_files_end_in_time(
-    tmp_path: Path,
+    path: Path,
     monkeypatch: pytest.MonkeyPatch,
     before: str,
     repeated: str,
@@ -381,7 +381,6 @@ def test_strange_files_end_in_time(
     outcome: str | None,
 ) -> None:
     monkeypatch.setattr(stream, "_MOST_BYTES", 2 * MIB)
-    path = tmp_path / "trace.json"
     write_repeated(path, before, repeated, count, after)
     found = read_trace_file(path, with_parts=True)
     if outcome is None:

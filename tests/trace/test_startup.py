@@ -69,8 +69,8 @@ def test_recorded_ones() -> None:
     assert startup_warnings([file for file in files if not file.startup]) == []
 
 
-def test_medians_leave_startup_out_and_rows_mark_it(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "trace.json", 0, [800.0, 100.0, 110.0], 10.0)
+def test_medians_leave_startup_out_and_rows_mark_it(path: Path) -> None:
+    path = write_trace(path, 0, [800.0, 100.0, 110.0], 10.0)
     (file,) = read_trace_files([path])
     assert [row["startup"] for row in trace_rows([file], "phase", ["all"], medians=False)] == [True, False, False]
     (median,) = trace_rows([file], "phase", ["all"], medians=True)
