@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from overlap_sweep.diagnosis import LATENCY_NS, LOADING, NEVER, PAUSE_NS
 from overlap_sweep.trace.activity import Activity, step_ranges
 from overlap_sweep.trace.columns import Events, Trace, concatenated
-from overlap_sweep.trace.intervals import Intervals, contains, merge, no_intervals, places_by_value
+from overlap_sweep.trace.intervals import Intervals, contains, length, merge, no_intervals, places_by_value, within
 from overlap_sweep.trace.kernel_classes import short_name
 from overlap_sweep.trace.kineto import MODULE
 
@@ -242,9 +242,7 @@ def paused_ns(pauses: list[Pause], spans: Intervals) -> Counter[str]:
     """Returns how long the host paused within the spans (a union), by place. The longest is `most_common(1)`."""
     found: Counter[str] = Counter()
     for pause in pauses:
-        first, beyond = np.searchsorted(spans[:, 1], pause.start_ns), np.searchsorted(spans[:, 0], pause.end_ns)
-        here = np.clip(spans[first:beyond], pause.start_ns, pause.end_ns)
-        if common := int((here[:, 1] - here[:, 0]).sum()):
+        if common := length(within(spans, pause.start_ns, pause.end_ns)):
             found[pause.place] += common
     return found
 

@@ -13,7 +13,6 @@ from overlap_sweep.diagnosis.groups import group_rows
 from overlap_sweep.diagnosis.losses import losses_of, views_of
 from overlap_sweep.diagnosis.runs import read_rank
 from overlap_sweep.trace.intervals import Measure, intersect, merge, subtract
-from tests.diagnosis.planted import ARCHIVES, archives, unpack
 from tests.timeline import Timeline, diagnosed, findings
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
@@ -117,19 +116,13 @@ def test_only_exposed_waiting_counts(tmp_path: Path) -> None:
     assert (found["bandwidth"].waiting_us, found["bandwidth"].transfer_us) == (0, 500)
 
 
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
-    """Returns the traces of each run in tests/data."""
-    found = []
-    for archive in archives():
-        unpack(ARCHIVES / f"{archive}.tar.xz", directory := tmp_path_factory.mktemp(archive))
-        found += [sorted(run.glob("trace_rank*.json")) for run in directory.iterdir() if run.is_dir()]
+def test_no_rank_loses_more_in_a_step_than_there_is(directories: dict[str, Path]) -> None:
+    planted = [run for directory in directories.values() for run in directory.iterdir() if run.is_dir()]
     names = {path.name.split("_rank")[0] for path in TRACES.glob("*_rank*.json.gz")}
-    return found + [sorted(TRACES.glob(f"{name}_rank*.json.gz")) for name in names]
-
-
-def test_no_rank_loses_more_in_a_step_than_there_is(tmp_path_factory: pytest.TempPathFactory) -> None:
+    runs = [sorted(run.glob("trace_rank*.json")) for run in planted]
+    runs += [sorted(TRACES.glob(f"{name}_rank*.json.gz")) for name in names]
     seen: Counter[str] = Counter()
-    for paths in recorded(tmp_path_factory):
+    for paths in runs:
         facts = [one.facts for one in map(read_rank, paths) if one.facts]
         exposures = [exposure_of(own) for own in facts]
         for view in views_of(facts, exposures, arrivals(facts)):

@@ -11,7 +11,7 @@ from benchmarks.causes.gains import Gain, gains_of
 from overlap_sweep.diagnosis import Diagnosis, Finding
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.runs import Run, read_runs
-from tests.diagnosis.planted import ARCHIVES, Planted, archives, scenarios, unpack
+from tests.diagnosis.planted import Planted, archives, scenarios
 
 PLANTED = {(archive, each.name): each for archive in archives() for each in scenarios(archive)}
 
@@ -22,15 +22,6 @@ UNPLANNED = 0.08
 """Most that a cause may cost which nobody planted: one GPU is some percent slower than the other."""
 
 Recorded = Callable[[str, str], Run]
-
-
-@pytest.fixture(scope="session")
-def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The unpacked recordings of each archive."""
-    found = {archive: tmp_path_factory.mktemp(archive) for archive in archives()}
-    for archive, directory in found.items():
-        unpack(ARCHIVES / f"{archive}.tar.xz", directory)
-    return found
 
 
 @pytest.fixture(scope="session")

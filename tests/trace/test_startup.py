@@ -13,7 +13,7 @@ from overlap_sweep.trace.files import read_trace_files, startup_warnings
 from overlap_sweep.workloads.tp_training.rows import step_communication
 from tests.make_point import make_point, operator_config
 from tests.results.reading import trace_row
-from tests.results.traces_by_hand import write_trace
+from tests.timeline import write_trace
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
 
