@@ -20,6 +20,13 @@ def assigned(trace: Timeline) -> dict[str, tuple[int, int]]:
     return dict(zip(names, columns, strict=True))
 
 
+def assert_assigned(trace: Timeline, launches: dict[int, tuple[int, int, int]]) -> None:
+    """`launches`: by when a kernel is launched, the thread, and the iteration and pass that it must be given."""
+    for at, (thread, _, _) in launches.items():
+        trace.work(f"k{at}", at, thread=thread)
+    assert assigned(trace) == {f"k{at}": (iteration, pass_) for at, (_, iteration, pass_) in launches.items()}
+
+
 def rows_of(trace: Timeline) -> list[tuple[int, str, int, float]]:
     rows = analyse_trace(trace.write())
     return [(row.iteration, row.phase, row.num_gemm_events, row.active_us) for row in rows]
@@ -28,10 +35,7 @@ def rows_of(trace: Timeline) -> list[tuple[int, str, int, float]]:
 def test_a_launch_inside_autograd_on_its_own_thread_is_backward(trace: Timeline) -> None:
     trace.backward(100, 200, thread=2)
     # The last is at the very end, which is no part of it.
-    for at, thread in ((50, 1), (100, 2), (160, 1), (199, 2), (200, 2)):
-        trace.work(f"k{at}", at, thread=thread)
-    passes = {name: pass_ for name, (_, pass_) in assigned(trace).items()}
-    assert passes == {"k50": FWD, "k100": BWD, "k160": FWD, "k199": BWD, "k200": FWD}
+    assert_assigned(trace, {50: (1, 0, FWD), 100: (2, 0, BWD), 160: (1, 1, FWD), 199: (2, 1, BWD), 200: (2, 2, FWD)})
 
 
 def test_iterations_turn_from_backward_to_forward_in_launch_order(trace: Timeline) -> None:
@@ -49,9 +53,7 @@ def test_iterations_turn_from_backward_to_forward_in_launch_order(trace: Timelin
 
 def test_a_trace_that_starts_in_a_backward_pass(trace: Timeline) -> None:
     trace.backward(0, 100)
-    trace.work("k1", 50, thread=2)
-    trace.work("k2", 150)
-    assert assigned(trace) == {"k1": (0, BWD), "k2": (1, FWD)}
+    assert_assigned(trace, {50: (2, 0, BWD), 150: (1, 1, FWD)})
 
 
 def test_profiler_steps_name_the_iterations(trace: Timeline) -> None:
@@ -62,13 +64,9 @@ def test_profiler_steps_name_the_iterations(trace: Timeline) -> None:
     # Two micro-batches in one step do not make two iterations.
     for start, end in ((120, 130), (150, 160), (220, 230)):
         trace.backward(start, end)
-    expected = {
-        **{50: (NO_ITERATION, FWD), 110: (7, FWD), 125: (7, BWD), 140: (7, FWD), 155: (7, BWD)},
-        **{200: (8, FWD), 225: (8, BWD), 300: (NO_ITERATION, FWD), 350: (NO_ITERATION, FWD)},
-    }
-    for at, (_, pass_) in expected.items():
-        trace.work(f"k{at}", at, thread=2 if pass_ == BWD else 1)
-    assert assigned(trace) == {f"k{at}": where for at, where in expected.items()}
+    launches = dict.fromkeys((50, 300, 350), (1, NO_ITERATION, FWD))
+    launches |= {110: (1, 7, FWD), 125: (2, 7, BWD), 140: (1, 7, FWD), 155: (2, 7, BWD)}
+    assert_assigned(trace, launches | {200: (1, 8, FWD), 225: (2, 8, BWD)})
     assert [(row.iteration, row.phase) for row in analyse_trace(trace.path)] == [
         (iteration, phase) for iteration in (7, 8) for phase in ("fwd", "bwd", "all")
     ]
@@ -125,10 +123,8 @@ def test_optimizer_and_barrier_are_in_neither_pass(trace: Timeline, between: tup
     trace.annotation("Optimizer.step#AdamW.step", 300, 400)
     trace.annotation("Optimizer.zero_grad#AdamW.zero_grad", 400, 410)
     trace.operator("c10d::barrier", 620, 630)
-    expected = {50: (0, FWD), 150: (0, BWD), **dict.fromkeys(between, (0, NEITHER)), 700: (1, FWD)}
-    for at in expected:
-        trace.work(f"k{at}", at, thread=2 if at == 150 else 1)
-    assert assigned(trace) == {f"k{at}": where for at, where in expected.items()}
+    launches = {50: (1, 0, FWD), 150: (2, 0, BWD), 700: (1, 1, FWD)}
+    assert_assigned(trace, launches | dict.fromkeys(between, (1, 0, NEITHER)))
 
 
 def test_a_copy_after_the_last_pass_starts_no_iteration(trace: Timeline) -> None:
@@ -197,12 +193,9 @@ def test_what_checkpoints_run_again_is_apart(trace: Timeline) -> None:
     trace.function("aten::mm", 120, 160, thread=2)
     trace.operator("aten::view", 170, 190, thread=2)
     trace.function("aten::mm", 200, 230, thread=9)
-    expected = {20: (0, FWD), 115: (0, BWD), 130: (0, RECOMPUTE), 180: (0, BWD), 210: (0, BWD)}
-    for at in expected:
-        trace.work(f"nvjet_{at}", at, thread=1 if at == 20 else 2)
-    # On a thread of its own that ran no autograd function: another forward pass.
-    trace.work("nvjet_215", 215, thread=9)
-    assert assigned(trace) == {f"nvjet_{at}": where for at, where in expected.items()} | {"nvjet_215": (1, FWD)}
+    launches = {20: (1, 0, FWD), 115: (2, 0, BWD), 130: (2, 0, RECOMPUTE), 180: (2, 0, BWD), 210: (2, 0, BWD)}
+    # The last on a thread of its own that ran no autograd function: another forward pass.
+    assert_assigned(trace, launches | {215: (9, 1, FWD)})
 
 
 def test_recompute_is_a_part_of_bwd(trace: Timeline) -> None:
@@ -315,9 +308,7 @@ def test_what_follows_the_backward_pass_without_a_number_is_no_forward(trace: Ti
 
 def test_without_a_backward_pass_what_has_no_number_is_forward_too(trace: Timeline) -> None:
     trace.function("aten::mm", 10, 20)
-    trace.work("nvjet_numbered", 12)
-    trace.work("clip", 30)
-    assert assigned(trace) == {"nvjet_numbered": (0, FWD), "clip": (0, FWD)}
+    assert_assigned(trace, {12: (1, 0, FWD), 30: (1, 0, FWD)})
 
 
 def test_a_graph_is_forward_only_inside_an_operator_with_a_number(trace: Timeline) -> None:
