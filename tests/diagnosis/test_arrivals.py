@@ -202,32 +202,24 @@ def repeatedly(start_us: float, end_us: float, every_us: int = 10_000) -> list[C
     return [call(every_us * i + start_us, every_us * i + end_us) for i in range(6)]
 
 
-def exchanges(number: int) -> RankFacts:
-    at_us = 70.0 * number
-    own = [nameless(1000 * i + at_us, 1000 * i + 10 + at_us, "all_to_all", 7) for i in range(9)]
-    return rank_facts(number, own)
+def exchanges(at_us: float) -> list[Call]:
+    return [nameless(1000 * i + at_us, 1000 * i + 10 + at_us, "all_to_all", 7) for i in range(9)]
 
 
-OFFSETS = {
-    # Without a short one among them, a late rank looks like a clock that is ahead.
-    "who waited for a long collective sees it end later": (
-        [rank_facts(0, repeatedly(0, 2040)), rank_facts(1, repeatedly(1500, 2000))],
-        [0, 0],
-    ),
-    "short collectives tell the clock": (
-        [
-            rank_facts(0, repeatedly(0, 2000) + repeatedly(70_000, 70_010, 100)),
-            rank_facts(1, repeatedly(1600, 2100) + repeatedly(70_100, 70_110, 100)),
-        ],
-        [0, -100_000],
-    ),
-    "short all-to-alls tell the clocks of one host": ([exchanges(0), exchanges(1)], [0, -70_000]),
-}
+SHORT = [repeatedly(70_000 + at_us, 70_010 + at_us, 100) for at_us in (0, 100)]
 
 
-@pytest.mark.parametrize(("facts", "offsets_ns"), OFFSETS.values(), ids=list(OFFSETS))
-def test_what_tells_the_clock(facts: list[RankFacts], offsets_ns: list[int]) -> None:
-    assert arrivals(facts).offsets_ns == offsets_ns
+@pytest.mark.parametrize(
+    ("first", "second", "offset_ns"),
+    [
+        # Who waited sees a long collective end later; without a short one, a late rank looks like a clock ahead.
+        (repeatedly(0, 2040), repeatedly(1500, 2000), 0),
+        (repeatedly(0, 2000) + SHORT[0], repeatedly(1600, 2100) + SHORT[1], -100_000),
+        (exchanges(0), exchanges(70), -70_000),
+    ],
+)
+def test_short_collectives_tell_the_clock(first: list[Call], second: list[Call], offset_ns: int) -> None:
+    assert arrivals([rank_facts(0, first), rank_facts(1, second)]).offsets_ns == [0, offset_ns]
 
 
 def test_times_count_from_where_each_trace_says() -> None:

@@ -351,7 +351,7 @@ LONG_NAME = EVENT.replace("nvjet_k", r"}, {\"ph\": \"X\", gemm<" * (MIB // 24))
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(
-    ("before", "repeated", "count", "after", "outcome"),
+    "case",
     [
         ("", "[", 3 * MIB, "", "is nested too deeply"),
         ('{"traceEvents": ', "[", 3 * MIB, "", "is nested too deeply"),
@@ -372,22 +372,14 @@ LONG_NAME = EVENT.replace("nvjet_k", r"}, {\"ph\": \"X\", gemm<" * (MIB // 24))
     ],
 )
 def test_strange_files_end_in_time(
-    path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    before: str,
-    repeated: str,
-    count: int,
-    after: str,
-    outcome: str | None,
+    path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, int, str, str | None]
 ) -> None:
     monkeypatch.setattr(stream, "_MOST_BYTES", 2 * MIB)
-    write_repeated(path, before, repeated, count, after)
+    *text, outcome = case
+    write_repeated(path, *text)
     found = read_trace_file(path, with_parts=True)
-    if outcome is None:
-        assert found.problem is None
-        assert found.rows
-    else:
-        assert outcome in (found.problem or "")
+    assert bool(found.rows) == (outcome is None)
+    assert (outcome or "") in (found.problem or "")
 
 
 @pytest.mark.timeout(30)
