@@ -96,10 +96,9 @@ class Call:
         bytes_each, sent, received = element_bytes(self.dtype), self.sent, self.received
         if bytes_each is None or (sent is None and received is None):
             return None
-        if self.collective in ("all_gather", "gather"):
-            elements = max(received or 0, (sent or 0) * group_size) if group_size else received
-        elif self.collective in ("reduce_scatter", "scatter"):
-            elements = max(sent or 0, (received or 0) * group_size) if group_size else sent
+        if self.collective in ("all_gather", "gather", "reduce_scatter", "scatter"):
+            whole, part = (received, sent) if "gather" in self.collective else (sent, received)
+            elements = max(whole or 0, (part or 0) * group_size) if group_size else whole
         else:
             elements = sent if sent is not None else received
         return None if elements is None else elements * bytes_each
@@ -222,19 +221,12 @@ def _launched_by(trace: Trace, activity: Activity, chosen: NDArray[np.intp]) -> 
     return found
 
 
-_GLOO_KINDS = {
-    "all_reduce": ("all_reduce", "reduce_scatter"),
-    "reduce_scatter": ("reduce_scatter",),
-    "all_to_all": ("all_to_all",),
-}
-
-
 def _same_kind(trace: Trace, operator: int, span: str) -> bool:
     """Returns whether gloo runs the operator's collective under the span's name: it reduces and scatters by an
     all-reduce."""
     kind = collective_of(Detail(), span, "gloo")
     called = collective_of(Detail(), trace.name(trace.host, operator), "gloo")
-    return called in _GLOO_KINDS.get(kind, (kind,))
+    return called == kind or (kind, called) == ("all_reduce", "reduce_scatter")
 
 
 def _host_detail(trace: Trace, detailed: NDArray[np.intp], operator: int, span: Detail) -> Detail:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import LATENCY_NS, LOADING, NEVER, PAUSE_NS
-from overlap_sweep.trace.activity import Activity, step_ranges
+from overlap_sweep.trace.activity import Activity, steps_of
 from overlap_sweep.trace.columns import Events, Trace, concatenated
 from overlap_sweep.trace.intervals import Intervals, contains, length, merge, no_intervals, places_by_value, within
 from overlap_sweep.trace.kernel_classes import short_name
@@ -178,7 +178,7 @@ def waits_of(trace: Trace, places: Places, *, apart: bool) -> Iterator[Wait]:
     took = launches.end_ns - launches.start_ns
     blocked = (sync & (took >= BLOCKS_FROM_NS)) | (copy & (took >= COPY_BLOCKS_FROM_NS))
     chosen = np.flatnonzero(blocked & np.isin(launches.lane, with_kernels))
-    ranges, launched = step_ranges(trace), np.sort(launches.start_ns[on_device])
+    ranges, launched = steps_of(trace).intervals, np.sort(launches.start_ns[on_device])
     for i in chosen[np.argsort(launches.start_ns[chosen], kind="stable")].tolist():
         start_ns, end_ns, thread = int(launches.start_ns[i]), int(launches.end_ns[i]), int(launches.lane[i])
         name, operator = trace.name(launches, i), places.operator_at(thread, start_ns)

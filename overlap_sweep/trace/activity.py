@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from overlap_sweep.trace import smallest_period
 from overlap_sweep.trace.columns import NO_CORRELATION, Events, Trace
-from overlap_sweep.trace.intervals import Intervals, contains, merge, places_by_value
+from overlap_sweep.trace.intervals import contains, merge, places_by_value
 from overlap_sweep.trace.kernel_classes import KernelClass, Kind, classify
 
 FWD, BWD, NEITHER, RECOMPUTE = range(4)
@@ -74,7 +74,7 @@ def assign_device(trace: Trace, is_gemm: NDArray[np.bool_]) -> Assignment:
     is_graph = trace.is_named(own, _GRAPH_LAUNCH)
     if is_graph.any() and not np.isin(assigned.pass_, (BWD, RECOMPUTE)).any():
         assigned.pass_[:] = NEITHER
-        if not len(_steps(trace)):
+        if not len(steps_of(trace)):
             assigned.iteration[:] = _iterations_by_graph(trace, own.start_ns, is_graph, known, moment)
     rank = np.cumsum(known) - 1
     leader = _leaders(known, trace.device.lane, trace.device.start_ns)
@@ -155,7 +155,7 @@ def _assign_moments(trace: Trace, moments: Events, is_gemm: NDArray[np.bool_]) -
     else:
         # All that is not backward counts as forward; a GEMM is the best sign that another iteration has begun.
         surely = is_forward & (is_gemm | (not (is_forward & is_gemm).any()))
-    if len(steps := _steps(trace)):
+    if len(steps := steps_of(trace)):
         iteration = _iterations_by_step(trace, steps, moments.start_ns)
     else:
         iteration = _iterations_by_turn(moments.start_ns, pass_, surely)
@@ -179,12 +179,8 @@ def _last_backward_ns(
     return last_ns[place]
 
 
-def step_ranges(trace: Trace) -> Intervals:
+def steps_of(trace: Trace) -> Events:
     """Returns the ProfilerSteps on the host, by start."""
-    return _steps(trace).intervals
-
-
-def _steps(trace: Trace) -> Events:
     steps = trace.host[trace.is_named(trace.host, _STEP)]
     return steps[np.argsort(steps.start_ns)]
 

@@ -10,7 +10,6 @@ from decimal import Decimal
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +58,7 @@ EXACT_UNTIL_US = 2.0**43
 _ON_HOST = ("c10d::", "nccl:", "gloo:", "mpi:", "ucc:")
 """Beginnings of the names of operators, annotations and spans whose dimensions are kept."""
 
+_Ints = NDArray[np.int64]
 _Part = tuple[Events, NDArray[np.bool_]]
 """Events, and which of them autograd numbered as part of a forward computation."""
 
@@ -164,17 +164,12 @@ def _is_long(event: Event) -> bool:
     return isinstance(event.dur, int | float | Decimal) and event.dur >= LONG_FUNCTION_US
 
 
-class _Numbers(NamedTuple):
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
-    correlation: NDArray[np.int64]
-    external: NDArray[np.int64]
-    forward: NDArray[np.bool_]
-    """Whether autograd numbered the operator as part of a forward computation."""
+def _numbers(events: Sequence[Event], document: Document) -> tuple[_Ints, _Ints, _Ints, _Ints, NDArray[np.bool_]]:
+    """Returns start, end, correlation, external id, and whether autograd numbered the operator as part of a forward
+    computation.
 
-
-def _numbers(events: Sequence[Event], document: Document) -> _Numbers:
-    """ValueError, TypeError or ArithmeticError if an event has values that are not numbers."""
+    ValueError, TypeError or ArithmeticError if an event has values that are not numbers.
+    """
     count = len(events)
     if document.kind is ExactEvent:
         start_ns, duration_ns = (
@@ -201,7 +196,7 @@ def _numbers(events: Sequence[Event], document: Document) -> _Numbers:
         (args := event.args) is not None and args.forward_thread == 0 and args.sequence_number is not None
         for event in events
     ]
-    return _Numbers(
+    return (
         start_ns,
         # A damaged file may have negative durations.
         start_ns + np.maximum(duration_ns, 0),
