@@ -145,7 +145,7 @@ def unknown_option(key: str, workload: str | None = None) -> str:
         return f"{key} requires workload={listed(owners)}.{f' {instead}' if instead else ''}"
     if key.startswith("hydra."):
         known = [f"hydra.{option.name}" for option in options_of(HydraConf)]
-        launcher_options = (option.name for launcher in LAUNCHERS.values() for option in options_of(type(launcher)))
+        launcher_options = (option.name for launcher in LAUNCHERS.values() for option in options_of(launcher.__class__))
         known += [f"hydra.launcher.{name}" for name in dict.fromkeys(launcher_options)]
         near, listing = nearest(key, known), f"See {launch_program()} --cfg hydra."
     elif instead:

@@ -11,7 +11,6 @@ import argparse
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server import WorkerSpec
@@ -54,7 +53,7 @@ def main() -> None:
         remove_private(folder)
 
 
-def run_ranks(count: int, start_method: str, folder: Path, arguments: tuple[Any, ...]) -> None:
+def run_ranks(count: int, start_method: str, folder: Path, arguments: tuple[object, ...]) -> None:
     """Runs so many `worker.main(*arguments)`. ChildFailedError if one of them fails, after the others were ended.
 
     `folder`: a private one, for the files with which they say how they failed.
