@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from multiprocessing.connection import Connection
-from typing import Protocol
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -35,24 +34,8 @@ LEAVE_S = 10.0
 """Time since its start that a launch by torchrun does not end before all machines have joined, which start with it."""
 
 
-class Node(Protocol):
-    """A machine on which commands of a point can be started."""
-
-    host: str
-    address: str
-    """IP address at which the other nodes reach it."""
-    launcher: str
-    """Host at which it reaches the launcher."""
-    interface: str | None
-    """Network interface with that address."""
-
-    @property
-    def start(self) -> Start:
-        """Returns what starts commands, whose environments differ from the node's as they do from the launcher's."""
-
-
 class OwnNode:
-    """The launcher's machine."""
+    """The launcher's machine. What is said of it is as in `Hello`."""
 
     start: Start = OwnKeeper
 
@@ -75,6 +58,7 @@ class OtherNode:
         self.lost = False
 
     def start(self, program: Program) -> Keeper:
+        """Starts a command, whose environment differs from the machine's as it does from the launcher's."""
         number = next(self._numbers)
         plain = replace(program, environment={}, log=program.log.absolute())
         self.send(StartCommand(number, plain, _changes(program.environment)))
@@ -104,6 +88,10 @@ class OtherNode:
     def _loss(self) -> NodeLost:
         self.give_up()
         return NodeLost(f"node {self.number} ({self.host}) is lost: its process no longer answers")
+
+
+Node = OwnNode | OtherNode
+"""A machine on which commands of a point can be started."""
 
 
 class _KeeperThere:
