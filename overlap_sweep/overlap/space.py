@@ -77,7 +77,7 @@ Setting = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knobs:
+class SlotSetting:
     """A setting's method and knobs as attributes; None: left to the library, and without overlap all of them."""
 
     method: str | None = None

@@ -45,7 +45,7 @@ def main() -> None:
     # done once for all ranks, which fork from this process; so it must never touch a GPU.
     if arguments.start_method == "fork":
         import torch._dynamo  # noqa: F401
-    place = worker.Place(arguments.node, arguments.nodes, arguments.store)
+    place = worker.RankNode(arguments.node, arguments.nodes, arguments.store)
     given = arguments.address, arguments.device, arguments.timeout_s, place, os.getpid()
     try:
         run_ranks(arguments.world_size // arguments.nodes, arguments.start_method, folder, given)
@@ -75,7 +75,7 @@ def run_ranks(count: int, start_method: str, folder: Path, arguments: tuple[obje
 
 
 class _KnownRanks(RendezvousHandler):
-    """A rendezvous within this process: of one agent, whose ranks take their numbers among all from `worker.Place`."""
+    """A rendezvous within this process: of one agent, whose ranks take their numbers from `worker.RankNode`."""
 
     def get_backend(self) -> str:
         return "none"

@@ -45,7 +45,7 @@ _UNIX = "/"
 
 
 @dataclass(frozen=True)
-class Request:
+class PointRequest:
     """A point that every rank is to run."""
 
     point: ResolvedPoint

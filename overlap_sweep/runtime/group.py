@@ -20,7 +20,7 @@ from overlap_sweep.keeper import Command, Program
 from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.identity import machine
 from overlap_sweep.results.run_directory import Attempt
-from overlap_sweep.runtime.channel import SECRET, Door, Reply, Request, free_port, listen, new_secret, port_of
+from overlap_sweep.runtime.channel import SECRET, Door, PointRequest, Reply, free_port, listen, new_secret, port_of
 from overlap_sweep.runtime.group_config import GroupConfig, worker_environment
 from overlap_sweep.runtime.lock import PrivateDirectory
 from overlap_sweep.runtime.meeting import LOOPBACK
@@ -146,7 +146,7 @@ class WorkerGroup:
         rank calls `final`, the group is killed, since memory, streams and collectives may be in any state.
         """
         try:
-            self._send(Request(point, directory.resolve(), self._machine, earlier_attempts, timeout_s))
+            self._send(PointRequest(point, directory.resolve(), self._machine, earlier_attempts, timeout_s))
             replies = self._collect(timeout_s)
         except BaseException:
             # Also when the launcher is asked to stop: workers that go on could still write a result.
@@ -164,7 +164,7 @@ class WorkerGroup:
             return not self._killed and all(agent.wait() is None for agent in self._agents)
         return False
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: PointRequest) -> None:
         try:
             for channel in self._channels:
                 channel.send(request)
@@ -210,9 +210,9 @@ class WorkerGroup:
                     return " ".join(causes[-1].split()) if causes else f"its agent exited with {status}"
         return "cause unknown: its agent is still running"
 
-    def _log_tail(self, lines: int = 20) -> str:
+    def _log_tail(self) -> str:
         """Returns the end of the nodes' logs."""
-        return "\n".join(filter(None, (tail(agent.log, lines, agent.log_start) for agent in self._agents)))
+        return "\n".join(filter(None, (tail(agent.log, 20, agent.log_start) for agent in self._agents)))
 
     def close(self) -> None:
         """Closes the connections, upon which workers exit by themselves, and then kills the remaining processes."""

@@ -29,7 +29,7 @@ from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results import run_directory
 from overlap_sweep.results.identity import RECORDED_PREFIXES
 from overlap_sweep.results.run_directory import Result, log_file, now
-from overlap_sweep.runtime.channel import SECRET, Reply, Request, connect
+from overlap_sweep.runtime.channel import SECRET, PointRequest, Reply, connect
 from overlap_sweep.runtime.stacks import stacks_written
 from overlap_sweep.workloads import memory
 
@@ -41,7 +41,7 @@ _BY_LINES = 1
 
 
 @dataclass(frozen=True)
-class Place:
+class RankNode:
     """The machine of a rank."""
 
     node: int
@@ -56,7 +56,7 @@ class Place:
         return (host, port) if self.nodes > 1 else None
 
 
-def main(address: str, device: str, timeout_s: float, place: Place, agent: int) -> None:
+def main(address: str, device: str, timeout_s: float, place: RankNode, agent: int) -> None:
     """Runs a rank in a process of torch's elastic agent, which sets LOCAL_RANK etc. in the environment."""
     end_with_parent(agent)
     _be_no_agent()
@@ -84,7 +84,7 @@ def _print_by_lines() -> None:
     library.setvbuf(ctypes.c_void_p.in_dll(library, "stdout"), None, _BY_LINES, 0)
 
 
-def _join(device: str, timeout_s: float, place: Place) -> Ranks:
+def _join(device: str, timeout_s: float, place: RankNode) -> Ranks:
     # The agent knows only the ranks of this machine.
     of_node = int(os.environ["LOCAL_WORLD_SIZE"])
     rank, world_size = place.node * of_node + int(os.environ["LOCAL_RANK"]), place.nodes * of_node
@@ -107,7 +107,7 @@ def _join(device: str, timeout_s: float, place: Place) -> Ranks:
     return Ranks(rank, world_size, here, place.node, place.nodes)
 
 
-def _store(place: Place, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+def _store(place: RankNode, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """Returns the store at which all ranks meet. That of several machines listens at the interface which they use."""
     if place.address is None:
         return dist.FileStore(place.store, world_size)
@@ -126,7 +126,7 @@ def own_gpu() -> torch.device:
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 
 
-def _work(request: Request, ranks: Ranks) -> Reply:
+def _work(request: PointRequest, ranks: Ranks) -> Reply:
     """Runs one point; rank 0 writes result.json if it is `ok`. Returns this rank's reply, with its status."""
     directory, point = request.directory, request.point
     started, clock = now(), time.perf_counter()

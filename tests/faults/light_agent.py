@@ -19,7 +19,7 @@ from overlap_sweep import workloads
 from overlap_sweep.errors import WrongNumbers
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import Result, write_result
-from overlap_sweep.runtime.channel import SECRET, Reply, Request, connect
+from overlap_sweep.runtime.channel import SECRET, PointRequest, Reply, connect
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import MEASURED, pass_times
 
@@ -51,7 +51,7 @@ def run_jobs(rank: int, address: str) -> None:
             channel.send(work(channel.recv(), rank))
 
 
-def work(request: Request, rank: int) -> Reply:
+def work(request: PointRequest, rank: int) -> Reply:
     typed, directory = request.point, request.directory
     point = dict(typed)
     started = datetime.now(UTC).isoformat(timespec="seconds")

@@ -17,7 +17,7 @@ from torch import Tensor
 from overlap_sweep.backends import Operand, Outputs, Problem
 from overlap_sweep.backends.communicator import Communicator, Pending, SilentCommunicator, as_bytes, communicator
 from overlap_sweep.measure import Ranks
-from overlap_sweep.overlap.space import Knobs, Setting
+from overlap_sweep.overlap.space import Setting, SlotSetting
 
 Multiply = Callable[[Tensor, Tensor], object]
 """Multiplies the rows of the first tensor, [m, k] or [batch, m, k], by the weight and writes them into the second."""
@@ -55,10 +55,10 @@ def by_collectives(ranks: Ranks, replicas: int = 1, *, silent: bool = False) -> 
     nothing."""
     if silent:
         nothing = SilentCommunicator(ranks)
-        return lambda setting: Collectives(nothing, ranks, Knobs.of(setting))
+        return lambda setting: Collectives(nothing, ranks, SlotSetting.of(setting))
 
     def made(setting: Setting) -> Collectives:
-        knobs = Knobs.of(setting)
+        knobs = SlotSetting.of(setting)
         return Collectives(communicator(ranks, knobs.num_sm, knobs.cga_size, replicas), ranks, knobs)
 
     return made
@@ -70,7 +70,7 @@ class Collectives:
 
     comm: Communicator
     ranks: Ranks
-    knobs: Knobs
+    knobs: SlotSetting
 
     def gather_multiply(self, shard: Tensor, matrix: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         product = shard.new_empty(self.ranks.world_size * shard.shape[0], matrix.shape[1])

@@ -29,7 +29,7 @@ from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.overlap.recipes import RECIPES
-from overlap_sweep.overlap.space import Knobs, OperatorPoint, Setting
+from overlap_sweep.overlap.space import OperatorPoint, Setting, SlotSetting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +92,7 @@ def _cublasmp_refusal(settings: Mapping[str, Setting], point: LinearPoint) -> st
 
 def _setting_refusal(slot: str, setting: Setting, point: TensorParallelPoint, shape: LinearShape) -> str | None:
     recipe, phase = RECIPES.get(point.precision), slot.partition("_")[2]
-    knobs, tp_size = Knobs.of(setting), point.tp_size
+    knobs, tp_size = SlotSetting.of(setting), point.tp_size
     if recipe and (reason := recipe.overlap_refusal(slot, setting, shape)):
         return reason
     if knobs.method != "ring_exchange" and tp_size not in space.USERBUFFERS_RANKS:

@@ -32,7 +32,7 @@ from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.models import KernelPoint
 from overlap_sweep.overlap.recipes import RECIPES
-from overlap_sweep.overlap.space import PRIORITIES, Knobs, Setting
+from overlap_sweep.overlap.space import PRIORITIES, Setting, SlotSetting
 
 _BROKEN = re.compile(r"CUDA error|out of memory|NCCL", re.IGNORECASE)
 """Marks RuntimeErrors of the library that are failures; the others mean that something is not supported."""
@@ -151,7 +151,7 @@ KERNEL_STREAMS = 3
 """Number of streams for the GEMMs of one ring exchange, as in initialize_ub."""
 
 
-class Communicator(Protocol):
+class Userbuffer(Protocol):
     """A communicator of a kernel, as far as it is used here."""
 
     def copy_into_buffer(self, data: Tensor, local_chunk: bool) -> None: ...
@@ -159,7 +159,7 @@ class Communicator(Protocol):
     def get_buffer(self, local_chunk: bool = False, shape: list[int] | None = None) -> Tensor: ...
 
 
-Held = list[Communicator]
+Held = list[Userbuffer]
 """A list with a kernel's communicator; empty once it is closed."""
 Rows: TypeAlias = "Tensor | Float8TensorStorage"
 """A matrix as the library's GEMM takes it."""
@@ -181,8 +181,8 @@ def build_kernel(point: KernelPoint, setting: Setting, problem: Problem, ranks: 
     return partial(call, held, _for_gemm(problem.weight), problem)
 
 
-def _communicator(setting: Setting, problem: Problem, bootstrap_backend: str, ranks: Ranks) -> Communicator:
-    shape, gathers, knobs = problem.shape, problem.shape.gathers, Knobs.of(setting)
+def _communicator(setting: Setting, problem: Problem, bootstrap_backend: str, ranks: Ranks) -> Userbuffer:
+    shape, gathers, knobs = problem.shape, problem.shape.gathers, SlotSetting.of(setting)
     dtype = as_bytes((problem.inputs if gathers else problem.whole)[0].data).dtype
     lowest, highest = tex.get_stream_priority_range()
     size = [shape.m, shape.k if gathers else shape.n]
@@ -223,7 +223,7 @@ def _for_gemm(operand: Operand, data: Tensor | None = None) -> Rows:
     )
 
 
-def _gemm(comm: Communicator, weight: Rows, rows: Rows, problem: Problem, **more: object) -> Tensor:
+def _gemm(comm: Userbuffer, weight: Rows, rows: Rows, problem: Problem, **more: object) -> Tensor:
     kind = tex.CommOverlapType.AG if problem.shape.gathers else tex.CommOverlapType.RS
     output: Tensor = general_gemm(weight, rows, out_dtype=problem.out_dtype, ub=comm, ub_type=kind, **more)[0]
     return output
