@@ -30,6 +30,17 @@ SWITCH_DEFAULTS = {
 }
 """Megatron-Core's defaults, except the first: without it nothing overlaps and no such file is read."""
 
+MEGATRON_NAMES = {
+    f"ub_{name}": f"tp_comm_{name}"
+    for name in ("overlap_ag", "overlap_rs", "overlap_rs_dgrad", "bulk_dgrad", "bulk_wgrad")
+}
+"""Megatron-Core's switches by those of Transformer Engine's layers, which have the same defaults."""
+SWITCHES_OF_PARALLEL = {
+    "column": ("ub_overlap_ag", "ub_overlap_rs_dgrad", "ub_bulk_dgrad", "ub_bulk_wgrad"),
+    "row": ("ub_overlap_ag", "ub_overlap_rs"),
+}
+"""Switches that a linear operator has."""
+
 FLAGS = {
     "tp_comm_overlap": "--tp-comm-overlap",
     "tp_comm_overlap_ag": "--disable-tp-comm-overlap-ag",
@@ -278,3 +289,22 @@ def without_folders(variants: Iterable[str]) -> dict[str, str]:
     short = {one: FILE + PurePath(one.removeprefix(FILE)).name if one.startswith(FILE) else one for one in variants}
     count = Counter(short.values())
     return {variant: name if count[name] == 1 else variant for variant, name in short.items()}
+
+
+def operator_switches(operator: str, purpose: str, settings: Mapping[str, space.Setting]) -> dict[str, bool]:
+    """Returns the switches of one operator's layer: for purpose `point` on for its slots in
+    `settings`, for `default` at their default, else off."""
+    names = SWITCHES_OF_PARALLEL[space.OPERATORS[operator]]
+    if purpose == "default":
+        return {name: SWITCH_DEFAULTS[MEGATRON_NAMES[name]] for name in names}
+    if purpose != "point":
+        return dict.fromkeys(names, False)
+    method = {phase: settings.get(space.slot(operator, phase), {}).get("method") for phase in space.PHASES}
+    if space.OPERATORS[operator] == "row":
+        return {"ub_overlap_ag": bool(method["dgrad"]), "ub_overlap_rs": bool(method["fprop"])}
+    return {
+        "ub_overlap_ag": bool(method["fprop"]),
+        "ub_overlap_rs_dgrad": method["dgrad"] in ("ring_exchange", "pipeline"),
+        "ub_bulk_dgrad": method["dgrad"] == "bulk",
+        "ub_bulk_wgrad": method["wgrad"] == "bulk",
+    }

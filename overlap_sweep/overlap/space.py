@@ -7,7 +7,8 @@ communication that the slot carries decides which methods it takes.
 import re
 import reprlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 from overlap_sweep.config import MOST_SMS, TensorParallelPoint
 
@@ -73,6 +74,29 @@ same as before there were these knobs."""
 
 Setting = dict[str, Any]
 """The setting of one slot: `method` and the knobs that apply to it. Slots without overlap have none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotSetting:
+    """A setting's method and knobs as attributes; None: left to the library, and without overlap all of them."""
+
+    method: str | None = None
+    num_sm: int | None = None
+    aggregate: bool | None = None
+    num_splits: int | None = None
+    cga_size: int | None = None
+    set_sm_margin: bool | None = None
+    use_ce: bool | None = None
+    atomic_gemm: bool | None = None
+    fp8_buf: bool | None = None
+    comm_priority: int | None = None
+    gemm_priority: int | None = None
+    pipeline_rs_overlap_first_gemm: bool | None = None
+
+    @classmethod
+    def of(cls, setting: Mapping[str, Any]) -> Self:
+        """Returns those of a setting, which may have further keys."""
+        return cls(**{name: value for name, value in setting.items() if name in ("method", *KNOBS)})
 
 
 class Requested(Protocol):

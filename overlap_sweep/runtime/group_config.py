@@ -135,11 +135,6 @@ def check_temporary_directory() -> None:
         )
 
 
-def own_environment(config: GroupConfig) -> dict[str, str]:
-    """Returns the environment of processes that a workload starts itself: only what the point sets is changed."""
-    return environment_with_package({**os.environ, **_variables(config)}, last=True)
-
-
 def _instruments(runtime: Runtime) -> dict[str, str]:
     """Returns the variables for what looks into a point; the user's own win."""
     found = dict(DEBUG) if runtime.debug else {}
@@ -180,7 +175,10 @@ def machine_of(point: ResolvedPoint) -> dict[str, Any]:
 def environment_of(point: ResolvedPoint) -> dict[str, str]:
     """Returns the environment of the processes that run the point."""
     config = GroupConfig.of(point)
-    return own_environment(config) if workloads.of(point).run_here else worker_environment(config)
+    if workloads.of(point).run_here:
+        # Of processes that a workload starts itself only what the point sets is changed.
+        return environment_with_package({**os.environ, **_variables(config)}, last=True)
+    return worker_environment(config)
 
 
 def shared_by(point: ResolvedPoint) -> tuple[tuple[int, int], int, tuple[tuple[str, str], ...]]:

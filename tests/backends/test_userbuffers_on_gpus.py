@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from overlap_sweep import backends
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends import installed, transformer_engine
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import models
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
@@ -24,7 +24,7 @@ from tests.processes import run_ranks
 from tests.sweeps import Launch
 
 pytestmark = [
-    pytest.mark.skipif(bool(transformer_engine.missing(package)), reason=f"needs {package}")
+    pytest.mark.skipif(bool(installed.missing(package)), reason=f"needs {package}")
     for package in ("transformer_engine", "megatron.core")
 ]
 

@@ -10,8 +10,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.hydra_adapter.plugins import SlurmLauncherConf, TorchrunLauncherConf
 from overlap_sweep.runtime import nodes
 from overlap_sweep.runtime.meeting import Place
-from overlap_sweep.runtime.nodes import Nodes, nodes_here, take, with_hosts
-from overlap_sweep.runtime.placement import given, nodes_of, refusal, requested
+from overlap_sweep.runtime.nodes import Nodes, given, nodes_here, nodes_of, nodes_refusal, requested, take, with_hosts
 from tests.make_point import resolved
 
 
@@ -93,7 +92,7 @@ def test_a_launch_on_two_machines_has_points_on_one_or_two(tmp_path: Path, monke
     ],
 )
 def test_ranks_that_cannot_be_spread_say_why(point: Any, reason: str | None) -> None:
-    assert refusal(point) == reason
+    assert nodes_refusal(point) == reason
 
 
 def test_a_result_names_its_hosts_only_if_these_are_several() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep import workloads
-from overlap_sweep.runtime import placement
+from overlap_sweep.runtime.nodes import nodes_refusal
 from tests.make_point import resolved
 
 
@@ -27,7 +27,7 @@ def why_one_node(workload: str, nodes: int, **changes: Any) -> str | None:
 )
 def test_points_that_may_span_two_nodes(workload: str, changes: dict[str, Any]) -> None:
     assert why_one_node(workload, 2, **changes) is None
-    assert placement.refusal(resolved(workload, **{"runtime.nodes": 2}, **changes)) is None
+    assert nodes_refusal(resolved(workload, **{"runtime.nodes": 2}, **changes)) is None
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import overlap_sweep.backends.torch as plain
 from overlap_sweep.backends import (
+    KnobsPoint,
     LayerPoint,
     LinearPoint,
     ParallelLayer,
@@ -67,7 +68,7 @@ def refusal(point: LinearPoint, operator: str, settings: Mapping[str, Setting]) 
     return None
 
 
-def knobs(point: LinearPoint) -> Collection[str]:
+def knobs(point: KnobsPoint) -> Collection[str]:
     return ()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from overlap_sweep.backends import Outputs, Problem, lacks_precision, needs_gpus
-from overlap_sweep.backends.transformer_engine import unusable
+from overlap_sweep.backends.installed import unusable
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import KernelPoint
 from overlap_sweep.overlap.space import Setting

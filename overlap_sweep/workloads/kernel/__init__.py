@@ -97,7 +97,7 @@ def refusal(point: Resolved) -> str | None:
     if point.precision == "fp8" and point.runtime.device == "cuda" and any(n % 16 for n in shape.gemm_shape):
         sizes = " x ".join(map(str, shape.gemm_shape))
         return f"FP8 GEMMs need dimensions divisible by 16; each rank's GEMM is {sizes}"
-    reason: str | None = shape.refusal() or backends.load_kernels(point.backend).refusal(point)
+    reason = shape.refusal() or backends.load_kernels(point.backend).refusal(point)
     if not reason and not point.implementations:
         return f"backend={point.backend} has no {point.kernel} in {point.precision}"
     return reason

@@ -127,7 +127,8 @@ def build_all(point: Resolved, problem: Problem, ranks: Ranks) -> tuple[dict[str
     """Returns the implementations by name, and why others are unavailable, the same on all ranks. Collective."""
     module, on_gpu = backends.load_kernels(point.backend), ranks.device.type == "cuda"
     most_sms = torch.cuda.get_device_properties(ranks.device).multi_processor_count if on_gpu else math.inf
-    built, left_out = {}, {}
+    built: dict[str, Call] = {}
+    left_out: dict[str, str] = {}
     for name, setting in point.implementations.items():
         num_sm = setting.get("num_sm")
         if isinstance(num_sm, int) and num_sm > most_sms:
@@ -138,7 +139,8 @@ def build_all(point: Resolved, problem: Problem, ranks: Ranks) -> tuple[dict[str
         except Refused as reason:
             left_out[name] = str(reason)
         (refused,) = ranks.slowest([float(name in left_out)])
-        if refused and built.pop(name, None):
+        if refused and name in built:
+            del built[name]
             left_out[name] = "refused on another rank"
     return built, left_out
 

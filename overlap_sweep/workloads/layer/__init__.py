@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from overlap_sweep import backends
-from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES
 from overlap_sweep.declared import shown
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
-from overlap_sweep.overlap.overlap_cfg import FILE, OverlapConfig
+from overlap_sweep.overlap.overlap_cfg import FILE, MEGATRON_NAMES, OverlapConfig
 from overlap_sweep.overlap.recipes import RECIPES, notes
 from overlap_sweep.overlap.space import MOE_KIND
 from overlap_sweep.results.run_directory import settings_file
@@ -104,7 +103,7 @@ def refused_variants(point: Resolved) -> dict[str, str]:
     return {name: why for name, why in reasons.items() if why}
 
 
-def _refusal_of(config: OverlapConfig, point: Asked) -> str | None:
+def _refusal_of(config: OverlapConfig, point: backends.LayerPoint) -> str | None:
     """Returns why a variant of this configuration cannot run, or None."""
     kind = point.layer.kind
     operators = _OPERATORS_OF_KIND[kind]
@@ -112,8 +111,7 @@ def _refusal_of(config: OverlapConfig, point: Asked) -> str | None:
         return "tp_size=1 has no communication to overlap; set layer.comm_overlap=false"
     if not overlap_cfg.overlaps(config, operators):
         return f"no overlap is on in layer={kind}"
-    refused: str | None = backends.load(point.backend).layer_refusal(point, config, operators)
-    return refused
+    return backends.load(point.backend).layer_refusal(point, config, operators)
 
 
 def overlap_configs(point: Resolved) -> dict[str, OverlapConfig]:
@@ -162,7 +160,9 @@ def _usual(point: Asked) -> list[str]:
         return []
     has_default = backends.load(point.backend).LAYER_HAS_DEFAULT
     usual = _WITH_DEFAULT if has_default else _WITHOUT_DEFAULT
-    can_run = [name for name in usual if _refusal_of(_configuration(name, point), point) is None]
+    # The machine has decided its precision and tp_size.
+    decided = cast(backends.LayerPoint, point)
+    can_run = [name for name in usual if _refusal_of(_configuration(name, point), decided) is None]
     # Refused, it says why.
     return can_run or ["default"] * has_default
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends import installed
 from overlap_sweep.backends.megatron.layer import Layer, draw_routing
 from overlap_sweep.backends.megatron.schedule import Interleaved, MicroBatch, Sequential
 from overlap_sweep.errors import Refused
@@ -48,8 +48,8 @@ def _attention(ranks: Ranks) -> tuple[str | None, list[str]]:
     if ranks.device.type == "cpu":
         # On a CPU there is no faster one that training would use.
         return "torch", []
-    backend = transformer_engine.attention_backend()
-    return backend, transformer_engine.attention_warnings(backend)
+    backend = installed.attention_backend()
+    return backend, installed.attention_warnings(backend)
 
 
 def _micro_batch(point: Resolved, number: int, part: int, ranks: Ranks) -> MicroBatch:

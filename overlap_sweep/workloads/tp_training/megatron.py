@@ -20,7 +20,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends import installed
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import overlaps
 from overlap_sweep.workloads.tp_training.config import Resolved, ResolvedTraining, data_parallel
@@ -85,7 +85,7 @@ class Megatron(Implementation):
         schedule, overlap = self._model.ddp_config, "off"
         if self._config.tp_comm_overlap:
             overlap = self._point.tp_training.tp_comm_overlap_cfg or "Transformer Engine's defaults"
-        backend = transformer_engine.attention_backend()
+        backend = installed.attention_backend()
         details = {
             "attention_backend": backend,
             "tp_comm_overlap": overlap,
@@ -94,7 +94,7 @@ class Megatron(Implementation):
             "overlap_param_gather": schedule.overlap_param_gather,
             "buckets": sum(len(group.buckets) for group in self._model.bucket_groups),
         }
-        return Facts(details, transformer_engine.attention_warnings(backend))
+        return Facts(details, installed.attention_warnings(backend))
 
     def close(self) -> None:
         self._closing.close()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from overlap_sweep.backends.transformer_engine import attention_backend, attention_warnings
+from overlap_sweep.backends.installed import attention_backend, attention_warnings
 
 OTHERS = """\
 55d0c0000000-55d0c0001000 r--p 00000000 08:01 131 /usr/bin/python3.11
