@@ -22,7 +22,7 @@ from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.report.comparison import ratio_column, verdict_style
 from overlap_sweep.report.console import print_lines, print_table
 from overlap_sweep.report.numbers import counted
-from overlap_sweep.report.table import Column, Listing, Table, attribute
+from overlap_sweep.report.table import Cell, Column, Listing, Table, attribute
 from overlap_sweep.results.comparable import Sample
 from overlap_sweep.results.estimate import Estimate, estimate, pooled_none
 from overlap_sweep.results.identity import environment_identity, key_of, point_identity
@@ -137,7 +137,7 @@ class History:
         return [times for series in self.series for times in series]
 
 
-def _point_column(name: str, value: Callable[[ResolvedPoint], Any]) -> Column[Times]:
+def _point_column(name: str, value: Callable[[ResolvedPoint], Cell]) -> Column[Times]:
     return Column(name, lambda times: value(times.point), kind="text", header=name, differing=True)
 
 
@@ -250,7 +250,7 @@ def describe_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     )
 
 
-def _order(series: Series) -> tuple[Any, ...]:
+def _order(series: Series) -> tuple[object, ...]:
     """Returns a sort key: the largest change first; then by model, TP size, operator and setting."""
     moves = [abs(math.log(times.ratio)) for times in series if times.verdict in ("faster", "slower")]
     last = series[-1]
@@ -259,7 +259,7 @@ def _order(series: Series) -> tuple[Any, ...]:
     return (-max(moves, default=0.0), *place, workloads.of(last.point).subject(last.point), last.setting)
 
 
-def _machine(identity: Mapping[str, Any]) -> str:
+def _machine(identity: Mapping[str, object]) -> str:
     return key_of({name: identity.get(name) for name in MACHINE})
 
 

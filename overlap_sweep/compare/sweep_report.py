@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -136,7 +136,7 @@ def compare(operands: Sequence[tuple[str, Path]], reference: str, by: str | None
     )
 
 
-def _summary(compared: SweepComparison) -> dict[str, Any]:
+def _summary(compared: SweepComparison) -> dict[str, object]:
     return {
         "kind": "sweeps",
         "reference": compared.reference,
@@ -203,7 +203,7 @@ def _print_datasets(compared: SweepComparison, console: Console) -> None:
     for title, found in (differences | {"Configuration": compared.configuration}).items():
         if found:
             console.print(f"{title}:")
-            print_lines((f"{name}: {by_label(values, several=True)}" for name, values in found.items()), console)
+            print_lines((f"{name}: {by_label(values)}" for name, values in found.items()), console)
 
 
 def _print_rows(title: str, table: Table[R], rows: Sequence[R], console: Console) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
@@ -81,7 +81,7 @@ def print_table(
     console: Console,
     *,
     style: Callable[[R], str] = lambda row: "",
-    group: Callable[[R], Any] = lambda row: None,
+    group: Callable[[R], object] = lambda row: None,
     cut_last: bool = False,
 ) -> None:
     """Prints the columns that have a header. A blank line separates groups of rows, as by `group`.

@@ -240,7 +240,7 @@ TABLE_BY: dict[str, tuple[Table[Row], Callable[[Iterable[Run]], list[Row]]]] = {
 """Table and its rows by what a row is."""
 
 
-def _rows(by_run: Iterable[tuple[str, Iterable[Any]]]) -> list[Row]:
+def _rows(by_run: Iterable[tuple[str, Iterable[msgspec.Struct]]]) -> list[Row]:
     return [{"run": name, **msgspec.to_builtins(found)} for name, all_found in by_run for found in all_found]
 
 

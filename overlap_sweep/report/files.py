@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -57,7 +56,7 @@ def _contents(analysis: Analysis, *, in_place: bool) -> Iterator[tuple[str, byte
             yield (file.directory.relative_to(analysis.sources.reading.root) / file.name).as_posix(), file.content()
 
 
-def _report(analysis: Analysis) -> dict[str, Any]:
+def _report(analysis: Analysis) -> dict[str, object]:
     """Returns the content of tuning_report.json: times in microseconds, NaN, which is written as null, if undefined.
     Measurements have the keys of their section's `report`."""
     reading, config = analysis.sources.reading, analysis.sources.config

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterable
-from typing import Any
 
 from overlap_sweep.diagnosis import as_rate as as_rate
 
@@ -42,7 +41,7 @@ def as_sentence(words: str) -> str:
 NAMES_SHOWN = 4
 
 
-def some_of(names: Iterable[Any], most: int = NAMES_SHOWN, separator: str = ", ") -> str:
+def some_of(names: Iterable[object], most: int = NAMES_SHOWN, separator: str = ", ") -> str:
     """Returns `a, b`; of many names the first ones and the number of others."""
     texts = list(map(str, names))
     more = f" and {len(texts) - most} more" if len(texts) > most else ""

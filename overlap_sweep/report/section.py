@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report.table import Listing, PointRow, Row
@@ -150,7 +150,7 @@ class Section:
     answers: list[Answer]
     points: Listing[PointRow]
     """Every point, for files, queries and the page."""
-    report: dict[str, Any]
+    report: dict[str, object]
     """Keys and contents for tuning_report.json."""
     decided: Listing | None = None
     """The answers as rows, for `--format` and `--fail-if`; None: the points. With a caption they are shown before

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 R = TypeVar("R", default=Any)
 """Type of a table's rows."""
 S = TypeVar("S")
+V = TypeVar("V")
 
+Cell = str | float | bool | None
+"""A value of a column; None or NaN for unknown or undefined values."""
 Row = dict[str, Any]
 """A row for programs, by column; None for values that are unknown or do not apply."""
 
@@ -37,8 +40,7 @@ class Column(Generic[R]):
 
     name: str
     """Name in files and queries, with its unit; empty for a column that is only in tables for people."""
-    value: Callable[[R], Any]
-    """Returns the cell; None or NaN for unknown or undefined values."""
+    value: Callable[[R], Cell]
     about: str = ""
     """Sentence that explains the column; default: the vocabulary's for the name."""
     kind: Kind = "number"
@@ -54,7 +56,7 @@ class Column(Generic[R]):
     """Whether only the page shows it, no terminal."""
     differing: bool = False
     """Whether it is shown only if rows differ in it."""
-    usual: Any = None
+    usual: Cell = None
     """Value that rows usually have: it is shown only if one has another. None: it is always shown."""
     queried: bool = False
     """Whether a query shows it by default although other tables for people do not."""
@@ -77,7 +79,7 @@ class Column(Generic[R]):
             return self.words(row)
         return self.shown(self.value(row))
 
-    def shown(self, value: Any) -> str:
+    def shown(self, value: Cell) -> str:
         show = self.show or (as_us if self.name.endswith("_us") else str)
         return "" if is_unknown(value) else show(value)
 
@@ -86,7 +88,7 @@ class Column(Generic[R]):
         return self.kind in ("count", "number")
 
 
-def is_unknown(value: Any) -> bool:
+def is_unknown(value: Cell) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -160,11 +162,11 @@ class Listing(Generic[R]):
     """Returns whether the row is the reference of gains, which is always shown."""
     faint: Callable[[R], bool] = field(default=lambda row: False)
     """Returns whether the row is only a baseline."""
-    group: Callable[[R], Any] = field(default=lambda row: None)
+    group: Callable[[R], object] = field(default=lambda row: None)
     """Returns the row's group; a blank line separates groups."""
     most_rows: int | None = None
     """Most rows on a terminal: the first ones, the chosen and the reference; None: all."""
-    order: Callable[[R], Any] | None = None
+    order: Callable[[R], tuple[object, ...]] | None = None
     """Sort key of the rows on the page; None: not sorted."""
     text: Callable[[R], RowText] | None = None
     """Returns the sentences of a row on the page, where the table then cannot be sorted; None: there are none."""
@@ -213,7 +215,7 @@ def csv_of(frame: pd.DataFrame) -> str:
     return shown.to_csv(index=False, lineterminator="\n")
 
 
-def csv_cell(value: Any) -> Any:
+def csv_cell(value: Cell) -> Cell:
     """Returns the value; in texts, invisible characters are escaped and formulas get a leading apostrophe."""
     if not isinstance(value, str):
         return value
@@ -308,19 +310,21 @@ ORIGIN: tuple[Column[PointRow], ...] = (
 def asked(name: str, *path: str, **more: Any) -> Column[PointRow]:
     """Returns a column of the point's configuration at `path` (default: the column's name)."""
 
-    def value(row: PointRow) -> Any:
-        found: Any = row.point.config
-        for key in path or (name,):
-            found = getattr(found, key, None)
-        return found
+    *groups, option = path or (name,)
+
+    def value(row: PointRow) -> Cell:
+        found: object = row.point.config
+        for group in groups:
+            found = getattr(found, group, None)
+        return getattr(found, option, None)
 
     return Column(name, value, **more)
 
 
-def through(column: Column[R], get: Callable[[S], R | None], **changes: Any) -> Column[S]:
-    """Returns the column for rows from which `get` returns an R; empty where it returns None."""
+def through(column: Column[R], get: Callable[[S], R | None], header: str | None = None) -> Column[S]:
+    """Returns the column for rows from which `get` returns an R; empty where it returns None. `header`: another one."""
 
-    def lifted(call: Callable[[R], Any], empty: Any) -> Callable[[S], Any]:
+    def lifted(call: Callable[[R], V], empty: V) -> Callable[[S], V]:
         return lambda row: empty if (inner := get(row)) is None else call(inner)
 
     words, style = column.words, column.style
@@ -330,7 +334,7 @@ def through(column: Column[R], get: Callable[[S], R | None], **changes: Any) -> 
         value=lifted(column.value, None),
         words=words and lifted(words, ""),
         style=style if isinstance(style, str) else lifted(style, ""),
-        **changes,
+        header=column.header if header is None else header,
     )
 
 

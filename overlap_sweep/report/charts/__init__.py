@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+Json = dict[str, Any]
+"""A part of a Vega-Lite specification."""
+
 SOLID, DASHED, DOTTED = (1, 0), (5, 3), (1, 3)
 TICK = "M-.2,-1.2H.2V1.2H-.2Z"
 """Shape of an upright bar, which Vega-Lite has no name for."""
@@ -231,7 +234,7 @@ def style_sheet() -> str:
     return f":root {{\n{''.join(defined)}}}\n"
 
 
-def chart_config() -> dict[str, Any]:
+def chart_config() -> Json:
     axis = {
         "domainColor": colour("line"),
         "tickColor": colour("line"),

@@ -9,9 +9,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
 
-from overlap_sweep.report.charts import Axis, Gantt, Key, Line, Lines, Reference, Row, Rows, colour
+from overlap_sweep.report.charts import Axis, Gantt, Json, Key, Line, Lines, Reference, Row, Rows, colour
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 MARGIN_PX = 14
@@ -25,7 +24,6 @@ SUBTITLE_WIDTH = 84
 NAME_PX = 330
 """The longest name of a row; Vega cuts what is longer, and the tooltip has it."""
 
-Json = dict[str, Any]
 OWN_COLOUR: Json = {"field": "colour", "scale": None, "type": "nominal"}
 OWN_SHAPE: Json = {"field": "shape", "scale": None, "type": "nominal"}
 """Those that each row has."""
@@ -234,11 +232,11 @@ def draw_gantt(gantt: Gantt) -> Json:
     return chart(layers, LANE_PX * len(keys), gantt.title)
 
 
-def layer(mark: str, rows: Iterable[Json], style: Mapping[str, Any], **channels: Any) -> Json:
+def layer(mark: str, rows: Iterable[Json], style: Json, **channels: Json | list[Json] | str) -> Json:
     """Returns a layer that draws a mark for each row. A channel is a definition of Vega-Lite's, or the name of a field:
     a text's, or with `x2` and `y2` a number's."""
 
-    def defined(channel: str, value: Any) -> Any:
+    def defined(channel: str, value: Json | list[Json] | str) -> Json | list[Json]:
         if not isinstance(value, str):
             return value
         return {"field": value} if channel in ("x2", "y2") else {"field": value, "type": "nominal"}
@@ -255,7 +253,7 @@ def constant(value: float | str) -> Json:
     return {"value": value}
 
 
-def place(field: str, axis: Axis, **drawn: Any) -> Json:
+def place(field: str, axis: Axis, **drawn: object) -> Json:
     """Returns the channel of a number that is drawn at its place along an axis."""
     scale: Json = {"type": "log"} if axis.logarithmic else {"zero": axis.from_zero}
     if axis.domain:

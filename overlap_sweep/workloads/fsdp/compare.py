@@ -304,7 +304,8 @@ def _print(compared: RunComparison, console: Console, all_runs: bool) -> None:
             print_lines(["--by point prints every quantity of each run."], console, indent=0)
         if common := settings_throughout(matches) if matches else {}:
             console.print("\nSettings that differ in all runs:")
-            print_lines([f"{name}: {by_label(values)}" for name, values in common.items()], console)
+            for name, values in common.items():
+                print_lines([f"{name}: {by_label({label: [value] for label, value in values.items()})}"], console)
     console.print()
     ratios = f" ratio: value / {compared.reference}'s. same: within the noise of both, or within {MARGIN:.1%}."
     note = f"Medians over the steps, without warm-up and profiled steps.{ratios if compared.candidates else ''}"

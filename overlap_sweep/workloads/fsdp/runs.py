@@ -196,7 +196,7 @@ class Run:
     def known(self, quantity: str) -> dict[int, float]:
         """Returns the known values of a quantity of the steps that count, by step."""
         (value,) = (column.value for column in QUANTITIES_OF_STEPS if column.name == quantity)
-        return {step.number: known for step in self.counted if (known := value(step)) is not None}
+        return {step.number: known for step in self.counted if isinstance(known := value(step), int | float)}
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:

@@ -86,7 +86,7 @@ OF_POINT = (
         about="Whether the iteration has an optimizer step after the backward pass.",
     ),
     OfPoint("attention_backend", lambda row: attention_backend(row.point.result), kind="text"),
-    OfPoint("", lambda row: row.measured and row.measured.label, kind="text", header="variant", style="setting"),
+    table.measured_column(attribute("", kind="text", read="label", header="variant", style="setting")),
     table.STATUS,
     table.ERROR,
 )
