@@ -58,7 +58,7 @@ def _without_nulls(value: Any) -> Any:
     return {name: _without_nulls(item) for name, item in value.items() if item is not None}
 
 
-def library_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
+def library_identity(environment: Mapping[str, Any]) -> dict[str, dict[str, object]]:
     """Returns the part of a result's environment that is the same on every machine that shares an installation."""
     packages = environment.get("packages", {})
     return {"packages": {name: packages.get(name) for name in LIBRARIES}}
@@ -75,7 +75,7 @@ def environment_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {**same, **library_identity(environment)}
 
 
-def key_of(identity: Mapping[str, Any]) -> str:
+def key_of(identity: Mapping[str, object]) -> str:
     """Returns a digest that is equal for equal identities."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -99,9 +99,9 @@ _SWITCHES = re.compile(rf"(?!UB_TIMEOUT$)({'|'.join(RECORDED_PREFIXES)}|CUDA_DEV
 """Variables that change what the libraries do."""
 
 
-def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[str, Any]:
+def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[str, object]:
     """Returns host, GPUs, driver, topology and library versions for `world_size` workers on `device` with `environ`."""
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "host": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -117,12 +117,12 @@ def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[st
     if device == "cuda":
         found |= _gpus()
         # A single GPU uses no links.
-        found["links"] = found["links"] if world_size > 1 else []
+        found |= {"links": []} if world_size < 2 else {}
     return found
 
 
 @cache
-def _gpus() -> dict[str, Any]:
+def _gpus() -> dict[str, object]:
     """Returns names, driver and links of NVIDIA's GPUs; None for unknown values and on AMD's GPUs."""
     listed = _nvidia_smi("--query-gpu=name,driver_version", "--format=csv,noheader,nounits")
     rows = [tuple(part.strip() for part in line.split(",")) for line in (listed or "").splitlines()]

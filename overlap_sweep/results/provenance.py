@@ -29,7 +29,7 @@ def environments(points: Sequence[Point]) -> list[dict[str, Any]]:
     return [by_key[key] for key, _ in Counter(map(key_of, found)).most_common()]
 
 
-def recorded(points: Sequence[Point]) -> dict[str, Any]:
+def recorded(points: Sequence[Point]) -> dict[str, object]:
     """Returns when and where the points were measured, for tuning_report.json."""
     environment, *others = environments(points)
     return {"measured": measured_when(points), "environment": environment, "other_environments": others}

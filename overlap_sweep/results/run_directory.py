@@ -17,9 +17,10 @@ import msgspec
 from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.declared import FileName, Us, spelled
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import space
 from overlap_sweep.results.checks import MEASURE_AGAIN, excess
 from overlap_sweep.results.measured import Measured, Scalar, Slot, WholeSetting
-from overlap_sweep.results.registry import PointTypes, decoded_point, types_of
+from overlap_sweep.results.registry import Named, PointTypes, decoded_point, types_of
 from overlap_sweep.trace.disk import TENSORBOARD_FOLDER
 
 RESULT_SCHEMA = 2
@@ -65,7 +66,7 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
     status: Status
     error: str | None = None
     """Why the point is not ok: the reason if it was skipped, else the exception and the end of the log."""
-    settings: dict[str, dict[str, Any]] = {}
+    settings: dict[str, space.Setting] = {}
     """Method and knobs passed to the backend, by overlapped slot; empty if `measured` has them by variant."""
     measured: Any = None
     """The measurements, a `Measured` of the workload's own type; null unless the point is ok."""
@@ -149,12 +150,8 @@ class _Parts(msgspec.Struct, Generic[_Point, _Measured]):
     conditions: dict[str, _Moment] = {}
 
 
-class _Workload(msgspec.Struct):
-    name: str
-
-
-class _Named(msgspec.Struct):
-    workload: _Workload
+class _Composed(msgspec.Struct):
+    workload: dict[str, object]
 
 
 class _Runtime(msgspec.Struct):
@@ -172,7 +169,7 @@ class _Run(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    point: _Named
+    point: Named
     schema: int = RESULT_SCHEMA
 
 
@@ -337,7 +334,7 @@ def _check(result: Result) -> None:
         raise msgspec.ValidationError(f"{error} - at `$.measured`") from None
 
 
-def _types(point: _Named, where: str) -> PointTypes:
+def _types(point: Named, where: str) -> PointTypes:
     """Returns the types of the workload's points. UserError, which begins with `where`, if it is unknown."""
     try:
         return types_of(point.workload.name)
@@ -351,9 +348,10 @@ def asked_point(config: Any, path: Path) -> ResolvedPoint:
     """Returns a composed configuration with what its workload fills in whatever the machine. UserError if it is not one
     of a point."""
     try:
-        types = _types(msgspec.convert(config, _Named), str(path))
+        types = _types(msgspec.convert(config, Named), str(path))
         # What is interpolated follows from other options.
-        plain = {name: value for name, value in config["workload"].items() if not str(value).startswith("${")}
+        options = msgspec.convert(config, _Composed).workload
+        plain = {name: value for name, value in options.items() if not str(value).startswith("${")}
         composed = msgspec.convert(spelled({**config, "workload": plain}, types.options), types.options)
         return msgspec.convert(types.measured.as_asked(asdict(composed)), types.asked)
     except msgspec.ValidationError as error:
