@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import median as median_of
 from statistics import median_low
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from overlap_sweep import workloads
 from overlap_sweep.config import AnalysisConfig
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from overlap_sweep.diagnosis.runs import Run
+    from overlap_sweep.trace import PartRow, PhaseSummary, TraceRow
     from overlap_sweep.trace.files import TraceFile
 
 PARTS_BY = ("class", "kernel", "stream")
@@ -342,7 +343,7 @@ def _first(rows: Iterable[Row], top: int | None, *by: str) -> list[Row]:
     return [row for _, same in groupby(rows, key=itemgetter(*by)) for row in list(same)[:top]]
 
 
-def _rows(file: TraceFile, rows: Iterable[Any], phases: Sequence[str]) -> list[Row]:
+def _rows(file: TraceFile, rows: Iterable[TraceRow | PartRow | PhaseSummary], phases: Sequence[str]) -> list[Row]:
     from msgspec.structs import asdict
 
     from overlap_sweep.trace.files import rank_of

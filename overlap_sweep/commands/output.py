@@ -109,7 +109,7 @@ def columns_of(frame: pd.DataFrame) -> list[Column[Row]]:
     return [shown(str(name)) for name in frame.columns]
 
 
-def cell(column: str, value: Any) -> str:
+def cell(column: str, value: object) -> str:
     """Returns the value as text for a table; its unit is in the column's name."""
     value = plain(value)
     if value is None:
@@ -121,7 +121,7 @@ def cell(column: str, value: Any) -> str:
     return str(next(iter(str(value).splitlines()), ""))
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Returns the value as a Python object; None if it is missing."""
     import pandas as pd
 
@@ -184,7 +184,7 @@ def with_columns(tables: Callable[[], Mapping[str, Table]]) -> type[TyperCommand
     for the help."""
 
     class WithColumns(TyperCommand):
-        def headed(self, ctx: Any) -> Mapping[str, Table]:
+        def headed(self, ctx: typer.Context) -> Mapping[str, Table]:
             """Returns the tables to list for this command line, by heading."""
             return tables()
 
