@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.compare.sweeps import compare_sweeps, read_dataset
-from overlap_sweep.results.nodes import on_nodes, ranks_of_each, ranks_of_each_trace
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.provenance import describe_machine
+from overlap_sweep.results.traces import on_nodes, ranks_of_each, ranks_of_each_trace
 from overlap_sweep.study.analysis import analyse
 from overlap_sweep.workloads.fsdp.runs import Run
 from overlap_sweep.workloads.fsdp.study import STUDY
