@@ -104,7 +104,7 @@ def columns_of(frame: pd.DataFrame) -> list[Column[Row]]:
     def shown(name: str) -> Column[Row]:
         is_number = is_numeric_dtype(frame[name]) and not is_bool_dtype(frame[name])
         kind: Kind = "number" if is_number else "text"
-        return item(name, name, kind=kind, words=lambda row: cell(name, row[name]))
+        return item(name, header=name, kind=kind, words=lambda row: cell(name, row[name]))
 
     return [shown(str(name)) for name in frame.columns]
 

@@ -17,7 +17,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts import Form, Json, figures
 from overlap_sweep.report.charts.figures import why_it_cannot_run
 from overlap_sweep.report.numbers import shortened, some_of
-from overlap_sweep.report.table import Column, Listing, Table, table_files, to_frame
+from overlap_sweep.report.table import Column, Listing, Table, table_files
 from overlap_sweep.results.comparable import Comparable, Sample
 from overlap_sweep.results.estimate import Estimate, gap_noise_us
 from overlap_sweep.results.gain import Gain
@@ -79,7 +79,7 @@ class Comparison:
     """Further rows by the label of the dataset that they are of, for files alone."""
 
     def frame(self) -> pd.DataFrame:
-        return to_frame(self.table.records(self.rows), self.table.types)
+        return self.table.frame(self.rows)
 
 
 class Telemetry(NamedTuple):
@@ -116,7 +116,7 @@ def write_files(directory: Path, compared: Comparison, frame: pd.DataFrame, plot
     frames = {"comparison": frame}
     for label, listing in compared.details.items():
         name = _unused(f"{_word(label)}_{listing.table.name}", frames)
-        frames[name] = to_frame(listing.records, listing.table.types)
+        frames[name] = listing.frame
     for name, rows in frames.items():
         contents |= table_files(name, rows)
     for chart in compared.charts() if plots and not why_it_cannot_run() else ():

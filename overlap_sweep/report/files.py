@@ -9,7 +9,7 @@ from overlap_sweep.errors import UserError, in_words, is_of_users_system
 from overlap_sweep.report.console import SUMMARY_FILE, summary_text
 from overlap_sweep.report.page import page_files
 from overlap_sweep.report.section import Analysis
-from overlap_sweep.report.table import table_files, to_frame
+from overlap_sweep.report.table import table_files
 from overlap_sweep.results.provenance import launch_commands
 from overlap_sweep.results.run_directory import now, write_atomically
 from overlap_sweep.trace.disk import is_below
@@ -48,8 +48,7 @@ def _contents(analysis: Analysis, *, in_place: bool) -> Iterator[tuple[str, byte
     yield SUMMARY_FILE, summary_text(analysis).encode()
     yield REPORT_FILE, msgspec.json.format(msgspec.json.encode(_report(analysis)), indent=2) + b"\n"
     for section in analysis.sections:
-        table = section.points.table
-        yield from table_files(table.name, to_frame(section.records, table.types)).items()
+        yield from table_files(section.points.table.name, section.frame).items()
         for file in section.files:
             if in_place and file.by_launch:
                 continue

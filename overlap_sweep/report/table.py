@@ -135,6 +135,10 @@ class Table(Generic[R]):
         """Returns the rows with every column of files."""
         return [{column.name: column.value(row) for column in self.written} for row in rows]
 
+    def frame(self, rows: Iterable[R]) -> pd.DataFrame:
+        """Returns the rows with every column of files as a DataFrame."""
+        return to_frame(self.records(rows), self.types)
+
 
 @dataclass(frozen=True)
 class RowText:
@@ -174,9 +178,9 @@ class Listing(Generic[R]):
     """Index of the answer that a row of a summary is about."""
 
     @property
-    def records(self) -> list[Row]:
+    def frame(self) -> pd.DataFrame:
         """Returns the rows for programs."""
-        return self.table.records(self.rows)
+        return self.table.frame(self.rows)
 
     @property
     def columns(self) -> list[Column[R]]:
@@ -257,9 +261,9 @@ def attribute(name: str, about: str = "", kind: Kind = "number", read: str = "",
     return Column(name, attrgetter(read or name), about, kind, **more)
 
 
-def item(name: str, header: str = "", about: str = "", kind: Kind = "number", read: str = "", **more: Any) -> Column:
-    """Returns the column of the value `read` of rows that are dicts; default: the value of the column's name."""
-    return Column(name, itemgetter(read or name), about, kind, header, **more)
+def item(name: str, about: str = "", header: str = "", kind: Kind = "number", **more: Any) -> Column[Row]:
+    """Returns the column of the value of its name, for rows that are dicts."""
+    return Column(name, itemgetter(name), about, kind, header, **more)
 
 
 def _status(row: PointRow) -> str:
