@@ -26,10 +26,12 @@ LIBRARIES = ("torch", "transformer-engine", "megatron-core", "nccl")
 def point_identity(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a resolved configuration that determines what is measured. Without nulls, so that an unused
     option of a later version makes no new point."""
-    runtime = {name: value for name, value in point["runtime"].items() if name not in HOW_TO_RUN}
-    if runtime["nodes"] == 1:
-        # null in earlier results.
-        del runtime["nodes"]
+    runtime = {
+        name: value
+        for name, value in point["runtime"].items()
+        # A single node is null in earlier results.
+        if name not in HOW_TO_RUN and (name, value) != ("nodes", 1)
+    }
     found = {**point, "runtime": runtime}
     if model := point.get("model"):
         # They say what the answer applies to. Of a language model that is trained, `language_model` has the layers.

@@ -90,7 +90,7 @@ def multicast(points: Sequence[Point]) -> str | None:
     for point in points:
         if point.result and point.config.runtime.device != "cpu":
             skipped = point.result.environment.get("variables", {}).get("UB_SKIPMC")
-            off = not point.recorded["runtime"].get("multicast") if skipped is None else skipped not in ("", "0")
+            off = not point.config.runtime.multicast if skipped is None else skipped not in ("", "0")
             found.add("off" if off else "on")
     return " and ".join(sorted(found, reverse=True)) or None
 

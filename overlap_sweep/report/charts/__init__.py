@@ -131,7 +131,6 @@ class Line:
     """Shape of its points; empty: not marked."""
     dash: Sequence[int] = SOLID
     width_px: float = 1.8
-    connected: bool = True
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,6 @@ class Gantt:
 
 
 Form = Rows | Lines | Gantt
-"""The forms of charts."""
 
 COLOURS = {
     "page": ("#ffffff", "#14171c"),

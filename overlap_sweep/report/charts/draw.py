@@ -170,7 +170,7 @@ def draw_lines(lines: Lines) -> Json:
         layers.append(layer("rule", [{"y": one.at, **detail_fields(one.details)}], _stroke(one), y=y(), **across))
     noisy, marked, ringed, labelled = [], [], [], []
     for line in lines.lines:
-        if line.connected and line.points:
+        if line.points:
             rows = [{"x": point.x, "y": point.y} for point in line.points]
             layers.append(layer("line", rows, {"clip": True, **_stroke(line)}, x=x(), y=y()))
         for point in line.points:
