@@ -121,7 +121,7 @@ class _Evaluation:
     values: Mapping[str, pd.Series]
     """Columns by name."""
 
-    def condition(self, node: ast.expr) -> Any:
+    def condition(self, node: ast.expr) -> pd.Series:
         """Returns per row whether the condition holds, or NA. UsageError where the expression is not a condition."""
         value = self.value(node)
         if isinstance(node, ast.BinOp) or getattr(value, "dtype", None) != "boolean":
@@ -161,7 +161,7 @@ class _Evaluation:
             raise UsageError(f"{ast.unparse(node)} is text; only numbers can be used in arithmetic.")
         return value
 
-    def compared(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> Any:
+    def compared(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> pd.Series:
         """Returns the comparison of two values, or of one with a list of constants."""
         listed = right.elts if isinstance(right, ast.List | ast.Tuple) else None
         value, others = self.value(left), [self.value(node) for node in ([right] if listed is None else listed)]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 from overlap_sweep.commands.expressions import condition
 from overlap_sweep.errors import UserError
@@ -68,7 +69,7 @@ FormatOption = Annotated[
 ]
 
 
-def fail_if_option(example: str) -> Any:
+def fail_if_option(example: str) -> OptionInfo:
     """Returns the option `--fail-if` with an example in its help."""
     help = f"Exit with status 3 if any row matches, such as '{example}'. Repeatable."
     return typer.Option("--fail-if", metavar="EXPRESSION", help=help)
@@ -121,7 +122,7 @@ def cell(column: str, value: object) -> str:
     return str(next(iter(str(value).splitlines()), ""))
 
 
-def plain(value: object) -> object:
+def plain(value: Any) -> object:
     """Returns the value as a Python object; None if it is missing."""
     import pandas as pd
 

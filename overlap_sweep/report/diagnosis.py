@@ -208,28 +208,28 @@ GROUPS: Table[Row] = Table(
 TABLES = {"of findings": FINDINGS, "with --by group": GROUPS, "with --by step": STEPS}
 
 
-def group_rows(runs: Iterable[Run]) -> list[Row]:
-    found = {run.name: run.found for run in runs if run.found}
-    rows = _rows((name, one.groups) for name, one in found.items())
-    several = {name for name, one in found.items() if one.node_times}
+def _group_rows(runs: Iterable[Run]) -> list[Row]:
     return [
         {
-            **row,
-            "process_group": f"{row['group']} ({row['about']})" if row["about"] else row["group"],
-            "ranks": ",".join(map(str, row["ranks"])) or None,
-            "group_size": row["size"],
-            "algbw_gb_per_s": row["algbw_gbs"],
-            "busbw_gb_per_s": row["busbw_gbs"],
-            "exposed_comm_us": row["exposed_us"],
-            "node": (row["place"] or "unknown") if row["run"] in several else None,
+            "run": run.name,
+            **msgspec.to_builtins(group),
+            "process_group": f"{group.group} ({group.about})" if group.about else group.group,
+            "ranks": ",".join(map(str, group.ranks)) or None,
+            "group_size": group.size,
+            "algbw_gb_per_s": group.algbw_gbs,
+            "busbw_gb_per_s": group.busbw_gbs,
+            "exposed_comm_us": group.exposed_us,
+            "node": (group.place or "unknown") if run.found.node_times else None,
         }
-        for row in rows
+        for run in runs
+        if run.found
+        for group in run.found.groups
     ]
 
 
 TABLE_BY: dict[str, tuple[Table[Row], Callable[[Iterable[Run]], list[Row]]]] = {
     "finding": (FINDINGS, lambda runs: _rows((run.name, run.found.diagnosis.findings) for run in runs if run.found)),
-    "group": (GROUPS, group_rows),
+    "group": (GROUPS, _group_rows),
     "step": (STEPS, lambda runs: _rows((run.name, run.found.diagnosis.steps) for run in runs if run.found)),
 }
 """Table and its rows by what a row is."""

@@ -15,6 +15,7 @@ from typing_extensions import TypeVar
 
 from overlap_sweep.report.numbers import UNDEFINED, as_us, visible
 from overlap_sweep.report.vocabulary import explained, unit
+from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.points import Point
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ R = TypeVar("R", default=Any)
 S = TypeVar("S")
 V = TypeVar("V")
 
-Cell = str | float | bool | None
-"""A value of a column; None or NaN for unknown or undefined values."""
 Row = dict[str, Any]
 """A row for programs, by column; None for values that are unknown or do not apply."""
 
@@ -40,7 +39,8 @@ class Column(Generic[R]):
 
     name: str
     """Name in files and queries, with its unit; empty for a column that is only in tables for people."""
-    value: Callable[[R], Cell]
+    value: Callable[[R], Scalar]
+    """Returns the cell; None or NaN for unknown or undefined values."""
     about: str = ""
     """Sentence that explains the column; default: the vocabulary's for the name."""
     kind: Kind = "number"
@@ -56,7 +56,7 @@ class Column(Generic[R]):
     """Whether only the page shows it, no terminal."""
     differing: bool = False
     """Whether it is shown only if rows differ in it."""
-    usual: Cell = None
+    usual: Scalar = None
     """Value that rows usually have: it is shown only if one has another. None: it is always shown."""
     queried: bool = False
     """Whether a query shows it by default although other tables for people do not."""
@@ -79,8 +79,8 @@ class Column(Generic[R]):
             return self.words(row)
         return self.shown(self.value(row))
 
-    def shown(self, value: Cell) -> str:
-        show = self.show or (as_us if self.name.endswith("_us") else str)
+    def shown(self, value: Scalar) -> str:
+        show: Callable[[Any], str] = self.show or (as_us if self.name.endswith("_us") else str)
         return "" if is_unknown(value) else show(value)
 
     @property
@@ -88,7 +88,7 @@ class Column(Generic[R]):
         return self.kind in ("count", "number")
 
 
-def is_unknown(value: Cell) -> bool:
+def is_unknown(value: Scalar) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -219,7 +219,7 @@ def csv_of(frame: pd.DataFrame) -> str:
     return shown.to_csv(index=False, lineterminator="\n")
 
 
-def csv_cell(value: Cell) -> Cell:
+def csv_cell(value: Scalar) -> Scalar:
     """Returns the value; in texts, invisible characters are escaped and formulas get a leading apostrophe."""
     if not isinstance(value, str):
         return value
@@ -298,13 +298,13 @@ ERROR: Column[PointRow] = Column("error", _error, kind="text")
 ORIGIN: tuple[Column[PointRow], ...] = (
     Column(
         "started",
-        lambda row: row.point.result and row.point.result.started,
+        lambda row: row.point.result.started if row.point.result else None,
         "Start of the measurement, UTC; earlier than the sweep for points of the sweep that it continues.",
         "text",
     ),
     Column(
         "reused_from",
-        lambda row: row.point.result and row.point.result.reused_from,
+        lambda row: row.point.result.reused_from if row.point.result else None,
         "The store that the result is from, and where and when it was measured; empty if it was measured here.",
         "text",
     ),
@@ -316,7 +316,7 @@ def asked(name: str, *path: str, **more: Any) -> Column[PointRow]:
 
     *groups, option = path or (name,)
 
-    def value(row: PointRow) -> Cell:
+    def value(row: PointRow) -> Scalar:
         found: object = row.point.config
         for group in groups:
             found = getattr(found, group, None)

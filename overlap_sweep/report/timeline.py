@@ -188,8 +188,9 @@ def _events(
         tid = next(tids)
         yield _Event("M", pid, tid, "thread_name", args={"name": title})
         yield _Event("M", pid, tid, "thread_sort_index", args={"sort_index": tid})
-        for start_ns, end_ns, name, *fields in spans:
-            yield _Event("X", pid, tid, name, _us(start_ns - origin_ns), _us(end_ns - start_ns), *fields)
+        for span in spans:
+            start, took = _us(span.start_ns - origin_ns), _us(span.end_ns - span.start_ns)
+            yield _Event("X", pid, tid, span.name, start, took, span.cat, span.cname, span.args)
     intervals, kind = rank.activity.events.intervals[chosen], rank.activity.kind[chosen]
     for start_ns, end_ns in intersect(merge(intervals[kind == GEMM]), merge(intervals[kind == COMM])).tolist():
         yield _Event("C", pid, 0, COUNTER, _us(start_ns - origin_ns), args={"both": 1})

@@ -38,8 +38,7 @@ def point_identity(point: Mapping[str, Any]) -> dict[str, Any]:
         trains_it = "architecture" in getattr(point, "reads_of_model", ()) and "language_model" not in point
         idle = {"layers"} if trains_it else {"layers", "num_layers"}
         found["model"] = {name: value for name, value in model.items() if name not in idle}
-    identity: dict[str, Any] = _without_nulls(found)
-    return identity
+    return _without_nulls(found)
 
 
 def instrumented(point: ResolvedPoint) -> str | None:

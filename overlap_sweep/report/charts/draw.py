@@ -109,7 +109,7 @@ def _rows(rows: Rows, layout: _Layout) -> Json:
             noise.append({"row": key, "low": dot.low, "high": dot.high, "colour": colour(dot.colour)})
     axis = replace(rows.axis, from_zero=rows.axis.from_zero or bool(pieces))
     tips, y = tooltip(row.details for row in rows.rows), row_axis(keys, named=layout.name_px is None)
-    bar = {"x": place("start", axis), "x2": "end", "color": OWN_COLOUR}
+    bar: Json = {"x": place("start", axis), "x2": "end", "color": OWN_COLOUR}
     at = {"x": place("at", axis), "color": OWN_COLOUR, "shape": OWN_SHAPE}
     lower = {"yOffset": layout.bar_px}
     layers = [layer("bar", pieces, {"height": 13, **lower}, y=y, tooltip=tips, **bar)] if pieces else []
@@ -123,7 +123,7 @@ def _rows(rows: Rows, layout: _Layout) -> Json:
         layers.append(layer("rule", marked, line, x=place("at", axis)))
         layers.append(layer("text", marked, muted, x=place("at", axis), y=above, text=constant(one.name)))
     known = [one for one in noise if one["low"] is not None]
-    spread = {"x": place("low", axis), "x2": "high", "color": OWN_COLOUR}
+    spread: Json = {"x": place("low", axis), "x2": "high", "color": OWN_COLOUR}
     layers.append(layer("rule", known, {"strokeWidth": 1.5, **lower}, y=y, **spread))
     layers.append(layer("point", dots, {"filled": True, "size": 60, "opacity": 1, **lower}, y=y, tooltip=tips, **at))
     if layout.name_px is not None:
@@ -166,7 +166,7 @@ def draw_lines(lines: Lines) -> Json:
 
     layers = []
     for one in lines.references:
-        across = {"x": constant(0), "x2": constant("width"), "tooltip": tooltip([one.details])}
+        across: Json = {"x": constant(0), "x2": constant("width"), "tooltip": tooltip([one.details])}
         layers.append(layer("rule", [{"y": one.at, **detail_fields(one.details)}], _stroke(one), y=y(), **across))
     noisy, marked, ringed, labelled = [], [], [], []
     for line in lines.lines:

@@ -168,7 +168,7 @@ ROWS: Table[QuantityRatio] = Table(
     (
         *(attribute(name, kind="text", read=f"match.{name}") for name in ("dataset", "reference")),
         attribute("run", kind="text", read="match.ours.name"),
-        Column("reference_run", lambda row: row.match.theirs and row.match.theirs.name, kind="text"),
+        Column("reference_run", lambda row: row.match.theirs.name if row.match.theirs else None, kind="text"),
         attribute("quantity", kind="text", header="quantity"),
         attribute("reference_value", read="theirs.time_us", header="reference", show=_number),
         attribute("reference_noise", read="theirs.noise_us", header="noise", show=_number, dropped=3),
