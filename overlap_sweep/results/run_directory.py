@@ -55,6 +55,24 @@ class Attempt(msgspec.Struct, kw_only=True):
     """Host, and the Slurm job if there was one."""
 
 
+class Environment(msgspec.Struct):
+    """The part of a result's environment that analysis reads."""
+
+    host: str | None = None
+    hosts: list[str] | None = None
+    gpu: str | None = None
+    device: str | None = None
+    gpu_count: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    cpu: str | None = None
+    cpu_count: Scalar = None
+    driver: Scalar = None
+    nccl: Scalar = None
+    cuda: Scalar = None
+    cudnn: Scalar = None
+    packages: dict[str, Scalar] = {}
+    variables: dict[str, Scalar] = {}
+
+
 class Result(msgspec.Struct, kw_only=True, dict=True):
     """The content of result.json."""
 
@@ -97,6 +115,11 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
     def point(self) -> ResolvedPoint:
         return decoded_point(self.recorded)
 
+    @cached_property
+    def machine(self) -> Environment:
+        """Returns what the environment says of the machine."""
+        return msgspec.convert(self.environment, Environment)
+
     def point_as(self, kind: type[_Point]) -> _Point:
         """Returns the resolved configuration of a point of this workload."""
         assert isinstance(self.point, kind)
@@ -118,24 +141,6 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
         return self.measured
 
 
-class _Environment(msgspec.Struct):
-    """The part of the environment that analysis reads."""
-
-    host: str | None = None
-    hosts: list[str] | None = None
-    gpu: str | None = None
-    device: str | None = None
-    gpu_count: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    cpu: str | None = None
-    cpu_count: Scalar = None
-    driver: Scalar = None
-    nccl: Scalar = None
-    cuda: Scalar = None
-    cudnn: Scalar = None
-    packages: dict[str, Scalar] = {}
-    variables: dict[str, Scalar] = {}
-
-
 class _Moment(msgspec.Struct):
     gpus: list[dict[str, float]] = []
 
@@ -146,26 +151,12 @@ class _Parts(msgspec.Struct, Generic[_Point, _Measured]):
     point: _Point
     measured: _Measured | None = None
     settings: dict[Slot, WholeSetting] = {}
-    environment: _Environment = msgspec.field(default_factory=_Environment)
+    environment: Environment = msgspec.field(default_factory=Environment)
     conditions: dict[str, _Moment] = {}
 
 
 class _Composed(msgspec.Struct):
     workload: dict[str, object]
-
-
-class _Runtime(msgspec.Struct):
-    device: Literal["cpu", "cuda"]
-
-
-class _Where(msgspec.Struct):
-    """The resolved options that every point has, whatever its workload."""
-
-    runtime: _Runtime
-
-
-class _Run(msgspec.Struct):
-    point: _Where
 
 
 class _Head(msgspec.Struct):
@@ -316,8 +307,10 @@ def decoded_result(text: bytes | str, where: str, mend: str) -> Result:
         if reason := excess([result.recorded, result.settings, result.environment, result.conditions]):
             raise msgspec.ValidationError(reason)
         parts = msgspec.convert(content, _Parts[types.resolved, types.measured])  # type: ignore[name-defined]
-        msgspec.convert(content, _Run)
-        result.measured, result.__dict__["point"] = parts.measured, parts.point
+        if parts.point.runtime.device == "auto":
+            raise msgspec.ValidationError("not the device that it ran on - at `$.point.runtime.device`")
+        result.measured = parts.measured
+        result.__dict__.update(point=parts.point, machine=parts.environment)
         if result.status == "ok":
             if result.measured is None:
                 raise msgspec.ValidationError("ok, but nothing measured - at `$.measured`")
