@@ -107,8 +107,7 @@ class Store:
 
     def add(self, result: Result, directory: Path) -> None:
         """Adds a measurement of any status and flushes it to disk. UserError if it cannot be written."""
-        host, now = result.environment.get("host"), datetime.now(UTC).isoformat()
-        host = host if isinstance(host, str) else platform.node()
+        host, now = result.machine.host or platform.node(), datetime.now(UTC).isoformat()
         line = msgspec.json.encode(Measurement(result, str(directory.absolute()), host, now)) + b"\n"
         try:
             descriptor = self._descriptor()

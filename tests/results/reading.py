@@ -39,7 +39,7 @@ def operators_of(directory: Path) -> OperatorAnalysis:
 def operator_rows(directory: Path) -> list[Row]:
     """The rows of points.csv; none where there are no operators."""
     section = operators.section(read_sources(directory, AnalysisConfig()))
-    return section.records if section else []
+    return section.points.table.records(section.points.rows) if section else []
 
 
 def choices(directory: Path, objective: str = "time") -> dict[tuple[int, str, str], PassChoice]:

@@ -67,6 +67,7 @@ ANY: list[Damage] = [
     ("point/tp_size", "2", "`$.point.tp_size`"),
     ("point/tp_size", 10**12, "`$.point.tp_size`"),
     ("point/model", GONE, "missing required field `model` - at `$.point`"),
+    ("point/runtime/device", GONE, "not the device that it ran on - at `$.point.runtime.device`"),
     ("environment/cpu_count", 10**30, "beyond 64 bits"),
     ("environment/deep", json.loads("[" * 100 + "]" * 100), "nested more than 32 deep"),
     ("environment/gpu", ["a"], "`$.environment.gpu`"),

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from overlap_sweep.compare.sweeps import compare_sweeps, read_dataset
-from overlap_sweep.results.nodes import on_nodes, ranks_of_each, ranks_of_each_trace
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.provenance import describe_machine
+from overlap_sweep.results.run_directory import Environment
+from overlap_sweep.results.traces import on_nodes, ranks_of_each, ranks_of_each_trace
 from overlap_sweep.study.analysis import analyse
 from overlap_sweep.workloads.fsdp.runs import Run
 from overlap_sweep.workloads.fsdp.study import STUDY
@@ -80,5 +82,6 @@ def test_runs_with_telemetry_say_that_their_nodes_differ(tmp_path: Path) -> None
 
 
 def test_all_hosts_are_named() -> None:
-    assert describe_machine({**ENVIRONMENT, "hosts": ["node7", "node9"]}).startswith("node7 and node9; ")
-    assert describe_machine(ENVIRONMENT).startswith("node7; ")
+    machine = msgspec.convert(ENVIRONMENT, Environment)
+    assert describe_machine(msgspec.structs.replace(machine, hosts=["node7", "node9"])).startswith("node7 and node9; ")
+    assert describe_machine(machine).startswith("node7; ")

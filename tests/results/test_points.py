@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.table import to_frame
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point, group_cases, read_points
 from overlap_sweep.results.run_directory import Status
@@ -177,14 +176,14 @@ def types_of(workload: str) -> dict[str, str]:
     return types
 
 
-def frame_of(directory: Path, workload: str = "operator") -> pd.DataFrame:
-    return to_frame(sections_of_points(read_points(directory).points)[0].records, types_of(workload))
+def frame_of(directory: Path) -> pd.DataFrame:
+    return sections_of_points(read_points(directory).points)[0].frame
 
 
 @pytest.mark.parametrize("workload", workloads.names())
 def test_columns_and_types_do_not_depend_on_what_was_measured(tmp_path: Path, workload: str) -> None:
     make_point(workload, tmp_path, status="failed", error="boom")
-    table = frame_of(tmp_path, workload)
+    table = frame_of(tmp_path)
     assert {name: str(kind) for name, kind in table.dtypes.items()} == types_of(workload)
     assert (table["status"].tolist(), table["error"].tolist()) == (["failed"], ["boom"])
     stream = io.BytesIO()

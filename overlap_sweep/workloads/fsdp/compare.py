@@ -168,7 +168,7 @@ ROWS: Table[QuantityRatio] = Table(
     (
         *(attribute(name, kind="text", read=f"match.{name}") for name in ("dataset", "reference")),
         attribute("run", kind="text", read="match.ours.name"),
-        Column("reference_run", lambda row: row.match.theirs and row.match.theirs.name, kind="text"),
+        Column("reference_run", lambda row: row.match.theirs.name if row.match.theirs else None, kind="text"),
         attribute("quantity", kind="text", header="quantity"),
         attribute("reference_value", read="theirs.time_us", header="reference", show=_number),
         attribute("reference_noise", read="theirs.noise_us", header="noise", show=_number, dropped=3),
@@ -304,7 +304,8 @@ def _print(compared: RunComparison, console: Console, all_runs: bool) -> None:
             print_lines(["--by point prints every quantity of each run."], console, indent=0)
         if common := settings_throughout(matches) if matches else {}:
             console.print("\nSettings that differ in all runs:")
-            print_lines([f"{name}: {by_label(values)}" for name, values in common.items()], console)
+            for name, values in common.items():
+                print_lines([f"{name}: {by_label({label: [value] for label, value in values.items()})}"], console)
     console.print()
     ratios = f" ratio: value / {compared.reference}'s. same: within the noise of both, or within {MARGIN:.1%}."
     note = f"Medians over the steps, without warm-up and profiled steps.{ratios if compared.candidates else ''}"

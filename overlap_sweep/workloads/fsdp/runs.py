@@ -18,7 +18,7 @@ from overlap_sweep.report.table import Column, Table, attribute
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.points import Point, read_points
 from overlap_sweep.results.provenance import describe_machine
-from overlap_sweep.results.run_directory import Result, find_metrics, find_points, find_telemetry
+from overlap_sweep.results.run_directory import Environment, Result, find_metrics, find_points, find_telemetry
 from overlap_sweep.workloads.fsdp.config import Asked
 from overlap_sweep.workloads.fsdp.result import VARIANTS, TrainingRun, hidden
 from overlap_sweep.workloads.fsdp.telemetry import (
@@ -196,7 +196,7 @@ class Run:
     def known(self, quantity: str) -> dict[int, float]:
         """Returns the known values of a quantity of the steps that count, by step."""
         (value,) = (column.value for column in QUANTITIES_OF_STEPS if column.name == quantity)
-        return {step.number: known for step in self.counted if (known := value(step)) is not None}
+        return {step.number: known for step in self.counted if isinstance(known := value(step), int | float)}
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
@@ -307,7 +307,7 @@ class Dataset:
 
     @property
     def machine(self) -> str:
-        return describe_machine(next((run.result.environment for run in self.runs if run.result), {}))
+        return describe_machine(next((run.result.machine for run in self.runs if run.result), Environment()))
 
 
 def read_dataset(label: str, path: Path) -> Dataset:

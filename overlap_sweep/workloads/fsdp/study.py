@@ -15,11 +15,10 @@ from overlap_sweep.report.section import Exhibit
 from overlap_sweep.results.comparable import Sample
 from overlap_sweep.results.estimate import NOTABLE_DRIFT, later_change
 from overlap_sweep.results.identity import key_of
-from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import cpu_only
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.results.traces import drawn_trace
+from overlap_sweep.results.traces import drawn_trace, on_nodes
 from overlap_sweep.study import Bar, CaseAnalysis, Study
 from overlap_sweep.study.exhibits import EFFECTS, effects, effects_table
 from overlap_sweep.study.settings import Options

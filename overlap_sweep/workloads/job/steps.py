@@ -12,7 +12,7 @@ from overlap_sweep.recorder.recording import Recording
 from overlap_sweep.report.diagnosis import lost
 from overlap_sweep.report.numbers import some_of
 from overlap_sweep.results.measured import summarise
-from overlap_sweep.results.nodes import ranks_of_each
+from overlap_sweep.results.traces import ranks_of_each
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.output import Output, amount_of

@@ -8,11 +8,10 @@ from overlap_sweep.report.charts import Key as Part
 from overlap_sweep.report.numbers import as_percent, as_us, counted, some_of
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.results.comparable import Key, Sample
-from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import different_environments
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.results.traces import drawn_trace
+from overlap_sweep.results.traces import drawn_trace, on_nodes
 from overlap_sweep.study import STEP, Bar, CaseAnalysis, Study
 from overlap_sweep.study.exhibits import sides
 from overlap_sweep.study.settings import Options

@@ -13,8 +13,8 @@ from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
 from overlap_sweep.results.gain import NO_GAIN, Gain, nothing_beat
-from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point, group_points
+from overlap_sweep.results.traces import on_nodes
 from overlap_sweep.study import in_brief
 from overlap_sweep.workloads.kernel.config import Resolved
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes

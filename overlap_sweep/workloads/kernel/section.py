@@ -256,9 +256,11 @@ def _answer(analysis: KernelAnalysis) -> Answer:
             # What is used at the largest m, and the GEMM and the collective in sequence.
             causes.exhibit(
                 {
-                    f"m={largest.m}, {row.label}": causes.first_traced(largest.points, row.name)
-                    for row in largest.rows
-                    if row.chosen or row.name == SEQUENTIAL
+                    "": {
+                        f"m={largest.m}, {row.label}": causes.first_traced(largest.points, row.name)
+                        for row in largest.rows
+                        if row.chosen or row.name == SEQUENTIAL
+                    }
                 }
             ),
         ],

@@ -28,12 +28,11 @@ from overlap_sweep.results.comparable import WHOLE, Comparable, Key, Sample, key
 from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.gain import nothing_beat
 from overlap_sweep.results.measured import Timing
-from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point, group_cases
 from overlap_sweep.results.provenance import cpu_only, measured_on, recorded
 from overlap_sweep.results.records import LayerTrial, Records
 from overlap_sweep.results.run_directory import Result, settings_file
-from overlap_sweep.results.traces import drawn_trace
+from overlap_sweep.results.traces import drawn_trace, on_nodes
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS
 from overlap_sweep.study.section import LAUNCH_BOUND_NOTE
 from overlap_sweep.workloads.layer.answer import (
@@ -86,7 +85,7 @@ OF_POINT = (
         about="Whether the iteration has an optimizer step after the backward pass.",
     ),
     OfPoint("attention_backend", lambda row: attention_backend(row.point.result), kind="text"),
-    OfPoint("", lambda row: row.measured and row.measured.label, kind="text", header="variant", style="setting"),
+    table.measured_column(attribute("", kind="text", read="label", header="variant", style="setting")),
     table.STATUS,
     table.ERROR,
 )
@@ -178,11 +177,13 @@ def _answer(layer: LayerAnalysis, root: Path) -> Answer:
             Exhibit(chart=partial(_fastest_timeline, brief, layer), name="timeline", heading="Timeline"),
             causes.exhibit(
                 {
-                    layer.spoken_reference if row.name == layer.reference else row.label: causes.Side(
-                        point, row.name, time_us=row.whole.time_us
-                    )
-                    for row in layer.rows
-                    if row.name == layer.reference or row is layer.best
+                    "": {
+                        layer.spoken_reference if row.name == layer.reference else row.label: causes.Side(
+                            point, row.name, time_us=row.whole.time_us
+                        )
+                        for row in layer.rows
+                        if row.name == layer.reference or row is layer.best
+                    }
                 }
             ),
         ],

@@ -88,7 +88,7 @@ def exhibits(case: CaseAnalysis) -> list[Exhibit]:
             "slows the iteration down, so take times from the tables.",
             parts=lambda: list(_timelines(case)),
         ),
-        causes.exhibit_of_several(
+        causes.exhibit(
             {
                 f"TP={tp_size}, {operator}": _sides(case, choices)
                 for tp_size in case.plans

@@ -26,7 +26,7 @@ from overlap_sweep.overlap.overlap_cfg import (
     scatters_dgrad,
 )
 from overlap_sweep.report.numbers import as_sentence, as_us, comments
-from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when, multicast
+from overlap_sweep.results.provenance import describe_machine, launch_commands, machines, measured_when, multicast
 from overlap_sweep.workloads.operator.advice import (
     USERBUFFER_BACKENDS,
     async_tp_advice,
@@ -88,7 +88,7 @@ def _origin(case: CaseAnalysis, tp_size: int, command: str) -> list[str]:
     points = [*case.points, *(proof.trial.point for proof in case.proofs.values() if proof.trial.point)]
     lines = [
         f"{case.case}",
-        f"Measured {measured_when(points)} on {describe_machine(environments(case.points)[0])}",
+        f"Measured {measured_when(points)} on {describe_machine(machines(case.points)[0])}",
         *(f"  {line}" for line in dict.fromkeys([*launch_commands(points), command])),
         *overlap_cfg.set_in_training(case.case.process_wide),
     ]

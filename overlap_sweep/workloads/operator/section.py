@@ -194,7 +194,9 @@ def _report(
             for case in cases
             for tp_size, card in cards(case).items()
         ],
-        "best": [_best(answer, row) for answer, row in zip(decided.rows, decided.records, strict=True)],
+        "best": [
+            _best(answer, row) for answer, row in zip(decided.rows, decided.table.records(decided.rows), strict=True)
+        ],
         "recommendations": [
             {
                 **_case_and_size(case, tp_size),

@@ -164,7 +164,7 @@ class TpTrainingRow(SettingRow[TpTrainingTimes]):
     def mfu(self) -> float | None:
         """Returns the model FLOP utilisation, a share; None if the GPU's peak is not known."""
         result = self.points[0].result
-        gpu = result.environment.get("gpu") if result else None
+        gpu = result.machine.gpu if result else None
         peak = self.config.tp_training.peak_tflops or peak_tflops(gpu, self.config.precision)
         return self.tflops_per_gpu / peak if peak else None
 

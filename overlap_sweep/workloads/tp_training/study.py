@@ -20,10 +20,9 @@ from overlap_sweep.results.comparable import Key, Sample
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.measured import Timing
-from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.results.traces import TraceReading
+from overlap_sweep.results.traces import TraceReading, on_nodes
 from overlap_sweep.study import STEP, Bar, CaseAnalysis, Study
 from overlap_sweep.study.settings import DEFAULTS, Options, key, value_in_words
 from overlap_sweep.study.times import step_times, time_of_point
