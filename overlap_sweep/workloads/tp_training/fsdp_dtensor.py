@@ -10,7 +10,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
 
@@ -56,20 +55,20 @@ class FsdpDtensor(Implementation):
         """Builds the model. `compile_options`: inductor's, if layers are compiled."""
         self._training = training = point.tp_training
         self._device, self._tp_size = ranks.device, groups.tp_size
-        self._vocab_size = point.language_model["vocab_size"]
+        self._vocab_size = point.trained.vocab_size
         self._loss_group = groups.tp if training.vocab_parallel else None
         self._dtype = getattr(torch, training.dtype)
         self._positions = torch.arange(training.seq_length, device=ranks.device).unsqueeze(0)
         # A Hugging Face model, and FSDP2's module.
         self._model: Any = self._build(point, ranks, groups, compile_options)
         self._parameters = list(self._model.parameters())
-        self._optimizer = hugging_face.adamw(self._parameters, asdict(training), ranks.device)
+        self._optimizer = hugging_face.adamw(self._parameters, training, ranks.device)
         self._scaler = torch.amp.GradScaler(ranks.device.type, enabled=self._dtype == torch.float16)
 
     def _build(
         self, point: Resolved, ranks: Ranks, groups: Groups, compile_options: dict[str, Any] | None
     ) -> nn.Module:
-        of = architecture(point.language_model["model_type"])
+        of = architecture(point.trained.model_type)
         model = hugging_face.build_on_meta(point)
         cut = self._training.vocab_parallel
         rows = padded_vocab_size(self._vocab_size, groups.tp_size) if cut else self._vocab_size
@@ -237,11 +236,11 @@ def _shard(model: nn.Module, layers: Sequence[nn.Module], training: ResolvedTrai
     computed, schedule = hugging_face.parameter_dtype(training), data_parallel(training, "fsdp_dtensor")
     policy = MixedPrecisionPolicy(param_dtype=None if computed == torch.float32 else computed)
     # One rank alone would free nothing.
-    reshards = schedule["reshard_after_forward"] and groups.dp_size > 1
+    reshards = bool(schedule.reshard_after_forward) and groups.dp_size > 1
     shard = partial(fully_shard, mesh=groups.mesh["dp"], mp_policy=policy)
     units: list[Any] = [shard(layer, reshard_after_forward=reshards) for layer in layers]
     units.append(shard(model, reshard_after_forward=False))
-    forward, backward = schedule["forward_prefetch"], schedule["backward_prefetch"]
+    forward, backward = schedule.forward_prefetch or 0, schedule.backward_prefetch or 0
     for index, unit in enumerate(units):
         unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + forward])
         if backward != 1:

@@ -30,12 +30,12 @@ def build_on_meta(point: Resolved) -> nn.Module:
     Its attention is the point's, causal, within the sliding window if there is one. The layers take no mask for it, so
     that Hugging Face does not look into the positions at each step to make one, which waits for the device.
     """
-    fields, attention = point.language_model, point.tp_training.attn_impl
+    attention = point.tp_training.attn_impl
     assert attention
-    if not architecture(fields["model_type"]).create_model:
+    if not architecture(point.trained.model_type).create_model:
         attention = _attention_name(attention)
     with torch.device("meta"):
-        return whole_model(fields, attention).train()
+        return whole_model(point.language_model, attention).train()
 
 
 def whole_model(language_model: Mapping[str, Any], attention: str) -> nn.Module:
@@ -90,11 +90,11 @@ def parameter_dtype(training: ResolvedTraining) -> torch.dtype:
     return dtype
 
 
-def adamw(parameters: Iterable[Tensor], training: Mapping[str, Any], device: torch.device) -> torch.optim.AdamW:
+def adamw(parameters: Iterable[Tensor], training: ResolvedTraining, device: torch.device) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         parameters,
-        lr=training["learning_rate"],
-        weight_decay=training["weight_decay"],
+        lr=training.learning_rate,
+        weight_decay=training.weight_decay,
         fused=device.type == "cuda",
         foreach=device.type != "cuda",
     )
