@@ -1,7 +1,6 @@
 """Measurements of a point of workload=tp_training: training steps of a language model by a tensor-parallel stack."""
 
 import statistics
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -94,13 +93,11 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
             raise ValueError(f"{found} steps, samples and tokens of a step instead of {asked}")
 
     @classmethod
-    def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+    def as_asked(cls, config: Config) -> dict[str, object]:
         """Returns the config with nulls resolved; a precision left to the device is unknown."""
-        impl, precision = config["impl"] or DEFAULT_IMPL, PRECISION_OF.get(config["tp_training"]["dtype"])
-        known = {"impl": impl, "backend": impl, "precision": precision}
-        if config["tp_size"] is not None:
-            known["dp_size"] = dp_size_of(Config(**{name: config[name] for name in ("tp_size", "dp_size", "ranks")}))
-        return {**config, **known}
+        impl, precision = config.impl or DEFAULT_IMPL, PRECISION_OF.get(config.tp_training.dtype or "")
+        dp_size = config.dp_size if config.tp_size is None else dp_size_of(config)
+        return {**config, "impl": impl, "backend": impl, "precision": precision, "dp_size": dp_size}
 
     @property
     def rate(self) -> str:

@@ -5,7 +5,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
 from statistics import fmean, stdev
@@ -32,10 +32,17 @@ from overlap_sweep.workloads.tp_training.config import (
 from overlap_sweep.workloads.tp_training.language_model import peak_tflops
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
-GRID = ("tp_size", "dp_size")
 STACK_OPTIONS = (
-    *("zero_stage", "attn_impl", "vocab_parallel", "sequence_parallel", "compile", "tp_comm_overlap"),
-    *("tp_comm_overlap_cfg", "autocast", "activation_checkpointing", *DATA_PARALLEL_OPTIONS),
+    "zero_stage",
+    "attn_impl",
+    "vocab_parallel",
+    "sequence_parallel",
+    "compile",
+    "tp_comm_overlap",
+    "tp_comm_overlap_cfg",
+    "autocast",
+    "activation_checkpointing",
+    *DATA_PARALLEL_OPTIONS,
 )
 """Options of `tp_training` that change how a step is computed, not what."""
 WORK = "token and GPU"
@@ -43,9 +50,13 @@ WORK = "token and GPU"
 
 def options_of(config: Asked) -> Options:
     """Returns the setting of a point: grid of ranks, implementation and its options."""
-    training = {f"tp_training.{name}": getattr(config.tp_training, name) for name in STACK_OPTIONS}
-    first = {**{name: getattr(config, name) for name in ("impl", *GRID)}, **training}
-    found = {**first, "runtime.max_connections": config.runtime.max_connections}
+    found = {
+        "impl": config.impl,
+        "tp_size": config.tp_size,
+        "dp_size": config.dp_size,
+        **{f"tp_training.{name}": getattr(config.tp_training, name) for name in STACK_OPTIONS},
+        "runtime.max_connections": config.runtime.max_connections,
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -291,14 +302,16 @@ def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, Any]:
     """Returns the content of the results file."""
     config, run, steps, result = row.config, row.run, row.steps, row.points[0].result
     assert result
-    options = dict(row.points[0].recorded["tp_training"])
+    options = asdict(config.tp_training)
     times_ms, per_s = [step.step_us / 1e3 for step in steps], fmean(1e6 / step.step_us for step in steps)
     losses = [step.loss for step in steps if step.loss is not None]
     return {
         "config": {
             "model_name": config.model.name,
-            **{name: getattr(config, name) for name in ("impl", "tp_size", "dp_size")},
-            "num_layers": config.language_model["num_hidden_layers"],
+            "impl": config.impl,
+            "tp_size": config.tp_size,
+            "dp_size": config.dp_size,
+            "num_layers": config.num_layers,
             "use_vocab_parallel": options.pop("vocab_parallel"),
             **options,
             "output_dir": str(row.points[0].directory),

@@ -27,6 +27,7 @@ from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.measure.instruments import named_range
 from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
 from overlap_sweep.measure.timing import Anchor, Mark
+from overlap_sweep.workloads import MeasuredFields
 from overlap_sweep.workloads.tp_training.config import Resolved, ResolvedTraining, registered_implementations
 from overlap_sweep.workloads.tp_training.language_model import architecture
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
@@ -183,7 +184,7 @@ def _draw(point: Resolved, ranks: Ranks, dp_rank: int, index: int) -> tuple[Tens
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, ranks: Ranks) -> MeasuredFields:
     """Returns the measured fields of the point's Result. Collective."""
     training, tokens, model = point.tp_training, point.workload.tokens, point.trained
     with ranks.memory_freed():

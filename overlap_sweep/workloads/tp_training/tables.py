@@ -27,11 +27,7 @@ def _communication(name: str, what: str, about: str = "", **more: Any) -> C:
 SIZES = ("seq_length", "batch_size", "gradient_accumulation_steps")
 ASKED = (
     MODEL,
-    P(
-        "num_layers",
-        lambda row: row.point.recorded.get("language_model", {}).get("num_hidden_layers"),
-        kind="count",
-    ),
+    asked("num_layers", kind="count"),
     DEVICE,
     PRECISION,
     *(asked(name, "tp_training", name, kind="count") for name in SIZES),
@@ -56,7 +52,8 @@ MEASURED = (
     attribute("tokens_per_s_per_gpu", header="tokens/s/GPU", show="{:,.0f}".format, high_first=True),
     attribute("tflops_per_gpu", header="TFLOP/s/GPU", show="{:,.3g}".format, high_first=True, page_only=True),
     attribute(
-        *("mfu", "Model FLOP utilisation: tflops_per_gpu over the GPU's dense peak; empty if that is unknown."),
+        "mfu",
+        "Model FLOP utilisation: tflops_per_gpu over the GPU's dense peak; empty if that is unknown.",
         header="MFU",
         show="{:.1%}".format,
         dropped=9,
@@ -64,11 +61,9 @@ MEASURED = (
     ),
     attribute("peak_memory_gb", header="peak GB", show="{:.1f}".format, dropped=3),
     _communication(
-        *(
-            "comm_us",
-            "total_us",
-            "Communication time in one profiled step, on the rank that waits least for the others.",
-        ),
+        "comm_us",
+        "total_us",
+        "Communication time in one profiled step, on the rank that waits least for the others.",
         header="comm us",
         show=as_us,
         dropped=2,
@@ -88,7 +83,8 @@ MEASURED = (
         "Additional communication time of the rank that waits most for the others.",
     ),
     attribute(
-        *("loss", "Loss of the last step; empty if it is NaN or infinite."),
+        "loss",
+        "Loss of the last step; empty if it is NaN or infinite.",
         header="loss",
         words=lambda row: "-" if row.loss is None else as_loss(row.loss),
         dropped=1,
