@@ -13,11 +13,7 @@ from overlap_sweep.report.numbers import as_percent, as_rate, as_us
 from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     DEVICE,
-    DIRECTORY,
-    ERROR,
-    POINT,
     PRECISION,
-    STATUS,
     Column,
     Listing,
     PointRow,
@@ -259,7 +255,7 @@ MEASURED = (
     attribute("launch_bound", kind="flag"),
     LAUNCH_BOUND_NOTE,
 )
-TABLE = points_table("copies", "one row per point", (POINT, DIRECTORY, DEVICE, *ASKED, STATUS, ERROR), MEASURED)
+TABLE = points_table("copies", "one row per point", (DEVICE, *ASKED), MEASURED)
 SIZES = Table("copies", "one row per size", (attribute("", kind="text", read="size", header="size"), *MEASURED))
 LEGEND = (
     "Times are per iteration, with all its GEMMs and copies. none: in sequence; time: overlapped; saved: none - time, "
