@@ -34,7 +34,7 @@ from overlap_sweep.study.exhibits import first_bars
 from overlap_sweep.study.section import LAUNCH_BOUND_NOTE
 from overlap_sweep.study.words import launch_bound_caution
 from overlap_sweep.workloads.copy_engine.config import CopyEngine, Resolved
-from overlap_sweep.workloads.copy_engine.result import CHUNKED, VARIANTS, CopyTimes
+from overlap_sweep.workloads.copy_engine.result import CopyTimes
 
 WORTH = 0.05
 """Smallest share of the possible saving that counts as one."""
@@ -361,10 +361,8 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
             copies, row = point.measured_as(CopyTimes), copy_row(point)
             operator = f"{_options(point).direction}, {row.size}"
             key = key_of_pass(point.case, 1, operator, WHOLE)._replace(model=None, tokens=None, process_wide="")
-            trusted = [
-                name for name in (*VARIANTS, *CHUNKED) if name in row.times and not copies.launch_bound.get(name)
-            ]
-            found.append((key, point, {name: copies.times[name] for name in trusted}))
+            trusted = {name: time for name, time in copies.times.items() if not copies.launch_bound.get(name)}
+            found.append((key, point, trusted))
     return Comparable(pooled_by_key(found, TYPICAL_SCATTER))
 
 

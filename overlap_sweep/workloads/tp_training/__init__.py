@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from overlap_sweep.backends.transformer_engine import unusable
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, run_of, tp_groups_on_nodes, tp_ranks
 from overlap_sweep.workloads.memory import ADAM_BYTES, Memory
@@ -129,11 +128,6 @@ def _data_parallel_recorded(training: ResolvedTraining, impl: str, dp_size: int)
         if value != getattr(data_parallel(unset, impl), name) and not idle:
             setattr(found, name, value)
     return found
-
-
-def overlap_configs(point: Resolved) -> dict[str, OverlapConfig]:
-    """Returns Megatron-Core's overlap configuration if a file was given, else nothing."""
-    return {"": point.overlap_cfg} if point.overlap_cfg else {}
 
 
 def refusal(point: Resolved) -> str | None:
@@ -320,7 +314,8 @@ WORKLOAD = Workload(
     complete=complete,
     refusal=refusal,
     run=run_of(__name__),
-    overlap_configs=overlap_configs,
+    # Megatron-Core's, if a file was given.
+    overlap_configs=lambda point: {"": point.overlap_cfg} if point.overlap_cfg else {},
     subject=lambda point: f"{point.impl} TP={point.tp_size} DP={dp_size_of(point)} step",
     words=_words,
     named={"tp_size", "impl", "dp_size", "ranks", "tp_training.output_dir"},

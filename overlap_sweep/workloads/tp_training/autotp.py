@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -52,7 +53,7 @@ class AutoTp(Implementation):
         deepspeed.tp_model_init(model, tp_size=groups.tp_size, dtype=parameter_dtype(self._training))
         engine, *_ = deepspeed.initialize(
             model=model,
-            optimizer=lambda parameters: hugging_face.adamw(parameters, self._training, ranks.device),
+            optimizer=lambda parameters: hugging_face.adamw(parameters, asdict(self._training), ranks.device),
             config=_config(self._training, of, groups),
             mpu=mpu,
         )
@@ -161,22 +162,22 @@ def _build_model(point: Resolved, of: Architecture, ranks: Ranks, groups: Groups
     training = point.tp_training
     model = hugging_face.build_on_meta(point)
     if training.vocab_parallel:
-        hugging_face.share_vocabulary(model, of, point.trained.vocab_size, groups.tp)
+        hugging_face.share_vocabulary(model, of, point.trained, groups.tp)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(parameter_dtype(training))
     model.to_empty(device="cpu")
     # Each module has been given an empty weight of its own.
-    hugging_face.tie_weights(model, of)
+    hugging_face.tie_weights(model, of, point.trained)
     hugging_face.restore_buffers(model, of, ranks.device)
     return model
 
 
-def _config(training: ResolvedTraining, of: Architecture, groups: Groups) -> dict[str, Any]:
+def _config(training: ResolvedTraining, of: Architecture, groups: Groups) -> dict[str, object]:
     """Returns DeepSpeed's config. What is left out is at its default."""
     dtype = parameter_dtype(training)
     # Without ZeRO we clip float32's gradients.
     own_clipping = training.zero_stage == 0 and dtype == torch.float32
-    config: dict[str, Any] = {
+    config: dict[str, object] = {
         "train_micro_batch_size_per_gpu": training.batch_size,
         "gradient_accumulation_steps": training.gradient_accumulation_steps,
         "gradient_clipping": 0.0 if own_clipping else training.max_grad_norm,
@@ -201,7 +202,7 @@ def _config(training: ResolvedTraining, of: Architecture, groups: Groups) -> dic
     return config
 
 
-def _partition(of: Architecture) -> dict[str, Any]:
+def _partition(of: Architecture) -> dict[str, object]:
     """Returns which linears are cut, and nothing else: DeepSpeed's own plans would cut the vocabulary, too."""
     kinds = {"column": of.column_parallel, "row": of.row_parallel}
     specs = [

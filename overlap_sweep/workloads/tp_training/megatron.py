@@ -249,7 +249,7 @@ def _leave_padding_out(output_layer: nn.Module, rows: int, tp_rank: int, vocab_s
     """Masks the padding's logits, which Megatron-Core's cross-entropy would count like all others."""
     real = max(vocab_size - rows * tp_rank, 0)
 
-    def masked(_module: nn.Module, _inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+    def masked(_module: nn.Module, _inputs: object, output: tuple[Tensor, object]) -> tuple[Tensor, object]:
         logits, bias = output
         return logits.masked_fill(torch.arange(rows, device=logits.device) >= real, -torch.inf), bias
 

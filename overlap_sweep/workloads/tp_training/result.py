@@ -1,7 +1,7 @@
 """Measurements of a point of workload=tp_training: training steps of a language model by a tensor-parallel stack."""
 
 import statistics
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -55,11 +55,11 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
     """Tokens of all data-parallel ranks and micro batches; likewise the next two."""
     samples_per_step: Total
     flops_per_step: Annotated[float, msgspec.Meta(gt=0, lt=1e30)]
-    """language_model.flops_per_token times the tokens."""
+    """`LanguageModel.flops_per_token` times the tokens."""
     host_ahead_us: Annotated[float, msgspec.Meta(gt=-1e15, lt=1e15)] | None = None
     """Lead of the host over the device at the end of a step's last backward: median over the timed steps, smallest of
     the ranks. Near zero the host limits the step, or the stack waits for the device. null on a CPU."""
-    details: dict[str, Any] = msgspec.field(default_factory=dict)
+    details: dict[str, object] = msgspec.field(default_factory=dict)
     """Facts reported by the implementation, such as the attention backend."""
 
     def __post_init__(self) -> None:

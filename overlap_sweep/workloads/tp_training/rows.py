@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -60,7 +60,7 @@ def options_of(config: Asked) -> Options:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _usual(options: Options, name: str) -> Any:
+def _usual(options: Options, name: str) -> object:
     impl, option = options.get("impl"), last_part(name)
     if option == "compile":
         return impl == "async_tp"
@@ -69,7 +69,7 @@ def _usual(options: Options, name: str) -> Any:
     return getattr(TpTraining, option, None)
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     # A file's name without its folder.
     return PurePath(value).stem[:40] if isinstance(value, str) else value_in_words(value)
 
@@ -122,10 +122,6 @@ class TpTrainingRow(SettingRow[TpTrainingTimes]):
     """One setting over all its points, or one point by itself."""
 
     @property
-    def communication(self) -> StepCommunication | None:
-        return self.times.communication
-
-    @property
     def losses(self) -> Losses | None:
         return self.times.losses
 
@@ -140,12 +136,8 @@ class TpTrainingRow(SettingRow[TpTrainingTimes]):
         return self.points[0].measured_as(TpTrainingRun)
 
     @property
-    def ranks(self) -> int:
-        return self.config.tp_size * self.config.dp_size
-
-    @property
     def amounts(self) -> Mapping[str, float | None]:
-        return {WORK: self.run.tokens_per_step / self.ranks}
+        return {WORK: self.run.tokens_per_step / self.config.world_size}
 
     @cached_property
     def steps(self) -> list[TpTrainingStep]:
@@ -169,7 +161,7 @@ class TpTrainingRow(SettingRow[TpTrainingTimes]):
 
     @property
     def tflops_per_gpu(self) -> float:
-        return self.run.flops_per_step / self.time_us / 1e6 / self.ranks
+        return self.run.flops_per_step / self.time_us / 1e6 / self.config.world_size
 
     @property
     def mfu(self) -> float | None:
@@ -298,7 +290,7 @@ def results_json(row: TpTrainingRow, table: Table[TpTrainingRow]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(results(row, table)), indent=2) + b"\n"
 
 
-def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, Any]:
+def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, object]:
     """Returns the content of the results file."""
     config, run, steps, result = row.config, row.run, row.steps, row.points[0].result
     assert result
@@ -336,7 +328,7 @@ def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, Any]:
     }
 
 
-def _step(step: TpTrainingStep, run: TpTrainingRun) -> dict[str, Any]:
+def _step(step: TpTrainingStep, run: TpTrainingRun) -> dict[str, float | None]:
     parts = ("step", "forward", "backward", "optimizer")
     return {
         "step": step.step,

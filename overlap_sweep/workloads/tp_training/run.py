@@ -70,7 +70,7 @@ def groups_of(ranks: Ranks, tp_size: int, dp_size: int) -> Groups:
 class Facts:
     """Facts about a run that only the implementation knows."""
 
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, object] = field(default_factory=dict)
     """Details for result.json, such as the attention backend."""
     warnings: list[str] = field(default_factory=list)
     """Caveats for the reader, one sentence each."""
