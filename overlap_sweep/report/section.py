@@ -167,8 +167,6 @@ class Section:
     """Topic for the page's title: `tensor-parallel overlap`; empty: `what`."""
     subjects: list[str] = field(default_factory=list)
     """Subjects other than models, for the page's title."""
-    launch_bound: int = 0
-    """Number of launch-bound points."""
     problems: list[str] = field(default_factory=list)
     """A sentence for each file that could not be read."""
     warnings: list[str] = field(default_factory=list)
@@ -178,6 +176,11 @@ class Section:
     def records(self) -> list[Row]:
         """Returns the points as rows, with every column of files."""
         return self.points.table.records(self.points.rows)
+
+    @property
+    def launch_bound(self) -> int:
+        """Returns the number of launch-bound points."""
+        return len({row.directory for row in self.points.rows if row.is_launch_bound})
 
     @property
     def answered(self) -> Listing:

@@ -181,7 +181,6 @@ def section(study: Study[C, R], sources: Sources) -> Section | None:
         },
         decided=Listing(study.answers, analyses),
         files=study.files(rows),
-        launch_bound=sum(row.is_launch_bound for row in rows),
         problems=[problem for reading in traces.values() for problem in reading.problems],
         warnings=[warning for reading in traces.values() for warning in reading.warnings],
     )

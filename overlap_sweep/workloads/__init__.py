@@ -109,10 +109,6 @@ def tp_ranks(config: PointConfig, others: int = 1, ranks: int | None = None) -> 
     return {"tp_size": min(ranks // others if ranks else all_ranks(config, "tp_size", others), MOST_TP)}
 
 
-def _on_one_node(config: PointConfig) -> str:
-    return f"workload={config.workload.name} runs on one node; leave out runtime.nodes"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Workers:
     """A point's requirements on its worker processes. Points with equal requirements can share them."""
@@ -197,7 +193,7 @@ class Workload(Generic[C, P]):
     """Package with the modules `config` (options), `run` (code of the workers), `result` (measured fields), and `study`
     (what is compared); or instead of `study` `section` (table of points, report, and its part in comparisons,
     which may also be in `compare`)."""
-    complete: Callable[[C], Mapping[str, Any]]
+    complete: Callable[[C], Mapping[str, object]]
     """Returns the point with all references resolved: backend, knobs, contents of files. Later stages read nothing
     else. Gets the workload's `Config`, whose `model` is a `ResolvedModel`; `run` and the functions below that take a
     completed point get the workload's `Resolved`, the others either. UserError if an input cannot be understood."""
@@ -218,7 +214,9 @@ class Workload(Generic[C, P]):
     `Refused` as in `run`; `PointFailed` if nothing was measured."""
     refusal: Callable[[P], str | None] = lambda config: None
     """Returns why a completed point cannot be measured, or None."""
-    on_one_node: Callable[[P], str | None] = _on_one_node
+    on_one_node: Callable[[P], str | None] = lambda config: (
+        f"workload={config.workload.name} runs on one node; leave out runtime.nodes"
+    )
     """Returns why all ranks of a completed point must be on one machine, in one line; None if they need not."""
     overlap_configs: Callable[[P], dict[str, OverlapConfig]] = lambda config: {}
     """Returns the overlap configurations that the backend gets, by variant, or under "" for the whole point. They are

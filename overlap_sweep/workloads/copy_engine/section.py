@@ -293,7 +293,6 @@ def section(sources: Sources) -> Section | None:
             "copy_points": TABLE.records(rows),
         },
         topic="GEMMs and copies",
-        launch_bound=sum(row.launch_bound for row in row_of.values()),
     )
 
 

@@ -207,7 +207,6 @@ def section(sources: Sources) -> Section | None:
         # Of single cases, on a terminal; more would not be read.
         most_tables=3,
         most_charts=MOST_CHARTS,
-        launch_bound=len({row.directory for row in rows if row.is_launch_bound}),
         subjects=list(dict.fromkeys(analysis.case.kernel for analysis in analyses if not subjects(analysis.points))),
     )
 

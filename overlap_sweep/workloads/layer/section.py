@@ -153,7 +153,6 @@ def section(sources: Sources) -> Section | None:
         ],
         points=Listing(TABLE, rows, "Every variant of the whole layers."),
         report={"layers": [report(point, layers.get(point.directory), root) for point in points]},
-        launch_bound=sum(any(row.launch_bound for row in layer.rows) for layer in layers.values()),
     )
 
 

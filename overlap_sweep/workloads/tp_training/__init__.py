@@ -8,7 +8,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from overlap_sweep.backends.transformer_engine import unusable
 from overlap_sweep.errors import UserError
@@ -58,7 +58,7 @@ _LIBRARIES = {
 """Libraries whose versions are part of the point, in addition to those in every result's environment."""
 
 
-def complete(config: Asked) -> dict[str, Any]:
+def complete(config: Asked) -> dict[str, object]:
     """Returns the point with the model's full config, steps and precision filled in, without unused options."""
     impl, tp_size = config.impl or DEFAULT_IMPL, config.tp_size
     if config.backend != "auto":
@@ -82,7 +82,7 @@ def complete(config: Asked) -> dict[str, Any]:
     training.compile |= impl == "async_tp"
     training = _data_parallel_recorded(training, impl, dp_size)
     sequences = training.batch_size * training.gradient_accumulation_steps * dp_size
-    completed: dict[str, Any] = {
+    completed: dict[str, object] = {
         **{name: config[name] for name in _OF_ALL},
         "impl": impl,
         "backend": impl,
